@@ -1,0 +1,30 @@
+/* Indices of kept elements as bits, nibbles or packed byte sums.
+ *
+ * Bit i of a bitmap of n bits is bit i % 8 of byte i / 8. Bits past n in the last byte are zero.
+ * Fast versions may read and write whole 64-bit words: buffers are padded to tagc_bitmap_bytes(n). */
+#ifndef TAGC_CODEC_BITMAP_H
+#define TAGC_CODEC_BITMAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+size_t tagc_bitmap_bytes(size_t n); /* ceil(n / 64) * 8 */
+
+/* Sets exactly the bits `indices` (n_indices, ascending, each < n). */
+void tagc_bitmap_make(uint8_t *bits, size_t n, const uint32_t *indices, size_t n_indices);
+void tagc_bitmap_or(uint8_t *into, const uint8_t *from, size_t n); /* n bits */
+size_t tagc_bitmap_count(const uint8_t *bits, size_t n);
+/* Ascending positions of the set bits, returns how many. capacity of indices: tagc_bitmap_count. */
+size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices);
+int tagc_bitmap_valid(const uint8_t *bits, size_t n); /* 1 when all bits past n, up to the padding, are zero */
+
+/* LHC's 4-bit index: element i is nibble i % 2 (low first) of byte i / 2; counts add up, at most 15 ranks. */
+size_t tagc_nibble_bytes(size_t n); /* padded to 8 */
+void tagc_nibble_make(uint8_t *nibbles, size_t n, const uint32_t *indices, size_t n_indices);
+void tagc_nibble_add(uint8_t *into, const uint8_t *from, size_t n);
+void tagc_nibble_to_bitmap(const uint8_t *nibbles, size_t n, uint8_t *bits); /* bit = count != 0 */
+
+/* The published 1-bit sum: bitmaps added byte by byte modulo 256, so that equal bits carry. LOSSY on purpose. */
+void tagc_bitmap_add_bytes(uint8_t *into, const uint8_t *from, size_t n);
+
+#endif

@@ -1,0 +1,21 @@
+/* Packed values: the union index is known to all ranks, so values travel in its order without positions. */
+#ifndef TAGC_CODEC_PACK_H
+#define TAGC_CODEC_PACK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* For each of the n_union ascending positions `union_indices`: packed[j] = the kept value there (indices, values:
+ * n_kept ascending pairs, a subset of the union), else, with a residual (n, the one selection wrote), the value
+ * found there, which becomes TAGC_ZERO_RESIDUAL; else, without (NULL), -0.0f, which adds nothing. */
+void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *indices, const float *values,
+               size_t n_kept, float *residual, float *packed);
+
+/* into[i] += from[i]: sums in the caller's order. */
+void tagc_pack_add(float *into, const float *from, size_t n);
+
+/* out (n) = zero except out[union_indices[j]] = packed[j] * scale (one multiplication, none when scale == 1). */
+void tagc_unpack(const uint32_t *union_indices, size_t n_union, const float *packed, float scale, float *out,
+                 size_t n);
+
+#endif

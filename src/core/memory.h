@@ -1,0 +1,25 @@
+/* Memory of an object: one aligned arena, laid out once, so that nothing is allocated in a step.
+ *
+ * Lay out in two passes over the same function: first with base == NULL to learn n_bytes, then for real. */
+#ifndef TAGC_CORE_MEMORY_H
+#define TAGC_CORE_MEMORY_H
+
+#include "tagc/tagc.h"
+#include <stddef.h>
+
+#define TAGC_ALIGNMENT 64 /* bytes: one cache line, one AVX-512 register */
+
+typedef struct tagc_arena {
+    char *base;     /* NULL while measuring */
+    size_t n_bytes; /* used so far, a multiple of TAGC_ALIGNMENT */
+    int overflow;   /* a request did not fit into size_t */
+} tagc_arena;
+
+/* Next `n` items of `item_bytes` each, aligned to TAGC_ALIGNMENT; NULL while measuring. */
+void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
+
+/* Zeroed, TAGC_ALIGNMENT-aligned memory; *out NULL and TAGC_ERR_MEMORY (text names `what` and the bytes) on failure. */
+tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out);
+void tagc_memory_destroy(void *memory); /* accepts NULL */
+
+#endif

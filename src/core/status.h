@@ -1,0 +1,27 @@
+/* How a failure travels: a status value upwards, a text for people beside it.
+ *
+ * The text is kept per thread, so that two ranks living in one process do not overwrite each other's.
+ * A thread that works for another (the comm thread, a reducer's worker) copies its text into the job, and
+ * the job's owner restores it when it collects the job. */
+#ifndef TAGC_CORE_STATUS_H
+#define TAGC_CORE_STATUS_H
+
+#include "tagc/tagc.h"
+
+#define TAGC_ERROR_TEXT_BYTES 512
+
+/* Records the text of a failure for this thread and returns `status`, so that `return tagc_fail(...)` reads well.
+ * The text names the argument, its value and what is allowed; no trailing newline or period. */
+tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Puts "<prefix>: " in front of the present text (for callers that know the file or the rank). Returns `status`. */
+tagc_status tagc_fail_in(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Leaves the function with the status of `expression` when it failed. The only macro here that hides control flow. */
+#define TAGC_TRY(expression)                                                                                 \
+    do {                                                                                                     \
+        tagc_status tagc_try_status_ = (expression);                                                         \
+        if (tagc_try_status_ != TAGC_OK) return tagc_try_status_;                                            \
+    } while (0)
+
+#endif
