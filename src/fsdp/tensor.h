@@ -27,6 +27,7 @@ typedef struct tagc_tensor_info {
     size_t n_elems;                    /* n_rows * n_cols */
     tagc_tensor_kind kind;
     int stage; /* 0 embedding, 1 .. n_layer blocks, n_layer + 1 head */
+    int last_stage; /* last stage that uses it: n_layer + 1 for a token embedding shared with the head, else stage */
     int decay; /* 1: weight decay applies (matrices) */
 } tagc_tensor_info;
 

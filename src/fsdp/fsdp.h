@@ -1,0 +1,117 @@
+/* The sharded data parallel engine: who holds which part of the parameters, when parts are gathered, when gradients
+ * leave, and how the owner updates its part. It knows tensors by name, shape and kind, not what a layer computes.
+ *
+ *   tensor   one parameter of the model, reached through _use / _done / _grad / _grad_done
+ *   unit     the tensors that are gathered and released together (a stage, or one large matrix)
+ *   flat     the compressed or the dense half of a unit: its tensors end to end, padded to (W, shard)
+ *
+ * A step: for each micro-step { _forward_begin, model forward, _backward_begin, model backward }, then _step. */
+#ifndef TAGC_FSDP_FSDP_H
+#define TAGC_FSDP_FSDP_H
+
+#include "fsdp/tensor.h"
+#include "tagc/tagc.h"
+
+typedef struct tagc_fsdp tagc_fsdp;
+
+typedef enum tagc_sharding {
+    TAGC_SHARD_FULL = 0, /* ZeRO-3: parameters gathered for forward and again for backward */
+    TAGC_SHARD_GRAD = 1, /* ZeRO-2: parameters gathered once per step, gradients and optimizer sharded */
+    TAGC_SHARD_NONE = 2  /* DDP: everything replicated, gradients all-reduced */
+} tagc_sharding;
+
+typedef enum tagc_wrap {
+    TAGC_WRAP_STAGE = 0, /* one unit per stage: embedding, each block, head */
+    TAGC_WRAP_MATRIX = 1 /* as in the paper: every matrix above 2 M elements alone, the rest in one root unit */
+} tagc_wrap;
+
+typedef enum tagc_policy {
+    TAGC_POLICY_NONE = 0,                 /* nothing is compressed */
+    TAGC_POLICY_NON_ATTENTION_LINEAR = 1, /* feed-forward, embedding, head, projection after attention */
+    TAGC_POLICY_PAPER = 2,                /* matrices above 2 M elements */
+    TAGC_POLICY_ALL = 3,                  /* everything, norms and biases too */
+    TAGC_POLICY_NAMES = 4                 /* what matches one of the name patterns */
+} tagc_policy;
+
+typedef struct tagc_fsdp_options {
+    int sharding;                  /* tagc_sharding, default FULL */
+    int wrap;                      /* tagc_wrap, default STAGE */
+    int policy;                    /* tagc_policy, default NON_ATTENTION_LINEAR */
+    const char *names;             /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
+    tagc_reducer_options reducer;  /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
+    int dense_wire;                /* tagc_wire of dense flats, default FP32 */
+    int gather_wire;               /* tagc_wire of parameter gathers, default FP32 */
+    int prefetch;                  /* [0, 4], default 1: units gathered ahead of use */
+    int grads_in_flight;           /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
+    int n_micro_steps;             /* [1, 65536], default 1: per optimizer step */
+    int exchange_each_micro_step;  /* 0 (default): at the last one only; 1: as the published loop does */
+    double beta1, beta2, epsilon;  /* AdamW, defaults 0.9, 0.95, 1e-8 */
+    double weight_decay;           /* >= 0, default 0.1; tensors with `decay` only */
+    double clip_norm;              /* >= 0, default 1.0; 0 is off */
+} tagc_fsdp_options;
+
+void tagc_fsdp_options_init(tagc_fsdp_options *options);
+
+/* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied. */
+tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,
+                             const tagc_fsdp_options *options, struct tagc_trace *trace, tagc_fsdp **out);
+void tagc_fsdp_destroy(tagc_fsdp *fsdp);
+
+/* ---- parameters in and out ---- */
+
+/* Local: calls fill(context, tensor, first, n, values) for each contiguous part this rank owns. */
+typedef tagc_status (*tagc_fill_fn)(void *context, int tensor, size_t first, size_t n, float *values);
+tagc_status tagc_fsdp_fill(tagc_fsdp *fsdp, tagc_fill_fn fill, void *context);
+/* Collective: the whole fp32 master of one tensor, on every rank. values (n_elems). */
+tagc_status tagc_fsdp_read_tensor(tagc_fsdp *fsdp, int tensor, float *values);
+
+/* ---- one pass ---- */
+
+/* Collective. training = 0: no backward will follow. */
+tagc_status tagc_fsdp_forward_begin(tagc_fsdp *fsdp, int training);
+tagc_status tagc_fsdp_backward_begin(tagc_fsdp *fsdp);
+
+/* The four calls of a model (context is the tagc_fsdp). use waits for the unit's gather and starts the next ones;
+ * grad gives the tensor's full gradient, to be added to; grad_done of a unit's last tensor starts its exchange. */
+tagc_status tagc_fsdp_use(void *context, int tensor, const float **values);
+void tagc_fsdp_done(void *context, int tensor);
+tagc_status tagc_fsdp_grad(void *context, int tensor, float **gradient);
+tagc_status tagc_fsdp_grad_done(void *context, int tensor);
+
+/* ---- the update ---- */
+
+typedef struct tagc_fsdp_stats {
+    double total_s;          /* from the step's first _forward_begin to the end of _step */
+    double compute_s;        /* total less the exposed waits and the optimizer */
+    double wait_gather_s;    /* exposed: compute stood still for parameters */
+    double wait_reduce_s;    /* exposed: ... for gradients */
+    double optimizer_s;
+    double phase_s[TAGC_N_PHASES];          /* of all reducers, on the codec stream */
+    uint64_t n_bytes_sent[TAGC_N_LEGS];     /* by this rank in this step, counted by the transport */
+    uint64_t n_bytes_received[TAGC_N_LEGS];
+    double bits_per_param[TAGC_N_LEGS];     /* n_bytes_sent * 8 / n_params */
+    double grad_norm;        /* of the averaged gradient, before clipping */
+    int skipped;             /* a non-finite gradient: parameters, moments and residuals are as before */
+    uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed; /* over the compressed flats */
+    double load;             /* largest of any sketch */
+    int peel_rounds;         /* largest */
+} tagc_fsdp_stats;
+
+/* Collective. Waits for the exchanges, clips, updates the owned shards with learning rate `lr`.
+ * Gradients are means over ranks and micro-steps. */
+tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
+
+/* ---- what it looks like ---- */
+
+uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, without padding */
+uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
+int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
+const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
+int tagc_fsdp_tensor_compressed(const tagc_fsdp *fsdp, int tensor);
+/* Bytes this rank holds, by purpose. */
+typedef struct tagc_fsdp_memory {
+    uint64_t parameters, gradients, optimizer, residuals;
+} tagc_fsdp_memory;
+void tagc_fsdp_memory_used(const tagc_fsdp *fsdp, tagc_fsdp_memory *out);
+
+#endif
