@@ -1,0 +1,160 @@
+/* From text to batches: tokenizers, token files, the corpus builder and the loader that feeds training.
+ *
+ *   text files --tagc_data_build--> train.bin, val.bin --tagc_tokens_open--> tokens --tagc_loader--> (B, T)
+ *
+ * Nothing here knows models or networks; a rank is only a number that says which windows of a batch to read.
+ */
+#ifndef TAGC_DATA_DATA_H
+#define TAGC_DATA_DATA_H
+
+#include "tagc/tagc.h"
+
+/* ---- token files: one long array of tokens, memory-mapped ---- */
+
+typedef struct tagc_tokens tagc_tokens;
+
+typedef enum tagc_tokens_format {
+    TAGC_TOKENS_AUTO = 0,  /* by magic number; a file without one is RAW16 if its name ends in ".bin" */
+    TAGC_TOKENS_TAGC = 1,  /* this project's: see src/data/token_format.h */
+    TAGC_TOKENS_RAW16 = 2, /* nanoGPT: uint16 and nothing else */
+    TAGC_TOKENS_LLMC = 3   /* llm.c: 256 int32 of header, then uint16 (GPT-2) or uint32 (Llama 3) */
+} tagc_tokens_format;
+
+#define TAGC_TOKENIZER_NAME_BYTES 64
+
+typedef struct tagc_tokens_info {
+    int format;          /* tagc_tokens_format, never AUTO */
+    int token_bytes;     /* 1, 2 or 4 */
+    uint64_t n_tokens;   /* >= 1 */
+    uint32_t vocab_size; /* every token is below; 0 when the format does not say (RAW16) */
+    int64_t end_of_text; /* the token between documents, -1 when the format does not say */
+    uint64_t first_byte; /* of the payload in the file */
+    char tokenizer[TAGC_TOKENIZER_NAME_BYTES]; /* tagc_tokenizer_name of the maker, "" when not known */
+} tagc_tokens_info;
+
+const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "llmc"; "?" for others */
+
+/* Maps the file and checks its header against its size; a file of our own against its checksum too (one read
+ * of the whole). Failures name the file, the field, its value and what is allowed. */
+tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out);
+void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
+void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
+const char *tagc_tokens_path(const tagc_tokens *tokens);
+uint64_t tagc_tokens_n(const tagc_tokens *tokens);
+
+uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n_tokens */
+
+/* out (n) = tokens [first, first + n). A token that is not below vocab_size (1 to 2^31 - 1) is
+ * TAGC_ERR_CORRUPT with the file and the byte offset. */
+tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n, uint32_t vocab_size,
+                             int *out);
+
+/* ---- tokenizers ---- */
+
+typedef struct tagc_tokenizer tagc_tokenizer;
+
+/* A token is a byte; 256 ends a text. 256 and not the byte 0, because 0 is a legal character of a text, and
+ * what comes out of decode(encode(x)) must be x. */
+tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out);
+
+/* GPT-2's byte pair encoding from its usual two files. "<|endoftext|>" of the vocabulary ends a text (when
+ * there is none, nothing does: end_of_text is -1); found inside a text it is text like any other. */
+tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges_path, tagc_tokenizer **out);
+void tagc_tokenizer_destroy(tagc_tokenizer *tokenizer); /* accepts NULL */
+
+/* "bytes", or "bpe-" and 16 hexadecimal digits that depend on both files: equal names mean equal tokens. */
+const char *tagc_tokenizer_name(const tagc_tokenizer *tokenizer);
+int tagc_tokenizer_vocab_size(const tagc_tokenizer *tokenizer);
+int tagc_tokenizer_end_of_text(const tagc_tokenizer *tokenizer); /* -1 when there is none */
+
+/* tokens (n_bytes): a text never has more tokens than bytes; *n_tokens of them are set. Any bytes are
+ * accepted, valid UTF-8 or not. One thread at a time per tokenizer (BPE works in its scratch). */
+tagc_status tagc_tokenizer_encode(tagc_tokenizer *tokenizer, const char *text, size_t n_bytes, int *tokens,
+                                  size_t *n_tokens);
+
+/* The bytes of one token, owned by the tokenizer; a character may be split between tokens. Nothing (NULL, 0)
+ * for the end of text and for tokens that the vocabulary does not have (models pad theirs). */
+const char *tagc_tokenizer_piece(const tagc_tokenizer *tokenizer, int token, size_t *n_bytes);
+
+/* All pieces joined and ended by '\0'; *text is malloc'ed and the caller frees it. n_bytes does not count the
+ * '\0'. */
+tagc_status tagc_tokenizer_decode(const tagc_tokenizer *tokenizer, const int *tokens, size_t n_tokens,
+                                  char **text, size_t *n_bytes);
+
+/* ---- corpus: files and folders of text into train.bin and val.bin ---- */
+
+typedef struct tagc_data_report {
+    uint64_t n_files;         /* read so far, one document each */
+    uint64_t n_empty_files;   /* left out */
+    uint64_t n_total_files;   /* found */
+    uint64_t n_text_bytes;    /* after decompression */
+    uint64_t n_invalid_bytes; /* not UTF-8; can be above 0 only with lossy */
+    uint64_t n_train_tokens;
+    uint64_t n_val_tokens;
+    const char *file; /* being read; NULL at the end */
+} tagc_data_report;
+
+typedef struct tagc_data_options {
+    const char *const *inputs; /* (n_inputs) files and folders; no default */
+    size_t n_inputs;
+    const char *out_dir;       /* gets train.bin and val.bin; made when missing. No default */
+    tagc_tokenizer *tokenizer; /* default NULL: bytes */
+    double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
+    int lossy; /* default 0: bytes that are not UTF-8 are an error; 1: they are kept as they are */
+    int (*progress)(void *context,
+                    const tagc_data_report *so_far); /* default NULL; non-zero stops the build */
+    void *progress_context;
+} tagc_data_options;
+
+void tagc_data_options_init(tagc_data_options *options);
+
+/* Reads the inputs in the order given, folders recursively in byte order of their names (hidden names, links
+ * to folders and what is not a file are passed over; a file that two inputs reach is read twice). A file that
+ * starts like gzip is decompressed. Each file becomes one document, followed by end_of_text.
+ *
+ * Validation: with at least 2 / val_share documents every so many-th whole document, spread evenly; with
+ * fewer the tail of each document. The same inputs give the same files, byte for byte.
+ *
+ * Both files appear only when both are complete and on disk; whatever fails, the ones before stay as they
+ * were. report may be NULL. */
+tagc_status tagc_data_build(const tagc_data_options *options, tagc_data_report *report);
+
+/* ---- loader ---- */
+
+/* Cuts the tokens into windows of T + 1 (the last is only a target) at a stride of T and hands them out in
+ * batches. Window number g of a run is row g mod (B * W) of its global batch, whatever B and W: so one rank
+ * with B = 4 sees what two ranks with B = 2 see. Batches run on into the next epoch; no window is left out of
+ * an epoch. */
+typedef struct tagc_loader tagc_loader;
+
+typedef struct tagc_loader_options {
+    int n_batch;         /* B, sequences of this rank per batch, [1, 65536]. No default */
+    int n_tokens;        /* T, [1, 1048576]. No default */
+    int rank;            /* [0, world_size), default 0 */
+    int world_size;      /* [1, 65536], default 1 */
+    uint32_t vocab_size; /* tokens must be below, [1, 2^31 - 1]. No default */
+    int shuffle;   /* 1 (default): each epoch in an order and from an offset below T drawn from (seed, epoch);
+                      0: in the order of the file from its first token, for evaluation */
+    uint64_t seed; /* default 0 */
+} tagc_loader_options;
+
+void tagc_loader_options_init(tagc_loader_options *options);
+
+/* The tokens stay the caller's and must outlive the loader. TAGC_ERR_ARGUMENT when they are fewer than T + 1.
+ */
+tagc_status tagc_loader_create(const tagc_tokens *tokens, const tagc_loader_options *options,
+                               tagc_loader **out);
+void tagc_loader_destroy(tagc_loader *loader); /* accepts NULL */
+
+/* tokens (B, T), targets (B, T): the tokens that follow. Moves the position by B * W, unless it fails. */
+tagc_status tagc_loader_next(tagc_loader *loader, int *tokens, int *targets);
+
+/* Windows of one epoch, over all ranks. */
+uint64_t tagc_loader_n_windows(const tagc_loader *loader);
+
+/* Windows handed out since the start, over all ranks: all that a checkpoint needs, also to go on with another
+ * B or W. Seek accepts [0, 2^62]; seek to 0 before each evaluation. */
+uint64_t tagc_loader_position(const tagc_loader *loader);
+tagc_status tagc_loader_seek(tagc_loader *loader, uint64_t position);
+
+#endif
