@@ -1,0 +1,64 @@
+# A thin front door: each target is one line of what a person would type. `make help` lists them.
+# Variables: BUILD_TYPE=Release, PREFIX=/usr/local, JOBS=number of cores, MPI=AUTO|ON|OFF
+
+BUILD_TYPE ?= Release
+PREFIX ?= /usr/local
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+MPI ?= AUTO
+
+CMAKE = cmake -DTAGC_MPI=$(MPI) $(shell command -v ninja >/dev/null 2>&1 && echo -G Ninja)
+SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
+CTEST = ctest --output-on-failure --no-tests=error -j$(JOBS)
+# MPI's own libraries are not sanitized and leak on purpose; what they do is not ours to judge.
+ASAN_ENV = ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0
+TSAN_ENV = TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/scripts/tsan.supp
+
+.DEFAULT_GOAL := all
+.PHONY: help all build setup demo check test asan tsan bench format lint install clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+all: build ## same as build
+
+build: ## configure and compile into build/
+	@$(CMAKE) -S . -B build -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) >build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+	@rm -f build.log
+	@cmake --build build -j$(JOBS)
+
+setup: ## install what is missing (apt), or print the one line that does
+	@scripts/setup.sh
+
+demo: ## five minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
+	@scripts/demo.sh
+
+test: build ## compile and run the tests
+	@cd build && $(CTEST)
+
+check: setup ## what CI runs: setup, tests, then both sanitizers
+	@scripts/check.sh
+
+asan: ## tests under the address and undefined behaviour sanitizers
+	@$(CMAKE) -S . -B build-asan $(SANITIZE) -DTAGC_SANITIZE=address,undefined
+	@cmake --build build-asan -j$(JOBS)
+	@cd build-asan && $(ASAN_ENV) $(CTEST)
+
+tsan: ## tests of everything that has threads under the thread sanitizer
+	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
+	@cmake --build build-tsan -j$(JOBS)
+	@cd build-tsan && $(TSAN_ENV) $(CTEST) -L '^(core|codec|transport|exchange|fsdp|cli)$$'
+
+bench: build ## codec and exchange against the memory floor
+	@for program in build/bench/bench_*; do test -x $$program && test -f $$program && $$program || exit 1; done
+
+format: ## clang-format over all sources
+	@git ls-files '*.c' '*.h' | xargs clang-format -i
+
+lint: build ## clang-tidy with the settings of .clang-tidy
+	@git ls-files 'src/*.c' | xargs -P$(JOBS) -n4 clang-tidy -p build --quiet
+
+install: build ## library, headers, pkg-config and CMake package, the tagc command, to PREFIX
+	@cmake --install build --prefix $(PREFIX)
+
+clean: ## remove the build folders
+	@rm -rf build build-asan build-tsan

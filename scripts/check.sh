@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# All tests three times: as released, under address+undefined sanitizers, and the threaded ones under the thread
+# sanitizer. Prints a heading per stage and ends with what each stage's ctest said.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+summary=()
+stage() { # <heading> <make target>
+    echo
+    echo "== $1"
+    local log start=$SECONDS
+    log=$(mktemp)
+    if ! make --no-print-directory "$2" 2>&1 | tee "$log"; then
+        rm -f "$log"
+        echo "check: FAILED in: $1" >&2
+        exit 1
+    fi
+    summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1) ($((SECONDS - start)) s)")
+    rm -f "$log"
+}
+
+stage "release build" test
+stage "address and undefined behaviour sanitizers" asan
+stage "thread sanitizer" tsan
+echo
+printf '%s\n' "${summary[@]}"
