@@ -53,8 +53,9 @@ tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n
 
 typedef struct tagc_tokenizer tagc_tokenizer;
 
-/* A token is a byte; 256 ends a text. 256 and not the byte 0, because 0 is a legal character of a text, and
- * what comes out of decode(encode(x)) must be x. */
+/* A token is a byte, and the byte 0 ends a text: so a vocabulary of 256, one byte per token in the file, and
+ * no row of the model that exists for one token. The price is that a text must not contain the byte 0; the
+ * corpus builder takes it for what it mostly is, a file that is not text. */
 tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out);
 
 /* GPT-2's byte pair encoding from its usual two files. "<|endoftext|>" of the vocabulary ends a text (when
@@ -88,7 +89,7 @@ typedef struct tagc_data_report {
     uint64_t n_empty_files;   /* left out */
     uint64_t n_total_files;   /* found */
     uint64_t n_text_bytes;    /* after decompression */
-    uint64_t n_invalid_bytes; /* not UTF-8; can be above 0 only with lossy */
+    uint64_t n_invalid_bytes; /* not UTF-8, or 0 where that ends a text; can be above 0 only with lossy */
     uint64_t n_train_tokens;
     uint64_t n_val_tokens;
     const char *file; /* being read; NULL at the end */
@@ -100,7 +101,8 @@ typedef struct tagc_data_options {
     const char *out_dir;       /* gets train.bin and val.bin; made when missing. No default */
     tagc_tokenizer *tokenizer; /* default NULL: bytes */
     double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
-    int lossy; /* default 0: bytes that are not UTF-8 are an error; 1: they are kept as they are */
+    int lossy; /* default 0: bytes that are not UTF-8 (or 0 where that ends a text) are an error; 1: they are
+                  kept as they are */
     int (*progress)(void *context,
                     const tagc_data_report *so_far); /* default NULL; non-zero stops the build */
     void *progress_context;
