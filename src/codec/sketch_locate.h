@@ -1,0 +1,42 @@
+/* Where the cells of an element are: the one place that turns positions into hashes. Used by encoding,
+ * planning and peeling, in chunks, so that the vector versions fill whole registers. */
+#ifndef TAGC_CODEC_SKETCH_LOCATE_H
+#define TAGC_CODEC_SKETCH_LOCATE_H
+
+#include "codec/sketch.h"
+#include <string.h>
+
+#define TAGC_LOCATE_CHUNK 256 /* items at a time: their cells stay in the first-level cache */
+
+/* Keys of one sketch, derived from its seed. */
+typedef struct tagc_locator {
+    uint32_t n_rows, column_mask, width_log2;
+    uint32_t table_cells; /* n_rows * width */
+    uint32_t before[3], between[3], sign;
+} tagc_locator;
+
+typedef struct tagc_located {
+    uint32_t cell[3][TAGC_LOCATE_CHUNK];
+    uint32_t signs[TAGC_LOCATE_CHUNK]; /* bit 31 - t is set where table t holds the negative */
+} tagc_located;
+
+void tagc_locator_init(tagc_locator *locator, const tagc_sketch *sketch);
+void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n,
+                 tagc_located *out); /* n <= chunk */
+void tagc_locate_scalar(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
+
+/* value with the sign that table t gives it; its own inverse. */
+static inline float tagc_signed(float value, uint32_t signs, int t) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    bits ^= (signs << t) & 0x80000000u;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
+static inline uint32_t tagc_signed_fixed(uint32_t value, uint32_t signs, int t) {
+    uint32_t negative = 0u - ((signs >> (31 - t)) & 1u);
+    return (value ^ negative) - negative;
+}
+
+#endif
