@@ -10,6 +10,10 @@
  * and depth-first order makes those chains long enough to drown fp32 values. */
 #include "codec/sketch_locate.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define FULL 255 /* a count that got this far stays: its cell never frees an item */
 
 static size_t align64(size_t n_bytes) {
@@ -28,8 +32,9 @@ void tagc_plan_place(tagc_plan *plan, void *memory, size_t n_items) {
                         .round_end = (uint32_t *)(bytes + 2 * stride)};
 }
 
+/* Counts are padded by the 3 bytes that a 32-bit read of the last one takes along. */
 size_t tagc_plan_scratch_bytes(const tagc_sketch *sketch, size_t n_items) {
-    return align64(sketch->n_cells) + align64(n_items * sizeof(uint32_t));
+    return align64(sketch->n_cells + 3) + align64(n_items * sizeof(uint32_t));
 }
 
 static size_t chunk_at(size_t begin, size_t end) {
@@ -37,14 +42,18 @@ static size_t chunk_at(size_t begin, size_t end) {
 }
 
 /* What the steps of planning share. remaining: (n_remaining) ascending item numbers. */
-typedef struct planner {
+typedef struct planner planner;
+typedef size_t split_fn(const planner *p, const uint32_t *items, const tagc_located *at, size_t n,
+                        size_t found, size_t kept);
+struct planner {
     tagc_plan *plan;
+    split_fn *split;
     tagc_locator locator;
     const uint32_t *indices;
     uint8_t *counts; /* (n_cells) */
     uint32_t *remaining;
     size_t n_remaining;
-} planner;
+};
 
 static void count_items(planner *p) {
     tagc_located at;
@@ -61,31 +70,69 @@ static void count_items(planner *p) {
     }
 }
 
-/* Moves the items that are alone in a cell from remaining to the end of the order. */
+/* Appends those of the n items that are alone in a cell to the order and puts the others back to remaining.
+ * Returns how many were alone. No branches: being alone is a coin toss. What is written in vain is
+ * overwritten. */
+static size_t split_scalar(const planner *p, const uint32_t *items, const tagc_located *at, size_t n,
+                           size_t found, size_t kept) {
+    size_t first = found;
+    for (size_t k = 0; k < n; k++) {
+        uint32_t item = items[k], c0 = at->cell[0][k], c1 = at->cell[1][k], c2 = at->cell[2][k];
+        uint32_t in0 = p->counts[c0] == 1, in1 = p->counts[c1] == 1, in2 = p->counts[c2] == 1;
+        uint32_t alone = in0 | in1 | in2;
+        p->plan->order[found] = item;
+        p->plan->cell[found] = in0 ? c0 : in1 ? c1 : c2;
+        p->remaining[kept] = item;
+        found += alone;
+        kept += 1 - alone;
+    }
+    return found - first;
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f,popcnt"))) static size_t split_avx512(const planner *p, const uint32_t *items,
+                                                                     const tagc_located *at, size_t n,
+                                                                     size_t found, size_t kept) {
+    const __m512i low_byte = _mm512_set1_epi32(255), one = _mm512_set1_epi32(1);
+    size_t first = found;
+    for (size_t k = 0; k < n; k += 16) {
+        __mmask16 live = n - k >= 16 ? 0xffff : (__mmask16)((1u << (n - k)) - 1);
+        __m512i item = _mm512_maskz_loadu_epi32(live, items + k), cell = _mm512_setzero_si512();
+        __mmask16 alone = 0;
+        for (int t = 2; t >= 0; t--) {
+            __m512i c = _mm512_maskz_loadu_epi32(live, at->cell[t] + k);
+            __m512i count = _mm512_mask_i32gather_epi32(one, live, c, p->counts, 1);
+            __mmask16 in_t = _mm512_mask_cmpeq_epi32_mask(live, _mm512_and_si512(count, low_byte), one);
+            cell = _mm512_mask_mov_epi32(cell, in_t, c);
+            alone |= in_t;
+        }
+        size_t n_alone = (size_t)_mm_popcnt_u32(alone), n_live = (size_t)_mm_popcnt_u32(live);
+        __mmask16 head = (__mmask16)((1u << n_alone) - 1), tail = (__mmask16)((1u << (n_live - n_alone)) - 1);
+        _mm512_mask_storeu_epi32(p->plan->order + found, head, _mm512_maskz_compress_epi32(alone, item));
+        _mm512_mask_storeu_epi32(p->plan->cell + found, head, _mm512_maskz_compress_epi32(alone, cell));
+        _mm512_mask_storeu_epi32(p->remaining + kept, tail, _mm512_maskz_compress_epi32(live & ~alone, item));
+        found += n_alone;
+        kept += n_live - n_alone;
+    }
+    return found - first;
+}
+#endif
+
+/* One sweep: moves the items that are alone in a cell from remaining to the end of the order. */
 static void find_alone(planner *p) {
-    tagc_plan *plan = p->plan;
     tagc_located at;
     uint32_t positions[TAGC_LOCATE_CHUNK];
-    size_t kept = 0, found = plan->n_peeled;
+    size_t kept = 0;
     for (size_t begin = 0, n; begin < p->n_remaining; begin += n) {
         n = chunk_at(begin, p->n_remaining);
-        for (size_t k = 0; k < n; k++) positions[k] = p->indices[p->remaining[begin + k]];
+        const uint32_t *items = p->remaining + begin;
+        for (size_t k = 0; k < n; k++) positions[k] = p->indices[items[k]];
         tagc_locate(&p->locator, positions, n, &at);
-        for (size_t k = 0; k < n; k++) {
-            /* Branch-free: being alone is a coin toss. What is written in vain is overwritten. */
-            uint32_t item = p->remaining[begin + k];
-            uint32_t c0 = at.cell[0][k], c1 = at.cell[1][k], c2 = at.cell[2][k];
-            uint32_t in0 = p->counts[c0] == 1, in1 = p->counts[c1] == 1, in2 = p->counts[c2] == 1;
-            uint32_t alone = in0 | in1 | in2;
-            plan->order[found] = item;
-            plan->cell[found] = in0 ? c0 : in1 ? c1 : c2;
-            p->remaining[kept] = item;
-            found += alone;
-            kept += 1 - alone;
-        }
+        size_t n_alone = p->split(p, items, &at, n, p->plan->n_peeled, kept);
+        p->plan->n_peeled += n_alone;
+        kept += n - n_alone;
     }
     p->n_remaining = kept;
-    plan->n_peeled = found;
 }
 
 static void take_out(planner *p, size_t begin, size_t end) {
@@ -106,7 +153,11 @@ static void take_out(planner *p, size_t begin, size_t end) {
 void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
                     void *scratch) {
     planner p = {.plan = plan, .indices = indices, .counts = scratch, .n_remaining = n_items};
-    p.remaining = (uint32_t *)((char *)scratch + align64(sketch->n_cells));
+    p.remaining = (uint32_t *)((char *)scratch + align64(sketch->n_cells + 3));
+    p.split = split_scalar;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && sketch->n_cells <= INT32_MAX) p.split = split_avx512;
+#endif
     tagc_locator_init(&p.locator, sketch);
     memset(p.counts, 0, sketch->n_cells);
     count_items(&p);
