@@ -31,27 +31,35 @@ typedef struct tagc_transfer {
 } tagc_transfer;
 
 /* Every member is required. All are called from the comm thread of one rank, never two at a time; abort may come
- * from any thread. */
+ * from any thread, and destroy comes from the thread that destroys the comm. */
 typedef struct tagc_transport_ops {
     uint32_t abi; /* TAGC_TRANSPORT_ABI */
     uint32_t capabilities;
     const char *name;
     /* Starts a transfer; *request is the transport's own handle, passed to test until done. */
     tagc_status (*start)(void *context, const tagc_transfer *transfer, void **request);
-    /* *done = 1 when both directions are complete; the request is then gone. Never blocks. A failure is final. */
-    tagc_status (*test)(void *context, void *request, int *done);
+    /* *done = 1 when both directions are complete; the request is then gone. Otherwise *waiting_for is a rank that
+     * has not answered yet, or -1 when that is not known. Never blocks. A failure is final. */
+    tagc_status (*test)(void *context, void *request, int *done, int *waiting_for);
+    /* The comm is broken, here is why: when this returns, the buffers of all transfers under way are the caller's
+     * again. Peers are told if that is possible without ending the process. Nothing is started afterwards. */
+    void (*cancel)(void *context, const char *reason);
     /* This rank gives up: let peers know if there is a way. */
     void (*abort)(void *context, const char *reason);
     void (*destroy)(void *context);
 } tagc_transport_ops;
 
-/* The comm owns `context` from success on. options may be NULL. */
+/* For transports: records the text of a failure for the calling thread, so that whoever waits for the transfer finds
+ * it in tagc_last_error(), and returns `status`. */
+TAGC_API tagc_status tagc_report(tagc_status status, const char *text);
+
+/* world_size in [1, 65536]. `ops` must outlive the comm, which owns `context` from success on. options may be NULL. */
 TAGC_API tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
                                       const tagc_comm_options *options, tagc_comm **out);
 
 /* The smallest transport: one blocking function of the caller's. It is called from one thread of tagc's, in the
  * same order on all ranks. A status other than TAGC_OK breaks the comm; a call cannot be interrupted, so its
- * time-out is the caller's. */
+ * time-out is the caller's. The transfer's part to itself is the function's to copy, too. */
 typedef tagc_status (*tagc_exchange_fn)(void *context, const tagc_transfer *transfer);
 TAGC_API tagc_status tagc_comm_create_callback(tagc_exchange_fn exchange, void *context, int rank, int world_size,
                                                const tagc_comm_options *options, tagc_comm **out);

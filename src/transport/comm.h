@@ -3,24 +3,24 @@
  *   caller ---submit job---> worker thread (codec stream, FIFO) ---post ticket---> comm thread (transport)
  *   caller ---------------------------------------------------- post ticket---> comm thread
  *
- * The comm thread is the only one to call the transport. It starts posted tickets in the order of posting, and
- * polls all that are under way. Tickets of different lanes are independent; tickets of one lane are posted in the
- * same order on all ranks. */
+ * The comm thread is the only one to call the transport. It starts posted tickets in the order of posting,
+ * and polls all that are under way. Tickets of different lanes are independent; tickets of one lane are
+ * posted in the same order on all ranks. */
 #ifndef TAGC_TRANSPORT_COMM_H
 #define TAGC_TRANSPORT_COMM_H
 
 #include "core/status.h"
 #include "tagc/transport.h"
 
-/* Fixed lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and whoever posts must do so
- * from a job on the worker, so that the order is the order of submission. */
+/* Fixed lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and whoever posts must do
+ * so from a job on the worker, so that the order is the order of submission. */
 typedef enum tagc_lane { TAGC_LANE_REDUCE = 0, TAGC_LANE_GATHER = 1, TAGC_LANE_CONTROL = 2 } tagc_lane;
 
 /* One transfer under way. The poster fills the first part and owns the memory until waited for. */
 typedef struct tagc_ticket {
     tagc_transfer transfer; /* lane is set by _post */
     tagc_leg leg;
-    uint64_t tag;           /* for events */
+    uint64_t tag; /* for events */
     /* filled by the comm: */
     uint64_t n_bytes_sent, n_bytes_received; /* to and from other ranks */
     tagc_status status;
@@ -30,9 +30,11 @@ typedef struct tagc_ticket {
     struct tagc_ticket *next;
 } tagc_ticket;
 
-void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket); /* never blocks, never fails: see wait */
-tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
-int tagc_comm_done(tagc_comm *comm, tagc_ticket *ticket);         /* 1 when wait would not block */
+void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
+                    tagc_ticket *ticket); /* never blocks, never fails: see wait */
+tagc_status tagc_comm_wait(tagc_comm *comm,
+                           tagc_ticket *ticket);          /* blocks; text of the failure set for the caller */
+int tagc_comm_done(tagc_comm *comm, tagc_ticket *ticket); /* 1 when wait would not block */
 
 /* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for. */
 typedef struct tagc_job {
@@ -46,15 +48,17 @@ typedef struct tagc_job {
 } tagc_job;
 
 void tagc_comm_submit(tagc_comm *comm, tagc_job *job);
-tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job); /* the job's status; its text is set for the caller */
+tagc_status tagc_comm_join(tagc_comm *comm,
+                           tagc_job *job); /* the job's status; its text is set for the caller */
 
 int tagc_comm_has_lanes(const tagc_comm *comm);
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,
                      uint64_t n_bytes, uint64_t tag); /* nothing when no trace function is set */
 
-/* Spare residuals: a reducer writes its new residual into a spare of the same size and swaps the two when the step
- * has succeeded on all ranks, so that a failed or non-finite step changes nothing. Reducers of one size share one
- * spare, because only one job runs at a time. Counted: _acquire per reducer, _release per reducer. */
+/* Spare residuals: a reducer writes its new residual into a spare of the same size and swaps the two when the
+ * step has succeeded on all ranks, so that a failed or non-finite step changes nothing. Reducers of one size
+ * share one spare, because only one job runs at a time. Counted: _acquire per reducer, _release per reducer.
+ */
 typedef struct tagc_spare {
     uint64_t n_elems;
     float *values; /* swap this pointer with the residual's */

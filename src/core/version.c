@@ -1,0 +1,14 @@
+/* What a caller can ask the running library about itself: its version and its clock. */
+#include "core/clock.h"
+#include "tagc/tagc.h"
+
+#define TEXT_OF(value) #value
+#define TEXT(value) TEXT_OF(value)
+
+const char *tagc_version(void) {
+    return TEXT(TAGC_VERSION_MAJOR) "." TEXT(TAGC_VERSION_MINOR) "." TEXT(TAGC_VERSION_PATCH);
+}
+
+double tagc_time_s(void) {
+    return tagc_clock_s();
+}

@@ -1,0 +1,353 @@
+/* A comm's life and its comm thread: the one place from which a transport is called.
+ *
+ * Transports cannot be trusted to make progress by themselves, and most must not be called from two threads.
+ * So one thread starts and polls everything, and everyone else waits on condition variables. */
+#include "core/clock.h"
+#include "core/memory.h"
+#include "transport/comm_private.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
+
+/* ---- comm thread ---- */
+
+/* The first reason stays: later failures follow from it. */
+static void comm_break(tagc_comm *comm, const char *text) {
+    pthread_mutex_lock(&comm->lock);
+    if (!comm->broken) {
+        comm->broken = 1;
+        snprintf(comm->error, sizeof comm->error, "%s", text);
+        pthread_cond_signal(&comm->wake);
+    }
+    pthread_mutex_unlock(&comm->lock);
+}
+
+static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    if (!text[0])
+        snprintf(text, sizeof text, "transport %s: %s (leg %s)", comm->ops->name, tagc_status_name(status),
+                 tagc_leg_name((int)ticket->leg));
+    ticket->status = status;
+    comm_break(comm, text);
+}
+
+static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
+    if (status == TAGC_OK)
+        tagc_comm_trace(comm, "comm", tagc_leg_name((int)ticket->leg), ticket->start_s, tagc_clock_s(),
+                        ticket->n_bytes_sent, ticket->tag);
+    pthread_mutex_lock(&comm->lock);
+    if (status == TAGC_OK) {
+        comm->n_bytes_sent[ticket->leg] += ticket->n_bytes_sent;
+        comm->n_bytes_received[ticket->leg] += ticket->n_bytes_received;
+    }
+    ticket->status = status;
+    ticket->state = TICKET_DONE; /* from here on the memory is the poster's */
+    pthread_cond_broadcast(&comm->done);
+    pthread_mutex_unlock(&comm->lock);
+}
+
+/* Appends what was posted to `active` and starts it, up to the first failure. */
+static void start_posted(tagc_comm *comm, tagc_ticket *posted, tagc_ticket **active) {
+    while (*active) active = &(*active)->next;
+    *active = posted;
+    for (tagc_ticket *ticket = posted; ticket; ticket = ticket->next) {
+        ticket->start_s = tagc_clock_s();
+        tagc_status status = comm->ops->start(comm->context, &ticket->transfer, &ticket->request);
+        if (status == TAGC_OK) continue;
+        comm_break_by(comm, ticket, status);
+        return;
+    }
+}
+
+/* Polls everything under way once and finishes what is complete. Returns 1 when something was, or broke. */
+static int poll_active(tagc_comm *comm, tagc_ticket **active) {
+    int moved = 0;
+    for (tagc_ticket **link = active; *link;) {
+        tagc_ticket *ticket = *link;
+        int done = 0, waiting_for = -1;
+        tagc_status status = comm->ops->test(comm->context, ticket->request, &done, &waiting_for);
+        if (status != TAGC_OK) {
+            comm_break_by(comm, ticket, status);
+            return 1;
+        }
+        if (done) {
+            *link = ticket->next;
+            finish(comm, ticket, TAGC_OK);
+            moved = 1;
+            continue;
+        }
+        if (tagc_clock_s() - ticket->start_s > comm->options.timeout_s) {
+            char peer[32] = "";
+            if (waiting_for >= 0) snprintf(peer, sizeof peer, ", waiting for rank %d", waiting_for);
+            tagc_fail(TAGC_ERR_TRANSPORT, "no answer within %g s (leg %s%s)", comm->options.timeout_s,
+                      tagc_leg_name((int)ticket->leg), peer);
+            comm_break_by(comm, ticket, TAGC_ERR_TRANSPORT);
+            return 1;
+        }
+        link = &ticket->next;
+    }
+    return moved;
+}
+
+/* The buffers go back to the posters only after the transport has let go of them. The ticket that broke the
+ * comm carries the status that did it. */
+static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *posted) {
+    if (active) comm->ops->cancel(comm->context, comm->error);
+    for (tagc_ticket *next; active; active = next) {
+        next = active->next;
+        finish(comm, active, active->status == TAGC_OK ? TAGC_ERR_TRANSPORT : active->status);
+    }
+    for (tagc_ticket *next; posted; posted = next) {
+        next = posted->next;
+        finish(comm, posted, TAGC_ERR_TRANSPORT);
+    }
+}
+
+/* Called with the lock, after a poll that moved nothing. Others compute on the same cores, so the longer
+ * nothing has moved, the longer the pause, at the price of a few per cent of the time waited. A post ends it
+ * early. */
+static void rest(tagc_comm *comm, double still_s) {
+    double pause_s = still_s / 16;
+    if (still_s < 20e-6) return;
+    if (pause_s < 20e-6) pause_s = 20e-6;
+    if (pause_s > 200e-6) pause_s = 200e-6;
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += (long)(pause_s * 1e9);
+    if (until.tv_nsec >= 1000000000L) {
+        until.tv_nsec -= 1000000000L;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&comm->wake, &comm->lock, &until);
+}
+
+static void *comm_main(void *arg) {
+    tagc_comm *comm = arg;
+    tagc_ticket *active = NULL;
+    double moved_s = 0;
+    pthread_mutex_lock(&comm->lock);
+    for (;;) {
+        while (!comm->posted && !active && !comm->stopping) pthread_cond_wait(&comm->wake, &comm->lock);
+        if (!comm->posted && !active) break;
+        tagc_ticket *posted = comm->posted;
+        comm->posted = NULL;
+        comm->posted_end = &comm->posted;
+        int broken = comm->broken;
+        pthread_mutex_unlock(&comm->lock);
+
+        int moved = posted != NULL;
+        if (broken) {
+            fail_all(comm, active, posted);
+            active = NULL;
+        } else {
+            start_posted(comm, posted, &active);
+        }
+        pthread_mutex_lock(&comm->lock);
+        if (!active || comm->broken) continue;
+        pthread_mutex_unlock(&comm->lock);
+        moved |= poll_active(comm, &active);
+        double now_s = tagc_clock_s();
+        if (moved) moved_s = now_s;
+        pthread_mutex_lock(&comm->lock);
+        if (active && !comm->posted && !comm->broken) rest(comm, now_s - moved_s);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return NULL;
+}
+
+/* ---- tickets ---- */
+
+void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket) {
+    ticket->transfer.lane = tagc_comm_has_lanes(comm) ? (uint32_t)lane : 0;
+    ticket->n_bytes_sent = ticket->n_bytes_received = 0;
+    for (int r = 0; r < comm->world_size; r++) {
+        if (r == comm->rank) continue;
+        ticket->n_bytes_sent += ticket->transfer.send_bytes[r];
+        ticket->n_bytes_received += ticket->transfer.recv_bytes[r];
+    }
+    ticket->status = TAGC_OK;
+    ticket->request = NULL;
+    ticket->next = NULL;
+    pthread_mutex_lock(&comm->lock);
+    ticket->state = TICKET_POSTED;
+    *comm->posted_end = ticket;
+    comm->posted_end = &ticket->next;
+    pthread_cond_signal(&comm->wake);
+    pthread_mutex_unlock(&comm->lock);
+}
+
+tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket) {
+    pthread_mutex_lock(&comm->lock);
+    while (ticket->state != TICKET_DONE) pthread_cond_wait(&comm->done, &comm->lock);
+    pthread_mutex_unlock(&comm->lock);
+    return ticket->status == TAGC_OK ? TAGC_OK : tagc_fail(ticket->status, "%s", comm->error);
+}
+
+int tagc_comm_done(tagc_comm *comm, tagc_ticket *ticket) {
+    pthread_mutex_lock(&comm->lock);
+    int done = ticket->state == TICKET_DONE;
+    pthread_mutex_unlock(&comm->lock);
+    return done;
+}
+
+/* ---- life ---- */
+
+void tagc_comm_options_init(tagc_comm_options *options) {
+    if (options) *options = (tagc_comm_options){.struct_bytes = sizeof *options, .timeout_s = 120};
+}
+
+static tagc_status check_options(const tagc_comm_options *options) {
+    if (options->struct_bytes != sizeof *options)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "options.struct_bytes is %zu, must be %zu: start from tagc_comm_options_init",
+                         options->struct_bytes, sizeof *options);
+    if (!(options->timeout_s > 0 && options->timeout_s <= 1e6))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "options.timeout_s is %g, must be in (0, 1e6]",
+                         options->timeout_s);
+    return TAGC_OK;
+}
+
+static tagc_status check_ops(const tagc_transport_ops *ops) {
+    if (!ops) return tagc_fail(TAGC_ERR_ARGUMENT, "ops is NULL");
+    if (ops->abi != TAGC_TRANSPORT_ABI)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ops.abi is %u, must be %u", ops->abi, TAGC_TRANSPORT_ABI);
+    if (ops->capabilities & ~TAGC_TRANSPORT_LANES)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ops.capabilities is 0x%x, known are 0x%x", ops->capabilities,
+                         TAGC_TRANSPORT_LANES);
+    const char *missing = !ops->name      ? "name"
+                          : !ops->start   ? "start"
+                          : !ops->test    ? "test"
+                          : !ops->cancel  ? "cancel"
+                          : !ops->abort   ? "abort"
+                          : !ops->destroy ? "destroy"
+                                          : NULL;
+    if (missing) return tagc_fail(TAGC_ERR_ARGUMENT, "ops.%s is NULL, every member is required", missing);
+    return TAGC_OK;
+}
+
+/* tagc's threads leave signals to the caller's. */
+static tagc_status start_threads(tagc_comm *comm) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&comm->comm_thread, NULL, comm_main, comm);
+    if (!error) {
+        comm->n_threads = 1;
+        error = pthread_create(&comm->worker_thread, NULL, tagc_comm_worker_main, comm);
+        if (!error) comm->n_threads = 2;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return tagc_fail(TAGC_ERR_MEMORY, "a thread could not be started: %s", strerror(error));
+    return TAGC_OK;
+}
+
+static void init_locks(tagc_comm *comm) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&comm->lock, NULL);
+    pthread_cond_init(&comm->wake, &monotonic);
+    pthread_cond_init(&comm->done, NULL);
+    pthread_cond_init(&comm->work, NULL);
+    pthread_condattr_destroy(&monotonic);
+}
+
+/* Jobs first: they may still wait for tickets. */
+static void stop_threads(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    comm->stopping = 1;
+    pthread_cond_signal(&comm->work);
+    pthread_mutex_unlock(&comm->lock);
+    if (comm->n_threads > 1) pthread_join(comm->worker_thread, NULL);
+    pthread_mutex_lock(&comm->lock);
+    pthread_cond_signal(&comm->wake);
+    pthread_mutex_unlock(&comm->lock);
+    if (comm->n_threads > 0) pthread_join(comm->comm_thread, NULL);
+}
+
+static void release(tagc_comm *comm) {
+    for (tagc_spare *next, *spare = comm->spares; spare; spare = next) {
+        next = spare->next;
+        tagc_memory_destroy(spare->values);
+        tagc_memory_destroy(spare);
+    }
+    pthread_cond_destroy(&comm->work);
+    pthread_cond_destroy(&comm->done);
+    pthread_cond_destroy(&comm->wake);
+    pthread_mutex_destroy(&comm->lock);
+    tagc_memory_destroy(comm);
+}
+
+/* The object and its control arrays in one arena. */
+static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
+    tagc_comm *comm = tagc_arena_take(arena, 1, sizeof *comm);
+    uint64_t *n_bytes = tagc_arena_take(arena, n_ranks, sizeof *n_bytes);
+    uint64_t *send_offset = tagc_arena_take(arena, n_ranks, sizeof *send_offset);
+    uint64_t *recv_offset = tagc_arena_take(arena, n_ranks, sizeof *recv_offset);
+    unsigned char *scratch = tagc_arena_take(arena, n_ranks, 1);
+    if (!comm) return NULL;
+    comm->control_bytes = n_bytes;
+    comm->control_send_offset = send_offset; /* stays zero: everybody gets the same */
+    comm->control_recv_offset = recv_offset;
+    comm->control_scratch = scratch;
+    return comm;
+}
+
+tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
+                             const tagc_comm_options *options, tagc_comm **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    tagc_comm_options defaults;
+    tagc_comm_options_init(&defaults);
+    if (!options) options = &defaults;
+    TAGC_TRY(check_ops(ops));
+    TAGC_TRY(check_options(options));
+    if (world_size < 1 || world_size > 65536)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "world_size is %d, must be in [1, 65536]", world_size);
+    if (rank < 0 || rank >= world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
+
+    tagc_arena arena = {0};
+    lay_out(&arena, (size_t)world_size);
+    void *memory;
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "comm", &memory));
+    arena = (tagc_arena){.base = memory};
+    tagc_comm *comm = lay_out(&arena, (size_t)world_size);
+    comm->ops = ops;
+    comm->context = context;
+    comm->rank = rank;
+    comm->world_size = world_size;
+    comm->options = *options;
+    comm->posted_end = &comm->posted;
+    comm->jobs_end = &comm->jobs;
+    init_locks(comm);
+    tagc_status status = start_threads(comm);
+    if (status != TAGC_OK) {
+        stop_threads(comm);
+        release(comm);
+        return status;
+    }
+    *out = comm;
+    return TAGC_OK;
+}
+
+void tagc_comm_abort(tagc_comm *comm, const char *reason) {
+    if (!comm) return;
+    if (!reason) reason = "no reason given";
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "this rank (%d) gave up: %s", comm->rank, reason);
+    comm_break(comm, text);
+    comm->ops->abort(comm->context, reason);
+}
+
+void tagc_comm_destroy(tagc_comm *comm) {
+    if (!comm) return;
+    stop_threads(comm);
+    comm->ops->destroy(comm->context);
+    release(comm);
+}

@@ -1,0 +1,38 @@
+/* The comm object, shared by the files that make it up: comm.c (life, tickets), worker.c (jobs, spares) and
+ * control.c (what a caller asks of a comm directly). */
+#ifndef TAGC_TRANSPORT_COMM_PRIVATE_H
+#define TAGC_TRANSPORT_COMM_PRIVATE_H
+
+#include "transport/comm.h"
+#include <pthread.h>
+
+struct tagc_comm {
+    const tagc_transport_ops *ops;
+    void *context; /* the transport's */
+    int rank, world_size;
+    tagc_comm_options options;
+
+    pthread_mutex_t lock; /* guards everything below, except where said */
+    pthread_cond_t wake;  /* of the comm thread: posted, broken or stopping; monotonic clock */
+    pthread_cond_t done;  /* of waiters: a ticket or a job is done */
+    tagc_ticket *posted, **posted_end;
+    uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
+    int broken; /* for good; the reason is in error, which is then constant */
+    char error[TAGC_ERROR_TEXT_BYTES];
+
+    pthread_cond_t work; /* of the worker: a job was submitted, or stopping */
+    tagc_job *jobs, **jobs_end;
+    tagc_spare *spares;
+
+    int stopping;
+    int n_threads; /* of the two that were started; the creator's */
+    pthread_t comm_thread, worker_thread;
+
+    /* Of the one collective call of the caller's that may be under way; not guarded. */
+    uint64_t *control_bytes, *control_send_offset, *control_recv_offset; /* (W,) each */
+    unsigned char *control_scratch;                                      /* (W,) */
+};
+
+void *tagc_comm_worker_main(void *comm);
+
+#endif

@@ -1,0 +1,94 @@
+/* What a caller asks of a comm directly: who am I, what was sent, and the two collectives of the control
+ * lane. */
+#include "transport/comm_private.h"
+
+#include <string.h>
+
+const char *tagc_leg_name(int leg) {
+    static const char *const names[TAGC_N_LEGS] = {"index",  "values", "leftover",
+                                                   "result", "gather", "control"};
+    return leg >= 0 && leg < TAGC_N_LEGS ? names[leg] : "?";
+}
+
+tagc_status tagc_report(tagc_status status, const char *text) {
+    return tagc_fail(status, "%s", text ? text : "");
+}
+
+int tagc_comm_rank(const tagc_comm *comm) {
+    return comm ? comm->rank : 0;
+}
+
+int tagc_comm_world_size(const tagc_comm *comm) {
+    return comm ? comm->world_size : 0;
+}
+
+int tagc_comm_has_lanes(const tagc_comm *comm) {
+    return (comm->ops->capabilities & TAGC_TRANSPORT_LANES) != 0;
+}
+
+void tagc_comm_bytes(const tagc_comm *comm, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]) {
+    if (!comm) return;
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock; /* the lock is no part of what const promises */
+    pthread_mutex_lock(lock);
+    if (sent) memcpy(sent, comm->n_bytes_sent, sizeof comm->n_bytes_sent);
+    if (received) memcpy(received, comm->n_bytes_received, sizeof comm->n_bytes_received);
+    pthread_mutex_unlock(lock);
+}
+
+void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,
+                     uint64_t n_bytes, uint64_t tag) {
+    if (!comm->options.trace) return;
+    tagc_event event = {
+        .stream = stream, .name = name, .start_s = start_s, .end_s = end_s, .n_bytes = n_bytes, .tag = tag};
+    comm->options.trace(comm->options.trace_context, &event);
+}
+
+typedef struct gather_call {
+    tagc_comm *comm;
+    const void *send;
+    size_t n_bytes;
+    void *recv;
+} gather_call;
+
+static tagc_status gather(void *arg) {
+    gather_call *call = arg;
+    tagc_comm *comm = call->comm;
+    for (int r = 0; r < comm->world_size; r++) {
+        comm->control_bytes[r] = call->n_bytes;
+        comm->control_recv_offset[r] = (uint64_t)r * call->n_bytes;
+    }
+    tagc_ticket ticket = {
+        .transfer = {.send = call->send,
+                     .send_bytes = comm->control_bytes,
+                     .send_offset = comm->control_send_offset,
+                     .recv = call->recv,
+                     .recv_bytes = comm->control_bytes,
+                     .recv_offset = comm->control_recv_offset},
+        .leg = TAGC_LEG_CONTROL,
+        .tag = UINT64_MAX,
+    };
+    tagc_comm_post(comm, TAGC_LANE_CONTROL, &ticket);
+    return tagc_comm_wait(comm, &ticket);
+}
+
+/* Without lanes only the worker may post, so the gather becomes a job in the caller's order. */
+tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv) {
+    if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    if (n_bytes == 0) return TAGC_OK;
+    if (!send) return tagc_fail(TAGC_ERR_ARGUMENT, "send is NULL and n_bytes is %zu", n_bytes);
+    if (!recv) return tagc_fail(TAGC_ERR_ARGUMENT, "recv is NULL and n_bytes is %zu", n_bytes);
+    if (n_bytes > SIZE_MAX / 2 / (size_t)comm->world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at most %zu", n_bytes,
+                         SIZE_MAX / 2 / (size_t)comm->world_size);
+    gather_call call = {comm, send, n_bytes, recv};
+    if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->worker_thread)) return gather(&call);
+    tagc_job job = {.run = gather, .arg = &call};
+    tagc_comm_submit(comm, &job);
+    return tagc_comm_join(comm, &job);
+}
+
+tagc_status tagc_comm_barrier(tagc_comm *comm) {
+    if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    unsigned char here = 0;
+    return tagc_comm_all_gather(comm, &here, 1, comm->control_scratch);
+}
