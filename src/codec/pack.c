@@ -1,24 +1,66 @@
-/* Packing and unpacking along the union index. One pass over memory each: the scattered accesses of a block
- * stay in the cache while it is worked on. */
+/* Packing and unpacking along the union index: one pass over memory each. */
 #include "codec/pack.h"
 #include "codec/select.h"
 
 #include <string.h>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+static float pack_one(float *residual, uint32_t position) {
+    if (!residual) return -0.0f;
+    float value = residual[position];
+    residual[position] = TAGC_ZERO_RESIDUAL;
+    return value;
+}
+
+static void pack_scalar(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
+                        const float *values, size_t n_kept, float *residual, float *packed) {
+    for (size_t j = 0, k = 0; j < n_union; j++)
+        packed[j] =
+            k < n_kept && indices[k] == union_indices[j] ? values[k++] : pack_one(residual, union_indices[j]);
+}
+
+#if defined(__x86_64__)
+/* Of 16 union positions, those that are kept are the first few of the next 16 kept ones: compare all pairs by
+ * turning one side through the other, then expand the values into the matching lanes. A merge would guess
+ * wrong at every other item. */
+__attribute__((target("avx512f,popcnt"))) static void pack_avx512(const uint32_t *union_indices,
+                                                                  size_t n_union, const uint32_t *indices,
+                                                                  const float *values, size_t n_kept,
+                                                                  float *residual, float *packed) {
+    const __m512 zero = _mm512_set1_ps(-0.0f);
+    size_t j = 0, k = 0;
+    for (; j + 16 <= n_union && k + 16 <= n_kept; j += 16) {
+        __m512i all = _mm512_loadu_si512(union_indices + j), some = _mm512_loadu_si512(indices + k);
+        __mmask16 kept = 0;
+        for (int turn = 0; turn < 16; turn++) {
+            kept |= _mm512_cmpeq_epi32_mask(all, some);
+            some = _mm512_alignr_epi32(some, some, 1);
+        }
+        __m512 other = zero;
+        if (residual) {
+            other = _mm512_i32gather_ps(all, residual, 4);
+            _mm512_mask_i32scatter_ps(residual, (__mmask16)~kept, all, zero, 4);
+        }
+        _mm512_storeu_ps(packed + j, _mm512_mask_expand_ps(other, kept, _mm512_loadu_ps(values + k)));
+        k += (size_t)_mm_popcnt_u32(kept);
+    }
+    pack_scalar(union_indices + j, n_union - j, indices + k, values + k, n_kept - k, residual, packed + j);
+}
+#endif
+
 void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *indices, const float *values,
                size_t n_kept, float *residual, float *packed) {
-    size_t k = 0;
-    for (size_t j = 0; j < n_union; j++) {
-        uint32_t i = union_indices[j];
-        if (k < n_kept && indices[k] == i) {
-            packed[j] = values[k++];
-        } else if (residual) {
-            packed[j] = residual[i];
-            residual[i] = TAGC_ZERO_RESIDUAL;
-        } else {
-            packed[j] = -0.0f;
-        }
+#if defined(__x86_64__)
+    /* Gathers take signed positions. */
+    if (__builtin_cpu_supports("avx512f") && n_union && union_indices[n_union - 1] <= INT32_MAX) {
+        pack_avx512(union_indices, n_union, indices, values, n_kept, residual, packed);
+        return;
     }
+#endif
+    pack_scalar(union_indices, n_union, indices, values, n_kept, residual, packed);
 }
 
 void tagc_pack_add(float *into, const float *from, size_t n) {
