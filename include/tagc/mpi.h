@@ -1,5 +1,9 @@
-/* tagc over MPI (library tagc-mpi). MPI must be initialised with at least MPI_THREAD_SERIALIZED, and while a comm
- * lives the caller makes no MPI calls of its own unless the level is MPI_THREAD_MULTIPLE. */
+/* tagc over MPI (library tagc-mpi, linked beside libtagc).
+ *
+ * MPI must be initialised with at least MPI_THREAD_SERIALIZED. A thread of tagc's makes the MPI calls, so while a
+ * comm lives the caller makes none of its own, creating and destroying further comms included, unless the level is
+ * MPI_THREAD_MULTIPLE. Destroy the comms before MPI_Finalize. A comm that broke (TAGC_ERR_TRANSPORT) leaves sends
+ * behind that MPI cannot take back: end the job then, with tagc_comm_abort or MPI_Abort. */
 #ifndef TAGC_MPI_H
 #define TAGC_MPI_H
 

@@ -1,0 +1,302 @@
+/* Ranks as MPI processes. A library of its own on top of libtagc's public surface, so that libtagc does not
+ * need MPI.
+ *
+ * The lane is the tag: MPI keeps the order of messages between two ranks within one tag. Counts are int in
+ * MPI, so larger messages are cut into pieces of the same lane. */
+#include "tagc/transport.h"
+#include "transport/mpi_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const uint64_t largest_piece_bytes = (uint64_t)1 << 30;
+
+enum { TEXT_BYTES = 256 };
+
+/* One transfer under way: its pieces, receives first. */
+typedef struct request {
+    int n_pieces, capacity;
+    MPI_Request *pieces;  /* (capacity,); MPI_REQUEST_NULL when complete */
+    MPI_Status *statuses; /* (capacity,) */
+    int *indices;         /* (capacity,) of those that complete in one poll */
+    int *peers;           /* (capacity,) */
+    int *n_bytes;         /* (capacity,) */
+    int n_receives;
+    int n_left;
+    struct request *next;
+} request;
+
+typedef struct mpi_rank {
+    MPI_Comm comm;
+    int rank, world_size;
+    uint64_t split_bytes;
+    int cancelled;
+    request *active; /* under way */
+    request *pool;   /* for reuse */
+} mpi_rank;
+
+static tagc_status fail_mpi(const char *what, int code) {
+    char why[MPI_MAX_ERROR_STRING] = "", text[TEXT_BYTES + MPI_MAX_ERROR_STRING];
+    int length = 0;
+    MPI_Error_string(code, why, &length);
+    snprintf(text, sizeof text, "%s failed: %s", what, why);
+    return tagc_report(TAGC_ERR_TRANSPORT, text);
+}
+
+/* ---- one request ---- */
+
+static void request_destroy(request *r) {
+    if (!r) return;
+    free(r->pieces);
+    free(r->statuses);
+    free(r->indices);
+    free(r->peers);
+    free(r->n_bytes);
+    free(r);
+}
+
+/* Room for n pieces; what a pooled request holds is not needed any more. */
+static tagc_status request_reserve(request *r, uint64_t n) {
+    if (n <= (uint64_t)r->capacity) return TAGC_OK;
+    if (n > 1u << 24) return tagc_report(TAGC_ERR_ARGUMENT, "transfer needs more than 2^24 MPI messages");
+    void *old[] = {r->pieces, r->statuses, r->indices, r->peers, r->n_bytes};
+    for (int i = 0; i < 5; i++) free(old[i]);
+    r->pieces = malloc(n * sizeof *r->pieces);
+    r->statuses = malloc(n * sizeof *r->statuses);
+    r->indices = malloc(n * sizeof *r->indices);
+    r->peers = malloc(n * sizeof *r->peers);
+    r->n_bytes = malloc(n * sizeof *r->n_bytes);
+    int complete = r->pieces && r->statuses && r->indices && r->peers && r->n_bytes;
+    r->capacity = complete ? (int)n : 0;
+    return complete ? TAGC_OK : tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
+}
+
+static uint64_t count_pieces(const mpi_rank *self, const uint64_t *n_bytes) {
+    uint64_t n = 0;
+    for (int r = 0; r < self->world_size; r++)
+        if (r != self->rank) n += n_bytes[r] / self->split_bytes + (n_bytes[r] % self->split_bytes != 0);
+    return n;
+}
+
+static int start_piece(const mpi_rank *self, request *r, int receive, void *at, int n_bytes, int peer,
+                       int lane) {
+    MPI_Request *piece = &r->pieces[r->n_pieces];
+    int code = receive ? MPI_Irecv(at, n_bytes, MPI_BYTE, peer, lane, self->comm, piece)
+                       : MPI_Isend(at, n_bytes, MPI_BYTE, peer, lane, self->comm, piece);
+    if (code != MPI_SUCCESS) return code;
+    r->peers[r->n_pieces] = peer;
+    r->n_bytes[r->n_pieces++] = n_bytes;
+    return MPI_SUCCESS;
+}
+
+/* Every rank begins with its right neighbour, so that not all send to rank 0 first. */
+static int start_direction(const mpi_rank *self, request *r, int receive, const tagc_transfer *transfer) {
+    const uint64_t *n_bytes = receive ? transfer->recv_bytes : transfer->send_bytes;
+    const uint64_t *offset = receive ? transfer->recv_offset : transfer->send_offset;
+    char *base = receive ? transfer->recv : (char *)transfer->send; /* MPI_Isend does not write */
+    for (int step = 1; step < self->world_size; step++) {
+        int distance = receive ? self->world_size - step : step;
+        int peer = (self->rank + distance) % self->world_size;
+        for (uint64_t done = 0; done < n_bytes[peer];) {
+            uint64_t n = n_bytes[peer] - done < self->split_bytes ? n_bytes[peer] - done : self->split_bytes;
+            int code =
+                start_piece(self, r, receive, base + offset[peer] + done, (int)n, peer, (int)transfer->lane);
+            if (code != MPI_SUCCESS) return code;
+            done += n;
+        }
+    }
+    return MPI_SUCCESS;
+}
+
+static tagc_status check_piece(const mpi_rank *self, const request *r, int i, const MPI_Status *status,
+                               int code) {
+    char text[TEXT_BYTES];
+    int n_received = 0, class = MPI_SUCCESS;
+    if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
+    if (class == MPI_ERR_TRUNCATE) {
+        snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects", r->peers[i],
+                 r->n_bytes[i], self->rank);
+        return tagc_report(TAGC_ERR_CORRUPT, text);
+    }
+    if (code != MPI_SUCCESS) {
+        snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to", r->peers[i]);
+        return fail_mpi(text, code);
+    }
+    if (i >= r->n_receives) return TAGC_OK;
+    MPI_Get_count(status, MPI_BYTE, &n_received);
+    if (n_received == r->n_bytes[i]) return TAGC_OK;
+    snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d", r->peers[i],
+             n_received, self->rank, r->n_bytes[i]);
+    return tagc_report(TAGC_ERR_CORRUPT, text);
+}
+
+/* ---- the table ---- */
+
+static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void **handle) {
+    mpi_rank *self = context;
+    int me = self->rank;
+    if (transfer->send_bytes[me] != transfer->recv_bytes[me])
+        return tagc_report(TAGC_ERR_CORRUPT, "the part of a transfer to its own rank has two sizes");
+    if (transfer->send_bytes[me])
+        memmove((char *)transfer->recv + transfer->recv_offset[me],
+                (const char *)transfer->send + transfer->send_offset[me], (size_t)transfer->send_bytes[me]);
+    request *r = self->pool;
+    if (r)
+        self->pool = r->next;
+    else if (!(r = calloc(1, sizeof *r)))
+        return tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
+    r->n_pieces = 0;
+    r->next = self->active;
+    self->active = r; /* from here on cancel and destroy find it */
+    tagc_status status = request_reserve(r, count_pieces(self, transfer->send_bytes) +
+                                                count_pieces(self, transfer->recv_bytes));
+    if (status != TAGC_OK) return status;
+    int code = start_direction(self, r, 1, transfer);
+    r->n_receives = r->n_pieces;
+    if (code == MPI_SUCCESS) code = start_direction(self, r, 0, transfer);
+    r->n_left = r->n_pieces;
+    if (code != MPI_SUCCESS) return fail_mpi("starting a message", code);
+    *handle = r;
+    return TAGC_OK;
+}
+
+static void retire(mpi_rank *self, request *r) {
+    request **link = &self->active;
+    while (*link != r) link = &(*link)->next;
+    *link = r->next;
+    r->next = self->pool;
+    self->pool = r;
+}
+
+static tagc_status mpi_test(void *context, void *handle, int *done, int *waiting_for) {
+    mpi_rank *self = context;
+    request *r = handle;
+    int n_completed = 0;
+    int code =
+        r->n_left ? MPI_Testsome(r->n_pieces, r->pieces, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
+    int class = MPI_SUCCESS;
+    if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
+    if (class != MPI_SUCCESS && class != MPI_ERR_IN_STATUS) return fail_mpi("MPI_Testsome", code);
+    if (n_completed == MPI_UNDEFINED) n_completed = r->n_left;
+    for (int i = 0; i < n_completed; i++) {
+        int error = class == MPI_ERR_IN_STATUS ? r->statuses[i].MPI_ERROR : MPI_SUCCESS;
+        tagc_status status = check_piece(self, r, r->indices[i], &r->statuses[i], error);
+        if (status != TAGC_OK) return status;
+    }
+    r->n_left -= n_completed;
+    *done = r->n_left == 0;
+    if (*done) {
+        retire(self, r);
+        return TAGC_OK;
+    }
+    for (int i = 0; i < r->n_pieces; i++)
+        if (r->pieces[i] != MPI_REQUEST_NULL) {
+            *waiting_for = r->peers[i];
+            break;
+        }
+    return TAGC_OK;
+}
+
+/* Receives are taken back. MPI 4 has no way left to take a send back: what a peer has not fetched by now
+ * stays with MPI, which is why a comm that broke is meant to be followed by the end of the job. */
+static void mpi_cancel(void *context, const char *reason) {
+    mpi_rank *self = context;
+    (void)reason; /* MPI cannot tell one peer without a message it would have to wait for */
+    self->cancelled = 1;
+    while (self->active) {
+        request *r = self->active;
+        for (int i = 0; i < r->n_pieces; i++) {
+            if (r->pieces[i] == MPI_REQUEST_NULL) continue;
+            if (i < r->n_receives) MPI_Cancel(&r->pieces[i]);
+            MPI_Request_free(&r->pieces[i]);
+        }
+        retire(self, r);
+    }
+}
+
+static void mpi_abort(void *context, const char *reason) {
+    mpi_rank *self = context;
+    fprintf(stderr, "tagc: rank %d gave up: %s\n", self->rank, reason);
+    fflush(stderr);
+    MPI_Abort(self->comm, 1);
+}
+
+/* MPI_Comm_free is collective: after a failure the peers may not be there for it. */
+static void mpi_destroy(void *context) {
+    mpi_rank *self = context;
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (!finalized && !self->cancelled) MPI_Comm_free(&self->comm);
+    for (request *next, *r = self->pool; r; r = next) {
+        next = r->next;
+        request_destroy(r);
+    }
+    free(self);
+}
+
+static const tagc_transport_ops mpi_ops = {
+    .abi = TAGC_TRANSPORT_ABI,
+    .capabilities = TAGC_TRANSPORT_LANES,
+    .name = "mpi",
+    .start = mpi_start,
+    .test = mpi_test,
+    .cancel = mpi_cancel,
+    .abort = mpi_abort,
+    .destroy = mpi_destroy,
+};
+
+/* ---- create ---- */
+
+static tagc_status check_environment(MPI_Comm mpi_comm) {
+    int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, is_inter = 0;
+    MPI_Initialized(&initialized);
+    MPI_Finalized(&finalized);
+    if (!initialized || finalized)
+        return tagc_report(TAGC_ERR_STATE, initialized
+                                               ? "MPI has been finalised already"
+                                               : "MPI is not initialised: call MPI_Init_thread first");
+    MPI_Query_thread(&level);
+    if (level < MPI_THREAD_SERIALIZED)
+        return tagc_report(TAGC_ERR_UNSUPPORTED, level == MPI_THREAD_FUNNELED
+                                                     ? "MPI runs at MPI_THREAD_FUNNELED, tagc needs at least "
+                                                       "MPI_THREAD_SERIALIZED from MPI_Init_thread"
+                                                     : "MPI runs at MPI_THREAD_SINGLE, tagc needs at least "
+                                                       "MPI_THREAD_SERIALIZED from MPI_Init_thread");
+    if (mpi_comm == MPI_COMM_NULL) return tagc_report(TAGC_ERR_ARGUMENT, "mpi_comm is MPI_COMM_NULL");
+    int code = MPI_Comm_test_inter(mpi_comm, &is_inter);
+    if (code != MPI_SUCCESS) return fail_mpi("MPI_Comm_test_inter", code);
+    if (is_inter) return tagc_report(TAGC_ERR_ARGUMENT, "mpi_comm is an intercommunicator");
+    return TAGC_OK;
+}
+
+tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_options *options,
+                                       uint64_t split_bytes, tagc_comm **out) {
+    if (!out) return tagc_report(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (split_bytes < 1 || split_bytes > largest_piece_bytes)
+        return tagc_report(TAGC_ERR_ARGUMENT, "split_bytes must be in [1, 2^30]");
+    tagc_status status = check_environment(mpi_comm);
+    if (status != TAGC_OK) return status;
+    mpi_rank *self = calloc(1, sizeof *self);
+    if (!self) return tagc_report(TAGC_ERR_MEMORY, "out of memory for the MPI transport");
+    self->split_bytes = split_bytes;
+    int code = MPI_Comm_dup(mpi_comm, &self->comm);
+    if (code != MPI_SUCCESS) {
+        free(self);
+        return fail_mpi("MPI_Comm_dup", code);
+    }
+    MPI_Comm_set_errhandler(self->comm, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(self->comm, &self->rank);
+    MPI_Comm_size(self->comm, &self->world_size);
+    status = tagc_comm_create(&mpi_ops, self, self->rank, self->world_size, options, out);
+    if (status != TAGC_OK) {
+        MPI_Comm_free(&self->comm);
+        free(self);
+    }
+    return status;
+}
+
+tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options, tagc_comm **out) {
+    return tagc_comm_create_mpi_split(mpi_comm, options, largest_piece_bytes, out);
+}
