@@ -78,7 +78,7 @@ static void fill(tagc_tensor_info *out, const char *name, size_t n_rows, size_t 
     out->n_cols = n_cols;
     out->n_elems = n_rows * n_cols;
     out->kind = kind;
-    out->stage = stage;
+    out->stage = out->last_stage = stage;
     out->decay = kind != TAGC_TENSOR_NORM && kind != TAGC_TENSOR_BIAS;
 }
 
@@ -88,6 +88,7 @@ void tagc_gpt2_tensor(const tagc_gpt2_config *config, int tensor, tagc_tensor_in
     switch (tensor) {
     case 0:
         fill(out, "wte.weight", n_vocab, n_embd, TAGC_TENSOR_EMBEDDING, 0);
+        if (config->tied) out->last_stage = head;
         return;
     case 1:
         fill(out, "wpe.weight", (size_t)config->block_size, n_embd, TAGC_TENSOR_POSITION, 0);
