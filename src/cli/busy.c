@@ -1,0 +1,77 @@
+/* Spans of a step in a fixed table, merged when the step is over. */
+#include "cli/busy.h"
+
+#include "core/status.h"
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SPANS = 1 << 14 };
+
+typedef struct span {
+    double start_s, end_s;
+    int is_codec;
+} span;
+
+struct tagc_busy {
+    tagc_trace *trace;
+    pthread_mutex_t lock;
+    int n_spans; /* what does not fit is not counted */
+    span spans[MAX_SPANS];
+};
+
+tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out) {
+    *out = malloc(sizeof **out);
+    if (!*out) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the clock of the streams");
+    (*out)->trace = trace;
+    (*out)->n_spans = 0;
+    pthread_mutex_init(&(*out)->lock, NULL);
+    return TAGC_OK;
+}
+
+void tagc_busy_destroy(tagc_busy *busy) {
+    if (!busy) return;
+    pthread_mutex_destroy(&busy->lock);
+    free(busy);
+}
+
+void tagc_busy_event(void *context, const tagc_event *event) {
+    tagc_busy *busy = context;
+    int is_codec = strcmp(event->stream, "codec") == 0;
+    /* Waiting is not work. */
+    int counts = !(is_codec && strcmp(event->name, tagc_phase_name(TAGC_PHASE_WAIT)) == 0);
+    pthread_mutex_lock(&busy->lock);
+    if (counts && busy->n_spans < MAX_SPANS)
+        busy->spans[busy->n_spans++] = (span){event->start_s, event->end_s, is_codec};
+    pthread_mutex_unlock(&busy->lock);
+    if (busy->trace) tagc_trace_add(busy->trace, event);
+}
+
+static int by_start(const void *a, const void *b) {
+    const span *x = a, *y = b;
+    return (x->start_s > y->start_s) - (x->start_s < y->start_s);
+}
+
+/* Length of the union of the spans of a kind (0 comm, 1 codec, 2 both), which are sorted by start. */
+static double union_s(const span *spans, int n, int kind) {
+    double total = 0, until = -1;
+    for (int i = 0; i < n; i++) {
+        if (kind != 2 && spans[i].is_codec != kind) continue;
+        double from = spans[i].start_s > until ? spans[i].start_s : until;
+        if (spans[i].end_s > from) {
+            total += spans[i].end_s - from;
+            until = spans[i].end_s;
+        }
+    }
+    return total;
+}
+
+void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out) {
+    pthread_mutex_lock(&busy->lock);
+    qsort(busy->spans, (size_t)busy->n_spans, sizeof busy->spans[0], by_start);
+    out->comm_s = union_s(busy->spans, busy->n_spans, 0);
+    out->codec_s = union_s(busy->spans, busy->n_spans, 1);
+    out->exchange_s = union_s(busy->spans, busy->n_spans, 2);
+    busy->n_spans = 0;
+    pthread_mutex_unlock(&busy->lock);
+}

@@ -1,0 +1,221 @@
+/* Launching: which transport, how many ranks, and what is said when one of them fails. */
+#include "cli/ranks.h"
+
+#include "core/status.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if TAGC_HAVE_MPI
+#include "tagc/mpi.h"
+#endif
+
+enum { TRACE_EVENTS = 1 << 18 };
+
+/* Where launchers tell a process how many there are and which it is. */
+static const char *const size_names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
+                                         "PALS_NRANKS"};
+static const char *const rank_names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
+                                         "PALS_RANKID"};
+
+static int launcher_number(const char *const names[4], int otherwise) {
+    for (int i = 0; i < 4; i++) {
+        const char *text = getenv(names[i]);
+        if (text && *text) return atoi(text);
+    }
+    return otherwise;
+}
+
+int tagc_ranks_launcher_rank(void) {
+    return launcher_number(rank_names, 0);
+}
+
+void tagc_ranks_complain(int rank, const char *text) {
+    /* When all ranks fail alike, rank 0 speaks and its end takes the others with it before they do. */
+    if (rank > 0) {
+        double wait_s = 0.4 + 0.05 * (rank < 20 ? rank : 20);
+        struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)(wait_s * 1e9)};
+        if (pause.tv_nsec > 999999999)
+            pause = (struct timespec){.tv_sec = 1, .tv_nsec = pause.tv_nsec - 1000000000};
+        nanosleep(&pause, NULL);
+    }
+    fflush(stdout);
+    fprintf(stderr, "tagc: %s\n", text);
+    fflush(stderr);
+}
+
+static int exit_code(tagc_status status) {
+    if (status == TAGC_OK) return TAGC_EXIT_OK;
+    return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
+}
+
+/* Makes the trace and clock of a rank, then its comm by `connect`, and runs. */
+typedef tagc_status (*connect_fn)(void *how, int rank, const tagc_comm_options *options, tagc_comm **out);
+
+static tagc_status open_rank(const tagc_launch *launch, connect_fn connect, void *how, int rank,
+                             tagc_rank *out) {
+    *out = (tagc_rank){.rank = rank};
+    if (launch->trace) {
+        TAGC_TRY(tagc_trace_create(TRACE_EVENTS, &out->trace));
+        tagc_trace_pause(out->trace, 1);
+    }
+    TAGC_TRY(tagc_busy_create(out->trace, &out->busy));
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.timeout_s = launch->timeout_s;
+    options.trace = tagc_busy_event;
+    options.trace_context = out->busy;
+    TAGC_TRY(connect(how, rank, &options, &out->comm));
+    out->world_size = tagc_comm_world_size(out->comm);
+    return TAGC_OK;
+}
+
+static void close_rank(tagc_rank *rank) {
+    tagc_comm_destroy(rank->comm);
+    tagc_busy_destroy(rank->busy);
+    tagc_trace_destroy(rank->trace);
+}
+
+/* ---- ranks as threads ---- */
+
+typedef struct local_job {
+    const tagc_launch *launch;
+    tagc_local_group *group;
+    tagc_rank_fn run;
+    void *context;
+    pthread_mutex_t lock;
+    tagc_status first_failure; /* what the first rank to fail said; the others only echo it */
+    char first_text[TAGC_ERROR_TEXT_BYTES];
+} local_job;
+
+typedef struct local_thread {
+    local_job *job;
+    pthread_t thread;
+    int rank;
+} local_thread;
+
+static tagc_status connect_local(void *how, int rank, const tagc_comm_options *options, tagc_comm **out) {
+    return tagc_comm_create_local(how, rank, options, out);
+}
+
+static void *local_main(void *arg) {
+    local_thread *self = arg;
+    local_job *job = self->job;
+    tagc_rank rank;
+    tagc_status status = open_rank(job->launch, connect_local, job->group, self->rank, &rank);
+    if (status == TAGC_OK) status = job->run(&rank, job->context);
+    if (status != TAGC_OK) {
+        const char *text = tagc_last_error();
+        pthread_mutex_lock(&job->lock);
+        if (job->first_failure == TAGC_OK) {
+            job->first_failure = status;
+            snprintf(job->first_text, sizeof job->first_text, "%s", text);
+        }
+        pthread_mutex_unlock(&job->lock);
+        if (rank.comm && status != TAGC_ERR_INTERRUPTED) tagc_comm_abort(rank.comm, text);
+    }
+    close_rank(&rank);
+    return NULL;
+}
+
+static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+    int n_ranks = launch->n_ranks > 0 ? launch->n_ranks : 1;
+    local_job job = {.launch = launch, .run = run, .context = context, .first_failure = TAGC_OK};
+    local_thread *threads = calloc((size_t)n_ranks, sizeof *threads);
+    if (!threads || tagc_local_group_create(n_ranks, &job.group) != TAGC_OK) {
+        tagc_ranks_complain(0, threads ? tagc_last_error() : "out of memory for the ranks");
+        free(threads);
+        return TAGC_EXIT_FAILURE;
+    }
+    pthread_mutex_init(&job.lock, NULL);
+    int n_started = 0;
+    for (; n_started < n_ranks; n_started++) {
+        threads[n_started] = (local_thread){.job = &job, .rank = n_started};
+        if (pthread_create(&threads[n_started].thread, NULL, local_main, &threads[n_started]) != 0) break;
+    }
+    if (n_started < n_ranks) {
+        /* The others wait for ranks that will never be: nothing is written yet, so leaving at once is safe.
+         */
+        fprintf(stderr, "tagc: --ranks is %d, and this system gives no thread for rank %d\n", n_ranks,
+                n_started);
+        _Exit(TAGC_EXIT_FAILURE);
+    }
+    for (int i = 0; i < n_ranks; i++) pthread_join(threads[i].thread, NULL);
+    if (job.first_failure != TAGC_OK) tagc_ranks_complain(0, job.first_text);
+    int code = exit_code(job.first_failure);
+    pthread_mutex_destroy(&job.lock);
+    tagc_local_group_destroy(job.group);
+    free(threads);
+    return code;
+}
+
+/* ---- ranks as processes ---- */
+
+#if TAGC_HAVE_MPI
+static tagc_status connect_mpi(void *how, int rank, const tagc_comm_options *options, tagc_comm **out) {
+    (void)how, (void)rank;
+    return tagc_comm_create_mpi(MPI_COMM_WORLD, options, out);
+}
+
+static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+    int level = MPI_THREAD_SINGLE, mpi_rank = 0, mpi_size = 0;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
+        tagc_ranks_complain(0, "MPI did not start");
+        return TAGC_EXIT_FAILURE;
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
+    tagc_rank rank = {.rank = mpi_rank};
+    tagc_status status = TAGC_OK;
+    int launched = launcher_number(size_names, mpi_size);
+    if (level < MPI_THREAD_SERIALIZED)
+        status = tagc_fail(TAGC_ERR_UNSUPPORTED, "this MPI does not offer MPI_THREAD_SERIALIZED");
+    else if (launched != mpi_size)
+        status = tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "the launcher started %d processes, but MPI sees %d: mpirun and the MPI that tagc was built"
+            " with are not the same",
+            launched, mpi_size);
+    else if (launch->n_ranks > 0 && launch->n_ranks != mpi_size)
+        status =
+            tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
+                      launch->n_ranks, mpi_size);
+    if (status == TAGC_OK) status = open_rank(launch, connect_mpi, NULL, mpi_rank, &rank);
+    if (status == TAGC_OK) status = run(&rank, context);
+    if (status == TAGC_ERR_INTERRUPTED) {
+        if (mpi_rank == 0) tagc_ranks_complain(0, tagc_last_error());
+    } else if (status != TAGC_OK) {
+        char text[TAGC_ERROR_TEXT_BYTES];
+        snprintf(text, sizeof text, "%s", tagc_last_error());
+        tagc_ranks_complain(mpi_rank, text);
+        if (rank.comm) tagc_comm_abort(rank.comm, text);
+        MPI_Abort(MPI_COMM_WORLD, TAGC_EXIT_FAILURE);
+    }
+    close_rank(&rank);
+    MPI_Finalize();
+    return exit_code(status);
+}
+#else
+static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+    (void)launch, (void)run, (void)context;
+    tagc_ranks_complain(
+        tagc_ranks_launcher_rank(),
+        "this tagc was built without MPI; install libopenmpi-dev (or another MPI), then build again"
+        " with cmake -DTAGC_MPI=ON, or use --ranks N without mpirun");
+    return TAGC_EXIT_FAILURE;
+}
+#endif
+
+int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+    int is_launched = launcher_number(size_names, 0) > 0;
+    if (launch->transport == TAGC_LAUNCH_MPI || (launch->transport == TAGC_LAUNCH_AUTO && is_launched))
+        return run_mpi(launch, run, context);
+    if (launcher_number(size_names, 1) > 1) {
+        tagc_ranks_complain(tagc_ranks_launcher_rank(),
+                            "--transport local under mpirun would make separate runs of one"
+                            " job; leave mpirun or --transport out");
+        return TAGC_EXIT_USAGE;
+    }
+    return run_local(launch, run, context);
+}

@@ -1,0 +1,206 @@
+/* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
+#include "cli/train_options.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(tagc_train_options, field)
+#define INT(section, name, role, field, min, max, word, initial, help)                                       \
+    { section, name, TAGC_OPTION_INT, role, AT(field), min, max, word, initial, "N", help }
+#define REAL(section, name, role, field, min, max, word, initial, help)                                      \
+    { section, name, TAGC_OPTION_REAL, role, AT(field), min, max, word, initial, "X", help }
+#define TEXT(section, name, role, field, bare, initial, value, help)                                         \
+    { section, name, TAGC_OPTION_TEXT, role, AT(field), 0, 0, bare, initial, value, help }
+#define FLAG(section, name, role, field, initial, help)                                                      \
+    { section, name, TAGC_OPTION_FLAG, role, AT(field), 0, 0, NULL, initial, NULL, help }
+#define CHOICE(section, name, role, field, words, initial, help)                                             \
+    { section, name, TAGC_OPTION_CHOICE, role, AT(field), 0, 0, words, initial, NULL, help }
+#define FREE TAGC_ROLE_FREE
+#define FIXED TAGC_ROLE_FIXED
+#define LOCAL TAGC_ROLE_LOCAL
+
+/* clang-format off */
+static const tagc_option rows[] = {
+    TEXT("Data", "data", LOCAL, data, NULL, NULL, "DIR|FILE",
+         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file"),
+    TEXT(NULL, "val-data", LOCAL, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
+
+    TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
+         "gpt2-162m (the paper's), gpt2-124m, demo or tiny; the options below change single numbers of it"),
+    INT(NULL, "n-layer", FIXED, n_layer, 1, 1000, "preset", "preset", "transformer blocks"),
+    INT(NULL, "n-head", FIXED, n_head, 1, 65536, "preset", "preset", "attention heads; divides --n-embd"),
+    INT(NULL, "n-embd", FIXED, n_embd, 1, 65536, "preset", "preset", "width of the model"),
+    INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence"),
+    INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows"),
+    CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding"),
+    TEXT(NULL, "init-from", LOCAL, init_from, NULL, NULL, "FILE",
+         "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones"),
+
+    INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run"),
+    INT(NULL, "batch-size", FREE, batch_size, 1, 65536, NULL, "8",
+        "sequences per rank and micro-step; a step sees batch-size x ranks x accumulate of them"),
+    INT(NULL, "seq-len", FREE, seq_len, 1, 1048576, "block-size", "block-size", "tokens per sequence"),
+    INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step"),
+    INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data"),
+
+    REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate"),
+    REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step"),
+    INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr"),
+    REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
+    REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
+    REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
+    REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
+
+    CHOICE("Sharding", "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp", "full",
+           "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
+           " none: everything on every rank (DDP)"),
+    CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
+           "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
+    CHOICE(NULL, "gather", FREE, gather, "fp32|bf16", "fp32", "how parameters travel"),
+    INT(NULL, "prefetch", FREE, prefetch, 0, 4, NULL, "1", "units gathered ahead of their use"),
+    FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
+         "send gradients at every micro-step, as the paper's loop does, not only at the last"),
+
+    CHOICE("Compression of gradients", "compress", FIXED, compress, "none|non-attention-linear|paper|all|names",
+           "non-attention-linear",
+           "which tensors: feed-forward, embedding, head and the projection after attention; every matrix above 2 M"
+           " elements; everything; or what --compress-names matches. The rest travels dense"),
+    TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
+         "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
+    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed", "packed",
+           "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
+           " it, nothing to peel"),
+    REAL(NULL, "sparsity", FREE, sparsity, 0, 1, NULL, "0.9875",
+         "least share of a gradient that stays behind as residual; sketch at ratio 2, 4, 10 is made for 0.8, 0.9,"
+         " 0.9875"),
+    REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
+         "sketch: values per cell; auto takes as many cells as the index says are needed"),
+    CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
+           "1 bit per element and a true OR; LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"),
+    CHOICE(NULL, "cells", FREE, cells, "fp32|fixed", "fp32", "sketch: fixed point peels without any rounding"),
+    CHOICE(NULL, "unpeeled", FREE, unpeeled, "packed|residual|estimate", "packed",
+           "sketch: values it cannot give back are sent plainly, stay in the residual, or are estimated (the paper,"
+           " LOSSY)"),
+    CHOICE(NULL, "fill-union", FREE, fill_union, "auto|yes|no", "auto",
+           "send also what other ranks selected: costs no bytes; auto: yes for packed"),
+    CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
+
+    INT("Ranks and machine", "ranks", FREE, ranks, 1, 1024, NULL, "1",
+        "ranks as threads of this process; under mpirun every process is a rank and this is not needed"),
+    CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
+    REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
+    INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),
+    INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, NULL, "1", "threads of a matrix product, per process"),
+
+    TEXT("The run", "out", LOCAL, out, NULL, NULL, "DIR",
+         "gets metrics.jsonl and checkpoints; without it nothing is written"),
+    INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses"),
+    INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss"),
+    INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"),
+    INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"),
+    TEXT(NULL, "resume", LOCAL, resume, "latest", NULL, "PATH",
+         "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
+    TEXT(NULL, "trace", LOCAL, trace, NULL, NULL, "FILE",
+         "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
+    TEXT(NULL, "trace-steps", LOCAL, trace_steps, NULL, "3-5", "FIRST-LAST", "steps in the timeline"),
+    FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures"),
+    TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
+         "lines of name = value, # before comments; the command line wins"),
+};
+/* clang-format on */
+
+static const char examples[] =
+    "  # A first run: two ranks as threads, small model, gradients compressed.\n"
+    "  tagc data --out data/books books/*.txt\n"
+    "  tagc train --data data/books --ranks 2 --steps 300 --out runs/first\n"
+    "\n"
+    "  # The same over MPI, on this host or on several.\n"
+    "  mpirun -n 2 tagc train --data data/books --steps 300 --out runs/mpi\n"
+    "\n"
+    "  # The paper's 10x setting, and plain FSDP to compare it with.\n"
+    "  tagc train --config configs/tagc-10x-or.conf --data data/books --ranks 2 --out runs/tagc\n"
+    "  tagc train --config configs/fsdp.conf --data data/books --ranks 2 --out runs/fsdp\n"
+    "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n"
+    "\n"
+    "  # Ctrl-C saves; this goes on where it stopped, with the same options.\n"
+    "  tagc train --data data/books --ranks 2 --out runs/first --resume\n";
+
+_Static_assert(sizeof rows / sizeof rows[0] <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+
+const tagc_command tagc_train_command = {.name = "train",
+                                         .summary = "train a GPT-2 on one or more ranks",
+                                         .usage = "--data DIR [options]",
+                                         .examples = examples,
+                                         .options = rows,
+                                         .n_options = sizeof rows / sizeof rows[0],
+                                         .positionals = 0};
+
+tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
+    if (!options->model) return tagc_fail(TAGC_ERR_ARGUMENT, "--model is empty");
+    TAGC_TRY(tagc_gpt2_preset(options->model, out));
+    if (options->n_layer) out->n_layer = (int)options->n_layer;
+    if (options->n_head) out->n_head = (int)options->n_head;
+    if (options->n_embd) out->n_embd = (int)options->n_embd;
+    if (options->block_size) out->block_size = (int)options->block_size;
+    if (options->vocab_size) out->vocab_size = (int)options->vocab_size;
+    if (options->tied) out->tied = options->tied == 1;
+    return tagc_gpt2_config_check(out);
+}
+
+void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
+    tagc_fsdp_options_init(out);
+    out->sharding = options->sharding;
+    out->wrap = options->wrap;
+    out->policy = options->compress;
+    out->names = options->compress_names;
+    out->dense_wire = options->wire;
+    out->gather_wire = options->gather;
+    out->prefetch = (int)options->prefetch;
+    out->n_micro_steps = (int)options->accumulate;
+    out->exchange_each_micro_step = options->exchange_each_micro_step;
+    out->beta1 = options->beta1;
+    out->beta2 = options->beta2;
+    out->weight_decay = options->weight_decay;
+    out->clip_norm = options->clip;
+    out->reducer.exchange = options->exchange;
+    out->reducer.index = options->index;
+    out->reducer.sparsity = options->sparsity;
+    out->reducer.ratio = options->ratio;
+    out->reducer.cells = options->cells;
+    out->reducer.unpeeled = options->unpeeled;
+    out->reducer.fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
+    out->reducer.n_threads = (int)options->codec_threads;
+    out->reducer.seed = (uint64_t)options->seed;
+    /* The engine refuses a 16-bit wire for compressed values, which have none. */
+    out->reducer.wire = options->exchange == TAGC_EXCHANGE_DENSE ? options->wire : TAGC_WIRE_FP32;
+}
+
+tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {
+    char *end = NULL;
+    unsigned long long from = text ? strtoull(text, &end, 10) : 0, to = from;
+    if (text && *end == '-') to = strtoull(end + 1, &end, 10);
+    if (!text || *end || from < 1 || to < from || to > 1000000000 || strchr(text, '+') || text[0] == '-')
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST",
+                         text ? text : "");
+    *first = from;
+    *last = to;
+    return TAGC_OK;
+}
+
+tagc_status tagc_train_check(const tagc_train_options *options) {
+    tagc_gpt2_config config;
+    TAGC_TRY(tagc_train_model(options, &config));
+    if (options->seq_len > config.block_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
+                         (long long)options->seq_len, config.block_size);
+    if (options->min_lr > options->lr)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--min-lr is %g, allowed: 0 to --lr, which is %g",
+                         options->min_lr, options->lr);
+    if (options->compress == TAGC_POLICY_NAMES && !options->compress_names)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress names needs --compress-names PATTERNS");
+    if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
+    uint64_t first, last;
+    return tagc_train_trace_steps(options->trace_steps, &first, &last);
+}
