@@ -1,13 +1,16 @@
 /* Planning and replaying the peeling of a sketch.
  *
- * All that planning needs is how many of the remaining items each cell holds, one byte. In each round a sweep
- * over the remaining items, in their order, finds those that are alone in one of their cells; then these
- * leave their cells. Sweeps cost more visits than a queue of freed items would (1.8 per item at load 0.5, 5
- * at 0.75), but they run forward through memory, over counts that fit the cache, where a queue jumps over
- * words eight times as large; and the replay, the same in each round, inherits the order.
+ * All that planning needs is how many of the remaining items each cell holds, one byte. A round is a sweep
+ * over the remaining items in their order, a chunk at a time: those of the chunk that are alone in a cell go
+ * to the order and leave their cells at once, so that a later chunk of the same round profits. Sweeps visit
+ * an item more often than a queue of freed items would (1.5 times at load 0.5, 4 at 0.75), but they run
+ * forward through memory, over counts that fit the cache, where a queue jumps over words eight times as
+ * large; and the replay inherits the order.
  *
  * Rounds matter beyond speed: an item's value carries the rounding of all that had to be peeled before it,
- * and depth-first order makes those chains long enough to drown fp32 values. */
+ * and depth-first order makes those chains long enough to drown fp32 values. Measured relative rms error of
+ * fp32 values: 7e-8 at load 0.5, 3e-7 at 0.75 (all of a round found before any leaves: 6e-8 and 2.5e-7, and
+ * slower by 1.7). */
 #include "codec/sketch_locate.h"
 
 #if defined(__x86_64__)
@@ -118,36 +121,36 @@ __attribute__((target("avx512f,popcnt"))) static size_t split_avx512(const plann
 }
 #endif
 
-/* One sweep: moves the items that are alone in a cell from remaining to the end of the order. */
-static void find_alone(planner *p) {
+/* Takes n items (at most a chunk) out of their cells. */
+static void take_out(const planner *p, const uint32_t *items, size_t n) {
     tagc_located at;
     uint32_t positions[TAGC_LOCATE_CHUNK];
-    size_t kept = 0;
+    for (size_t k = 0; k < n; k++) positions[k] = p->indices[items[k]];
+    tagc_locate(&p->locator, positions, n, &at);
+    for (size_t k = 0; k < n; k++)
+        for (int t = 0; t < 3; t++) {
+            uint8_t *count = &p->counts[at.cell[t][k]];
+            *count -= *count != FULL;
+        }
+}
+
+/* One round: moves items that are alone in a cell from remaining to the end of the order. */
+static void sweep(planner *p) {
+    tagc_located at;
+    uint32_t positions[TAGC_LOCATE_CHUNK];
+    size_t kept = 0, found = p->plan->n_peeled;
     for (size_t begin = 0, n; begin < p->n_remaining; begin += n) {
         n = chunk_at(begin, p->n_remaining);
         const uint32_t *items = p->remaining + begin;
         for (size_t k = 0; k < n; k++) positions[k] = p->indices[items[k]];
         tagc_locate(&p->locator, positions, n, &at);
-        size_t n_alone = p->split(p, items, &at, n, p->plan->n_peeled, kept);
-        p->plan->n_peeled += n_alone;
+        size_t n_alone = p->split(p, items, &at, n, found, kept);
+        take_out(p, p->plan->order + found, n_alone);
+        found += n_alone;
         kept += n - n_alone;
     }
     p->n_remaining = kept;
-}
-
-static void take_out(planner *p, size_t begin, size_t end) {
-    tagc_located at;
-    uint32_t positions[TAGC_LOCATE_CHUNK];
-    for (size_t n; begin < end; begin += n) {
-        n = chunk_at(begin, end);
-        for (size_t k = 0; k < n; k++) positions[k] = p->indices[p->plan->order[begin + k]];
-        tagc_locate(&p->locator, positions, n, &at);
-        for (size_t k = 0; k < n; k++)
-            for (int t = 0; t < 3; t++) {
-                uint8_t *count = &p->counts[at.cell[t][k]];
-                *count -= *count != FULL;
-            }
-    }
+    p->plan->n_peeled = found;
 }
 
 void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
@@ -167,10 +170,9 @@ void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *
     plan->n_rounds = 0;
     while (p.n_remaining && plan->n_rounds < TAGC_PLAN_MAX_ROUNDS) {
         size_t begin = plan->n_peeled;
-        find_alone(&p);
+        sweep(&p);
         if (plan->n_peeled == begin) break;
         plan->round_end[plan->n_rounds++] = (uint32_t)plan->n_peeled;
-        if (p.n_remaining) take_out(&p, begin, plan->n_peeled);
     }
     if (p.n_remaining) memcpy(plan->order + plan->n_peeled, p.remaining, p.n_remaining * sizeof *plan->order);
 }
@@ -186,6 +188,7 @@ void tagc_plan_peel(const tagc_plan *plan, const tagc_sketch *sketch, const uint
         const uint32_t *items = plan->order + begin, *alone = plan->cell + begin;
         for (size_t k = 0; k < n; k++) positions[k] = indices[items[k]];
         tagc_locate(&locator, positions, n, &at);
+        tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++) {
             int table = (alone[k] >= locator.table_cells) + (alone[k] >= 2 * locator.table_cells);
             float value = tagc_signed(cells[alone[k]], at.signs[k], table);
@@ -208,6 +211,7 @@ void tagc_plan_peel_fixed(const tagc_plan *plan, const tagc_sketch *sketch, cons
         const uint32_t *items = plan->order + begin, *alone = plan->cell + begin;
         for (size_t k = 0; k < n; k++) positions[k] = indices[items[k]];
         tagc_locate(&locator, positions, n, &at);
+        tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++) {
             int table = (alone[k] >= locator.table_cells) + (alone[k] >= 2 * locator.table_cells);
             uint32_t value = tagc_signed_fixed(sums[alone[k]], at.signs[k], table);

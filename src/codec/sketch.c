@@ -60,6 +60,7 @@ void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, cons
     for (size_t begin = 0; begin < n_items; begin += TAGC_LOCATE_CHUNK) {
         size_t n = n_items - begin < TAGC_LOCATE_CHUNK ? n_items - begin : TAGC_LOCATE_CHUNK;
         tagc_locate(&locator, indices + begin, n, &at);
+        tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++)
             for (int t = 0; t < 3; t++)
                 cells[at.cell[t][k]] += tagc_signed(values[begin + k], at.signs[k], t);
@@ -76,6 +77,7 @@ void tagc_sketch_encode_fixed(const tagc_sketch *sketch, const uint32_t *indices
     for (size_t begin = 0; begin < n_items; begin += TAGC_LOCATE_CHUNK) {
         size_t n = n_items - begin < TAGC_LOCATE_CHUNK ? n_items - begin : TAGC_LOCATE_CHUNK;
         tagc_locate(&locator, indices + begin, n, &at);
+        tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++) {
             uint32_t value = (uint32_t)lrintf(values[begin + k] * scale);
             for (int t = 0; t < 3; t++) sums[at.cell[t][k]] += tagc_signed_fixed(value, at.signs[k], t);

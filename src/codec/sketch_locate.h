@@ -25,6 +25,14 @@ void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n,
                  tagc_located *out); /* n <= chunk */
 void tagc_locate_scalar(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
 
+/* Asks for the located cells, to be written: a chunk at once, where the adding loop would wait for each miss.
+ */
+static inline void tagc_prefetch(const tagc_located *at, size_t n, const void *cells, size_t cell_bytes) {
+    for (int t = 0; t < 3; t++)
+        for (size_t k = 0; k < n; k++)
+            __builtin_prefetch((const char *)cells + at->cell[t][k] * cell_bytes, 1);
+}
+
 /* value with the sign that table t gives it; its own inverse. */
 static inline float tagc_signed(float value, uint32_t signs, int t) {
     uint32_t bits;
