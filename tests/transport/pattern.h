@@ -1,0 +1,128 @@
+/* Random personalised exchanges whose sizes and bytes every rank can work out alone: the oracle of all
+ * transports. */
+#ifndef TAGC_TESTS_PATTERN_H
+#define TAGC_TESTS_PATTERN_H
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/comm.h"
+
+enum { PATTERN_GUARD = 0xA5, PATTERN_GUARD_BYTES = 16 };
+
+static inline uint64_t pattern_hash(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
+    uint64_t x = seed * 0x9E3779B97F4A7C15u + a * 0xBF58476D1CE4E5B9u + b * 0x94D049BB133111EBu + c + 1;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+/* A third of the messages are empty, and a few are much longer than the others. */
+static inline uint64_t pattern_bytes(uint64_t seed, int source, int target, uint64_t max_bytes) {
+    uint64_t x = pattern_hash(seed, (uint64_t)source, (uint64_t)target, 7);
+    if (x % 3 == 0) return 0;
+    return (x >> 8) % (x % 16 == 1 ? max_bytes : max_bytes / 16 + 1);
+}
+
+static inline void pattern_fill(unsigned char *at, uint64_t n_bytes, uint64_t seed, int source, int target) {
+    uint64_t x = pattern_hash(seed, (uint64_t)source, (uint64_t)target, 11);
+    for (uint64_t i = 0; i < n_bytes; i++) at[i] = (unsigned char)(x >> (i % 57)) ^ (unsigned char)(i >> 3);
+}
+
+typedef struct pattern {
+    tagc_ticket ticket;
+    uint64_t seed, *sizes; /* (4, W): send bytes, send offset, recv bytes, recv offset */
+    unsigned char *send, *recv, *expected;
+    uint64_t n_recv; /* bytes in recv, guards included */
+} pattern;
+
+static inline void pattern_make(pattern *p, uint64_t seed, int rank, int world_size, uint64_t max_bytes,
+                                tagc_leg leg) {
+    size_t W = (size_t)world_size;
+    uint64_t n_send = 0, n_recv = PATTERN_GUARD_BYTES;
+    uint64_t *sizes = calloc(4 * W, sizeof *sizes);
+    for (int r = 0; r < world_size; r++) {
+        sizes[r] = pattern_bytes(seed, rank, r, max_bytes);
+        sizes[W + (size_t)r] = n_send;
+        n_send += sizes[r];
+        sizes[2 * W + (size_t)r] = pattern_bytes(seed, r, rank, max_bytes);
+        sizes[3 * W + (size_t)r] = n_recv;
+        n_recv += sizes[2 * W + (size_t)r] + PATTERN_GUARD_BYTES;
+    }
+    *p = (pattern){.seed = seed, .sizes = sizes, .n_recv = n_recv};
+    p->send = malloc(n_send + 1);
+    p->recv = malloc(n_recv);
+    p->expected = malloc(n_recv);
+    memset(p->recv, PATTERN_GUARD, n_recv);
+    memset(p->expected, PATTERN_GUARD, n_recv);
+    for (int r = 0; r < world_size; r++) {
+        pattern_fill(p->send + sizes[W + (size_t)r], sizes[r], seed, rank, r);
+        pattern_fill(p->expected + sizes[3 * W + (size_t)r], sizes[2 * W + (size_t)r], seed, r, rank);
+    }
+    p->ticket.transfer = (tagc_transfer){.send = p->send,
+                                         .send_bytes = sizes,
+                                         .send_offset = sizes + W,
+                                         .recv = p->recv,
+                                         .recv_bytes = sizes + 2 * W,
+                                         .recv_offset = sizes + 3 * W};
+    p->ticket.leg = leg;
+    p->ticket.tag = seed;
+}
+
+static inline uint64_t pattern_total(const uint64_t *n_bytes, int rank, int world_size) {
+    uint64_t total = 0;
+    for (int r = 0; r < world_size; r++)
+        if (r != rank) total += n_bytes[r];
+    return total;
+}
+
+/* 1 when exactly what the others sent has arrived, and the counters say so. */
+static inline int pattern_arrived(const pattern *p, int rank, int world_size) {
+    return memcmp(p->recv, p->expected, p->n_recv) == 0 &&
+           p->ticket.n_bytes_sent == pattern_total(p->ticket.transfer.send_bytes, rank, world_size) &&
+           p->ticket.n_bytes_received == pattern_total(p->ticket.transfer.recv_bytes, rank, world_size);
+}
+
+static inline void pattern_free(pattern *p) {
+    free(p->sizes);
+    free(p->send);
+    free(p->recv);
+    free(p->expected);
+}
+
+/* Posts `n` patterns on each of three lanes, lanes interleaved and waited for in an order of this rank's own,
+ * and returns how many did not arrive, plus one when the comm's byte counters did not grow by what was sent.
+ * A comm without lanes gets one order for all. */
+static inline int pattern_storm(tagc_comm *comm, uint64_t seed, int n, uint64_t max_bytes) {
+    enum { N_LANES = 3 };
+    int rank = tagc_comm_rank(comm), world_size = tagc_comm_world_size(comm), n_bad = 0;
+    pattern *patterns = calloc((size_t)(N_LANES * n), sizeof *patterns);
+    for (int i = 0; i < N_LANES * n; i++)
+        pattern_make(&patterns[i], seed * 1000 + (uint64_t)i, rank, world_size, max_bytes,
+                     (tagc_leg)(i % TAGC_N_LEGS));
+    uint64_t sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
+    tagc_comm_bytes(comm, sent, received);
+    int next[N_LANES] = {0};
+    uint64_t own = tagc_comm_has_lanes(comm) ? (uint64_t)rank + 1 : 0;
+    for (int posted = 0; posted < N_LANES * n; posted++) {
+        int lane = (int)(pattern_hash(seed, own, (uint64_t)posted, 3) % N_LANES);
+        while (next[lane] == n) lane = (lane + 1) % N_LANES;
+        tagc_comm_post(comm, (tagc_lane)lane, &patterns[lane * n + next[lane]++].ticket);
+    }
+    for (int i = 0; i < N_LANES * n; i++) {
+        pattern *p = &patterns[own % 2 ? i : N_LANES * n - 1 - i];
+        n_bad += tagc_comm_wait(comm, &p->ticket) != TAGC_OK || !tagc_comm_done(comm, &p->ticket) ||
+                 !pattern_arrived(p, rank, world_size);
+        sent[p->ticket.leg] += pattern_total(p->ticket.transfer.send_bytes, rank, world_size);
+        received[p->ticket.leg] += pattern_total(p->ticket.transfer.recv_bytes, rank, world_size);
+    }
+    uint64_t sent_now[TAGC_N_LEGS], received_now[TAGC_N_LEGS];
+    tagc_comm_bytes(comm, sent_now, received_now);
+    n_bad += memcmp(sent, sent_now, sizeof sent) != 0 || memcmp(received, received_now, sizeof received) != 0;
+    for (int i = 0; i < N_LANES * n; i++) pattern_free(&patterns[i]);
+    free(patterns);
+    return n_bad;
+}
+
+#endif

@@ -1,0 +1,324 @@
+/* A comm over threads as ranks and over a caller's blocking function: what arrives, in which order, and what
+ * is counted. Failures are in test_comm_failures.c. */
+#include "pattern.h"
+#include "ranks.h"
+
+#ifdef TAGC_SANITIZED
+enum { LONG_MESSAGE = 20000, N_STORMS = 1 };
+#else
+enum { LONG_MESSAGE = 200000, N_STORMS = 3 };
+#endif
+
+/* ---- local: random exchanges ---- */
+
+static void storm_body(rank_run *run) {
+    tagc_comm *comm = NULL;
+    CHECK(run, tagc_comm_create_local(run->shared, run->rank, NULL, &comm) == TAGC_OK);
+    CHECK(run, tagc_comm_rank(comm) == run->rank && tagc_comm_world_size(comm) == run->world_size);
+    for (int i = 0; i < N_STORMS; i++)
+        CHECK(run, pattern_storm(comm, (uint64_t)(i + run->world_size), 4, LONG_MESSAGE) == 0);
+    CHECK(run, pattern_storm(comm, 77, 8, 40) == 0);
+    tagc_comm_destroy(comm);
+}
+
+static void test_local_storm(void **state) {
+    (void)state;
+    static const int sizes[] = {1, 2, 3, 4, 7, 16};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        tagc_local_group *group;
+        assert_int_equal(tagc_local_group_create(sizes[i], &group), TAGC_OK);
+        run_ranks(sizes[i], storm_body, group);
+        tagc_local_group_destroy(group);
+    }
+}
+
+/* ---- all-gather and barrier ---- */
+
+static void gather_body(rank_run *run) {
+    tagc_comm *comm;
+    uint64_t W = (uint64_t)run->world_size, sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
+    CHECK(run, tagc_comm_create_local(run->shared, run->rank, NULL, &comm) == TAGC_OK);
+    uint32_t *all = malloc(W * sizeof *all), mine = 1000u + (uint32_t)run->rank;
+    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all) == TAGC_OK);
+    for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 1000 + r);
+    memset(all, 0, W * sizeof *all);
+    all[run->rank] = 7 * mine; /* in place */
+    CHECK(run, tagc_comm_all_gather(comm, &all[run->rank], sizeof mine, all) == TAGC_OK);
+    for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 7 * (1000 + r));
+    CHECK(run, tagc_comm_all_gather(comm, NULL, 0, NULL) == TAGC_OK);
+    tagc_comm_bytes(comm, sent, received);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        uint64_t expected = leg == TAGC_LEG_CONTROL ? 2 * sizeof mine * (W - 1) : 0;
+        CHECK(run, sent[leg] == expected && received[leg] == expected);
+    }
+    free(all);
+    tagc_comm_destroy(comm);
+}
+
+static void test_all_gather(void **state) {
+    (void)state;
+    for (int W = 1; W <= 5; W += 2) {
+        tagc_local_group *group;
+        assert_int_equal(tagc_local_group_create(W, &group), TAGC_OK);
+        run_ranks(W, gather_body, group);
+        tagc_local_group_destroy(group);
+    }
+}
+
+typedef struct barrier_shared {
+    tagc_local_group *group;
+    int n_arrived;
+    pthread_mutex_t lock;
+} barrier_shared;
+
+static void barrier_body(rank_run *run) {
+    barrier_shared *shared = run->shared;
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_local(shared->group, run->rank, NULL, &comm) == TAGC_OK);
+    for (int round = 1; round <= 20; round++) {
+        pthread_mutex_lock(&shared->lock);
+        shared->n_arrived++;
+        pthread_mutex_unlock(&shared->lock);
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+        pthread_mutex_lock(&shared->lock);
+        CHECK(run, shared->n_arrived >= round * run->world_size);
+        pthread_mutex_unlock(&shared->lock);
+    }
+    tagc_comm_destroy(comm);
+}
+
+static void test_barrier(void **state) {
+    (void)state;
+    barrier_shared shared = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    assert_int_equal(tagc_local_group_create(4, &shared.group), TAGC_OK);
+    run_ranks(4, barrier_body, &shared);
+    tagc_local_group_destroy(shared.group);
+}
+
+/* ---- jobs and spares ---- */
+
+static tagc_comm *lonely_comm(const tagc_comm_options *options, tagc_local_group **group) {
+    tagc_comm *comm;
+    assert_int_equal(tagc_local_group_create(1, group), TAGC_OK);
+    assert_int_equal(tagc_comm_create_local(*group, 0, options, &comm), TAGC_OK);
+    return comm;
+}
+
+typedef struct order_job {
+    tagc_job job;
+    int index, *log, *n_logged;
+} order_job;
+
+static tagc_status log_job(void *arg) {
+    order_job *self = arg;
+    self->log[(*self->n_logged)++] = self->index;
+    if (self->index % 10 == 3) return tagc_fail(TAGC_ERR_IO, "job %d went wrong", self->index);
+    return TAGC_OK;
+}
+
+static void test_jobs(void **state) {
+    (void)state;
+    enum { N = 100 };
+    tagc_local_group *group;
+    tagc_comm *comm = lonely_comm(NULL, &group);
+    static order_job jobs[N];
+    int log[N], n_logged = 0;
+    for (int i = 0; i < N; i++) {
+        jobs[i] = (order_job){
+            .job = {.run = log_job, .arg = &jobs[i]}, .index = i, .log = log, .n_logged = &n_logged};
+        tagc_comm_submit(comm, &jobs[i].job);
+    }
+    for (int i = N - 1; i >= 0; i--) {
+        tagc_status status = tagc_comm_join(comm, &jobs[i].job);
+        assert_int_equal(status, i % 10 == 3 ? TAGC_ERR_IO : TAGC_OK);
+        if (status == TAGC_OK) continue;
+        char text[64];
+        snprintf(text, sizeof text, "job %d went wrong", i);
+        assert_string_equal(tagc_last_error(), text);
+    }
+    assert_int_equal(n_logged, N);
+    for (int i = 0; i < N; i++) assert_int_equal(log[i], i);
+
+    tagc_comm_submit(comm, &jobs[5].job); /* a job can be used again, and destroy waits for it */
+    tagc_comm_destroy(comm);
+    assert_int_equal(n_logged - 1, N);
+    tagc_local_group_destroy(group);
+}
+
+static void test_spares(void **state) {
+    (void)state;
+    tagc_local_group *group;
+    tagc_comm *comm = lonely_comm(NULL, &group);
+    tagc_spare *a, *b, *c;
+    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &a), TAGC_OK);
+    assert_int_equal(tagc_comm_spare_acquire(comm, 200, &b), TAGC_OK);
+    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &c), TAGC_OK);
+    assert_ptr_equal(a, c);
+    assert_ptr_not_equal(a, b);
+    assert_int_equal(a->n_users, 2);
+    for (int i = 0; i < 100; i++) a->values[i] = 1;
+    tagc_comm_spare_release(comm, a);
+    assert_int_equal(c->n_users, 1);
+    assert_true(c->values[99] == 1); /* still there for its other user */
+    tagc_comm_spare_release(comm, c);
+    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &a), TAGC_OK);
+    assert_int_equal(a->n_users, 1);
+    tagc_comm_spare_release(comm, a);
+    tagc_comm_spare_release(comm, NULL);
+    assert_int_equal(tagc_comm_spare_acquire(comm, UINT64_MAX / 2, &a), TAGC_ERR_MEMORY);
+    assert_null(a);
+    tagc_comm_destroy(comm); /* frees b, which nobody released */
+    tagc_local_group_destroy(group);
+}
+
+/* ---- trace ---- */
+
+typedef struct trace_log {
+    tagc_local_group *group;
+    pthread_mutex_t lock;
+    int n_events, n_wrong;
+    uint64_t n_bytes;
+    double last_end_s;
+} trace_log;
+
+static void log_event(void *context, const tagc_event *event) {
+    trace_log *log = context;
+    pthread_mutex_lock(&log->lock);
+    log->n_events++;
+    log->n_bytes += event->n_bytes;
+    log->n_wrong += strcmp(event->stream, "comm") != 0 || strcmp(event->name, "control") != 0 ||
+                    event->tag != UINT64_MAX || event->end_s < event->start_s ||
+                    event->end_s < log->last_end_s;
+    log->last_end_s = event->end_s;
+    pthread_mutex_unlock(&log->lock);
+}
+
+static void trace_body(rank_run *run) {
+    trace_log *log = run->shared;
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    if (run->rank == 0) {
+        options.trace = log_event;
+        options.trace_context = log;
+    }
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_local(log->group, run->rank, &options, &comm) == TAGC_OK);
+    char all[24], mine[12] = "whatever";
+    for (int i = 0; i < 30; i++) CHECK(run, tagc_comm_all_gather(comm, mine, sizeof mine, all) == TAGC_OK);
+    tagc_comm_destroy(comm);
+}
+
+static void test_trace(void **state) {
+    (void)state;
+    trace_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    double before_s = tagc_time_s();
+    assert_int_equal(tagc_local_group_create(2, &log.group), TAGC_OK);
+    run_ranks(2, trace_body, &log);
+    tagc_local_group_destroy(log.group);
+    assert_int_equal(log.n_events, 30);
+    assert_int_equal(log.n_wrong, 0);
+    assert_int_equal(log.n_bytes, 30 * 12);
+    assert_true(log.last_end_s > before_s && log.last_end_s <= tagc_time_s());
+}
+
+/* ---- callback: a shared table, a barrier and memcpy ---- */
+
+typedef struct table {
+    pthread_barrier_t barrier;
+    const tagc_transfer *transfers[8]; /* (W,) */
+    int n_inside[8];                   /* (W,) callers in the function: never two */
+} table;
+
+typedef struct table_rank {
+    table *table;
+    int rank, world_size;
+} table_rank;
+
+static tagc_status table_exchange(void *context, const tagc_transfer *mine) {
+    table_rank *self = context;
+    table *t = self->table;
+    int me = self->rank, alone = t->n_inside[me]++ == 0, lane_0 = mine->lane == 0;
+    t->transfers[me] = mine;
+    pthread_barrier_wait(&t->barrier);
+    for (int s = 0; s < self->world_size; s++) {
+        const tagc_transfer *theirs = t->transfers[s];
+        if (theirs->send_bytes[me] != mine->recv_bytes[s])
+            return tagc_report(TAGC_ERR_CORRUPT, "table: sizes");
+        if (mine->recv_bytes[s] == 0) continue;
+        memmove((char *)mine->recv + mine->recv_offset[s],
+                (const char *)theirs->send + theirs->send_offset[me], mine->recv_bytes[s]);
+    }
+    pthread_barrier_wait(&t->barrier);
+    t->n_inside[me]--;
+    return alone && lane_0 ? TAGC_OK : tagc_report(TAGC_ERR_STATE, "table: two callers or a lane");
+}
+
+typedef struct storm_job {
+    tagc_job job;
+    tagc_comm *comm;
+    uint64_t seed;
+    int n_bad;
+} storm_job;
+
+static tagc_status run_storm_job(void *arg) {
+    storm_job *self = arg;
+    int here = 1, all[8] = {0};
+    self->n_bad = pattern_storm(self->comm, self->seed, 4, 3000);
+    /* A gather from within a job must not wait for the worker it runs on. */
+    TAGC_TRY(tagc_comm_all_gather(self->comm, &here, sizeof here, all));
+    for (int r = 0; r < tagc_comm_world_size(self->comm); r++) self->n_bad += all[r] != 1;
+    return TAGC_OK;
+}
+
+static void callback_body(rank_run *run) {
+    table_rank self = {run->shared, run->rank, run->world_size};
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_callback(table_exchange, &self, run->rank, run->world_size, NULL, &comm) ==
+                   TAGC_OK);
+    storm_job first = {.job = {.run = run_storm_job, .arg = &first}, .comm = comm, .seed = 1};
+    storm_job second = {.job = {.run = run_storm_job, .arg = &second}, .comm = comm, .seed = 2};
+    tagc_comm_submit(comm, &first.job);
+    int mine = 50 + run->rank, all[8];
+    CHECK(run, tagc_comm_all_gather(comm, &mine, sizeof mine, all) == TAGC_OK); /* goes between the two */
+    for (int r = 0; r < run->world_size; r++) CHECK(run, all[r] == 50 + r);
+    tagc_comm_submit(comm, &second.job);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    CHECK(run, tagc_comm_join(comm, &first.job) == TAGC_OK && first.n_bad == 0);
+    CHECK(run, tagc_comm_join(comm, &second.job) == TAGC_OK && second.n_bad == 0);
+    tagc_comm_destroy(comm);
+}
+
+static void test_callback(void **state) {
+    (void)state;
+    for (int W = 1; W <= 4; W++) {
+        table t = {.n_inside = {0}};
+        pthread_barrier_init(&t.barrier, NULL, (unsigned)W);
+        run_ranks(W, callback_body, &t);
+        pthread_barrier_destroy(&t.barrier);
+    }
+}
+
+/* ---- small things ---- */
+
+static void test_names(void **state) {
+    (void)state;
+    assert_string_equal(tagc_leg_name(TAGC_LEG_INDEX), "index");
+    assert_string_equal(tagc_leg_name(TAGC_LEG_CONTROL), "control");
+    assert_string_equal(tagc_leg_name(-1), "?");
+    assert_string_equal(tagc_leg_name(TAGC_N_LEGS), "?");
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", TAGC_VERSION_MAJOR, TAGC_VERSION_MINOR, TAGC_VERSION_PATCH);
+    assert_string_equal(tagc_version(), version);
+    tagc_comm_destroy(NULL);
+    tagc_local_group_destroy(NULL);
+    tagc_comm_abort(NULL, "nobody");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_local_storm), cmocka_unit_test(test_all_gather), cmocka_unit_test(test_barrier),
+        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_spares),     cmocka_unit_test(test_trace),
+        cmocka_unit_test(test_callback),    cmocka_unit_test(test_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
