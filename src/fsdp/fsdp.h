@@ -10,6 +10,7 @@
 #define TAGC_FSDP_FSDP_H
 
 #include "fsdp/tensor.h"
+#include "fsdp/trace.h"
 #include "tagc/tagc.h"
 
 typedef struct tagc_fsdp tagc_fsdp;
@@ -52,9 +53,10 @@ typedef struct tagc_fsdp_options {
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
 
-/* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied. */
+/* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied; trace may be
+ * NULL, else it outlives the engine, as comm does. */
 tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,
-                             const tagc_fsdp_options *options, struct tagc_trace *trace, tagc_fsdp **out);
+                             const tagc_fsdp_options *options, tagc_trace *trace, tagc_fsdp **out);
 void tagc_fsdp_destroy(tagc_fsdp *fsdp);
 
 /* ---- parameters in and out ---- */
@@ -91,14 +93,15 @@ typedef struct tagc_fsdp_stats {
     uint64_t n_bytes_received[TAGC_N_LEGS];
     double bits_per_param[TAGC_N_LEGS];     /* n_bytes_sent * 8 / n_params */
     double grad_norm;        /* of the averaged gradient, before clipping */
-    int skipped;             /* a non-finite gradient: parameters, moments and residuals are as before */
+    int skipped;             /* a non-finite gradient: parameters and moments are as before, and the residuals of the
+                                flats that held it (others were sent before it was known) */
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed; /* over the compressed flats */
     double load;             /* largest of any sketch */
     int peel_rounds;         /* largest */
 } tagc_fsdp_stats;
 
 /* Collective. Waits for the exchanges, clips, updates the owned shards with learning rate `lr`.
- * Gradients are means over ranks and micro-steps. */
+ * The model adds gradients of its mean loss; the engine makes the mean over ranks and over micro-steps. */
 tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 
 /* ---- what it looks like ---- */

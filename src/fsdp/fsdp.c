@@ -1,0 +1,201 @@
+/* The engine's life, and its parameters in and out. */
+#include "fsdp/internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* Between here and the agreement no rank leaves early, whatever went wrong with it. */
+static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors,
+                           const tagc_fsdp_options *options) {
+    if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
+    TAGC_TRY(tagc_fsdp_options_check(options));
+    f->options = *options;
+    if (options->names != NULL) {
+        f->names = strdup(options->names);
+        if (f->names == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for names");
+        f->options.names = f->names;
+    }
+    TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
+    return tagc_fsdp_place(f);
+}
+
+/* Names the first word in which this rank's options differ from rank 0's. */
+static tagc_status compare_options(const tagc_fsdp *f, char (*texts)[TAGC_OPTIONS_TEXT_BYTES]) {
+    for (int rank = 1; rank < f->world_size; rank++) {
+        const char *a = texts[0], *b = texts[rank];
+        a = memchr(a, 0, TAGC_OPTIONS_TEXT_BYTES) != NULL ? a : "";
+        b = memchr(b, 0, TAGC_OPTIONS_TEXT_BYTES) != NULL ? b : "";
+        while (*a != 0 && *b != 0) {
+            size_t n_a = strcspn(a, " "), n_b = strcspn(b, " ");
+            if (n_a != n_b || memcmp(a, b, n_a) != 0)
+                return tagc_fail(TAGC_ERR_MISMATCH, "rank 0 was started with %.*s, rank %d with %.*s",
+                                 (int)n_a, a, rank, (int)n_b, b);
+            a += n_a + (a[n_a] == ' ');
+            b += n_b + (b[n_b] == ' ');
+        }
+    }
+    return TAGC_OK;
+}
+
+static tagc_status check_agreement(tagc_fsdp *f) {
+    char(*texts)[TAGC_OPTIONS_TEXT_BYTES] = calloc((size_t)f->world_size + 1, sizeof *texts);
+    tagc_status status = TAGC_OK;
+    if (texts == NULL)
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the options of %d ranks", f->world_size);
+    status = tagc_agree(f->comm, status);
+    if (status == TAGC_OK) {
+        char *own = texts[f->world_size];
+        tagc_fsdp_options_text(f, own);
+        status = tagc_comm_all_gather(f->comm, own, sizeof *texts, texts);
+    }
+    if (status == TAGC_OK) status = compare_options(f, texts);
+    free(texts);
+    return status;
+}
+
+static tagc_status make_exchange(tagc_fsdp *f, tagc_flat *flat) {
+    tagc_reducer_options r;
+    if (flat->compressed) {
+        r = f->options.reducer;
+    } else {
+        tagc_reducer_options_init(&r);
+        r.exchange = TAGC_EXCHANGE_DENSE;
+        r.wire = f->options.dense_wire;
+        r.n_threads = f->options.reducer.n_threads;
+    }
+    r.n_elems = flat->n_padded;
+    r.tag = (uint64_t)flat->unit;
+    r.op = TAGC_OP_AVG;
+    r.all_reduce = f->options.sharding == TAGC_SHARD_NONE;
+    TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
+    uint64_t n_residual = 0;
+    tagc_reducer_residual(flat->reducer, &n_residual);
+    f->memory.residuals += n_residual * sizeof(float);
+    if (f->options.sharding == TAGC_SHARD_NONE) return TAGC_OK;
+    tagc_gatherer_options g;
+    tagc_gatherer_options_init(&g);
+    g.n_elems = flat->n_padded;
+    g.tag = (uint64_t)flat->unit;
+    g.wire = f->options.gather_wire;
+    return tagc_gatherer_create(f->comm, &g, &flat->gatherer);
+}
+
+tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,
+                             const tagc_fsdp_options *options, tagc_trace *trace, tagc_fsdp **out) {
+    *out = NULL;
+    tagc_fsdp *f = calloc(1, sizeof *f);
+    tagc_status status = TAGC_OK;
+    if (f == NULL) {
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
+    } else {
+        f->comm = comm;
+        f->trace = trace;
+        f->rank = tagc_comm_rank(comm);
+        f->world_size = tagc_comm_world_size(comm);
+        f->pass = TAGC_PASS_NONE;
+        f->span_unit = -1;
+        status = prepare(f, tensors, n_tensors, options);
+    }
+    status = tagc_agree(comm, status);
+    if (status == TAGC_OK) status = check_agreement(f);
+    for (int i = 0; status == TAGC_OK && i < f->n_flats; i++) status = make_exchange(f, &f->flats[i]);
+    if (status != TAGC_OK) {
+        tagc_fsdp_destroy(f);
+        return status;
+    }
+    *out = f;
+    return TAGC_OK;
+}
+
+void tagc_fsdp_destroy(tagc_fsdp *f) {
+    if (f == NULL) return;
+    /* The exchange objects first: they wait for what still reads or writes the arrays. */
+    for (int i = 0; i < f->n_flats; i++) {
+        tagc_flat *flat = &f->flats[i];
+        tagc_reducer_destroy(flat->reducer);
+        if (flat->gatherer != NULL && f->units[flat->unit].residency == TAGC_COMING)
+            tagc_gatherer_end(flat->gatherer);
+        tagc_gatherer_destroy(flat->gatherer);
+    }
+    tagc_memory_destroy(f->values);
+    tagc_memory_destroy(f->tables);
+    free(f->names);
+    free(f);
+}
+
+tagc_status tagc_fsdp_fill(tagc_fsdp *f, tagc_fill_fn fill, void *context) {
+    for (int i = 0; i < f->n_tensors; i++) {
+        const tagc_place *p = &f->places[i];
+        if (p->n == 0) continue;
+        TAGC_TRY(fill(context, i, p->first, p->n, f->flats[p->flat].master + p->at));
+    }
+    tagc_fsdp_make_absent(f);
+    return TAGC_OK;
+}
+
+/* The part of [begin, begin + n) of a flat that `rank` owns, relative to begin. */
+static uint64_t part_of(const tagc_fsdp *f, const tagc_flat *flat, const tagc_place *p, uint64_t n, int rank,
+                        uint64_t *first) {
+    uint64_t shard = flat->n_padded / (uint64_t)f->world_size;
+    uint64_t begin = (uint64_t)rank * shard, end = begin + shard;
+    begin = begin < p->offset ? p->offset : begin;
+    end = end > p->offset + n ? p->offset + n : end;
+    *first = begin - p->offset;
+    return begin < end ? end - begin : 0;
+}
+
+tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
+    if (tensor < 0 || tensor >= f->n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor, f->n_tensors - 1);
+    const tagc_place *p = &f->places[tensor];
+    const tagc_flat *flat = &f->flats[p->flat];
+    uint64_t n = f->tensors[tensor].n_elems, n_part = flat->n_padded / (uint64_t)f->world_size;
+    if (f->options.sharding == TAGC_SHARD_NONE) {
+        memcpy(values, flat->master + p->at, n * sizeof *values);
+        return TAGC_OK;
+    }
+    n_part = n < n_part ? n : n_part;
+    float *parts = malloc(((size_t)f->world_size + 1) * n_part * sizeof *parts); /* (W + 1, n_part) */
+    tagc_status status = TAGC_OK;
+    if (parts == NULL) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to read %s", f->tensors[tensor].name);
+    status = tagc_agree(f->comm, status);
+    if (status == TAGC_OK) {
+        float *own = parts + (uint64_t)f->world_size * n_part;
+        memset(own, 0, n_part * sizeof *own);
+        if (p->n > 0) memcpy(own, flat->master + p->at, p->n * sizeof *own);
+        status = tagc_comm_all_gather(f->comm, own, n_part * sizeof *own, parts);
+    }
+    for (int rank = 0; status == TAGC_OK && rank < f->world_size; rank++) {
+        uint64_t first, n_owned = part_of(f, flat, p, n, rank, &first);
+        if (n_owned > 0) memcpy(values + first, parts + (uint64_t)rank * n_part, n_owned * sizeof *values);
+    }
+    free(parts);
+    return status;
+}
+
+uint64_t tagc_fsdp_n_params(const tagc_fsdp *f) {
+    uint64_t n = 0;
+    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].n_elems;
+    return n;
+}
+
+uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *f) {
+    uint64_t n = 0;
+    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].compressed ? f->flats[i].n_elems : 0;
+    return n;
+}
+
+int tagc_fsdp_n_units(const tagc_fsdp *f) {
+    return f->n_units;
+}
+
+const char *tagc_fsdp_unit_name(const tagc_fsdp *f, int unit) {
+    return unit >= 0 && unit < f->n_units ? f->units[unit].name : "?";
+}
+
+int tagc_fsdp_tensor_compressed(const tagc_fsdp *f, int tensor) {
+    return tensor >= 0 && tensor < f->n_tensors && f->flats[f->places[tensor].flat].compressed;
+}
+
+void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {
+    *out = f->memory;
+}

@@ -1,0 +1,138 @@
+/* Inside of the engine: one struct of tables and states that layout, pass, step and checkpoint share.
+ *
+ * What a rank holds, all of it in one arena made once:
+ *
+ *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
+ *   slots      parameters (W, shard) of the units that are gathered at present; absent for SHARD_NONE, where
+ *              the master is the whole flat
+ *   slots      gradients (W, shard) of the units that are in backward or under way
+ *
+ * A unit's slot never changes. Units of one stage share a few slots by position, so that neighbours never
+ * meet; units that span several stages, and all units where nothing is released, have a slot of their own. */
+#ifndef TAGC_FSDP_INTERNAL_H
+#define TAGC_FSDP_INTERNAL_H
+
+#include "core/memory.h"
+#include "core/status.h"
+#include "fsdp/fsdp.h"
+#include "fsdp/trace.h"
+
+/* The published runs wrapped and compressed matrices with more elements than this. */
+#define TAGC_LARGE_MATRIX_ELEMS 2000000u
+
+enum { TAGC_PASS_FORWARD = 0, TAGC_PASS_BACKWARD = 1, TAGC_PASS_NONE = 2 };
+
+/* Where a tensor lies, and which part of it this rank owns: elements [first, first + n) of the tensor are
+ * elements [at, at + n) of the owned part of the flat. */
+typedef struct tagc_place {
+    int unit, flat;
+    uint64_t offset; /* in the flat */
+    uint64_t first, at, n;
+} tagc_place;
+
+typedef struct tagc_flat {
+    int unit, compressed;
+    int first_member, n_members; /* in tagc_fsdp.members */
+    uint64_t n_elems, n_padded;  /* without and with padding */
+    uint64_t first_owned, n_owned;
+    uint64_t unit_offset;                                    /* in the unit's slots */
+    float *full, *full_gradient;                             /* (n_padded), in the slots */
+    float *master, *moment1, *moment2, *gradient, *received; /* (n_owned) */
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+} tagc_flat;
+
+typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
+
+typedef struct tagc_unit {
+    char name[TAGC_TENSOR_NAME_BYTES];
+    int first_flat, n_flats, n_tensors;
+    int spans;       /* its tensors are used in more than one stage */
+    int position[2]; /* in the order of the forward and of the backward pass */
+    uint64_t backward_key;
+    int n_uses; /* expected in a forward pass */
+    int slot, gradient_slot;
+    int used_backward; /* the last backward pass read it: worth a gather ahead of the next */
+    uint64_t n_padded;
+    tagc_residency residency;
+    /* of the pass */
+    int n_in_use, n_done, n_gradients_done, gradients_open;
+    /* of the step */
+    int gradients_zeroed, exchanging, n_exchanged;
+} tagc_unit;
+
+typedef struct tagc_slot {
+    float *values;
+    uint64_t n_elems; /* of the largest unit that uses it */
+    int holder;       /* unit, or -1 */
+} tagc_slot;
+
+struct tagc_fsdp {
+    tagc_comm *comm;
+    tagc_trace *trace; /* may be NULL */
+    int rank, world_size;
+    tagc_fsdp_options options;
+    char *names; /* copy of options.names */
+
+    int n_tensors, n_units, n_flats, n_slots, n_gradient_slots;
+    tagc_tensor_info *tensors; /* (n_tensors) */
+    tagc_place *places;        /* (n_tensors) */
+    int *members;              /* (n_tensors) tensors, flat by flat */
+    tagc_unit *units;          /* in the order of the forward pass */
+    int *backward_order;       /* (n_units) */
+    tagc_flat *flats;
+    tagc_slot *slots, *gradient_slots;
+    void *tables, *values; /* memory behind the above, and behind the arrays of floats */
+    double *norms;         /* (W) */
+    tagc_fsdp_memory memory;
+
+    int pass, training;
+    int micro_step;                /* backward passes begun in this step */
+    int gather_next, gather_reach; /* positions: the next to be gathered, the last that may be */
+    int n_open;                    /* units that are not finished in this pass */
+    uint64_t n_updates;            /* optimizer steps taken, for the bias correction */
+    tagc_status deferred;          /* of a failure in _done, which cannot return it */
+    char deferred_text[TAGC_ERROR_TEXT_BYTES];
+
+    double step_start_s;
+    int span_unit; /* of the present compute span, or -1 */
+    double span_start_s;
+    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS];
+    tagc_fsdp_stats stats;
+};
+
+/* ---- options.c ---- */
+#define TAGC_OPTIONS_TEXT_BYTES 2048
+tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *options);
+/* What must agree over ranks, as "name=value" words. */
+void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_BYTES]);
+
+/* ---- layout.c ---- */
+tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
+tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
+
+/* ---- pass.c ---- */
+tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */
+tagc_status tagc_fsdp_end_exchange(tagc_fsdp *fsdp, int unit); /* waits, adds to the gradient shard */
+void tagc_fsdp_make_absent(tagc_fsdp *fsdp);                   /* gathered parameters are out of date */
+/* The time since start_s was spent blocked: adds it to *total_s and to the trace. */
+void tagc_fsdp_blocked(tagc_fsdp *fsdp, double start_s, double *total_s, int unit);
+void tagc_fsdp_event(tagc_fsdp *fsdp, const char *name, double start_s, double end_s, uint64_t tag);
+void tagc_fsdp_close_span(tagc_fsdp *fsdp, double end_s);
+
+/* ---- adamw.c ---- */
+typedef struct tagc_adamw {
+    double lr, beta1, beta2, epsilon, weight_decay;
+    double gradient_scale; /* clipping and the mean over micro-steps */
+    uint64_t n_updates;    /* this one included */
+} tagc_adamw;
+void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
+                       const float *gradient, size_t n);
+double tagc_sum_of_squares(const float *x, size_t n); /* in double, order fixed */
+
+/* ---- agree.c ---- */
+/* Collective. Every rank brings its status (and its text, tagc_last_error); all return that of the lowest
+ * rank that failed, with "rank r: " before its text. */
+tagc_status tagc_agree(tagc_comm *comm, tagc_status status);
+
+#endif

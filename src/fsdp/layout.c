@@ -1,0 +1,291 @@
+/* Who lies where: tensors into units by the wrap, into a compressed and a dense flat per unit by the policy,
+ * units into slots by their order. A pure function of table, options, rank and world size. */
+#include "fsdp/internal.h"
+#include <fnmatch.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int is_large_matrix(const tagc_tensor_info *t) {
+    return t->n_cols > 1 && t->n_elems > TAGC_LARGE_MATRIX_ELEMS;
+}
+
+static int matches(const char *patterns, const char *name) {
+    while (*patterns != 0) {
+        size_t n = strcspn(patterns, ",");
+        char pattern[256];
+        if (n > 0 && n < sizeof pattern) {
+            memcpy(pattern, patterns, n);
+            pattern[n] = 0;
+            if (fnmatch(pattern, name, 0) == 0) return 1;
+        }
+        patterns += n + (patterns[n] == ',');
+    }
+    return 0;
+}
+
+static int is_compressed(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
+    switch (options->policy) {
+    case TAGC_POLICY_NON_ATTENTION_LINEAR:
+        return t->kind == TAGC_TENSOR_MLP || t->kind == TAGC_TENSOR_EMBEDDING ||
+               t->kind == TAGC_TENSOR_HEAD || t->kind == TAGC_TENSOR_ATTENTION_PROJECTION;
+    case TAGC_POLICY_PAPER:
+        return is_large_matrix(t);
+    case TAGC_POLICY_ALL:
+        return 1;
+    case TAGC_POLICY_NAMES:
+        return matches(options->names, t->name);
+    default:
+        return 0;
+    }
+}
+
+static tagc_status check_tensor(const tagc_tensor_info *t, int i) {
+    if (memchr(t->name, 0, sizeof t->name) == NULL || t->name[0] == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %d has no name or one of more than %d bytes", i,
+                         TAGC_TENSOR_NAME_BYTES - 1);
+    if (t->n_rows == 0 || t->n_cols == 0 || t->n_elems / t->n_rows != t->n_cols ||
+        t->n_elems % t->n_rows != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %s has %zu elements in %zu x %zu", t->name, t->n_elems,
+                         t->n_rows, t->n_cols);
+    if (t->stage < 0) return tagc_fail(TAGC_ERR_ARGUMENT, "tensor %s has stage %d", t->name, t->stage);
+    return TAGC_OK;
+}
+
+static void place_tables(tagc_fsdp *f, tagc_arena *arena) {
+    size_t n = (size_t)f->n_tensors;
+    f->tensors = tagc_arena_take(arena, n, sizeof *f->tensors);
+    f->places = tagc_arena_take(arena, n, sizeof *f->places);
+    f->members = tagc_arena_take(arena, n, sizeof *f->members);
+    f->units = tagc_arena_take(arena, n, sizeof *f->units);
+    f->backward_order = tagc_arena_take(arena, n, sizeof *f->backward_order);
+    f->flats = tagc_arena_take(arena, n + 1, sizeof *f->flats); /* one more to try out */
+    f->slots = tagc_arena_take(arena, n, sizeof *f->slots);
+    f->gradient_slots = tagc_arena_take(arena, n, sizeof *f->gradient_slots);
+    f->norms = tagc_arena_take(arena, (size_t)f->world_size, sizeof *f->norms);
+}
+
+/* Units are numbered by their first tensor, which is the order in which a forward pass meets them. */
+static void make_units(tagc_fsdp *f) {
+    for (int i = 0; i < f->n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tensors[i];
+        int alone = f->options.wrap == TAGC_WRAP_MATRIX && is_large_matrix(t), unit = f->n_units;
+        for (int j = 0; j < i && !alone && unit == f->n_units; j++) {
+            int together = f->options.wrap == TAGC_WRAP_STAGE ? f->tensors[j].stage == t->stage
+                                                              : !is_large_matrix(&f->tensors[j]);
+            if (together) unit = f->places[j].unit;
+        }
+        f->n_units += unit == f->n_units;
+        f->places[i].unit = unit;
+        tagc_unit *u = &f->units[unit];
+        u->n_tensors++;
+        u->n_uses += 1 + (t->last_stage != t->stage);
+    }
+    for (int unit = 0; unit < f->n_units; unit++) {
+        int min = 0, max = 0, n = 0;
+        for (int i = 0; i < f->n_tensors; i++) {
+            if (f->places[i].unit != unit) continue;
+            min = n == 0 || f->tensors[i].stage < min ? f->tensors[i].stage : min;
+            max = n == 0 || f->tensors[i].last_stage > max ? f->tensors[i].last_stage : max;
+            n++;
+        }
+        f->units[unit].spans = min != max;
+        f->units[unit].position[TAGC_PASS_FORWARD] = unit;
+    }
+}
+
+/* "h.3" for a block (what all names begin with, up to a dot), else the names' first words with + between. */
+static void name_unit(tagc_fsdp *f, int unit) {
+    char *name = f->units[unit].name;
+    size_t common = 0;
+    const char *first = NULL;
+    int n = 0;
+    for (int i = 0; i < f->n_tensors; i++) {
+        if (f->places[i].unit != unit) continue;
+        const char *other = f->tensors[i].name;
+        if (n++ == 0) {
+            first = other;
+            common = strlen(first);
+            continue;
+        }
+        size_t same = 0;
+        while (same < common && first[same] == other[same]) same++;
+        while (same > 0 && first[same] != '.') same--;
+        common = same;
+    }
+    if (f->options.wrap == TAGC_WRAP_MATRIX && n > 1) {
+        snprintf(name, TAGC_TENSOR_NAME_BYTES, "root");
+    } else if (common > 0) {
+        snprintf(name, TAGC_TENSOR_NAME_BYTES, "%.*s", (int)common, first);
+    } else {
+        const char *last = "";
+        for (int i = 0; i < f->n_tensors; i++) {
+            const char *word = f->tensors[i].name;
+            size_t n_word = strcspn(word, ".");
+            if (f->places[i].unit != unit ||
+                (strncmp(word, last, n_word) == 0 && strcspn(last, ".") == n_word))
+                continue;
+            size_t used = strlen(name);
+            snprintf(name + used, TAGC_TENSOR_NAME_BYTES - used, "%s%.*s", used > 0 ? "+" : "", (int)n_word,
+                     word);
+            last = word;
+        }
+    }
+}
+
+/* A backward pass meets a unit first where it was used last; a tensor shared with the head is used after all
+ * others of that stage. */
+static uint64_t backward_key(const tagc_fsdp *f, int unit) {
+    uint64_t key = 0, n = (uint64_t)f->n_tensors;
+    for (int i = 0; i < f->n_tensors; i++) {
+        if (f->places[i].unit != unit) continue;
+        const tagc_tensor_info *t = &f->tensors[i];
+        uint64_t k = (uint64_t)t->last_stage * 2 * n + (t->last_stage != t->stage ? n : 0) + (uint64_t)i;
+        key = k > key ? k : key;
+    }
+    return key;
+}
+
+static void order_backward(tagc_fsdp *f) {
+    for (int unit = 0; unit < f->n_units; unit++) {
+        uint64_t key = f->units[unit].backward_key = backward_key(f, unit);
+        int at = unit;
+        for (; at > 0 && f->units[f->backward_order[at - 1]].backward_key < key; at--)
+            f->backward_order[at] = f->backward_order[at - 1];
+        f->backward_order[at] = unit;
+    }
+    for (int at = 0; at < f->n_units; at++) f->units[f->backward_order[at]].position[TAGC_PASS_BACKWARD] = at;
+}
+
+static void make_flats(tagc_fsdp *f) {
+    int n_members = 0;
+    for (int unit = 0; unit < f->n_units; unit++) {
+        tagc_unit *u = &f->units[unit];
+        u->first_flat = f->n_flats;
+        for (int compressed = 1; compressed >= 0; compressed--) {
+            tagc_flat *flat = &f->flats[f->n_flats];
+            flat->unit = unit;
+            flat->compressed = compressed;
+            flat->first_member = n_members;
+            flat->unit_offset = u->n_padded;
+            for (int i = 0; i < f->n_tensors; i++) {
+                if (f->places[i].unit != unit || is_compressed(&f->options, &f->tensors[i]) != compressed)
+                    continue;
+                f->places[i].flat = f->n_flats;
+                f->places[i].offset = flat->n_elems;
+                flat->n_elems += f->tensors[i].n_elems;
+                f->members[n_members++] = i;
+            }
+            flat->n_members = n_members - flat->first_member;
+            if (flat->n_members == 0) continue;
+            flat->n_padded = tagc_padded_elems(flat->n_elems, f->world_size);
+            uint64_t shard = flat->n_padded / (uint64_t)f->world_size;
+            int whole = f->options.sharding == TAGC_SHARD_NONE;
+            flat->first_owned = whole ? 0 : (uint64_t)f->rank * shard;
+            flat->n_owned = whole ? flat->n_padded : shard;
+            u->n_padded += flat->n_padded;
+            u->n_flats++;
+            f->n_flats++;
+        }
+    }
+}
+
+static void find_owned(tagc_fsdp *f) {
+    for (int i = 0; i < f->n_tensors; i++) {
+        tagc_place *p = &f->places[i];
+        const tagc_flat *flat = &f->flats[p->flat];
+        uint64_t begin = p->offset, end = p->offset + f->tensors[i].n_elems;
+        uint64_t owned_end = flat->first_owned + flat->n_owned;
+        begin = begin < flat->first_owned ? flat->first_owned : begin;
+        end = end > owned_end ? owned_end : end;
+        if (begin >= end) continue; /* nothing of it here */
+        p->first = begin - p->offset;
+        p->at = begin - flat->first_owned;
+        p->n = end - begin;
+    }
+}
+
+/* Slots [0, n_shared) go round among the units of one stage, the others have one user each. */
+static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradients) {
+    int n_slots = 0, n_transient = 0;
+    for (int unit = 0; unit < f->n_units; unit++) n_transient += n_shared > 0 && !f->units[unit].spans;
+    n_shared = n_shared < n_transient ? n_shared : n_transient;
+    n_slots = n_shared;
+    n_transient = 0;
+    for (int unit = 0; unit < f->n_units; unit++) {
+        tagc_unit *u = &f->units[unit];
+        int slot = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_slots++;
+        *(gradients ? &u->gradient_slot : &u->slot) = slot;
+        slots[slot].holder = -1;
+        if (slots[slot].n_elems < u->n_padded) slots[slot].n_elems = u->n_padded;
+    }
+    return n_slots;
+}
+
+tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors) {
+    if (tensors == NULL || n_tensors < 1 || n_tensors > 1000000)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_tensors is %d, allowed is 1 to 1000000", n_tensors);
+    f->n_tensors = n_tensors;
+    tagc_arena arena = {0};
+    place_tables(f, &arena);
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "tables of the engine", &f->tables));
+    arena = (tagc_arena){.base = f->tables};
+    place_tables(f, &arena);
+    for (int i = 0; i < n_tensors; i++) {
+        TAGC_TRY(check_tensor(&tensors[i], i));
+        f->tensors[i] = tensors[i];
+        if (f->tensors[i].last_stage < f->tensors[i].stage) f->tensors[i].last_stage = f->tensors[i].stage;
+    }
+    make_units(f);
+    for (int unit = 0; unit < f->n_units; unit++) name_unit(f, unit);
+    order_backward(f);
+    make_flats(f);
+    find_owned(f);
+    const tagc_fsdp_options *o = &f->options;
+    int accumulates = o->n_micro_steps > 1 && !o->exchange_each_micro_step;
+    if (o->sharding != TAGC_SHARD_NONE)
+        f->n_slots = assign_slots(f, f->slots, o->sharding == TAGC_SHARD_FULL ? o->prefetch + 1 : 0, 0);
+    f->n_gradient_slots = assign_slots(f, f->gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
+    return TAGC_OK;
+}
+
+static void place_values(tagc_fsdp *f, tagc_arena *arena) {
+    const tagc_fsdp_options *o = &f->options;
+    int each = o->exchange_each_micro_step && o->n_micro_steps > 1;
+    size_t before = arena->n_bytes;
+    for (int i = 0; i < f->n_slots; i++)
+        f->slots[i].values = tagc_arena_take(arena, f->slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->n_flats; i++)
+        f->flats[i].master = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+    f->memory.parameters = arena->n_bytes - before;
+    before = arena->n_bytes;
+    for (int i = 0; i < f->n_gradient_slots; i++)
+        f->gradient_slots[i].values = tagc_arena_take(arena, f->gradient_slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->n_flats; i++) {
+        f->flats[i].gradient = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+        f->flats[i].received = each ? tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float)) : NULL;
+    }
+    f->memory.gradients = arena->n_bytes - before;
+    before = arena->n_bytes;
+    for (int i = 0; i < f->n_flats; i++) {
+        f->flats[i].moment1 = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+        f->flats[i].moment2 = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+    }
+    f->memory.optimizer = arena->n_bytes - before;
+}
+
+tagc_status tagc_fsdp_place(tagc_fsdp *f) {
+    tagc_arena arena = {0};
+    place_values(f, &arena);
+    if (arena.overflow) return tagc_fail(TAGC_ERR_MEMORY, "the model does not fit into the address space");
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "parameters, gradients and moments", &f->values));
+    arena = (tagc_arena){.base = f->values};
+    place_values(f, &arena);
+    for (int i = 0; i < f->n_flats; i++) {
+        tagc_flat *flat = &f->flats[i];
+        const tagc_unit *u = &f->units[flat->unit];
+        flat->full = f->n_slots == 0 ? flat->master : f->slots[u->slot].values + flat->unit_offset;
+        flat->full_gradient = f->gradient_slots[u->gradient_slot].values + flat->unit_offset;
+    }
+    return TAGC_OK;
+}

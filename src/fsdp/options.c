@@ -1,0 +1,84 @@
+/* Options of the engine: defaults, ranges, and the text by which ranks find out that they were started
+ * differently. */
+#include "fsdp/internal.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <xxhash.h>
+
+void tagc_fsdp_options_init(tagc_fsdp_options *options) {
+    *options = (tagc_fsdp_options){
+        .sharding = TAGC_SHARD_FULL,
+        .wrap = TAGC_WRAP_STAGE,
+        .policy = TAGC_POLICY_NON_ATTENTION_LINEAR,
+        .dense_wire = TAGC_WIRE_FP32,
+        .gather_wire = TAGC_WIRE_FP32,
+        .prefetch = 1,
+        .grads_in_flight = 2,
+        .n_micro_steps = 1,
+        .beta1 = 0.9,
+        .beta2 = 0.95,
+        .epsilon = 1e-8,
+        .weight_decay = 0.1,
+        .clip_norm = 1.0,
+    };
+    tagc_reducer_options_init(&options->reducer);
+}
+
+static tagc_status check_int(const char *name, int value, int min, int max) {
+    if (value >= min && value <= max) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %d, allowed is %d to %d", name, value, min, max);
+}
+
+static tagc_status check_real(const char *name, double value, int allowed, const char *range) {
+    if (isfinite(value) && allowed) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, allowed is %s", name, value, range);
+}
+
+tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
+    TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_NONE));
+    TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
+    TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
+    TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
+    TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
+    TAGC_TRY(check_int("prefetch", o->prefetch, 0, 4));
+    TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
+    TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
+    TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
+    TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
+    TAGC_TRY(check_real("beta2", o->beta2, o->beta2 >= 0 && o->beta2 < 1, "[0, 1)"));
+    TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
+    TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
+    TAGC_TRY(check_real("clip_norm", o->clip_norm, o->clip_norm >= 0, "0 (off) or more"));
+    if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "names is empty, policy by names needs patterns such as h.*.mlp.*");
+    return TAGC_OK;
+}
+
+void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_BYTES]) {
+    const tagc_fsdp_options *o = &fsdp->options;
+    memset(text, 0, TAGC_OPTIONS_TEXT_BYTES);
+    uint64_t tensors = 0, names = o->names == NULL ? 0 : XXH3_64bits(o->names, strlen(o->names));
+    for (int i = 0; i < fsdp->n_tensors; i++) {
+        const tagc_tensor_info *t = &fsdp->tensors[i];
+        uint64_t numbers[] = {t->n_rows,
+                              t->n_cols,
+                              (uint64_t)t->kind,
+                              (uint64_t)t->stage,
+                              (uint64_t)t->last_stage,
+                              (uint64_t)t->decay,
+                              XXH3_64bits(t->name, strlen(t->name))};
+        tensors = XXH3_64bits_withSeed(numbers, sizeof numbers, tensors);
+    }
+    snprintf(
+        text, TAGC_OPTIONS_TEXT_BYTES,
+        "n_tensors=%d tensors=%016llx sharding=%d wrap=%d policy=%d names=%016llx exchange=%d dense_wire=%d "
+        "gather_wire=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d exchange_each_micro_step=%d "
+        "beta1=%.17g "
+        "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g",
+        fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
+        (unsigned long long)names, o->reducer.exchange, o->dense_wire, o->gather_wire, o->prefetch,
+        o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta2, o->epsilon,
+        o->weight_decay, o->clip_norm);
+}

@@ -1,0 +1,92 @@
+/* The end of a step: what is still under way comes in, all ranks agree on the norm, every owner updates its
+ * part. */
+#include "fsdp/internal.h"
+#include <math.h>
+#include <string.h>
+
+/* Owned values of a flat that are no padding, as [0, n). */
+static uint64_t n_real(const tagc_flat *flat) {
+    if (flat->first_owned >= flat->n_elems) return 0;
+    uint64_t n = flat->n_elems - flat->first_owned;
+    return n < flat->n_owned ? n : flat->n_owned;
+}
+
+/* Where all is replicated each rank sums the part it would own, so that every value counts once. */
+static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
+    if (f->options.sharding != TAGC_SHARD_NONE) return tagc_sum_of_squares(flat->gradient, n_real(flat));
+    uint64_t shard = flat->n_padded / (uint64_t)f->world_size, begin = (uint64_t)f->rank * shard;
+    if (begin >= flat->n_elems) return 0;
+    uint64_t n = flat->n_elems - begin < shard ? flat->n_elems - begin : shard;
+    return tagc_sum_of_squares(flat->gradient + begin, n);
+}
+
+/* Added in rank order: the same bits, and the same verdict on non-finite gradients, on every rank. */
+static tagc_status global_norm(tagc_fsdp *f, double *norm) {
+    double sum = 0;
+    for (int i = 0; i < f->n_flats; i++) sum += own_squares(f, &f->flats[i]);
+    double start_s = tagc_time_s();
+    TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
+    f->stats.wait_reduce_s += tagc_time_s() - start_s;
+    sum = 0;
+    for (int rank = 0; rank < f->world_size; rank++) sum += f->norms[rank];
+    *norm = sqrt(sum) / f->options.n_micro_steps;
+    return TAGC_OK;
+}
+
+static void update(tagc_fsdp *f, double lr, double clip) {
+    const tagc_fsdp_options *o = &f->options;
+    tagc_adamw adamw = {.lr = lr,
+                        .beta1 = o->beta1,
+                        .beta2 = o->beta2,
+                        .epsilon = o->epsilon,
+                        .gradient_scale = clip / o->n_micro_steps,
+                        .n_updates = ++f->n_updates};
+    for (int i = 0; i < f->n_tensors; i++) {
+        const tagc_place *p = &f->places[i];
+        const tagc_flat *flat = &f->flats[p->flat];
+        adamw.weight_decay = f->tensors[i].decay ? o->weight_decay : 0;
+        tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
+                          flat->gradient + p->at, p->n);
+    }
+    tagc_fsdp_make_absent(f);
+}
+
+static void count_bytes(tagc_fsdp *f) {
+    tagc_fsdp_stats *s = &f->stats;
+    tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        s->n_bytes_sent[leg] -= f->sent_before[leg];
+        s->n_bytes_received[leg] -= f->received_before[leg];
+        s->bits_per_param[leg] = (double)s->n_bytes_sent[leg] * 8 / (double)tagc_fsdp_n_params(f);
+    }
+}
+
+tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
+    if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
+    if (!isfinite(lr) || lr < 0) return tagc_fail(TAGC_ERR_ARGUMENT, "lr is %g, allowed is 0 or more", lr);
+    if (f->pass != TAGC_PASS_BACKWARD || f->micro_step != f->options.n_micro_steps)
+        return tagc_fail(TAGC_ERR_STATE, "a step after %d of %d backward passes", f->micro_step,
+                         f->options.n_micro_steps);
+    TAGC_TRY(tagc_fsdp_finish_backward(f));
+    tagc_fsdp_close_span(f, tagc_time_s());
+    for (int at = 0; at < f->n_units; at++) TAGC_TRY(tagc_fsdp_end_exchange(f, f->backward_order[at]));
+    double norm;
+    double start_s = tagc_time_s(), waited_s = f->stats.wait_reduce_s;
+    TAGC_TRY(global_norm(f, &norm));
+    f->stats.grad_norm = norm;
+    f->stats.skipped = !isfinite(norm);
+    double clip_norm = f->options.clip_norm;
+    double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
+    if (!f->stats.skipped) update(f, lr, clip);
+    double end_s = tagc_time_s();
+    tagc_fsdp_event(f, "optimizer", start_s, end_s, UINT64_MAX);
+    f->stats.optimizer_s = end_s - start_s - (f->stats.wait_reduce_s - waited_s);
+    f->stats.total_s = end_s - f->step_start_s;
+    f->stats.compute_s =
+        f->stats.total_s - f->stats.wait_gather_s - f->stats.wait_reduce_s - f->stats.optimizer_s;
+    count_bytes(f);
+    f->micro_step = 0;
+    f->pass = TAGC_PASS_NONE;
+    if (stats != NULL) *stats = f->stats;
+    return TAGC_OK;
+}

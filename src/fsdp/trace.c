@@ -1,0 +1,233 @@
+/* The timeline: events are kept as they come, in memory made at the start, and become text only when asked
+ * for.
+ *
+ * Ranks hand their text to rank 0 in pieces of whole events, so that a long run needs no more than one piece
+ * per rank in memory. */
+#include "fsdp/trace.h"
+#include "fsdp/internal.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PIECE_BYTES ((size_t)256 << 10)
+#define EVENT_BYTES 1024 /* more than one event can take */
+#define SAME_CLOCK_S                                                                                         \
+    1.0 /* ranks of one host read one clock; others differ by the time since they were started */
+
+struct tagc_trace {
+    pthread_mutex_t lock;
+    tagc_event *events;
+    size_t n_events, capacity;
+    uint64_t n_dropped;
+    int paused;
+};
+
+tagc_status tagc_trace_create(size_t n_events, tagc_trace **out) {
+    *out = NULL;
+    if (n_events < 1 || n_events > SIZE_MAX / sizeof(tagc_event))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_events is %zu, allowed is 1 to %zu", n_events,
+                         SIZE_MAX / sizeof(tagc_event));
+    tagc_trace *trace = calloc(1, sizeof *trace);
+    if (trace != NULL) trace->events = malloc(n_events * sizeof *trace->events);
+    if (trace == NULL || trace->events == NULL) {
+        free(trace);
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for a trace of %zu events", n_events);
+    }
+    pthread_mutex_init(&trace->lock, NULL);
+    trace->capacity = n_events;
+    *out = trace;
+    return TAGC_OK;
+}
+
+void tagc_trace_destroy(tagc_trace *trace) {
+    if (trace == NULL) return;
+    pthread_mutex_destroy(&trace->lock);
+    free(trace->events);
+    free(trace);
+}
+
+void tagc_trace_add(void *context, const tagc_event *event) {
+    tagc_trace *trace = context;
+    pthread_mutex_lock(&trace->lock);
+    if (!trace->paused && trace->n_events < trace->capacity)
+        trace->events[trace->n_events++] = *event;
+    else
+        trace->n_dropped += !trace->paused;
+    pthread_mutex_unlock(&trace->lock);
+}
+
+void tagc_trace_pause(tagc_trace *trace, int paused) {
+    pthread_mutex_lock(&trace->lock);
+    trace->paused = paused;
+    pthread_mutex_unlock(&trace->lock);
+}
+
+/* ---- writing ---- */
+
+typedef struct tagc_trace_writer {
+    const tagc_trace *trace;
+    const char *const *unit_names;
+    int n_units, rank;
+    double zero_s;    /* on this rank's clock */
+    size_t next;      /* event */
+    size_t n_threads; /* streams announced so far */
+} tagc_trace_writer;
+
+static const char *const streams[] = {"compute", "codec", "comm"};
+enum { N_STREAMS = sizeof streams / sizeof *streams };
+
+static int stream_number(const char *stream) {
+    for (int i = 0; i < N_STREAMS; i++)
+        if (strcmp(streams[i], stream) == 0) return i;
+    return N_STREAMS; /* one lane for all that is unknown */
+}
+
+/* Only names reach the file, and those may be a user's: quotes and control characters must not break it. */
+static void escape(const char *text, char *out, size_t n_bytes) {
+    size_t n = 0;
+    for (; *text != 0 && n + 7 < n_bytes; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\' || c < 0x20)
+            n += (size_t)snprintf(out + n, n_bytes - n, "\\u%04x", c);
+        else
+            out[n++] = (char)c;
+    }
+    out[n] = 0;
+}
+
+static int print_header(const tagc_trace_writer *w, char *out) {
+    int n = snprintf(out, EVENT_BYTES,
+                     "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n",
+                     w->rank, w->rank);
+    for (int i = 0; i < N_STREAMS; i++)
+        n += snprintf(
+            out + n, EVENT_BYTES,
+            "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n"
+            "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}"
+            ",\n",
+            w->rank, i, streams[i], w->rank, i, i);
+    return n;
+}
+
+static int print_event(const tagc_trace_writer *w, const tagc_event *e, char *out) {
+    char name[128], unit[256] = "";
+    escape(e->name, name, sizeof name);
+    if (e->tag < (uint64_t)w->n_units) escape(w->unit_names[e->tag], unit, sizeof unit);
+    return snprintf(out, EVENT_BYTES,
+                    "{\"ph\":\"X\",\"name\":\"%s%s%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,"
+                    "\"args\":{\"n_bytes\":%llu,\"unit\":\"%s\"}},\n",
+                    name, unit[0] != 0 ? " " : "", unit, w->rank, stream_number(e->stream),
+                    (e->start_s - w->zero_s) * 1e6, (e->end_s - e->start_s) * 1e6,
+                    (unsigned long long)e->n_bytes, unit);
+}
+
+typedef struct tagc_piece {
+    uint64_t n_bytes;
+    int more;
+    char text[PIECE_BYTES];
+} tagc_piece;
+
+static void fill_piece(tagc_trace_writer *w, tagc_piece *piece) {
+    size_t n = 0;
+    if (w->n_threads == 0) n += (size_t)print_header(w, piece->text);
+    w->n_threads = N_STREAMS;
+    while (w->next < w->trace->n_events && n + EVENT_BYTES < PIECE_BYTES)
+        n += (size_t)print_event(w, &w->trace->events[w->next++], piece->text + n);
+    piece->n_bytes = n;
+    piece->more = w->next < w->trace->n_events;
+}
+
+/* Zero is the earliest event of all ranks; where clocks have nothing in common, the barrier is the common
+ * moment. */
+static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*times)[2]) {
+    int world_size = tagc_comm_world_size(comm);
+    TAGC_TRY(tagc_comm_barrier(comm));
+    double *own = times[world_size];
+    own[0] = own[1] = tagc_time_s();
+    for (size_t i = 0; i < w->trace->n_events; i++)
+        if (w->trace->events[i].start_s < own[1]) own[1] = w->trace->events[i].start_s;
+    TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *times, times));
+    double longest_s = 0, skew_s = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        double skew = times[rank][0] - times[0][0];
+        skew_s = skew > skew_s ? skew : -skew > skew_s ? -skew : skew_s;
+    }
+    for (int rank = 0; rank < world_size; rank++) {
+        double now_s = skew_s < SAME_CLOCK_S ? own[0] : times[rank][0];
+        longest_s = now_s - times[rank][1] > longest_s ? now_s - times[rank][1] : longest_s;
+    }
+    w->zero_s = own[0] - longest_s;
+    return TAGC_OK;
+}
+
+/* Rank 0 keeps receiving when its file has failed: the others are still sending. */
+static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file) {
+    int world_size = tagc_comm_world_size(comm), more = 1;
+    while (more) {
+        tagc_piece *own = &pieces[world_size];
+        fill_piece(w, own);
+        TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces));
+        more = 0;
+        for (int rank = 0; rank < world_size; rank++) {
+            more |= pieces[rank].more;
+            if (file != NULL) fwrite(pieces[rank].text, 1, pieces[rank].n_bytes, file);
+        }
+    }
+    return TAGC_OK;
+}
+
+static tagc_status close_file(FILE *file, uint64_t n_dropped, const char *partial, const char *path) {
+    fprintf(file, "{\"ph\":\"M\",\"name\":\"tagc\",\"pid\":0,\"args\":{\"n_dropped\":%llu}}\n]}\n",
+            (unsigned long long)n_dropped);
+    int failed = ferror(file) || fflush(file) != 0 || fsync(fileno(file)) != 0, error = errno;
+    failed |= fclose(file) != 0;
+    if (!failed && rename(partial, path) == 0) return TAGC_OK;
+    error = failed ? error : errno;
+    unlink(partial);
+    return tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
+}
+
+static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, double (*times)[2],
+                             const char *path) {
+    TAGC_TRY(find_zero(w, comm, times));
+    FILE *file = NULL;
+    char partial[4096];
+    tagc_status opened = TAGC_OK;
+    if (w->rank == 0) {
+        int n = snprintf(partial, sizeof partial, "%s.partial", path);
+        if (n < (int)sizeof partial) file = fopen(partial, "w");
+        if (file == NULL) opened = tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(errno));
+    }
+    TAGC_TRY(tagc_agree(comm, opened));
+    if (file != NULL) fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    tagc_status status = write_pieces(w, comm, pieces, file);
+    if (status != TAGC_OK && file != NULL) {
+        fclose(file);
+        unlink(partial);
+    }
+    TAGC_TRY(status);
+    if (file != NULL) status = close_file(file, w->trace->n_dropped, partial, path);
+    return tagc_agree(comm, status);
+}
+
+tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *const *unit_names, int n_units,
+                             const char *path) {
+    size_t n = (size_t)tagc_comm_world_size(comm) + 1; /* one more for this rank's own */
+    int paused = trace->paused;
+    tagc_trace_pause(trace, 1); /* events of the writing itself would never end */
+    tagc_piece *pieces = calloc(n, sizeof *pieces);
+    double(*times)[2] = calloc(n, sizeof *times);
+    tagc_status status = TAGC_OK;
+    if (pieces == NULL || times == NULL) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to write the trace");
+    status = tagc_agree(comm, status);
+    tagc_trace_writer writer = {
+        .trace = trace, .unit_names = unit_names, .n_units = n_units, .rank = tagc_comm_rank(comm)};
+    if (status == TAGC_OK) status = write_all(&writer, comm, pieces, times, path);
+    free(pieces);
+    free(times);
+    tagc_trace_pause(trace, paused);
+    return status;
+}
