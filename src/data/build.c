@@ -1,0 +1,223 @@
+/* The corpus builder: a stream of text in, two token files out, in memory that does not grow with the corpus.
+ */
+#include "core/status.h"
+#include "data/data.h"
+#include "data/files.h"
+#include "data/source.h"
+#include "data/split.h"
+#include "data/token_writer.h"
+#include "data/utf8.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { CHUNK_BYTES = 1 << 20 };
+
+typedef struct builder {
+    const tagc_data_options *options;
+    tagc_tokenizer *tokenizer, *own_tokenizer;
+    int zero_ends_text; /* the byte 0 is not text to this tokenizer */
+    int by_document;    /* whole documents for validation, or the tail of each */
+    tagc_file_list files;
+    tagc_token_writer *train, *val; /* val NULL when there is none */
+    tagc_data_report report;
+    uint8_t *text; /* (CHUNK_BYTES) */
+    int *tokens;   /* (CHUNK_BYTES) */
+} builder;
+
+void tagc_data_options_init(tagc_data_options *options) {
+    *options = (tagc_data_options){.val_share = 0.1};
+}
+
+static tagc_status check_options(const tagc_data_options *options) {
+    if (options->n_inputs == 0 || !options->inputs)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_inputs is 0, at least one file or folder is needed");
+    if (!options->out_dir || !*options->out_dir)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "out_dir is missing: the folder for train.bin and val.bin");
+    if (!(options->val_share >= 0 && options->val_share <= 0.5))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "val_share is %g, must be in [0, 0.5]", options->val_share);
+    return TAGC_OK;
+}
+
+static tagc_status make_folder(const char *path) {
+    char *part = strdup(path);
+    if (!part) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its name", path);
+    tagc_status status = TAGC_OK;
+    for (char *p = part + 1; status == TAGC_OK; p++) {
+        char c = *p;
+        if (c != '/' && c != '\0') continue;
+        *p = '\0';
+        if (mkdir(part, 0777) != 0 && errno != EEXIST)
+            status = tagc_fail(TAGC_ERR_IO, "%s: cannot make the folder: %s", part, strerror(errno));
+        *p = c;
+        if (c == '\0') break;
+    }
+    free(part);
+    return status;
+}
+
+static tagc_status tell_progress(builder *b) {
+    b->report.n_train_tokens = tagc_token_writer_n(b->train);
+    b->report.n_val_tokens = b->val ? tagc_token_writer_n(b->val) : 0;
+    if (b->options->progress && b->options->progress(b->options->progress_context, &b->report))
+        return tagc_fail(TAGC_ERR_INTERRUPTED, "stopped while reading %s; no token file was written",
+                         b->report.file ? b->report.file : "nothing");
+    return TAGC_OK;
+}
+
+/* The first byte in text (n_bytes) that is not text, or n_bytes. Without at_end the last character may be yet
+ * to come. */
+static size_t find_invalid(const builder *b, const uint8_t *text, size_t n_bytes, int at_end) {
+    size_t n_valid = tagc_utf8_valid_prefix(text, n_bytes);
+    const uint8_t *zero = b->zero_ends_text ? memchr(text, 0, n_valid) : NULL;
+    if (zero) return (size_t)(zero - text);
+    uint32_t code;
+    if (n_valid < n_bytes && !at_end && tagc_utf8_decode(text + n_valid, n_bytes - n_valid, &code) == 0)
+        return n_bytes;
+    return n_valid;
+}
+
+static uint64_t count_invalid(const builder *b, const uint8_t *text, size_t n_bytes) {
+    uint64_t n = 0;
+    for (size_t at; (at = find_invalid(b, text, n_bytes, 1)) < n_bytes; n++) {
+        text += at + 1;
+        n_bytes -= at + 1;
+    }
+    return n;
+}
+
+/* `offset` is that of text[0] in its file. */
+static tagc_status check_text(const builder *b, const tagc_source *source, uint64_t offset, size_t n_bytes,
+                              int at_end) {
+    size_t at = find_invalid(b, b->text, n_bytes, at_end);
+    if (at == n_bytes) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_CORRUPT, "%s: byte %" PRIu64 "%s is 0x%02x, %s (lossy keeps such bytes as they are)",
+        b->report.file, offset + at, tagc_source_compressed(source) ? " of the decompressed text" : "",
+        b->text[at],
+        b->text[at] ? "which is not UTF-8 there" : "which is no text: it ends a text of byte tokens");
+}
+
+static tagc_status append_text(builder *b, tagc_token_writer *writer, size_t n_bytes) {
+    size_t n_tokens;
+    if (b->options->lossy) b->report.n_invalid_bytes += count_invalid(b, b->text, n_bytes);
+    TAGC_TRY(tagc_tokenizer_encode(b->tokenizer, (const char *)b->text, n_bytes, b->tokens, &n_tokens));
+    b->report.n_text_bytes += n_bytes;
+    return tagc_token_writer_append(writer, b->tokens, n_tokens);
+}
+
+static tagc_status read_document(builder *b, tagc_source *source, tagc_token_writer *writer,
+                                 uint64_t *n_text_bytes) {
+    size_t n_held = 0; /* bytes in b->text that are not encoded yet */
+    *n_text_bytes = 0;
+    for (int at_end = 0; !at_end;) {
+        size_t n_read;
+        TAGC_TRY(tagc_source_read(source, b->text + n_held, CHUNK_BYTES - n_held, &n_read));
+        at_end = n_read < CHUNK_BYTES - n_held;
+        n_held += n_read;
+        if (n_held == 0) break;
+        if (!b->options->lossy) TAGC_TRY(check_text(b, source, *n_text_bytes, n_held, at_end));
+        size_t n_whole = at_end ? n_held : tagc_split_safe(b->text, n_held);
+        TAGC_TRY(append_text(b, writer, n_whole));
+        *n_text_bytes += n_whole;
+        n_held -= n_whole;
+        memmove(b->text, b->text + n_whole, n_held);
+        TAGC_TRY(tell_progress(b));
+    }
+    return TAGC_OK;
+}
+
+static tagc_status end_text(const builder *b, tagc_token_writer *writer) {
+    int end = tagc_tokenizer_end_of_text(b->tokenizer);
+    return end < 0 ? TAGC_OK : tagc_token_writer_append(writer, &end, 1);
+}
+
+static tagc_status add_document(builder *b, const char *path) {
+    uint64_t n_train = tagc_token_writer_n(b->train), n_val = b->val ? tagc_token_writer_n(b->val) : 0;
+    /* Decided before the document is read, so that its size cannot bias the choice. */
+    int to_val = b->by_document && (double)n_val < b->options->val_share * (double)(n_train + n_val);
+    tagc_token_writer *writer = to_val ? b->val : b->train;
+    tagc_source *source;
+    uint64_t n_text_bytes;
+    b->report.file = path;
+    TAGC_TRY(tell_progress(b));
+    TAGC_TRY(tagc_source_open(path, &source));
+    tagc_status status = read_document(b, source, writer, &n_text_bytes);
+    tagc_source_close(source);
+    TAGC_TRY(status);
+    b->report.n_files++;
+    if (n_text_bytes == 0) {
+        b->report.n_empty_files++;
+        return TAGC_OK;
+    }
+    if (b->val && !b->by_document) {
+        uint64_t n_tokens = tagc_token_writer_n(b->train) - n_train;
+        uint64_t n_tail = (uint64_t)(b->options->val_share * (double)n_tokens);
+        TAGC_TRY(tagc_token_writer_move_tail(b->train, b->val, n_tail));
+        if (n_tail > 0) TAGC_TRY(end_text(b, b->val));
+    }
+    return end_text(b, writer);
+}
+
+static tagc_status prepare(builder *b) {
+    const tagc_data_options *o = b->options;
+    for (size_t i = 0; i < o->n_inputs; i++) TAGC_TRY(tagc_file_list_add(&b->files, o->inputs[i]));
+    if (b->files.n == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s%s: no file in it", o->inputs[0],
+                         o->n_inputs > 1 ? " and the other inputs" : "");
+    b->report.n_total_files = b->files.n;
+    b->by_document = o->val_share > 0 && (double)b->files.n >= 2 / o->val_share;
+
+    b->tokenizer = o->tokenizer;
+    if (!b->tokenizer) {
+        TAGC_TRY(tagc_tokenizer_create_bytes(&b->own_tokenizer));
+        b->tokenizer = b->own_tokenizer;
+    }
+    b->zero_ends_text = strcmp(tagc_tokenizer_name(b->tokenizer), "bytes") == 0;
+    b->text = malloc(CHUNK_BYTES);
+    b->tokens = malloc(CHUNK_BYTES * sizeof *b->tokens);
+    if (!b->text || !b->tokens)
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d bytes of text", CHUNK_BYTES);
+
+    TAGC_TRY(make_folder(o->out_dir));
+    TAGC_TRY(tagc_token_writer_create(o->out_dir, "train.bin", b->tokenizer, &b->train));
+    if (o->val_share > 0) TAGC_TRY(tagc_token_writer_create(o->out_dir, "val.bin", b->tokenizer, &b->val));
+    return TAGC_OK;
+}
+
+static tagc_status build(builder *b) {
+    TAGC_TRY(prepare(b));
+    for (size_t i = 0; i < b->files.n; i++) TAGC_TRY(add_document(b, b->files.paths[i]));
+    b->report.file = NULL;
+    TAGC_TRY(tell_progress(b));
+    if (b->report.n_text_bytes == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: %zu files and no text in them", b->options->inputs[0],
+                         b->files.n);
+    if (b->val && b->report.n_val_tokens == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "val_share is %g: of %" PRIu64 " tokens nothing is left for val.bin",
+                         b->options->val_share, b->report.n_train_tokens);
+    TAGC_TRY(tagc_token_writer_finish(b->train));
+    if (b->val) {
+        TAGC_TRY(tagc_token_writer_finish(b->val));
+        TAGC_TRY(tagc_token_writer_commit(b->val));
+    }
+    return tagc_token_writer_commit(b->train);
+}
+
+tagc_status tagc_data_build(const tagc_data_options *options, tagc_data_report *report) {
+    builder b = {.options = options};
+    tagc_status status = check_options(options);
+    if (status == TAGC_OK) status = build(&b);
+    tagc_token_writer_destroy(b.train);
+    tagc_token_writer_destroy(b.val);
+    tagc_tokenizer_destroy(b.own_tokenizer);
+    tagc_file_list_clear(&b.files);
+    free(b.text);
+    free(b.tokens);
+    b.report.file = NULL;
+    if (report) *report = b.report;
+    return status;
+}

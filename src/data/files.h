@@ -1,0 +1,18 @@
+/* The files that a list of files and folders stands for, in an order that depends on names only. */
+#ifndef TAGC_DATA_FILES_H
+#define TAGC_DATA_FILES_H
+
+#include "tagc/tagc.h"
+
+typedef struct tagc_file_list {
+    char **paths; /* (n) */
+    size_t n, capacity;
+} tagc_file_list;
+
+/* Appends `input` if it is a file, and the files in it (folders too, in byte order of names) if it is a
+ * folder. Names that begin with a dot, links to folders and what is neither file nor folder are passed over
+ * below a folder. */
+tagc_status tagc_file_list_add(tagc_file_list *list, const char *input);
+void tagc_file_list_clear(tagc_file_list *list); /* frees; a zeroed list is empty */
+
+#endif
