@@ -62,14 +62,19 @@ static void lay_out(tagc_gpt2 *model, tagc_arena *arena) {
 }
 
 /* Rows per chunk: as many as the bound allows, but at least one per sequence (a forward without targets). */
-static int head_rows(const tagc_gpt2 *model) {
+static int head_rows(const tagc_gpt2 *model, size_t max_logits_bytes) {
     int n_rows = model->max_batch * model->max_tokens;
-    int bound = (int)(MAX_LOGITS_BYTES / ((size_t)model->config.vocab_size * sizeof(float)));
-    if (bound < model->max_batch) bound = model->max_batch;
-    return n_rows < bound ? n_rows : bound;
+    size_t bound = max_logits_bytes / ((size_t)model->config.vocab_size * sizeof(float));
+    if (bound < (size_t)model->max_batch) bound = (size_t)model->max_batch;
+    return (size_t)n_rows < bound ? n_rows : (int)bound;
 }
 
 tagc_status tagc_gpt2_create(const tagc_gpt2_config *config, int max_batch, int max_tokens, tagc_gpt2 **out) {
+    return tagc_gpt2_create_bounded(config, max_batch, max_tokens, MAX_LOGITS_BYTES, out);
+}
+
+tagc_status tagc_gpt2_create_bounded(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                                     size_t max_logits_bytes, tagc_gpt2 **out) {
     *out = NULL;
     TAGC_TRY(tagc_gpt2_config_check(config));
     if (max_tokens < 1 || max_tokens > config->block_size)
@@ -85,7 +90,7 @@ tagc_status tagc_gpt2_create(const tagc_gpt2_config *config, int max_batch, int 
     model->kernels = tagc_kernels_best();
     model->max_batch = max_batch;
     model->max_tokens = max_tokens;
-    model->chunk_rows = head_rows(model);
+    model->chunk_rows = head_rows(model, max_logits_bytes);
     tagc_arena arena = {0};
     lay_out(model, &arena);
     tagc_status status =

@@ -71,6 +71,10 @@ static inline size_t tagc_gpt2_rows(const tagc_gpt2 *model) {
     return (size_t)model->n_batch * (size_t)model->n_tokens;
 }
 
+/* tagc_gpt2_create with the bound on the logits' buffer. */
+tagc_status tagc_gpt2_create_bounded(const tagc_gpt2_config *config, int max_batch, int max_tokens,
+                                     size_t max_logits_bytes, tagc_gpt2 **out);
+
 /* The tensor that is the head's matrix. */
 int tagc_gpt2_head_tensor(const tagc_gpt2_config *config);
 tagc_attention tagc_gpt2_attention(const tagc_gpt2 *model);

@@ -1,0 +1,138 @@
+/* GPT-2 checkpoints as Hugging Face lays them out: a safetensors file seen as the tensors of a config.
+ * Matrices of linear layers are (in, out) there as here, so nothing is transposed. */
+#include "gpt2/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct tagc_gpt2_weights {
+    tagc_safetensors *file;
+    int *entries; /* (n_tensors) */
+};
+
+static const char prefix[] = "transformer.";
+
+static int find(const tagc_safetensors *file, const char *name) {
+    char long_name[sizeof prefix + TAGC_TENSOR_NAME_BYTES];
+    int entry = tagc_safetensors_find(file, name);
+    if (entry >= 0) return entry;
+    snprintf(long_name, sizeof long_name, "%s%s", prefix, name);
+    return tagc_safetensors_find(file, long_name);
+}
+
+static void print_shape(const tagc_safetensors_entry *entry, char *text, size_t n_bytes) {
+    size_t used = (size_t)snprintf(text, n_bytes, "(");
+    for (int i = 0; i < entry->n_dims && used < n_bytes; i++)
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s%llu", i ? ", " : "",
+                                 (unsigned long long)entry->dims[i]);
+    if (used < n_bytes) snprintf(text + used, n_bytes - used, ")");
+}
+
+static tagc_status check_entry(const tagc_safetensors_entry *entry, const tagc_tensor_info *info) {
+    int n_dims = info->n_cols == 1 && !info->decay ? 1 : 2;
+    if (entry->n_dims != n_dims || entry->dims[0] != info->n_rows ||
+        (n_dims == 2 && entry->dims[1] != info->n_cols)) {
+        char have[200], need[80];
+        tagc_safetensors_entry wanted = {.n_dims = n_dims, .dims = {info->n_rows, info->n_cols}};
+        print_shape(entry, have, sizeof have);
+        print_shape(&wanted, need, sizeof need);
+        return tagc_fail(TAGC_ERR_MISMATCH, "tensor \"%s\" has shape %s, this model needs %s", entry->name,
+                         have, need);
+    }
+    if (strcmp(entry->dtype, "F32") != 0 && strcmp(entry->dtype, "F16") != 0 &&
+        strcmp(entry->dtype, "BF16") != 0)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "tensor \"%s\" is %s, F32, F16 and BF16 can be read",
+                         entry->name, entry->dtype);
+    return TAGC_OK;
+}
+
+static int ends_with(const char *text, const char *end) {
+    size_t n_text = strlen(text), n_end = strlen(end);
+    return n_text >= n_end && strcmp(text + n_text - n_end, end) == 0;
+}
+
+/* A tensor without a place would be lost in silence: a deeper model, say. Mask buffers of old files are no
+ * weights. */
+static tagc_status check_nothing_left(const tagc_safetensors *file, const int *entries, int n_tensors) {
+    for (int i = 0; i < tagc_safetensors_n_entries(file); i++) {
+        tagc_safetensors_entry entry;
+        tagc_safetensors_entry_at(file, i, &entry);
+        int used = ends_with(entry.name, ".attn.bias") || ends_with(entry.name, ".attn.masked_bias") ||
+                   strcmp(entry.name, "lm_head.weight") == 0;
+        for (int j = 0; j < n_tensors && !used; j++) used = entries[j] == i;
+        if (!used)
+            return tagc_fail(TAGC_ERR_MISMATCH, "tensor \"%.80s\" has no place in this model", entry.name);
+    }
+    return TAGC_OK;
+}
+
+/* A tied model may come with its head written out, but then it must be the embedding. */
+static tagc_status check_tied_head(tagc_safetensors *file, int wte) {
+    int head = tagc_safetensors_find(file, "lm_head.weight");
+    tagc_safetensors_entry a, b;
+    float x[2048], y[2048];
+    if (head < 0) return TAGC_OK;
+    tagc_safetensors_entry_at(file, wte, &a);
+    tagc_safetensors_entry_at(file, head, &b);
+    int same = a.n_elems == b.n_elems;
+    for (uint64_t i = 0; same && i < a.n_elems; i += 2048) {
+        uint64_t n = a.n_elems - i < 2048 ? a.n_elems - i : 2048;
+        TAGC_TRY(tagc_safetensors_read(file, wte, i, n, x));
+        TAGC_TRY(tagc_safetensors_read(file, head, i, n, y));
+        same = memcmp(x, y, n * sizeof x[0]) == 0;
+    }
+    if (same) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MISMATCH, "lm_head.weight differs from wte.weight, but this model is tied");
+}
+
+static tagc_status match(tagc_gpt2_weights *weights, const tagc_gpt2_config *config) {
+    int n_tensors = tagc_gpt2_n_tensors(config);
+    for (int i = 0; i < n_tensors; i++) {
+        tagc_tensor_info info;
+        tagc_safetensors_entry entry;
+        tagc_gpt2_tensor(config, i, &info);
+        weights->entries[i] = find(weights->file, info.name);
+        if (weights->entries[i] < 0 && info.kind == TAGC_TENSOR_HEAD)
+            weights->entries[i] = weights->entries[0];
+        if (weights->entries[i] < 0)
+            return tagc_fail(TAGC_ERR_MISMATCH, "there is no tensor \"%s\"", info.name);
+        tagc_safetensors_entry_at(weights->file, weights->entries[i], &entry);
+        TAGC_TRY(check_entry(&entry, &info));
+    }
+    TAGC_TRY(check_nothing_left(weights->file, weights->entries, n_tensors));
+    return config->tied ? check_tied_head(weights->file, weights->entries[0]) : TAGC_OK;
+}
+
+tagc_status tagc_gpt2_weights_open(const char *path, const tagc_gpt2_config *config,
+                                   tagc_gpt2_weights **out) {
+    *out = NULL;
+    TAGC_TRY(tagc_gpt2_config_check(config));
+    tagc_gpt2_weights *weights = calloc(1, sizeof *weights);
+    int *entries = calloc((size_t)tagc_gpt2_n_tensors(config), sizeof *entries);
+    if (!weights || !entries) {
+        free(weights);
+        free(entries);
+        return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to open it", path);
+    }
+    weights->entries = entries;
+    tagc_status status = tagc_safetensors_open(path, &weights->file);
+    if (status == TAGC_OK && (status = match(weights, config)) != TAGC_OK) tagc_fail_in(status, "%s", path);
+    if (status == TAGC_OK)
+        *out = weights;
+    else
+        tagc_gpt2_weights_close(weights);
+    return status;
+}
+
+void tagc_gpt2_weights_close(tagc_gpt2_weights *weights) {
+    if (!weights) return;
+    tagc_safetensors_close(weights->file);
+    free(weights->entries);
+    free(weights);
+}
+
+tagc_status tagc_gpt2_weights_read(tagc_gpt2_weights *weights, int tensor, size_t first, size_t n,
+                                   float *out) {
+    return tagc_safetensors_read(weights->file, weights->entries[tensor], first, n, out);
+}

@@ -1,0 +1,228 @@
+/* Writing a checkpoint: whole or not at all. Bytes go to "<path>.tmp", which takes the place of <path> only
+ * when all of it is on the disk. */
+#include "gpt2/safetensors.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <libgen.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- a file that appears at once ---- */
+
+typedef struct new_file {
+    char *path, *temporary;
+    FILE *stream; /* NULL when there is nothing to remove */
+} new_file;
+
+static void new_file_close(new_file *file) {
+    if (file->stream) {
+        fclose(file->stream);
+        unlink(file->temporary);
+    }
+    free(file->path);
+    free(file->temporary);
+}
+
+static tagc_status io_error(const char *path) {
+    return tagc_fail(TAGC_ERR_IO, "%s: cannot be written: %s", path, strerror(errno));
+}
+
+static tagc_status new_file_open(const char *path, new_file *file) {
+    file->path = strdup(path);
+    if (asprintf(&file->temporary, "%s.tmp", path) < 0) file->temporary = NULL;
+    if (!file->path || !file->temporary) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
+    file->stream = fopen(file->temporary, "wbe");
+    return file->stream ? TAGC_OK : io_error(file->temporary);
+}
+
+static tagc_status new_file_write(new_file *file, const void *bytes, size_t n_bytes) {
+    return fwrite(bytes, 1, n_bytes, file->stream) == n_bytes ? TAGC_OK : io_error(file->temporary);
+}
+
+/* The folder is synchronised too: a rename that is not on the disk is no rename after a power failure. */
+static tagc_status sync_folder(const char *path) {
+    char *copy = strdup(path);
+    if (!copy) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
+    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL); /* some file systems cannot, and say EINVAL */
+    tagc_status status = failed ? io_error(path) : TAGC_OK;
+    if (fd >= 0) close(fd);
+    free(copy);
+    return status;
+}
+
+static tagc_status new_file_commit(new_file *file) {
+    if (fflush(file->stream) != 0 || fsync(fileno(file->stream)) != 0) return io_error(file->temporary);
+    if (rename(file->temporary, file->path) != 0) return io_error(file->path);
+    fclose(file->stream);
+    file->stream = NULL;
+    return sync_folder(file->path);
+}
+
+/* ---- weights ---- */
+
+struct tagc_gpt2_writer {
+    new_file file;
+    uint64_t n_left; /* values still to come */
+};
+
+static json_t *header_of(const tagc_gpt2_config *config) {
+    uint64_t place = 0;
+    json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
+    for (int i = 0; i < tagc_gpt2_n_tensors(config); i++) {
+        tagc_tensor_info info;
+        char name[TAGC_TENSOR_NAME_BYTES + 16];
+        tagc_gpt2_tensor(config, i, &info);
+        /* The head belongs to the language model, the rest to the transformer inside of it. */
+        snprintf(name, sizeof name, "%s%s", info.kind == TAGC_TENSOR_HEAD ? "" : "transformer.", info.name);
+        json_t *shape = json_pack("[I]", (json_int_t)info.n_rows);
+        if (info.decay) json_array_append_new(shape, json_integer((json_int_t)info.n_cols));
+        uint64_t end = place + info.n_elems * sizeof(float);
+        json_object_set_new(header, name,
+                            json_pack("{s:s, s:o, s:[I,I]}", "dtype", "F32", "shape", shape, "data_offsets",
+                                      (json_int_t)place, (json_int_t)end));
+        place = end;
+    }
+    return header;
+}
+
+static tagc_status write_header(new_file *file, const tagc_gpt2_config *config) {
+    json_t *header = header_of(config);
+    char *text = header ? json_dumps(header, JSON_COMPACT) : NULL;
+    json_decref(header);
+    if (!text) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its header", file->path);
+    uint64_t n_chars = strlen(text), n_padded = (n_chars + 7) / 8 * 8; /* values start at a multiple of 8 */
+    tagc_status status = new_file_write(file, &n_padded, sizeof n_padded);
+    if (status == TAGC_OK) status = new_file_write(file, text, n_chars);
+    if (status == TAGC_OK) status = new_file_write(file, "        ", n_padded - n_chars);
+    free(text);
+    return status;
+}
+
+tagc_status tagc_gpt2_writer_create(const char *path, const tagc_gpt2_config *config,
+                                    tagc_gpt2_writer **out) {
+    *out = NULL;
+    TAGC_TRY(tagc_gpt2_config_check(config));
+    tagc_gpt2_writer *writer = calloc(1, sizeof *writer);
+    if (!writer) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
+    writer->n_left = tagc_gpt2_n_params(config);
+    tagc_status status = new_file_open(path, &writer->file);
+    if (status == TAGC_OK) status = write_header(&writer->file, config);
+    if (status == TAGC_OK)
+        *out = writer;
+    else
+        tagc_gpt2_writer_destroy(writer);
+    return status;
+}
+
+tagc_status tagc_gpt2_writer_append(tagc_gpt2_writer *writer, const float *values, size_t n) {
+    if (n > writer->n_left)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: %zu values are appended, allowed is at most %llu",
+                         writer->file.path, n, (unsigned long long)writer->n_left);
+    writer->n_left -= n;
+    return new_file_write(&writer->file, values, n * sizeof *values);
+}
+
+tagc_status tagc_gpt2_writer_commit(tagc_gpt2_writer *writer) {
+    if (!writer->file.stream) return tagc_fail(TAGC_ERR_STATE, "%s: was committed before", writer->file.path);
+    if (writer->n_left > 0)
+        return tagc_fail(TAGC_ERR_STATE, "%s: %llu values are missing", writer->file.path,
+                         (unsigned long long)writer->n_left);
+    return new_file_commit(&writer->file);
+}
+
+void tagc_gpt2_writer_destroy(tagc_gpt2_writer *writer) {
+    if (!writer) return;
+    new_file_close(&writer->file);
+    free(writer);
+}
+
+/* ---- config.json ---- */
+
+tagc_status tagc_gpt2_config_write(const char *path, const tagc_gpt2_config *config) {
+    TAGC_TRY(tagc_gpt2_config_check(config));
+    json_t *json = json_pack(
+        "{s:[s], s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:s, s:f, s:f, s:f, s:f, s:f, s:s}", "architectures",
+        "GPT2LMHeadModel", "model_type", "gpt2", "n_layer", config->n_layer, "n_head", config->n_head,
+        "n_embd", config->n_embd, "n_positions", config->block_size, "n_ctx", config->block_size,
+        "vocab_size", config->vocab_size, "tie_word_embeddings", config->tied, "activation_function",
+        "gelu_new", "layer_norm_epsilon", 1e-5, "initializer_range", 0.02, "attn_pdrop", 0.0, "embd_pdrop",
+        0.0, "resid_pdrop", 0.0, "torch_dtype", "float32");
+    char *text = json ? json_dumps(json, JSON_INDENT(2)) : NULL;
+    json_decref(json);
+    if (!text) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
+    new_file file = {0};
+    tagc_status status = new_file_open(path, &file);
+    if (status == TAGC_OK) status = new_file_write(&file, text, strlen(text));
+    if (status == TAGC_OK) status = new_file_commit(&file);
+    new_file_close(&file);
+    free(text);
+    return status;
+}
+
+static tagc_status read_int(const json_t *json, const char *field, int *out) {
+    const json_t *value = json_object_get(json, field);
+    if (!json_is_integer(value))
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s is missing or not a whole number", field);
+    json_int_t number = json_integer_value(value);
+    if (number < 1 || number > 1 << 30)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s is %lld, which no model has", field, (long long)number);
+    *out = (int)number;
+    return TAGC_OK;
+}
+
+/* Variants of GPT-2 that this model does not compute. An absent field has GPT-2's value. */
+static tagc_status check_arithmetic(const json_t *json, int n_embd) {
+    const json_t *type = json_object_get(json, "model_type"),
+                 *gelu = json_object_get(json, "activation_function");
+    const json_t *epsilon = json_object_get(json, "layer_norm_epsilon"),
+                 *inner = json_object_get(json, "n_inner");
+    if (type && strcmp(json_is_string(type) ? json_string_value(type) : "", "gpt2") != 0)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "model_type must be \"gpt2\"");
+    if (gelu) {
+        const char *name = json_is_string(gelu) ? json_string_value(gelu) : "";
+        if (strcmp(name, "gelu_new") != 0 && strcmp(name, "gelu_pytorch_tanh") != 0)
+            return tagc_fail(TAGC_ERR_UNSUPPORTED, "activation_function is \"%.40s\", allowed is gelu_new",
+                             name);
+    }
+    if (epsilon && !(fabs(json_number_value(epsilon) - 1e-5) < 1e-9))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "layer_norm_epsilon is %g, allowed is 1e-5",
+                         json_number_value(epsilon));
+    if (inner && !json_is_null(inner) && json_integer_value(inner) != 4 * (json_int_t)n_embd)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "n_inner is not 4 n_embd");
+    if (json_is_false(json_object_get(json, "scale_attn_weights")) ||
+        json_is_true(json_object_get(json, "scale_attn_by_inverse_layer_idx")))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "only the usual scale of attention is supported");
+    return TAGC_OK;
+}
+
+static tagc_status parse_config(const json_t *json, tagc_gpt2_config *config) {
+    TAGC_TRY(read_int(json, "n_layer", &config->n_layer));
+    TAGC_TRY(read_int(json, "n_head", &config->n_head));
+    TAGC_TRY(read_int(json, "n_embd", &config->n_embd));
+    TAGC_TRY(read_int(json, "n_positions", &config->block_size));
+    TAGC_TRY(read_int(json, "vocab_size", &config->vocab_size));
+    config->tied = !json_is_false(json_object_get(json, "tie_word_embeddings"));
+    TAGC_TRY(check_arithmetic(json, config->n_embd));
+    return tagc_gpt2_config_check(config);
+}
+
+tagc_status tagc_gpt2_config_read(const char *path, tagc_gpt2_config *out) {
+    json_error_t error;
+    FILE *stream = fopen(path, "rbe");
+    if (!stream) return tagc_fail(TAGC_ERR_IO, "%s: %s", path, strerror(errno));
+    json_t *json = json_loadf(stream, JSON_REJECT_DUPLICATES, &error);
+    fclose(stream);
+    if (!json) return tagc_fail(TAGC_ERR_CORRUPT, "%s: line %d: %.160s", path, error.line, error.text);
+    tagc_gpt2_config config;
+    tagc_status status = parse_config(json, &config);
+    json_decref(json);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    *out = config;
+    return TAGC_OK;
+}
