@@ -122,7 +122,7 @@ static void test_jobs(void **state) {
     tagc_local_group *group;
     tagc_comm *comm = lonely_comm(NULL, &group);
     static order_job jobs[N];
-    int log[N], n_logged = 0;
+    int log[N + 1], n_logged = 0;
     for (int i = 0; i < N; i++) {
         jobs[i] = (order_job){
             .job = {.run = log_job, .arg = &jobs[i]}, .index = i, .log = log, .n_logged = &n_logged};

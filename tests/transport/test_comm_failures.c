@@ -1,0 +1,421 @@
+/* What a comm does when something goes wrong: every rank ends in time, with the status and text that tell
+ * why, and nobody touches a buffer that was given back. */
+#include "ranks.h"
+
+#include "core/clock.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static int has(const char *part) {
+    return strstr(tagc_last_error(), part) != NULL;
+}
+
+static tagc_comm *join_group(rank_run *run, tagc_local_group *group, double timeout_s) {
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.timeout_s = timeout_s;
+    tagc_comm *comm = NULL;
+    CHECK(run, tagc_comm_create_local(group, run->rank, &options, &comm) == TAGC_OK);
+    return comm;
+}
+
+static void run_group(int world_size, void (*body)(rank_run *run)) {
+    tagc_local_group *group;
+    assert_int_equal(tagc_local_group_create(world_size, &group), TAGC_OK);
+    run_ranks(world_size, body, group);
+    tagc_local_group_destroy(group);
+}
+
+/* ---- a rank that never answers ---- */
+
+typedef struct silent_shared {
+    tagc_local_group *group;
+    pthread_barrier_t end;
+} silent_shared;
+
+static void silent_body(rank_run *run) {
+    silent_shared *shared = run->shared;
+    tagc_comm *comm = join_group(run, shared->group, 0.3);
+    double start_s = tagc_clock_s();
+    if (run->rank != 2) {
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+        CHECK(run, has("no answer within 0.3 s (leg control, waiting for rank 2)"));
+        CHECK(run, tagc_clock_s() - start_s >= 0.3 || has("gave up"));
+        tagc_fail(TAGC_ERR_IO, "something else");
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* for good, with the first reason */
+        CHECK(run, has("no answer within 0.3 s"));
+    }
+    CHECK(run, tagc_clock_s() - start_s < 3);
+    pthread_barrier_wait(&shared->end);
+    tagc_comm_destroy(comm);
+}
+
+static void test_timeout(void **state) {
+    (void)state;
+    silent_shared shared;
+    assert_int_equal(tagc_local_group_create(3, &shared.group), TAGC_OK);
+    pthread_barrier_init(&shared.end, NULL, 3);
+    run_ranks(3, silent_body, &shared);
+    pthread_barrier_destroy(&shared.end);
+    tagc_local_group_destroy(shared.group);
+}
+
+/* ---- a rank that gives up, or leaves ---- */
+
+static void abort_body(rank_run *run) {
+    tagc_comm *comm = join_group(run, run->shared, 20);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK || has("rank 1 gave up: the disk is full"));
+    if (run->rank == 1) {
+        usleep(20000);
+        tagc_comm_abort(comm, "the disk is full");
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT &&
+                       has("this rank (1) gave up: the disk is full"));
+    } else {
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 gave up: the disk is full"));
+        CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 gave up: the disk is full"));
+    }
+    tagc_comm_destroy(comm);
+}
+
+static void leave_body(rank_run *run) {
+    tagc_comm *comm = join_group(run, run->shared, 20);
+    /* A rank that has gone on already may have found out before a slow one was through. */
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK || has("rank 1 left"));
+    if (run->rank != 1) CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has("rank 1 left"));
+    tagc_comm_destroy(comm);
+}
+
+static void test_abort_and_leave(void **state) {
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        run_group(4, abort_body);
+        run_group(4, leave_body);
+    }
+}
+
+/* Large exchanges, and one rank gives up in the middle of them. Buffers are freed as soon as wait returns:
+ * the address sanitizer sees who still reads them. */
+static void storm_abort_body(rank_run *run) {
+    enum { N = 6, PART = 1 << 16, MAX_W = 8 };
+    tagc_comm *comm = join_group(run, run->shared, 20);
+    uint64_t n_bytes[MAX_W], offset[MAX_W];
+    for (int r = 0; r < MAX_W; r++) {
+        n_bytes[r] = PART;
+        offset[r] = (uint64_t)r * PART;
+    }
+    tagc_ticket tickets[N];
+    unsigned char *buffers[N];
+    for (int i = 0; i < N; i++) {
+        buffers[i] = calloc(2 * MAX_W, PART);
+        tickets[i] = (tagc_ticket){.transfer = {.send = buffers[i],
+                                                .send_bytes = n_bytes,
+                                                .send_offset = offset,
+                                                .recv = buffers[i] + MAX_W * PART,
+                                                .recv_bytes = n_bytes,
+                                                .recv_offset = offset},
+                                   .leg = TAGC_LEG_VALUES};
+        tagc_comm_post(comm, (tagc_lane)(i % 3), &tickets[i]);
+        if (run->rank == 3 && i == N / 2) tagc_comm_abort(comm, "enough");
+    }
+    for (int i = 0; i < N; i++) {
+        tagc_status status = tagc_comm_wait(comm, &tickets[i]);
+        CHECK(run, status == TAGC_OK || (status == TAGC_ERR_TRANSPORT && has("gave up: ")));
+        free(buffers[i]);
+    }
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT);
+    tagc_comm_destroy(comm);
+}
+
+static void test_buffers_come_back(void **state) {
+    (void)state;
+    for (int i = 0; i < 10; i++) run_group(i % 2 ? 8 : 5, storm_abort_body);
+}
+
+/* ---- sizes that do not agree ---- */
+
+typedef struct sizes_shared {
+    tagc_local_group *group;
+    uint64_t n_sent, n_expected; /* from rank 0 to rank 1 */
+} sizes_shared;
+
+static void sizes_body(rank_run *run) {
+    sizes_shared *shared = run->shared;
+    tagc_comm *comm = join_group(run, shared->group, 20);
+    unsigned char send[64] = {0}, recv[128];
+    uint64_t send_bytes[3] = {4, 4, 4}, recv_bytes[3] = {4, 4, 4}, send_offset[3] = {0},
+             recv_offset[3] = {0, 64, 72};
+    if (run->rank == 0) send_bytes[1] = shared->n_sent;
+    if (run->rank == 1) recv_bytes[0] = shared->n_expected;
+    tagc_ticket ticket = {.transfer = {.send = send,
+                                       .send_bytes = send_bytes,
+                                       .send_offset = send_offset,
+                                       .recv = recv,
+                                       .recv_bytes = recv_bytes,
+                                       .recv_offset = recv_offset},
+                          .leg = TAGC_LEG_INDEX};
+    tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);
+    tagc_status status = tagc_comm_wait(comm, &ticket);
+    char text[96];
+    snprintf(text, sizeof text, "rank 0 sends %d bytes to rank 1, which expects %d", (int)shared->n_sent,
+             (int)shared->n_expected);
+    /* Who has nothing to send or to expect may be through before the other one looks. */
+    int concerned = (run->rank == 0 && shared->n_sent) || (run->rank == 1 && shared->n_expected);
+    if (concerned) CHECK(run, status == TAGC_ERR_CORRUPT && has(text));
+    CHECK(run, status == TAGC_OK || has(text));
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT && has(text));
+    tagc_comm_destroy(comm);
+}
+
+static void test_sizes(void **state) {
+    (void)state;
+    static const uint64_t pairs[][2] = {{8, 16}, {16, 8}, {0, 16}, {16, 0}};
+    for (int i = 0; i < 40; i++) {
+        sizes_shared shared = {.n_sent = pairs[i % 4][0], .n_expected = pairs[i % 4][1]};
+        assert_int_equal(tagc_local_group_create(3, &shared.group), TAGC_OK);
+        run_ranks(3, sizes_body, &shared);
+        tagc_local_group_destroy(shared.group);
+    }
+}
+
+/* ---- a transport that fails ---- */
+
+typedef struct flaky {
+    int fail_start_at, fail_test_at, silent; /* the how-manieth call, from 1; 0 never */
+    int n_starts, n_tests, n_cancels, n_aborts, n_destroys;
+    char reason[64];
+} flaky;
+
+static tagc_status flaky_start(void *context, const tagc_transfer *transfer, void **request) {
+    flaky *self = context;
+    (void)transfer;
+    *request = self;
+    return ++self->n_starts == self->fail_start_at ? TAGC_ERR_IO : TAGC_OK;
+}
+
+static tagc_status flaky_test(void *context, void *request, int *done, int *waiting_for) {
+    flaky *self = context;
+    (void)request, (void)waiting_for;
+    *done = !self->silent;
+    return ++self->n_tests == self->fail_test_at ? tagc_report(TAGC_ERR_CORRUPT, "bent cable") : TAGC_OK;
+}
+
+static void flaky_cancel(void *context, const char *reason) {
+    flaky *self = context;
+    self->n_cancels++;
+    snprintf(self->reason, sizeof self->reason, "%s", reason);
+}
+
+static void flaky_abort(void *context, const char *reason) {
+    flaky *self = context;
+    (void)reason;
+    self->n_aborts++;
+}
+
+static void flaky_destroy(void *context) {
+    ((flaky *)context)->n_destroys++;
+}
+
+static const tagc_transport_ops flaky_ops = {
+    .abi = TAGC_TRANSPORT_ABI,
+    .capabilities = TAGC_TRANSPORT_LANES,
+    .name = "flaky",
+    .start = flaky_start,
+    .test = flaky_test,
+    .cancel = flaky_cancel,
+    .abort = flaky_abort,
+    .destroy = flaky_destroy,
+};
+
+static void test_failing_transport(void **state) {
+    (void)state;
+    tagc_comm *comm;
+    flaky at_start = {.fail_start_at = 2};
+    assert_int_equal(tagc_comm_create(&flaky_ops, &at_start, 0, 2, NULL, &comm), TAGC_OK);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_IO);
+    assert_true(has("transport flaky: input or output failure (leg control)"));
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_int_equal(at_start.n_starts, 2);
+    uint64_t sent[TAGC_N_LEGS];
+    tagc_comm_bytes(comm, sent, NULL);
+    assert_int_equal(sent[TAGC_LEG_CONTROL], 1); /* what failed is not counted */
+    tagc_comm_destroy(comm);
+    assert_int_equal(at_start.n_cancels, 1);
+    assert_int_equal(at_start.n_destroys, 1);
+
+    flaky at_test = {.fail_test_at = 1};
+    assert_int_equal(tagc_comm_create(&flaky_ops, &at_test, 1, 2, NULL, &comm), TAGC_OK);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_CORRUPT);
+    assert_string_equal(tagc_last_error(), "bent cable");
+    assert_string_equal(at_test.reason, "bent cable");
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_string_equal(tagc_last_error(), "bent cable");
+    tagc_comm_destroy(comm);
+
+    flaky silent = {.silent = 1};
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.timeout_s = 0.05;
+    assert_int_equal(tagc_comm_create(&flaky_ops, &silent, 1, 2, &options, &comm), TAGC_OK);
+    assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
+    assert_string_equal(tagc_last_error(),
+                        "no answer within 0.05 s (leg control)"); /* it did not say for whom */
+    tagc_comm_abort(comm, NULL);
+    tagc_comm_destroy(comm);
+    assert_int_equal(silent.n_aborts, 1);
+    assert_int_equal(silent.n_cancels, 1);
+}
+
+/* ---- a callback that fails on one rank ---- */
+
+typedef struct cable {
+    pthread_barrier_t barrier;
+    int cut, n_calls[2]; /* `cut` is set between barriers */
+} cable;
+
+typedef struct cable_end {
+    cable *cable;
+    int rank;
+} cable_end;
+
+static tagc_status cable_exchange(void *context, const tagc_transfer *transfer) {
+    cable_end *self = context;
+    (void)transfer;
+    int cut = self->rank == 1 && ++self->cable->n_calls[1] == 3;
+    if (cut) self->cable->cut = 1;
+    pthread_barrier_wait(&self->cable->barrier);
+    int seen = self->cable->cut;
+    pthread_barrier_wait(&self->cable->barrier);
+    if (cut) return tagc_report(TAGC_ERR_IO, "the cable was cut");
+    return seen ? TAGC_ERR_TRANSPORT : TAGC_OK;
+}
+
+static void cable_body(rank_run *run) {
+    cable_end self = {run->shared, run->rank};
+    tagc_comm *comm;
+    CHECK(run, tagc_comm_create_callback(cable_exchange, &self, run->rank, 2, NULL, &comm) == TAGC_OK);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
+    tagc_status status = tagc_comm_barrier(comm);
+    if (run->rank == 1)
+        CHECK(run, status == TAGC_ERR_IO && has("the cable was cut"));
+    else
+        CHECK(run,
+              status == TAGC_ERR_TRANSPORT && has("transport callback: transport failure (leg control)"));
+    CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* without a call, or it would never return */
+    tagc_comm_destroy(comm);
+}
+
+static void test_failing_callback(void **state) {
+    (void)state;
+    cable shared = {.cut = 0};
+    pthread_barrier_init(&shared.barrier, NULL, 2);
+    run_ranks(2, cable_body, &shared);
+    pthread_barrier_destroy(&shared.barrier);
+}
+
+/* ---- arguments ---- */
+
+static tagc_status no_exchange(void *context, const tagc_transfer *transfer) {
+    (void)context, (void)transfer;
+    return TAGC_OK;
+}
+
+static void refuse(tagc_status got, tagc_status expected, tagc_comm **out, const char *part) {
+    if (got != expected || *out || !has(part))
+        print_error("wanted \"%s\", got %s: %s\n", part, tagc_status_name(got), tagc_last_error());
+    assert_int_equal(got, expected);
+    assert_null(*out);
+    assert_true(has(part));
+}
+
+static void test_ops_arguments(void **state) {
+    (void)state;
+    flaky self = {0};
+    tagc_comm *comm;
+    tagc_transport_ops ops;
+#define TRY_OPS(member, value, part)                                                                         \
+    ops = flaky_ops;                                                                                         \
+    ops.member = value;                                                                                      \
+    comm = (tagc_comm *)&self;                                                                               \
+    refuse(tagc_comm_create(&ops, &self, 0, 2, NULL, &comm), TAGC_ERR_ARGUMENT, &comm, part)
+    TRY_OPS(abi, 7, "ops.abi is 7, must be 1");
+    TRY_OPS(capabilities, 6, "ops.capabilities is 0x6");
+    TRY_OPS(name, NULL, "ops.name is NULL");
+    TRY_OPS(start, NULL, "ops.start is NULL");
+    TRY_OPS(test, NULL, "ops.test is NULL");
+    TRY_OPS(cancel, NULL, "ops.cancel is NULL");
+    TRY_OPS(abort, NULL, "ops.abort is NULL");
+    TRY_OPS(destroy, NULL, "ops.destroy is NULL");
+    refuse(tagc_comm_create(NULL, &self, 0, 2, NULL, &comm), TAGC_ERR_ARGUMENT, &comm, "ops is NULL");
+    assert_int_equal(tagc_comm_create(&flaky_ops, &self, 0, 2, NULL, NULL), TAGC_ERR_ARGUMENT);
+    assert_int_equal(self.n_destroys, 0); /* what was refused is still the caller's */
+
+    static const int ranks[][2] = {{-1, 2}, {2, 2}, {0, 0}, {0, -3}, {0, 65537}};
+    static const char *const parts[] = {"rank is -1, must be in [0, 2)", "rank is 2, must be in [0, 2)",
+                                        "world_size is 0", "world_size is -3", "world_size is 65537"};
+    for (int i = 0; i < 5; i++) {
+        refuse(tagc_comm_create(&flaky_ops, &self, ranks[i][0], ranks[i][1], NULL, &comm), TAGC_ERR_ARGUMENT,
+               &comm, parts[i]);
+        refuse(tagc_comm_create_callback(no_exchange, NULL, ranks[i][0], ranks[i][1], NULL, &comm),
+               TAGC_ERR_ARGUMENT, &comm, parts[i]);
+    }
+    refuse(tagc_comm_create_callback(NULL, NULL, 0, 1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "exchange is NULL");
+}
+
+static void test_option_arguments(void **state) {
+    (void)state;
+    tagc_comm *comm;
+    tagc_local_group *group;
+    assert_int_equal(tagc_local_group_create(2, &group), TAGC_OK);
+    tagc_comm_options options;
+    static const double timeouts[] = {0, -1, 1.1e6, (double)INFINITY, (double)NAN};
+    for (int i = 0; i < 5; i++) {
+        tagc_comm_options_init(&options);
+        options.timeout_s = timeouts[i];
+        refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
+               "options.timeout_s is ");
+    }
+    tagc_comm_options_init(&options);
+    options.struct_bytes -= 8;
+    refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "options.struct_bytes is ");
+    refuse(tagc_comm_create_local(group, -1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "rank is -1, must be in [0, 2)");
+    refuse(tagc_comm_create_local(group, 2, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "rank is 2, must be in [0, 2)");
+    refuse(tagc_comm_create_local(NULL, 0, NULL, &comm), TAGC_ERR_ARGUMENT, &comm, "group is NULL");
+
+    /* A refused rank can try again; a rank that has a comm cannot have two. */
+    tagc_comm *second;
+    assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+    refuse(tagc_comm_create_local(group, 0, NULL, &second), TAGC_ERR_STATE, &second,
+           "rank 0 of this group already");
+    int value = 0;
+    assert_int_equal(tagc_comm_all_gather(NULL, &value, 4, &value), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, NULL, 4, &value), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, &value, 4, NULL), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_all_gather(comm, &value, SIZE_MAX / 2, &value), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_comm_barrier(NULL), TAGC_ERR_ARGUMENT);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(group);
+
+    static const int sizes[] = {0, -1, 1025};
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(tagc_local_group_create(sizes[i], &group), TAGC_ERR_ARGUMENT);
+        assert_null(group);
+        assert_true(has("world_size is "));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_timeout),           cmocka_unit_test(test_abort_and_leave),
+        cmocka_unit_test(test_buffers_come_back), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_failing_transport), cmocka_unit_test(test_failing_callback),
+        cmocka_unit_test(test_ops_arguments),     cmocka_unit_test(test_option_arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
