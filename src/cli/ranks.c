@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 #if TAGC_HAVE_MPI
 #include "tagc/mpi.h"
 #endif
@@ -40,6 +41,7 @@ void tagc_ranks_complain(int rank, const char *text) {
             pause = (struct timespec){.tv_sec = 1, .tv_nsec = pause.tv_nsec - 1000000000};
         nanosleep(&pause, NULL);
     }
+    if (isatty(STDOUT_FILENO)) fputs("\r\033[K", stdout); /* a progress line may stand there */
     fflush(stdout);
     fprintf(stderr, "tagc: %s\n", text);
     fflush(stderr);
@@ -53,9 +55,9 @@ static int exit_code(tagc_status status) {
 /* Makes the trace and clock of a rank, then its comm by `connect`, and runs. */
 typedef tagc_status (*connect_fn)(void *how, int rank, const tagc_comm_options *options, tagc_comm **out);
 
-static tagc_status open_rank(const tagc_launch *launch, connect_fn connect, void *how, int rank,
+static tagc_status open_rank(const tagc_launch *launch, connect_fn connect, void *how, int rank, void *job,
                              tagc_rank *out) {
-    *out = (tagc_rank){.rank = rank};
+    *out = (tagc_rank){.rank = rank, .job = job};
     if (launch->trace) {
         TAGC_TRY(tagc_trace_create(TRACE_EVENTS, &out->trace));
         tagc_trace_pause(out->trace, 1);
@@ -99,22 +101,26 @@ static tagc_status connect_local(void *how, int rank, const tagc_comm_options *o
     return tagc_comm_create_local(how, rank, options, out);
 }
 
+/* Keeps the first failure, then wakes the peers. */
+static tagc_status finish_local(tagc_rank *rank, tagc_status status) {
+    local_job *job = rank->job;
+    pthread_mutex_lock(&job->lock);
+    int is_first = job->first_failure == TAGC_OK;
+    if (is_first) {
+        job->first_failure = status;
+        snprintf(job->first_text, sizeof job->first_text, "%s", tagc_last_error());
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (rank->comm && status != TAGC_ERR_INTERRUPTED) tagc_comm_abort(rank->comm, job->first_text);
+    return status;
+}
+
 static void *local_main(void *arg) {
     local_thread *self = arg;
     local_job *job = self->job;
     tagc_rank rank;
-    tagc_status status = open_rank(job->launch, connect_local, job->group, self->rank, &rank);
-    if (status == TAGC_OK) status = job->run(&rank, job->context);
-    if (status != TAGC_OK) {
-        const char *text = tagc_last_error();
-        pthread_mutex_lock(&job->lock);
-        if (job->first_failure == TAGC_OK) {
-            job->first_failure = status;
-            snprintf(job->first_text, sizeof job->first_text, "%s", text);
-        }
-        pthread_mutex_unlock(&job->lock);
-        if (rank.comm && status != TAGC_ERR_INTERRUPTED) tagc_comm_abort(rank.comm, text);
-    }
+    tagc_status status = open_rank(job->launch, connect_local, job->group, self->rank, job, &rank);
+    status = status == TAGC_OK ? job->run(&rank, job->context) : tagc_rank_finish(&rank, status);
     close_rank(&rank);
     return NULL;
 }
@@ -158,6 +164,20 @@ static tagc_status connect_mpi(void *how, int rank, const tagc_comm_options *opt
     return tagc_comm_create_mpi(MPI_COMM_WORLD, options, out);
 }
 
+/* Says it and ends the job; comes back only after an interruption, which all ranks agreed on. */
+static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    if (status == TAGC_ERR_INTERRUPTED) {
+        if (rank->rank == 0) tagc_ranks_complain(0, text);
+        return status;
+    }
+    tagc_ranks_complain(rank->rank, text);
+    if (rank->comm) tagc_comm_abort(rank->comm, text);
+    MPI_Abort(MPI_COMM_WORLD, TAGC_EXIT_FAILURE);
+    return status;
+}
+
 static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int level = MPI_THREAD_SINGLE, mpi_rank = 0, mpi_size = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
@@ -181,22 +201,18 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
         status =
             tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
                       launch->n_ranks, mpi_size);
-    if (status == TAGC_OK) status = open_rank(launch, connect_mpi, NULL, mpi_rank, &rank);
-    if (status == TAGC_OK) status = run(&rank, context);
-    if (status == TAGC_ERR_INTERRUPTED) {
-        if (mpi_rank == 0) tagc_ranks_complain(0, tagc_last_error());
-    } else if (status != TAGC_OK) {
-        char text[TAGC_ERROR_TEXT_BYTES];
-        snprintf(text, sizeof text, "%s", tagc_last_error());
-        tagc_ranks_complain(mpi_rank, text);
-        if (rank.comm) tagc_comm_abort(rank.comm, text);
-        MPI_Abort(MPI_COMM_WORLD, TAGC_EXIT_FAILURE);
-    }
+    if (status == TAGC_OK) status = open_rank(launch, connect_mpi, NULL, mpi_rank, NULL, &rank);
+    status = status == TAGC_OK ? run(&rank, context) : tagc_rank_finish(&rank, status);
     close_rank(&rank);
     MPI_Finalize();
     return exit_code(status);
 }
 #else
+static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
+    (void)rank;
+    return status;
+}
+
 static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     (void)launch, (void)run, (void)context;
     tagc_ranks_complain(
@@ -206,6 +222,11 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     return TAGC_EXIT_FAILURE;
 }
 #endif
+
+tagc_status tagc_rank_finish(tagc_rank *rank, tagc_status status) {
+    if (status == TAGC_OK) return status;
+    return rank->job ? finish_local(rank, status) : finish_mpi(rank, status);
+}
 
 int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int is_launched = launcher_number(size_names, 0) > 0;

@@ -16,6 +16,7 @@ typedef struct tagc_rank {
     tagc_trace *trace; /* paused; NULL when the launch asks for none */
     tagc_busy *busy;   /* what the streams beside compute have done */
     int rank, world_size;
+    void *job; /* private */
 } tagc_rank;
 
 typedef tagc_status (*tagc_rank_fn)(tagc_rank *rank, void *context);
@@ -39,6 +40,10 @@ int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context);
 
 /* This process's rank as its launcher tells it, before MPI is started; 0 without a launcher. */
 int tagc_ranks_launcher_rank(void);
+
+/* To be called with what a rank's work came to, before its objects are destroyed: after a failure it says so
+ * and wakes the peers, which would otherwise wait for this rank until their time-out. Returns `status`. */
+tagc_status tagc_rank_finish(tagc_rank *rank, tagc_status status);
 
 /* Prints "tagc: <text>" for people, unless a lower rank of this host's job is about to say the same. */
 void tagc_ranks_complain(int rank, const char *text);

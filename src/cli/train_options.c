@@ -17,13 +17,15 @@
     { section, name, TAGC_OPTION_CHOICE, role, AT(field), 0, 0, words, initial, NULL, help }
 #define FREE TAGC_ROLE_FREE
 #define FIXED TAGC_ROLE_FIXED
+#define PLACE TAGC_ROLE_PLACE
+#define RUN TAGC_ROLE_RUN
 #define LOCAL TAGC_ROLE_LOCAL
 
 /* clang-format off */
 static const tagc_option rows[] = {
-    TEXT("Data", "data", LOCAL, data, NULL, NULL, "DIR|FILE",
+    TEXT("Data", "data", PLACE, data, NULL, NULL, "DIR|FILE",
          "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file"),
-    TEXT(NULL, "val-data", LOCAL, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
+    TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
 
     TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
          "gpt2-162m (the paper's), gpt2-124m, demo or tiny; the options below change single numbers of it"),
@@ -33,7 +35,7 @@ static const tagc_option rows[] = {
     INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence"),
     INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows"),
     CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding"),
-    TEXT(NULL, "init-from", LOCAL, init_from, NULL, NULL, "FILE",
+    TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
          "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones"),
 
     INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run"),
@@ -85,24 +87,24 @@ static const tagc_option rows[] = {
            "send also what other ranks selected: costs no bytes; auto: yes for packed"),
     CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
 
-    INT("Ranks and machine", "ranks", FREE, ranks, 1, 1024, NULL, "1",
+    INT("Ranks and machine", "ranks", LOCAL, ranks, 1, 1024, NULL, "1",
         "ranks as threads of this process; under mpirun every process is a rank and this is not needed"),
     CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
     REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
     INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),
     INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, NULL, "1", "threads of a matrix product, per process"),
 
-    TEXT("The run", "out", LOCAL, out, NULL, NULL, "DIR",
+    TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
          "gets metrics.jsonl and checkpoints; without it nothing is written"),
     INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses"),
     INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss"),
     INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"),
     INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"),
-    TEXT(NULL, "resume", LOCAL, resume, "latest", NULL, "PATH",
+    TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
          "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
-    TEXT(NULL, "trace", LOCAL, trace, NULL, NULL, "FILE",
+    TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
          "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
-    TEXT(NULL, "trace-steps", LOCAL, trace_steps, NULL, "3-5", "FIRST-LAST", "steps in the timeline"),
+    TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, "3-5", "FIRST-LAST", "steps in the timeline"),
     FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures"),
     TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
          "lines of name = value, # before comments; the command line wins"),

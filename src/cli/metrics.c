@@ -1,0 +1,168 @@
+/* Writing of metrics.jsonl. A line that cannot be written ends the run: figures with holes are worse than
+ * none. */
+#include "cli/metrics.h"
+
+#include "cli/paths.h"
+#include "core/status.h"
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct tagc_metrics {
+    FILE *file;
+    char path[TAGC_PATH_BYTES];
+};
+
+/* Bytes of the leading lines that are whole and not past `step`. */
+static long kept_bytes(FILE *file, uint64_t step) {
+    char *line = NULL;
+    size_t capacity = 0;
+    long kept = 0;
+    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0; kept += n) {
+        json_t *object = line[n - 1] == '\n' ? json_loads(line, 0, NULL) : NULL;
+        int is_past = !object || json_integer_value(json_object_get(object, "step")) > (json_int_t)step;
+        json_decref(object);
+        if (is_past) break;
+    }
+    free(line);
+    return kept;
+}
+
+static tagc_status truncate_past(tagc_metrics *metrics, uint64_t step) {
+    FILE *file = fopen(metrics->path, "r");
+    if (!file) return TAGC_OK; /* resumed from elsewhere: a new file */
+    long kept = kept_bytes(file, step);
+    fclose(file);
+    if (truncate(metrics->path, kept) != 0)
+        return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
+    return TAGC_OK;
+}
+
+static tagc_status open_file(tagc_metrics *metrics, const char *dir, int resume, uint64_t step) {
+    TAGC_TRY(tagc_path_make_dirs(dir));
+    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", metrics->path));
+    if (resume)
+        TAGC_TRY(truncate_past(metrics, step));
+    else if (tagc_path_exists(metrics->path))
+        return tagc_fail(TAGC_ERR_IO, "%s holds a run already: go on with --resume, or choose another --out",
+                         dir);
+    metrics->file = fopen(metrics->path, "a");
+    if (!metrics->file) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
+    return TAGC_OK;
+}
+
+tagc_status tagc_metrics_open(const char *dir, int resume, uint64_t step, tagc_metrics **out) {
+    *out = NULL;
+    tagc_metrics *metrics = calloc(1, sizeof *metrics);
+    if (!metrics) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for metrics");
+    tagc_status status = open_file(metrics, dir, resume, step);
+    if (status == TAGC_OK)
+        *out = metrics;
+    else
+        free(metrics);
+    return status;
+}
+
+void tagc_metrics_close(tagc_metrics *metrics) {
+    if (!metrics) return;
+    fclose(metrics->file);
+    free(metrics);
+}
+
+static tagc_status write_line(tagc_metrics *metrics, json_t *line) {
+    if (!line) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a line of %s", metrics->path);
+    errno = 0;
+    int failed = json_dumpf(line, metrics->file, JSON_COMPACT | JSON_REAL_PRECISION(17)) != 0;
+    failed |= fputc('\n', metrics->file) == EOF;
+    failed |= fflush(metrics->file) != 0;
+    json_decref(line);
+    if (failed) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno ? errno : EIO));
+    return TAGC_OK;
+}
+
+/* JSON has no NaN: a loss that is none becomes null. */
+static json_t *real(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *by_leg_bytes(const uint64_t values[TAGC_N_LEGS]) {
+    json_t *object = json_object();
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        json_object_set_new(object, tagc_leg_name(leg), json_integer((json_int_t)values[leg]));
+    return object;
+}
+
+static json_t *by_leg_bits(const double values[TAGC_N_LEGS]) {
+    json_t *object = json_object();
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        json_object_set_new(object, tagc_leg_name(leg), real(values[leg]));
+    return object;
+}
+
+static json_t *by_phase(const double values[TAGC_N_PHASES]) {
+    json_t *object = json_object();
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+        json_object_set_new(object, tagc_phase_name(phase), real(values[phase]));
+    return object;
+}
+
+tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run) {
+    if (run) json_object_set_new(run, "type", json_string("run"));
+    return write_line(metrics, run);
+}
+
+static void add_time(json_t *line, const tagc_step_report *report) {
+    const tagc_fsdp_stats *stats = &report->stats;
+    json_object_set_new(line, "wall_s", real(report->wall_s));
+    json_object_set_new(line, "total_s", real(stats->total_s));
+    json_object_set_new(line, "compute_s", real(stats->compute_s));
+    json_object_set_new(line, "wait_gather_s", real(stats->wait_gather_s));
+    json_object_set_new(line, "wait_reduce_s", real(stats->wait_reduce_s));
+    json_object_set_new(line, "optimizer_s", real(stats->optimizer_s));
+    json_object_set_new(line, "comm_s", real(report->busy.comm_s));
+    json_object_set_new(line, "codec_s", real(report->busy.codec_s));
+    json_object_set_new(line, "exchange_s", real(report->busy.exchange_s));
+    json_object_set_new(line, "overlap", real(tagc_report_overlap(report)));
+    json_object_set_new(line, "phase_s", by_phase(stats->phase_s));
+}
+
+static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
+    double n = (double)stats->n_compressed;
+    json_object_set_new(line, "sparsity", n > 0 ? real(1 - (double)stats->n_kept / n) : json_null());
+    json_object_set_new(line, "union_density", n > 0 ? real((double)stats->n_union / n) : json_null());
+    json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
+    json_object_set_new(line, "n_kept", json_integer((json_int_t)stats->n_kept));
+    json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));
+    json_object_set_new(line, "n_unpeeled", json_integer((json_int_t)stats->n_unpeeled));
+    json_object_set_new(line, "n_lost", json_integer((json_int_t)stats->n_lost));
+    json_object_set_new(line, "load", real(stats->load));
+    json_object_set_new(line, "peel_rounds", json_integer(stats->peel_rounds));
+}
+
+tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report) {
+    const tagc_fsdp_stats *stats = &report->stats;
+    json_t *line = json_object();
+    json_object_set_new(line, "type", json_string("step"));
+    json_object_set_new(line, "step", json_integer((json_int_t)report->step));
+    json_object_set_new(line, "loss", real(report->loss));
+    json_object_set_new(line, "lr", real(report->lr));
+    json_object_set_new(line, "grad_norm", real(stats->grad_norm));
+    json_object_set_new(line, "skipped", json_boolean(stats->skipped));
+    json_object_set_new(line, "n_tokens", json_integer((json_int_t)report->n_tokens));
+    add_time(line, report);
+    json_object_set_new(line, "n_bytes_sent", by_leg_bytes(stats->n_bytes_sent));
+    json_object_set_new(line, "n_bytes_received", by_leg_bytes(stats->n_bytes_received));
+    json_object_set_new(line, "bits_per_param", by_leg_bits(stats->bits_per_param));
+    add_codec(line, stats);
+    return write_line(metrics, line);
+}
+
+tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss) {
+    json_t *line = json_object();
+    json_object_set_new(line, "type", json_string("eval"));
+    json_object_set_new(line, "step", json_integer((json_int_t)step));
+    json_object_set_new(line, "val_loss", real(val_loss));
+    return write_line(metrics, line);
+}

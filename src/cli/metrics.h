@@ -1,0 +1,22 @@
+/* DIR/metrics.jsonl: one JSON object per line, flushed per line, so that a run can be followed and survives
+ * its end.
+ *
+ *   {"type": "run", ...}   model, options, world size; one per start or resume
+ *   {"type": "step", "step": 1, "loss": ..., ...}
+ *   {"type": "eval", "step": 100, "val_loss": ...} */
+#ifndef TAGC_CLI_METRICS_H
+#define TAGC_CLI_METRICS_H
+
+#include "cli/report.h"
+#include <jansson.h>
+
+typedef struct tagc_metrics tagc_metrics;
+
+/* Makes DIR. A new run refuses a DIR that holds one; a resumed one drops lines past `step` and appends. */
+tagc_status tagc_metrics_open(const char *dir, int resume, uint64_t step, tagc_metrics **out);
+tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
+tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
+tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss);
+void tagc_metrics_close(tagc_metrics *metrics); /* accepts NULL */
+
+#endif

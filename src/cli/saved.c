@@ -1,0 +1,129 @@
+/* The command's part of a checkpoint, as JSON. */
+#include "cli/saved.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VALUE_BYTES = 4096 };
+
+static const struct {
+    const char *name;
+    size_t offset;
+} model_fields[] = {
+    {"n_layer", offsetof(tagc_gpt2_config, n_layer)},
+    {"n_head", offsetof(tagc_gpt2_config, n_head)},
+    {"n_embd", offsetof(tagc_gpt2_config, n_embd)},
+    {"block_size", offsetof(tagc_gpt2_config, block_size)},
+    {"vocab_size", offsetof(tagc_gpt2_config, vocab_size)},
+    {"tied", offsetof(tagc_gpt2_config, tied)},
+};
+enum { N_MODEL_FIELDS = sizeof model_fields / sizeof model_fields[0] };
+
+json_t *tagc_saved_model(const tagc_gpt2_config *config) {
+    json_t *object = json_object();
+    for (int i = 0; i < N_MODEL_FIELDS; i++)
+        json_object_set_new(object, model_fields[i].name,
+                            json_integer(*(const int *)((const char *)config + model_fields[i].offset)));
+    return object;
+}
+
+json_t *tagc_saved_options(const tagc_command *command, const void *values) {
+    json_t *object = json_object();
+    char text[VALUE_BYTES];
+    for (int i = 0; i < command->n_options; i++) {
+        tagc_options_get(command, values, i, text, sizeof text);
+        json_object_set_new(object, command->options[i].name, json_string(text));
+    }
+    return object;
+}
+
+char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, const void *values) {
+    json_t *root = json_object();
+    json_object_set_new(root, "tagc", json_string(tagc_version()));
+    json_object_set_new(root, "model", tagc_saved_model(&saved->model));
+    json_object_set_new(root, "options", tagc_saved_options(command, values));
+    json_object_set_new(root, "world_size", json_integer(saved->world_size));
+    json_object_set_new(root, "position", json_integer((json_int_t)saved->position));
+    json_object_set_new(root, "n_tokens", json_integer((json_int_t)saved->n_tokens));
+    json_object_set_new(root, "best_val_loss",
+                        isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
+    json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
+    char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(root);
+    return text;
+}
+
+static tagc_status read_count(const json_t *object, const char *name, json_int_t max, json_int_t *out) {
+    const json_t *value = json_object_get(object, name);
+    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > max)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 to %lld",
+                         name, (long long)max);
+    *out = json_integer_value(value);
+    return TAGC_OK;
+}
+
+static tagc_status read_fields(const json_t *root, tagc_saved *out) {
+    const json_t *model = json_object_get(root, "model"), *best = json_object_get(root, "best_val_loss");
+    json_int_t value;
+    for (int i = 0; i < N_MODEL_FIELDS; i++) {
+        TAGC_TRY(read_count(model, model_fields[i].name, 1 << 30, &value));
+        *(int *)((char *)&out->model + model_fields[i].offset) = (int)value;
+    }
+    TAGC_TRY(tagc_gpt2_config_check(&out->model));
+    TAGC_TRY(read_count(root, "world_size", 1 << 20, &value));
+    out->world_size = (int)value;
+    TAGC_TRY(read_count(root, "position", (json_int_t)1 << 62, &value));
+    out->position = (uint64_t)value;
+    TAGC_TRY(read_count(root, "n_tokens", (json_int_t)1 << 62, &value));
+    out->n_tokens = (uint64_t)value;
+    out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
+    const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
+    snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
+    out->options = json_object_get(root, "options");
+    if (!json_is_object(out->options))
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"options\" are missing");
+    json_incref(out->options);
+    return TAGC_OK;
+}
+
+tagc_status tagc_saved_read(const char *text, tagc_saved *out) {
+    *out = (tagc_saved){0};
+    json_error_t error;
+    json_t *root = json_loads(text, 0, &error);
+    if (!root) return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's options are no JSON: %s", error.text);
+    tagc_status status = read_fields(root, out);
+    json_decref(root);
+    return status;
+}
+
+void tagc_saved_destroy(tagc_saved *saved) {
+    json_decref(saved->options);
+    saved->options = NULL;
+}
+
+tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
+                             tagc_progress *progress) {
+    const tagc_command *command = parsed->command;
+    char now[VALUE_BYTES], then[VALUE_BYTES];
+    for (int i = 0; i < command->n_options; i++) {
+        const tagc_option *option = &command->options[i];
+        const char *text = json_string_value(json_object_get(saved->options, option->name));
+        if (option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL || !text) continue;
+        tagc_options_get(command, values, i, now, sizeof now);
+        snprintf(then, sizeof then, "%s", text);
+        if (!parsed->given[i]) {
+            TAGC_TRY(tagc_options_set(command, values, i, text, "in the checkpoint, "));
+        } else if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
+            return tagc_fail(
+                TAGC_ERR_MISMATCH,
+                "--%s is \"%.100s\", but the checkpoint was made with \"%.100s\" and cannot go on"
+                " otherwise",
+                option->name, now, then);
+        } else if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FREE) {
+            tagc_progress_say(progress, "note: --%s %s, where the checkpoint had %s", option->name, now,
+                              then);
+        }
+    }
+    return TAGC_OK;
+}

@@ -1,0 +1,180 @@
+/* tagc train: the loop. A step is forward and backward per micro-step, then the engine's update; everything
+ * else happens between steps, where all ranks stand at the same place. */
+#include "cli/commands.h"
+#include "cli/engine.h"
+#include "cli/interrupt.h"
+#include "cli/trainer.h"
+#include "core/clock.h"
+#include "core/status.h"
+#include "fsdp/schedule.h"
+#include <cblas.h>
+#include <stdlib.h>
+
+/* What ranks tell each other after every step. */
+typedef struct step_word {
+    double loss;
+    int64_t interrupted;
+} step_word;
+
+/* Mean loss, and whether any rank was asked to stop. */
+static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted) {
+    int world_size = t->rank->world_size;
+    step_word mine = {.loss = *loss, .interrupted = tagc_interrupt_asked()};
+    step_word *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d losses", world_size);
+    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    double sum = 0;
+    *interrupted = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        sum += all[rank].loss;
+        *interrupted |= all[rank].interrupted != 0;
+    }
+    free(all);
+    *loss = sum / world_size;
+    return status;
+}
+
+static tagc_status micro_step(tagc_trainer *t, const tagc_params *params, double *loss) {
+    int n_batch = (int)t->options.batch_size;
+    TAGC_TRY(tagc_loader_next(t->loader, t->tokens, t->targets));
+    TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
+    TAGC_TRY(tagc_gpt2_forward(t->model, params, t->tokens, t->targets, n_batch, t->n_tokens, loss));
+    TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
+    return tagc_gpt2_backward(t->model, params, 1.0f / (float)t->options.accumulate);
+}
+
+static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
+    tagc_params params = tagc_engine_params(t->fsdp);
+    tagc_busy_times before;
+    double start_s = tagc_clock_s(), sum = 0;
+    tagc_busy_take(t->rank->busy, &before);
+    for (int64_t micro = 0; micro < t->options.accumulate; micro++) {
+        double loss = 0;
+        TAGC_TRY(micro_step(t, &params, &loss));
+        sum += loss;
+    }
+    report->lr = tagc_schedule_cosine(t->step + 1, (uint64_t)t->options.warmup, (uint64_t)t->options.steps,
+                                      t->options.lr, t->options.min_lr);
+    TAGC_TRY(tagc_fsdp_step(t->fsdp, report->lr, &report->stats));
+    tagc_busy_take(t->rank->busy, &report->busy);
+    report->step = ++t->step;
+    report->world_size = t->rank->world_size;
+    report->n_tokens = (uint64_t)t->rank->world_size * (uint64_t)t->options.batch_size *
+                       (uint64_t)t->options.accumulate * (uint64_t)t->n_tokens;
+    t->saved.n_tokens += report->n_tokens;
+    report->loss = sum / (double)t->options.accumulate;
+    TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
+    report->wall_s = tagc_clock_s() - start_s;
+    return TAGC_OK;
+}
+
+static tagc_status validate(tagc_trainer *t) {
+    double loss;
+    if (!t->val_loader) return TAGC_OK;
+    TAGC_TRY(tagc_evaluate(&t->evaluation, &loss));
+    int is_best = loss < t->saved.best_val_loss;
+    if (is_best) t->saved.best_val_loss = loss;
+    tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,
+                      (unsigned long long)t->step, loss, is_best ? "  (best)" : "");
+    return t->metrics ? tagc_metrics_eval(t->metrics, t->step, loss) : TAGC_OK;
+}
+
+static tagc_status write_trace(tagc_trainer *t) {
+    int n_units = tagc_fsdp_n_units(t->fsdp);
+    const char **names = calloc((size_t)n_units, sizeof *names);
+    if (!names) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d unit names", n_units);
+    for (int unit = 0; unit < n_units; unit++) names[unit] = tagc_fsdp_unit_name(t->fsdp, unit);
+    tagc_status status = tagc_trace_write(t->rank->trace, t->rank->comm, names, n_units, t->options.trace);
+    free(names);
+    if (status == TAGC_OK)
+        tagc_progress_say(
+            &t->progress, "timeline of steps %llu to %llu in %s; open it at https://ui.perfetto.dev",
+            (unsigned long long)t->trace_first,
+            (unsigned long long)(t->step < t->trace_last ? t->step : t->trace_last), t->options.trace);
+    return status;
+}
+
+static tagc_status stop(tagc_trainer *t, int is_saved) {
+    if (!is_saved) TAGC_TRY(tagc_trainer_save(t));
+    if (t->options.out)
+        return tagc_fail(TAGC_ERR_INTERRUPTED,
+                         "interrupted behind step %llu of %lld, saved in %s; --resume goes on",
+                         (unsigned long long)t->step, (long long)t->options.steps, t->options.out);
+    return tagc_fail(TAGC_ERR_INTERRUPTED,
+                     "interrupted behind step %llu of %lld; nothing saved, for want of --out",
+                     (unsigned long long)t->step, (long long)t->options.steps);
+}
+
+static int is_due(int64_t every, uint64_t step) {
+    return every > 0 && step % (uint64_t)every == 0;
+}
+
+static tagc_status steps(tagc_trainer *t) {
+    uint64_t n_steps = (uint64_t)t->options.steps;
+    int interrupted = 0, is_traced = 0;
+    if (t->step == 0) TAGC_TRY(validate(t));
+    if (t->step >= n_steps && n_steps > 0)
+        tagc_progress_say(&t->progress,
+                          "nothing left to do: step %llu of %llu is done; raise --steps to go on",
+                          (unsigned long long)t->step, (unsigned long long)n_steps);
+    while (t->step < n_steps) {
+        tagc_step_report report = {0};
+        int trace_on = t->rank->trace && t->step + 1 >= t->trace_first && t->step + 1 <= t->trace_last;
+        if (trace_on) tagc_trace_pause(t->rank->trace, 0);
+        TAGC_TRY(one_step(t, &report, &interrupted));
+        if (trace_on) tagc_trace_pause(t->rank->trace, 1);
+        is_traced |= trace_on;
+        if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
+        tagc_progress_step(&t->progress, &report);
+        int is_last = t->step == n_steps, is_saved = 0;
+        if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
+        if (is_due(t->options.save_every, t->step) || is_last) {
+            TAGC_TRY(tagc_trainer_save(t));
+            is_saved = 1;
+        }
+        if (is_traced && (t->step == t->trace_last || is_last || interrupted)) {
+            TAGC_TRY(write_trace(t));
+            is_traced = 0;
+        }
+        if (interrupted && !is_last) return stop(t, is_saved);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status train_rank(tagc_rank *rank, void *context) {
+    tagc_trainer trainer;
+    double start_s = tagc_clock_s();
+    tagc_status status = tagc_trainer_open(rank, context, &trainer);
+    if (status == TAGC_OK) status = steps(&trainer);
+    if (status == TAGC_OK) {
+        double seconds = tagc_clock_s() - start_s;
+        char tokens[16];
+        tagc_progress_say(&trainer.progress, "done: %llu steps, %s tokens, %d:%02d min%s%s",
+                          (unsigned long long)trainer.step,
+                          tagc_human((double)trainer.saved.n_tokens, tokens), (int)seconds / 60,
+                          (int)seconds % 60, trainer.options.out ? "; metrics and checkpoint in " : "",
+                          trainer.options.out ? trainer.options.out : "");
+    }
+    tagc_rank_finish(rank, status);
+    tagc_trainer_close(&trainer);
+    return status;
+}
+
+int tagc_command_train(int argc, char **argv) {
+    tagc_train_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&tagc_train_command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && tagc_train_check(&options) != TAGC_OK)
+        code = tagc_command_refuse(&tagc_train_command);
+    if (code == TAGC_GO_ON) {
+        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
+                              .transport = options.transport,
+                              .timeout_s = options.timeout,
+                              .trace = options.trace != NULL};
+        openblas_set_num_threads((int)options.blas_threads);
+        tagc_interrupt_watch();
+        code = tagc_ranks_run(&launch, train_rank, &parsed);
+    }
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,211 @@
+/* Opening, saving and closing of a run. Order matters: cheap things that can be wrong come first, so that a
+ * mistyped path does not cost the making of a model. */
+#include "cli/trainer.h"
+
+#include "cli/agree.h"
+#include "cli/engine.h"
+#include "cli/paths.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Finds the checkpoint to go on from and takes over its options. path: TAGC_PATH_BYTES. */
+static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    int is_latest = strcmp(t->options.resume, "latest") == 0;
+    if (is_latest && !t->options.out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
+    uint64_t step;
+    int world_size;
+    char *extra = NULL;
+    TAGC_TRY(tagc_checkpoint_find(t->rank->comm, is_latest ? t->options.out : t->options.resume, path,
+                                  TAGC_PATH_BYTES));
+    TAGC_TRY(tagc_checkpoint_info(path, &step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &t->saved);
+    free(extra);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
+    if (t->saved.world_size != t->rank->world_size)
+        tagc_progress_say(&t->progress, "note: %d ranks go on with what %d saved", t->rank->world_size,
+                          t->saved.world_size);
+    return tagc_train_check(&t->options);
+}
+
+static tagc_status open_data(tagc_trainer *t) {
+    char path[TAGC_PATH_BYTES];
+    if (!t->options.data)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
+    TAGC_TRY(tagc_path_data(t->options.data, "train.bin", path));
+    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->train_tokens));
+    int has_val = 1;
+    if (t->options.val_data)
+        TAGC_TRY(tagc_path_data(t->options.val_data, "val.bin", path));
+    else
+        has_val =
+            tagc_path_is_dir(t->options.data) && tagc_path_data(t->options.data, "val.bin", path) == TAGC_OK;
+    if (has_val && t->options.eval_every > 0)
+        TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->val_tokens));
+    return TAGC_OK;
+}
+
+/* The preset's shape; a vocabulary that was not asked for grows to the data's. */
+static tagc_status choose_model(tagc_trainer *t) {
+    tagc_gpt2_config config;
+    tagc_tokens_info info;
+    TAGC_TRY(tagc_train_model(&t->options, &config));
+    tagc_tokens_get_info(t->train_tokens, &info);
+    if (!t->options.vocab_size && !t->options.init_from && info.vocab_size > (uint32_t)config.vocab_size)
+        config.vocab_size = (int)info.vocab_size;
+    if (info.vocab_size > (uint32_t)config.vocab_size)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT, "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u",
+            tagc_tokens_path(t->train_tokens), info.vocab_size - 1, config.vocab_size, info.vocab_size);
+    if (t->options.resume && memcmp(&config, &t->saved.model, sizeof config) != 0)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "the checkpoint's model has %d layers, width %d and vocabulary %d; these options and data ask"
+            " for %d, %d and %d",
+            t->saved.model.n_layer, t->saved.model.n_embd, t->saved.model.vocab_size, config.n_layer,
+            config.n_embd, config.vocab_size);
+    t->saved.model = config;
+    snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
+    return TAGC_OK;
+}
+
+static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int shuffle, tagc_loader **out) {
+    tagc_loader_options options;
+    tagc_loader_options_init(&options);
+    options.n_batch = (int)t->options.batch_size;
+    options.n_tokens = t->n_tokens;
+    options.rank = t->rank->rank;
+    options.world_size = t->rank->world_size;
+    options.vocab_size = (uint32_t)t->saved.model.vocab_size;
+    options.shuffle = shuffle;
+    options.seed = (uint64_t)t->options.seed;
+    return tagc_loader_create(tokens, &options, out);
+}
+
+static tagc_status open_batches(tagc_trainer *t) {
+    t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : t->saved.model.block_size;
+    TAGC_TRY(open_loader(t, t->train_tokens, 1, &t->loader));
+    if (t->val_tokens) TAGC_TRY(open_loader(t, t->val_tokens, 0, &t->val_loader));
+    size_t n = (size_t)t->options.batch_size * (size_t)t->n_tokens;
+    t->tokens = calloc(n, sizeof *t->tokens);
+    t->targets = calloc(n, sizeof *t->targets);
+    if (!t->tokens || !t->targets)
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a batch of %zu tokens", n);
+    return TAGC_OK;
+}
+
+static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
+    tagc_fsdp_options options;
+    tagc_train_fsdp(&t->options, &options);
+    TAGC_TRY(tagc_engine_create(t->rank, &t->saved.model, &options, &t->fsdp));
+    if (t->options.resume) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        return tagc_loader_seek(t->loader, t->saved.position);
+    }
+    if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
+    return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
+}
+
+static tagc_status open_metrics(tagc_trainer *t) {
+    if (!t->options.out || t->rank->rank != 0) return TAGC_OK;
+    TAGC_TRY(tagc_metrics_open(t->options.out, t->options.resume != NULL, t->step, &t->metrics));
+    json_t *run = json_object();
+    json_object_set_new(run, "tagc", json_string(tagc_version()));
+    json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
+    json_object_set_new(run, "options", tagc_saved_options(&tagc_train_command, &t->options));
+    json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
+    json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->fsdp)));
+    json_object_set_new(run, "n_compressed", json_integer((json_int_t)tagc_fsdp_n_compressed(t->fsdp)));
+    json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
+    return tagc_metrics_run(t->metrics, run);
+}
+
+static void greet(tagc_trainer *t) {
+    static const char *const shardings[] = {"fully sharded (ZeRO-3)",
+                                            "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
+    static const char *const exchanges[] = {"dense", "sketch", "packed"};
+    char params[16], a[16], b[16], c[16], d[16];
+    uint64_t n_params = tagc_fsdp_n_params(t->fsdp), n_compressed = tagc_fsdp_n_compressed(t->fsdp);
+    tagc_fsdp_memory memory;
+    tagc_fsdp_memory_used(t->fsdp, &memory);
+    tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s", t->options.model,
+                      tagc_human((double)n_params, params), t->rank->world_size,
+                      t->rank->world_size > 1 ? "s" : "", shardings[t->options.sharding]);
+    if (t->options.exchange == TAGC_EXCHANGE_DENSE || n_compressed == 0)
+        tagc_progress_say(&t->progress, "gradients: dense");
+    else
+        tagc_progress_say(&t->progress,
+                          "gradients: %s, sparsity %.4g %%, on %.1f %% of the parameters; the rest dense",
+                          exchanges[t->options.exchange], 100 * t->options.sparsity,
+                          100 * (double)n_compressed / (double)n_params);
+    tagc_progress_say(&t->progress,
+                      "memory per rank: parameters %sB, gradients %sB, optimizer %sB, residuals %sB",
+                      tagc_human((double)memory.parameters, a), tagc_human((double)memory.gradients, b),
+                      tagc_human((double)memory.optimizer, c), tagc_human((double)memory.residuals, d));
+    if (t->step > 0)
+        tagc_progress_say(&t->progress, "goes on behind step %llu of %lld", (unsigned long long)t->step,
+                          (long long)t->options.steps);
+}
+
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    t->saved.best_val_loss = (double)INFINITY;
+    tagc_progress_init(&t->progress, t->options.quiet || rank->rank != 0, 0);
+    TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
+    if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
+    t->progress.n_steps = (uint64_t)t->options.steps;
+    t->saved.world_size = rank->world_size;
+    TAGC_TRY(tagc_train_trace_steps(t->options.trace_steps, &t->trace_first, &t->trace_last));
+    TAGC_TRY(open_data(t));
+    TAGC_TRY(choose_model(t));
+    TAGC_TRY(open_batches(t));
+    TAGC_TRY(open_weights(t, checkpoint));
+    TAGC_TRY(tagc_gpt2_create(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->model));
+    TAGC_TRY(open_metrics(t));
+    if (t->val_loader)
+        t->evaluation = (tagc_evaluation){
+            .rank = rank,
+            .model = t->model,
+            .fsdp = t->fsdp,
+            .loader = t->val_loader,
+            .n_batch = (int)t->options.batch_size,
+            .n_tokens = t->n_tokens,
+            .n_batches = tagc_evaluate_batches(t->val_loader, (int)t->options.batch_size, rank->world_size,
+                                               (uint64_t)t->options.eval_batches),
+            .tokens = t->tokens,
+            .targets = t->targets,
+        };
+    greet(t);
+    return TAGC_OK;
+}
+
+tagc_status tagc_trainer_save(tagc_trainer *t) {
+    if (!t->options.out) return TAGC_OK;
+    t->saved.position = tagc_loader_position(t->loader);
+    char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
+    if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
+    tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);
+    free(extra);
+    TAGC_TRY(status);
+    return tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+}
+
+void tagc_trainer_close(tagc_trainer *t) {
+    tagc_metrics_close(t->metrics);
+    tagc_gpt2_destroy(t->model);
+    tagc_fsdp_destroy(t->fsdp);
+    tagc_loader_destroy(t->loader);
+    tagc_loader_destroy(t->val_loader);
+    tagc_tokens_close(t->train_tokens);
+    tagc_tokens_close(t->val_tokens);
+    free(t->tokens);
+    free(t->targets);
+    tagc_saved_destroy(&t->saved);
+}
