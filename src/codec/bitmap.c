@@ -38,14 +38,14 @@ void tagc_bitmap_or(uint8_t *into, const uint8_t *from, size_t n) {
     for (size_t b = 0; b < n_bytes; b++) into[b] |= from[b];
 }
 
-static size_t count_scalar(const uint8_t *bits, size_t n_bytes) {
-    size_t count = 0;
+size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n) {
+    size_t n_bytes = tagc_bitmap_bytes(n), count = 0;
     for (size_t b = 0; b < n_bytes; b += 8) count += (size_t)__builtin_popcountll(load_word(bits + b));
     return count;
 }
 
-static size_t indices_scalar(const uint8_t *bits, size_t n_bytes, uint32_t *indices) {
-    size_t count = 0;
+size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices) {
+    size_t n_bytes = tagc_bitmap_bytes(n), count = 0;
     for (size_t b = 0; b < n_bytes; b += 8)
         for (uint64_t word = load_word(bits + b); word; word &= word - 1)
             indices[count++] = (uint32_t)(8 * b + (size_t)__builtin_ctzll(word));
@@ -92,7 +92,7 @@ size_t tagc_bitmap_count(const uint8_t *bits, size_t n) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("popcnt")) return count_popcnt(bits, tagc_bitmap_bytes(n));
 #endif
-    return count_scalar(bits, tagc_bitmap_bytes(n));
+    return tagc_bitmap_count_reference(bits, n);
 }
 
 size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices) {
@@ -100,7 +100,7 @@ size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices) {
     if (__builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bw"))
         return indices_avx512(bits, tagc_bitmap_bytes(n), indices);
 #endif
-    return indices_scalar(bits, tagc_bitmap_bytes(n), indices);
+    return tagc_bitmap_indices_reference(bits, n, indices);
 }
 
 int tagc_bitmap_valid(const uint8_t *bits, size_t n) {

@@ -16,6 +16,9 @@ void tagc_bitmap_or(uint8_t *into, const uint8_t *from, size_t n); /* n bits */
 size_t tagc_bitmap_count(const uint8_t *bits, size_t n);
 /* Ascending positions of the set bits, returns how many. capacity of indices: tagc_bitmap_count. */
 size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices);
+/* The same two without vector instructions, for tests. */
+size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n);
+size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices);
 int tagc_bitmap_valid(const uint8_t *bits, size_t n); /* 1 when all bits past n, up to the padding, are zero */
 
 /* LHC's 4-bit index: element i is nibble i % 2 (low first) of byte i / 2; counts add up, at most 15 ranks. */

@@ -15,8 +15,8 @@ static float pack_one(float *residual, uint32_t position) {
     return value;
 }
 
-static void pack_scalar(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
-                        const float *values, size_t n_kept, float *residual, float *packed) {
+void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
+                         const float *values, size_t n_kept, float *residual, float *packed) {
     for (size_t j = 0, k = 0; j < n_union; j++)
         packed[j] =
             k < n_kept && indices[k] == union_indices[j] ? values[k++] : pack_one(residual, union_indices[j]);
@@ -47,7 +47,8 @@ __attribute__((target("avx512f,popcnt"))) static void pack_avx512(const uint32_t
         _mm512_storeu_ps(packed + j, _mm512_mask_expand_ps(other, kept, _mm512_loadu_ps(values + k)));
         k += (size_t)_mm_popcnt_u32(kept);
     }
-    pack_scalar(union_indices + j, n_union - j, indices + k, values + k, n_kept - k, residual, packed + j);
+    tagc_pack_reference(union_indices + j, n_union - j, indices + k, values + k, n_kept - k, residual,
+                        packed + j);
 }
 #endif
 
@@ -60,7 +61,7 @@ void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *in
         return;
     }
 #endif
-    pack_scalar(union_indices, n_union, indices, values, n_kept, residual, packed);
+    tagc_pack_reference(union_indices, n_union, indices, values, n_kept, residual, packed);
 }
 
 void tagc_pack_add(float *into, const float *from, size_t n) {

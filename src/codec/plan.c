@@ -153,14 +153,10 @@ static void sweep(planner *p) {
     p->plan->n_peeled = found;
 }
 
-void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
-                    void *scratch) {
-    planner p = {.plan = plan, .indices = indices, .counts = scratch, .n_remaining = n_items};
+static void make_with(split_fn *split, tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices,
+                      size_t n_items, void *scratch) {
+    planner p = {.plan = plan, .split = split, .indices = indices, .counts = scratch, .n_remaining = n_items};
     p.remaining = (uint32_t *)((char *)scratch + align64(sketch->n_cells + 3));
-    p.split = split_scalar;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && sketch->n_cells <= INT32_MAX) p.split = split_avx512;
-#endif
     tagc_locator_init(&p.locator, sketch);
     memset(p.counts, 0, sketch->n_cells);
     count_items(&p);
@@ -175,6 +171,20 @@ void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *
         plan->round_end[plan->n_rounds++] = (uint32_t)plan->n_peeled;
     }
     if (p.n_remaining) memcpy(plan->order + plan->n_peeled, p.remaining, p.n_remaining * sizeof *plan->order);
+}
+
+void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
+                    void *scratch) {
+    split_fn *split = split_scalar;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && sketch->n_cells <= INT32_MAX) split = split_avx512;
+#endif
+    make_with(split, plan, sketch, indices, n_items, scratch);
+}
+
+void tagc_plan_make_reference(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices,
+                              size_t n_items, void *scratch) {
+    make_with(split_scalar, plan, sketch, indices, n_items, scratch);
 }
 
 void tagc_plan_peel(const tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, float *cells,

@@ -99,14 +99,14 @@ int tagc_sketch_scale_exponent(float max_abs, int world_size) {
 
 int tagc_sketch_dirty(const tagc_plan *plan, const tagc_sketch *sketch, const float *cells, float tolerance) {
     if (plan->n_peeled < plan->n_items) return 0;
-    for (size_t c = 0; c < sketch->n_cells; c++)
-        if (!(fabsf(cells[c]) <= tolerance)) return 1; /* also NaN */
-    return 0;
+    int dirty = 0; /* no early end: a loop without branches is the fast one */
+    for (size_t c = 0; c < sketch->n_cells; c++) dirty |= !(fabsf(cells[c]) <= tolerance); /* also NaN */
+    return dirty;
 }
 
 int tagc_sketch_dirty_fixed(const tagc_plan *plan, const tagc_sketch *sketch, const int32_t *cells) {
     if (plan->n_peeled < plan->n_items) return 0;
-    for (size_t c = 0; c < sketch->n_cells; c++)
-        if (cells[c] != 0) return 1;
-    return 0;
+    int32_t any = 0;
+    for (size_t c = 0; c < sketch->n_cells; c++) any |= cells[c];
+    return any != 0;
 }

@@ -52,6 +52,9 @@ size_t tagc_plan_scratch_bytes(const tagc_sketch *sketch, size_t n_items);
 /* indices: (n_items) ascending. */
 void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
                     void *scratch);
+/* The same without vector instructions, for tests. */
+void tagc_plan_make_reference(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
+                              void *scratch);
 
 /* Replays the plan: values (n_items) of the peeled items; cells are consumed (what is left in them belongs to the
  * leftovers, and is zero, in fixed point exactly, when there are none and the index was right). Leftovers' values

@@ -58,7 +58,8 @@ static void locate_from(const tagc_locator *locator, const uint32_t *indices, si
     }
 }
 
-void tagc_locate_scalar(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out) {
+void tagc_locate_reference(const tagc_locator *locator, const uint32_t *indices, size_t n,
+                           tagc_located *out) {
     locate_from(locator, indices, 0, n, out);
 }
 
@@ -131,16 +132,23 @@ __attribute__((target("avx2"))) static void locate_avx2(const tagc_locator *loca
 }
 #endif
 
+int tagc_locate_avx2(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out) {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) {
+        locate_avx2(locator, indices, n, out);
+        return 1;
+    }
+#endif
+    (void)locator, (void)indices, (void)n, (void)out;
+    return 0;
+}
+
 void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out) {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f")) {
         locate_avx512(locator, indices, n, out);
         return;
     }
-    if (__builtin_cpu_supports("avx2")) {
-        locate_avx2(locator, indices, n, out);
-        return;
-    }
 #endif
-    locate_from(locator, indices, 0, n, out);
+    if (!tagc_locate_avx2(locator, indices, n, out)) tagc_locate_reference(locator, indices, n, out);
 }

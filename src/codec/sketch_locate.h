@@ -23,7 +23,10 @@ typedef struct tagc_located {
 void tagc_locator_init(tagc_locator *locator, const tagc_sketch *sketch);
 void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n,
                  tagc_located *out); /* n <= chunk */
-void tagc_locate_scalar(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
+/* The plain version, and the one for processors without AVX-512 (1 when this one can run it); tests compare
+ * them. */
+void tagc_locate_reference(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
+int tagc_locate_avx2(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
 
 /* Asks for the located cells, to be written: a chunk at once, where the adding loop would wait for each miss.
  */
