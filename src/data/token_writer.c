@@ -160,7 +160,7 @@ static tagc_status checksum_payload(tagc_token_writer *w, uint64_t *checksum) {
 }
 
 tagc_status tagc_token_writer_finish(tagc_token_writer *writer) {
-    uint64_t checksum;
+    uint64_t checksum = 0;
     uint8_t header[TAGC_TOKEN_HEADER_BYTES];
     TAGC_TRY(flush(writer));
     TAGC_TRY(checksum_payload(writer, &checksum));

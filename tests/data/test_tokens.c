@@ -1,0 +1,228 @@
+/* Token files of all three formats: read as written by hand, and refused when cut, damaged or lying. */
+#include "scratch.h"
+
+#include "data/data.h"
+#include "data/token_format.h"
+#include <xxhash.h>
+
+static void put_u32(uint8_t *p, uint32_t value) {
+    for (int i = 0; i < 4; i++) p[i] = (uint8_t)(value >> (8 * i));
+}
+
+static void put_u64(uint8_t *p, uint64_t value) {
+    put_u32(p, (uint32_t)value);
+    put_u32(p + 4, (uint32_t)(value >> 32));
+}
+
+/* Field by field from the picture in token_format.h, not by the function that writes it. */
+static size_t make_ours(uint8_t *file, uint32_t width, uint32_t vocab_size, const uint32_t *tokens,
+                        size_t n) {
+    memset(file, 0, 128);
+    memcpy(file, "tagctok\n", 8);
+    put_u32(file + 8, 1);
+    put_u32(file + 12, width);
+    put_u32(file + 16, vocab_size);
+    put_u64(file + 24, n);
+    strcpy((char *)file + 40, "by hand");
+    put_u32(file + 104, vocab_size - 1);
+    for (size_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < width; k++) file[128 + i * width + k] = (uint8_t)(tokens[i] >> (8 * k));
+    put_u64(file + 32, XXH64(file + 128, n * width, 0));
+    put_u64(file + 120, XXH64(file, 120, 0));
+    return 128 + n * width;
+}
+
+static void reads_ours_in_each_width(void **state) {
+    static const struct { uint32_t width, vocab_size; } kinds[] = {{1, 256}, {2, 50257}, {4, 128256}};
+    const char *path = scratch_path(*state, "ours.tokens");
+    for (size_t k = 0; k < 3; k++) {
+        uint32_t tokens[300];
+        uint8_t file[128 + sizeof tokens], header[TAGC_TOKEN_HEADER_BYTES];
+        uint64_t seed = 5 + k;
+        for (size_t i = 0; i < 300; i++) tokens[i] = (uint32_t)(scratch_random(&seed) % kinds[k].vocab_size);
+        size_t n_bytes = make_ours(file, kinds[k].width, kinds[k].vocab_size, tokens, 300);
+        scratch_write(path, file, n_bytes);
+
+        tagc_tokens *opened;
+        tagc_tokens_info info;
+        assert_ok(tagc_tokens_open(path, k % 2 ? TAGC_TOKENS_TAGC : TAGC_TOKENS_AUTO, &opened));
+        tagc_tokens_get_info(opened, &info);
+        assert_int_equal(info.format, TAGC_TOKENS_TAGC);
+        assert_int_equal(info.token_bytes, kinds[k].width);
+        assert_int_equal(info.vocab_size, kinds[k].vocab_size);
+        assert_int_equal(info.end_of_text, kinds[k].vocab_size - 1);
+        assert_string_equal(info.tokenizer, "by hand");
+        assert_string_equal(tagc_tokens_path(opened), path);
+        assert_int_equal(tagc_tokens_n(opened), 300);
+        int all[300];
+        assert_ok(tagc_tokens_read(opened, 0, 300, kinds[k].vocab_size, all));
+        for (size_t i = 0; i < 300; i++) {
+            assert_int_equal(all[i], tokens[i]);
+            assert_int_equal(tagc_tokens_at(opened, i), tokens[i]);
+        }
+        tagc_tokens_close(opened);
+
+        tagc_token_format_write(&info, XXH64(file + 128, n_bytes - 128, 0), header);
+        assert_memory_equal(header, file, sizeof header);
+    }
+}
+
+static void reads_nanogpt(void **state) {
+    const uint8_t file[] = {0x00, 0x00, 0x50, 0xc4, 0xff, 0xff, 0x01, 0x02};
+    const char *path = scratch_path(*state, "train.bin"), *other = scratch_path(*state, "train.data");
+    scratch_write(path, file, sizeof file);
+    scratch_write(other, file, sizeof file);
+    tagc_tokens *tokens;
+    tagc_tokens_info info;
+    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+    tagc_tokens_get_info(tokens, &info);
+    assert_int_equal(info.format, TAGC_TOKENS_RAW16);
+    assert_int_equal(info.vocab_size, 0);
+    assert_int_equal(info.end_of_text, -1);
+    assert_int_equal(tagc_tokens_n(tokens), 4);
+    assert_int_equal(tagc_tokens_at(tokens, 1), 50256);
+    assert_int_equal(tagc_tokens_at(tokens, 2), 65535);
+    assert_int_equal(tagc_tokens_at(tokens, 3), 0x0201);
+
+    /* The text names file, token and byte. */
+    int out[4];
+    assert_ok(tagc_tokens_read(tokens, 0, 2, 50257, out));
+    assert_fails(tagc_tokens_read(tokens, 1, 3, 50257, out), TAGC_ERR_CORRUPT, "token 65535 at byte 4");
+    assert_fails(tagc_tokens_read(tokens, 1, 3, 50257, out), TAGC_ERR_CORRUPT, path);
+    assert_fails(tagc_tokens_read(tokens, 1, 4, 65536, out), TAGC_ERR_ARGUMENT, "it has 4");
+    assert_fails(tagc_tokens_read(tokens, UINT64_MAX, 2, 65536, out), TAGC_ERR_ARGUMENT, "it has 4");
+    assert_fails(tagc_tokens_read(tokens, 0, 1, 0, out), TAGC_ERR_ARGUMENT, "vocab_size is 0");
+    tagc_tokens_close(tokens);
+
+    /* Without the name's word for it, only when asked. */
+    assert_fails(tagc_tokens_open(other, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "no token file");
+    assert_null(tokens);
+    assert_ok(tagc_tokens_open(other, TAGC_TOKENS_RAW16, &tokens));
+    tagc_tokens_close(tokens);
+
+    scratch_write(path, file, 7);
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "7 bytes");
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_TAGC, &tokens), TAGC_ERR_CORRUPT, "header alone");
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_LLMC, &tokens), TAGC_ERR_CORRUPT, "llm.c");
+    assert_fails(tagc_tokens_open(path, (tagc_tokens_format)9, &tokens), TAGC_ERR_ARGUMENT, "format is 9");
+}
+
+static void reads_llmc(void **state) {
+    static const struct {
+        uint32_t magic, version, vocab_size;
+        int width;
+    } kinds[] = {{20240520, 1, 50257, 2}, {20240801, 7, 128256, 4}};
+    const char *path = scratch_path(*state, "shard.bin");
+    tagc_tokens *tokens;
+    for (size_t k = 0; k < 2; k++) {
+        uint8_t file[1024 + 12 * 4] = {0};
+        size_t n_bytes = 1024 + 12 * (size_t)kinds[k].width;
+        put_u32(file, kinds[k].magic);
+        put_u32(file + 4, kinds[k].version);
+        put_u32(file + 8, 12);
+        for (int i = 0; i < 12; i++) file[1024 + i * kinds[k].width] = (uint8_t)(200 + i);
+        scratch_write(path, file, n_bytes);
+        tagc_tokens_info info;
+        assert_ok(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+        tagc_tokens_get_info(tokens, &info);
+        assert_int_equal(info.format, TAGC_TOKENS_LLMC);
+        assert_int_equal(info.n_tokens, 12);
+        assert_int_equal(info.vocab_size, kinds[k].vocab_size);
+        assert_int_equal(tagc_tokens_at(tokens, 11), 211);
+        tagc_tokens_close(tokens);
+
+        scratch_write(path, file, n_bytes - 1);
+        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 12");
+        scratch_write(path, file, 1000);
+        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "header alone");
+        put_u32(file + 8, 0xffffffff);
+        scratch_write(path, file, n_bytes);
+        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens");
+        put_u32(file + 8, 0);
+        scratch_write(path, file, 1024);
+        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "n_tokens is 0");
+        put_u32(file + 4, 3);
+        scratch_write(path, file, n_bytes);
+        assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_UNSUPPORTED, "version is 3");
+    }
+}
+
+static void refuses_every_cut_and_every_flipped_bit(void **state) {
+    (void)state;
+    uint32_t values[40];
+    uint8_t file[128 + 80], broken[sizeof file];
+    for (uint32_t i = 0; i < 40; i++) values[i] = i * 7;
+    size_t n_bytes = make_ours(file, 2, 300, values, 40);
+    tagc_tokens_info info;
+    assert_ok(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info));
+    for (size_t n = 0; n < n_bytes; n++)
+        assert_int_not_equal(tagc_token_format_parse(file, n, n, TAGC_TOKENS_AUTO, "x", &info), TAGC_OK);
+    for (size_t bit = 0; bit < 8 * n_bytes; bit++) {
+        memcpy(broken, file, n_bytes);
+        broken[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        tagc_status status = tagc_token_format_parse(broken, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info);
+        if (status == TAGC_OK) fail_msg("bit %zu of byte %zu went unnoticed", bit % 8, bit / 8);
+    }
+    memcpy(broken, file, n_bytes);
+    assert_int_not_equal(tagc_token_format_parse(broken, n_bytes, n_bytes + 2, TAGC_TOKENS_AUTO, "x", &info),
+                         TAGC_OK);
+}
+
+/* Checksums right, fields wrong: what another program could write. */
+static void refuses_lying_fields(void **state) {
+    static const struct {
+        size_t at;
+        uint32_t value;
+        const char *part;
+    } lies[] = {
+        {8, 2, "version is 2"},          {12, 0, "token_bytes is 0"},     {12, 3, "token_bytes is 3"},
+        {12, 0x80000000, "token_bytes"}, {16, 0, "vocab_size is 0"},      {16, 0x80000000, "vocab_size"},
+        {24, 0, "n_tokens is 0"},        {24, 41, "n_tokens is 41"},      {28, 1, "n_tokens"},
+        {28, 0x80000000, "n_tokens"},    {104, 300, "end_of_text is 300"}};
+    (void)state;
+    uint32_t values[40] = {0};
+    uint8_t file[128 + 80];
+    tagc_tokens_info info;
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        size_t n_bytes = make_ours(file, 2, 300, values, 40);
+        put_u32(file + lies[i].at, lies[i].value);
+        put_u64(file + 120, XXH64(file, 120, 0));
+        assert_int_not_equal(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+                             TAGC_OK);
+        if (!strstr(tagc_last_error(), lies[i].part)) fail_msg("%s: %s", lies[i].part, tagc_last_error());
+    }
+    size_t n_bytes = make_ours(file, 2, 300, values, 40);
+    memset(file + 40, 'x', 64);
+    put_u64(file + 120, XXH64(file, 120, 0));
+    assert_fails(tagc_token_format_parse(file, n_bytes, n_bytes, TAGC_TOKENS_AUTO, "x", &info),
+                 TAGC_ERR_CORRUPT, "tokenizer is longer");
+}
+
+static void refuses_what_is_no_file(void **state) {
+    tagc_tokens *tokens = (tagc_tokens *)1;
+    assert_fails(tagc_tokens_open(scratch_path(*state, "none.bin"), TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO,
+                 "none.bin: cannot open");
+    assert_null(tokens);
+    assert_fails(tagc_tokens_open(*state, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_IO, "not a file");
+    const char *path = scratch_path(*state, "empty.bin");
+    scratch_write(path, "", 0);
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "empty");
+    path = scratch_path(*state, "notes.txt");
+    scratch_write(path, "just words\n", 11);
+    assert_fails(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens), TAGC_ERR_CORRUPT, "tagc data");
+    tagc_tokens_close(NULL);
+    assert_string_equal(tagc_tokens_format_name(TAGC_TOKENS_LLMC), "llmc");
+    assert_string_equal(tagc_tokens_format_name(7), "?");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads_ours_in_each_width),
+        cmocka_unit_test(reads_nanogpt),
+        cmocka_unit_test(reads_llmc),
+        cmocka_unit_test(refuses_every_cut_and_every_flipped_bit),
+        cmocka_unit_test(refuses_lying_fields),
+        cmocka_unit_test(refuses_what_is_no_file),
+    };
+    return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
+}
