@@ -1,0 +1,104 @@
+/* Shared by the tests of the sketch: random numbers, supports as gradients have them, a sketch with its plan.
+ */
+#ifndef TAGC_TESTS_SKETCH_SUPPORTS_H
+#define TAGC_TESTS_SKETCH_SUPPORTS_H
+
+#include "codec/sketch.h"
+#include "codec/sketch_locate.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static uint64_t random_state = 3;
+
+static inline uint64_t next_random(void) {
+    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline double next_uniform(void) {
+    return (double)(next_random() >> 11) * 0x1p-53;
+}
+
+/* ---- supports ---- */
+
+typedef enum shape {
+    SCATTERED,
+    ROWS,
+    COLUMNS_1024,
+    COLUMNS_768,
+    ONE_RUN,
+    STRIDE,
+    ONE_COLUMN,
+    N_SHAPES
+} shape;
+
+/* Positions in [0, n) of about density * n elements; capacity n. ROWS are those of an embedding of width 768
+ * that does not start at the fragment's beginning; ONE_COLUMN is a hot column and the rest scattered. */
+static inline size_t support_make(int kind, size_t n, double density, uint32_t *indices) {
+    size_t n_items = 0, offset = (size_t)(next_random() % 768);
+    char hot[1024];
+    for (int c = 0; c < 1024; c++) hot[c] = next_uniform() < density;
+    size_t stride = (size_t)(1 / density), run = (size_t)(density * (double)n);
+    size_t next = (size_t)(log(1 - next_uniform()) / log1p(-density)),
+           column = (size_t)(next_random() % 1024);
+    int row_is_hot = next_uniform() < density;
+    for (size_t i = 0; i < n; i++) {
+        int is_in = 0;
+        if ((i + offset) % 768 == 0) row_is_hot = next_uniform() < density;
+        switch (kind) {
+        case ROWS:
+            is_in = row_is_hot;
+            break;
+        case COLUMNS_1024:
+            is_in = hot[i % 1024];
+            break;
+        case COLUMNS_768:
+            is_in = hot[i % 768];
+            break;
+        case ONE_RUN:
+            is_in = i >= offset && i < offset + run;
+            break;
+        case STRIDE:
+            is_in = i % stride == offset % stride;
+            break;
+        default:
+            is_in = i == next || (kind == ONE_COLUMN && i % 1024 == column);
+            if (i == next) next += 1 + (size_t)(log(1 - next_uniform()) / log1p(-density));
+        }
+        if (is_in) indices[n_items++] = (uint32_t)i;
+    }
+    return n_items;
+}
+
+/* ---- a sketch with its plan ---- */
+
+typedef struct bench {
+    tagc_sketch sketch;
+    tagc_plan plan;
+    void *memory, *scratch;
+} bench;
+
+static inline bench bench_make(size_t n, size_t n_cells, uint64_t seed, const uint32_t *indices,
+                               size_t n_items) {
+    bench b;
+    tagc_sketch_init(&b.sketch, n, n_cells, seed);
+    b.memory = malloc(tagc_plan_bytes(n_items));
+    b.scratch = malloc(tagc_plan_scratch_bytes(&b.sketch, n_items));
+    tagc_plan_place(&b.plan, b.memory, n_items);
+    tagc_plan_make(&b.plan, &b.sketch, indices, n_items, b.scratch);
+    return b;
+}
+
+static inline void bench_free(bench *b) {
+    free(b->memory), free(b->scratch);
+}
+
+#endif
