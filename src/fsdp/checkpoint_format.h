@@ -1,0 +1,79 @@
+/* The bytes of a checkpoint, apart from how they are moved: manifest text and layout of the ranks' files.
+ *
+ *   manifest.json   {"checksum": "<xxh3-64 of the rest, compact, keys sorted>", "content": {...}}
+ *
+ *   rank-R.bin      64 bytes  header, little-endian:
+ *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
+ *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
+ *                   then per flat, fp32: master (n_owned), first moment (n_owned), second moment (n_owned),
+ *                   residual (n_residual)
+ *
+ * Sharded: n_owned = n_padded / W, rank R holds values [R * n_owned, (R + 1) * n_owned) of every flat.
+ * Replicated: rank 0 holds all, the others only residuals. A residual is a rank's own and covers the whole
+ * flat. */
+#ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
+#define TAGC_FSDP_CHECKPOINT_FORMAT_H
+
+#include "fsdp/tensor.h"
+
+#define TAGC_CHECKPOINT_VERSION 1
+#define TAGC_RANK_HEADER_BYTES 64
+
+typedef struct tagc_manifest_tensor {
+    char name[TAGC_TENSOR_NAME_BYTES];
+    uint64_t n_rows, n_cols, n_elems;
+    int flat;
+    uint64_t offset; /* in the flat */
+} tagc_manifest_tensor;
+
+typedef struct tagc_manifest_flat {
+    uint64_t n_elems, n_padded;
+    uint64_t n_residual; /* n_padded, or 0 where the exchange keeps none */
+} tagc_manifest_flat;
+
+typedef struct tagc_manifest_file {
+    uint64_t n_bytes, checksum; /* xxh3-64 */
+} tagc_manifest_file;
+
+typedef struct tagc_manifest {
+    uint64_t step, n_updates;
+    int world_size, sharded, n_tensors, n_flats;
+    tagc_manifest_tensor *tensors;
+    tagc_manifest_flat *flats;
+    tagc_manifest_file *files; /* (world_size) */
+    char *extra;
+} tagc_manifest;
+
+/* Zeroed tables of these sizes; world_size in [1, 1024]. */
+tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tagc_manifest **out);
+void tagc_manifest_destroy(tagc_manifest *manifest); /* accepts NULL */
+
+/* *text is malloc'ed. extra must be UTF-8. */
+tagc_status tagc_manifest_print(const tagc_manifest *manifest, char **text);
+/* Accepts only what describes files that can exist. verify = 0 skips the checksum (for fuzzing what is behind
+ * it). */
+tagc_status tagc_manifest_parse(const char *text, size_t n_bytes, int verify, tagc_manifest **out);
+
+/* ---- rank files ---- */
+
+typedef enum tagc_section {
+    TAGC_SECTION_MASTER = 0,
+    TAGC_SECTION_MOMENT1 = 1,
+    TAGC_SECTION_MOMENT2 = 2,
+    TAGC_SECTION_RESIDUAL = 3,
+    TAGC_N_SECTIONS = 4
+} tagc_section;
+
+/* Where rank's values of a flat begin, and how many they are, the same for the first three sections. */
+void tagc_manifest_owned(const tagc_manifest *manifest, int flat, int rank, uint64_t *first,
+                         uint64_t *n_owned);
+/* Byte offset of a section; with flat = n_flats the size of the file. */
+uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat, tagc_section section);
+void tagc_rank_file_header(const tagc_manifest *manifest, int rank,
+                           unsigned char header[TAGC_RANK_HEADER_BYTES]);
+/* Is this the file of `rank` that the manifest speaks of? Checks header and size, and with verify the
+ * checksum. */
+tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank, const void *bytes, size_t n_bytes,
+                                 int verify);
+
+#endif

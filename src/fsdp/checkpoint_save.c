@@ -1,0 +1,183 @@
+/* Saving: everything goes into a folder under another name, which gets its true name only when every rank has
+ * written and synced its part. Whoever fails tells the others, and the unfinished folder goes. */
+#include "fsdp/checkpoint.h"
+#include "fsdp/checkpoint_files.h"
+#include "fsdp/internal.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+typedef struct tagc_save {
+    tagc_fsdp *fsdp;
+    tagc_comm *comm;
+    const char *dir;
+    tagc_manifest *manifest;
+    char partial[TAGC_PATH_BYTES], final[TAGC_PATH_BYTES], replaced[TAGC_PATH_BYTES];
+} tagc_save;
+
+static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
+    const tagc_fsdp *f = save->fsdp;
+    TAGC_TRY(tagc_manifest_create(f->world_size, f->n_tensors, f->n_flats, &save->manifest));
+    tagc_manifest *m = save->manifest;
+    m->step = step;
+    m->n_updates = f->n_updates;
+    m->sharded = f->options.sharding != TAGC_SHARD_NONE;
+    m->extra = strdup(extra != NULL ? extra : "");
+    if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
+    for (int i = 0; i < f->n_flats; i++) {
+        m->flats[i].n_elems = f->flats[i].n_elems;
+        m->flats[i].n_padded = f->flats[i].n_padded;
+        tagc_reducer_residual(f->flats[i].reducer, &m->flats[i].n_residual);
+    }
+    for (int i = 0; i < f->n_tensors; i++) {
+        tagc_manifest_tensor *t = &m->tensors[i];
+        memcpy(t->name, f->tensors[i].name, sizeof t->name);
+        t->n_rows = f->tensors[i].n_rows;
+        t->n_cols = f->tensors[i].n_cols;
+        t->n_elems = f->tensors[i].n_elems;
+        t->flat = f->places[i].flat;
+        t->offset = f->places[i].offset;
+    }
+    TAGC_TRY(tagc_path_print(save->partial, "%s/.step-%08llu.partial", save->dir, (unsigned long long)step));
+    TAGC_TRY(tagc_path_print(save->replaced, "%s/.step-%08llu.replaced.partial", save->dir,
+                             (unsigned long long)step));
+    return tagc_path_print(save->final, "%s/step-%08llu", save->dir, (unsigned long long)step);
+}
+
+/* ---- this rank's file ---- */
+
+static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_state_t *hash,
+                               const char *path) {
+    const char *at = bytes;
+    if (hash != NULL) XXH3_64bits_update(hash, bytes, n_bytes);
+    while (n_bytes > 0) {
+        ssize_t n = write(fd, at, n_bytes < (size_t)1 << 30 ? n_bytes : (size_t)1 << 30);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0)
+            return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(n == 0 ? ENOSPC : errno));
+        at += n;
+        n_bytes -= (size_t)n;
+    }
+    return TAGC_OK;
+}
+
+static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
+    const tagc_fsdp *f = save->fsdp;
+    unsigned char header[TAGC_RANK_HEADER_BYTES];
+    tagc_rank_file_header(save->manifest, f->rank, header);
+    TAGC_TRY(write_bytes(fd, header, sizeof header, hash, path));
+    for (int i = 0; i < f->n_flats; i++) {
+        const tagc_flat *flat = &f->flats[i];
+        uint64_t first, n_owned, n_residual;
+        tagc_manifest_owned(save->manifest, i, f->rank, &first, &n_owned);
+        const float *residual = tagc_reducer_residual(flat->reducer, &n_residual);
+        TAGC_TRY(write_bytes(fd, flat->master, n_owned * sizeof(float), hash, path));
+        TAGC_TRY(write_bytes(fd, flat->moment1, n_owned * sizeof(float), hash, path));
+        TAGC_TRY(write_bytes(fd, flat->moment2, n_owned * sizeof(float), hash, path));
+        TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
+    }
+    return TAGC_OK;
+}
+
+/* Makes what was written durable and closes; keeps the first failure. */
+static tagc_status close_file(int fd, tagc_status status, const char *path) {
+    if (status == TAGC_OK && fsync(fd) != 0)
+        status = tagc_fail(TAGC_ERR_IO, "cannot sync %s: %s", path, strerror(errno));
+    if (close(fd) != 0 && status == TAGC_OK)
+        status = tagc_fail(TAGC_ERR_IO, "cannot close %s: %s", path, strerror(errno));
+    return status;
+}
+
+static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
+    const tagc_fsdp *f = save->fsdp;
+    char path[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_path_print(path, "%s/rank-%d.bin", save->partial, f->rank));
+    XXH3_state_t *hash = XXH3_createState();
+    if (hash == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a checksum");
+    XXH3_64bits_reset(hash);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    tagc_status status =
+        fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
+    if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
+    file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->n_flats, TAGC_SECTION_MASTER);
+    file->checksum = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    return status;
+}
+
+/* ---- rank 0's part ---- */
+
+static tagc_status make_partial(tagc_save *save) {
+    TAGC_TRY(tagc_folder_make(save->dir));
+    TAGC_TRY(tagc_folder_remove(save->partial));
+    return tagc_folder_make(save->partial);
+}
+
+static tagc_status write_manifest(tagc_save *save) {
+    char path[TAGC_PATH_BYTES], *text;
+    TAGC_TRY(tagc_path_print(path, "%s/manifest.json", save->partial));
+    TAGC_TRY(tagc_manifest_print(save->manifest, &text));
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    tagc_status status =
+        fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
+    if (fd >= 0) status = close_file(fd, write_bytes(fd, text, strlen(text), NULL, path), path);
+    free(text);
+    return status;
+}
+
+static tagc_status publish(tagc_save *save) {
+    TAGC_TRY(write_manifest(save));
+    TAGC_TRY(tagc_folder_sync(save->partial));
+    TAGC_TRY(tagc_folder_remove(save->replaced));
+    int again = rename(save->final, save->replaced) == 0; /* this step was saved before */
+    tagc_status status = TAGC_OK;
+    if (rename(save->partial, save->final) != 0)
+        status = tagc_fail(TAGC_ERR_IO, "cannot rename %s: %s", save->partial, strerror(errno));
+    else if ((status = tagc_folder_sync(save->dir)) != TAGC_OK)
+        rename(save->final, save->partial);
+    if (status != TAGC_OK && again) rename(save->replaced, save->final);
+    if (status == TAGC_OK && again) tagc_folder_remove(save->replaced); /* if it stays, prune takes it */
+    return status;
+}
+
+static tagc_status save_all(tagc_save *save) {
+    int first = save->fsdp->rank == 0;
+    TAGC_TRY(tagc_agree(save->comm, first ? make_partial(save) : TAGC_OK));
+    tagc_manifest_file file = {0};
+    tagc_status status = tagc_agree(save->comm, write_rank_file(save, &file));
+    if (status == TAGC_OK)
+        status = tagc_comm_all_gather(save->comm, &file, sizeof file, save->manifest->files);
+    if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
+    if (status != TAGC_OK && first) {
+        char text[TAGC_ERROR_TEXT_BYTES]; /* the reason matters, not how tidying up went */
+        snprintf(text, sizeof text, "%s", tagc_last_error());
+        tagc_folder_remove(save->partial);
+        tagc_fail(status, "%s", text);
+    }
+    return status;
+}
+
+tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *dir, uint64_t step,
+                                 const char *extra) {
+    tagc_save *save = calloc(1, sizeof *save);
+    tagc_status status = TAGC_OK;
+    if (save == NULL) {
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory to save a checkpoint");
+    } else if (fsdp->micro_step != 0) {
+        status = tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
+    } else {
+        save->fsdp = fsdp;
+        save->comm = comm;
+        save->dir = dir;
+        status = describe(save, step, extra);
+    }
+    status = tagc_agree(comm, status);
+    if (status == TAGC_OK) status = save_all(save);
+    if (save != NULL) tagc_manifest_destroy(save->manifest);
+    free(save);
+    return status;
+}

@@ -1,0 +1,433 @@
+/* Checkpoints: exact when resumed alike, conserving when resumed otherwise, refused when not whole, and never
+ * half there. */
+#include "toy.h"
+
+#include "fsdp/checkpoint.h"
+#include "fsdp/internal.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LR 0.01
+
+/* What one run of ranks is to do, and what it found. Fields are per rank where ranks write them. */
+typedef struct script {
+    toy_model model;
+    tagc_fsdp_options options;
+    const char *dir;
+    int n_steps_before, n_steps_after; /* of saving or loading */
+    tagc_status expected;
+    tagc_status status[TOY_MAX_RANKS];
+    char text[TOY_MAX_RANKS][TAGC_ERROR_TEXT_BYTES];
+    float *values[TOY_MAX_RANKS];    /* (n_params) at the end */
+    double *residual[TOY_MAX_RANKS]; /* (n_params) at the end, in tensor order */
+    uint64_t residual_bits[TOY_MAX_RANKS],
+        residual_at[TOY_MAX_RANKS]; /* checksums at the end, at the checkpoint */
+} script;
+
+static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
+    for (int t = 0; t < s->model.n_tensors; t++) {
+        uint64_t n;
+        const float *residual = tagc_reducer_residual(f->flats[f->places[t].flat].reducer, &n);
+        for (size_t i = 0; i < s->model.tensors[t].n_elems; i++)
+            *out++ = n > 0 ? (double)residual[f->places[t].offset + i] : 0;
+    }
+}
+
+static uint64_t hash_residual(const tagc_fsdp *f) {
+    uint64_t hash = 0;
+    for (int i = 0; i < f->n_flats; i++) {
+        uint64_t n;
+        const float *residual = tagc_reducer_residual(f->flats[i].reducer, &n);
+        for (uint64_t j = 0; j < f->flats[i].n_elems && n > 0; j++) {
+            uint32_t bits;
+            memcpy(&bits, &residual[j], sizeof bits);
+            hash = (hash ^ bits) * 0x100000001b3u;
+        }
+    }
+    return hash;
+}
+
+static tagc_fsdp *make(script *s, tagc_comm *comm) {
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    return f;
+}
+
+static void finish(script *s, tagc_comm *comm, tagc_fsdp *f, uint64_t step) {
+    int rank = tagc_comm_rank(comm);
+    for (int i = 0; i < s->n_steps_after; i++)
+        toy_step(&s->model, comm, f, s->options.n_micro_steps, step + (uint64_t)i, LR, NULL);
+    toy_read(&s->model, f, s->values[rank]);
+    read_residual(s, f, s->residual[rank]);
+    s->residual_bits[rank] = hash_residual(f);
+    tagc_fsdp_destroy(f);
+}
+
+static void save_and_go_on(tagc_comm *comm, void *arg) {
+    script *s = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f = make(s, comm);
+    for (int i = 0; i < s->n_steps_before; i++)
+        toy_step(&s->model, comm, f, s->options.n_micro_steps, (uint64_t)i, LR, NULL);
+    s->status[rank] =
+        tagc_checkpoint_save(f, comm, s->dir, (uint64_t)s->n_steps_before, "{\"position\": 17}");
+    snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    CHECK(s->status[rank] == s->expected);
+    s->residual_at[rank] = hash_residual(f);
+    finish(s, comm, f, (uint64_t)s->n_steps_before);
+}
+
+static void load_and_go_on(tagc_comm *comm, void *arg) {
+    script *s = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f = make(s, comm);
+    char path[1024], *extra;
+    uint64_t step = 0;
+    CHECK_OK(tagc_checkpoint_find(comm, s->dir, path, sizeof path));
+    s->status[rank] = tagc_checkpoint_load(f, comm, path, &step, &extra);
+    snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    CHECK(s->status[rank] == s->expected);
+    if (s->status[rank] == TAGC_OK) CHECK(strcmp(extra, "{\"position\": 17}") == 0);
+    free(extra);
+    s->residual_at[rank] = hash_residual(f);
+    finish(s, comm, f, step);
+}
+
+/* A used engine with residuals of its own meets a bad checkpoint: all of it must stay. */
+static void load_into_used(tagc_comm *comm, void *arg) {
+    script *s = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f = make(s, comm);
+    for (int i = 0; i < s->n_steps_before; i++)
+        toy_step(&s->model, comm, f, s->options.n_micro_steps, (uint64_t)i + 100, LR, NULL);
+    float *before = malloc(toy_n_params(&s->model) * sizeof *before);
+    toy_read(&s->model, f, before);
+    uint64_t residual = hash_residual(f), step, n_updates = f->n_updates;
+    char *extra;
+    s->status[rank] = tagc_checkpoint_load(f, comm, s->dir, &step, &extra);
+    snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
+    CHECK(s->status[rank] != TAGC_OK && extra == NULL);
+    toy_read(&s->model, f, s->values[rank]);
+    CHECK(memcmp(before, s->values[rank], toy_n_params(&s->model) * sizeof *before) == 0);
+    CHECK(residual == hash_residual(f) && n_updates == f->n_updates);
+    toy_step(&s->model, comm, f, s->options.n_micro_steps, 0, LR, NULL); /* and it still works */
+    free(before);
+    tagc_fsdp_destroy(f);
+}
+
+static script *script_make(const char *dir) {
+    script *s = calloc(1, sizeof *s);
+    toy_gpt(&s->model, 2, 7, 0);
+    tagc_fsdp_options_init(&s->options);
+    s->options.reducer.sparsity = 0.8;
+    s->dir = dir;
+    s->n_steps_before = s->n_steps_after = 3;
+    for (int i = 0; i < TOY_MAX_RANKS; i++) {
+        s->values[i] = calloc(toy_n_params(&s->model), sizeof(float));
+        s->residual[i] = calloc(toy_n_params(&s->model), sizeof(double));
+    }
+    return s;
+}
+
+static void script_free(script *s) {
+    for (int i = 0; i < TOY_MAX_RANKS; i++) {
+        free(s->values[i]);
+        free(s->residual[i]);
+    }
+    free(s);
+}
+
+static void remove_folder(const char *path) {
+    char command[1200];
+    snprintf(command, sizeof command, "rm -rf '%s'", path);
+    assert_int_equal(system(command), 0);
+}
+
+static int make_dir(void **state) {
+    char name[] = "/tmp/tagc-checkpoint-XXXXXX";
+    if (mkdtemp(name) == NULL) return -1;
+    *state = strdup(name);
+    return 0;
+}
+
+static int remove_dir(void **state) {
+    remove_folder(*state);
+    free(*state);
+    return 0;
+}
+
+static void resume_is_exact(void **state) {
+    for (int variant = 0; variant < 9; variant++) {
+        char dir[1024];
+        snprintf(dir, sizeof dir, "%s/deep/v%d", (char *)*state, variant);
+        script *a = script_make(dir), *b = script_make(dir);
+        a->options.sharding = variant % 3;
+        a->options.policy = variant < 3   ? TAGC_POLICY_NONE
+                            : variant < 6 ? TAGC_POLICY_NON_ATTENTION_LINEAR
+                                          : TAGC_POLICY_ALL;
+        a->options.n_micro_steps = 1 + variant % 2;
+        b->options = a->options;
+        int world_size = 1 + variant % 3;
+        toy_run(world_size, save_and_go_on, a);
+        toy_run(world_size, load_and_go_on, b);
+        for (int rank = 0; rank < world_size; rank++) {
+            assert_memory_equal(a->values[rank], b->values[rank], toy_n_params(&a->model) * sizeof(float));
+            assert_true(a->residual_at[rank] == b->residual_at[rank]);
+            assert_true(a->residual_bits[rank] == b->residual_bits[rank]);
+        }
+        assert_true(variant < 3 || a->residual_at[0] != 0);
+        script_free(a);
+        script_free(b);
+    }
+}
+
+/* Another world, sharding or wrap: the same parameters, and every residual still worth what it was. */
+static void resume_in_another_world(void **state) {
+    static const int worlds[][2] = {{4, 2}, {2, 3}, {3, 1}, {1, 4}, {2, 2}};
+    for (size_t v = 0; v < sizeof worlds / sizeof *worlds; v++) {
+        char dir[1024];
+        snprintf(dir, sizeof dir, "%s/w%zu", (char *)*state, v);
+        int old = worlds[v][0], now = worlds[v][1];
+        script *a = script_make(dir), *b = script_make(dir);
+        a->options.policy = TAGC_POLICY_NON_ATTENTION_LINEAR;
+        b->options.policy = v == 4 ? TAGC_POLICY_ALL : TAGC_POLICY_NON_ATTENTION_LINEAR;
+        a->options.sharding = (int)v % 3;
+        b->options.sharding = (int)(v + 1) % 3;
+        b->options.wrap = (int)v % 2;
+        a->n_steps_after = b->n_steps_after = 0;
+        toy_run(old, save_and_go_on, a);
+        toy_run(now, load_and_go_on, b);
+        size_t n = toy_n_params(&a->model);
+        double largest = 0;
+        for (int rank = 0; rank < now; rank++)
+            assert_memory_equal(a->values[0], b->values[rank], n * sizeof(float));
+        for (size_t i = 0; i < n; i++) {
+            double before = 0, after = 0;
+            for (int rank = 0; rank < old; rank++) before += a->residual[rank][i] / old;
+            for (int rank = 0; rank < now; rank++) after += b->residual[rank][i] / now;
+            assert_true(fabs(before - after) <= 1e-6 * (fabs(before) + 1e-3));
+            largest = fmax(largest, fabs(before));
+        }
+        assert_true(largest > 0);
+        script_free(a);
+        script_free(b);
+    }
+}
+
+/* Moments come along: a dense run that changes its world in the middle ends where one that does not ends. */
+static void moments_move_too(void **state) {
+    char dir[1024];
+    snprintf(dir, sizeof dir, "%s/moments", (char *)*state);
+    script *a = script_make(dir), *b = script_make(dir);
+    a->options.policy = b->options.policy = TAGC_POLICY_NONE;
+    toy_run(4, save_and_go_on, a);
+    toy_run(3, load_and_go_on, b);
+    for (size_t i = 0; i < toy_n_params(&a->model); i++)
+        assert_true(fabsf(a->values[0][i] - b->values[0][i]) < 1e-5f);
+    script_free(a);
+    script_free(b);
+}
+
+/* ---- damage ---- */
+
+static void change_byte(const char *path, long at) { /* at < 0: from the end */
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    fseek(file, at, at < 0 ? SEEK_END : SEEK_SET);
+    int c = fgetc(file);
+    fseek(file, -1, SEEK_CUR);
+    fputc(c ^ 1, file);
+    fclose(file);
+}
+
+static void damage(int kind, const char *path) {
+    char a[1200], b[1200], c[1200];
+    snprintf(a, sizeof a, "%s/rank-0.bin", path);
+    snprintf(b, sizeof b, "%s/rank-1.bin", path);
+    snprintf(c, sizeof c, "%s/manifest.json", path);
+    struct stat info;
+    assert_int_equal(stat(b, &info), 0);
+    switch (kind) {
+    case 0:
+        assert_int_equal(truncate(b, info.st_size - 4), 0);
+        break;
+    case 1:
+        assert_int_equal(truncate(b, 10), 0);
+        break;
+    case 2:
+        change_byte(b, info.st_size / 2);
+        break;
+    case 3:
+        change_byte(b, -1);
+        break;
+    case 4:
+        assert_int_equal(unlink(b), 0);
+        break;
+    case 5:
+        assert_int_equal(rename(b, a), 0);
+        break;
+    case 6:
+        change_byte(b, 3);
+        break;
+    case 7:
+        assert_int_equal(unlink(c), 0);
+        break;
+    case 8:
+        assert_int_equal(truncate(c, 200), 0);
+        break;
+    default:
+        change_byte(c, 60 + 37 * (kind - 9));
+        break;
+    }
+}
+
+static void damaged_files_are_refused(void **state) {
+    enum { KINDS = 20 };
+    char dir[1024], path[1100], command[4000];
+    snprintf(dir, sizeof dir, "%s/damage", (char *)*state);
+    script *s = script_make(dir);
+    s->n_steps_after = 0;
+    toy_run(2, save_and_go_on, s);
+    snprintf(path, sizeof path, "%s/copy", dir);
+    for (int kind = 0; kind < KINDS; kind++) {
+        snprintf(command, sizeof command, "rm -rf %s; cp -r %s/step-00000003 %s", path, dir, path);
+        assert_int_equal(system(command), 0);
+        damage(kind, path);
+        s->dir = path;
+        toy_run(2, load_into_used, s);
+        assert_int_equal(s->status[0], s->status[1]);
+        assert_string_equal(s->text[0], s->text[1]);
+        assert_true(s->status[0] == TAGC_ERR_CORRUPT || s->status[0] == TAGC_ERR_IO);
+        assert_non_null(strstr(s->text[0], path)); /* says which file */
+    }
+    script_free(s);
+}
+
+static void other_models_are_refused(void **state) {
+    char dir[1024], path[1100];
+    snprintf(dir, sizeof dir, "%s/models", (char *)*state);
+    script *a = script_make(dir), *b = script_make(dir), *c = script_make(dir);
+    toy_run(2, save_and_go_on, a);
+    snprintf(path, sizeof path, "%s/step-00000003", dir);
+    b->dir = c->dir = path;
+    toy_gpt(&b->model, 2, 6, 0);
+    toy_run(2, load_into_used, b);
+    assert_int_equal(b->status[0], TAGC_ERR_MISMATCH);
+    assert_non_null(strstr(b->text[1], "wte.weight (23 x 7) where this model has wte.weight (23 x 6)"));
+    c->options.policy = TAGC_POLICY_NONE; /* would drop the residuals */
+    toy_run(2, load_into_used, c);
+    assert_int_equal(c->status[0], TAGC_ERR_MISMATCH);
+    assert_non_null(strstr(c->text[1], "residual of wte.weight"));
+    script_free(a);
+    script_free(b);
+    script_free(c);
+}
+
+/* ---- disk full, finding, pruning ---- */
+
+static int count_entries(const char *dir) {
+    int n = -2; /* . and .. */
+    DIR *folder = opendir(dir);
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) n++;
+    closedir(folder);
+    return n;
+}
+
+/* A limit on file sizes stands for a full disk. Replicated, rank 0's file is the large one: it alone fails.
+ */
+static void disk_full_leaves_the_old(void **state) {
+    char dir[1024];
+    snprintf(dir, sizeof dir, "%s/full", (char *)*state);
+    script *a = script_make(dir);
+    a->options.sharding = TAGC_SHARD_NONE;
+    a->options.policy = TAGC_POLICY_NONE;
+    a->n_steps_after = 0;
+    toy_run(2, save_and_go_on, a);
+    assert_int_equal(count_entries(dir), 1);
+
+    struct rlimit old, limit;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    limit = old;
+    limit.rlim_cur = 4096;
+    script *b = script_make(dir);
+    b->options = a->options;
+    b->n_steps_before = 4;
+    b->expected = TAGC_ERR_IO;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    toy_run(2, save_and_go_on, b);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    signal(SIGXFSZ, handler);
+    assert_string_equal(b->text[0], b->text[1]);
+    assert_non_null(strstr(b->text[1], "rank 0: cannot write"));
+    assert_non_null(strstr(b->text[1], "rank-0.bin: File too large"));
+    assert_int_equal(count_entries(dir), 1);
+
+    script *c = script_make(dir);
+    c->options = a->options;
+    c->n_steps_after = 0;
+    toy_run(2, load_and_go_on, c);
+    assert_memory_equal(a->values[0], c->values[0], toy_n_params(&a->model) * sizeof(float));
+    script_free(a);
+    script_free(b);
+    script_free(c);
+}
+
+static void prune_two(tagc_comm *comm, void *arg) {
+    CHECK(tagc_checkpoint_prune(comm, arg, 0) == TAGC_ERR_ARGUMENT);
+    CHECK_OK(tagc_checkpoint_prune(comm, arg, 2));
+    char path[1200], small[10];
+    CHECK_OK(tagc_checkpoint_find(comm, arg, path, sizeof path));
+    CHECK(strstr(path, "/step-00000012") != NULL);
+    CHECK(tagc_checkpoint_find(comm, arg, small, sizeof small) == TAGC_ERR_ARGUMENT);
+    CHECK_OK(tagc_checkpoint_find(comm, path, path, sizeof path)); /* the folder itself */
+    CHECK(strstr(path, "/step-00000012") != NULL);
+    CHECK(tagc_checkpoint_find(comm, "/nowhere", path, sizeof path) == TAGC_ERR_IO);
+}
+
+static void the_newest_stay(void **state) {
+    char dir[1024], path[1100];
+    snprintf(dir, sizeof dir, "%s/prune", (char *)*state);
+    script *s = script_make(dir);
+    static const int steps[] = {9, 12, 1, 10, 9}; /* 9 twice: replaced */
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        s->n_steps_before = steps[i];
+        s->n_steps_after = 0;
+        toy_run(2, save_and_go_on, s);
+    }
+    snprintf(path, sizeof path, "%s/.step-00000013.partial", dir);
+    assert_int_equal(mkdir(path, 0777), 0);
+    assert_int_equal(count_entries(dir), 5);
+    toy_run(2, prune_two, dir);
+    assert_int_equal(count_entries(dir), 2);
+    snprintf(path, sizeof path, "%s/step-00000010", dir);
+    uint64_t step;
+    int world_size;
+    char *extra;
+    assert_int_equal(tagc_checkpoint_info(path, &step, &world_size, &extra), TAGC_OK);
+    assert_int_equal(step, 10);
+    assert_int_equal(world_size, 2);
+    assert_string_equal(extra, "{\"position\": 17}");
+    free(extra);
+    assert_int_equal(tagc_checkpoint_info(dir, &step, &world_size, &extra), TAGC_ERR_IO);
+    script_free(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(resume_is_exact, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(resume_in_another_world, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(other_models_are_refused, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(disk_full_leaves_the_old, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(the_newest_stay, make_dir, remove_dir),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
