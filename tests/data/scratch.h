@@ -53,12 +53,13 @@ static inline int scratch_remove(void **state) {
     return 0;
 }
 
-/* folder/name in one of four buffers that take turns. */
-static inline const char *scratch_path(void *folder, const char *name) {
-    static char paths[4][512];
+/* folder/name in one of eight buffers that take turns. */
+static inline const char *scratch_path(const void *folder, const char *name) {
+    static char paths[8][2048];
     static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(paths[turn], sizeof paths[turn], "%s/%s", (const char *)folder, name);
+    turn = (turn + 1) % 8;
+    int n = snprintf(paths[turn], sizeof paths[turn], "%s/%s", (const char *)folder, name);
+    assert_in_range(n, 1, sizeof paths[turn] - 1);
     return paths[turn];
 }
 
