@@ -1,0 +1,209 @@
+/* tagc compare: several runs in one table and one picture. */
+#include "cli/chart.h"
+#include "cli/commands.h"
+#include "cli/ranks.h"
+#include "cli/runlog.h"
+#include "core/status.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_RUNS = 8, NAME_COLUMN = 34, RUN_COLUMN = 18 };
+
+typedef struct compare_options {
+    const char *svg;
+} compare_options;
+
+static const tagc_option rows[] = {
+    {"What", "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
+     "draw the loss curves: validation where there is one, else training"},
+};
+
+static const tagc_command command = {
+    .name = "compare",
+    .summary = "put runs side by side; the first is what the others are measured against",
+    .usage = "RUN_DIR... [--svg FILE]",
+    .examples = "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0],
+    .positionals = 1,
+};
+
+static double last_loss(const tagc_runlog *run) {
+    return run->n_evals > 0 ? run->val_losses[run->n_evals - 1] : (double)NAN;
+}
+
+static double best_loss(const tagc_runlog *run) {
+    double best = (double)NAN;
+    for (int i = 0; i < run->n_evals; i++) best = fmin(best, run->val_losses[i]);
+    return best;
+}
+
+/* A cell of the table: right-aligned, "-" for what is not known. `format` takes one double. */
+static void print_cell(const char *format, double value) {
+    char text[64];
+    if (isfinite(value))
+        snprintf(text, sizeof text, format, value);
+    else
+        snprintf(text, sizeof text, "-");
+    printf("  %*s", RUN_COLUMN - 2, text);
+}
+
+static void print_name(const char *name) {
+    printf("%-*s", NAME_COLUMN, name);
+}
+
+static void print_losses(const tagc_runlog *runs, int n_runs) {
+    print_name("validation loss, last");
+    for (int i = 0; i < n_runs; i++) print_cell("%.4f", last_loss(&runs[i]));
+    printf("\n");
+    char name[96];
+    snprintf(name, sizeof name, "  against %.20s", runs[0].label);
+    print_name(name);
+    for (int i = 0; i < n_runs; i++)
+        print_cell("%+.2f %%", i > 0 ? 100 * (last_loss(&runs[i]) / last_loss(&runs[0]) - 1) : (double)NAN);
+    printf("\n");
+    print_name("validation loss, best");
+    for (int i = 0; i < n_runs; i++) print_cell("%.4f", best_loss(&runs[i]));
+    printf("\n\n");
+}
+
+static void print_times(const tagc_runlog *runs, int n_runs) {
+    static const struct {
+        const char *name;
+        size_t offset;
+    } parts[] = {
+        {"  compute", offsetof(tagc_runlog_step, compute_s)},
+        {"  exposed: waiting for parameters", offsetof(tagc_runlog_step, wait_gather_s)},
+        {"  exposed: waiting for gradients", offsetof(tagc_runlog_step, wait_reduce_s)},
+        {"  optimizer", offsetof(tagc_runlog_step, optimizer_s)},
+    };
+    print_name("time of a step, median (ms)");
+    for (int i = 0; i < n_runs; i++)
+        print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, wall_s)));
+    printf("\n");
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        print_name(parts[part].name);
+        for (int i = 0; i < n_runs; i++)
+            print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], parts[part].offset));
+        printf("\n");
+    }
+    print_name("communication under way (ms)");
+    for (int i = 0; i < n_runs; i++)
+        print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, comm_s)));
+    printf("\n");
+    print_name("exchange hidden behind compute");
+    for (int i = 0; i < n_runs; i++)
+        print_cell("%.0f %%", runs[i].world_size > 1
+                                  ? 100 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, overlap))
+                                  : (double)NAN);
+    printf("\n\n");
+}
+
+static double leg_bits(const tagc_runlog *run, int leg) {
+    return tagc_runlog_mean(run, offsetof(tagc_runlog_step, bits) + (size_t)leg * sizeof(double));
+}
+
+static void print_bits(const tagc_runlog *runs, int n_runs) {
+    printf("bits per parameter and step, per rank, before the factor (W-1)/W\n");
+    for (int leg = 0; leg <= TAGC_N_LEGS; leg++) {
+        double total[MAX_RUNS] = {0}, largest = 0;
+        for (int i = 0; i < n_runs; i++) {
+            for (int l = 0; l < TAGC_N_LEGS; l++)
+                if (l == leg || leg == TAGC_N_LEGS) total[i] += leg_bits(&runs[i], l);
+            largest = fmax(largest, total[i]);
+        }
+        if (leg < TAGC_N_LEGS && !(largest >= 0.0005)) continue;
+        char name[32];
+        snprintf(name, sizeof name, "  %s", leg == TAGC_N_LEGS ? "total" : tagc_leg_name(leg));
+        print_name(name);
+        for (int i = 0; i < n_runs; i++) print_cell("%.3f", total[i]);
+        printf("\n");
+    }
+    print_name("parameters compressed");
+    for (int i = 0; i < n_runs; i++) print_cell("%.1f %%", 100 * runs[i].n_compressed / runs[i].n_params);
+    printf("\n");
+}
+
+static void print_table(const tagc_runlog *runs, int n_runs) {
+    print_name("");
+    for (int i = 0; i < n_runs; i++) printf("  %*.*s", RUN_COLUMN - 2, RUN_COLUMN - 2, runs[i].label);
+    printf("\n");
+    print_name("steps, ranks");
+    for (int i = 0; i < n_runs; i++) {
+        char text[40];
+        snprintf(text, sizeof text, "%.0f x %d", runs[i].steps[runs[i].n_steps - 1].step, runs[i].world_size);
+        printf("  %*s", RUN_COLUMN - 2, text);
+    }
+    printf("\n\n");
+    print_losses(runs, n_runs);
+    print_times(runs, n_runs);
+    print_bits(runs, n_runs);
+}
+
+/* Where the interesting part begins: the highest loss past the first tenth of the steps. */
+static double interesting_max(const tagc_series *series, int n_series) {
+    double max = 0;
+    for (int s = 0; s < n_series; s++)
+        for (int i = 0; i < series[s].n_points; i++)
+            if (series[s].x[i] >= series[s].x[series[s].n_points - 1] / 10) max = fmax(max, series[s].y[i]);
+    return max;
+}
+
+static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
+    tagc_series series[MAX_RUNS];
+    double *values[2 * MAX_RUNS] = {0};
+    int has_evals = 1;
+    for (int i = 0; i < n_runs; i++) has_evals &= runs[i].n_evals > 1;
+    tagc_status status = TAGC_OK;
+    for (int i = 0; i < n_runs && status == TAGC_OK; i++) {
+        const tagc_runlog *run = &runs[i];
+        series[i] = (tagc_series){run->label, run->eval_steps, run->val_losses, run->n_evals};
+        if (has_evals) continue;
+        double *x = values[2 * i] = malloc((size_t)run->n_steps * sizeof *x);
+        double *y = values[2 * i + 1] = malloc((size_t)run->n_steps * sizeof *y);
+        if (!x || !y) status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the picture");
+        for (int step = 0; status == TAGC_OK && step < run->n_steps; step++) {
+            x[step] = run->steps[step].step;
+            y[step] = run->steps[step].loss;
+        }
+        series[i] = (tagc_series){run->label, x, y, run->n_steps};
+    }
+    tagc_chart chart = {.title = has_evals ? "Validation loss" : "Training loss",
+                        .x_label = "optimizer step",
+                        .y_label = "loss (nats per token)",
+                        .series = series,
+                        .n_series = n_runs};
+    if (status == TAGC_OK) {
+        chart.y_max = interesting_max(series, n_runs);
+        status = tagc_chart_write(&chart, path);
+    }
+    for (int i = 0; i < 2 * MAX_RUNS; i++) free(values[i]);
+    return status;
+}
+
+static tagc_status compare(const tagc_parsed *parsed, const compare_options *options) {
+    tagc_runlog runs[MAX_RUNS] = {0};
+    tagc_status status = TAGC_OK;
+    int n_runs = parsed->n_words;
+    for (int i = 0; i < n_runs && status == TAGC_OK; i++)
+        status = tagc_runlog_read(parsed->words[i], &runs[i]);
+    if (status == TAGC_OK) print_table(runs, n_runs);
+    if (status == TAGC_OK && options->svg) status = draw(runs, n_runs, options->svg);
+    if (status == TAGC_OK && options->svg) printf("\npicture: %s\n", options->svg);
+    for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);
+    return status;
+}
+
+int tagc_command_compare(int argc, char **argv) {
+    compare_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && (parsed.n_words < 1 || parsed.n_words > MAX_RUNS)) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "%d runs are named, allowed: 1 to %d", parsed.n_words, MAX_RUNS);
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON) code = compare(&parsed, &options) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,147 @@
+/* tagc eval: the validation loss of a model that is already there. */
+#include "cli/commands.h"
+#include "cli/evaluate.h"
+#include "cli/source.h"
+#include "core/status.h"
+#include <cblas.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct eval_options {
+    const char *from, *model, *data, *config;
+    int64_t batch_size, seq_len, n_batches, ranks, blas_threads;
+    int transport, json;
+    double timeout;
+} eval_options;
+
+#define AT(field) offsetof(eval_options, field)
+/* clang-format off */
+static const tagc_option rows[] = {
+    {"What", "from", TAGC_OPTION_TEXT, 0, AT(from), 0, 0, NULL, NULL, "PATH",
+     "a run's folder (its newest checkpoint), one checkpoint, a .safetensors file or a folder with one"},
+    {NULL, "model", TAGC_OPTION_TEXT, 0, AT(model), 0, 0, NULL, NULL, "PRESET",
+     "shape of a .safetensors file that has no config.json beside it"},
+    {NULL, "data", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(data), 0, 0, NULL, NULL, "DIR|FILE",
+     "tokens: a folder with val.bin, or one file"},
+    {"How", "batches", TAGC_OPTION_INT, 0, AT(n_batches), 1, 1e9, "all", "all", "N",
+     "batches per rank; all reads the file once, less what does not fill a batch"},
+    {NULL, "batch-size", TAGC_OPTION_INT, 0, AT(batch_size), 1, 65536, NULL, "8", "N", "sequences per rank and batch"},
+    {NULL, "seq-len", TAGC_OPTION_INT, 0, AT(seq_len), 1, 1048576, "block-size", "block-size", "N",
+     "tokens per sequence"},
+    {NULL, "json", TAGC_OPTION_FLAG, 0, AT(json), 0, 0, NULL, "no", NULL, "print one JSON object instead of a sentence"},
+    {"Ranks and machine", "ranks", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(ranks), 1, 1024, NULL, "1", "N",
+     "ranks as threads of this process"},
+    {NULL, "transport", TAGC_OPTION_CHOICE, TAGC_ROLE_LOCAL, AT(transport), 0, 0, "auto|local|mpi", "auto", NULL,
+     "auto: mpi when started by mpirun, else local"},
+    {NULL, "timeout", TAGC_OPTION_REAL, 0, AT(timeout), 0.001, 1e6, NULL, "120", "X",
+     "seconds after which a silent peer counts as dead"},
+    {NULL, "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, NULL, "1", "N",
+     "threads of a matrix product, per process"},
+    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
+     "lines of name = value, # before comments; the command line wins"},
+};
+/* clang-format on */
+
+static const tagc_command command = {
+    .name = "eval",
+    .summary = "validation loss of a model",
+    .usage = "--from PATH --data DIR [options]",
+    .examples =
+        "  tagc eval --from runs/first --data data/books\n"
+        "  tagc eval --from gpt2/model.safetensors --data openwebtext/val.bin --batch-size 1 --batches 100\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0]};
+
+typedef struct eval_state {
+    tagc_source source;
+    tagc_tokens *tokens;
+    tagc_loader *loader;
+    tagc_gpt2 *model;
+    int *input, *target;
+} eval_state;
+
+static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int n_tokens,
+                               eval_state *state) {
+    char path[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_path_data(options->data, "val.bin", path));
+    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &state->tokens));
+    tagc_loader_options loader;
+    tagc_loader_options_init(&loader);
+    loader.n_batch = (int)options->batch_size;
+    loader.n_tokens = n_tokens;
+    loader.rank = rank->rank;
+    loader.world_size = rank->world_size;
+    loader.vocab_size = (uint32_t)state->source.model.vocab_size;
+    loader.shuffle = 0;
+    return tagc_loader_create(state->tokens, &loader, &state->loader);
+}
+
+static void print_result(const eval_options *options, const eval_state *state, double loss,
+                         uint64_t n_tokens) {
+    if (options->json)
+        printf("{\"val_loss\": %.17g, \"perplexity\": %.17g, \"n_tokens\": %" PRIu64 ", \"from\": \"%s\"}\n",
+               loss, exp(loss), n_tokens, state->source.path);
+    else
+        printf("%s: validation loss %.4f (perplexity %.2f) over %" PRIu64 " tokens\n", state->source.path,
+               loss, exp(loss), n_tokens);
+}
+
+static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_state *state) {
+    TAGC_TRY(tagc_source_open(rank, options->from, options->model, &state->source));
+    int n_tokens = options->seq_len ? (int)options->seq_len : state->source.model.block_size;
+    TAGC_TRY(open_tokens(rank, options, n_tokens, state));
+    TAGC_TRY(tagc_gpt2_create(&state->source.model, (int)options->batch_size, n_tokens, &state->model));
+    size_t n = (size_t)options->batch_size * (size_t)n_tokens;
+    state->input = calloc(n, sizeof *state->input);
+    state->target = calloc(n, sizeof *state->target);
+    if (!state->input || !state->target) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu tokens", n);
+    tagc_evaluation evaluation = {
+        .rank = rank,
+        .model = state->model,
+        .fsdp = state->source.fsdp,
+        .loader = state->loader,
+        .n_batch = (int)options->batch_size,
+        .n_tokens = n_tokens,
+        .n_batches = tagc_evaluate_batches(state->loader, (int)options->batch_size, rank->world_size,
+                                           options->n_batches ? (uint64_t)options->n_batches : UINT64_MAX),
+        .tokens = state->input,
+        .targets = state->target,
+    };
+    double loss = 0;
+    TAGC_TRY(tagc_evaluate(&evaluation, &loss));
+    if (rank->rank == 0)
+        print_result(options, state, loss, evaluation.n_batches * (uint64_t)rank->world_size * (uint64_t)n);
+    return TAGC_OK;
+}
+
+static tagc_status eval_rank(tagc_rank *rank, void *context) {
+    eval_state state = {0};
+    tagc_status status = tagc_rank_finish(rank, evaluate(rank, context, &state));
+    tagc_gpt2_destroy(state.model);
+    tagc_source_close(&state.source);
+    tagc_loader_destroy(state.loader);
+    tagc_tokens_close(state.tokens);
+    free(state.input);
+    free(state.target);
+    return status;
+}
+
+int tagc_command_eval(int argc, char **argv) {
+    eval_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && (!options.from || !options.data)) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "--%s is needed", options.from ? "data DIR" : "from PATH");
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON) {
+        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
+                              .transport = options.transport,
+                              .timeout_s = options.timeout};
+        openblas_set_num_threads((int)options.blas_threads);
+        code = tagc_ranks_run(&launch, eval_rank, &options);
+    }
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,82 @@
+/* tagc export: a checkpoint as model.safetensors and config.json. */
+#include "cli/commands.h"
+#include "cli/source.h"
+#include "core/status.h"
+#include "gpt2/safetensors.h"
+#include <stdlib.h>
+
+typedef struct export_options {
+    const char *from, *out;
+} export_options;
+
+static const tagc_option rows[] = {
+    {"What", "from", TAGC_OPTION_TEXT, 0, offsetof(export_options, from), 0, 0, NULL, NULL, "PATH",
+     "a run's folder (its newest checkpoint) or one checkpoint"},
+    {NULL, "out", TAGC_OPTION_TEXT, 0, offsetof(export_options, out), 0, 0, NULL, NULL, "DIR",
+     "gets model.safetensors and config.json"},
+};
+
+static const tagc_command command = {
+    .name = "export",
+    .summary = "write a checkpoint as a folder that Hugging Face's GPT-2 opens",
+    .usage = "--from PATH --out DIR",
+    .examples =
+        "  tagc export --from runs/first --out first-hf\n"
+        "  python3 -c 'from transformers import GPT2LMHeadModel as M; M.from_pretrained(\"first-hf\")'\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0]};
+
+static tagc_status append_tensors(tagc_source *source, tagc_gpt2_writer *writer) {
+    for (int tensor = 0; tensor < tagc_gpt2_n_tensors(&source->model); tensor++) {
+        tagc_tensor_info info;
+        tagc_gpt2_tensor(&source->model, tensor, &info);
+        float *values = malloc(info.n_elems * sizeof *values);
+        if (!values) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", info.name);
+        tagc_status status = tagc_fsdp_read_tensor(source->fsdp, tensor, values);
+        if (status == TAGC_OK) status = tagc_gpt2_writer_append(writer, values, info.n_elems);
+        free(values);
+        TAGC_TRY(status);
+    }
+    return tagc_gpt2_writer_commit(writer);
+}
+
+static tagc_status write_model(tagc_source *source, const char *dir) {
+    char path[TAGC_PATH_BYTES];
+    tagc_gpt2_writer *writer = NULL;
+    TAGC_TRY(tagc_path_make_dirs(dir));
+    TAGC_TRY(tagc_path_join(dir, "model.safetensors", path));
+    TAGC_TRY(tagc_gpt2_writer_create(path, &source->model, &writer));
+    tagc_status status = append_tensors(source, writer);
+    tagc_gpt2_writer_destroy(writer);
+    TAGC_TRY(status);
+    printf("%s: %llu parameters, from %s\n", path, (unsigned long long)tagc_fsdp_n_params(source->fsdp),
+           source->path);
+    TAGC_TRY(tagc_path_join(dir, "config.json", path));
+    return tagc_gpt2_config_write(path, &source->model);
+}
+
+static tagc_status export_rank(tagc_rank *rank, void *context) {
+    const export_options *options = context;
+    tagc_source source = {0};
+    tagc_status status = tagc_source_open(rank, options->from, NULL, &source);
+    if (status == TAGC_OK) status = write_model(&source, options->out);
+    tagc_rank_finish(rank, status);
+    tagc_source_close(&source);
+    return status;
+}
+
+int tagc_command_export(int argc, char **argv) {
+    export_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && (!options.from || !options.out)) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "--%s is needed", options.from ? "out DIR" : "from PATH");
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON) {
+        tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
+        code = tagc_ranks_run(&launch, export_rank, &options);
+    }
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,139 @@
+/* tagc generate: continues a text, token by token, printing each as it comes. */
+#include "cli/commands.h"
+#include "cli/engine.h"
+#include "cli/source.h"
+#include "core/status.h"
+#include <cblas.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct generate_options {
+    const char *from, *model, *prompt, *vocab, *merges, *config;
+    int64_t n_tokens, top_k, seed, blas_threads;
+    double temperature;
+} generate_options;
+
+#define AT(field) offsetof(generate_options, field)
+/* clang-format off */
+static const tagc_option rows[] = {
+    {"What", "from", TAGC_OPTION_TEXT, 0, AT(from), 0, 0, NULL, NULL, "PATH",
+     "a run's folder (its newest checkpoint), one checkpoint, a .safetensors file or a folder with one"},
+    {NULL, "model", TAGC_OPTION_TEXT, 0, AT(model), 0, 0, NULL, NULL, "PRESET",
+     "shape of a .safetensors file that has no config.json beside it"},
+    {NULL, "prompt", TAGC_OPTION_TEXT, 0, AT(prompt), 0, 0, NULL, NULL, "TEXT",
+     "the beginning; without it, the model begins a text of its own"},
+    {NULL, "n-tokens", TAGC_OPTION_INT, 0, AT(n_tokens), 1, 1e9, NULL, "200", "N", "most tokens to add"},
+    {"Sampling", "temperature", TAGC_OPTION_REAL, 0, AT(temperature), 0, 100, NULL, "0.8", "X",
+     "0 always takes the likeliest token; 1 samples as the model thinks"},
+    {NULL, "top-k", TAGC_OPTION_INT, 0, AT(top_k), 1, 16777216, "all", "all", "N", "only the N likeliest tokens"},
+    {NULL, "seed", TAGC_OPTION_INT, 0, AT(seed), 0, 4294967295.0, NULL, "0", "N", "the same seed gives the same text"},
+    {"Tokens", "vocab", TAGC_OPTION_TEXT, 0, AT(vocab), 0, 0, NULL, NULL, "FILE",
+     "vocab.json of GPT-2's byte pair encoding; without it tokens are bytes"},
+    {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
+    {"Machine", "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, NULL, "1", "N",
+     "threads of a matrix product"},
+    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
+     "lines of name = value, # before comments; the command line wins"},
+};
+/* clang-format on */
+
+static const tagc_command command = {
+    .name = "generate",
+    .summary = "continue a text",
+    .usage = "--from PATH [--prompt TEXT] [options]",
+    .examples =
+        "  tagc generate --from runs/first --prompt \"The file \"\n"
+        "  tagc generate --from gpt2 --vocab gpt2/vocab.json --merges gpt2/merges.txt --prompt \"Once\" "
+        "--top-k 40\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0]};
+
+typedef struct generate_state {
+    tagc_source source;
+    tagc_tokenizer *tokenizer;
+    tagc_gpt2 *model;
+    int *tokens; /* (n_prompt + n_tokens) */
+    size_t n_tokens;
+    float *scratch; /* (vocab_size) */
+} generate_state;
+
+static tagc_status encode_prompt(const generate_options *options, generate_state *state) {
+    const char *prompt = options->prompt ? options->prompt : "";
+    size_t n_bytes = strlen(prompt);
+    state->tokens = calloc(n_bytes + 1 + (size_t)options->n_tokens, sizeof *state->tokens);
+    if (!state->tokens) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the text");
+    if (n_bytes > 0)
+        return tagc_tokenizer_encode(state->tokenizer, prompt, n_bytes, state->tokens, &state->n_tokens);
+    /* A text of its own begins where another ended. */
+    int end = tagc_tokenizer_end_of_text(state->tokenizer);
+    state->tokens[state->n_tokens++] = end >= 0 && end < state->source.model.vocab_size ? end : '\n';
+    return TAGC_OK;
+}
+
+static tagc_status continue_text(const generate_options *options, generate_state *state) {
+    tagc_params params = tagc_engine_params(state->source.fsdp);
+    size_t block = (size_t)state->source.model.block_size;
+    int vocab_size = state->source.model.vocab_size, top_k = (int)options->top_k;
+    int known = tagc_tokenizer_vocab_size(state->tokenizer),
+        end = tagc_tokenizer_end_of_text(state->tokenizer);
+    uint64_t rng = (uint64_t)options->seed;
+    if (known < vocab_size) vocab_size = known; /* what pads the vocabulary has no text */
+    if (top_k > vocab_size) top_k = vocab_size;
+    for (int64_t i = 0; i < options->n_tokens; i++) {
+        size_t n = state->n_tokens < block ? state->n_tokens : block;
+        TAGC_TRY(tagc_fsdp_forward_begin(state->source.fsdp, 0));
+        TAGC_TRY(tagc_gpt2_forward(state->model, &params, state->tokens + state->n_tokens - n, NULL, 1,
+                                   (int)n, NULL));
+        int token = tagc_gpt2_sample(tagc_gpt2_logits(state->model), vocab_size, options->temperature, top_k,
+                                     &rng, state->scratch);
+        if (token == end) break;
+        state->tokens[state->n_tokens++] = token;
+        size_t n_bytes = 0;
+        const char *piece = tagc_tokenizer_piece(state->tokenizer, token, &n_bytes);
+        if (n_bytes > 0) fwrite(piece, 1, n_bytes, stdout);
+        fflush(stdout);
+    }
+    putchar('\n');
+    if (fflush(stdout) != 0 || ferror(stdout)) return tagc_fail(TAGC_ERR_IO, "the text could not be written");
+    return TAGC_OK;
+}
+
+static tagc_status generate(tagc_rank *rank, const generate_options *options, generate_state *state) {
+    TAGC_TRY(tagc_source_open(rank, options->from, options->model, &state->source));
+    TAGC_TRY(tagc_source_tokenizer(options->vocab, options->merges, state->source.saved.tokenizer,
+                                   &state->tokenizer));
+    TAGC_TRY(encode_prompt(options, state));
+    TAGC_TRY(tagc_gpt2_create(&state->source.model, 1, state->source.model.block_size, &state->model));
+    state->scratch = calloc((size_t)state->source.model.vocab_size, sizeof *state->scratch);
+    if (!state->scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for sampling");
+    if (options->prompt) fputs(options->prompt, stdout);
+    return continue_text(options, state);
+}
+
+static tagc_status generate_rank(tagc_rank *rank, void *context) {
+    generate_state state = {0};
+    tagc_status status = tagc_rank_finish(rank, generate(rank, context, &state));
+    tagc_gpt2_destroy(state.model);
+    tagc_source_close(&state.source);
+    tagc_tokenizer_destroy(state.tokenizer);
+    free(state.tokens);
+    free(state.scratch);
+    return status;
+}
+
+int tagc_command_generate(int argc, char **argv) {
+    generate_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && !options.from) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "--from PATH is needed");
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON) {
+        tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
+        openblas_set_num_threads((int)options.blas_threads);
+        code = tagc_ranks_run(&launch, generate_rank, &options);
+    }
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,205 @@
+/* tagc info: what a thing on disk, or a preset, holds. */
+#include "cli/commands.h"
+#include "cli/progress.h"
+#include "cli/ranks.h"
+#include "cli/source.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include "gpt2/safetensors.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct info_options {
+    int tensors;
+} info_options;
+
+static const tagc_option rows[] = {
+    {"What", "tensors", TAGC_OPTION_FLAG, 0, offsetof(info_options, tensors), 0, 0, NULL, "no", NULL,
+     "list every tensor"},
+};
+
+static const tagc_command command = {
+    .name = "info",
+    .summary = "what a token file, checkpoint, weights file or preset holds",
+    .usage = "FILE|DIR|PRESET... [--tensors]",
+    .examples = "  tagc info gpt2-162m\n"
+                "  tagc info data/books/train.bin runs/first model.safetensors --tensors\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0],
+    .positionals = 1,
+};
+
+static void print_tensor(const tagc_tensor_info *tensor) {
+    if (tensor->n_cols > 1)
+        printf("  %-28s %9zu x %-9zu %12zu\n", tensor->name, tensor->n_rows, tensor->n_cols, tensor->n_elems);
+    else
+        printf("  %-28s %9zu   %-9s %12zu\n", tensor->name, tensor->n_rows, "", tensor->n_elems);
+}
+
+static int is_compressed(const tagc_tensor_info *tensor, int policy) {
+    switch (policy) {
+    case TAGC_POLICY_NON_ATTENTION_LINEAR:
+        return tensor->kind == TAGC_TENSOR_EMBEDDING || tensor->kind == TAGC_TENSOR_HEAD ||
+               tensor->kind == TAGC_TENSOR_MLP || tensor->kind == TAGC_TENSOR_ATTENTION_PROJECTION;
+    case TAGC_POLICY_PAPER:
+        return tensor->n_cols > 1 && tensor->n_elems > 2000000;
+    case TAGC_POLICY_ALL:
+        return 1;
+    default:
+        return 0;
+    }
+}
+
+static void print_model(const tagc_gpt2_config *config, int with_tensors) {
+    static const char *const names[] = {"none", "non-attention-linear", "paper", "all"};
+    char params[16], bytes[16], part[16];
+    uint64_t n_params = tagc_gpt2_n_params(config);
+    printf("  %d layers, %d heads, width %d, %d positions, vocabulary %d, head %s\n", config->n_layer,
+           config->n_head, config->n_embd, config->block_size, config->vocab_size,
+           config->tied ? "tied to the embedding" : "of its own");
+    printf("  %s parameters (%llu), %sB in fp32, %d tensors\n", tagc_human((double)n_params, params),
+           (unsigned long long)n_params, tagc_human(4.0 * (double)n_params, bytes),
+           tagc_gpt2_n_tensors(config));
+    for (int policy = TAGC_POLICY_NON_ATTENTION_LINEAR; policy <= TAGC_POLICY_ALL; policy++) {
+        uint64_t n = 0;
+        for (int i = 0; i < tagc_gpt2_n_tensors(config); i++) {
+            tagc_tensor_info tensor;
+            tagc_gpt2_tensor(config, i, &tensor);
+            if (is_compressed(&tensor, policy)) n += tensor.n_elems;
+        }
+        printf("  --compress %-20s  %6s parameters, %5.1f %%\n", names[policy], tagc_human((double)n, part),
+               100 * (double)n / (double)n_params);
+    }
+    for (int i = 0; with_tensors && i < tagc_gpt2_n_tensors(config); i++) {
+        tagc_tensor_info tensor;
+        tagc_gpt2_tensor(config, i, &tensor);
+        print_tensor(&tensor);
+    }
+}
+
+static tagc_status info_tokens(const char *path) {
+    tagc_tokens *tokens = NULL;
+    tagc_tokens_info info;
+    char count[16];
+    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+    tagc_tokens_get_info(tokens, &info);
+    printf("%s: tokens (%s format, %d byte%s each)\n", path, tagc_tokens_format_name(info.format),
+           info.token_bytes, info.token_bytes > 1 ? "s" : "");
+    printf("  %s tokens (%llu)", tagc_human((double)info.n_tokens, count), (unsigned long long)info.n_tokens);
+    if (info.vocab_size) printf(", vocabulary %u", info.vocab_size);
+    if (info.end_of_text >= 0) printf(", %lld ends a text", (long long)info.end_of_text);
+    if (*info.tokenizer) printf(", tokenizer %s", info.tokenizer);
+    printf("\n");
+    tagc_tokens_close(tokens);
+    return TAGC_OK;
+}
+
+static tagc_status info_weights(const char *path, int with_tensors) {
+    tagc_safetensors *file = NULL;
+    tagc_gpt2_config config;
+    TAGC_TRY(tagc_safetensors_open(path, &file));
+    int n = tagc_safetensors_n_entries(file);
+    printf("%s: safetensors, %d tensors\n", path, n);
+    if (tagc_source_shape(path, NULL, &config) == TAGC_OK) print_model(&config, 0);
+    for (int i = 0; with_tensors && i < n; i++) {
+        tagc_safetensors_entry entry;
+        tagc_safetensors_entry_at(file, i, &entry);
+        printf("  %-40s %-5s", entry.name, entry.dtype);
+        for (int dim = 0; dim < entry.n_dims; dim++) printf(" %llu", (unsigned long long)entry.dims[dim]);
+        printf("\n");
+    }
+    tagc_safetensors_close(file);
+    return TAGC_OK;
+}
+
+static tagc_status print_checkpoint(const char *path, int with_tensors) {
+    uint64_t step;
+    int world_size;
+    char *extra = NULL, tokens[16];
+    tagc_saved saved;
+    TAGC_TRY(tagc_checkpoint_info(path, &step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &saved);
+    free(extra);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    printf("%s: checkpoint behind step %llu, written by %d rank%s\n", path, (unsigned long long)step,
+           world_size, world_size > 1 ? "s" : "");
+    printf("  %s tokens seen", tagc_human((double)saved.n_tokens, tokens));
+    if (saved.best_val_loss < 1e300) printf(", best validation loss %.4f", saved.best_val_loss);
+    if (*saved.tokenizer) printf(", tokenizer %s", saved.tokenizer);
+    printf("\n  options:");
+    const char *name;
+    json_t *value;
+    json_object_foreach(saved.options, name, value) if (*json_string_value(value))
+        printf(" --%s %s", name, json_string_value(value));
+    printf("\n");
+    print_model(&saved.model, with_tensors);
+    tagc_saved_destroy(&saved);
+    return TAGC_OK;
+}
+
+/* The engine finds the newest step of a folder among ranks; here one rank is enough. */
+typedef struct checkpoint_query {
+    const char *path;
+    int with_tensors;
+} checkpoint_query;
+
+static tagc_status checkpoint_rank(tagc_rank *rank, void *context) {
+    const checkpoint_query *query = context;
+    char path[TAGC_PATH_BYTES];
+    tagc_status status = tagc_checkpoint_find(rank->comm, query->path, path, sizeof path);
+    if (status == TAGC_OK) status = print_checkpoint(path, query->with_tensors);
+    return tagc_rank_finish(rank, status);
+}
+
+static int is_weights(const char *path) {
+    size_t n = strlen(path), suffix = strlen(".safetensors");
+    return n > suffix && strcmp(path + n - suffix, ".safetensors") == 0;
+}
+
+static int describe(const char *what, int with_tensors) {
+    tagc_gpt2_config config;
+    tagc_source source;
+    if (!tagc_path_exists(what)) {
+        if (tagc_gpt2_preset(what, &config) != TAGC_OK) {
+            tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is no file, and no preset", what);
+            return tagc_command_fail();
+        }
+        printf("%s: preset\n", what);
+        print_model(&config, with_tensors);
+        return TAGC_EXIT_OK;
+    }
+    tagc_status status;
+    if (tagc_path_is_dir(what)) {
+        char path[TAGC_PATH_BYTES];
+        if (tagc_path_data(what, "train.bin", path) == TAGC_OK) {
+            status = info_tokens(path);
+            if (status == TAGC_OK && tagc_path_data(what, "val.bin", path) == TAGC_OK)
+                status = info_tokens(path);
+            return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+        }
+        status = tagc_source_find(what, &source);
+        if (status == TAGC_OK && source.is_checkpoint) {
+            checkpoint_query query = {what, with_tensors};
+            tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
+            return tagc_ranks_run(&launch, checkpoint_rank, &query);
+        }
+        if (status == TAGC_OK) status = info_weights(source.path, with_tensors);
+    } else {
+        status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what);
+    }
+    return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+}
+
+int tagc_command_info(int argc, char **argv) {
+    info_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && parsed.n_words == 0) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "of what? Name a file, a folder or a preset");
+        code = tagc_command_refuse(&command);
+    }
+    for (int i = 0; (code == TAGC_GO_ON || code == TAGC_EXIT_OK) && i < parsed.n_words; i++)
+        code = describe(parsed.words[i], options.tensors);
+    tagc_options_destroy(&parsed);
+    return code;
+}

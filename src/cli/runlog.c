@@ -1,0 +1,160 @@
+/* Reading of metrics.jsonl. */
+#include "cli/runlog.h"
+
+#include "cli/paths.h"
+#include "core/status.h"
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static double number(const json_t *object, const char *name) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_number(value) ? json_number_value(value) : (double)NAN;
+}
+
+static void *grown(void *array, int n, size_t item_bytes) {
+    if (n & (n - 1)) return array; /* full only at powers of two */
+    return realloc(array, (n ? 2 * (size_t)n : 1) * item_bytes);
+}
+
+static tagc_status add_step(tagc_runlog *log, const json_t *line) {
+    tagc_runlog_step *steps = grown(log->steps, log->n_steps, sizeof *steps);
+    if (!steps) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the steps of %s", log->label);
+    log->steps = steps;
+    const json_t *bits = json_object_get(line, "bits_per_param");
+    double whole = log->world_size > 1 ? log->world_size / (log->world_size - 1.0) : 0;
+    tagc_runlog_step *step = &steps[log->n_steps++];
+    *step = (tagc_runlog_step){
+        .step = number(line, "step"),
+        .loss = number(line, "loss"),
+        .wall_s = number(line, "wall_s"),
+        .total_s = number(line, "total_s"),
+        .compute_s = number(line, "compute_s"),
+        .wait_gather_s = number(line, "wait_gather_s"),
+        .wait_reduce_s = number(line, "wait_reduce_s"),
+        .optimizer_s = number(line, "optimizer_s"),
+        .comm_s = number(line, "comm_s"),
+        .overlap = number(line, "overlap"),
+        .sparsity = number(line, "sparsity"),
+        .n_unpeeled = number(line, "n_unpeeled"),
+        .n_lost = number(line, "n_lost"),
+    };
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_name(leg));
+    return TAGC_OK;
+}
+
+static tagc_status add_eval(tagc_runlog *log, const json_t *line) {
+    double *steps = grown(log->eval_steps, log->n_evals, sizeof *steps);
+    if (steps) log->eval_steps = steps;
+    double *losses = grown(log->val_losses, log->n_evals, sizeof *losses);
+    if (losses) log->val_losses = losses;
+    if (!steps || !losses)
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the losses of %s", log->label);
+    steps[log->n_evals] = number(line, "step");
+    losses[log->n_evals++] = number(line, "val_loss");
+    return TAGC_OK;
+}
+
+static tagc_status add_line(tagc_runlog *log, const json_t *line) {
+    const char *type = json_string_value(json_object_get(line, "type"));
+    if (type && strcmp(type, "run") == 0) {
+        double world_size = number(line, "world_size");
+        log->world_size = world_size >= 1 && world_size < 1e6 ? (int)world_size : 1;
+        log->n_params = number(line, "n_params");
+        log->n_compressed = number(line, "n_compressed");
+    } else if (type && strcmp(type, "step") == 0) {
+        return add_step(log, line);
+    } else if (type && strcmp(type, "eval") == 0) {
+        return add_eval(log, line);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
+    tagc_status status = TAGC_OK;
+    char *text = NULL;
+    size_t capacity = 0;
+    ssize_t n;
+    for (int at = 1; status == TAGC_OK && (n = getline(&text, &capacity, file)) > 0; at++) {
+        json_error_t error;
+        json_t *line = json_loads(text, 0, &error);
+        if (line)
+            status = add_line(log, line);
+        else if (text[n - 1] == '\n')
+            status = tagc_fail(TAGC_ERR_CORRUPT, "%s line %d is no JSON: %s", path, at, error.text);
+        json_decref(line);
+    }
+    free(text);
+    return status;
+}
+
+/* The last part of a path, as people name runs. */
+static void make_label(const char *dir, char *label, size_t n_bytes) {
+    size_t end = strlen(dir);
+    while (end > 1 && dir[end - 1] == '/') end--;
+    size_t start = end;
+    while (start > 0 && dir[start - 1] != '/') start--;
+    snprintf(label, n_bytes, "%.*s", (int)(end - start), dir + start);
+}
+
+tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
+    char path[TAGC_PATH_BYTES];
+    *out = (tagc_runlog){.world_size = 1};
+    make_label(dir, out->label, sizeof out->label);
+    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return tagc_fail(TAGC_ERR_IO, "%s: %s; a run's folder is made by tagc train --out", path,
+                         strerror(errno));
+    tagc_status status = read_lines(out, file, path);
+    fclose(file);
+    if (status == TAGC_OK && out->n_steps == 0)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%s holds no steps", path);
+    if (status != TAGC_OK) tagc_runlog_destroy(out);
+    return status;
+}
+
+void tagc_runlog_destroy(tagc_runlog *log) {
+    free(log->steps);
+    free(log->eval_steps);
+    free(log->val_losses);
+    *log = (tagc_runlog){0};
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static int first_step(const tagc_runlog *log) {
+    return log->n_steps > 4 ? 2 : 0;
+}
+
+double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
+    int n = 0;
+    double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values), median = (double)NAN;
+    for (int i = first_step(log); values && i < log->n_steps; i++) {
+        double value = *(const double *)((const char *)&log->steps[i] + offset);
+        if (isfinite(value)) values[n++] = value;
+    }
+    if (n > 0) {
+        qsort(values, (size_t)n, sizeof *values, ascending);
+        median = (values[(n - 1) / 2] + values[n / 2]) / 2;
+    }
+    free(values);
+    return median;
+}
+
+double tagc_runlog_mean(const tagc_runlog *log, size_t offset) {
+    double sum = 0;
+    int n = 0;
+    for (int i = first_step(log); i < log->n_steps; i++) {
+        double value = *(const double *)((const char *)&log->steps[i] + offset);
+        if (!isfinite(value)) continue;
+        sum += value;
+        n++;
+    }
+    return n > 0 ? sum / n : (double)NAN;
+}

@@ -1,0 +1,31 @@
+/* A run's metrics.jsonl read back: what compare and reports work on. */
+#ifndef TAGC_CLI_RUNLOG_H
+#define TAGC_CLI_RUNLOG_H
+
+#include "tagc/tagc.h"
+
+typedef struct tagc_runlog_step {
+    double step, loss, wall_s, total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, overlap;
+    double bits[TAGC_N_LEGS]; /* before the factor (W-1)/W */
+    double sparsity, n_unpeeled, n_lost;
+} tagc_runlog_step;
+
+typedef struct tagc_runlog {
+    char label[64];
+    int world_size;
+    double n_params, n_compressed;
+    tagc_runlog_step *steps; /* (n_steps) */
+    int n_steps;
+    double *eval_steps, *val_losses; /* (n_evals) */
+    int n_evals;
+} tagc_runlog;
+
+/* dir: a run's folder. TAGC_ERR_IO, or TAGC_ERR_CORRUPT with the line. A torn last line is passed over. */
+tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out);
+void tagc_runlog_destroy(tagc_runlog *log);
+
+/* Median and mean of the field at `offset` over the steps but the first two, which warm caches up. */
+double tagc_runlog_median(const tagc_runlog *log, size_t offset);
+double tagc_runlog_mean(const tagc_runlog *log, size_t offset);
+
+#endif
