@@ -282,6 +282,27 @@ static void crowded_cells_are_left_alone(void **state) {
     free(indices);
 }
 
+/* 300 items of which all share one cell, and nearly none another: they all peel, but never by the shared cell
+ * before the last one. A count that wrapped, or that came down from its limit, would say otherwise. */
+static void a_crowded_cell_frees_no_one(void **state) {
+    (void)state;
+    tagc_sketch s;
+    tagc_sketch_init(&s, UINT32_MAX, 12288, 1);
+    tagc_locator locator;
+    tagc_locator_init(&locator, &s);
+    uint32_t indices[300];
+    size_t n_items = 0;
+    for (uint32_t i = 0; n_items < 300; i++) {
+        tagc_located at;
+        tagc_locate(&locator, &i, 1, &at);
+        if (at.cell[0][0] == 1234) indices[n_items++] = i;
+    }
+    bench b = bench_make(UINT32_MAX, 12288, 1, indices, n_items);
+    assert_true(b.plan.n_peeled > 290);
+    check_plan(&b.plan, &b.sketch, indices, n_items);
+    bench_free(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_keep_their_promises),
@@ -294,6 +315,7 @@ int main(void) {
         cmocka_unit_test(plans_are_what_brute_force_finds),
         cmocka_unit_test(overload_leaves_the_core),
         cmocka_unit_test(crowded_cells_are_left_alone),
+        cmocka_unit_test(a_crowded_cell_frees_no_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
