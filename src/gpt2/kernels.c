@@ -9,7 +9,7 @@
 #if defined(__x86_64__)
 #define LANES 16
 #define KERNELS_NAME "avx512"
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define NAME(x) x##_avx512
 #include "gpt2/kernels_body.h"
 #undef LANES
