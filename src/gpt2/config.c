@@ -132,7 +132,7 @@ static uint64_t mix(uint64_t x) {
 /* Two independent standard normals (Box-Muller) of pair number `pair`. */
 static void normal_pair(uint64_t key, uint64_t pair, float out[2]) {
     uint64_t bits = mix(key + (pair + 1) * 0x9e3779b97f4a7c15u);
-    float uniform = ((float)(bits >> 40) + 0.5f) * 0x1p-24f; /* in (0, 1) */
+    float uniform = ((float)(bits >> 40) + 0.5f) * 0x1p-24f; /* in (0, 1] */
     float angle = (float)(bits & 0xffffff) * (0x1p-24f * 6.28318531f);
     float radius = sqrtf(-2.0f * logf(uniform));
     out[0] = radius * cosf(angle);
