@@ -15,9 +15,9 @@ static tagc_status callback_start(void *context, const tagc_transfer *transfer, 
     return self->exchange(self->context, transfer);
 }
 
-static tagc_status callback_test(void *context, void *request, int *done, int *waiting_for) {
-    (void)context, (void)request, (void)waiting_for;
-    *done = 1;
+static tagc_status callback_test(void *context, void *request, tagc_progress *progress) {
+    (void)context, (void)request;
+    progress->done = 1;
     return TAGC_OK;
 }
 

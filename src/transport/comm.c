@@ -6,12 +6,18 @@
 #include "core/memory.h"
 #include "transport/comm_private.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
+
+/* So long the comm thread polls without a rest after the last sign of movement. A transport that moves bytes
+ * only while it is polled loses most of its speed to earlier rests; a longer patience takes time from those
+ * who compute. */
+static const double patience_s = 200e-6;
 
 /* ---- comm thread ---- */
 
@@ -64,26 +70,27 @@ static void start_posted(tagc_comm *comm, tagc_ticket *posted, tagc_ticket **act
     }
 }
 
-/* Polls everything under way once and finishes what is complete. Returns 1 when something was, or broke. */
+/* Polls everything under way once and finishes what is complete. Returns 1 when anything moved, or broke. */
 static int poll_active(tagc_comm *comm, tagc_ticket **active) {
     int moved = 0;
     for (tagc_ticket **link = active; *link;) {
         tagc_ticket *ticket = *link;
-        int done = 0, waiting_for = -1;
-        tagc_status status = comm->ops->test(comm->context, ticket->request, &done, &waiting_for);
+        tagc_progress progress = {.waiting_for = -1};
+        tagc_status status = comm->ops->test(comm->context, ticket->request, &progress);
         if (status != TAGC_OK) {
             comm_break_by(comm, ticket, status);
             return 1;
         }
-        if (done) {
+        moved |= progress.moved | progress.done;
+        if (progress.done) {
             *link = ticket->next;
             finish(comm, ticket, TAGC_OK);
-            moved = 1;
             continue;
         }
         if (tagc_clock_s() - ticket->start_s > comm->options.timeout_s) {
             char peer[32] = "";
-            if (waiting_for >= 0) snprintf(peer, sizeof peer, ", waiting for rank %d", waiting_for);
+            if (progress.waiting_for >= 0)
+                snprintf(peer, sizeof peer, ", waiting for rank %d", progress.waiting_for);
             tagc_fail(TAGC_ERR_TRANSPORT, "no answer within %g s (leg %s%s)", comm->options.timeout_s,
                       tagc_leg_name((int)ticket->leg), peer);
             comm_break_by(comm, ticket, TAGC_ERR_TRANSPORT);
@@ -113,7 +120,6 @@ static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *posted) 
  * early. */
 static void rest(tagc_comm *comm, double still_s) {
     double pause_s = still_s / 16;
-    if (still_s < 20e-6) return;
     if (pause_s < 20e-6) pause_s = 20e-6;
     if (pause_s > 200e-6) pause_s = 200e-6;
     struct timespec until;
@@ -153,8 +159,10 @@ static void *comm_main(void *arg) {
         moved |= poll_active(comm, &active);
         double now_s = tagc_clock_s();
         if (moved) moved_s = now_s;
+        int still = now_s - moved_s > patience_s;
+        if (!moved && !still) sched_yield();
         pthread_mutex_lock(&comm->lock);
-        if (active && !comm->posted && !comm->broken) rest(comm, now_s - moved_s);
+        if (still && active && !comm->posted && !comm->broken) rest(comm, now_s - moved_s);
     }
     pthread_mutex_unlock(&comm->lock);
     return NULL;

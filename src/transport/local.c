@@ -167,18 +167,21 @@ static tagc_status local_start(void *context, const tagc_transfer *transfer, voi
     return TAGC_OK;
 }
 
-static tagc_status local_test(void *context, void *handle, int *done, int *waiting_for) {
+static tagc_status local_test(void *context, void *handle, tagc_progress *progress) {
     local_rank *self = context;
     tagc_local_group *group = self->group;
     request *mine = handle;
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&group->lock);
+    int n_pending = mine->n_pending;
     for (int r = 0; r < group->world_size && mine->status == TAGC_OK && !group->broken; r++)
-        if ((mine->recv_pending[r] || mine->send_pending[r]) && !meet(self, mine, r)) *waiting_for = r;
+        if ((mine->recv_pending[r] || mine->send_pending[r]) && !meet(self, mine, r))
+            progress->waiting_for = r;
+    progress->moved = mine->n_pending < n_pending;
     if (mine->status != TAGC_OK) {
         status = tagc_fail(mine->status, "%s", mine->error);
     } else if (mine->n_pending == 0) {
-        *done = 1;
+        progress->done = 1;
         hide(self, mine);
     } else if (group->broken) {
         status = tagc_fail(TAGC_ERR_TRANSPORT, "%s", group->error);

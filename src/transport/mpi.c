@@ -1,8 +1,9 @@
 /* Ranks as MPI processes. A library of its own on top of libtagc's public surface, so that libtagc does not
  * need MPI.
  *
- * The lane is the tag: MPI keeps the order of messages between two ranks within one tag. Counts are int in
- * MPI, so larger messages are cut into pieces of the same lane. */
+ * The lane is the tag: MPI keeps the order of messages between two ranks within one tag. Messages are cut
+ * into pieces: counts are int in MPI, and a complete piece is the only sign of movement that MPI gives to the
+ * comm thread, which rests when nothing moves. */
 #include "tagc/transport.h"
 #include "transport/mpi_internal.h"
 
@@ -10,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t largest_piece_bytes = (uint64_t)1 << 30;
+static const uint64_t default_piece_bytes = (uint64_t)1 << 20, largest_piece_bytes = (uint64_t)1 << 30;
 
 enum { TEXT_BYTES = 256 };
 
@@ -169,7 +170,7 @@ static void retire(mpi_rank *self, request *r) {
     self->pool = r;
 }
 
-static tagc_status mpi_test(void *context, void *handle, int *done, int *waiting_for) {
+static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress) {
     mpi_rank *self = context;
     request *r = handle;
     int n_completed = 0;
@@ -185,14 +186,15 @@ static tagc_status mpi_test(void *context, void *handle, int *done, int *waiting
         if (status != TAGC_OK) return status;
     }
     r->n_left -= n_completed;
-    *done = r->n_left == 0;
-    if (*done) {
+    progress->moved = n_completed > 0;
+    progress->done = r->n_left == 0;
+    if (progress->done) {
         retire(self, r);
         return TAGC_OK;
     }
     for (int i = 0; i < r->n_pieces; i++)
         if (r->pieces[i] != MPI_REQUEST_NULL) {
-            *waiting_for = r->peers[i];
+            progress->waiting_for = r->peers[i];
             break;
         }
     return TAGC_OK;
@@ -298,5 +300,5 @@ tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_option
 }
 
 tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options, tagc_comm **out) {
-    return tagc_comm_create_mpi_split(mpi_comm, options, largest_piece_bytes, out);
+    return tagc_comm_create_mpi_split(mpi_comm, options, default_piece_bytes, out);
 }

@@ -193,10 +193,10 @@ static tagc_status flaky_start(void *context, const tagc_transfer *transfer, voi
     return ++self->n_starts == self->fail_start_at ? TAGC_ERR_IO : TAGC_OK;
 }
 
-static tagc_status flaky_test(void *context, void *request, int *done, int *waiting_for) {
+static tagc_status flaky_test(void *context, void *request, tagc_progress *progress) {
     flaky *self = context;
-    (void)request, (void)waiting_for;
-    *done = !self->silent;
+    (void)request;
+    progress->done = !self->silent;
     return ++self->n_tests == self->fail_test_at ? tagc_report(TAGC_ERR_CORRUPT, "bent cable") : TAGC_OK;
 }
 
