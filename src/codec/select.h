@@ -19,7 +19,7 @@ typedef struct tagc_selection {
     int n_passes;       /* 1: the streaming prediction held; 2: the histogram had to be used */
 } tagc_selection;
 
-/* How many of n may be kept so that at least sparsity * n are zero. sparsity in [0, 1]. */
+/* How many of n may be kept so that the fraction of zeros is at least sparsity. sparsity in [0, 1]. */
 size_t tagc_select_count(size_t n, double sparsity);
 
 size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads);
@@ -30,7 +30,7 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads);
 void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
                  uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result);
 
-/* The plain reference: same contract, no scratch, sorts. Allocates; for tests only. */
+/* The plain reference: same contract without scratch, in 33 sweeps over the inputs; for tests. */
 void tagc_select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
                            uint32_t *indices, float *values, tagc_selection *result);
 

@@ -1,0 +1,459 @@
+/* Exact top-k in one sweep over memory. A sample of lines predicts two bounds around the k-th largest |acc|:
+ *
+ *        0 ........ t_lo ....(k-th is here)....  t_hi ........ Inf
+ *        residual       band                         kept
+ *
+ * The sweep writes the residual and collects everything from t_lo up as candidates; the exact threshold is
+ * then found in the band alone, and a last sweep over the candidates keeps k of them and puts the others
+ * back. Where the sample misled (or n is too small to sample), the candidates go back first and the threshold
+ * is found by histograms of the residual, which then holds acc.
+ *
+ * Threads take blocks in turn, not one long slice each: gradients are clumped, and so every thread gets its
+ * share of the candidates. Each block knows where its output begins, so the result does not depend on the
+ * threads. */
+#include "codec/select.h"
+#include "codec/select_kernels.h"
+#include "core/memory.h"
+
+#include <math.h>
+#include <string.h>
+
+#define BLOCK 8192      /* elements: three arrays' worth stays in the first cache levels */
+#define LINE 16         /* elements of 64 bytes, the unit of the sample */
+#define MIN_WINDOWS 32  /* the least sample to predict from */
+#define BUCKET_SHIFT 16 /* sample histogram: 8 exponent and 7 mantissa bits */
+#define N_BUCKETS (1u << (31 - BUCKET_SHIFT))
+#define RADIX_BITS 11
+#define N_RADIX (1u << RADIX_BITS)
+#define INF_BITS 0x7f800000u
+
+typedef struct block {
+    uint32_t candidate_begin, n_candidates; /* in the lists of its thread */
+    uint32_t band_begin, n_band;
+    uint32_t n_kept, n_ties; /* for certain or above the threshold, and equal to it */
+    uint32_t out_begin;      /* in the caller's indices and values */
+} block;
+
+typedef struct share {           /* of one thread */
+    uint32_t *candidate_indices; /* (n_candidate_room) */
+    float *candidate_values;     /* (n_candidate_room) */
+    float *band;                 /* (n_band_room) */
+    uint32_t *radix;             /* (N_RADIX) */
+    size_t n_candidates, n_band;
+    uint32_t max_bits;
+    int overflow; /* the candidates did not fit: the prediction was bad */
+    char padding[TAGC_ALIGNMENT];
+} share;
+
+/* How the sample lies in n elements: one line in each window of `stride` lines. */
+typedef struct sample_shape {
+    size_t stride, n_windows;
+    double expected; /* how many of the sampled elements belong to the k largest */
+} sample_shape;
+
+typedef struct selector {
+    const tagc_select_kernels *kernels;
+    const float *gradient, *residual_in; /* (n) */
+    float *residual_out;                 /* (n) */
+    uint32_t *indices;                   /* (k) */
+    float *values;                       /* (k) */
+    size_t n, k, n_blocks;
+    int bypass;
+
+    sample_shape shape;
+    uint32_t *sample;  /* (n_windows, LINE) bits of |acc| */
+    uint32_t *buckets; /* (N_BUCKETS) */
+    block *blocks;     /* (n_blocks) */
+    share *shares;     /* (n_threads) */
+    size_t n_candidate_room, n_band_room;
+
+    uint32_t t_lo, t_hi; /* predicted */
+    int from_residual;   /* the band was not to be had: look at the residual, which holds acc */
+    uint32_t base, prefix, threshold;
+    int shift, shift_prefix; /* of the present radix level */
+    uint32_t n_digits;
+} selector;
+
+size_t tagc_select_count(size_t n, double sparsity) {
+    if (n == 0 || !(sparsity > 0)) return n;
+    size_t n_zero = sparsity < 1 ? (size_t)(sparsity * (double)n) : n;
+    /* as fractions, so that 0.9 of 10 is 9 however 0.9 is rounded */
+    while (n_zero > 0 && (double)(n_zero - 1) / (double)n >= sparsity) n_zero--;
+    while (n_zero < n && (double)n_zero / (double)n < sparsity) n_zero++;
+    return n - n_zero;
+}
+
+static size_t size_min(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static size_t size_max(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static sample_shape shape_of(size_t n, size_t k) {
+    size_t n_lines = n / LINE;
+    sample_shape shape = {.stride = size_min(size_max(n_lines / 8192, 64), 256)};
+    shape.n_windows = n_lines / shape.stride;
+    if (shape.n_windows < MIN_WINDOWS || k == 0 || k == n) shape.n_windows = 0;
+    shape.expected = (double)k * ((double)(shape.n_windows * LINE) / (double)size_max(n, 1));
+    return shape;
+}
+
+/* Four standard deviations in sampled elements. clump: how many elements of a line tend to be large together.
+ */
+static double margin_of(double expected, double clump) {
+    return 4 * sqrt(clump * (expected + 4 * clump));
+}
+
+/* Rooms for the worst clump, for a sample that is an eighth off, and for the block that finds a room too
+ * small. */
+static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
+    const size_t edge = BLOCK + TAGC_SELECT_SLACK;
+    size_t n = s->n, n_shares = (size_t)n_threads;
+    s->shape = shape_of(n, s->k);
+    s->n_blocks = (n + BLOCK - 1) / BLOCK;
+    size_t n_sampled = s->shape.n_windows * LINE, n_own = (s->n_blocks + n_shares - 1) / n_shares * BLOCK;
+    s->n_candidate_room = s->n_band_room = 0;
+    if (n_sampled) {
+        double scale = 1.125 * (double)n / (double)n_sampled / n_threads;
+        double margin = margin_of(s->shape.expected, LINE);
+        s->n_candidate_room = size_min((size_t)(scale * (s->shape.expected + margin)), n_own) + edge;
+        s->n_band_room = size_min((size_t)(scale * 2 * margin), n_own) + edge;
+    }
+    s->blocks = tagc_arena_take(arena, s->n_blocks, sizeof *s->blocks);
+    s->sample = tagc_arena_take(arena, n_sampled, sizeof *s->sample);
+    s->buckets = tagc_arena_take(arena, n_sampled ? N_BUCKETS : 0, sizeof *s->buckets);
+    s->shares = tagc_arena_take(arena, n_shares, sizeof *s->shares);
+    for (size_t t = 0; t < n_shares; t++) {
+        share own = {.candidate_indices = tagc_arena_take(arena, s->n_candidate_room, sizeof(uint32_t)),
+                     .candidate_values = tagc_arena_take(arena, s->n_candidate_room, sizeof(float)),
+                     .band = tagc_arena_take(arena, s->n_band_room, sizeof(float)),
+                     .radix = tagc_arena_take(arena, N_RADIX, sizeof(uint32_t))};
+        if (s->shares) s->shares[t] = own;
+    }
+}
+
+size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads) {
+    selector s = {.n = n, .k = k};
+    tagc_arena arena = {0};
+    lay_out(&s, &arena, n_threads);
+    return arena.n_bytes;
+}
+
+/* ---- prediction ---- */
+
+/* Line of window w: scattered within the window, so that rows and columns of a matrix do not beat with the
+ * stride. */
+static size_t sampled_line(const sample_shape *shape, size_t w) {
+    uint32_t x = (uint32_t)w;
+    x = (x ^ x >> 16) * 0x85ebca6bu;
+    x = (x ^ x >> 13) * 0xc2b2ae35u;
+    return w * shape->stride + (size_t)((uint64_t)(x ^ x >> 16) * shape->stride >> 32);
+}
+
+/* Fills sample and buckets; returns the largest bits seen. */
+static uint32_t take_sample(selector *s) {
+    const size_t ahead = 24; /* lines on their way at a time */
+    uint32_t max_bits = 0;
+    memset(s->buckets, 0, N_BUCKETS * sizeof *s->buckets);
+    for (size_t w = 0; w < s->shape.n_windows; w++) {
+        size_t next = sampled_line(&s->shape, size_min(w + ahead, s->shape.n_windows - 1)) * LINE;
+        __builtin_prefetch(s->gradient + next);
+        __builtin_prefetch(s->residual_in + next);
+        size_t at = sampled_line(&s->shape, w) * LINE;
+        uint32_t *line = s->sample + w * LINE;
+        for (size_t i = 0; i < LINE; i++)
+            line[i] = tagc_abs_bits(s->gradient[at + i] + s->residual_in[at + i]);
+        for (size_t i = 0; i < LINE; i++) {
+            s->buckets[line[i] >> BUCKET_SHIFT]++;
+            if (line[i] > max_bits) max_bits = line[i];
+        }
+    }
+    return max_bits;
+}
+
+/* The bucket that holds the sampled element of this rank from the top; 0 when there are not so many. */
+static uint32_t bucket_of_rank(const selector *s, uint32_t max_bits, double rank) {
+    double n_above = 0;
+    uint32_t b = max_bits >> BUCKET_SHIFT;
+    while (b > 0 && (n_above += s->buckets[b]) < rank) b--;
+    return b;
+}
+
+/* Variance of the count of large elements in the sample, over what independent elements would have: 1 when
+ * large elements are scattered, LINE when they come in whole lines. */
+static double measure_clump(const selector *s, uint32_t at_least) {
+    double sum = 0, sum_of_squares = 0;
+    for (size_t w = 0; w < s->shape.n_windows; w++) {
+        uint32_t n_large = 0;
+        for (size_t i = 0; i < LINE; i++) n_large += s->sample[w * LINE + i] >= at_least;
+        sum += n_large;
+        sum_of_squares += (double)n_large * n_large;
+    }
+    if (sum < 64) return LINE; /* too few to tell, and too few for a wide band to cost */
+    double clump = sum_of_squares / sum - sum / (double)s->shape.n_windows;
+    return fmin(fmax(clump, 0.5), LINE);
+}
+
+static void predict(selector *s) {
+    s->t_lo = s->k == 0 ? TAGC_SELECT_NONE : 1;
+    s->t_hi = INF_BITS;
+    if (!s->shape.n_windows) return;
+    uint32_t max_bits = take_sample(s);
+    double expected = s->shape.expected;
+    double margin =
+        margin_of(expected, measure_clump(s, bucket_of_rank(s, max_bits, expected) << BUCKET_SHIFT));
+    uint32_t low = bucket_of_rank(s, max_bits, expected + margin) << BUCKET_SHIFT;
+    if (low > 1) s->t_lo = low;
+    if (expected > margin) s->t_hi = (bucket_of_rank(s, max_bits, expected - margin) + 1) << BUCKET_SHIFT;
+}
+
+/* ---- the stages that threads share; each takes the blocks index, index + n_threads, ... ---- */
+
+static size_t block_elems(const selector *s, size_t b) {
+    return size_min(s->n - b * BLOCK, BLOCK);
+}
+
+static void stream_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    share *own = &s->shares[index];
+    own->n_candidates = own->n_band = 0;
+    own->max_bits = 0;
+    own->overflow = !s->n_candidate_room;
+    uint32_t nowhere_indices[TAGC_SELECT_SLACK];
+    float nowhere_values[TAGC_SELECT_SLACK];
+    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+        const size_t at = b * BLOCK, n = block_elems(s, b), edge = BLOCK + TAGC_SELECT_SLACK;
+        block *here = &s->blocks[b];
+        *here = (block){.candidate_begin = (uint32_t)own->n_candidates, .band_begin = (uint32_t)own->n_band};
+        if (own->n_candidates + edge > s->n_candidate_room || own->n_band + edge > s->n_band_room)
+            own->overflow = 1;
+        if (own->overflow) { /* only acc matters now */
+            s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at,
+                               TAGC_SELECT_NONE, s->bypass, nowhere_indices, nowhere_values, &own->max_bits);
+            continue;
+        }
+        float *values = own->candidate_values + own->n_candidates;
+        size_t n_candidates = s->kernels->stream(
+            s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at, s->t_lo, s->bypass,
+            own->candidate_indices + own->n_candidates, values, &own->max_bits);
+        size_t n_band = s->kernels->band(values, n_candidates, s->t_hi, own->band + own->n_band);
+        here->n_candidates = (uint32_t)n_candidates;
+        here->n_band = (uint32_t)n_band;
+        own->n_candidates += n_candidates;
+        own->n_band += n_band;
+    }
+}
+
+static void restore_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    (void)n_threads;
+    const share *own = &s->shares[index];
+    for (size_t i = 0; i < own->n_candidates; i++)
+        s->residual_out[own->candidate_indices[i]] = own->candidate_values[i];
+}
+
+/* Of bits - base counts the digit at `shift` where the digits above it are `prefix`. */
+static void add_digits(const selector *s, const float *values, size_t n, uint32_t *radix) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = tagc_abs_bits(values[i]) - s->base;
+        if (bits >> s->shift_prefix == s->prefix) radix[bits >> s->shift & (s->n_digits - 1)]++;
+    }
+}
+
+static void radix_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    share *own = &s->shares[index];
+    memset(own->radix, 0, N_RADIX * sizeof *own->radix);
+    if (!s->from_residual) {
+        add_digits(s, own->band, own->n_band, own->radix);
+        return;
+    }
+    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads)
+        add_digits(s, s->residual_out + b * BLOCK, block_elems(s, b), own->radix);
+}
+
+static void count_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    const share *own = &s->shares[index];
+    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+        block *here = &s->blocks[b];
+        size_t n_ties, n_certain = 0, n = here->n_band;
+        const float *among = own->band + here->band_begin;
+        if (s->from_residual) {
+            among = s->residual_out + b * BLOCK;
+            n = block_elems(s, b);
+        } else {
+            n_certain = here->n_candidates - here->n_band;
+        }
+        here->n_kept = (uint32_t)(n_certain + s->kernels->count(among, n, s->threshold, &n_ties));
+        here->n_ties = (uint32_t)n_ties;
+    }
+}
+
+/* Keeps from acc in the residual what is above the threshold, and the first n_ties equal to it. */
+static void keep_from_residual(selector *s, const block *here, size_t begin, size_t end) {
+    size_t j = here->out_begin, n_ties = here->n_ties;
+    for (size_t i = begin; i < end; i++) {
+        uint32_t bits = tagc_abs_bits(s->residual_out[i]);
+        if (bits < s->threshold || (bits == s->threshold && n_ties == 0)) continue;
+        n_ties -= bits == s->threshold;
+        s->indices[j] = (uint32_t)i;
+        s->values[j++] = s->residual_out[i];
+        s->residual_out[i] = TAGC_ZERO_RESIDUAL;
+    }
+}
+
+static void keep_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    const share *own = &s->shares[index];
+    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+        const block *here = &s->blocks[b];
+        if (s->from_residual)
+            keep_from_residual(s, here, b * BLOCK, b * BLOCK + block_elems(s, b));
+        else
+            s->kernels->keep(own->candidate_indices + here->candidate_begin,
+                             own->candidate_values + here->candidate_begin, here->n_candidates, s->threshold,
+                             here->n_ties, s->residual_out, s->indices + here->out_begin,
+                             s->values + here->out_begin, here->n_kept);
+    }
+}
+
+/* k == n: zeros too, with their signs. */
+static void keep_all_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    share *own = &s->shares[index];
+    own->max_bits = 0;
+    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+        for (size_t i = b * BLOCK; i < b * BLOCK + block_elems(s, b); i++) {
+            s->indices[i] = (uint32_t)i;
+            s->values[i] = s->gradient[i] + s->residual_in[i];
+            s->residual_out[i] = TAGC_ZERO_RESIDUAL;
+            uint32_t bits = tagc_abs_bits(s->values[i]);
+            if (bits > own->max_bits) own->max_bits = bits;
+        }
+    }
+}
+
+/* ---- between the stages ---- */
+
+/* The bits of the element of `rank` from the top (1: the largest) among those whose bits - base need n_bits.
+ */
+static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t base, int n_bits) {
+    s->base = base;
+    s->prefix = 0;
+    s->shift = n_bits;
+    while (s->shift > 0) {
+        s->shift_prefix = s->shift;
+        s->shift = s->shift > RADIX_BITS ? s->shift - RADIX_BITS : 0;
+        s->n_digits = 1u << (s->shift_prefix - s->shift);
+        uint32_t digit = s->n_digits;
+        tagc_pool_run(pool, radix_stage, s);
+        for (size_t n_here = 0; rank > n_here;) {
+            rank -= n_here;
+            digit--;
+            n_here = 0;
+            for (int t = 0; t < tagc_pool_n_threads(pool); t++) n_here += s->shares[t].radix[digit];
+        }
+        s->prefix = s->prefix << (s->shift_prefix - s->shift) | digit;
+    }
+    return base + s->prefix;
+}
+
+/* Threshold and ties from the band; 0 when the prediction was bad. */
+static int threshold_from_band(selector *s, tagc_pool *pool) {
+    size_t n_candidates = 0, n_band = 0;
+    for (int t = 0; t < tagc_pool_n_threads(pool); t++) {
+        if (s->shares[t].overflow) return 0;
+        n_candidates += s->shares[t].n_candidates;
+        n_band += s->shares[t].n_band;
+    }
+    size_t n_certain = n_candidates - n_band;
+    if (n_certain > s->k || (n_candidates < s->k && s->t_lo > 1)) return 0;
+    if (n_candidates <= s->k)
+        s->threshold = s->t_lo - 1;
+    else if (n_certain == s->k)
+        s->threshold = s->t_hi - 1;
+    else
+        s->threshold =
+            find_rank(s, pool, s->k - n_certain, s->t_lo, 32 - __builtin_clz(s->t_hi - 1 - s->t_lo));
+    return 1;
+}
+
+/* Where each block's output begins, and how many of its ties are kept: the first ones. Returns the number
+ * kept. */
+static size_t share_out(selector *s) {
+    size_t n_above = 0, n_out = 0;
+    for (size_t b = 0; b < s->n_blocks; b++) n_above += s->blocks[b].n_kept;
+    size_t n_ties_left = s->threshold ? s->k - n_above : 0; /* zeros are never kept */
+    for (size_t b = 0; b < s->n_blocks; b++) {
+        block *here = &s->blocks[b];
+        here->n_ties = (uint32_t)size_min(here->n_ties, n_ties_left);
+        n_ties_left -= here->n_ties;
+        here->n_kept += here->n_ties;
+        here->out_begin = (uint32_t)n_out;
+        n_out += here->n_kept;
+    }
+    return n_out;
+}
+
+/* Reads the largest |acc| off the shares; 0 when it is not finite. */
+static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result) {
+    union {
+        uint32_t bits;
+        float value;
+    } max = {.bits = 0};
+    for (int t = 0; t < tagc_pool_n_threads(pool); t++)
+        if (s->shares[t].max_bits > max.bits) max.bits = s->shares[t].max_bits;
+    result->max_abs = max.value;
+    result->nonfinite = max.bits >= INF_BITS;
+    return !result->nonfinite;
+}
+
+void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
+                      float *residual_out, size_t n, size_t k, uint32_t *indices, float *values,
+                      void *scratch, tagc_pool *pool, tagc_selection *result) {
+    *result = (tagc_selection){.n_passes = 1};
+    if (n == 0) return;
+    selector s = {.kernels = kernels,
+                  .gradient = gradient,
+                  .residual_in = residual_in,
+                  .residual_out = residual_out,
+                  .indices = indices,
+                  .values = values,
+                  .n = n,
+                  .k = k};
+    tagc_arena arena = {.base = scratch};
+    lay_out(&s, &arena, tagc_pool_n_threads(pool));
+    if (s.n_blocks < 4)
+        pool = NULL; /* not worth waking anybody; such an n is not sampled, so no rooms matter */
+    /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
+    s.bypass = residual_out != residual_in && n >= (size_t)1 << 21;
+    if (k == n) {
+        tagc_pool_run(pool, keep_all_stage, &s);
+        all_finite(&s, pool, result);
+        result->n_kept = n;
+        return;
+    }
+    predict(&s);
+    tagc_pool_run(pool, stream_stage, &s);
+    if (!all_finite(&s, pool, result) || k == 0) return;
+    if (!threshold_from_band(&s, pool)) {
+        result->n_passes = 2;
+        tagc_pool_run(pool, restore_stage, &s);
+        s.from_residual = 1;
+        s.threshold = find_rank(&s, pool, k, 0, 31);
+    }
+    tagc_pool_run(pool, count_stage, &s);
+    result->n_kept = share_out(&s);
+    tagc_pool_run(pool, keep_stage, &s);
+}
+
+void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
+                 uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result) {
+    const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
+    tagc_select_available(available);
+    tagc_select_with(available[0], gradient, residual_in, residual_out, n, k, indices, values, scratch, pool,
+                     result);
+}

@@ -1,0 +1,149 @@
+/* Selection, 16 elements at a time. Candidates are compressed in the register and stored whole, the next
+ * store overwriting the surplus: compressing straight into memory is microcode on some processors. */
+#include "codec/select_kernels.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,popcnt")))
+#define LANES 16
+#define ALL ((__mmask16)0xffff)
+
+static inline __mmask16 first_lanes(size_t n) {
+    return (__mmask16)((1u << n) - 1);
+}
+
+TARGET static inline __m512i abs_bits(__m512 x) {
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+typedef struct stream_state {
+    __m512i t_lo, t_lo_less_1, max;
+    uint32_t *indices;
+    float *values;
+} stream_state;
+
+/* Lanes outside `lanes` hold -0.0: neither candidates nor a maximum. Returns the new residual. */
+TARGET static inline __m512 stream_vector(stream_state *s, __m512 acc, __m512i index) {
+    __m512i bits = abs_bits(acc);
+    s->max = _mm512_max_epu32(s->max, bits);
+    __mmask16 chosen = _mm512_cmpge_epu32_mask(bits, s->t_lo);
+    /* 0 - 1 wraps to the top, so that one comparison finds the candidates and the zeros */
+    __mmask16 clear = _mm512_cmpge_epu32_mask(_mm512_sub_epi32(bits, _mm512_set1_epi32(1)), s->t_lo_less_1);
+    _mm512_storeu_si512(s->indices, _mm512_maskz_compress_epi32(chosen, index));
+    _mm512_storeu_ps(s->values, _mm512_maskz_compress_ps(chosen, acc));
+    int n_chosen = _mm_popcnt_u32(chosen);
+    s->indices += n_chosen;
+    s->values += n_chosen;
+    return _mm512_mask_mov_ps(acc, clear, _mm512_set1_ps(TAGC_ZERO_RESIDUAL));
+}
+
+TARGET static inline void stream_part(stream_state *s, const float *gradient, const float *residual_in,
+                                      float *residual_out, size_t n, __m512i index) {
+    __mmask16 lanes = first_lanes(n);
+    __m512 g = _mm512_mask_loadu_ps(_mm512_set1_ps(-0.0f), lanes, gradient);
+    __m512 r = _mm512_mask_loadu_ps(_mm512_set1_ps(-0.0f), lanes, residual_in);
+    _mm512_mask_storeu_ps(residual_out, lanes, stream_vector(s, _mm512_add_ps(g, r), index));
+}
+
+TARGET static size_t avx512_stream(const float *gradient, const float *residual_in, float *residual_out,
+                                   size_t n, uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices,
+                                   float *values, uint32_t *max_bits) {
+    stream_state s = {_mm512_set1_epi32((int)t_lo), _mm512_set1_epi32((int)(t_lo - 1)),
+                      _mm512_setzero_si512(), indices, values};
+    const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i step = _mm512_set1_epi32(LANES);
+    __m512i index = _mm512_add_epi32(_mm512_set1_epi32((int)first), iota);
+    size_t i = 0;
+    if (bypass) { /* needs whole aligned lines */
+        size_t head = (64 - ((uintptr_t)residual_out & 63)) % 64 / sizeof(float);
+        if (head > n) head = n;
+        stream_part(&s, gradient, residual_in, residual_out, head, index);
+        index = _mm512_add_epi32(index, _mm512_set1_epi32((int)head));
+        for (i = head; i + LANES <= n; i += LANES, index = _mm512_add_epi32(index, step)) {
+            __m512 acc = _mm512_add_ps(_mm512_loadu_ps(gradient + i), _mm512_loadu_ps(residual_in + i));
+            _mm512_stream_ps(residual_out + i, stream_vector(&s, acc, index));
+        }
+        _mm_sfence();
+    } else {
+        for (; i + LANES <= n; i += LANES, index = _mm512_add_epi32(index, step)) {
+            __m512 acc = _mm512_add_ps(_mm512_loadu_ps(gradient + i), _mm512_loadu_ps(residual_in + i));
+            _mm512_storeu_ps(residual_out + i, stream_vector(&s, acc, index));
+        }
+    }
+    stream_part(&s, gradient + i, residual_in + i, residual_out + i, n - i, index);
+    uint32_t max = _mm512_reduce_max_epu32(s.max);
+    if (max > *max_bits) *max_bits = max;
+    return (size_t)(s.indices - indices);
+}
+
+TARGET static size_t avx512_band(const float *values, size_t n, uint32_t t_hi, float *band) {
+    const __m512i limit = _mm512_set1_epi32((int)t_hi);
+    size_t n_band = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
+        __m512 v = _mm512_maskz_loadu_ps(lanes, values + i);
+        __mmask16 inside = _mm512_mask_cmplt_epu32_mask(lanes, abs_bits(v), limit);
+        _mm512_storeu_ps(band + n_band, _mm512_maskz_compress_ps(inside, v));
+        n_band += (size_t)_mm_popcnt_u32(inside);
+    }
+    return n_band;
+}
+
+TARGET static size_t avx512_count(const float *values, size_t n, uint32_t threshold, size_t *n_ties) {
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    size_t n_above = 0, n_equal = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
+        __m512i bits = abs_bits(_mm512_maskz_loadu_ps(lanes, values + i));
+        n_above += (size_t)_mm_popcnt_u32(_mm512_mask_cmpgt_epu32_mask(lanes, bits, limit));
+        n_equal += (size_t)_mm_popcnt_u32(_mm512_mask_cmpeq_epu32_mask(lanes, bits, limit));
+    }
+    *n_ties = n_equal;
+    return n_above;
+}
+
+/* The lowest n set bits of mask. */
+static inline __mmask16 lowest_set(__mmask16 mask, size_t n) {
+    uint32_t rest = mask;
+    while (n-- > 0 && rest) rest &= rest - 1;
+    return (__mmask16)(mask & ~rest);
+}
+
+TARGET static void avx512_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
+                               size_t n_ties, float *residual, uint32_t *kept_indices, float *kept_values,
+                               size_t n_kept) {
+    const __m512i limit = _mm512_set1_epi32((int)threshold);
+    size_t j = 0;
+    for (size_t i = 0; i < n; i += LANES) {
+        __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
+        __m512i index = _mm512_maskz_loadu_epi32(lanes, indices + i);
+        __m512 v = _mm512_maskz_loadu_ps(lanes, values + i);
+        __m512i bits = abs_bits(v);
+        __mmask16 kept = _mm512_mask_cmpgt_epu32_mask(lanes, bits, limit);
+        __mmask16 ties = _mm512_mask_cmpeq_epu32_mask(lanes, bits, limit);
+        if (ties) {
+            ties = lowest_set(ties, n_ties);
+            n_ties -= (size_t)_mm_popcnt_u32(ties);
+            kept |= ties;
+        }
+        size_t n_here = (size_t)_mm_popcnt_u32(kept);
+        __mmask16 room = j + LANES <= n_kept ? ALL : first_lanes(n_here);
+        _mm512_mask_storeu_epi32(kept_indices + j, room, _mm512_maskz_compress_epi32(kept, index));
+        _mm512_mask_storeu_ps(kept_values + j, room, _mm512_maskz_compress_ps(kept, v));
+        j += n_here;
+        for (uint32_t lost = (uint32_t)lanes & ~(uint32_t)kept; lost; lost &= lost - 1) {
+            size_t at = i + (size_t)__builtin_ctz(lost);
+            residual[indices[at]] = values[at];
+        }
+    }
+}
+
+const tagc_select_kernels tagc_select_avx512 = {
+    .name = "avx512",
+    .stream = avx512_stream,
+    .band = avx512_band,
+    .count = avx512_count,
+    .keep = avx512_keep,
+};
+#endif

@@ -1,0 +1,58 @@
+/* The inner loops of selection, one table per instruction set; all tables give the same bits. Apart from
+ * select.c only tests look in here, to run every table that the processor has. */
+#ifndef TAGC_CODEC_SELECT_KERNELS_H
+#define TAGC_CODEC_SELECT_KERNELS_H
+
+#include "codec/select.h"
+
+#define TAGC_SELECT_SLACK 16 /* elements that a kernel may write past the end of a candidate or band list */
+#define TAGC_SELECT_NONE 0x80000000u /* a lower bound that nothing reaches */
+
+typedef struct tagc_select_kernels {
+    const char *name;
+
+    /* acc = gradient + residual_in over (n). |acc| >= t_lo, t_lo >= 1, become candidates (first + position,
+     * acc) with a residual of -0.0f; the others are the residual, zeros as -0.0f. Returns the number of
+     * candidates; raises *max_bits to the largest |acc|. bypass: write residual_out around the cache. */
+    size_t (*stream)(const float *gradient, const float *residual_in, float *residual_out, size_t n,
+                     uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
+                     uint32_t *max_bits);
+
+    /* band = those of values (n) with |value| < t_hi, in order; returns how many. */
+    size_t (*band)(const float *values, size_t n, uint32_t t_hi, float *band);
+
+    /* Returns how many of values (n) have |value| > threshold, and in *n_ties how many are equal to it. */
+    size_t (*count)(const float *values, size_t n, uint32_t threshold, size_t *n_ties);
+
+    /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept
+     * of them; every other value goes back to residual[index]. Writes nothing past n_kept. */
+    void (*keep)(const uint32_t *indices, const float *values, size_t n, uint32_t threshold, size_t n_ties,
+                 float *residual, uint32_t *kept_indices, float *kept_values, size_t n_kept);
+} tagc_select_kernels;
+
+extern const tagc_select_kernels tagc_select_scalar;
+#if defined(__x86_64__)
+extern const tagc_select_kernels tagc_select_avx2;
+extern const tagc_select_kernels tagc_select_avx512;
+#endif
+
+#define TAGC_SELECT_MAX_KERNELS 3
+
+/* What this processor can run, best first; returns how many. The scalar one is always among them. */
+size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS]);
+
+/* tagc_select with a given table. */
+void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
+                      float *residual_out, size_t n, size_t k, uint32_t *indices, float *values,
+                      void *scratch, tagc_pool *pool, tagc_selection *result);
+
+/* Bits of |x|: ordered like the magnitudes, Inf and NaN on top. */
+static inline uint32_t tagc_abs_bits(float x) {
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
+    return u.bits & 0x7fffffffu;
+}
+
+#endif

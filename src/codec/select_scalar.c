@@ -1,0 +1,81 @@
+/* The plain loops of selection: what runs where there is no vector version, and the ends of arrays elsewhere.
+ */
+#include "codec/select_kernels.h"
+
+static size_t scalar_stream(const float *gradient, const float *residual_in, float *residual_out, size_t n,
+                            uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
+                            uint32_t *max_bits) {
+    (void)bypass;
+    size_t n_candidates = 0;
+    uint32_t max = *max_bits;
+    for (size_t i = 0; i < n; i++) {
+        float acc = gradient[i] + residual_in[i];
+        uint32_t bits = tagc_abs_bits(acc);
+        int chosen = bits >= t_lo;
+        if (bits > max) max = bits;
+        indices[n_candidates] =
+            first + (uint32_t)i; /* written always and kept by the count: no branch to miss */
+        values[n_candidates] = acc;
+        n_candidates += (size_t)chosen;
+        residual_out[i] = chosen || bits == 0 ? TAGC_ZERO_RESIDUAL : acc;
+    }
+    *max_bits = max;
+    return n_candidates;
+}
+
+static size_t scalar_band(const float *values, size_t n, uint32_t t_hi, float *band) {
+    size_t n_band = 0;
+    for (size_t i = 0; i < n; i++) {
+        band[n_band] = values[i];
+        n_band += tagc_abs_bits(values[i]) < t_hi;
+    }
+    return n_band;
+}
+
+static size_t scalar_count(const float *values, size_t n, uint32_t threshold, size_t *n_ties) {
+    size_t n_above = 0, n_equal = 0;
+    for (size_t i = 0; i < n; i++) {
+        n_above += tagc_abs_bits(values[i]) > threshold;
+        n_equal += tagc_abs_bits(values[i]) == threshold;
+    }
+    *n_ties = n_equal;
+    return n_above;
+}
+
+static void scalar_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
+                        size_t n_ties, float *residual, uint32_t *kept_indices, float *kept_values,
+                        size_t n_kept) {
+    (void)n_kept;
+    size_t j = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = tagc_abs_bits(values[i]);
+        int tie = bits == threshold && n_ties > 0;
+        n_ties -= (size_t)tie;
+        if (bits > threshold || tie) {
+            kept_indices[j] = indices[i];
+            kept_values[j++] = values[i];
+        } else {
+            residual[indices[i]] = values[i];
+        }
+    }
+}
+
+const tagc_select_kernels tagc_select_scalar = {
+    .name = "scalar",
+    .stream = scalar_stream,
+    .band = scalar_band,
+    .count = scalar_count,
+    .keep = scalar_keep,
+};
+
+size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS]) {
+    size_t n = 0;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
+        available[n++] = &tagc_select_avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt"))
+        available[n++] = &tagc_select_avx2;
+#endif
+    available[n++] = &tagc_select_scalar;
+    return n;
+}

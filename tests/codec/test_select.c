@@ -1,0 +1,469 @@
+/* Every version of selection, on every number of threads, must give the reference's bits: on gradients as
+ * they are and on arrays made to mislead the sample, the bounds or the ends of loops. The reference itself is
+ * checked against a sort. */
+#include "codec/select.h"
+#include "codec/select_kernels.h"
+#include "core/memory.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef TAGC_SANITIZED
+enum { N_LARGE = 300000, N_SMALL_TRIALS = 300, N_PREDICTIONS = 10 };
+#else
+enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 40 };
+#endif
+enum { GUARD = 64, MAX_OFFSET = 20 };
+
+static uint64_t random_state = 1;
+
+static uint64_t random_u64(void) {
+    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static size_t random_below(size_t limit) {
+    return (size_t)(random_u64() % limit);
+}
+
+static float random_normal(void) {
+    double sum = 0;
+    for (int i = 0; i < 6; i++) sum += (double)(random_u64() >> 11) * 0x1p-53;
+    return (float)((sum - 3) * 1.41421356);
+}
+
+static float random_heavy(void) {
+    return random_normal() * expf(random_normal());
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* ---- inputs ---- */
+
+typedef void (*filler)(float *gradient, float *residual, size_t n);
+
+static void fill_heavy(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = random_heavy();
+        residual[i] = 0.5f * random_heavy();
+    }
+}
+
+static void fill_constant(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = random_below(2) ? 1.5f : -1.5f;
+        residual[i] = -0.0f;
+    }
+}
+
+static void fill_few_levels(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = (float)((int)random_below(7) - 3);
+        residual[i] = random_below(2) ? 0.0f : -0.0f;
+    }
+}
+
+static void fill_zeros(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = random_below(2) ? 0.0f : -0.0f;
+        residual[i] = random_below(2) ? 0.0f : -0.0f;
+    }
+}
+
+static void fill_few_non_zeros(float *gradient, float *residual, size_t n) {
+    fill_zeros(gradient, residual, n);
+    for (size_t i = 0; i < n / 500 + 1 && n; i++) gradient[random_below(n)] = random_normal();
+}
+
+static void fill_cancelling(float *gradient, float *residual, size_t n) {
+    fill_heavy(gradient, residual, n);
+    for (size_t i = 0; i < n; i++)
+        if (random_below(4)) residual[i] = -gradient[i];
+}
+
+static void fill_denormals(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = float_of((uint32_t)random_below(1u << (1 + random_below(24))));
+        residual[i] = float_of(0x80000000u | (uint32_t)random_below(1000));
+    }
+}
+
+static void fill_sorted(float *gradient, float *residual, size_t n) {
+    int down = (int)random_below(2);
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = (float)(down ? n - i : i) * 1e-3f;
+        residual[i] = -0.0f;
+    }
+}
+
+/* Large where a fixed stride of lines would always, or never, look. */
+static void fill_periodic(float *gradient, float *residual, size_t n) {
+    size_t period = (size_t)16 << random_below(9), phase = random_below(period);
+    for (size_t i = 0; i < n; i++) {
+        gradient[i] = random_normal() * ((i + phase) % period < 16 ? 100.0f : 1.0f);
+        residual[i] = 0.0f;
+    }
+}
+
+/* One run holds all that is large; its length changes from line to a third of the array. */
+static void fill_clumped(float *gradient, float *residual, size_t n) {
+    fill_heavy(gradient, residual, n);
+    size_t length = n ? random_below(n / 3 + 1) >> random_below(12) : 0,
+           begin = n ? random_below(n - length) : 0;
+    for (size_t i = begin; i < begin + length; i++) gradient[i] *= 1000;
+}
+
+static void fill_rows(float *gradient, float *residual, size_t n) {
+    float scale = 1;
+    for (size_t i = 0; i < n; i++) {
+        if (i % 768 == 0) scale = expf(2 * random_normal());
+        gradient[i] = scale * random_normal();
+        residual[i] = 0;
+    }
+}
+
+static void fill_any_finite_bits(float *gradient, float *residual, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        do gradient[i] = float_of((uint32_t)random_u64());
+        while (!(fabsf(gradient[i]) < 1.7e38f));
+        do residual[i] = float_of((uint32_t)random_u64());
+        while (!(fabsf(residual[i]) < 1.7e38f));
+    }
+}
+
+static const filler fillers[] = {
+    fill_heavy,     fill_constant, fill_few_levels, fill_zeros,   fill_few_non_zeros, fill_cancelling,
+    fill_denormals, fill_sorted,   fill_periodic,   fill_clumped, fill_rows,          fill_any_finite_bits,
+};
+enum { N_FILLERS = sizeof fillers / sizeof fillers[0] };
+
+/* ---- one comparison ---- */
+
+typedef struct fixture {
+    size_t n_max;
+    float *gradient, *residual, *expected_residual, *expected_values;
+    uint32_t *expected_indices;
+    tagc_pool *pools[4]; /* NULL, 2, 3, 8 threads */
+} fixture;
+
+static void *must_alloc(size_t n, size_t item_bytes) {
+    void *memory = malloc((n + 1) * item_bytes);
+    assert_non_null(memory);
+    return memory;
+}
+
+static fixture fixture_make(size_t n_max) {
+    fixture f = {.n_max = n_max,
+                 .gradient = must_alloc(n_max, 4),
+                 .residual = must_alloc(n_max, 4),
+                 .expected_residual = must_alloc(n_max, 4),
+                 .expected_values = must_alloc(n_max, 4),
+                 .expected_indices = must_alloc(n_max, 4)};
+    const int n_threads[] = {1, 2, 3, 8};
+    for (int i = 1; i < 4; i++) assert_int_equal(tagc_pool_create(n_threads[i], &f.pools[i]), TAGC_OK);
+    return f;
+}
+
+static void fixture_free(fixture *f) {
+    free(f->gradient);
+    free(f->residual);
+    free(f->expected_residual);
+    free(f->expected_values);
+    free(f->expected_indices);
+    for (int i = 1; i < 4; i++) tagc_pool_destroy(f->pools[i]);
+}
+
+static const unsigned char guard_byte = 0xa5;
+
+static void *guarded(size_t n, size_t item_bytes, size_t offset_bytes, char **block) {
+    size_t n_bytes = n * item_bytes + offset_bytes + 2 * GUARD;
+    *block = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
+    assert_non_null(*block);
+    memset(*block, guard_byte, n_bytes);
+    return *block + GUARD + offset_bytes;
+}
+
+static void free_guarded(char *block, size_t n, size_t item_bytes, size_t offset_bytes) {
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal((unsigned char)block[i], guard_byte);
+        assert_int_equal((unsigned char)block[GUARD + offset_bytes + n * item_bytes + i], guard_byte);
+    }
+    free(block);
+}
+
+/* Runs `kernels` on f->gradient, f->residual and compares with f->expected_*. Arrays lie exactly in their
+ * blocks, at odd offsets, so that any step outside is seen. */
+static int run_and_compare(const fixture *f, const tagc_select_kernels *kernels, tagc_pool *pool, size_t n,
+                           size_t k, int in_place, const tagc_selection *expected) {
+    size_t offset = 4 * random_below(MAX_OFFSET);
+    size_t scratch_bytes = tagc_select_scratch_bytes(n, k, tagc_pool_n_threads(pool));
+    char *blocks[6];
+    float *gradient = guarded(n, 4, offset, &blocks[0]);
+    float *residual_in = guarded(n, 4, offset, &blocks[1]);
+    float *residual_out = guarded(n, 4, offset, &blocks[2]);
+    uint32_t *indices = guarded(k, 4, offset, &blocks[3]);
+    float *values = guarded(k, 4, offset, &blocks[4]);
+    void *scratch = guarded(scratch_bytes, 1, 0, &blocks[5]);
+    memcpy(gradient, f->gradient, n * 4);
+    memcpy(residual_in, f->residual, n * 4);
+    if (in_place) memcpy(residual_out, f->residual, n * 4);
+
+    tagc_selection result;
+    tagc_select_with(kernels, gradient, in_place ? residual_out : residual_in, residual_out, n, k, indices,
+                     values, scratch, pool, &result);
+    assert_int_equal(result.nonfinite, expected->nonfinite);
+    if (!expected->nonfinite) {
+        assert_int_equal(result.n_kept, expected->n_kept);
+        assert_int_equal(bits_of(result.max_abs), bits_of(expected->max_abs));
+        assert_memory_equal(indices, f->expected_indices, result.n_kept * 4);
+        assert_memory_equal(values, f->expected_values, result.n_kept * 4);
+        assert_memory_equal(residual_out, f->expected_residual, n * 4);
+    }
+    assert_memory_equal(gradient, f->gradient, n * 4);
+    assert_memory_equal(residual_in, f->residual, n * 4);
+    free_guarded(blocks[0], n, 4, offset);
+    free_guarded(blocks[1], n, 4, offset);
+    free_guarded(blocks[2], n, 4, offset);
+    free_guarded(blocks[3], k, 4, offset);
+    free_guarded(blocks[4], k, 4, offset);
+    free_guarded(blocks[5], scratch_bytes, 1, 0);
+    return result.n_passes;
+}
+
+static tagc_selection expect(const fixture *f, size_t n, size_t k) {
+    tagc_selection expected;
+    tagc_select_reference(f->gradient, f->residual, f->expected_residual, n, k, f->expected_indices,
+                          f->expected_values, &expected);
+    return expected;
+}
+
+static void compare_all(const fixture *f, size_t n, size_t k) {
+    tagc_selection expected = expect(f, n, k);
+    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
+    size_t n_kernels = tagc_select_available(kernels);
+    for (size_t i = 0; i < n_kernels; i++)
+        run_and_compare(f, kernels[i], f->pools[random_below(4)], n, k, (int)random_below(2), &expected);
+}
+
+static size_t random_k(size_t n) {
+    const double sparsities[] = {0, 0.05, 0.5, 0.8, 0.9, 0.9875, 0.9999, 1};
+    size_t choice = random_below(10);
+    return choice < 8 ? tagc_select_count(n, sparsities[choice]) : random_below(n + 1);
+}
+
+/* ---- tests ---- */
+
+typedef struct ranked {
+    uint32_t bits, index;
+} ranked;
+
+static int by_magnitude(const void *a, const void *b) {
+    const ranked *x = a, *y = b;
+    if (x->bits != y->bits) return x->bits > y->bits ? -1 : 1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+static void reference_agrees_with_a_sort(void **state) {
+    (void)state;
+    enum { N = 300 };
+    fixture f = fixture_make(N);
+    for (int trial = 0; trial < 400; trial++) {
+        size_t n = random_below(N), k = random_k(n), n_expected = 0;
+        fillers[random_below(N_FILLERS)](f.gradient, f.residual, n);
+        ranked order[N];
+        unsigned char kept[N] = {0};
+        for (size_t i = 0; i < n; i++)
+            order[i] = (ranked){bits_of(f.gradient[i] + f.residual[i]) & 0x7fffffff, (uint32_t)i};
+        qsort(order, n, sizeof order[0], by_magnitude);
+        for (size_t j = 0; j < k; j++) kept[order[j].index] = order[j].bits != 0 || k == n;
+
+        tagc_selection result = expect(&f, n, k);
+        assert_false(result.nonfinite);
+        for (size_t i = 0; i < n; i++) {
+            float acc = f.gradient[i] + f.residual[i];
+            if (kept[i]) {
+                assert_int_equal(f.expected_indices[n_expected], i);
+                assert_int_equal(bits_of(f.expected_values[n_expected++]), bits_of(acc));
+            }
+            float left = kept[i] || acc == 0 ? -0.0f : acc;
+            assert_int_equal(bits_of(f.expected_residual[i]), bits_of(left));
+        }
+        assert_int_equal(result.n_kept, n_expected);
+        if (n) assert_int_equal(bits_of(result.max_abs), order[0].bits);
+    }
+    fixture_free(&f);
+}
+
+static void small_arrays(void **state) {
+    (void)state;
+    fixture f = fixture_make(400);
+    for (int trial = 0; trial < N_SMALL_TRIALS; trial++) {
+        size_t n = random_below(trial % 2 ? 40 : 400);
+        fillers[trial % N_FILLERS](f.gradient, f.residual, n);
+        compare_all(&f, n, random_k(n));
+    }
+    fixture_free(&f);
+}
+
+static void sampled_arrays(void **state) {
+    (void)state;
+    fixture f = fixture_make(N_LARGE);
+    for (int round = 0; round < 2; round++)
+        for (size_t i = 0; i < N_FILLERS; i++) {
+            size_t n = 8192 + random_below(N_LARGE - 8192);
+            fillers[i](f.gradient, f.residual, n);
+            compare_all(&f, n, random_k(n));
+            compare_all(&f, n, tagc_select_count(n, round ? 0.9 : 0.9875));
+        }
+    fixture_free(&f);
+}
+
+/* Beyond this size the residual is written around the cache. */
+static void arrays_larger_than_the_cache(void **state) {
+    (void)state;
+    const size_t n = ((size_t)1 << 21) + 12345;
+    fixture f = fixture_make(n);
+    fill_rows(f.gradient, f.residual, n);
+    compare_all(&f, n, tagc_select_count(n, 0.9875));
+    fill_few_levels(f.gradient, f.residual, n);
+    compare_all(&f, n, n / 20);
+    fixture_free(&f);
+}
+
+/* The other tests pass with a prediction that never holds, or always; this one watches which path was taken.
+ */
+static void prediction_holds_where_it_can(void **state) {
+    (void)state;
+    const filler predictable[] = {fill_heavy, fill_rows, fill_few_non_zeros, fill_cancelling};
+    const double sparsities[] = {0.5, 0.8, 0.9, 0.95, 0.9875, 0.999};
+    fixture f = fixture_make(N_LARGE);
+    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
+    tagc_select_available(kernels);
+    int n_two_passes = 0;
+    for (int trial = 0; trial < N_PREDICTIONS; trial++) {
+        predictable[trial % 4](f.gradient, f.residual, N_LARGE);
+        size_t k = tagc_select_count(N_LARGE, sparsities[trial % 6]);
+        tagc_selection expected = expect(&f, N_LARGE, k);
+        n_two_passes += run_and_compare(&f, kernels[0], f.pools[trial % 4], N_LARGE, k, 0, &expected) - 1;
+    }
+    assert_int_equal(n_two_passes, 0);
+    fill_constant(f.gradient, f.residual, N_LARGE);
+    tagc_selection expected = expect(&f, N_LARGE, 1000);
+    assert_int_equal(run_and_compare(&f, kernels[0], f.pools[1], N_LARGE, 1000, 1, &expected), 2);
+    fixture_free(&f);
+}
+
+static void non_finite_is_seen_anywhere(void **state) {
+    (void)state;
+    const uint32_t bad_bits[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001};
+    fixture f = fixture_make(100000);
+    for (int trial = 0; trial < 200; trial++) {
+        size_t n = 1 + random_below(trial % 10 ? 100 : 100000), at = random_below(n);
+        fill_heavy(f.gradient, f.residual, n);
+        if (trial % 3 == 0)
+            f.residual[at] = float_of(bad_bits[random_below(5)]);
+        else if (trial % 3 == 1)
+            f.gradient[at] = float_of(bad_bits[random_below(5)]);
+        else
+            f.gradient[at] = f.residual[at] = 3e38f; /* finite, their sum is not */
+        compare_all(&f, n, random_k(n));
+    }
+    fill_any_finite_bits(f.gradient, f.residual, 1000);
+    f.gradient[77] = 3.402823466e38f;
+    f.residual[77] = 0;
+    compare_all(&f, 1000, 10); /* the largest finite value is finite */
+    assert_false(expect(&f, 1000, 10).nonfinite);
+    fixture_free(&f);
+}
+
+/* What was kept and what is left make up what came in, and with nothing left a step returns the gradient's
+ * bits. */
+static void nothing_is_lost_over_steps(void **state) {
+    (void)state;
+    enum { N = 50000 };
+    size_t k = tagc_select_count(N, 0.95);
+    float *gradient = must_alloc(N, 4), *residuals[2] = {must_alloc(N, 4), must_alloc(N, 4)};
+    float *values = must_alloc(k, 4), *acc = must_alloc(N, 4);
+    uint32_t *indices = must_alloc(k, 4);
+    void *scratch;
+    assert_int_equal(tagc_memory_create(tagc_select_scratch_bytes(N, k, 1), "scratch", &scratch), TAGC_OK);
+    for (size_t i = 0; i < N; i++) residuals[0][i] = TAGC_ZERO_RESIDUAL;
+    for (int step = 0; step < 10; step++) {
+        float *before = residuals[step % 2], *after = residuals[(step + 1) % 2];
+        for (size_t i = 0; i < N; i++) {
+            gradient[i] = step == 0 && i % 3 == 0 ? -0.0f : random_heavy();
+            acc[i] = gradient[i] + before[i];
+            if (step == 0) assert_int_equal(bits_of(acc[i]), bits_of(gradient[i]));
+        }
+        tagc_selection result;
+        tagc_select(gradient, before, after, N, k, indices, values, scratch, NULL, &result);
+        assert_int_equal(result.n_kept, k);
+        for (size_t j = 0; j < k; j++) {
+            assert_int_equal(bits_of(after[indices[j]]), bits_of(TAGC_ZERO_RESIDUAL));
+            after[indices[j]] = values[j];
+        }
+        for (size_t i = 0; i < N; i++) assert_true(after[i] == acc[i]);
+        for (size_t j = 0; j < k; j++) after[indices[j]] = TAGC_ZERO_RESIDUAL;
+    }
+    tagc_memory_destroy(scratch);
+    free(gradient);
+    free(residuals[0]);
+    free(residuals[1]);
+    free(values);
+    free(acc);
+    free(indices);
+}
+
+static void count_is_the_largest_allowed(void **state) {
+    (void)state;
+    assert_int_equal(tagc_select_count(10, 0.9), 1);
+    assert_int_equal(tagc_select_count(80, 0.9875), 1);
+    assert_int_equal(tagc_select_count(79, 0.9875), 0);
+    assert_int_equal(tagc_select_count(38633472, 0.9875), 482918); /* 1.25 % is 482918.4 */
+    assert_int_equal(tagc_select_count(0, 0.5), 0);
+    assert_int_equal(tagc_select_count(7, 0), 7);
+    assert_int_equal(tagc_select_count(7, 1), 0);
+    assert_int_equal(tagc_select_count(3, 1e-300), 2);
+    for (int trial = 0; trial < 20000; trial++) {
+        size_t n = 1 + random_below(trial % 2 ? 200 : 4000000000u);
+        double sparsity =
+            trial % 3 ? (double)random_below(10001) / 10000 : (double)(random_u64() >> 11) * 0x1p-53;
+        size_t k = tagc_select_count(n, sparsity);
+        assert_true(k <= n);
+        assert_true((double)(n - k) / (double)n >= sparsity);
+        assert_true(k == n || (double)(n - k - 1) / (double)n < sparsity);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reference_agrees_with_a_sort),
+        cmocka_unit_test(small_arrays),
+        cmocka_unit_test(sampled_arrays),
+        cmocka_unit_test(arrays_larger_than_the_cache),
+        cmocka_unit_test(prediction_holds_where_it_can),
+        cmocka_unit_test(non_finite_is_seen_anywhere),
+        cmocka_unit_test(nothing_is_lost_over_steps),
+        cmocka_unit_test(count_is_the_largest_allowed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
