@@ -141,7 +141,7 @@ static void compressed_trains(void **state) {
     toy_gpt(&model, 2, 12, 0);
     size_t n = toy_n_params(&model);
     float *first = malloc(n * sizeof *first);
-    run r = {.model = &model, .n_steps = 40, .result = malloc(n * sizeof(float))};
+    run r = {.model = &model, .n_steps = 120, .result = malloc(n * sizeof(float))};
     for (int variant = 0; variant < 6; variant++) {
         tagc_fsdp_options_init(&r.options);
         r.options.sharding = variant % 3;
@@ -157,7 +157,7 @@ static void compressed_trains(void **state) {
                 start += pow((double)toy_initial(t, i), 2);
                 end += pow((double)r.result[at], 2);
             }
-        assert_true(end < 0.5 * start);
+        assert_true(end < 0.2 * start);
         for (size_t i = 0; i < n; i++) assert_true(isfinite(r.result[i]));
         memcpy(first, r.result, n * sizeof *first);
         r.options.reducer.n_threads = 3;

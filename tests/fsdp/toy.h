@@ -90,6 +90,7 @@ typedef struct toy_model {
     int n_tensors, n_stages;
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
     int n_samples; /* of the global batch of one optimizer step */
+    int poison;    /* 1 + the tensor whose gradient becomes NaN; 0 for none */
 } toy_model;
 
 static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t n_cols,
@@ -198,6 +199,7 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
         for (int s = 0; s < n; s++) sum += p[i] - toy_target(t, i, first + (uint64_t)s);
         g[i] += share * toy_stiffness(t) * sum / (float)n;
     }
+    if (m->poison == t + 1) g[info->n_elems - 1] = NAN;
     tagc_fsdp_done(f, t);
 }
 

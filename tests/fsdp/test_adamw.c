@@ -1,0 +1,93 @@
+/* The update against torch.optim.AdamW, and the schedule at its corners. Expected values: PyTorch 2.13,
+ * AdamW(lr = 0.02, betas = (0.9, 0.95), eps = 1e-8, foreach = False), five steps. */
+#include "toy.h"
+
+#include "fsdp/internal.h"
+#include "fsdp/schedule.h"
+
+static const float initial[8] = {-0x1.2ca2e8p-3f, 0x1.92811cp-1f,  0x1.e4c5cep-1f,  -0x1.1d45a6p+0f,
+                                 0x1.b0d7a0p+0f,  -0x1.ca26e2p-1f, -0x1.6c28f8p-2f, 0x1.3b7da2p+0f};
+static const float gradients[5][8] = {
+    {0x1.6a361ap-10f, -0x1.139c84p-6f, 0x1.a06326p-9f, 0x1.5c2540p-10f, 0x1.67fca4p-10f, 0x1.3b49e2p-9f,
+     0x1.c942e6p-7f, 0x1.b96472p-7f},
+    {0x1.f35854p-3f, 0x1.4c32fep-6f, 0x1.f5def0p-3f, 0x1.9ed7e0p-3f, 0x1.6c5ef6p-3f, -0x1.77fc04p-4f,
+     -0x1.770b96p-5f, -0x1.28be88p-4f},
+    {0x1.47a618p+0f, -0x1.fcf640p-1f, 0x1.d0a20ep+0f, -0x1.34a888p-1f, 0x1.9d6480p+0f, 0x1.ee2178p+0f,
+     -0x1.b0a43ap-2f, -0x1.54bb3ep-4f},
+    {-0x1.3acad6p+3f, -0x1.8fcb10p+3f, -0x1.e1f998p+0f, 0x1.69d6eep+1f, 0x1.4e2af0p+0f, 0x1.a6ba32p+1f,
+     -0x1.8be1ccp-1f, -0x1.272c6ep+3f},
+    {-0x1.7ad2bcp+7f, 0x1.92417ap+6f, -0x1.15f054p+6f, 0x1.6a7dc4p+6f, 0x1.572c34p+3f, 0x1.ea0366p+5f,
+     0x1.07b762p+5f, -0x1.5e830ap+6f},
+};
+static const float plain[8] = {-0x1.678b04p-3f, 0x1.a3170cp-1f,  0x1.d13d7cp-1f,  -0x1.29379ap+0f,
+                               0x1.9d224ep+0f,  -0x1.e05810p-1f, -0x1.63710cp-2f, 0x1.43408cp+0f};
+static const float decayed[8] = {-0x1.63f66ap-3f, 0x1.9ef87ep-1f,  0x1.cc913ap-1f,  -0x1.2650e4p+0f,
+                                 0x1.98e894p+0f,  -0x1.dbb428p-1f, -0x1.5fcc90p-2f, 0x1.401c48p+0f};
+static const float moment1[8] = {-0x1.3b4796p+4f, 0x1.1b4232p+3f, -0x1.bcfb22p+2f, 0x1.290c12p+3f,
+                                 0x1.557102p+0f,  0x1.a49f10p+2f, 0x1.98592cp+1f,  -0x1.3354dap+3f};
+static const float moment2[8] = {0x1.c1a0b0p+10f, 0x1.008e9cp+9f, 0x1.e37394p+7f, 0x1.9b05c2p+8f,
+                                 0x1.7cd22cp+2f,  0x1.788cb8p+7f, 0x1.b2f4f2p+5f, 0x1.83f9a4p+8f};
+
+static void check_close(const float *got, const float *expected) {
+    for (int i = 0; i < 8; i++) assert_true(fabsf(got[i] - expected[i]) <= 3e-7f * fabsf(expected[i]));
+}
+
+static void follows_pytorch(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        float p[8], m[8] = {0}, v[8] = {0}, g[8];
+        memcpy(p, initial, sizeof p);
+        tagc_adamw adamw = {.lr = 0.02, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8};
+        adamw.weight_decay = variant % 2 ? 0.1 : 0;
+        adamw.gradient_scale = variant < 2 ? 1 : 0.25;
+        for (int step = 0; step < 5; step++) {
+            for (int i = 0; i < 8; i++) g[i] = gradients[step][i] / (float)adamw.gradient_scale; /* exact */
+            adamw.n_updates++;
+            tagc_adamw_update(&adamw, p, m, v, g, 8);
+        }
+        check_close(p, variant % 2 ? decayed : plain);
+        check_close(m, moment1);
+        check_close(v, moment2);
+    }
+}
+
+static void sums_squares_in_double(void **state) {
+    (void)state;
+    enum { N = 100003 };
+    float *x = calloc(N, sizeof *x);
+    for (size_t n = 0; n < N; n = n < 40 ? n + 1 : n * 7) {
+        double expected = 0;
+        for (size_t i = 0; i < n; i++) {
+            x[i] = toy_number(i) * 1e20f; /* squares overflow in fp32 */
+            expected += (double)x[i] * (double)x[i];
+        }
+        assert_true(fabs(tagc_sum_of_squares(x, n) - expected) <= 1e-13 * expected);
+    }
+    x[5] = NAN;
+    assert_true(isnan(tagc_sum_of_squares(x, 100)));
+    free(x);
+}
+
+static void schedule_rises_and_falls(void **state) {
+    (void)state;
+    assert_true(tagc_schedule_cosine(0, 0, 100, 1.0, 0.1) == 1.0);
+    assert_true(tagc_schedule_cosine(0, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_schedule_cosine(9, 9, 100, 1.0, 0.1) == 1.0);
+    assert_true(fabs(tagc_schedule_cosine(60, 20, 100, 1.0, 0.1) - 0.55) < 1e-12);
+    assert_true(fabs(tagc_schedule_cosine(40, 20, 100, 1.0, 0.0) - 0.8535533905932737) < 1e-12);
+    assert_true(tagc_schedule_cosine(100, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_schedule_cosine(1000000, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_schedule_cosine(5, 10, 10, 1.0, 0.1) > 0.1); /* all warm-up */
+    for (uint64_t step = 20; step < 110; step++)
+        assert_true(tagc_schedule_cosine(step, 20, 100, 1.0, 0.1) >=
+                    tagc_schedule_cosine(step + 1, 20, 100, 1.0, 0.1));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(follows_pytorch),
+        cmocka_unit_test(sums_squares_in_double),
+        cmocka_unit_test(schedule_rises_and_falls),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

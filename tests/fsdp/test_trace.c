@@ -1,0 +1,203 @@
+/* The trace opens: valid JSON of the Chrome kind, spans that do not overlap within compute, transfers that
+ * overlap compute; and the figures of a step add up. */
+#include "toy.h"
+
+#include "fsdp/trace.h"
+#include <jansson.h>
+#include <unistd.h>
+
+typedef struct run {
+    toy_model model;
+    tagc_fsdp_options options;
+    tagc_trace *traces[2];
+    char path[200];
+    tagc_fsdp_stats stats[2];
+    tagc_status status[2];
+    double loss[2]; /* asked for, or the compiler leaves the forward pass out */
+} run;
+
+static void train(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_trace *trace = r->traces[rank];
+    tagc_fsdp *f;
+    tagc_trace_pause(trace, 1);
+    CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, trace, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    toy_step(&r->model, comm, f, 1, 0, 0.01, NULL); /* also learns what backward reads */
+    tagc_trace_pause(trace, 0);
+    for (uint64_t step = 1; step < 4; step++)
+        r->loss[rank] = toy_step(&r->model, comm, f, 1, step, 0.01, &r->stats[rank]);
+    const char *names[32];
+    int n_units = tagc_fsdp_n_units(f);
+    for (int i = 0; i < n_units; i++) names[i] = tagc_fsdp_unit_name(f, i);
+    r->status[rank] = tagc_trace_write(trace, comm, names, n_units, r->path);
+    tagc_fsdp_destroy(f);
+}
+
+typedef struct span {
+    double start, end;
+    int rank, thread;
+    const char *name;
+} span;
+
+static size_t read_spans(json_t *root, span *spans, size_t capacity) {
+    size_t n = 0, i;
+    json_t *event, *events = json_object_get(root, "traceEvents");
+    assert_true(json_is_array(events));
+    int n_processes = 0, n_threads = 0;
+    json_array_foreach(events, i, event) {
+        const char *phase = json_string_value(json_object_get(event, "ph"));
+        const char *name = json_string_value(json_object_get(event, "name"));
+        assert_non_null(phase);
+        assert_non_null(name);
+        n_processes += strcmp(name, "process_name") == 0;
+        n_threads += strcmp(name, "thread_name") == 0;
+        if (strcmp(phase, "X") != 0) continue;
+        double start = json_number_value(json_object_get(event, "ts"));
+        double duration = json_number_value(json_object_get(event, "dur"));
+        assert_true(start >= 0 && duration >= 0 && start < 60e6);
+        assert_true(json_is_integer(json_object_get(json_object_get(event, "args"), "n_bytes")));
+        assert_true(n < capacity);
+        spans[n++] = (span){start, start + duration, (int)json_integer_value(json_object_get(event, "pid")),
+                            (int)json_integer_value(json_object_get(event, "tid")), name};
+    }
+    assert_int_equal(n_processes, 2);
+    assert_int_equal(n_threads, 6);
+    return n;
+}
+
+static int has(const span *spans, size_t n, int rank, const char *name) {
+    for (size_t i = 0; i < n; i++)
+        if (spans[i].rank == rank && strcmp(spans[i].name, name) == 0) return 1;
+    return 0;
+}
+
+static void make_run(run *r, int sharding) {
+    memset(r, 0, sizeof *r);
+    toy_gpt(&r->model, 3, 48, 0);
+    snprintf(r->model.tensors[2].name, TAGC_TENSOR_NAME_BYTES, "%s", "h.0.\"quoted\\");
+    tagc_fsdp_options_init(&r->options);
+    r->options.sharding = sharding;
+    r->options.reducer.sparsity = 0.9;
+    snprintf(r->path, sizeof r->path, "/tmp/tagc-trace-%d.json", (int)getpid());
+}
+
+static void trace_opens(void **state) {
+    (void)state;
+    run r;
+    make_run(&r, TAGC_SHARD_FULL);
+    for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(100000, &r.traces[i]));
+    toy_run_traced(2, train, &r, r.traces);
+    assert_true(r.status[0] == TAGC_OK && r.status[1] == TAGC_OK && r.loss[0] > 0);
+    json_error_t error;
+    json_t *root = json_load_file(r.path, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL) print_error("line %d: %s\n", error.line, error.text);
+    assert_non_null(root);
+    enum { CAPACITY = 100000 };
+    span *spans = calloc(CAPACITY, sizeof *spans);
+    size_t n = read_spans(root, spans, CAPACITY);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_true(has(spans, n, rank, "forward h.1") && has(spans, n, rank, "backward h.1"));
+        assert_true(has(spans, n, rank, "optimizer") && has(spans, n, rank, "gather h.1"));
+        assert_true(has(spans, n, rank, "forward ln_f+lm_head"));
+        int n_overlaps = 0;
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < n; j++) {
+                const span *a = &spans[i], *b = &spans[j];
+                if (a->rank != rank || b->rank != rank || i == j || a->thread != 0) continue;
+                int meets = a->start + 0.01 < b->end && b->start + 0.01 < a->end;
+                if (b->thread == 0) assert_false(meets);
+                int busy = strncmp(a->name, "forward", 7) == 0 || strncmp(a->name, "backward", 8) == 0;
+                n_overlaps += b->thread == 2 && meets && busy;
+            }
+        assert_true(n_overlaps > 0);
+    }
+    json_decref(root);
+    free(spans);
+    unlink(r.path);
+    for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
+}
+
+static void full_traces_count_what_they_drop(void **state) {
+    (void)state;
+    run r;
+    make_run(&r, TAGC_SHARD_GRAD);
+    for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(7, &r.traces[i]));
+    toy_run_traced(2, train, &r, r.traces);
+    json_t *root = json_load_file(r.path, 0, NULL);
+    json_t *events = json_object_get(root, "traceEvents");
+    json_t *last = json_array_get(events, json_array_size(events) - 1);
+    assert_true(json_integer_value(json_object_get(json_object_get(last, "args"), "n_dropped")) > 0);
+    assert_int_equal(json_array_size(events), 14 + 2 * 7 + 1);
+    json_decref(root);
+    unlink(r.path);
+    for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
+}
+
+static void unwritable_is_said_by_all(void **state) {
+    (void)state;
+    run r;
+    make_run(&r, TAGC_SHARD_NONE);
+    snprintf(r.path, sizeof r.path, "/nowhere/trace.json");
+    for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(7, &r.traces[i]));
+    toy_run_traced(2, train, &r, r.traces);
+    assert_true(r.status[0] == TAGC_ERR_IO && r.status[1] == TAGC_ERR_IO);
+    for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
+    tagc_trace *none;
+    assert_int_equal(tagc_trace_create(0, &none), TAGC_ERR_ARGUMENT);
+    tagc_trace_destroy(NULL);
+}
+
+/* Dense, two ranks: the wire is known to the byte. */
+static void figures_add_up(void **state) {
+    (void)state;
+    for (int sharding = 0; sharding < 3; sharding++) {
+        run r;
+        make_run(&r, sharding);
+        r.options.policy = TAGC_POLICY_NONE;
+        for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(7, &r.traces[i]));
+        toy_run_traced(2, train, &r, r.traces);
+        unlink(r.path);
+        double n_bits = 32.0 / 2; /* (W - 1) / W */
+        for (int rank = 0; rank < 2; rank++) {
+            const tagc_fsdp_stats *s = &r.stats[rank];
+            double gathers = sharding == TAGC_SHARD_FULL ? 2 : sharding == TAGC_SHARD_GRAD ? 1 : 0;
+            assert_true(fabs(s->bits_per_param[TAGC_LEG_VALUES] - n_bits) < 0.02 * n_bits);
+            assert_true(fabs(s->bits_per_param[TAGC_LEG_GATHER] - gathers * n_bits) <=
+                        0.02 * gathers * n_bits);
+            assert_true((s->n_bytes_sent[TAGC_LEG_RESULT] > 0) == (sharding == TAGC_SHARD_NONE));
+            double sum = s->compute_s + s->wait_gather_s + s->wait_reduce_s + s->optimizer_s;
+            assert_true(fabs(sum - s->total_s) < 1e-9 && s->compute_s > 0 && s->optimizer_s > 0);
+            assert_true(s->n_compressed == 0 && s->n_kept == 0);
+        }
+        for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
+    }
+}
+
+static void compressed_figures(void **state) {
+    (void)state;
+    run r;
+    make_run(&r, TAGC_SHARD_FULL);
+    r.options.policy = TAGC_POLICY_ALL;
+    for (int i = 0; i < 2; i++) CHECK_OK(tagc_trace_create(7, &r.traces[i]));
+    toy_run_traced(2, train, &r, r.traces);
+    unlink(r.path);
+    const tagc_fsdp_stats *s = &r.stats[1];
+    assert_int_equal(s->n_compressed, toy_n_params(&r.model));
+    assert_true(s->n_kept > 0 && (double)s->n_kept <= 0.1 * 1.01 * (double)s->n_compressed);
+    assert_true(s->n_union >= s->n_kept && s->n_union <= 2 * s->n_kept + 64);
+    assert_true(s->bits_per_param[TAGC_LEG_INDEX] > 0.9 && s->bits_per_param[TAGC_LEG_VALUES] < 32 * 0.2);
+    for (int i = 0; i < 2; i++) tagc_trace_destroy(r.traces[i]);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(trace_opens),
+        cmocka_unit_test(full_traces_count_what_they_drop),
+        cmocka_unit_test(unwritable_is_said_by_all),
+        cmocka_unit_test(figures_add_up),
+        cmocka_unit_test(compressed_figures),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
