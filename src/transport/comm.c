@@ -121,7 +121,7 @@ static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *posted) 
 static void rest(tagc_comm *comm, double still_s) {
     double pause_s = still_s / 16;
     if (pause_s < 20e-6) pause_s = 20e-6;
-    if (pause_s > 200e-6) pause_s = 200e-6;
+    if (pause_s > 500e-6) pause_s = 500e-6;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += (long)(pause_s * 1e9);
