@@ -1,0 +1,182 @@
+/* Life of a reducer: made once with all its memory, then one job per step.
+ *
+ * The arena of an indexed reducer (sketch, packed), per element of the unit at W = 2, θ = 98.75 % and index
+ * or:
+ *
+ *   | messages | index_send 1/8 B | index_recv 1/8 B | value_send 0.1 B | value_recv 0.1 B | kept 0.1 B |
+ * list, bits, plan, scratch: of one shard | per-rank counts | agreement |
+ *
+ * and of a dense one: | messages | chunks under way | agreement |. The residual and the spare it takes turns
+ * with are blocks of their own, because they change places. */
+#include "exchange/reducer.h"
+#include "core/clock.h"
+#include "exchange/options.h"
+
+#include <string.h>
+
+void tagc_reducer_stats_init(tagc_reducer_stats *stats) {
+    if (stats) *stats = (tagc_reducer_stats){.struct_bytes = sizeof *stats};
+}
+
+static void place(tagc_reducer *r, tagc_arena *arena) {
+    if (r->options.exchange == TAGC_EXCHANGE_DENSE)
+        tagc_dense_place(r, arena);
+    else
+        tagc_indexed_place(r, arena);
+    r->agree_send = tagc_arena_take(arena, 1, TAGC_WIRE_HEADER_BYTES);
+    r->agree_recv = tagc_arena_take(arena, (size_t)r->world_size, TAGC_WIRE_HEADER_BYTES);
+}
+
+static tagc_status lay_out(tagc_reducer *r) {
+    tagc_arena arena = {0};
+    place(r, &arena);
+    if (arena.overflow)
+        return tagc_fail(TAGC_ERR_MEMORY,
+                         "n_elems is %llu: the reducer's buffers do not fit into the address space",
+                         (unsigned long long)r->options.n_elems);
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "reducer buffers", &r->arena));
+    arena = (tagc_arena){.base = r->arena};
+    place(r, &arena);
+    return TAGC_OK;
+}
+
+static tagc_status make_residual(tagc_reducer *r) {
+    void *memory;
+    if (r->options.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
+    if (r->options.n_elems > SIZE_MAX / sizeof(float))
+        return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
+                         (unsigned long long)r->options.n_elems);
+    TAGC_TRY(tagc_memory_create((size_t)r->options.n_elems * sizeof(float), "residual", &memory));
+    r->residual = memory;
+    for (uint64_t i = 0; i < r->options.n_elems; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
+    return tagc_comm_spare_acquire(r->comm, r->options.n_elems, &r->spare);
+}
+
+/* Everything that one rank does alone; *out may be half-made on failure. */
+static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
+    tagc_reducer_options checked;
+    void *memory;
+    *out = NULL;
+    TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked));
+    TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
+    tagc_reducer *r = *out = memory;
+    r->comm = comm;
+    r->options = checked;
+    r->rank = tagc_comm_rank(comm);
+    r->world_size = tagc_comm_world_size(comm);
+    r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
+    r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
+    TAGC_TRY(make_residual(r));
+    if (checked.n_threads > 1 && r->residual) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
+    return lay_out(r);
+}
+
+tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    tagc_reducer *r;
+    tagc_status status = make(comm, options, &r);
+    status = tagc_reducer_options_agree(comm, status, status == TAGC_OK ? &r->options : NULL);
+    if (status != TAGC_OK) {
+        tagc_reducer_destroy(r);
+        return status;
+    }
+    *out = r;
+    return TAGC_OK;
+}
+
+void tagc_reducer_destroy(tagc_reducer *r) {
+    if (!r) return;
+    if (r->begun) (void)tagc_comm_join(r->comm, &r->job);
+    if (r->spare) tagc_comm_spare_release(r->comm, r->spare);
+    tagc_pool_destroy(r->pool);
+    tagc_memory_destroy(r->residual);
+    tagc_memory_destroy(r->arena);
+    tagc_memory_destroy(r);
+}
+
+/* ---- a step ---- */
+
+static tagc_status run_step(void *arg) {
+    tagc_reducer *r = arg;
+    double start_s = tagc_clock_s();
+    tagc_reducer_stats_init(&r->stats);
+    r->failure = TAGC_OK;
+    tagc_status status = r->residual ? tagc_indexed_step(r) : tagc_dense_step(r);
+    if (status != TAGC_OK) {
+        char text[TAGC_ERROR_TEXT_BYTES];
+        memcpy(text, tagc_last_error(), sizeof text);
+        tagc_messages_drain(r); /* their failures are this one's echoes */
+        return tagc_fail(status, "%s", text);
+    }
+    if (r->residual && !r->stats.nonfinite) {
+        float *before = r->residual;
+        r->residual = r->spare->values;
+        r->spare->values = before;
+    }
+    r->stats.sparsity = 1.0 - (double)r->stats.n_kept / (double)r->options.n_elems;
+    r->stats.total_s = tagc_clock_s() - start_s;
+    return TAGC_OK;
+}
+
+static int overlap(const float *a, uint64_t n_a, const float *b, uint64_t n_b) {
+    uintptr_t begin_a = (uintptr_t)a, begin_b = (uintptr_t)b;
+    return begin_a < begin_b + n_b * sizeof *b && begin_b < begin_a + n_a * sizeof *a;
+}
+
+tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *output) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
+    if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
+    if (r->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    if (overlap(gradient, r->options.n_elems, output, r->options.all_reduce ? r->options.n_elems : r->shard))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
+    r->gradient = gradient;
+    r->output = output;
+    r->step++;
+    r->begun = 1;
+    r->job.run = run_step;
+    r->job.arg = r;
+    tagc_comm_submit(r->comm, &r->job);
+    return TAGC_OK;
+}
+
+tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    if (!r->begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
+    tagc_status status = tagc_comm_join(r->comm, &r->job);
+    r->begun = 0;
+    if (status == TAGC_OK && stats) {
+        if (stats->struct_bytes != sizeof *stats)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "stats->struct_bytes is %zu, must be %zu (the step itself went well)",
+                             stats->struct_bytes, sizeof *stats);
+        *stats = r->stats;
+    }
+    return status;
+}
+
+tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *output,
+                             tagc_reducer_stats *stats) {
+    TAGC_TRY(tagc_reducer_begin(r, gradient, output));
+    return tagc_reducer_end(r, stats);
+}
+
+tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    if (r->begun) return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
+    if (!(sparsity >= 0 && sparsity <= 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
+    tagc_reducer fresh = *r;
+    fresh.options.sparsity = sparsity;
+    fresh.arena = NULL;
+    if (r->residual) {
+        TAGC_TRY(lay_out(&fresh));
+        tagc_memory_destroy(r->arena);
+    } else {
+        fresh.arena = r->arena;
+    }
+    *r = fresh;
+    return TAGC_OK;
+}

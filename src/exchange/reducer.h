@@ -1,0 +1,165 @@
+/* Inside of a reducer, shared by the files that make it up: reducer.c (life), state.c (residual), message.c
+ * (what is under way), dense.c, and indexed.c with packed.c and sketch.c (the two ways to send the values of
+ * an index).
+ *
+ * All of a step runs as one job on the worker of the comm. */
+#ifndef TAGC_EXCHANGE_REDUCER_H
+#define TAGC_EXCHANGE_REDUCER_H
+
+#include "codec/select.h"
+#include "codec/sketch.h"
+#include "core/memory.h"
+#include "exchange/wire.h"
+#include "transport/comm.h"
+
+#define TAGC_DENSE_DEPTH 3 /* chunks under way: one being added, two on the wire */
+
+/* A ticket with its own arrays. */
+typedef struct tagc_message {
+    tagc_ticket ticket;
+    int in_flight;
+    uint64_t *send_bytes, *send_offset, *recv_bytes, *recv_offset; /* (W,) each */
+} tagc_message;
+
+struct tagc_reducer {
+    tagc_comm *comm;
+    tagc_reducer_options options; /* defaults resolved */
+    int rank, world_size;
+    size_t shard;
+    float scale;       /* of the sum: 1 or 1/W */
+    tagc_pool *pool;   /* NULL with one thread */
+    tagc_spare *spare; /* NULL for dense, as the residual */
+    float *residual;   /* (W, shard) */
+
+    /* One arena, see reducer.c. */
+    void *arena;
+    tagc_message *messages;
+    int n_messages;
+    tagc_message *round; /* of whatever all ranks exchange at once: unions, agreement, leftovers, results */
+
+    /* dense */
+    size_t chunk;            /* elements of a shard that travel at a time */
+    tagc_message *chunk_in;  /* (DEPTH,) */
+    tagc_message *chunk_out; /* (DEPTH,) all-reduce: sums */
+    float *recv_chunks;      /* (DEPTH, W, chunk) fp32 wire */
+    float *widened;          /* (chunk,) bf16 wire */
+    uint16_t *send_halves;   /* (DEPTH, W, chunk) bf16 wire */
+    uint16_t *recv_halves;   /* (DEPTH, W, chunk) */
+    uint16_t *sum_halves;    /* (DEPTH, chunk) bf16 wire and all-reduce */
+    uint16_t *sums_recv;     /* (DEPTH, W, chunk) */
+
+    /* sketch and packed */
+    int sketching;           /* 0 also for a sketch that keeps everything: it would only be larger */
+    size_t k;                /* kept of a shard at most */
+    size_t max_union;        /* elements of a shard's union at most */
+    size_t max_cells;        /* of a sketch; 0 when packed */
+    size_t index_bytes;      /* header and body */
+    size_t value_bytes;      /* of one row of the value buffers */
+    tagc_message *index_out; /* (W - 1,) one per destination */
+    tagc_message *value_out; /* (W - 1,) */
+    char *index_send; /* (W, index_bytes): row d goes to d; row `rank` becomes the union of the own shard */
+    char *index_recv; /* (W, index_bytes): indices from each rank, then the unions from each rank */
+    char *value_send; /* (W, value_bytes): row d goes to d; row `rank` is the own contribution */
+    char *value_recv; /* (W, value_bytes): row r comes from r; row `rank` holds the sums in packed order */
+    char *agree_send; /* (header) */
+    char *agree_recv; /* (W, header) */
+    uint32_t *kept_indices;   /* (W, k) */
+    float *kept_values;       /* (W, k) */
+    uint32_t *list;           /* (max_union) the union at hand */
+    uint8_t *bits;            /* (bitmap of a shard) for an index that is no bitmap */
+    int32_t *fixed;           /* (max_union) fixed-point cells only */
+    void *plan_memory;        /* sketch */
+    void *scratch;            /* of selection, then of planning */
+    size_t *n_kept, *n_union; /* (W,) */
+    uint32_t *attempt;        /* (W,) added to the seed */
+    uint32_t *n_left;         /* (W,) leftovers of each shard */
+
+    /* the step under way */
+    tagc_job job;
+    int begun;
+    const float *gradient; /* (W, shard) */
+    float *output;         /* (shard), or (W, shard) with all_reduce */
+    uint64_t step;
+    tagc_reducer_stats stats;
+    tagc_status failure; /* of this rank, told to all in the next agreement */
+    char failure_text[TAGC_ERROR_TEXT_BYTES];
+    float max_abs;     /* over ranks and, once the unions are here, over shards */
+    float own_max_abs; /* over ranks, of the own shard */
+    int exponent;      /* of fixed-point cells */
+    int planned;       /* the plan below is made */
+    tagc_plan plan;    /* of the own shard */
+};
+
+/* ---- message.c ---- */
+
+/* Arrays of all messages; part of the arena. */
+void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_messages);
+/* All lengths and offsets zero. */
+void tagc_message_clear(tagc_reducer *r, tagc_message *message);
+/* `send` to `to` and the same step's counterpart from `from`, both with plain lengths. */
+void tagc_message_pair(tagc_reducer *r, tagc_message *message, int to, uint64_t send_bytes, int from,
+                       uint64_t recv_bytes);
+void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, const void *send, void *recv);
+/* Waits, when it is under way at all, and counts its bytes. */
+tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);
+/* Waits for all that is under way; failures are known already. */
+void tagc_messages_drain(tagc_reducer *r);
+
+/* Ends a stretch of work of one phase that began at start_s: statistics and trace. Returns the time now. */
+double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s);
+
+/* Keeps this rank's first failure, with tagc_last_error(), until the next agreement. */
+void tagc_note_failure(tagc_reducer *r, tagc_status status);
+/* Tells all ranks this rank's failure, non-finiteness and n_left; _end learns theirs: the same status on all
+ * ranks, stats.nonfinite and n_left (W,). One round trip that may overlap work between the two. */
+void tagc_agree_begin(tagc_reducer *r, size_t n_left);
+tagc_status tagc_agree_end(tagc_reducer *r);
+
+/* Rank order with all links at work: the s-th partner of this rank, and whose s-th partner it is. */
+static inline int tagc_partner_to(const tagc_reducer *r, int s) {
+    return (r->rank + 1 + s) % r->world_size;
+}
+static inline int tagc_partner_from(const tagc_reducer *r, int s) {
+    return (r->rank + r->world_size - 1 - s) % r->world_size;
+}
+/* The s with tagc_partner_from(r, s) == from. */
+static inline int tagc_partner_step(const tagc_reducer *r, int from) {
+    return (r->rank + r->world_size - 1 - from) % r->world_size;
+}
+
+/* ---- exchanges: a whole step each ---- */
+
+void tagc_dense_place(tagc_reducer *r, tagc_arena *arena);
+tagc_status tagc_dense_step(tagc_reducer *r);
+void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena);
+tagc_status tagc_indexed_step(tagc_reducer *r);
+
+/* ---- indexed.c, for packed.c and sketch.c ---- */
+
+/* The union of shard d as a bitmap (valid until the next call) and as ascending positions in r->list. */
+const uint8_t *tagc_union_bits(tagc_reducer *r, int d);
+size_t tagc_union_list(tagc_reducer *r, int d);
+
+static inline char *tagc_contribution(const tagc_reducer *r, int from) {
+    return (from == r->rank ? r->value_send : r->value_recv) + (size_t)from * r->value_bytes;
+}
+static inline float *tagc_sums(const tagc_reducer *r) {
+    return (float *)(r->value_recv + (size_t)r->rank * r->value_bytes);
+}
+/* Waits for what rank `from` sends for the own shard. */
+tagc_status tagc_contribution_wait(tagc_reducer *r, int from);
+
+/* Values of the union of shard d, found in r->list, into row d of value_send; the new residual changes to
+ * match. */
+void tagc_packed_encode(tagc_reducer *r, int d);
+void tagc_sketch_encode_shard(tagc_reducer *r, int d);
+uint64_t tagc_sketch_shard_bytes(const tagc_reducer *r, int d);
+/* Union of the own shard in r->list: contributions to tagc_sums. Sketch: leftovers too. */
+tagc_status tagc_packed_decode(tagc_reducer *r);
+tagc_status tagc_sketch_decode(tagc_reducer *r);
+/* Small unions of the own shard, in r->list: looks for a seed that peels, before the union is sent. */
+void tagc_sketch_plan_early(tagc_reducer *r);
+size_t tagc_sketch_max_cells(const tagc_reducer *r);
+size_t tagc_sketch_scratch_bytes(const tagc_reducer *r);
+
+#endif

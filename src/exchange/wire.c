@@ -1,0 +1,153 @@
+/* Headers as bytes and back, and the checks on bodies whose content decides how much memory is touched. */
+#include "exchange/wire.h"
+
+#include "codec/bitmap.h"
+#include "core/status.h"
+
+#include <math.h>
+#include <string.h>
+#include <xxhash.h>
+
+#if !defined(__BYTE_ORDER__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "bodies travel as they lie in memory, and the format is little-endian"
+#endif
+
+static const char magic[4] = {'T', 'A', 'G', 'C'};
+
+enum { /* byte offsets of the fields */
+       AT_MAGIC = 0,
+       AT_VERSION = 4,
+       AT_KIND = 5,
+       AT_CODING = 6,
+       AT_FLAGS = 7,
+       AT_RANK = 8,
+       AT_K = 12,
+       AT_N_ELEMS = 16,
+       AT_N_ITEMS = 24,
+       AT_ATTEMPT = 28,
+       AT_MAX_ABS = 32,
+       AT_STATUS = 36,
+       AT_BODY_BYTES = 40,
+       AT_STEP = 48,
+       AT_CHECKSUM = 56
+};
+
+static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
+    return XXH3_64bits_withSeed(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, XXH3_64bits(bytes, AT_CHECKSUM));
+}
+
+void tagc_wire_write(const tagc_wire_header *header, void *message) {
+    uint8_t *bytes = message;
+    memcpy(bytes + AT_MAGIC, magic, sizeof magic);
+    bytes[AT_VERSION] = TAGC_WIRE_VERSION;
+    bytes[AT_KIND] = (uint8_t)header->kind;
+    bytes[AT_CODING] = (uint8_t)header->coding;
+    bytes[AT_FLAGS] = (uint8_t)header->flags;
+    memcpy(bytes + AT_RANK, &header->rank, 4);
+    memcpy(bytes + AT_K, &header->k, 4);
+    memcpy(bytes + AT_N_ELEMS, &header->n_elems, 8);
+    memcpy(bytes + AT_N_ITEMS, &header->n_items, 4);
+    memcpy(bytes + AT_ATTEMPT, &header->attempt, 4);
+    memcpy(bytes + AT_MAX_ABS, &header->max_abs, 4);
+    memcpy(bytes + AT_STATUS, &header->status, 4);
+    memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
+    memcpy(bytes + AT_STEP, &header->step, 8);
+    uint64_t sum = checksum(bytes, header->body_bytes);
+    memcpy(bytes + AT_CHECKSUM, &sum, 8);
+}
+
+tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_header *header) {
+    const uint8_t *bytes = message;
+    if (n_bytes < TAGC_WIRE_HEADER_BYTES)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes are too few for a header of %d",
+                         (unsigned long long)n_bytes, TAGC_WIRE_HEADER_BYTES);
+    if (memcmp(bytes + AT_MAGIC, magic, sizeof magic) != 0)
+        return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
+                         bytes[2], bytes[3]);
+    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
+        return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
+                         TAGC_WIRE_VERSION);
+    header->kind = bytes[AT_KIND];
+    header->coding = bytes[AT_CODING];
+    header->flags = bytes[AT_FLAGS];
+    memcpy(&header->rank, bytes + AT_RANK, 4);
+    memcpy(&header->k, bytes + AT_K, 4);
+    memcpy(&header->n_elems, bytes + AT_N_ELEMS, 8);
+    memcpy(&header->n_items, bytes + AT_N_ITEMS, 4);
+    memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
+    memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);
+    memcpy(&header->status, bytes + AT_STATUS, 4);
+    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
+    memcpy(&header->step, bytes + AT_STEP, 8);
+    if (header->body_bytes != n_bytes - TAGC_WIRE_HEADER_BYTES)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the header says %llu bytes follow, there are %llu",
+                         (unsigned long long)header->body_bytes,
+                         (unsigned long long)(n_bytes - TAGC_WIRE_HEADER_BYTES));
+    uint64_t sum;
+    memcpy(&sum, bytes + AT_CHECKSUM, 8);
+    if (sum != checksum(bytes, header->body_bytes))
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
+    if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_STATE)
+        return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, 5]", header->kind);
+    if (header->coding > TAGC_INDEX_SUM1)
+        return tagc_fail(TAGC_ERR_CORRUPT, "index coding is %d, must be in [0, 2]", header->coding);
+    if (header->flags > TAGC_WIRE_FLAG_NONFINITE)
+        return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known is 1", header->flags);
+    if (!isfinite(header->max_abs) || header->max_abs < 0)
+        return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
+                         (double)header->max_abs);
+    if (header->status > TAGC_ERR_INTERRUPTED)
+        return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, 9]", header->status);
+    return TAGC_OK;
+}
+
+static tagc_status expect(const char *field, uint64_t value, uint64_t expected) {
+    if (value == expected) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s is %llu, expected %llu", field, (unsigned long long)value,
+                     (unsigned long long)expected);
+}
+
+tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_header *expected) {
+    TAGC_TRY(expect("message kind", (uint64_t)header->kind, (uint64_t)expected->kind));
+    TAGC_TRY(expect("index coding", (uint64_t)header->coding, (uint64_t)expected->coding));
+    TAGC_TRY(expect("rank", header->rank, expected->rank));
+    TAGC_TRY(expect("n_elems", header->n_elems, expected->n_elems));
+    TAGC_TRY(expect("step", header->step, expected->step));
+    if (header->k != expected->k)
+        return tagc_fail(TAGC_ERR_MISMATCH,
+                         "sparsity: rank %u keeps %u of a shard's %llu elements, this rank keeps %u",
+                         header->rank, header->k, (unsigned long long)header->n_elems, expected->k);
+    return TAGC_OK;
+}
+
+tagc_status tagc_wire_check_positions(const uint32_t *positions, size_t n_positions, const uint8_t *bits,
+                                      size_t n) {
+    for (size_t i = 0; i < n_positions; i++) {
+        uint32_t at = positions[i];
+        if (at >= n || (i > 0 && at <= positions[i - 1]) || !(bits[at / 8] >> (at % 8) & 1))
+            return tagc_fail(TAGC_ERR_CORRUPT,
+                             "leftover %zu is at %u, not an ascending position of the union", i, at);
+    }
+    return TAGC_OK;
+}
+
+size_t tagc_wire_index_bytes(int coding, size_t n) {
+    return coding == TAGC_INDEX_SUM4 ? tagc_nibble_bytes(n) : tagc_bitmap_bytes(n);
+}
+
+const uint8_t *tagc_wire_bits(int coding, const uint8_t *body, size_t n, uint8_t *scratch) {
+    if (coding != TAGC_INDEX_SUM4) return body;
+    tagc_nibble_to_bitmap(body, n, scratch);
+    return scratch;
+}
+
+tagc_status tagc_wire_check_index(int coding, const uint8_t *body, size_t n, size_t n_items,
+                                  uint8_t *scratch) {
+    const uint8_t *bits = tagc_wire_bits(coding, body, n, scratch);
+    if (!tagc_bitmap_valid(bits, n))
+        return tagc_fail(TAGC_ERR_CORRUPT, "bits past the end of the index are set");
+    size_t n_set = tagc_bitmap_count(bits, n);
+    if (n_set != n_items)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the index has %zu elements, its header says %zu", n_set, n_items);
+    return TAGC_OK;
+}

@@ -1,0 +1,264 @@
+/* Every exchange against the brute-force step: same output, same residual, same bits, over steps that carry
+ * it on. */
+#include "oracle.h"
+#include "ranks.h"
+
+enum { N_STEPS = 3 };
+
+typedef struct experiment {
+    tagc_reducer_options options;
+    uint64_t seed;
+    float *gradients; /* (steps, W, n) */
+    float *outputs;   /* (steps, W, n or shard) */
+    float *residuals; /* (steps, W, n) */
+    tagc_reducer_stats stats[N_STEPS][MAX_RANKS];
+} experiment;
+
+static size_t output_elems(const experiment *x, int world_size) {
+    return (size_t)x->options.n_elems / (x->options.all_reduce ? 1 : (size_t)world_size);
+}
+
+static void run_steps(rank_run *run) {
+    experiment *x = run->shared;
+    size_t n = (size_t)x->options.n_elems, n_out = output_elems(x, run->world_size);
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &x->options, &reducer) == TAGC_OK)) return;
+    for (size_t step = 0; step < N_STEPS; step++) {
+        size_t row = step * (size_t)run->world_size + (size_t)run->rank;
+        tagc_reducer_stats *stats = &x->stats[step][run->rank];
+        tagc_reducer_stats_init(stats);
+        CHECK(run,
+              tagc_reducer_run(reducer, x->gradients + row * n, x->outputs + row * n_out, stats) == TAGC_OK);
+        uint64_t n_residual;
+        const float *residual = tagc_reducer_residual(reducer, &n_residual);
+        CHECK(run, n_residual == (x->options.exchange == TAGC_EXCHANGE_DENSE ? 0 : n));
+        if (residual) memcpy(x->residuals + row * n, residual, n * sizeof *residual);
+    }
+    tagc_reducer_destroy(reducer);
+}
+
+static experiment make_experiment(int world_size, size_t shard, uint64_t seed) {
+    experiment x = {.seed = seed};
+    tagc_reducer_options_init(&x.options);
+    x.options.n_elems = shard * (size_t)world_size;
+    x.options.sparsity = 0.95;
+    x.options.seed = seed;
+    size_t n = (size_t)x.options.n_elems, W = (size_t)world_size;
+    x.gradients = calloc(N_STEPS * W * n, sizeof(float));
+    x.outputs = calloc(N_STEPS * W * n, sizeof(float));
+    x.residuals = calloc(N_STEPS * W * n, sizeof(float));
+    assert_true(x.gradients && x.outputs && x.residuals);
+    for (size_t step = 0; step < N_STEPS; step++)
+        for (size_t r = 0; r < W; r++)
+            for (size_t i = 0; i < n; i++)
+                x.gradients[(step * W + r) * n + i] =
+                    i % 97 == 5 ? 0.0f : random_gradient(seed + step, (int)r, i);
+    return x;
+}
+
+static void destroy_experiment(experiment *x) {
+    free(x->gradients);
+    free(x->outputs);
+    free(x->residuals);
+}
+
+static void assert_same_bits(const float *a, const float *b, size_t n, const char *what, size_t step,
+                             size_t rank) {
+    for (size_t i = 0; i < n; i++) {
+        if (bits_of(a[i]) == bits_of(b[i])) continue;
+        fail_msg("%s of step %zu, rank %zu, element %zu: %.9g (%08x), expected %.9g (%08x)", what, step, rank,
+                 i, (double)a[i], bits_of(a[i]), (double)b[i], bits_of(b[i]));
+    }
+}
+
+/* tolerance 0: same bits. */
+static void assert_as_oracle(experiment *x, int world_size, int fill, double tolerance) {
+    size_t n = (size_t)x->options.n_elems, W = (size_t)world_size, shard = n / W,
+           n_out = output_elems(x, world_size);
+    float *residuals = malloc(W * n * sizeof(float)), *output = malloc(n * sizeof(float));
+    int is_dense = x->options.exchange == TAGC_EXCHANGE_DENSE;
+    int is_fixed = x->options.exchange == TAGC_EXCHANGE_SKETCH && x->options.cells == TAGC_CELLS_FIXED &&
+                   x->options.sparsity > 0;
+    for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
+    tagc_reducer_options plain = x->options;
+    if (is_dense) plain.sparsity = 0;
+    rank_run runs[MAX_RANKS];
+    run_ranks(world_size, run_steps, x, NULL, runs);
+    for (size_t step = 0; step < N_STEPS; step++) {
+        oracle_step(&plain, world_size, fill, is_fixed, x->gradients + step * W * n, residuals, output);
+        for (size_t r = 0; r < W; r++) {
+            size_t row = step * W + r;
+            const float *expected = x->options.all_reduce ? output : output + r * shard;
+            float largest = 0;
+            for (size_t i = 0; i < n_out; i++) largest = fmaxf(largest, fabsf(expected[i]));
+            if (tolerance == 0) {
+                assert_same_bits(x->outputs + row * n_out, expected, n_out, "output", step, r);
+            } else {
+                for (size_t i = 0; i < n_out; i++)
+                    if (!(fabsf(x->outputs[row * n_out + i] - expected[i]) <= tolerance * largest))
+                        fail_msg("output %zu is %g, expected %g", i, (double)x->outputs[row * n_out + i],
+                                 (double)expected[i]);
+            }
+            if (!is_dense)
+                assert_same_bits(x->residuals + row * n, residuals + r * n, n, "residual", step, r);
+            assert_int_equal(x->stats[step][r].nonfinite, 0);
+            assert_true(x->stats[step][r].n_unpeeled == 0 || x->options.ratio > 0);
+        }
+    }
+    free(residuals);
+    free(output);
+}
+
+static const int world_sizes[] = {1, 2, 3, 4, 5, 8, 16};
+
+static void test_packed(void **state) {
+    (void)state;
+    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+        for (int variant = 0; variant < 8; variant++) {
+            int world_size = world_sizes[w];
+            experiment x =
+                make_experiment(world_size, (size_t[]){1000, 1024, 333, 64}[variant % 4], w * 8 + 1);
+            x.options.fill_union = variant % 2;
+            x.options.all_reduce = variant / 2 % 2;
+            x.options.op = variant / 4;
+            if (variant == 6) x.options.sparsity = 0.5;
+            if (world_size <= 15 && variant == 4) x.options.index = TAGC_INDEX_SUM4;
+            assert_as_oracle(&x, world_size, x.options.fill_union, 0);
+            destroy_experiment(&x);
+        }
+}
+
+static void test_sketch_fixed(void **state) {
+    (void)state;
+    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+        for (int variant = 0; variant < 8; variant++) {
+            int world_size = world_sizes[w];
+            experiment x =
+                make_experiment(world_size, (size_t[]){2000, 1024, 333, 64}[variant % 4], w * 8 + 2);
+            x.options.exchange = TAGC_EXCHANGE_SKETCH;
+            x.options.cells = TAGC_CELLS_FIXED;
+            x.options.fill_union = variant % 2;
+            x.options.all_reduce = variant / 2 % 2;
+            x.options.op = variant / 4;
+            if (variant == 5) x.options.ratio = 20; /* hopelessly overloaded: leftovers travel plainly */
+            if (world_size <= 15 && variant == 4) x.options.index = TAGC_INDEX_SUM4;
+            assert_as_oracle(&x, world_size, x.options.fill_union, 0);
+            destroy_experiment(&x);
+        }
+}
+
+static void test_sketch_fp32(void **state) {
+    (void)state;
+    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+        for (int variant = 0; variant < 4; variant++) {
+            experiment x = make_experiment(world_sizes[w], 3000, w * 8 + 3);
+            x.options.exchange = TAGC_EXCHANGE_SKETCH;
+            x.options.fill_union = variant % 2;
+            x.options.all_reduce = variant / 2;
+            if (variant == 3) x.options.ratio = 20;
+            assert_as_oracle(&x, world_sizes[w], x.options.fill_union, 1e-5);
+            destroy_experiment(&x);
+        }
+}
+
+static void test_dense(void **state) {
+    (void)state;
+    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+        for (int variant = 0; variant < 4; variant++) {
+            int world_size = world_sizes[w];
+            experiment x = make_experiment(world_size, 1999, w * 8 + 4);
+            x.options.exchange = TAGC_EXCHANGE_DENSE;
+            x.options.all_reduce = variant % 2;
+            x.options.op = variant / 2;
+            assert_as_oracle(&x, world_size, 0, 0);
+            destroy_experiment(&x);
+        }
+}
+
+/* Shards of several chunks, the last one short. */
+static void test_dense_chunks(void **state) {
+    (void)state;
+    for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
+        experiment x = make_experiment(2, 262144 * 2 + 777, 77);
+        x.options.exchange = TAGC_EXCHANGE_DENSE;
+        x.options.all_reduce = all_reduce;
+        assert_as_oracle(&x, 2, 0, 0);
+        destroy_experiment(&x);
+    }
+    experiment x = make_experiment(5, 262144 * 4 / 5, 79);
+    x.options.exchange = TAGC_EXCHANGE_DENSE;
+    assert_as_oracle(&x, 5, 0, 0);
+    destroy_experiment(&x);
+}
+
+/* θ = 0 keeps everything: what comes out is the plain reduce-scatter, whatever the exchange. */
+static void test_nothing_zeroed(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 4; world_size++)
+        for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++)
+            for (int cells = 0; cells < 2; cells++) {
+                experiment dense = make_experiment(world_size, 1777, 5),
+                           x = make_experiment(world_size, 1777, 5);
+                dense.options.exchange = TAGC_EXCHANGE_DENSE;
+                x.options.exchange = exchange;
+                x.options.cells = cells;
+                x.options.sparsity = 0;
+                rank_run runs[MAX_RANKS];
+                run_ranks(world_size, run_steps, &dense, NULL, runs);
+                run_ranks(world_size, run_steps, &x, NULL, runs);
+                size_t n_values = N_STEPS * (size_t)x.options.n_elems;
+                for (size_t i = 0; i < n_values; i++)
+                    if (bits_of(dense.outputs[i]) != bits_of(x.outputs[i]))
+                        fail_msg("exchange %d: element %zu is %g, dense has %g", exchange, i,
+                                 (double)x.outputs[i], (double)dense.outputs[i]);
+                destroy_experiment(&dense);
+                destroy_experiment(&x);
+            }
+}
+
+/* θ = 1 keeps nothing: zeros come out, everything stays. */
+static void test_everything_zeroed(void **state) {
+    (void)state;
+    for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++) {
+        experiment x = make_experiment(3, 100, 6);
+        x.options.exchange = exchange;
+        x.options.sparsity = 1;
+        assert_as_oracle(&x, 3, 0, 0);
+        destroy_experiment(&x);
+    }
+}
+
+/* The same bits whatever the number of threads, and again. */
+static void test_threads(void **state) {
+    (void)state;
+    for (int exchange = TAGC_EXCHANGE_SKETCH; exchange <= TAGC_EXCHANGE_PACKED; exchange++) {
+        experiment one = make_experiment(2, 40000, 9);
+        one.options.exchange = exchange;
+        rank_run runs[MAX_RANKS];
+        run_ranks(2, run_steps, &one, NULL, runs);
+        for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
+            experiment x = make_experiment(2, 40000, 9);
+            x.options.exchange = exchange;
+            x.options.n_threads = n_threads;
+            run_ranks(2, run_steps, &x, NULL, runs);
+            assert_memory_equal(x.outputs, one.outputs, N_STEPS * 2 * 40000 * sizeof(float));
+            assert_memory_equal(x.residuals, one.residuals, N_STEPS * 4 * 40000 * sizeof(float));
+            destroy_experiment(&x);
+        }
+        destroy_experiment(&one);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_sketch_fixed),
+        cmocka_unit_test(test_sketch_fp32),
+        cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_dense_chunks),
+        cmocka_unit_test(test_nothing_zeroed),
+        cmocka_unit_test(test_everything_zeroed),
+        cmocka_unit_test(test_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
