@@ -118,7 +118,7 @@ static tagc_status parse_tensor(const json_t *json, const tagc_manifest *m, tagc
     if (name == NULL || name[0] == 0 || strlen(name) >= sizeof t->name)
         return corrupt("a tensor's name is not one");
     memcpy(t->name, name, strlen(name) + 1);
-    uint64_t flat;
+    uint64_t flat = 0;
     TAGC_TRY(get_number(json, "n_rows", MAX_ELEMS, &t->n_rows));
     TAGC_TRY(get_number(json, "n_cols", MAX_ELEMS, &t->n_cols));
     TAGC_TRY(get_number(json, "flat", (uint64_t)m->n_flats - 1, &flat));
@@ -159,7 +159,7 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
 }
 
 static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
-    uint64_t version, world_size, step, n_updates;
+    uint64_t version = 0, world_size = 0, step = 0, n_updates = 0;
     TAGC_TRY(get_number(content, "version", UINT32_MAX, &version));
     if (version != TAGC_CHECKPOINT_VERSION)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "checkpoint of version %llu, this program reads version %d",
