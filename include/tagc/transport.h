@@ -14,10 +14,9 @@ extern "C" {
 
 #define TAGC_TRANSPORT_ABI 1u
 
-/* Capabilities. */
-#define TAGC_TRANSPORT_LANES                                                                                 \
-    1u /* start returns at once, and transfers of different lanes may overlap and be                         \
-          started in any order; without it there is one lane and start blocks */
+/* Capability: start returns at once, and transfers of different lanes may overlap and be started in any
+ * order. Without it there is one lane and start blocks. */
+#define TAGC_TRANSPORT_LANES 1u
 
 /* Rank r sends send_bytes[d] bytes at send + send_offset[d] to every d, and receives recv_bytes[s] bytes from
  * every s at recv + recv_offset[s]. All arrays are (W,), in bytes. What r sends to d equals what d expects
