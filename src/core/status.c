@@ -16,14 +16,15 @@ tagc_status tagc_fail(tagc_status status, const char *format, ...) {
 }
 
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) {
-    char before[TAGC_ERROR_TEXT_BYTES];
-    memcpy(before, last_error, sizeof before);
+    char text[2 * TAGC_ERROR_TEXT_BYTES]; /* prefix and present text always fit */
     va_list args;
     va_start(args, format);
-    int n_chars = vsnprintf(last_error, sizeof last_error, format, args);
+    int n_chars = vsnprintf(text, TAGC_ERROR_TEXT_BYTES - 2, format, args);
     va_end(args);
-    if (n_chars >= 0 && (size_t)n_chars < sizeof last_error)
-        snprintf(last_error + n_chars, sizeof last_error - (size_t)n_chars, ": %s", before);
+    size_t n = n_chars < 0 ? 0 : strlen(text);
+    snprintf(text + n, sizeof text - n, ": %s", last_error);
+    text[sizeof last_error - 1] = 0; /* cut at the end of the details, not at their start */
+    memcpy(last_error, text, sizeof last_error);
     return status;
 }
 
