@@ -3,7 +3,7 @@
 #include "cli/interrupt.h"
 #include "cli/progress.h"
 #include "cli/ranks.h"
-#include "cli/source.h"
+#include "cli/trained.h"
 #include "core/clock.h"
 #include "core/status.h"
 #include <unistd.h>
@@ -77,7 +77,7 @@ static void print_report(const data_options *options, const tagc_data_report *re
 
 static tagc_status build(const data_options *options, const tagc_parsed *parsed) {
     tagc_tokenizer *tokenizer = NULL;
-    TAGC_TRY(tagc_source_tokenizer(options->vocab, options->merges, "", &tokenizer));
+    TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, "", &tokenizer));
     data_progress progress = {.is_terminal = !options->quiet && isatty(STDOUT_FILENO)};
     tagc_data_options data;
     tagc_data_report report;

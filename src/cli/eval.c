@@ -1,7 +1,7 @@
 /* tagc eval: the validation loss of a model that is already there. */
 #include "cli/commands.h"
 #include "cli/evaluate.h"
-#include "cli/source.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include <cblas.h>
 #include <inttypes.h>
@@ -54,7 +54,7 @@ static const tagc_command command = {
     .n_options = sizeof rows / sizeof rows[0]};
 
 typedef struct eval_state {
-    tagc_source source;
+    tagc_trained trained;
     tagc_tokens *tokens;
     tagc_loader *loader;
     tagc_gpt2 *model;
@@ -72,7 +72,7 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
     loader.n_tokens = n_tokens;
     loader.rank = rank->rank;
     loader.world_size = rank->world_size;
-    loader.vocab_size = (uint32_t)state->source.model.vocab_size;
+    loader.vocab_size = (uint32_t)state->trained.model.vocab_size;
     loader.shuffle = 0;
     return tagc_loader_create(state->tokens, &loader, &state->loader);
 }
@@ -81,17 +81,17 @@ static void print_result(const eval_options *options, const eval_state *state, d
                          uint64_t n_tokens) {
     if (options->json)
         printf("{\"val_loss\": %.17g, \"perplexity\": %.17g, \"n_tokens\": %" PRIu64 ", \"from\": \"%s\"}\n",
-               loss, exp(loss), n_tokens, state->source.path);
+               loss, exp(loss), n_tokens, state->trained.path);
     else
-        printf("%s: validation loss %.4f (perplexity %.2f) over %" PRIu64 " tokens\n", state->source.path,
+        printf("%s: validation loss %.4f (perplexity %.2f) over %" PRIu64 " tokens\n", state->trained.path,
                loss, exp(loss), n_tokens);
 }
 
 static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_state *state) {
-    TAGC_TRY(tagc_source_open(rank, options->from, options->model, &state->source));
-    int n_tokens = options->seq_len ? (int)options->seq_len : state->source.model.block_size;
+    TAGC_TRY(tagc_trained_open(rank, options->from, options->model, &state->trained));
+    int n_tokens = options->seq_len ? (int)options->seq_len : state->trained.model.block_size;
     TAGC_TRY(open_tokens(rank, options, n_tokens, state));
-    TAGC_TRY(tagc_gpt2_create(&state->source.model, (int)options->batch_size, n_tokens, &state->model));
+    TAGC_TRY(tagc_gpt2_create(&state->trained.model, (int)options->batch_size, n_tokens, &state->model));
     size_t n = (size_t)options->batch_size * (size_t)n_tokens;
     state->input = calloc(n, sizeof *state->input);
     state->target = calloc(n, sizeof *state->target);
@@ -99,7 +99,7 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
     tagc_evaluation evaluation = {
         .rank = rank,
         .model = state->model,
-        .fsdp = state->source.fsdp,
+        .fsdp = state->trained.fsdp,
         .loader = state->loader,
         .n_batch = (int)options->batch_size,
         .n_tokens = n_tokens,
@@ -119,7 +119,7 @@ static tagc_status eval_rank(tagc_rank *rank, void *context) {
     eval_state state = {0};
     tagc_status status = tagc_rank_finish(rank, evaluate(rank, context, &state));
     tagc_gpt2_destroy(state.model);
-    tagc_source_close(&state.source);
+    tagc_trained_close(&state.trained);
     tagc_loader_destroy(state.loader);
     tagc_tokens_close(state.tokens);
     free(state.input);

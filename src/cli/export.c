@@ -1,6 +1,6 @@
 /* tagc export: a checkpoint as model.safetensors and config.json. */
 #include "cli/commands.h"
-#include "cli/source.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "gpt2/safetensors.h"
 #include <stdlib.h>
@@ -26,13 +26,13 @@ static const tagc_command command = {
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0]};
 
-static tagc_status append_tensors(tagc_source *source, tagc_gpt2_writer *writer) {
-    for (int tensor = 0; tensor < tagc_gpt2_n_tensors(&source->model); tensor++) {
+static tagc_status append_tensors(tagc_trained *trained, tagc_gpt2_writer *writer) {
+    for (int tensor = 0; tensor < tagc_gpt2_n_tensors(&trained->model); tensor++) {
         tagc_tensor_info info;
-        tagc_gpt2_tensor(&source->model, tensor, &info);
+        tagc_gpt2_tensor(&trained->model, tensor, &info);
         float *values = malloc(info.n_elems * sizeof *values);
         if (!values) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", info.name);
-        tagc_status status = tagc_fsdp_read_tensor(source->fsdp, tensor, values);
+        tagc_status status = tagc_fsdp_read_tensor(trained->fsdp, tensor, values);
         if (status == TAGC_OK) status = tagc_gpt2_writer_append(writer, values, info.n_elems);
         free(values);
         TAGC_TRY(status);
@@ -40,28 +40,28 @@ static tagc_status append_tensors(tagc_source *source, tagc_gpt2_writer *writer)
     return tagc_gpt2_writer_commit(writer);
 }
 
-static tagc_status write_model(tagc_source *source, const char *dir) {
+static tagc_status write_model(tagc_trained *trained, const char *dir) {
     char path[TAGC_PATH_BYTES];
     tagc_gpt2_writer *writer = NULL;
     TAGC_TRY(tagc_path_make_dirs(dir));
     TAGC_TRY(tagc_path_join(dir, "model.safetensors", path));
-    TAGC_TRY(tagc_gpt2_writer_create(path, &source->model, &writer));
-    tagc_status status = append_tensors(source, writer);
+    TAGC_TRY(tagc_gpt2_writer_create(path, &trained->model, &writer));
+    tagc_status status = append_tensors(trained, writer);
     tagc_gpt2_writer_destroy(writer);
     TAGC_TRY(status);
-    printf("%s: %llu parameters, from %s\n", path, (unsigned long long)tagc_fsdp_n_params(source->fsdp),
-           source->path);
+    printf("%s: %llu parameters, from %s\n", path, (unsigned long long)tagc_fsdp_n_params(trained->fsdp),
+           trained->path);
     TAGC_TRY(tagc_path_join(dir, "config.json", path));
-    return tagc_gpt2_config_write(path, &source->model);
+    return tagc_gpt2_config_write(path, &trained->model);
 }
 
 static tagc_status export_rank(tagc_rank *rank, void *context) {
     const export_options *options = context;
-    tagc_source source = {0};
-    tagc_status status = tagc_source_open(rank, options->from, NULL, &source);
-    if (status == TAGC_OK) status = write_model(&source, options->out);
+    tagc_trained trained = {0};
+    tagc_status status = tagc_trained_open(rank, options->from, NULL, &trained);
+    if (status == TAGC_OK) status = write_model(&trained, options->out);
     tagc_rank_finish(rank, status);
-    tagc_source_close(&source);
+    tagc_trained_close(&trained);
     return status;
 }
 

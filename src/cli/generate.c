@@ -1,7 +1,7 @@
 /* tagc generate: continues a text, token by token, printing each as it comes. */
 #include "cli/commands.h"
 #include "cli/engine.h"
-#include "cli/source.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include <cblas.h>
 #include <stdlib.h>
@@ -49,7 +49,7 @@ static const tagc_command command = {
     .n_options = sizeof rows / sizeof rows[0]};
 
 typedef struct generate_state {
-    tagc_source source;
+    tagc_trained trained;
     tagc_tokenizer *tokenizer;
     tagc_gpt2 *model;
     int *tokens; /* (n_prompt + n_tokens) */
@@ -66,14 +66,14 @@ static tagc_status encode_prompt(const generate_options *options, generate_state
         return tagc_tokenizer_encode(state->tokenizer, prompt, n_bytes, state->tokens, &state->n_tokens);
     /* A text of its own begins where another ended. */
     int end = tagc_tokenizer_end_of_text(state->tokenizer);
-    state->tokens[state->n_tokens++] = end >= 0 && end < state->source.model.vocab_size ? end : '\n';
+    state->tokens[state->n_tokens++] = end >= 0 && end < state->trained.model.vocab_size ? end : '\n';
     return TAGC_OK;
 }
 
 static tagc_status continue_text(const generate_options *options, generate_state *state) {
-    tagc_params params = tagc_engine_params(state->source.fsdp);
-    size_t block = (size_t)state->source.model.block_size;
-    int vocab_size = state->source.model.vocab_size, top_k = (int)options->top_k;
+    tagc_params params = tagc_engine_params(state->trained.fsdp);
+    size_t block = (size_t)state->trained.model.block_size;
+    int vocab_size = state->trained.model.vocab_size, top_k = (int)options->top_k;
     int known = tagc_tokenizer_vocab_size(state->tokenizer),
         end = tagc_tokenizer_end_of_text(state->tokenizer);
     uint64_t rng = (uint64_t)options->seed;
@@ -81,7 +81,7 @@ static tagc_status continue_text(const generate_options *options, generate_state
     if (top_k > vocab_size) top_k = vocab_size;
     for (int64_t i = 0; i < options->n_tokens; i++) {
         size_t n = state->n_tokens < block ? state->n_tokens : block;
-        TAGC_TRY(tagc_fsdp_forward_begin(state->source.fsdp, 0));
+        TAGC_TRY(tagc_fsdp_forward_begin(state->trained.fsdp, 0));
         TAGC_TRY(tagc_gpt2_forward(state->model, &params, state->tokens + state->n_tokens - n, NULL, 1,
                                    (int)n, NULL));
         int token = tagc_gpt2_sample(tagc_gpt2_logits(state->model), vocab_size, options->temperature, top_k,
@@ -99,12 +99,12 @@ static tagc_status continue_text(const generate_options *options, generate_state
 }
 
 static tagc_status generate(tagc_rank *rank, const generate_options *options, generate_state *state) {
-    TAGC_TRY(tagc_source_open(rank, options->from, options->model, &state->source));
-    TAGC_TRY(tagc_source_tokenizer(options->vocab, options->merges, state->source.saved.tokenizer,
-                                   &state->tokenizer));
+    TAGC_TRY(tagc_trained_open(rank, options->from, options->model, &state->trained));
+    TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, state->trained.saved.tokenizer,
+                                    &state->tokenizer));
     TAGC_TRY(encode_prompt(options, state));
-    TAGC_TRY(tagc_gpt2_create(&state->source.model, 1, state->source.model.block_size, &state->model));
-    state->scratch = calloc((size_t)state->source.model.vocab_size, sizeof *state->scratch);
+    TAGC_TRY(tagc_gpt2_create(&state->trained.model, 1, state->trained.model.block_size, &state->model));
+    state->scratch = calloc((size_t)state->trained.model.vocab_size, sizeof *state->scratch);
     if (!state->scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for sampling");
     if (options->prompt) fputs(options->prompt, stdout);
     return continue_text(options, state);
@@ -114,7 +114,7 @@ static tagc_status generate_rank(tagc_rank *rank, void *context) {
     generate_state state = {0};
     tagc_status status = tagc_rank_finish(rank, generate(rank, context, &state));
     tagc_gpt2_destroy(state.model);
-    tagc_source_close(&state.source);
+    tagc_trained_close(&state.trained);
     tagc_tokenizer_destroy(state.tokenizer);
     free(state.tokens);
     free(state.scratch);

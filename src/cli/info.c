@@ -2,7 +2,7 @@
 #include "cli/commands.h"
 #include "cli/progress.h"
 #include "cli/ranks.h"
-#include "cli/source.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"
@@ -100,7 +100,7 @@ static tagc_status info_weights(const char *path, int with_tensors) {
     TAGC_TRY(tagc_safetensors_open(path, &file));
     int n = tagc_safetensors_n_entries(file);
     printf("%s: safetensors, %d tensors\n", path, n);
-    if (tagc_source_shape(path, NULL, &config) == TAGC_OK) print_model(&config, 0);
+    if (tagc_trained_shape(path, NULL, &config) == TAGC_OK) print_model(&config, 0);
     for (int i = 0; with_tensors && i < n; i++) {
         tagc_safetensors_entry entry;
         tagc_safetensors_entry_at(file, i, &entry);
@@ -158,7 +158,7 @@ static int is_weights(const char *path) {
 
 static int describe(const char *what, int with_tensors) {
     tagc_gpt2_config config;
-    tagc_source source;
+    tagc_trained trained;
     if (!tagc_path_exists(what)) {
         if (tagc_gpt2_preset(what, &config) != TAGC_OK) {
             tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is no file, and no preset", what);
@@ -177,13 +177,13 @@ static int describe(const char *what, int with_tensors) {
                 status = info_tokens(path);
             return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
         }
-        status = tagc_source_find(what, &source);
-        if (status == TAGC_OK && source.is_checkpoint) {
+        status = tagc_trained_find(what, &trained);
+        if (status == TAGC_OK && trained.is_checkpoint) {
             checkpoint_query query = {what, with_tensors};
             tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
             return tagc_ranks_run(&launch, checkpoint_rank, &query);
         }
-        if (status == TAGC_OK) status = info_weights(source.path, with_tensors);
+        if (status == TAGC_OK) status = info_weights(trained.path, with_tensors);
     } else {
         status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what);
     }

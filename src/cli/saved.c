@@ -65,7 +65,7 @@ static tagc_status read_count(const json_t *object, const char *name, json_int_t
 
 static tagc_status read_fields(const json_t *root, tagc_saved *out) {
     const json_t *model = json_object_get(root, "model"), *best = json_object_get(root, "best_val_loss");
-    json_int_t value;
+    json_int_t value = 0;
     for (int i = 0; i < N_MODEL_FIELDS; i++) {
         TAGC_TRY(read_count(model, model_fields[i].name, 1 << 30, &value));
         *(int *)((char *)&out->model + model_fields[i].offset) = (int)value;

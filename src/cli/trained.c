@@ -1,5 +1,5 @@
 /* Opening of trained models. */
-#include "cli/source.h"
+#include "cli/trained.h"
 
 #include "cli/engine.h"
 #include "cli/train_options.h"
@@ -19,8 +19,8 @@ static int has_steps(const char *dir) {
     return found;
 }
 
-tagc_status tagc_source_find(const char *from, tagc_source *out) {
-    *out = (tagc_source){0};
+tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
+    *out = (tagc_trained){0};
     if (!tagc_path_exists(from)) return tagc_fail(TAGC_ERR_IO, "%s does not exist", from);
     if (!tagc_path_is_dir(from)) {
         snprintf(out->path, sizeof out->path, "%s", from);
@@ -36,7 +36,7 @@ tagc_status tagc_source_find(const char *from, tagc_source *out) {
     return TAGC_OK;
 }
 
-tagc_status tagc_source_shape(const char *weights, const char *preset, tagc_gpt2_config *out) {
+tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt2_config *out) {
     char dir[TAGC_PATH_BYTES], path[TAGC_PATH_BYTES];
     if (preset) return tagc_gpt2_preset(preset, out);
     snprintf(dir, sizeof dir, "%s", weights);
@@ -53,47 +53,47 @@ tagc_status tagc_source_shape(const char *weights, const char *preset, tagc_gpt2
     return tagc_gpt2_config_read(path, out);
 }
 
-static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_source *source) {
+static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_trained *trained) {
     char *extra = NULL;
     int world_size;
     tagc_train_options options;
     tagc_fsdp_options engine;
     tagc_progress silent = {.quiet = 1};
-    TAGC_TRY(tagc_checkpoint_find(rank->comm, from, source->path, sizeof source->path));
-    TAGC_TRY(tagc_checkpoint_info(source->path, &source->step, &world_size, &extra));
-    tagc_status status = tagc_saved_read(extra, &source->saved);
+    TAGC_TRY(tagc_checkpoint_find(rank->comm, from, trained->path, sizeof trained->path));
+    TAGC_TRY(tagc_checkpoint_info(trained->path, &trained->step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &trained->saved);
     free(extra);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", source->path);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", trained->path);
     /* The engine must be laid out as it was when the checkpoint was written. */
-    TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &source->parsed));
-    TAGC_TRY(tagc_saved_merge(&source->saved, &source->parsed, &options, &silent));
-    source->model = source->saved.model;
+    TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &trained->parsed));
+    TAGC_TRY(tagc_saved_merge(&trained->saved, &trained->parsed, &options, &silent));
+    trained->model = trained->saved.model;
     tagc_train_fsdp(&options, &engine);
-    TAGC_TRY(tagc_engine_create(rank, &source->model, &engine, &source->fsdp));
-    TAGC_TRY(tagc_checkpoint_load(source->fsdp, rank->comm, source->path, &source->step, &extra));
+    TAGC_TRY(tagc_engine_create(rank, &trained->model, &engine, &trained->fsdp));
+    TAGC_TRY(tagc_checkpoint_load(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));
     free(extra);
     return TAGC_OK;
 }
 
-tagc_status tagc_source_open(tagc_rank *rank, const char *from, const char *preset, tagc_source *source) {
-    TAGC_TRY(tagc_source_find(from, source));
-    if (source->is_checkpoint) return open_checkpoint(rank, from, source);
+tagc_status tagc_trained_open(tagc_rank *rank, const char *from, const char *preset, tagc_trained *trained) {
+    TAGC_TRY(tagc_trained_find(from, trained));
+    if (trained->is_checkpoint) return open_checkpoint(rank, from, trained);
     tagc_fsdp_options engine;
     tagc_fsdp_options_init(&engine);
     engine.policy = TAGC_POLICY_NONE;
-    TAGC_TRY(tagc_source_shape(source->path, preset, &source->model));
-    TAGC_TRY(tagc_engine_create(rank, &source->model, &engine, &source->fsdp));
-    return tagc_engine_init_file(source->fsdp, &source->model, source->path);
+    TAGC_TRY(tagc_trained_shape(trained->path, preset, &trained->model));
+    TAGC_TRY(tagc_engine_create(rank, &trained->model, &engine, &trained->fsdp));
+    return tagc_engine_init_file(trained->fsdp, &trained->model, trained->path);
 }
 
-void tagc_source_close(tagc_source *source) {
-    tagc_fsdp_destroy(source->fsdp);
-    tagc_options_destroy(&source->parsed);
-    tagc_saved_destroy(&source->saved);
+void tagc_trained_close(tagc_trained *trained) {
+    tagc_fsdp_destroy(trained->fsdp);
+    tagc_options_destroy(&trained->parsed);
+    tagc_saved_destroy(&trained->saved);
 }
 
-tagc_status tagc_source_tokenizer(const char *vocab, const char *merges, const char *wanted,
-                                  tagc_tokenizer **out) {
+tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
+                                   tagc_tokenizer **out) {
     *out = NULL;
     if (!vocab != !merges)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--vocab and --merges go together: both are needed");

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Trains a small GPT-2 on two ranks, once under plain FSDP and once under TAGC (and once packed), on the same data in
+# the same order, and ends with a table and a picture of the loss curves. Ranks are threads of one process, so that it
+# needs no MPI set-up; DEMO_STEPS changes the length.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/setup.sh
+echo "== building"
+make --no-print-directory build BUILD_TYPE=Release | tail -n 1
+tagc=build/tagc
+runs=runs/demo
+
+echo "== corpus: the manual of Perl"
+if [ ! -e data/demo/train.bin ]; then
+    scripts/corpus.sh data/demo/text
+    "$tagc" data --out data/demo --lossy data/demo/text
+fi
+
+rm -rf "$runs"
+train() { # <name> <options>...
+    local name=$1
+    shift
+    echo
+    echo "== $name: $*"
+    "$tagc" train --config configs/demo.conf --data data/demo --ranks 2 ${DEMO_STEPS:+--steps "$DEMO_STEPS"} \
+        --out "$runs/$name" --trace "$runs/$name.trace.json" "$@"
+}
+mkdir -p "$runs"
+train fsdp --compress none --exchange dense
+train tagc-10x --exchange sketch --ratio 10 --sparsity 0.9875 --index or --compress non-attention-linear
+train packed --exchange packed --sparsity 0.9875 --compress non-attention-linear
+
+echo
+"$tagc" compare "$runs/fsdp" "$runs/tagc-10x" "$runs/packed" --svg "$runs/losses.svg"
+echo "timelines: $runs/{fsdp,tagc-10x,packed}.trace.json; open them at https://ui.perfetto.dev"
