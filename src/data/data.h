@@ -114,8 +114,8 @@ void tagc_data_options_init(tagc_data_options *options);
  * to folders and what is not a file are passed over; a file that two inputs reach is read twice). A file that
  * starts like gzip is decompressed. Each file becomes one document, followed by end_of_text.
  *
- * Validation: with at least 2 / val_share documents every so many-th whole document, spread evenly; with
- * fewer the tail of each document. The same inputs give the same files, byte for byte.
+ * Validation: with at least 2 / val_share files a whole document goes there whenever it holds less than its
+ * share; with fewer, the tail of each document. The same inputs give the same files, byte for byte.
  *
  * Both files appear only when both are complete and on disk; whatever fails, the ones before stay as they
  * were. report may be NULL. */

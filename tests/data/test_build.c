@@ -151,6 +151,7 @@ static void many_documents_are_given_whole(void **state) {
     int n_documents = 0;
     for (int f = 0; f < 2; f++) {
         char *text = text_of(scratch_path(*state, f ? "val.bin" : "train.bin"), tokenizer);
+        if (f == 0) assert_int_equal(text[0], 'a'); /* nothing is behind its share at first */
         for (char *p = text; *p; n_documents++) {
             char *end = strchr(p, '|');
             assert_non_null(end);
