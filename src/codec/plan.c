@@ -3,7 +3,7 @@
  * All that planning needs is how many of the remaining items each cell holds, one byte. A round is a sweep
  * over the remaining items in their order, a chunk at a time: those of the chunk that are alone in a cell go
  * to the order and leave their cells at once, so that a later chunk of the same round profits. Sweeps visit
- * an item more often than a queue of freed items would (1.5 times at load 0.5, 4 at 0.75), but they run
+ * an item more often than a queue of freed items would (1.4 times at load 0.5, 3 at 0.75), but they run
  * forward through memory, over counts that fit the cache, where a queue jumps over words eight times as
  * large; and the replay inherits the order.
  *
