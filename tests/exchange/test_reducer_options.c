@@ -1,0 +1,326 @@
+/* What a caller can get wrong, alone or against the other ranks, and the residual as state. */
+#include "core/clock.h"
+#include "oracle.h"
+#include "ranks.h"
+
+/* ---- one rank's mistakes ---- */
+
+typedef struct bad_field {
+    const char *name;
+    size_t offset;
+    int is_double;
+    double low, high; /* just outside */
+} bad_field;
+
+#define INT_FIELD(name, low, high)                                                                           \
+    { #name, offsetof(tagc_reducer_options, name), 0, low, high }
+static const bad_field bad_fields[] = {
+    INT_FIELD(exchange, -1, 3),
+    INT_FIELD(index, -1, 3),
+    {"sparsity", offsetof(tagc_reducer_options, sparsity), 1, -1e-9, 1.0000001},
+    {"ratio", offsetof(tagc_reducer_options, ratio), 1, -1, 1000.1},
+    INT_FIELD(cells, -1, 2),
+    INT_FIELD(unpeeled, -1, 3),
+    INT_FIELD(fill_union, -2, 2),
+    INT_FIELD(op, -1, 2),
+    INT_FIELD(all_reduce, -1, 2),
+    INT_FIELD(wire, -1, 2),
+    INT_FIELD(n_threads, 0, 257),
+};
+
+static tagc_reducer_options good_options(int world_size) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = 64 * (uint64_t)world_size;
+    return options;
+}
+
+static void expect_refusal(rank_run *run, const tagc_reducer_options *options, tagc_status status,
+                           const char *text) {
+    tagc_reducer *reducer = (tagc_reducer *)run;
+    CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == status);
+    CHECK(run, reducer == NULL);
+    if (!strstr(tagc_last_error(), text)) CHECK(run, !"the text names the field");
+}
+
+static void bad_values(rank_run *run) {
+    for (size_t f = 0; f < sizeof bad_fields / sizeof bad_fields[0]; f++)
+        for (int side = 0; side < 3; side++) {
+            const bad_field *field = &bad_fields[f];
+            tagc_reducer_options options = good_options(run->world_size);
+            double value = side == 0 ? field->low : side == 1 ? field->high : NAN;
+            int as_int = (int)(side < 2 ? value : 1e9);
+            memcpy((char *)&options + field->offset, field->is_double ? (void *)&value : (void *)&as_int,
+                   field->is_double ? sizeof value : sizeof as_int);
+            expect_refusal(run, &options, TAGC_ERR_ARGUMENT, field->name);
+        }
+    tagc_reducer_options options = good_options(run->world_size);
+    options.n_elems = 0;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is 0");
+    options.n_elems = 65;
+    if (run->world_size > 1) expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "multiple of the world size");
+    options.n_elems = (uint64_t)run->world_size << 32;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is");
+    options = good_options(run->world_size);
+    options.ratio = 0.5;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ratio is 0.5");
+    options = good_options(run->world_size);
+    options.struct_bytes = 8;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "struct_bytes is 8");
+    options = good_options(run->world_size);
+    options.wire = TAGC_WIRE_BF16;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "wire");
+    options = good_options(run->world_size);
+    options.fill_union = 1;
+    options.index = TAGC_INDEX_SUM4;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, run->world_size > 15 ? "15 ranks" : "fill_union");
+    expect_refusal(run, NULL, TAGC_ERR_ARGUMENT, "options is NULL");
+    CHECK(run, tagc_reducer_create(run->comm, &options, NULL) == TAGC_ERR_ARGUMENT);
+}
+
+static void test_bad_values(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(1, bad_values, NULL, NULL, runs);
+    run_ranks(2, bad_values, NULL, NULL, runs);
+    run_ranks(16, bad_values, NULL, NULL, runs);
+    tagc_reducer *reducer;
+    assert_int_equal(tagc_reducer_create(NULL, NULL, &reducer), TAGC_ERR_ARGUMENT);
+}
+
+static void test_bounds(void **state) {
+    (void)state;
+    for (size_t f = 0; f < sizeof bad_fields / sizeof bad_fields[0]; f++) {
+        double min, max, initial;
+        assert_int_equal(tagc_reducer_option_bounds(bad_fields[f].name, &min, &max, &initial), TAGC_OK);
+        assert_true(min > bad_fields[f].low && max < bad_fields[f].high && initial >= min && initial <= max);
+        tagc_reducer_options options = good_options(1);
+        double value;
+        int as_int;
+        memcpy(&value, (char *)&options + bad_fields[f].offset, sizeof value);
+        memcpy(&as_int, (char *)&options + bad_fields[f].offset, sizeof as_int);
+        assert_true(initial == (bad_fields[f].is_double ? value : as_int));
+    }
+    assert_int_equal(tagc_reducer_option_bounds("sparsity", NULL, NULL, NULL), TAGC_OK);
+    assert_int_equal(tagc_reducer_option_bounds("struct_bytes", NULL, NULL, NULL), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "struct_bytes"));
+    assert_int_equal(tagc_reducer_option_bounds(NULL, NULL, NULL, NULL), TAGC_ERR_ARGUMENT);
+    assert_true(tagc_padded_elems(1, 3) == 48 && tagc_padded_elems(48, 3) == 48 &&
+                tagc_padded_elems(49, 3) == 96);
+    assert_true(tagc_padded_elems(5045, 2) == 5056 && tagc_padded_elems(0, 2) == 0);
+}
+
+/* ---- mistakes of one rank among others ---- */
+
+static void one_rank_differs(rank_run *run) {
+    const char *name = run->shared;
+    tagc_reducer_options options = good_options(run->world_size);
+    int differs = run->rank == 2;
+    if (differs && !strcmp(name, "n_elems")) options.n_elems *= 2;
+    if (differs && !strcmp(name, "exchange")) options.exchange = TAGC_EXCHANGE_SKETCH;
+    if (differs && !strcmp(name, "index")) options.index = TAGC_INDEX_SUM4;
+    if (differs && !strcmp(name, "sparsity")) options.sparsity = 0.9;
+    if (differs && !strcmp(name, "ratio")) options.ratio = 10;
+    if (differs && !strcmp(name, "cells")) options.cells = TAGC_CELLS_FIXED;
+    if (differs && !strcmp(name, "unpeeled")) options.unpeeled = TAGC_UNPEELED_ESTIMATE;
+    if (differs && !strcmp(name, "fill_union")) options.fill_union = 0;
+    if (differs && !strcmp(name, "op")) options.op = TAGC_OP_SUM;
+    if (differs && !strcmp(name, "all_reduce")) options.all_reduce = 1;
+    if (differs && !strcmp(name, "seed")) options.seed = 1;
+    tagc_reducer *reducer;
+    keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
+    CHECK(run, reducer == NULL);
+}
+
+static void invalid_on_one(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    if (run->rank == 2) options.sparsity = 2;
+    tagc_reducer *reducer;
+    keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
+}
+
+static void wire_differs(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    options.wire = run->rank == 2;
+    tagc_reducer *reducer;
+    keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
+}
+
+static void gatherer_on_one(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    tagc_gatherer_options gather;
+    tagc_gatherer_options_init(&gather);
+    gather.n_elems = options.n_elems;
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+    keep_status(run, run->rank == 2 ? tagc_gatherer_create(run->comm, &gather, &gatherer)
+                                    : tagc_reducer_create(run->comm, &options, &reducer));
+}
+
+/* n_threads and tag are each rank's own business. */
+static void allowed_differences(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    options.n_threads = 1 + run->rank;
+    options.tag = (uint64_t)run->rank;
+    tagc_reducer *reducer;
+    CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
+    tagc_reducer_destroy(reducer);
+}
+
+static void assert_all(const rank_run *runs, int world_size, tagc_status status, const char *text) {
+    for (int r = 0; r < world_size; r++) {
+        assert_int_equal(runs[r].status, status);
+        if (!strstr(runs[r].text, text)) fail_msg("\"%s\" does not contain \"%s\"", runs[r].text, text);
+    }
+}
+
+static void test_mismatch(void **state) {
+    (void)state;
+    static const char *const names[] = {"n_elems",  "exchange",   "index", "sparsity",   "ratio", "cells",
+                                        "unpeeled", "fill_union", "op",    "all_reduce", "seed"};
+    rank_run runs[MAX_RANKS];
+    for (size_t f = 0; f < sizeof names / sizeof names[0]; f++) {
+        char expected[64];
+        run_ranks(4, one_rank_differs, (void *)(uintptr_t)names[f], NULL, runs);
+        snprintf(expected, sizeof expected, "%s: rank 2 has", names[f]);
+        if (!strcmp(names[f], "index")) strcpy(expected, "rank 2 has"); /* it also decides fill_union */
+        assert_all(runs, 4, TAGC_ERR_MISMATCH, expected);
+    }
+    run_ranks(4, one_rank_differs, (void *)(uintptr_t) "sparsity", NULL, runs);
+    assert_all(runs, 4, TAGC_ERR_MISMATCH, "sparsity: rank 2 has 0.9, rank 0 has 0.9875");
+    run_ranks(3, invalid_on_one, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 2: sparsity is 2, must be in [0, 1]");
+    run_ranks(3, wire_differs, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_MISMATCH, "wire: rank 2 has 1, rank 0 has 0");
+    run_ranks(3, gatherer_on_one, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 2 makes a gatherer");
+    run_ranks(3, allowed_differences, NULL, NULL, runs);
+}
+
+/* ---- calls out of order, set_sparsity ---- */
+
+static void order_body(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    float gradient[64 * 4], output[64];
+    tagc_reducer_stats stats = {0};
+    for (size_t i = 0; i < sizeof gradient / sizeof gradient[0]; i++)
+        gradient[i] = random_gradient(1, run->rank, i);
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_begin(NULL, gradient, output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(reducer, NULL, output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(reducer, gradient, NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(reducer, gradient, gradient + 1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "overlap"));
+    CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+    CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_scale_residual(reducer, 1) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_end(NULL, NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) ==
+                   TAGC_ERR_ARGUMENT); /* stats not initialised */
+    tagc_reducer_stats_init(&stats);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 1.5) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, NAN) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_set_sparsity(NULL, 0.5) == TAGC_ERR_ARGUMENT);
+    for (double sparsity = 0; sparsity <= 1; sparsity += 0.25) {
+        CHECK(run, tagc_reducer_set_sparsity(reducer, sparsity) == TAGC_OK);
+        CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+        CHECK(run, stats.sparsity == sparsity);
+    }
+    /* One rank forgets: all of them hear of it, and can go on together. */
+    CHECK(run, tagc_reducer_set_sparsity(reducer, run->rank == 1 ? 0.25 : 0.5) == TAGC_OK);
+    keep_status(run, tagc_reducer_run(reducer, gradient, output, &stats));
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
+    tagc_reducer_destroy(reducer); /* waits for the step */
+}
+
+static void test_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
+    assert_non_null(strstr(runs[0].text, "sparsity"));
+    tagc_reducer_destroy(NULL);
+    tagc_gatherer_destroy(NULL);
+}
+
+/* ---- residual as state ---- */
+
+static void state_body(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    options.n_elems = 1000 * (uint64_t)run->world_size;
+    size_t n = (size_t)options.n_elems;
+    float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output),
+          *again = malloc(n * sizeof *again);
+    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(2, run->rank, i);
+    tagc_reducer *one, *two;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &one) == TAGC_OK)) return;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &two) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_run(one, gradient, output, NULL) == TAGC_OK);
+    uint64_t n_bytes = tagc_reducer_state_bytes(one);
+    CHECK(run, n_bytes == 64 + n * 4);
+    char *saved = malloc(n_bytes), *copy = malloc(n_bytes);
+    CHECK(run, tagc_reducer_state_save(one, saved, n_bytes) == TAGC_OK);
+    CHECK(run, tagc_reducer_state_save(one, saved, n_bytes - 1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_state_save(one, NULL, n_bytes) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_state_load(two, saved, n_bytes) == TAGC_OK);
+    const float *a = tagc_reducer_residual(one, NULL), *b = tagc_reducer_residual(two, NULL);
+    CHECK(run, memcmp(a, b, n * sizeof *a) == 0);
+    for (int damage = 0; damage < 200; damage++) { /* header bytes one by one, then anywhere */
+        memcpy(copy, saved, n_bytes);
+        size_t at = damage < 64 ? (size_t)damage : mix((uint64_t)damage) % n_bytes;
+        copy[at] ^= (char)(1 << damage % 8);
+        CHECK(run, tagc_reducer_state_load(two, copy, n_bytes) == TAGC_ERR_CORRUPT);
+        CHECK(run, tagc_reducer_state_load(two, saved, mix((uint64_t)damage) % n_bytes) == TAGC_ERR_CORRUPT);
+    }
+    CHECK(run, tagc_reducer_state_load(two, NULL, n_bytes) == TAGC_ERR_ARGUMENT);
+    CHECK(run, memcmp(a, tagc_reducer_residual(two, NULL), n * sizeof *a) == 0);
+    CHECK(run, tagc_reducer_run(one, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(two, gradient, again, NULL) == TAGC_OK);
+    CHECK(run, memcmp(output, again, 1000 * sizeof *output) == 0);
+    options.n_elems *= 2;
+    tagc_reducer *larger;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &larger) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_state_load(larger, saved, n_bytes) == TAGC_ERR_MISMATCH);
+    tagc_reducer_destroy(larger);
+
+    /* scaling */
+    CHECK(run, tagc_reducer_state_load(two, saved, n_bytes) == TAGC_OK);
+    memcpy(again, tagc_reducer_residual(two, NULL), n * sizeof *again);
+    CHECK(run, tagc_reducer_scale_residual(two, 0.5) == TAGC_OK);
+    for (size_t i = 0; i < n; i++)
+        CHECK(run, bits_of(tagc_reducer_residual(two, NULL)[i]) == bits_of(again[i] * 0.5f));
+    CHECK(run, tagc_reducer_scale_residual(two, -1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_scale_residual(two, NAN) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_scale_residual(two, INFINITY) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_scale_residual(two, 1e300) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_scale_residual(two, 0) == TAGC_OK);
+    for (size_t i = 0; i < n; i++) CHECK(run, bits_of(tagc_reducer_residual(two, NULL)[i]) == 0x80000000u);
+    tagc_reducer_destroy(one);
+    tagc_reducer_destroy(two);
+    free(gradient);
+    free(output);
+    free(again);
+    free(saved);
+    free(copy);
+}
+
+static void test_state(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, state_body, NULL, NULL, runs);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bad_values), cmocka_unit_test(test_bounds), cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_order),      cmocka_unit_test(test_state),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
