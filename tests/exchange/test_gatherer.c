@@ -1,0 +1,207 @@
+/* Gathers, alone and beside reducers, on transports with lanes and without; traces and the order of bytes. */
+#include "exchange/bf16.h"
+#include "oracle.h"
+#include "ranks.h"
+
+typedef struct trial {
+    tagc_gatherer_options options;
+    int in_place;
+} trial;
+
+static float rounded_to_bf16(float value) {
+    double best = (double)value;
+    uint32_t bits = bits_of(value), low = bits & 0xffff0000u, high = low + 0x10000u;
+    float a, b;
+    memcpy(&a, &low, 4);
+    memcpy(&b, &high, 4);
+    double beyond = isinf(b) ? copysign(0x1p128, (double)a) : (double)b; /* where Inf would be next */
+    double below = fabs((double)a - best), above = fabs(beyond - best);
+    if (below != above) return below < above ? a : b;
+    return low & 0x10000u ? b : a;
+}
+
+static void gather_body(rank_run *run) {
+    trial *t = run->shared;
+    size_t n = (size_t)t->options.n_elems, shard = n / (size_t)run->world_size;
+    float *full = calloc(n, sizeof *full), *apart = calloc(shard, sizeof *apart);
+    float *own = t->in_place ? full + (size_t)run->rank * shard : apart;
+    tagc_gatherer *gatherer;
+    if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &gatherer) == TAGC_OK)) return;
+    CHECK(run, tagc_gatherer_end(gatherer) == TAGC_ERR_STATE);
+    CHECK(run, tagc_gatherer_begin(gatherer, NULL, full) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_gatherer_begin(gatherer, own, NULL) == TAGC_ERR_ARGUMENT);
+    for (int step = 0; step < 3; step++) {
+        for (size_t i = 0; i < shard; i++) own[i] = random_gradient((uint64_t)step, run->rank, i);
+        CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_OK);
+        CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_ERR_STATE);
+        CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+        for (size_t i = 0; i < n; i++) {
+            float value = random_gradient((uint64_t)step, (int)(i / shard), i % shard);
+            if (t->options.wire == TAGC_WIRE_BF16) value = rounded_to_bf16(value);
+            CHECK(run, bits_of(full[i]) == bits_of(value));
+        }
+    }
+    uint64_t sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
+    tagc_comm_bytes(run->comm, sent, received);
+    uint64_t expected =
+        3 * (uint64_t)(run->world_size - 1) * shard * (t->options.wire == TAGC_WIRE_BF16 ? 2 : 4);
+    CHECK(run, sent[TAGC_LEG_GATHER] == expected && received[TAGC_LEG_GATHER] == expected);
+    CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_OK);
+    tagc_gatherer_destroy(gatherer); /* waits */
+    free(full);
+    free(apart);
+}
+
+static void test_gather(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 5; world_size++)
+        for (int variant = 0; variant < 4; variant++) {
+            trial t = {.in_place = variant % 2};
+            tagc_gatherer_options_init(&t.options);
+            t.options.n_elems = 1013 * (uint64_t)world_size;
+            t.options.wire = variant / 2;
+            rank_run runs[MAX_RANKS];
+            run_ranks(world_size, gather_body, &t, NULL, runs);
+        }
+}
+
+/* ---- gathers that overlap reducers ---- */
+
+typedef struct trace_log {
+    pthread_mutex_t lock;
+    int n_events, n_bad, n_gather, n_codec;
+} trace_log;
+
+static void log_event(void *context, const tagc_event *event) {
+    trace_log *log = context;
+    pthread_mutex_lock(&log->lock);
+    log->n_events++;
+    log->n_bad += !(event->end_s >= event->start_s) || !event->name || !event->stream;
+    log->n_gather += !strcmp(event->stream, "comm") && !strcmp(event->name, "gather") && event->tag == 8;
+    log->n_codec += !strcmp(event->stream, "codec") && event->tag == 7;
+    pthread_mutex_unlock(&log->lock);
+}
+
+static void overlap_body(rank_run *run) {
+    enum { N = 60000, STEPS = 5 };
+    tagc_reducer_options reduce;
+    tagc_reducer_options_init(&reduce);
+    reduce.n_elems = N * (uint64_t)run->world_size;
+    reduce.tag = 7;
+    tagc_gatherer_options gather;
+    tagc_gatherer_options_init(&gather);
+    gather.n_elems = reduce.n_elems;
+    gather.tag = 8;
+    gather.wire = TAGC_WIRE_BF16;
+    size_t n = (size_t)reduce.n_elems;
+    float *gradient = calloc(2 * n, sizeof *gradient), *output = calloc(2 * N, sizeof *output);
+    float *full = calloc(n, sizeof *full);
+    tagc_reducer *reducers[2];
+    tagc_gatherer *gatherer;
+    for (int i = 0; i < 2; i++) CHECK(run, tagc_reducer_create(run->comm, &reduce, &reducers[i]) == TAGC_OK);
+    CHECK(run, tagc_gatherer_create(run->comm, &gather, &gatherer) == TAGC_OK);
+    for (size_t i = 0; i < 2 * n; i++) gradient[i] = random_gradient(3, run->rank, i);
+    for (int step = 0; step < STEPS; step++) {
+        for (size_t i = 0; i < 2; i++)
+            CHECK(run, tagc_reducer_begin(reducers[i], gradient + i * n, output + i * N) == TAGC_OK);
+        CHECK(run, tagc_gatherer_begin(gatherer, gradient, full) == TAGC_OK);
+        CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+        for (size_t i = 0; i < n; i++)
+            CHECK(run, full[i] == rounded_to_bf16(random_gradient(3, (int)(i / N), i % N)));
+        for (size_t i = 2; i-- > 0;) CHECK(run, tagc_reducer_end(reducers[i], NULL) == TAGC_OK);
+    }
+    for (int i = 0; i < 2; i++) tagc_reducer_destroy(reducers[i]);
+    tagc_gatherer_destroy(gatherer);
+    free(gradient);
+    free(output);
+    free(full);
+}
+
+static void test_overlap(void **state) {
+    (void)state;
+    trace_log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.trace = log_event;
+    options.trace_context = &log;
+    rank_run runs[MAX_RANKS];
+    run_ranks(3, overlap_body, NULL, &options, runs);
+    assert_int_equal(log.n_bad, 0);
+    assert_int_equal(log.n_gather, 3 * 5);
+    assert_true(log.n_codec >= 3 * 5 * 2 * 4);
+}
+
+/* ---- dense over a bf16 wire: every contribution rounded alike, sums in fp32 ---- */
+
+typedef struct dense_trial {
+    tagc_reducer_options options;
+} dense_trial;
+
+static void dense_body(rank_run *run) {
+    dense_trial *t = run->shared;
+    size_t n = (size_t)t->options.n_elems, W = (size_t)run->world_size, shard = n / W;
+    float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output);
+    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(9, run->rank, i);
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
+    for (int step = 0; step < 2; step++) {
+        CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+        size_t first = t->options.all_reduce ? 0 : (size_t)run->rank * shard,
+               n_out = t->options.all_reduce ? n : shard;
+        for (size_t i = 0; i < n_out; i++) {
+            float sum = rounded_to_bf16(random_gradient(9, 0, first + i));
+            for (size_t r = 1; r < W; r++) sum += rounded_to_bf16(random_gradient(9, (int)r, first + i));
+            sum *= 1.0f / (float)run->world_size;
+            if (t->options.all_reduce) sum = rounded_to_bf16(sum);
+            CHECK(run, bits_of(output[i]) == bits_of(sum));
+        }
+    }
+    tagc_reducer_destroy(reducer);
+    free(gradient);
+    free(output);
+}
+
+static void test_dense_bf16(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 4; world_size++)
+        for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
+            dense_trial t;
+            tagc_reducer_options_init(&t.options);
+            t.options.exchange = TAGC_EXCHANGE_DENSE;
+            t.options.wire = TAGC_WIRE_BF16;
+            t.options.all_reduce = all_reduce;
+            t.options.n_elems = (world_size == 2 ? 262144 * 4 + 99 : 5001) * (uint64_t)world_size;
+            rank_run runs[MAX_RANKS];
+            run_ranks(world_size, dense_body, &t, NULL, runs);
+        }
+}
+
+static void test_bf16(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 200000; i++) {
+        uint32_t bits = (uint32_t)mix(i);
+        if (i < 65536) bits = i << 16;
+        float value, back;
+        uint16_t half;
+        memcpy(&value, &bits, 4);
+        tagc_bf16_narrow(&value, &half, 1);
+        tagc_bf16_widen(&half, &back, 1);
+        if (isnan(value))
+            assert_true(isnan(back));
+        else if (isinf(value))
+            assert_true(back == value);
+        else
+            assert_int_equal(bits_of(back), bits_of(rounded_to_bf16(value)));
+        if (i < 65536 && !isnan(value)) assert_int_equal(half, i);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_dense_bf16),
+        cmocka_unit_test(test_bf16),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

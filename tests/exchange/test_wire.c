@@ -1,0 +1,158 @@
+/* Headers as bytes: the worked example of docs/wire-format.md, round trips, and damage that must be refused.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "codec/bitmap.h"
+#include "exchange/wire.h"
+
+/* The index message of the document: rank 1 of two tells rank 0 that it keeps elements 3, 8 and 20 of 24. */
+static const uint8_t example[TAGC_WIRE_HEADER_BYTES + 8] = {
+    0x54, 0x41, 0x47, 0x43, 0x01, 0x01, 0x00, 0x00, /* magic, version, kind, coding, flags */
+    0x01, 0x00, 0x00, 0x00, 0x03, 0x00, 0x00, 0x00, /* rank, k */
+    0x18, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_elems */
+    0x03, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_items, attempt */
+    0x00, 0x00, 0x20, 0x40, 0x00, 0x00, 0x00, 0x00, /* max_abs 2.5, status */
+    0x08, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* body_bytes */
+    0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* step */
+    0xc9, 0x10, 0x38, 0xbd, 0x5a, 0x54, 0xdf, 0x3c, /* checksum */
+    0x08, 0x01, 0x10, 0x00, 0x00, 0x00, 0x00, 0x00, /* body: bits 3, 8, 20 */
+};
+
+static tagc_wire_header example_header(void) {
+    return (tagc_wire_header){.kind = TAGC_WIRE_INDEX,
+                              .coding = TAGC_INDEX_OR,
+                              .rank = 1,
+                              .k = 3,
+                              .n_elems = 24,
+                              .n_items = 3,
+                              .max_abs = 2.5f,
+                              .body_bytes = 8,
+                              .step = 1};
+}
+
+static void make_example(uint64_t storage[9]) {
+    uint8_t *message = (uint8_t *)storage;
+    tagc_wire_header header = example_header();
+    tagc_bitmap_make(message + TAGC_WIRE_HEADER_BYTES, 24, (const uint32_t[]){3, 8, 20}, 3);
+    tagc_wire_write(&header, message);
+}
+
+static void test_worked_example(void **state) {
+    (void)state;
+    uint64_t message[9];
+    make_example(message);
+    assert_memory_equal(message, example, sizeof example);
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    tagc_wire_header header = {.kind = TAGC_WIRE_UNION,
+                               .coding = TAGC_INDEX_SUM4,
+                               .flags = 1,
+                               .rank = 0x01020304,
+                               .k = 0xfffffff0u,
+                               .n_elems = 0x0102030405060708u,
+                               .n_items = 77,
+                               .attempt = 31,
+                               .max_abs = 1e-40f,
+                               .status = 6,
+                               .body_bytes = 13,
+                               .step = UINT64_MAX};
+    uint8_t message[TAGC_WIRE_HEADER_BYTES + 13] = {0};
+    tagc_wire_header back;
+    tagc_wire_write(&header, message);
+    assert_int_equal(tagc_wire_read(message, sizeof message, &back), TAGC_OK);
+    assert_true(back.kind == header.kind && back.coding == header.coding && back.flags == header.flags);
+    assert_true(back.rank == header.rank && back.k == header.k && back.n_elems == header.n_elems);
+    assert_true(back.n_items == header.n_items && back.attempt == header.attempt &&
+                back.max_abs == header.max_abs);
+    assert_true(back.status == header.status && back.body_bytes == header.body_bytes &&
+                back.step == header.step);
+}
+
+static void test_damage(void **state) {
+    (void)state;
+    uint64_t storage[9];
+    uint8_t *message = (uint8_t *)storage;
+    tagc_wire_header header;
+    make_example(storage);
+    for (size_t bit = 0; bit < sizeof example * 8; bit++) {
+        message[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        assert_int_equal(tagc_wire_read(message, sizeof example, &header), TAGC_ERR_CORRUPT);
+        message[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    for (uint64_t n_bytes = 0; n_bytes < sizeof example; n_bytes++)
+        assert_int_equal(tagc_wire_read(message, n_bytes, &header), TAGC_ERR_CORRUPT);
+    assert_int_equal(tagc_wire_read(message, sizeof example, &header), TAGC_OK);
+}
+
+/* With a checksum to match, ranges still hold. */
+static void test_hostile_fields(void **state) {
+    (void)state;
+    static const float bad_sizes[] = {-1.0f, __builtin_nanf(""), __builtin_inff()};
+    uint64_t storage[9] = {0};
+    for (int c = 0; c < 8; c++) {
+        tagc_wire_header header = example_header(), back;
+        if (c == 0) header.kind = 0;
+        if (c == 1) header.kind = 6;
+        if (c == 2) header.coding = 3;
+        if (c == 3) header.flags = 2;
+        if (c == 4) header.status = 10;
+        if (c >= 5) header.max_abs = bad_sizes[c - 5];
+        tagc_wire_write(&header, storage);
+        assert_int_equal(tagc_wire_read(storage, sizeof example, &back), TAGC_ERR_CORRUPT);
+    }
+    tagc_wire_header expected = example_header();
+    for (int c = 0; c < 7; c++) {
+        tagc_wire_header header = example_header();
+        if (c == 0) header.kind = TAGC_WIRE_UNION;
+        if (c == 1) header.coding = TAGC_INDEX_SUM1;
+        if (c == 2) header.rank = 0;
+        if (c == 3) header.n_elems = 25;
+        if (c == 4) header.step = 2;
+        if (c == 5) header.k = 4;
+        tagc_status status = c == 6 ? TAGC_OK : c == 5 ? TAGC_ERR_MISMATCH : TAGC_ERR_CORRUPT;
+        assert_int_equal(tagc_wire_expect(&header, &expected), status);
+    }
+}
+
+static void test_index_bodies(void **state) {
+    (void)state;
+    uint8_t body[64] = {0}, scratch[64];
+    static const uint32_t indices[] = {0, 7, 63, 64, 99};
+    for (int coding = TAGC_INDEX_OR; coding <= TAGC_INDEX_SUM1; coding++) {
+        memset(body, 0, sizeof body);
+        if (coding == TAGC_INDEX_SUM4)
+            tagc_nibble_make(body, 100, indices, 5);
+        else
+            tagc_bitmap_make(body, 100, indices, 5);
+        assert_int_equal(tagc_wire_check_index(coding, body, 100, 5, scratch), TAGC_OK);
+        assert_int_equal(tagc_wire_check_index(coding, body, 100, 4, scratch), TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_wire_check_index(coding, body, 100, 6, scratch), TAGC_ERR_CORRUPT);
+        const uint8_t *bits = tagc_wire_bits(coding, body, 100, scratch);
+        assert_int_equal(tagc_bitmap_count(bits, 100), 5);
+        assert_int_equal(tagc_wire_check_positions(indices, 5, bits, 100), TAGC_OK);
+        assert_int_equal(tagc_wire_check_positions((const uint32_t[]){7, 0}, 2, bits, 100), TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_wire_check_positions((const uint32_t[]){7, 7}, 2, bits, 100), TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_wire_check_positions((const uint32_t[]){8}, 1, bits, 100), TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_wire_check_positions((const uint32_t[]){UINT32_MAX}, 1, bits, 100),
+                         TAGC_ERR_CORRUPT);
+        body[coding == TAGC_INDEX_SUM4 ? 50 : 12] |= 0x10; /* element 100 or 101 */
+        assert_int_equal(tagc_wire_check_index(coding, body, 100, 6, scratch), TAGC_ERR_CORRUPT);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_worked_example), cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_damage),         cmocka_unit_test(test_hostile_fields),
+        cmocka_unit_test(test_index_bodies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
