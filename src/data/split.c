@@ -6,7 +6,7 @@
 
 static size_t contraction(const uint8_t *text, size_t n_bytes) {
     if (n_bytes < 2 || text[0] != '\'') return 0;
-    if (memchr("stmd", text[1], 4)) return 2;
+    if (text[1] == 's' || text[1] == 't' || text[1] == 'm' || text[1] == 'd') return 2;
     if (n_bytes < 3) return 0;
     return memcmp(text + 1, "re", 2) == 0 || memcmp(text + 1, "ve", 2) == 0 || memcmp(text + 1, "ll", 2) == 0
                ? 3

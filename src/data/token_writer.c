@@ -16,9 +16,9 @@
 enum { BUFFER_BYTES = 1 << 16 };
 
 struct tagc_token_writer {
-    char *folder, *path, *temporary;
+    char *folder, *path;
+    char *temporary; /* NULL once it has its final name */
     int fd;
-    int exists; /* the temporary file */
     tagc_tokens_info info;
     size_t n_buffered; /* bytes */
     uint8_t buffer[BUFFER_BYTES];
@@ -58,7 +58,6 @@ tagc_status tagc_token_writer_create(const char *folder, const char *name, const
         tagc_token_writer_destroy(w);
         return status;
     }
-    w->exists = 1;
     *out = w;
     return TAGC_OK;
 }
@@ -66,7 +65,7 @@ tagc_status tagc_token_writer_create(const char *folder, const char *name, const
 void tagc_token_writer_destroy(tagc_token_writer *writer) {
     if (!writer) return;
     if (writer->fd >= 0) close(writer->fd);
-    if (writer->exists) unlink(writer->temporary);
+    if (writer->temporary) unlink(writer->temporary);
     free(writer->folder);
     free(writer->path);
     free(writer->temporary);
@@ -174,7 +173,8 @@ tagc_status tagc_token_writer_commit(tagc_token_writer *writer) {
     if (rename(writer->temporary, writer->path) != 0)
         return tagc_fail(TAGC_ERR_IO, "%s: cannot rename to %s: %s", writer->temporary, writer->path,
                          strerror(errno));
-    writer->exists = 0;
+    free(writer->temporary);
+    writer->temporary = NULL;
     /* The rename itself lasts only once the folder is on disk. */
     int fd = open(writer->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fsync(fd) != 0) {

@@ -17,14 +17,10 @@ struct tagc_tokenizer {
     char bytes[256];
 };
 
-static tagc_status create(tagc_tokenizer **out) {
-    *out = calloc(1, sizeof **out);
-    return *out ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for a tokenizer");
-}
-
 tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out) {
-    TAGC_TRY(create(out));
-    strcpy((*out)->name, "bytes");
+    *out = calloc(1, sizeof **out);
+    if (!*out) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a tokenizer");
+    memcpy((*out)->name, "bytes", sizeof "bytes");
     for (int i = 0; i < 256; i++) (*out)->bytes[i] = (char)i;
     return TAGC_OK;
 }
@@ -36,7 +32,7 @@ tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges
     char *vocab_bytes = NULL, *merges_bytes = NULL;
     tagc_status status = tagc_source_read_all(vocab_path, &vocab_bytes, &vocab.n_bytes);
     if (status == TAGC_OK) status = tagc_source_read_all(merges_path, &merges_bytes, &merges.n_bytes);
-    if (status == TAGC_OK) status = create(&made);
+    if (status == TAGC_OK) status = tagc_tokenizer_create_bytes(&made);
     if (status == TAGC_OK) {
         vocab.bytes = vocab_bytes;
         merges.bytes = merges_bytes;
