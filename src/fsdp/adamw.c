@@ -1,34 +1,60 @@
 /* The owner's update. Operations are in the order of torch.optim.AdamW, so that the two agree to fp32
- * rounding; the loop is plain so that the compiler turns it into vectors. */
+ * rounding; loops are plain so that the compiler turns them into vectors. */
 #include "fsdp/internal.h"
 #include <math.h>
-
-/* sqrtf may set errno, which would keep the loop scalar. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define NO_MATH_ERRNO __attribute__((optimize("no-math-errno")))
-#else
-#define NO_MATH_ERRNO
+#if defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
-NO_MATH_ERRNO void tagc_adamw_update(const tagc_adamw *adamw, float *restrict master, float *restrict moment1,
-                                     float *restrict moment2, const float *restrict gradient, size_t n) {
-    double t = (double)adamw->n_updates;
-    const float scale = (float)adamw->gradient_scale;
-    const float keep = (float)(1.0 - adamw->lr * adamw->weight_decay);
-    const float weight1 = (float)(1.0 - adamw->beta1);
-    const float beta2 = (float)adamw->beta2, weight2 = (float)(1.0 - adamw->beta2);
-    const float step = (float)(adamw->lr / (1.0 - pow(adamw->beta1, t)));
-    const float root_correction2 = (float)sqrt(1.0 - pow(adamw->beta2, t));
-    const float epsilon = (float)adamw->epsilon;
+#define BLOCK_ELEMS 1024 /* stays in the first-level cache between the three loops */
+
+/* sqrtf may set errno, which keeps a compiler from making vectors of it. Both round correctly. */
+static void take_roots(float *x, size_t n) {
+    size_t i = 0;
+#if defined(__SSE2__)
+    for (; i + 4 <= n; i += 4) _mm_storeu_ps(x + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
+#endif
+    for (; i < n; i++) x[i] = sqrtf(x[i]);
+}
+
+typedef struct factors {
+    float scale, keep, weight1, beta2, weight2, step, root_correction2, epsilon;
+} factors;
+
+static void update_block(const factors *f, float *restrict master, float *restrict moment1,
+                         float *restrict moment2, const float *restrict gradient, size_t n) {
+    float root[BLOCK_ELEMS];
     for (size_t i = 0; i < n; i++) {
-        float g = gradient[i] * scale;
-        float m = moment1[i] + weight1 * (g - moment1[i]);
-        float v = moment2[i] * beta2 + weight2 * g * g;
-        float denominator = sqrtf(v) / root_correction2 + epsilon;
-        master[i] = master[i] * keep - step * (m / denominator);
-        moment1[i] = m;
-        moment2[i] = v;
+        float g = gradient[i] * f->scale;
+        float change = g - moment1[i];
+        /* from the nearer end, so that beta1 = 0 gives the gradient itself */
+        moment1[i] = f->weight1 < 0.5f ? moment1[i] + f->weight1 * change : g - change * (1.0f - f->weight1);
+        moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
+        root[i] = moment2[i];
     }
+    take_roots(root, n);
+    for (size_t i = 0; i < n; i++) {
+        float denominator = root[i] / f->root_correction2 + f->epsilon;
+        master[i] = master[i] * f->keep - f->step * (moment1[i] / denominator);
+    }
+}
+
+void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
+                       const float *gradient, size_t n) {
+    double t = (double)adamw->n_updates;
+    const factors f = {
+        .scale = (float)adamw->gradient_scale,
+        .keep = (float)(1.0 - adamw->lr * adamw->weight_decay),
+        .weight1 = (float)(1.0 - adamw->beta1),
+        .beta2 = (float)adamw->beta2,
+        .weight2 = (float)(1.0 - adamw->beta2),
+        .step = (float)(adamw->lr / (1.0 - pow(adamw->beta1, t))),
+        .root_correction2 = (float)sqrt(1.0 - pow(adamw->beta2, t)),
+        .epsilon = (float)adamw->epsilon,
+    };
+    for (size_t at = 0; at < n; at += BLOCK_ELEMS)
+        update_block(&f, master + at, moment1 + at, moment2 + at, gradient + at,
+                     n - at < BLOCK_ELEMS ? n - at : BLOCK_ELEMS);
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {

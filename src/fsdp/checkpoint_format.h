@@ -44,7 +44,7 @@ typedef struct tagc_manifest {
     char *extra;
 } tagc_manifest;
 
-/* Zeroed tables of these sizes; world_size in [1, 1024]. */
+/* Zeroed tables of these sizes; world_size in [1, 65536]. */
 tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tagc_manifest **out);
 void tagc_manifest_destroy(tagc_manifest *manifest); /* accepts NULL */
 

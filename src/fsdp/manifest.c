@@ -10,6 +10,7 @@
 
 #define MAX_ELEMS ((uint64_t)1 << 44) /* of a flat: far above any model, far below overflow */
 #define MAX_ENTRIES 1000000
+#define MAX_RANKS 65536
 
 tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tagc_manifest **out) {
     *out = NULL;
@@ -164,7 +165,7 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     if (version != TAGC_CHECKPOINT_VERSION)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "checkpoint of version %llu, this program reads version %d",
                          (unsigned long long)version, TAGC_CHECKPOINT_VERSION);
-    TAGC_TRY(get_number(content, "world_size", 1024, &world_size));
+    TAGC_TRY(get_number(content, "world_size", MAX_RANKS, &world_size));
     TAGC_TRY(get_number(content, "step", INT64_MAX, &step));
     TAGC_TRY(get_number(content, "n_updates", INT64_MAX, &n_updates));
     size_t n_tensors = json_array_size(json_object_get(content, "tensors"));

@@ -51,6 +51,20 @@ static void follows_pytorch(void **state) {
     }
 }
 
+/* Without a first moment the gradient itself counts, to the last bit. */
+static void no_momentum_is_exact(void **state) {
+    (void)state;
+    float p[8], m[8], v[8] = {0}, expected[8];
+    memcpy(p, initial, sizeof p);
+    memcpy(m, gradients[4], sizeof m);
+    tagc_adamw adamw = {
+        .lr = 0.02, .beta1 = 0, .beta2 = 0.95, .epsilon = 1e-8, .gradient_scale = 1, .n_updates = 1};
+    tagc_adamw_update(&adamw, p, m, v, gradients[0], 8);
+    assert_memory_equal(m, gradients[0], sizeof m);
+    for (int i = 0; i < 8; i++) expected[i] = initial[i] - 0.02f * (gradients[0][i] > 0 ? 1.0f : -1.0f);
+    for (int i = 0; i < 8; i++) assert_true(fabsf(p[i] - expected[i]) < 1e-6f);
+}
+
 static void sums_squares_in_double(void **state) {
     (void)state;
     enum { N = 100003 };
@@ -86,6 +100,7 @@ static void schedule_rises_and_falls(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(follows_pytorch),
+        cmocka_unit_test(no_momentum_is_exact),
         cmocka_unit_test(sums_squares_in_double),
         cmocka_unit_test(schedule_rises_and_falls),
     };
