@@ -18,10 +18,11 @@
 #include <math.h>
 #include <string.h>
 
-#define BLOCK 8192      /* elements: three arrays' worth stays in the first cache levels */
-#define LINE 16         /* elements of 64 bytes, the unit of the sample */
-#define MIN_WINDOWS 32  /* the least sample to predict from */
-#define BUCKET_SHIFT 16 /* sample histogram: 8 exponent and 7 mantissa bits */
+#define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
+#define LINE 16     /* elements of 64 bytes, the unit of the sample */
+#define MIN_SAMPLED (2 * BLOCK) /* fewer elements make too small a sample, and are not worth waking threads  \
+                                 */
+#define BUCKET_SHIFT 16         /* sample histogram: 8 exponent and 7 mantissa bits */
 #define N_BUCKETS (1u << (31 - BUCKET_SHIFT))
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)
@@ -95,7 +96,7 @@ static sample_shape shape_of(size_t n, size_t k) {
     size_t n_lines = n / LINE;
     sample_shape shape = {.stride = size_min(size_max(n_lines / 8192, 64), 256)};
     shape.n_windows = n_lines / shape.stride;
-    if (shape.n_windows < MIN_WINDOWS || k == 0 || k == n) shape.n_windows = 0;
+    if (n < MIN_SAMPLED || k == 0 || k == n) shape.n_windows = 0;
     shape.expected = (double)k * ((double)(shape.n_windows * LINE) / (double)size_max(n, 1));
     return shape;
 }
@@ -244,6 +245,7 @@ static void stream_stage(void *arg, int index, int n_threads) {
         own->n_candidates += n_candidates;
         own->n_band += n_band;
     }
+    if (s->bypass) s->kernels->fence();
 }
 
 static void restore_stage(void *arg, int index, int n_threads) {

@@ -67,11 +67,14 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
         _mm256_storeu_ps(values + n_candidates, _mm256_permutevar8x32_ps(acc, order));
         n_candidates += (size_t)_mm_popcnt_u32(mask);
     }
-    if (bypass) _mm_sfence();
     if (reduce_max(max) > *max_bits) *max_bits = reduce_max(max);
     return n_candidates + tagc_select_scalar.stream(gradient + i, residual_in + i, residual_out + i, n - i,
                                                     first + (uint32_t)i, t_lo, 0, indices + n_candidates,
                                                     values + n_candidates, max_bits);
+}
+
+static void avx2_fence(void) {
+    _mm_sfence();
 }
 
 TARGET static size_t avx2_band(const float *values, size_t n, uint32_t t_hi, float *band) {
@@ -127,6 +130,7 @@ TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_
 const tagc_select_kernels tagc_select_avx2 = {
     .name = "avx2",
     .stream = avx2_stream,
+    .fence = avx2_fence,
     .band = avx2_band,
     .count = avx2_count,
     .keep = avx2_keep,

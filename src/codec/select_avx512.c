@@ -64,7 +64,6 @@ TARGET static size_t avx512_stream(const float *gradient, const float *residual_
             __m512 acc = _mm512_add_ps(_mm512_loadu_ps(gradient + i), _mm512_loadu_ps(residual_in + i));
             _mm512_stream_ps(residual_out + i, stream_vector(&s, acc, index));
         }
-        _mm_sfence();
     } else {
         for (; i + LANES <= n; i += LANES, index = _mm512_add_epi32(index, step)) {
             __m512 acc = _mm512_add_ps(_mm512_loadu_ps(gradient + i), _mm512_loadu_ps(residual_in + i));
@@ -75,6 +74,10 @@ TARGET static size_t avx512_stream(const float *gradient, const float *residual_
     uint32_t max = _mm512_reduce_max_epu32(s.max);
     if (max > *max_bits) *max_bits = max;
     return (size_t)(s.indices - indices);
+}
+
+static void avx512_fence(void) {
+    _mm_sfence();
 }
 
 TARGET static size_t avx512_band(const float *values, size_t n, uint32_t t_hi, float *band) {
@@ -117,6 +120,9 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
     size_t j = 0;
     for (size_t i = 0; i < n; i += LANES) {
         __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
+        _mm_prefetch((const char *)(indices + i) + 2048,
+                     _MM_HINT_T0); /* mostly the next block's candidates */
+        _mm_prefetch((const char *)(values + i) + 2048, _MM_HINT_T0);
         __m512i index = _mm512_maskz_loadu_epi32(lanes, indices + i);
         __m512 v = _mm512_maskz_loadu_ps(lanes, values + i);
         __m512i bits = abs_bits(v);
@@ -128,9 +134,15 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
             kept |= ties;
         }
         size_t n_here = (size_t)_mm_popcnt_u32(kept);
-        __mmask16 room = j + LANES <= n_kept ? ALL : first_lanes(n_here);
-        _mm512_mask_storeu_epi32(kept_indices + j, room, _mm512_maskz_compress_epi32(kept, index));
-        _mm512_mask_storeu_ps(kept_values + j, room, _mm512_maskz_compress_ps(kept, v));
+        index = _mm512_maskz_compress_epi32(kept, index);
+        v = _mm512_maskz_compress_ps(kept, v);
+        if (j + LANES <= n_kept) {
+            _mm512_storeu_si512(kept_indices + j, index);
+            _mm512_storeu_ps(kept_values + j, v);
+        } else {
+            _mm512_mask_storeu_epi32(kept_indices + j, first_lanes(n_here), index);
+            _mm512_mask_storeu_ps(kept_values + j, first_lanes(n_here), v);
+        }
         j += n_here;
         for (uint32_t lost = (uint32_t)lanes & ~(uint32_t)kept; lost; lost &= lost - 1) {
             size_t at = i + (size_t)__builtin_ctz(lost);
@@ -142,6 +154,7 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
 const tagc_select_kernels tagc_select_avx512 = {
     .name = "avx512",
     .stream = avx512_stream,
+    .fence = avx512_fence,
     .band = avx512_band,
     .count = avx512_count,
     .keep = avx512_keep,

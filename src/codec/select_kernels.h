@@ -18,6 +18,10 @@ typedef struct tagc_select_kernels {
                      uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
                      uint32_t *max_bits);
 
+    /* Ends a run of streams with bypass: what they wrote comes before what this thread writes next. Not at
+     * each stream's end, where it would stop the flow. */
+    void (*fence)(void);
+
     /* band = those of values (n) with |value| < t_hi, in order; returns how many. */
     size_t (*band)(const float *values, size_t n, uint32_t t_hi, float *band);
 

@@ -23,6 +23,9 @@ static size_t scalar_stream(const float *gradient, const float *residual_in, flo
     return n_candidates;
 }
 
+static void scalar_fence(void) {
+}
+
 static size_t scalar_band(const float *values, size_t n, uint32_t t_hi, float *band) {
     size_t n_band = 0;
     for (size_t i = 0; i < n; i++) {
@@ -63,6 +66,7 @@ static void scalar_keep(const uint32_t *indices, const float *values, size_t n, 
 const tagc_select_kernels tagc_select_scalar = {
     .name = "scalar",
     .stream = scalar_stream,
+    .fence = scalar_fence,
     .band = scalar_band,
     .count = scalar_count,
     .keep = scalar_keep,
