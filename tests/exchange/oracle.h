@@ -28,12 +28,16 @@ static inline int oracle_order(const void *a, const void *b) {
 
 /* kept (n) = 1 at the k largest, zeros only when k == n. */
 static inline void oracle_select(const float *acc, size_t n, size_t k, uint8_t *kept) {
+    if (k == n) {
+        memset(kept, 1, n);
+        return;
+    }
     oracle_item *items = malloc((n + 1) * sizeof *items);
     for (size_t i = 0; i < n; i++) items[i] = (oracle_item){bits_of(acc[i]) & 0x7fffffffu, (uint32_t)i};
     qsort(items, n, sizeof *items, oracle_order);
     memset(kept, 0, n);
     for (size_t j = 0; j < k; j++)
-        if (items[j].size != 0 || k == n) kept[items[j].position] = 1;
+        if (items[j].size != 0) kept[items[j].position] = 1;
     free(items);
 }
 

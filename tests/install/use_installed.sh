@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Installs into a scratch prefix, then builds and runs the example as a stranger would: by pkg-config, by CMake, and
+# against the static library. Exit 77: nothing to test in this build.
+set -euo pipefail
+build=$1 source=$2 scratch=$3 cmake=$4 cc=$5 sanitize=$6
+
+[ -z "$sanitize" ] || { echo "a sanitized library is not for strangers"; exit 77; }
+[ -e "$build/libtagc-mpi.a" ] || { echo "built without MPI"; exit 77; }
+command -v pkg-config mpirun >/dev/null || { echo "no pkg-config or mpirun"; exit 77; }
+
+rm -rf "$scratch"
+mkdir -p "$scratch/by-pkg-config"
+"$cmake" --install "$build" --prefix "$scratch/prefix" >"$scratch/install.log"
+
+check() {
+    local out
+    out=$(timeout 100 mpirun -n 2 "$1")
+    echo "$out"
+    [ "$(grep -c '2 ranks, 98.75 % zeroed, 1\.[34]' <<<"$out")" -eq 5 ]
+}
+
+PKG_CONFIG_PATH=$(dirname "$(find "$scratch/prefix" -name tagc-mpi.pc)")
+export PKG_CONFIG_PATH
+libdir=$(pkg-config --variable=libdir tagc)
+read -ra flags <<<"$(pkg-config --cflags --libs tagc-mpi)"
+"$cc" -Wall -Wextra -Werror -O2 "$source/examples/reduce_scatter.c" -o "$scratch/by-pkg-config/reduce_scatter" \
+    "${flags[@]}" -Wl,-rpath,"$libdir"
+check "$scratch/by-pkg-config/reduce_scatter"
+
+# Symbols that leave the shared library are the public ones, and no others.
+if nm -D --defined-only "$libdir/libtagc.so" | awk '$2 ~ /[TDB]/ { print $3 }' | grep -v '^tagc_'; then
+    echo "the lines above are exported and should not be"
+    exit 1
+fi
+
+"$cmake" -S "$source/examples/cmake" -B "$scratch/by-cmake" -DCMAKE_PREFIX_PATH="$scratch/prefix" \
+    -DCMAKE_C_COMPILER="$cc" >"$scratch/configure.log"
+"$cmake" --build "$scratch/by-cmake" >"$scratch/build.log"
+check "$scratch/by-cmake/reduce_scatter"
+
+read -ra flags <<<"$(pkg-config --cflags --libs --static tagc-mpi | sed "s,-ltagc ,$libdir/libtagc.a ,g")"
+"$cc" -O2 "$source/examples/reduce_scatter.c" -o "$scratch/by-pkg-config/static" "${flags[@]}"
+if ldd "$scratch/by-pkg-config/static" | grep libtagc; then exit 1; fi
+check "$scratch/by-pkg-config/static"

@@ -1,0 +1,144 @@
+/* Reducers and gatherers over MPI: the same bits as the brute-force step and as a plain sum. Every rank runs
+ * every test and can compute what all others have. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "../exchange/oracle.h"
+#include "tagc/mpi.h"
+
+static tagc_comm *comm;
+static int rank, world_size;
+
+static float gradient_of(int step, int r, size_t i) {
+    uint64_t x =
+        (uint64_t)step * 1000003 + (uint64_t)(r / 2) * 7919 + i * 2654435761u + (i % 3 ? (uint64_t)r : 0);
+    x = (x ^ x >> 15) * 0x94d049bb133111ebu;
+    double u = (double)(x >> 40) / 16777216.0 - 0.5;
+    return (float)(u * u * u);
+}
+
+/* Three steps of every rank's view against the oracle. */
+static void compare(const tagc_reducer_options *options, int fill, int is_fixed) {
+    size_t n = (size_t)options->n_elems, W = (size_t)world_size, shard = n / W;
+    size_t n_out = options->all_reduce ? n : shard;
+    float *gradients = malloc(W * n * sizeof(float)), *residuals = malloc(W * n * sizeof(float));
+    float *expected = malloc(n * sizeof(float)), *output = malloc(n * sizeof(float));
+    tagc_reducer *reducer;
+    assert_int_equal(tagc_reducer_create(comm, options, &reducer), TAGC_OK);
+    for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
+    tagc_reducer_options plain = *options;
+    if (options->exchange == TAGC_EXCHANGE_DENSE) plain.sparsity = 0;
+    for (int step = 0; step < 3; step++) {
+        for (size_t r = 0; r < W; r++)
+            for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
+        oracle_step(&plain, world_size, fill, is_fixed, gradients, residuals, expected);
+        assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
+        const float *own = options->all_reduce ? expected : expected + (size_t)rank * shard;
+        assert_memory_equal(output, own, n_out * sizeof(float));
+        const float *residual = tagc_reducer_residual(reducer, NULL);
+        if (residual) assert_memory_equal(residual, residuals + (size_t)rank * n, n * sizeof(float));
+    }
+    tagc_reducer_destroy(reducer);
+    free(gradients);
+    free(residuals);
+    free(expected);
+    free(output);
+}
+
+static void test_exchanges(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        tagc_reducer_options options;
+        tagc_reducer_options_init(&options);
+        options.n_elems = (variant < 6 ? 3000u : 40000u) * (uint64_t)world_size;
+        options.exchange = variant % 3;
+        options.all_reduce = variant / 3 % 2;
+        options.cells = TAGC_CELLS_FIXED;
+        options.sparsity = 0.97;
+        if (variant == 7) options.ratio = 100; /* overloaded: leftovers travel */
+        compare(&options, options.exchange == TAGC_EXCHANGE_PACKED, options.exchange == TAGC_EXCHANGE_SKETCH);
+    }
+}
+
+static void test_dense_chunks(void **state) {
+    (void)state;
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = (262144 * 4 + 5) * (uint64_t)world_size;
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    compare(&options, 0, 0);
+}
+
+static void test_mismatch(void **state) {
+    (void)state;
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = 64 * (uint64_t)world_size;
+    if (rank == world_size - 1) options.sparsity = 0.5;
+    tagc_reducer *reducer;
+    tagc_status status = tagc_reducer_create(comm, &options, &reducer);
+    assert_int_equal(status, world_size > 1 ? TAGC_ERR_MISMATCH : TAGC_OK);
+    if (world_size > 1) assert_non_null(strstr(tagc_last_error(), "sparsity: rank"));
+    tagc_reducer_destroy(reducer);
+}
+
+/* Gathers under way beside reducers, ended in the other order. */
+static void test_overlap(void **state) {
+    (void)state;
+    size_t shard = 50000, n = shard * (size_t)world_size;
+    tagc_reducer_options reduce;
+    tagc_reducer_options_init(&reduce);
+    reduce.n_elems = n;
+    tagc_gatherer_options gather;
+    tagc_gatherer_options_init(&gather);
+    gather.n_elems = n;
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+    assert_int_equal(tagc_reducer_create(comm, &reduce, &reducer), TAGC_OK);
+    assert_int_equal(tagc_gatherer_create(comm, &gather, &gatherer), TAGC_OK);
+    float *gradient = malloc(n * sizeof(float)), *output = malloc(n * sizeof(float)),
+          *full = malloc(n * sizeof(float));
+    for (size_t i = 0; i < n; i++) gradient[i] = gradient_of(0, rank, i);
+    for (int step = 0; step < 10; step++) {
+        float *own = full + (size_t)rank * shard;
+        for (size_t i = 0; i < shard; i++) own[i] = gradient_of(step, rank, i);
+        assert_int_equal(tagc_reducer_begin(reducer, gradient, output), TAGC_OK);
+        assert_int_equal(tagc_gatherer_begin(gatherer, own, full), TAGC_OK);
+        assert_int_equal(tagc_gatherer_end(gatherer), TAGC_OK);
+        for (size_t i = 0; i < n; i++) assert_true(full[i] == gradient_of(step, (int)(i / shard), i % shard));
+        assert_int_equal(tagc_reducer_end(reducer, NULL), TAGC_OK);
+    }
+    tagc_reducer_destroy(reducer);
+    tagc_gatherer_destroy(gatherer);
+    free(gradient);
+    free(output);
+    free(full);
+}
+
+int main(int argc, char **argv) {
+    int level;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
+    if (tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm) != TAGC_OK) {
+        fprintf(stderr, "%s\n", tagc_last_error());
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
+    rank = tagc_comm_rank(comm);
+    world_size = tagc_comm_world_size(comm);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exchanges),
+        cmocka_unit_test(test_dense_chunks),
+        cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_overlap),
+    };
+    if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (n_failed) MPI_Abort(MPI_COMM_WORLD, 1); /* the others may wait for this rank */
+    tagc_comm_destroy(comm);
+    MPI_Finalize();
+    return 0;
+}
