@@ -219,7 +219,8 @@ static void mpi_cancel(void *context, const char *reason) {
 
 static void mpi_abort(void *context, const char *reason) {
     mpi_rank *self = context;
-    fprintf(stderr, "tagc: rank %d gave up: %s\n", self->rank, reason);
+    /* Nothing to say means that the caller has said it. */
+    if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", self->rank, reason);
     fflush(stderr);
     MPI_Abort(self->comm, 1);
 }
