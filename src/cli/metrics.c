@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct tagc_metrics {
@@ -31,11 +32,13 @@ static long kept_bytes(FILE *file, uint64_t step) {
 }
 
 static tagc_status truncate_past(tagc_metrics *metrics, uint64_t step) {
+    struct stat about;
+    if (stat(metrics->path, &about) != 0 || !S_ISREG(about.st_mode))
+        return TAGC_OK; /* resumed from elsewhere: a new file */
     FILE *file = fopen(metrics->path, "r");
-    if (!file) return TAGC_OK; /* resumed from elsewhere: a new file */
-    long kept = kept_bytes(file, step);
-    fclose(file);
-    if (truncate(metrics->path, kept) != 0)
+    long kept = file ? kept_bytes(file, step) : 0;
+    if (file) fclose(file);
+    if (!file || truncate(metrics->path, kept) != 0)
         return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
     return TAGC_OK;
 }

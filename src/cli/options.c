@@ -135,6 +135,14 @@ tagc_status tagc_options_set(const tagc_command *command, void *values, int inde
     return tagc_fail(TAGC_ERR_ARGUMENT, "--%s has no type", option->name);
 }
 
+/* The fewest digits that read back as the same number. */
+static void shortest_real(double real, char *text, size_t n_bytes) {
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, n_bytes, "%.*g", digits, real);
+        if (strtod(text, NULL) == real) return;
+    }
+}
+
 void tagc_options_get(const tagc_command *command, const void *values, int index, char *text,
                       size_t n_bytes) {
     const tagc_option *option = &command->options[index];
@@ -149,7 +157,7 @@ void tagc_options_get(const tagc_command *command, const void *values, int index
         else if (option->type == TAGC_OPTION_INT)
             snprintf(text, n_bytes, "%lld", (long long)*(const int64_t *)value);
         else
-            snprintf(text, n_bytes, "%.17g", real);
+            shortest_real(real, text, n_bytes);
         break;
     }
     case TAGC_OPTION_TEXT: {

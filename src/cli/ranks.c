@@ -35,11 +35,9 @@ int tagc_ranks_launcher_rank(void) {
 void tagc_ranks_complain(int rank, const char *text) {
     /* When all ranks fail alike, rank 0 speaks and its end takes the others with it before they do. */
     if (rank > 0) {
-        double wait_s = 0.4 + 0.05 * (rank < 20 ? rank : 20);
-        struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)(wait_s * 1e9)};
-        if (pause.tv_nsec > 999999999)
-            pause = (struct timespec){.tv_sec = 1, .tv_nsec = pause.tv_nsec - 1000000000};
-        nanosleep(&pause, NULL);
+        long wait_ms = 2000 + 50 * (rank < 20 ? rank : 20);
+        struct timespec pause = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000};
+        if (nanosleep(&pause, NULL) != 0) return; /* a signal: the end has come, and rank 0 has spoken */
     }
     if (isatty(STDOUT_FILENO)) fputs("\r\033[K", stdout); /* a progress line may stand there */
     fflush(stdout);
@@ -173,7 +171,7 @@ static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
         return status;
     }
     tagc_ranks_complain(rank->rank, text);
-    if (rank->comm) tagc_comm_abort(rank->comm, text);
+    if (rank->comm) tagc_comm_abort(rank->comm, "");
     MPI_Abort(MPI_COMM_WORLD, TAGC_EXIT_FAILURE);
     return status;
 }

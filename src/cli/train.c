@@ -40,7 +40,8 @@ static tagc_status micro_step(tagc_trainer *t, const tagc_params *params, double
     TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
     TAGC_TRY(tagc_gpt2_forward(t->model, params, t->tokens, t->targets, n_batch, t->n_tokens, loss));
     TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
-    return tagc_gpt2_backward(t->model, params, 1.0f / (float)t->options.accumulate);
+    /* The engine takes the mean over micro-steps. */
+    return tagc_gpt2_backward(t->model, params, 1.0f);
 }
 
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {

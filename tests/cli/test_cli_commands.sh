@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# data, info, eval, generate, export and compare around one trained model.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+
+run 0 train "${tiny[@]}" --steps 12 --batch-size 4 --ranks 2 --out a
+run 0 train "${tiny[@]}" --steps 12 --batch-size 4 --ranks 2 --out b --exchange dense --compress none
+
+run 0 info data a a/step-00000012 gpt2-162m tiny --tensors
+grep -q "162" out || fail "no parameter count of gpt2-162m"
+grep -q "behind step 12" out || fail "no step of the checkpoint"
+grep -q "h.11.mlp.c_proj.weight" out || fail "no tensors"
+run 1 info nothing-like-it
+says "nothing-like-it"
+
+# The loss is the same from the checkpoint, from its export, on one rank and on two, and what training said.
+run 0 eval --from a --data data --batch-size 4 --ranks 2 --batches 2 --json
+grep -o '"val_loss": [0-9.]*' out | cut -d' ' -f2 >from-run
+val_column a | tail -n 1 >from-training
+run 0 export --from a --out hf
+run 0 eval --from hf --data data --batch-size 8 --batches 2 --json
+grep -o '"val_loss": [0-9.]*' out | cut -d' ' -f2 >from-export
+paste from-run from-training from-export | awk '{ exit !(NF == 3 && ($1 - $2)^2 < 1e-10 && ($1 - $3)^2 < 1e-10) }' ||
+    fail "losses differ: $(paste from-run from-training from-export)"
+
+# Weights that were exported are what training starts from when asked to.
+run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --init-from hf/model.safetensors --out c
+val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1e-10) }' || fail "--init-from"
+
+run 0 generate --from a --prompt "the owner" --n-tokens 20 --seed 3
+cp out first
+grep -q "^the owner" out || fail "the prompt is not there"
+[ "$(wc -c <out)" -ge 20 ] || fail "too little text"
+run 0 generate --from hf --prompt "the owner" --n-tokens 20 --seed 3
+cmp out first || fail "checkpoint and export say different things"
+run 0 generate --from a --n-tokens 50 --temperature 0
+run 0 generate --from a --prompt "$(printf 'x%.0s' $(seq 200))" --n-tokens 5 --top-k 4
+
+run 0 compare a b --svg losses.svg
+grep -q "validation loss, last" out || fail "no table"
+grep -q "against a" out || fail "no difference"
+grep -q "<svg" losses.svg && grep -q "</svg>" losses.svg || fail "no picture"
+if command -v python3 >/dev/null; then
+    python3 -c 'import xml.dom.minidom as m; m.parse("losses.svg")' || fail "the picture is no XML"
+fi
+run 1 compare nowhere
+says "nowhere/metrics.jsonl"
+printf 'garbage\n' >>b/metrics.jsonl
+run 1 compare a b
+says "b/metrics.jsonl line"
+
+# Data: what is not text is refused with its place, unless asked for.
+printf 'abc\377def\n' >bad.txt
+run 1 data --out d2 bad.txt
+says "bad.txt"
+run 0 data --out d2 --lossy --quiet --val-share 0 bad.txt
+run 2 data --out d3
+says "which text"
+run 1 data --out d3 absent.txt
+says "absent.txt"
+exit 0

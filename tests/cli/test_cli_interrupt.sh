@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Ctrl-C: one line, exit code 130, a checkpoint to go on from, and the run goes on as if nothing had been.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+
+options=("${tiny[@]}" --steps 60 --batch-size 2 --ranks 2 --save-every 1000)
+run 0 train "${options[@]}" --out whole
+# A process in the background ignores SIGINT from a shell without job control, unless it asks for it: ours does.
+"$tagc" train "${options[@]}" --steps 100000 --out broken >out 2>err &
+pid=$!
+for _ in $(seq 600); do
+    [ "$(grep -c '"type":"step"' broken/metrics.jsonl 2>/dev/null)" -ge 5 ] 2>/dev/null && break
+    sleep 0.05
+done
+kill -INT $pid
+code=0
+wait $pid || code=$?
+[ $code = 130 ] || fail "exit code $code instead of 130"
+says "interrupted behind step" "saved in broken"
+ls broken | grep -q '^step-' || fail "no checkpoint"
+
+# The same with the right number of steps goes on to the same losses: interrupted runs lose nothing.
+"$tagc" train "${options[@]}" --out cut >out 2>err &
+pid=$!
+for _ in $(seq 600); do
+    [ "$(grep -c '"type":"step"' cut/metrics.jsonl 2>/dev/null)" -ge 4 ] 2>/dev/null && break
+    sleep 0.02
+done
+kill -TERM $pid
+code=0
+wait $pid || code=$?
+if [ $code = 0 ]; then echo "note: the run was done before the signal came"; else
+    [ $code = 130 ] || fail "exit code $code instead of 130"
+    run 0 train --quiet --out cut --resume --ranks 2
+fi
+same_losses whole cut
+
+# A second one ends at once.
+"$tagc" train "${options[@]}" --steps 100000 --out twice >out 2>err &
+pid=$!
+for _ in $(seq 600); do
+    [ "$(grep -c '"type":"step"' twice/metrics.jsonl 2>/dev/null)" -ge 2 ] 2>/dev/null && break
+    sleep 0.05
+done
+kill -INT $pid
+kill -INT $pid 2>/dev/null
+code=0
+wait $pid || code=$?
+[ $code = 130 ] || fail "exit code $code instead of 130 after two signals"

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Under mpirun: the same numbers as ranks in one process, refusal of ranks that were started differently, and an end
+# for all when one is killed.
+source "$(dirname "$0")/lib.sh" "$@"
+has_mpirun || skip "no mpirun, or tagc built without MPI"
+make_data
+
+options=("${tiny[@]}" --steps 6 --batch-size 2 --sparsity 0.9 --save-every 3)
+run 0 train "${options[@]}" --ranks 2 --out local
+mpi 2 train "${options[@]}" --out mpi >out 2>err || fail "mpirun -n 2 tagc train"
+same_losses local mpi
+for rank in 0 1; do cmp {local,mpi}/step-00000006/rank-$rank.bin || fail "checkpoints differ"; done
+
+# Started differently.
+code=0
+timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" --steps 7 : \
+    -n 1 "$tagc" train "${options[@]}" --steps 8 >out 2>err || code=$?
+[ $code != 0 ] && [ $code != 124 ] || fail "exit code $code for ranks with different --steps"
+grep -qF -e '--steps is "7" on rank 0 and "8" on rank 1' err || fail "the difference is not named"
+[ "$(grep -c '^tagc: ' err)" = 1 ] || fail "said more than once"
+code=0
+mpi 2 train "${options[@]}" --ranks 3 >out 2>err || code=$?
+[ $code != 0 ] || fail "--ranks 3 under mpirun -n 2"
+grep -q -e '--ranks is 3' err || fail "--ranks is not named"
+code=0
+mpi 2 train "${options[@]}" --transport local >out 2>err || code=$?
+[ $code != 0 ] || fail "--transport local under mpirun"
+
+# One rank dies in the middle of a step.
+run_killed() {
+    timeout 120 mpirun --oversubscribe -n 2 "$tagc" train "${options[@]}" --steps 1000000 --save-every 5 --timeout 20 \
+        --out killed >out 2>err &
+    local pid=$! victim code=0
+    for _ in $(seq 600); do
+        ls killed 2>/dev/null | grep -q '^step-' && break
+        sleep 0.05
+    done
+    victim=$(pgrep -P "$pid" -f "$tagc" | tail -n 1)
+    [ -n "$victim" ] || victim=$(pgrep -P "$(pgrep -P "$pid" mpirun | head -n 1)" | tail -n 1)
+    [ -n "$victim" ] || fail "no rank to kill"
+    kill -KILL "$victim"
+    local start=$SECONDS
+    wait "$pid" || code=$?
+    [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank was killed"
+    [ $((SECONDS - start)) -le 40 ] || fail "it took $((SECONDS - start)) s to notice"
+    [ -s err ] || [ -s out ] || fail "no message"
+}
+run_killed
+# The last whole checkpoint is good.
+last=$(ls -d killed/step-* | tail -n 1)
+run 0 eval --from "$last" --data data --batches 1
+run 0 train --out killed --resume --steps "$((10#${last##*-} + 2))" --quiet --ranks 2
+
+# A launcher without MPI in the binary's reach is not two separate runs: the environment says so.
+code=0
+OMPI_COMM_WORLD_SIZE=2 timeout 60 "$tagc" train "${options[@]}" --transport local >out 2>err || code=$?
+[ $code = 2 ] || fail "exit code $code for --transport local with a launcher's environment"

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Every option of every command at and past the ends of its range, names that do not exist, config files that are wrong.
+source "$(dirname "$0")/lib.sh" "$@"
+
+for command in train eval generate data export info compare; do
+    run 0 "$command" --help
+    grep -q "^usage: tagc $command" out || fail "$command --help has no usage line"
+    run 0 help "$command"
+    run 0 "$command" --help-table
+    cp out "table.$command"
+    [ -s "table.$command" ] || fail "$command has no options"
+    # What the help lists and what the table lists are the same options.
+    run 0 "$command" --help
+    while IFS=$'\t' read -r name _; do
+        grep -qE -e "--(\[no-\])?$name( |\$)" out || fail "$command --help lacks --$name"
+    done <"table.$command"
+done
+run 0 help
+run 0 version
+run 2
+run 2 trian
+says '"trian" is no command'
+run 2 train --sparsty 0.5
+says "unknown option --sparsty" "did you mean --sparsity"
+run 2 train --steps
+says "--steps needs a value"
+run 2 train stray
+says '"stray" is not an option'
+run 2 train -x
+says "unknown option -x"
+
+n=0
+for command in train eval generate data; do
+    while IFS=$'\t' read -r name type range initial; do
+        case $type in
+        int | real)
+            low=$(echo "$range" | sed 's/.* or //' | awk '{print $1}')
+            high=$(echo "$range" | awk '{print $NF}')
+            if [ "$type" = int ]; then
+                below=$((low - 1)) above=$(awk -v h="$high" 'BEGIN { printf "%.0f", h + 1 }')
+            else
+                below=$(awk -v l="$low" 'BEGIN { printf "%.9g", l - 0.0001 - l * 1e-4 }')
+                [ "$low" = 0.001 ] && below=0.0009
+                above=$(awk -v h="$high" 'BEGIN { printf "%.9g", h * 1.01 }')
+            fi
+            for value in "$below" "$above" nonsense "" 1x nan inf; do
+                run 2 "$command" "--$name=$value"
+                says "--$name is \"$value\"" "from $low to $high"
+                n=$((n + 1))
+            done
+            ;;
+        choice)
+            run 2 "$command" "--$name" nonsense
+            says "--$name is \"nonsense\"" "$range"
+            n=$((n + 1))
+            ;;
+        flag)
+            run 2 "$command" "--$name=perhaps"
+            says "--$name is \"perhaps\"" "yes or no"
+            n=$((n + 1))
+            ;;
+        esac
+    done <"table.$command"
+done
+[ "$n" -gt 150 ] || fail "only $n values were tried"
+
+# What no single range can say.
+run 2 train --data x --model demo --seq-len 129
+says "--seq-len is 129" "128"
+run 2 train --data x --lr 1e-4 --min-lr 1e-3
+says "--min-lr"
+run 2 train --data x --compress names
+says "--compress-names"
+run 2 train --data x --model gpt5
+says "gpt5"
+run 2 train --data x --n-embd 130 --n-head 4
+says "130"
+run 2 train --data x --trace-steps 5-3
+says "--trace-steps"
+run 1 train --model tiny
+says "--data DIR is needed"
+
+# Config files: errors name the line, the command line wins.
+printf '# comment\nsteps = 3 # and more\n\nmodel = tiny\nquiet = yes\n' >good.conf
+printf 'steps = 3\n\nsteps = many\n' >value.conf
+printf 'model = tiny\nstep = 3\n' >name.conf
+printf 'steps 3\n' >form.conf
+run 2 train --config value.conf
+says "value.conf line 3" "--steps is \"many\""
+run 2 train --config name.conf
+says "name.conf line 2" "did you mean --steps"
+run 2 train --config form.conf
+says "form.conf line 1" "name = value"
+run 2 train --config absent.conf
+says "absent.conf"
+make_data
+run 0 train --steps 2 --config good.conf --data data --out won --no-quiet
+grep -q '"steps":"2"' won/metrics.jsonl || fail "the command line did not win over the config file"
+grep -q '"model":"tiny"' won/metrics.jsonl || fail "the config file was not read"
+echo "$n values of options were refused as they should"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Ten steps at once, and ten steps with a stop in between: the same losses and the same bytes in the last checkpoint.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+
+check() { # <name> <options>...
+    local name=$1
+    shift
+    run 0 train "${tiny[@]}" --steps 10 --batch-size 2 --ranks 2 --save-every 5 --keep 9 --out "$name-a" "$@"
+    cp -r "$name-a" "$name-b"
+    rm -r "$name-b/step-00000010"
+    # Nothing but --out and --resume: the options are the checkpoint's.
+    run 0 train --quiet --out "$name-b" --resume --ranks 2
+    same_losses "$name-a" "$name-b"
+    for rank in 0 1; do
+        cmp "$name-a/step-00000010/rank-$rank.bin" "$name-b/step-00000010/rank-$rank.bin" ||
+            fail "$name: the checkpoints of rank $rank differ"
+    done
+}
+check dense --compress none --exchange dense
+check packed --exchange packed --sparsity 0.95 --accumulate 2
+check sketch --exchange sketch --sparsity 0.9 --ratio 4 --compress all --sharding grad
+check ddp --sharding none --sparsity 0.9 --gather bf16
+
+# Another number of ranks goes on, and says so.
+cp -r packed-a other
+rm -r other/step-00000010
+run 0 train --no-quiet --out other --resume --ranks 3
+grep -q "note: 3 ranks go on with what 2 saved" out || fail "no note about the number of ranks"
+[ "$(column other loss | wc -l)" = 10 ] || fail "not ten steps"
+
+# What a checkpoint cannot go on with is refused, the rest is noted.
+run 1 train --quiet --out packed-b --resume --ranks 2 --n-layer 3
+says "--n-layer is \"3\"" "preset"
+run 1 train --quiet --out packed-b --resume --ranks 2 --exchange dense
+says "--exchange is \"dense\"" "packed"
+run 0 train --out packed-b --resume --ranks 2 --steps 12 --no-quiet
+grep -q "note: --steps 12, where the checkpoint had 10" out || fail "no note about --steps"
+run 0 train --out packed-b --resume --ranks 2 --no-quiet
+grep -q "nothing left to do" out || fail "a finished run does not say that it is finished"
+run 1 train --quiet --out nowhere --resume --ranks 2
+says "nowhere"
+run 1 train --quiet --resume --ranks 2
+says "--resume needs --out"

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The timeline is JSON with all ranks, and communication runs while compute does.
+source "$(dirname "$0")/lib.sh" "$@"
+command -v python3 >/dev/null || skip "no python3 to read the timeline with"
+make_data
+
+run 0 train "${tiny[@]}" --steps 6 --batch-size 16 --n-layer 4 --n-embd 64 --ranks 2 --exchange sketch --sparsity 0.9 \
+    --ratio 4 --trace trace.json --trace-steps 3-5 --out run
+python3 - <<'PY' || fail "the timeline"
+import json
+events = json.load(open("trace.json"))["traceEvents"]
+names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+spans = [e for e in events if e["ph"] == "X"]
+ranks = {e["pid"] for e in spans}
+assert len(ranks) == 2, ranks
+for rank in ranks:
+    mine = {}
+    for e in spans:
+        if e["pid"] == rank:
+            assert e["dur"] >= 0 and e["ts"] >= 0
+            mine.setdefault(names[(rank, e["tid"])], []).append(e)
+    assert {"compute", "comm", "codec"} <= set(mine), sorted(mine)
+    words = {e["name"].split()[0] for e in mine["compute"]}
+    assert {"forward", "backward", "optimizer"} <= words, words
+    work = [e for e in mine["compute"] if e["name"].split()[0] in ("forward", "backward")]
+    together = sum(max(0, min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"]))
+                   for a in work for b in mine["comm"])
+    total = sum(e["dur"] for e in mine["comm"])
+    assert together > 0.02 * total, (together, total)
+    sent = sum(e.get("args", {}).get("n_bytes", 0) for e in mine["comm"])
+    assert sent > 0
+print("overlap found")
+PY
+awk '{ s += $1; bad += $1 < 0 || $1 > 1 } END { exit !(s > 0 && !bad) }' <(column run overlap) || fail "no overlap in the metrics"
