@@ -35,8 +35,8 @@ run_killed() {
         ls killed 2>/dev/null | grep -q '^step-' && break
         sleep 0.05
     done
-    victim=$(pgrep -P "$pid" -f "$tagc" | tail -n 1)
-    [ -n "$victim" ] || victim=$(pgrep -P "$(pgrep -P "$pid" mpirun | head -n 1)" | tail -n 1)
+    # timeout runs mpirun, mpirun runs the ranks.
+    victim=$(pgrep -P "$(pgrep -P "$pid" | head -n 1)" -x tagc | tail -n 1)
     [ -n "$victim" ] || fail "no rank to kill"
     kill -KILL "$victim"
     local start=$SECONDS
