@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "codec/bitmap.h"
+#include "codec/select.h"
 #include "exchange/wire.h"
 
 /* The index message of the document: rank 1 of two tells rank 0 that it keeps elements 3, 8 and 20 of 24. */
@@ -48,6 +49,19 @@ static void test_worked_example(void **state) {
     uint64_t message[9];
     make_example(message);
     assert_memory_equal(message, example, sizeof example);
+}
+
+/* The document's second half: what the owner answers. */
+static void test_worked_union(void **state) {
+    (void)state;
+    static const uint8_t union_bits[] = {0x08, 0x03, 0x10, 0, 0, 0, 0, 0};
+    uint64_t own = 0, arrived = 0;
+    tagc_bitmap_make((uint8_t *)&own, 24, (const uint32_t[]){3, 9, 20}, 3);
+    tagc_bitmap_make((uint8_t *)&arrived, 24, (const uint32_t[]){3, 8, 20}, 3);
+    tagc_bitmap_or((uint8_t *)&own, (const uint8_t *)&arrived, 24);
+    assert_memory_equal(&own, union_bits, sizeof union_bits);
+    assert_int_equal(tagc_bitmap_count((const uint8_t *)&own, 24), 4);
+    assert_int_equal(tagc_select_count(24, 0.875), 3);
 }
 
 static void test_round_trip(void **state) {
@@ -150,9 +164,9 @@ static void test_index_bodies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worked_example), cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_damage),         cmocka_unit_test(test_hostile_fields),
-        cmocka_unit_test(test_index_bodies),
+        cmocka_unit_test(test_worked_example), cmocka_unit_test(test_worked_union),
+        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_hostile_fields), cmocka_unit_test(test_index_bodies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
