@@ -76,6 +76,7 @@ static int has(const span *spans, size_t n, int rank, const char *name) {
 static void make_run(run *r, int sharding) {
     memset(r, 0, sizeof *r);
     toy_gpt(&r->model, 3, 48, 0);
+    r->model.compute_us = 1000;
     snprintf(r->model.tensors[2].name, TAGC_TENSOR_NAME_BYTES, "%s", "h.0.\"quoted\\");
     tagc_fsdp_options_init(&r->options);
     r->options.sharding = sharding;

@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <string.h>
 
 #include "core/status.h"
@@ -90,6 +91,7 @@ typedef struct toy_model {
     int n_tensors, n_stages;
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
     int n_samples; /* of the global batch of one optimizer step */
+    int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
     int poison;    /* 1 + the tensor whose gradient becomes NaN; 0 for none */
 } toy_model;
 
@@ -175,6 +177,7 @@ static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training,
                 if (!toy_uses(m, t, stage) || late != pass) continue;
                 const float *p;
                 CHECK_OK(tagc_fsdp_use(f, t, &p));
+                if (m->compute_us) usleep((useconds_t)m->compute_us);
                 double share = info->last_stage != info->stage ? 0.5 : 1.0, sum = 0;
                 for (int s = 0; s < n; s++)
                     for (size_t i = 0; i < info->n_elems; i++) {
@@ -193,6 +196,7 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
     float *g;
     CHECK_OK(tagc_fsdp_use(f, t, &p));
     CHECK_OK(tagc_fsdp_grad(f, t, &g));
+    if (m->compute_us) usleep((useconds_t)m->compute_us);
     float share = info->last_stage != info->stage ? 0.5f : 1.0f;
     for (size_t i = 0; i < info->n_elems; i++) {
         float sum = 0;
