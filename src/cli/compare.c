@@ -77,6 +77,7 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
         {"  exposed: waiting for parameters", offsetof(tagc_runlog_step, wait_gather_s)},
         {"  exposed: waiting for gradients", offsetof(tagc_runlog_step, wait_reduce_s)},
         {"  optimizer", offsetof(tagc_runlog_step, optimizer_s)},
+        {"  between steps", offsetof(tagc_runlog_step, between_s)},
     };
     print_name("time of a step, median (ms)");
     for (int i = 0; i < n_runs; i++)

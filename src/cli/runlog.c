@@ -37,6 +37,7 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
         .optimizer_s = number(line, "optimizer_s"),
         .comm_s = number(line, "comm_s"),
         .overlap = number(line, "overlap"),
+        .between_s = number(line, "wall_s") - number(line, "total_s"),
         .sparsity = number(line, "sparsity"),
         .n_unpeeled = number(line, "n_unpeeled"),
         .n_lost = number(line, "n_lost"),

@@ -6,6 +6,7 @@
 
 typedef struct tagc_runlog_step {
     double step, loss, wall_s, total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, overlap;
+    double between_s;         /* wall_s less total_s: reading data, agreeing with the other ranks */
     double bits[TAGC_N_LEGS]; /* before the factor (W-1)/W */
     double sparsity, n_unpeeled, n_lost;
 } tagc_runlog_step;
