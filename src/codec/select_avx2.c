@@ -61,7 +61,6 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
         else
             _mm256_storeu_ps(residual_out + i, rest);
         uint32_t mask = lanes_of(chosen);
-        if (!mask) continue;
         __m256i order = compress_order(mask);
         _mm256_storeu_si256((__m256i *)(indices + n_candidates), _mm256_permutevar8x32_epi32(index, order));
         _mm256_storeu_ps(values + n_candidates, _mm256_permutevar8x32_ps(acc, order));

@@ -9,15 +9,20 @@ static size_t scalar_stream(const float *gradient, const float *residual_in, flo
     size_t n_candidates = 0;
     uint32_t max = *max_bits;
     for (size_t i = 0; i < n; i++) {
-        float acc = gradient[i] + residual_in[i];
-        uint32_t bits = tagc_abs_bits(acc);
-        int chosen = bits >= t_lo;
-        if (bits > max) max = bits;
+        union {
+            float value;
+            uint32_t bits;
+        } acc = {.value = gradient[i] + residual_in[i]}, left = acc;
+        uint32_t magnitude = acc.bits & 0x7fffffffu;
+        uint32_t chosen = magnitude >= t_lo;
+        if (magnitude > max) max = magnitude;
         indices[n_candidates] =
-            first + (uint32_t)i; /* written always and kept by the count: no branch to miss */
-        values[n_candidates] = acc;
-        n_candidates += (size_t)chosen;
-        residual_out[i] = chosen || bits == 0 ? TAGC_ZERO_RESIDUAL : acc;
+            first + (uint32_t)i; /* always written, counted when chosen: no branch to miss */
+        values[n_candidates] = acc.value;
+        n_candidates += chosen;
+        uint32_t clear = 0u - (chosen | (magnitude == 0));
+        left.bits = (acc.bits & ~clear) | (clear << 31); /* acc or TAGC_ZERO_RESIDUAL */
+        residual_out[i] = left.value;
     }
     *max_bits = max;
     return n_candidates;

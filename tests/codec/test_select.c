@@ -16,7 +16,7 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_LARGE = 300000, N_SMALL_TRIALS = 300, N_PREDICTIONS = 10 };
+enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_PREDICTIONS = 6 };
 #else
 enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 40 };
 #endif
