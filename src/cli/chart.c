@@ -81,14 +81,14 @@ static void print_axes(FILE *out, const tagc_chart *chart, const axis *x, const 
          value += y->step) {
         double at = place(y, value);
         fprintf(out, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>\n", LEFT, at, WIDTH - RIGHT);
-        snprintf(text, sizeof text, "%.*f", tick_digits(y->step), value);
+        snprintf(text, sizeof text, "%.*f", tick_digits(y->step), fabs(value) < y->step / 2 ? 0 : value);
         print_text(out, LEFT - 8, at + 4.5, "text-anchor=\"end\"", text);
     }
     for (double value = ceil(x->min / x->step - 1e-9) * x->step; value <= x->max + x->step * 1e-6;
          value += x->step) {
         double at = place(x, value);
         fprintf(out, "<path class=\"frame\" d=\"M%.1f %dv5\"/>\n", at, HEIGHT - BOTTOM);
-        snprintf(text, sizeof text, "%.*f", tick_digits(x->step), value);
+        snprintf(text, sizeof text, "%.*f", tick_digits(x->step), fabs(value) < x->step / 2 ? 0 : value);
         print_text(out, at, HEIGHT - BOTTOM + 20, "text-anchor=\"middle\"", text);
     }
     fprintf(out, "<path class=\"frame\" fill=\"none\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, HEIGHT - BOTTOM,
