@@ -140,9 +140,10 @@ static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_sh
     if (n_elems % n_ranks != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be a multiple of the world size %d",
                          (unsigned long long)n_elems, world_size);
+    unsigned long long max_elems = max_shard * n_ranks;
     if (n_elems / n_ranks > max_shard)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be at most %llu at world size %d",
-                         (unsigned long long)n_elems, (unsigned long long)(max_shard * n_ranks), world_size);
+                         (unsigned long long)n_elems, max_elems, world_size);
     return TAGC_OK;
 }
 

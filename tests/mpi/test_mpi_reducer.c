@@ -69,7 +69,7 @@ static void test_dense_chunks(void **state) {
     (void)state;
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
-    options.n_elems = (262144 * 4 + 5) * (uint64_t)world_size;
+    options.n_elems = (262144 * 4 / (uint64_t)world_size + 5) * (uint64_t)world_size;
     options.exchange = TAGC_EXCHANGE_DENSE;
     compare(&options, 0, 0);
 }
