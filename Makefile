@@ -9,10 +9,6 @@ MPI ?= AUTO
 CMAKE = cmake -DTAGC_MPI=$(MPI) $(shell command -v ninja >/dev/null 2>&1 && echo -G Ninja)
 SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
 CTEST = ctest --output-on-failure --no-tests=error -j$(JOBS)
-# MPI's own libraries are not sanitized and leak on purpose; what they do is not ours to judge.
-ASAN_ENV = ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS=suppressions=$(CURDIR)/scripts/lsan.supp:print_suppressions=0
-TSAN_ENV = TSAN_OPTIONS=halt_on_error=1:suppressions=$(CURDIR)/scripts/tsan.supp
-
 .DEFAULT_GOAL := all
 .PHONY: help all build setup demo check test asan tsan bench format lint install clean
 
@@ -41,12 +37,12 @@ check: setup ## what CI runs: setup, tests, then both sanitizers
 asan: ## tests under the address and undefined behaviour sanitizers
 	@$(CMAKE) -S . -B build-asan $(SANITIZE) -DTAGC_SANITIZE=address,undefined
 	@cmake --build build-asan -j$(JOBS)
-	@cd build-asan && $(ASAN_ENV) $(CTEST)
+	@cd build-asan && $(CTEST)
 
 tsan: ## tests of everything that has threads under the thread sanitizer
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
 	@cmake --build build-tsan -j$(JOBS)
-	@cd build-tsan && $(TSAN_ENV) $(CTEST) -L '^(core|codec|transport|exchange|fsdp|cli)$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -L '^(core|codec|transport|exchange|fsdp|cli)$$'
 
 bench: build ## codec and exchange against the memory floor
 	@for program in build/bench/bench_*; do test -x $$program && test -f $$program && $$program || exit 1; done
