@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define TERMINAL_EVERY_S 0.25
@@ -24,22 +25,34 @@ const char *tagc_human(double value, char *text) {
     return text;
 }
 
+/* Columns of the terminal; a line that is wider could not be rewritten. */
+static int n_columns(const tagc_progress *progress) {
+    struct winsize size;
+    if (!progress->is_terminal || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 20)
+        return 1000;
+    return size.ws_col - 1;
+}
+
 static void show(tagc_progress *progress, const tagc_step_report *last) {
-    char rate[16], left[24] = "";
+    char line[256], rate[16], left[24] = "";
     double n = (double)progress->n_reports, total = progress->wall_s;
-    double per_step = total / n, share = total > 0 ? 100 / total : 0;
-    double left_s = per_step * (double)(progress->n_steps - last->step);
+    double share = total > 0 ? 100 / total : 0;
+    int left_s = (int)(total / n * (double)(progress->n_steps - last->step));
     if (last->step < progress->n_steps)
-        snprintf(left, sizeof left, "  %d:%02d left", (int)left_s / 60, (int)left_s % 60);
-    printf(
-        "%sstep %*llu/%llu  loss %.4f  %s tok/s  compute %2.0f %%  exposed gather %2.0f %%  reduce %2.0f %%"
-        "  optimizer %2.0f %%  %.2f bits/param%s%s%s",
-        progress->is_terminal ? "\r\033[K" : "", progress->n_steps >= 10000 ? 6 : 4,
-        (unsigned long long)last->step, (unsigned long long)progress->n_steps, last->loss,
+        snprintf(left, sizeof left, "  %d:%02d left", left_s / 60, left_s % 60);
+    snprintf(
+        line, sizeof line,
+        "step %*llu/%llu  loss %.4f%s  %s tok/s  compute %2.0f %%  exposed gather %2.0f %%, reduce %2.0f %%"
+        "  optimizer %2.0f %%  %.2f bits/param%s",
+        progress->n_steps >= 10000 ? 6 : 4, (unsigned long long)last->step,
+        (unsigned long long)progress->n_steps, last->loss, left,
         tagc_human(total > 0 ? (double)progress->n_tokens / total : 0, rate), progress->compute_s * share,
         progress->gather_s * share, progress->reduce_s * share, progress->optimizer_s * share,
-        progress->bits / n, last->stats.skipped ? "  SKIPPED: gradient not finite" : "", left,
-        progress->is_terminal ? "" : "\n");
+        progress->bits / n, last->stats.skipped ? "  SKIPPED: gradient not finite" : "");
+    if (progress->is_terminal)
+        printf("\r\033[K%.*s", n_columns(progress), line);
+    else
+        printf("%s\n", line);
     fflush(stdout);
     progress->n_reports = progress->n_tokens = 0;
     progress->wall_s = progress->compute_s = progress->gather_s = 0;
