@@ -36,24 +36,12 @@ static void print_tensor(const tagc_tensor_info *tensor) {
         printf("  %-28s %9zu   %-9s %12zu\n", tensor->name, tensor->n_rows, "", tensor->n_elems);
 }
 
-static int is_compressed(const tagc_tensor_info *tensor, int policy) {
-    switch (policy) {
-    case TAGC_POLICY_NON_ATTENTION_LINEAR:
-        return tensor->kind == TAGC_TENSOR_EMBEDDING || tensor->kind == TAGC_TENSOR_HEAD ||
-               tensor->kind == TAGC_TENSOR_MLP || tensor->kind == TAGC_TENSOR_ATTENTION_PROJECTION;
-    case TAGC_POLICY_PAPER:
-        return tensor->n_cols > 1 && tensor->n_elems > 2000000;
-    case TAGC_POLICY_ALL:
-        return 1;
-    default:
-        return 0;
-    }
-}
-
 static void print_model(const tagc_gpt2_config *config, int with_tensors) {
     static const char *const names[] = {"none", "non-attention-linear", "paper", "all"};
     char params[16], bytes[16], part[16];
     uint64_t n_params = tagc_gpt2_n_params(config);
+    tagc_fsdp_options engine;
+    tagc_fsdp_options_init(&engine);
     printf("  %d layers, %d heads, width %d, %d positions, vocabulary %d, head %s\n", config->n_layer,
            config->n_head, config->n_embd, config->block_size, config->vocab_size,
            config->tied ? "tied to the embedding" : "of its own");
@@ -62,10 +50,11 @@ static void print_model(const tagc_gpt2_config *config, int with_tensors) {
            tagc_gpt2_n_tensors(config));
     for (int policy = TAGC_POLICY_NON_ATTENTION_LINEAR; policy <= TAGC_POLICY_ALL; policy++) {
         uint64_t n = 0;
+        engine.policy = policy;
         for (int i = 0; i < tagc_gpt2_n_tensors(config); i++) {
             tagc_tensor_info tensor;
             tagc_gpt2_tensor(config, i, &tensor);
-            if (is_compressed(&tensor, policy)) n += tensor.n_elems;
+            if (tagc_fsdp_compresses(&engine, &tensor)) n += tensor.n_elems;
         }
         printf("  --compress %-20s  %6s parameters, %5.1f %%\n", names[policy], tagc_human((double)n, part),
                100 * (double)n / (double)n_params);

@@ -102,6 +102,11 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
     tagc_train_fsdp(&t->options, &options);
     TAGC_TRY(tagc_engine_create(t->rank, &t->saved.model, &options, &t->fsdp));
+    if (t->options.compress_names && tagc_fsdp_n_compressed(t->fsdp) == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--compress-names is \"%.100s\", which matches no tensor of the model;"
+                         " tagc info %s --tensors lists them",
+                         t->options.compress_names, t->options.model);
     if (t->options.resume) {
         char *extra = NULL;
         TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));

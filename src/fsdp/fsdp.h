@@ -53,6 +53,9 @@ typedef struct tagc_fsdp_options {
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
 
+/* 1 when the policy of `options` compresses this tensor. */
+int tagc_fsdp_compresses(const tagc_fsdp_options *options, const tagc_tensor_info *tensor);
+
 /* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied; trace may be
  * NULL, else it outlives the engine, as comm does. */
 tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,

@@ -24,7 +24,7 @@ static int matches(const char *patterns, const char *name) {
     return 0;
 }
 
-static int is_compressed(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
+int tagc_fsdp_compresses(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
     switch (options->policy) {
     case TAGC_POLICY_NON_ATTENTION_LINEAR:
         return t->kind == TAGC_TENSOR_MLP || t->kind == TAGC_TENSOR_EMBEDDING ||
@@ -169,7 +169,8 @@ static void make_flats(tagc_fsdp *f) {
             flat->first_member = n_members;
             flat->unit_offset = u->n_padded;
             for (int i = 0; i < f->n_tensors; i++) {
-                if (f->places[i].unit != unit || is_compressed(&f->options, &f->tensors[i]) != compressed)
+                if (f->places[i].unit != unit ||
+                    tagc_fsdp_compresses(&f->options, &f->tensors[i]) != compressed)
                     continue;
                 f->places[i].flat = f->n_flats;
                 f->places[i].offset = flat->n_elems;

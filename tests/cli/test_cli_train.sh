@@ -37,3 +37,7 @@ awk '{ bad += $1 < 0.9 } END { exit bad }' <(column twice-a sparsity) || fail "s
 # A folder with a run is not written over.
 run 1 train "${packed[@]}" --out twice-a
 says "twice-a holds a run already" "--resume"
+
+# A pattern that matches nothing is a mistake, not a wish for dense training.
+run 1 train "${packed[@]}" --compress names --compress-names "layer.*.mlp.*"
+says "layer.*.mlp.*" "matches no tensor"
