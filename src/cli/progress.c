@@ -1,6 +1,7 @@
 /* The progress line. Its figures are means since it was last shown, so that a slow terminal hides no step. */
 #include "cli/progress.h"
 
+#include "cli/ranks.h"
 #include "core/clock.h"
 #include <math.h>
 #include <stdarg.h>
@@ -12,7 +13,7 @@
 #define PLAIN_EVERY_S 10.0
 
 void tagc_progress_init(tagc_progress *progress, int quiet, uint64_t n_steps) {
-    *progress = (tagc_progress){.quiet = quiet, .is_terminal = isatty(STDOUT_FILENO), .n_steps = n_steps};
+    *progress = (tagc_progress){.quiet = quiet, .is_terminal = tagc_ranks_on_terminal(), .n_steps = n_steps};
     progress->shown_s = -1e9;
 }
 

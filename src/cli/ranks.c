@@ -32,6 +32,10 @@ int tagc_ranks_launcher_rank(void) {
     return launcher_number(rank_names, 0);
 }
 
+int tagc_ranks_on_terminal(void) {
+    return isatty(STDOUT_FILENO) && launcher_number(size_names, 0) == 0;
+}
+
 void tagc_ranks_complain(int rank, const char *text) {
     /* When all ranks fail alike, rank 0 speaks and its end takes the others with it before they do. */
     if (rank > 0) {
@@ -39,7 +43,7 @@ void tagc_ranks_complain(int rank, const char *text) {
         struct timespec pause = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000};
         if (nanosleep(&pause, NULL) != 0) return; /* a signal: the end has come, and rank 0 has spoken */
     }
-    if (isatty(STDOUT_FILENO)) fputs("\r\033[K", stdout); /* a progress line may stand there */
+    if (tagc_ranks_on_terminal()) fputs("\r\033[K", stdout); /* a progress line may stand there */
     fflush(stdout);
     fprintf(stderr, "tagc: %s\n", text);
     fflush(stderr);

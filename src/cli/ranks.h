@@ -41,6 +41,10 @@ int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context);
 /* This process's rank as its launcher tells it, before MPI is started; 0 without a launcher. */
 int tagc_ranks_launcher_rank(void);
 
+/* 1 when stdout is a terminal that a line can be rewritten on. mpirun gives its processes one even where its
+ * own output goes to a file, so under a launcher the answer is 0. */
+int tagc_ranks_on_terminal(void);
+
 /* To be called with what a rank's work came to, before its objects are destroyed: after a failure it says so
  * and wakes the peers, which would otherwise wait for this rank until their time-out. Returns `status`. */
 tagc_status tagc_rank_finish(tagc_rank *rank, tagc_status status);

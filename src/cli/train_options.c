@@ -124,6 +124,10 @@ static const char examples[] =
     "  tagc train --config configs/fsdp.conf --data data/books --ranks 2 --out runs/fsdp\n"
     "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n"
     "\n"
+    "  # A run under mpirun is stopped best by SIGUSR1, which mpirun passes on and waits for: it saves and "
+    "leaves.\n"
+    "  kill -USR1 PID-OF-MPIRUN\n"
+    "\n"
     "  # Ctrl-C saves; this goes on where it stopped, with the same options.\n"
     "  tagc train --data data/books --ranks 2 --out runs/first --resume\n";
 

@@ -44,6 +44,10 @@ static tagc_status open_data(tagc_trainer *t) {
     else
         has_val =
             tagc_path_is_dir(t->options.data) && tagc_path_data(t->options.data, "val.bin", path) == TAGC_OK;
+    if (!has_val && t->options.eval_every > 0)
+        tagc_progress_say(&t->progress,
+                          "note: no validation loss: %s has no val.bin, and --val-data is not given",
+                          t->options.data);
     if (has_val && t->options.eval_every > 0)
         TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->val_tokens));
     return TAGC_OK;
