@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 MPI ?= AUTO
 
-CMAKE = cmake -DTAGC_MPI=$(MPI) $(shell command -v ninja >/dev/null 2>&1 && echo -G Ninja)
+CMAKE = cmake -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTAGC_MPI=$(MPI) $(shell command -v ninja >/dev/null 2>&1 && echo -G Ninja)
 SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
 CTEST = ctest --output-on-failure --no-tests=error -j$(JOBS)
 .DEFAULT_GOAL := all

@@ -75,20 +75,29 @@ static int tick_digits(double step) {
     return digits < 0 ? 0 : digits > 9 ? 9 : digits;
 }
 
+/* Ticks are whole multiples of the step: the number of the first, and how many there are. */
+static double first_tick(const axis *a) {
+    return ceil(a->min / a->step - 1e-9);
+}
+
+static int n_ticks(const axis *a) {
+    return (int)(floor(a->max / a->step + 1e-9) - first_tick(a)) + 1;
+}
+
 static void print_axes(FILE *out, const tagc_chart *chart, const axis *x, const axis *y) {
     char text[40];
-    for (double value = ceil(y->min / y->step - 1e-9) * y->step; value <= y->max + y->step * 1e-6;
-         value += y->step) {
+    for (int tick = 0; tick < n_ticks(y); tick++) {
+        double value = (first_tick(y) + tick) * y->step;
         double at = place(y, value);
         fprintf(out, "<path class=\"grid\" d=\"M%d %.1fH%d\"/>\n", LEFT, at, WIDTH - RIGHT);
-        snprintf(text, sizeof text, "%.*f", tick_digits(y->step), fabs(value) < y->step / 2 ? 0 : value);
+        snprintf(text, sizeof text, "%.*f", tick_digits(y->step), value + 0.0);
         print_text(out, LEFT - 8, at + 4.5, "text-anchor=\"end\"", text);
     }
-    for (double value = ceil(x->min / x->step - 1e-9) * x->step; value <= x->max + x->step * 1e-6;
-         value += x->step) {
+    for (int tick = 0; tick < n_ticks(x); tick++) {
+        double value = (first_tick(x) + tick) * x->step;
         double at = place(x, value);
         fprintf(out, "<path class=\"frame\" d=\"M%.1f %dv5\"/>\n", at, HEIGHT - BOTTOM);
-        snprintf(text, sizeof text, "%.*f", tick_digits(x->step), fabs(value) < x->step / 2 ? 0 : value);
+        snprintf(text, sizeof text, "%.*f", tick_digits(x->step), value + 0.0);
         print_text(out, at, HEIGHT - BOTTOM + 20, "text-anchor=\"middle\"", text);
     }
     fprintf(out, "<path class=\"frame\" fill=\"none\" d=\"M%d %dV%dH%d\"/>\n", LEFT, TOP, HEIGHT - BOTTOM,

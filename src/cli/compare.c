@@ -163,8 +163,11 @@ static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
         if (has_evals) continue;
         double *x = values[2 * i] = malloc((size_t)run->n_steps * sizeof *x);
         double *y = values[2 * i + 1] = malloc((size_t)run->n_steps * sizeof *y);
-        if (!x || !y) status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the picture");
-        for (int step = 0; status == TAGC_OK && step < run->n_steps; step++) {
+        if (!x || !y) {
+            status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the picture");
+            break;
+        }
+        for (int step = 0; step < run->n_steps; step++) {
             x[step] = run->steps[step].step;
             y[step] = run->steps[step].loss;
         }

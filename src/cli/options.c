@@ -207,7 +207,7 @@ static tagc_status parse_config_line(tagc_parsed *parsed, char *line, const char
     char *name = trim(line);
     int option = tagc_options_find(parsed->command, name);
     if (option < 0 || strcmp(name, "config") == 0) return unknown_option(parsed->command, name, where);
-    const char *value = NULL;
+    const char *value = "";
     TAGC_TRY(keep_text(parsed, trim(equals + 1), &value));
     parsed->given[option] = 1;
     return tagc_options_set(parsed->command, parsed->values, option, value, where);
@@ -254,19 +254,15 @@ static tagc_status parse_option(tagc_parsed *parsed, int argc, char **argv, int 
     }
     if (option < 0) return unknown_option(command, name, "");
     const tagc_option *row = &command->options[option];
-    int can_be_bare = row->type == TAGC_OPTION_FLAG || (row->type == TAGC_OPTION_TEXT && row->words);
-    if (!value && row->type == TAGC_OPTION_FLAG) {
-        value = "yes";
-    } else if (!value) {
-        int follows = *i + 1 < argc && !(can_be_bare && argv[*i + 1][0] == '-');
-        if (follows)
-            value = argv[++*i];
-        else if (can_be_bare)
-            value = row->words;
-        else
-            return tagc_fail(TAGC_ERR_ARGUMENT, "--%s needs a value: --%s %s", name, name,
-                             row->value ? row->value : "VALUE");
-    }
+    /* What the name alone means; NULL: it needs a value. */
+    const char *bare = row->type == TAGC_OPTION_FLAG   ? "yes"
+                       : row->type == TAGC_OPTION_TEXT ? row->words
+                                                       : NULL;
+    int takes_next = row->type != TAGC_OPTION_FLAG && *i + 1 < argc && !(bare && argv[*i + 1][0] == '-');
+    if (!value) value = takes_next ? argv[++*i] : bare;
+    if (!value)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--%s needs a value: --%s %s", name, name,
+                         row->value ? row->value : "VALUE");
     parsed->given[option] = 2;
     return tagc_options_set(command, parsed->values, option, value, "");
 }

@@ -122,7 +122,10 @@ static void *local_main(void *arg) {
     local_job *job = self->job;
     tagc_rank rank;
     tagc_status status = open_rank(job->launch, connect_local, job->group, self->rank, job, &rank);
-    status = status == TAGC_OK ? job->run(&rank, job->context) : tagc_rank_finish(&rank, status);
+    if (status == TAGC_OK)
+        job->run(&rank, job->context); /* its failure is in the job by then */
+    else
+        tagc_rank_finish(&rank, status);
     close_rank(&rank);
     return NULL;
 }

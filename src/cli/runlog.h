@@ -13,12 +13,10 @@ typedef struct tagc_runlog_step {
 
 typedef struct tagc_runlog {
     char label[64];
-    int world_size;
+    int world_size, n_steps, n_evals;
     double n_params, n_compressed;
-    tagc_runlog_step *steps; /* (n_steps) */
-    int n_steps;
+    tagc_runlog_step *steps;         /* (n_steps) */
     double *eval_steps, *val_losses; /* (n_evals) */
-    int n_evals;
 } tagc_runlog;
 
 /* dir: a run's folder. TAGC_ERR_IO, or TAGC_ERR_CORRUPT with the line. A torn last line is passed over. */

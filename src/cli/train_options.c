@@ -195,7 +195,7 @@ tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *
 }
 
 tagc_status tagc_train_check(const tagc_train_options *options) {
-    tagc_gpt2_config config;
+    tagc_gpt2_config config = {0};
     TAGC_TRY(tagc_train_model(options, &config));
     if (options->seq_len > config.block_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
