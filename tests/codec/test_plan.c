@@ -129,6 +129,22 @@ static void embedding_peels_at_ten_times(void **state) {
     free(indices);
 }
 
+/* The same for the shards of the token embedding (50304 x 768) at W = 2 and 4. */
+static void embedding_shards_peel_at_ten_times(void **state) {
+    (void)state;
+    size_t n = SLOW ? 4000037 : 38633472;
+    uint32_t *indices = malloc(n / 40 * sizeof *indices);
+    for (size_t world_size = 2; world_size <= 4; world_size += 2) {
+        size_t shard = n / world_size, n_items = 0;
+        for (int seed = 0; seed < N_SEEDS; seed++) {
+            if (seed % 20 == 0)
+                n_items = support_make(SCATTERED, shard, 0.0125 * (double)world_size, indices);
+            assert_int_equal(unpeeled(shard, shard / 10, (uint64_t)seed, indices, n_items), 0);
+        }
+    }
+    free(indices);
+}
+
 /* Expected failures of all these seeds together: 0.02 at load 0.5, 0.1 at 0.75 (see sketch.c); one is let
  * pass. */
 static void structured_supports_peel_as_scattered_ones_do(void **state) {
@@ -310,6 +326,7 @@ int main(void) {
         cmocka_unit_test(hashes_spread),
         cmocka_unit_test(gpt2_matrices_peel_at_ten_times),
         cmocka_unit_test(embedding_peels_at_ten_times),
+        cmocka_unit_test(embedding_shards_peel_at_ten_times),
         cmocka_unit_test(structured_supports_peel_as_scattered_ones_do),
         cmocka_unit_test(small_odd_sizes_peel_with_another_seed),
         cmocka_unit_test(plans_are_what_brute_force_finds),
