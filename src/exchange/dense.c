@@ -133,7 +133,7 @@ static tagc_status finish_out(tagc_reducer *r, size_t c) {
 }
 
 /* Largest bit pattern of |value|: NaN and Inf are on top. */
-static int holds_nonfinite(const float *values, size_t n) {
+int tagc_holds_nonfinite(const float *values, size_t n) {
     uint32_t largest = 0;
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -154,7 +154,7 @@ tagc_status tagc_dense_step(tagc_reducer *r) {
         TAGC_TRY(tagc_message_wait(r, &r->chunk_in[c % TAGC_DENSE_DEPTH]));
         double start_s = tagc_clock_s();
         add_chunk(r, c, out);
-        r->stats.nonfinite |= holds_nonfinite(out, chunk_elems(r, c));
+        r->stats.nonfinite |= tagc_holds_nonfinite(out, chunk_elems(r, c));
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
         if (is_all && c >= TAGC_DENSE_DEPTH) TAGC_TRY(finish_out(r, c - TAGC_DENSE_DEPTH));
         if (is_all) post_out(r, c, out);

@@ -326,12 +326,12 @@ tagc_status tagc_indexed_step(tagc_reducer *r) {
     TAGC_TRY(make_union(r));
     TAGC_TRY(exchange_unions(r));
     TAGC_TRY(send_values(r));
+    if (!r->stats.nonfinite) TAGC_TRY(r->sketching ? tagc_sketch_decode(r) : tagc_packed_decode(r));
     if (r->stats.nonfinite) {
         size_t n = r->options.all_reduce ? (size_t)r->options.n_elems : r->shard;
         for (size_t i = 0; i < n; i++) r->output[i] = NAN;
         return TAGC_OK;
     }
-    TAGC_TRY(r->sketching ? tagc_sketch_decode(r) : tagc_packed_decode(r));
     if (r->options.all_reduce) return exchange_results(r);
     unpack(r, r->rank, tagc_sums(r), r->output);
     return TAGC_OK;

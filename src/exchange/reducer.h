@@ -131,6 +131,7 @@ static inline int tagc_partner_step(const tagc_reducer *r, int from) {
 
 void tagc_dense_place(tagc_reducer *r, tagc_arena *arena);
 tagc_status tagc_dense_step(tagc_reducer *r);
+int tagc_holds_nonfinite(const float *values, size_t n);
 void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena);
 tagc_status tagc_indexed_step(tagc_reducer *r);
 

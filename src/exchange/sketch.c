@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -278,6 +279,14 @@ static tagc_status add_cells(tagc_reducer *r, size_t n_cells) {
     return TAGC_OK;
 }
 
+/* fp32 sums of huge values that are finite one by one. What is left of an infinity after peeling is no number
+ * either, so that looking at the consumed cells is enough. */
+static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cells, size_t n_items) {
+    if (r->options.cells == TAGC_CELLS_FIXED) return 0;
+    double most_in_a_cell = (double)r->own_max_abs * r->world_size * (double)n_items;
+    return most_in_a_cell > FLT_MAX && tagc_holds_nonfinite(cells, n_cells);
+}
+
 /* Peels the cells into `sums`. Returns 1 when what is left in the cells contradicts the union. */
 static int peel(tagc_reducer *r, const tagc_sketch *sketch, void *cells, void *sums) {
     int estimate = r->options.unpeeled == TAGC_UNPEELED_ESTIMATE;
@@ -302,7 +311,9 @@ tagc_status tagc_sketch_decode(tagc_reducer *r) {
     start_s = tagc_clock_s();
     uint32_t *sums = (uint32_t *)tagc_sums(r);
     int is_dirty = peel(r, &sketch, tagc_contribution(r, 0), sums);
-    if (is_dirty && r->options.index != TAGC_INDEX_SUM1) /* whose unions are wrong by design */
+    if (has_overflowed(r, tagc_contribution(r, 0), sketch.n_cells, n_items))
+        r->stats.nonfinite = 1;
+    else if (is_dirty && r->options.index != TAGC_INDEX_SUM1) /* whose unions are wrong by design */
         tagc_note_failure(
             r, tagc_fail(TAGC_ERR_CORRUPT, "shard %d: the sketch holds values outside the union", r->rank));
     r->stats.n_cells = sketch.n_cells;
@@ -313,6 +324,7 @@ tagc_status tagc_sketch_decode(tagc_reducer *r) {
 
     tagc_agree_begin(r, r->options.unpeeled == TAGC_UNPEELED_ESTIMATE ? 0 : n_items - r->plan.n_peeled);
     TAGC_TRY(tagc_agree_end(r));
+    if (r->stats.nonfinite) return TAGC_OK;
     uint64_t n_left = 0;
     for (int d = 0; d < r->world_size; d++) n_left += r->n_left[d];
     if (n_left > 0) TAGC_TRY(settle_leftovers(r, sums));

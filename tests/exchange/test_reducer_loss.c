@@ -188,6 +188,31 @@ static void test_nonfinite(void **state) {
     }
 }
 
+/* Finite values whose sums in a cell are not: as bad as NaN, but nobody's fault. */
+static void test_overflow(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        int world_size = 1 + variant % 3;
+        trial t = make_trial(world_size, 1000, 11);
+        t.options.exchange = TAGC_EXCHANGE_SKETCH;
+        t.options.sparsity = 0.9;
+        if (variant >= 3) t.options.ratio = 20; /* leftovers on top of it */
+        size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
+        for (size_t i = 0; i < n; i++) t.gradients[W * n + i] = 3e38f; /* rank 0 in the second step */
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, run_trial, &t, NULL, runs);
+        for (size_t r = 0; r < W; r++) {
+            for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
+            assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
+        }
+        for (size_t i = 0; i < n; i++) {
+            assert_true(isnan(t.outputs[n + i]));
+            assert_true(isfinite(t.outputs[2 * n + i]));
+        }
+        destroy_trial(&t);
+    }
+}
+
 /* Dense has no residual to protect: sums are what IEEE says, and all ranks hear of it. */
 static void dense_body(rank_run *run) {
     float gradient[64], output[64];
@@ -219,9 +244,9 @@ static void test_nonfinite_dense(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conservation),    cmocka_unit_test(test_overload),
-        cmocka_unit_test(test_lossy_index),     cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_nonfinite_dense),
+        cmocka_unit_test(test_conservation), cmocka_unit_test(test_overload),
+        cmocka_unit_test(test_lossy_index),  cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_nonfinite_dense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
