@@ -53,9 +53,9 @@ static int show(void *context, const tagc_data_report *report) {
     double now = tagc_clock_s();
     if (progress->is_terminal && report->file && now - progress->shown_s > 0.1) {
         progress->shown_s = now;
-        printf("\r\033[K%llu of %llu files, %sB  %.60s", (unsigned long long)report->n_files,
-               (unsigned long long)report->n_total_files, tagc_human((double)report->n_text_bytes, bytes),
-               report->file);
+        printf("\r\033[K%llu of %llu files, %s  %.60s", (unsigned long long)report->n_files,
+               (unsigned long long)report->n_total_files,
+               tagc_human_bytes((double)report->n_text_bytes, bytes), report->file);
         fflush(stdout);
     }
     return tagc_interrupt_asked();
@@ -63,9 +63,9 @@ static int show(void *context, const tagc_data_report *report) {
 
 static void print_report(const data_options *options, const tagc_data_report *report, const char *tokenizer) {
     char bytes[16], train[16], val[16];
-    printf("%s%llu files, %sB of text -> %s: %s training and %s validation tokens (%s)\n",
+    printf("%s%llu files, %s of text -> %s: %s training and %s validation tokens (%s)\n",
            isatty(STDOUT_FILENO) ? "\r\033[K" : "", (unsigned long long)report->n_files,
-           tagc_human((double)report->n_text_bytes, bytes), options->out,
+           tagc_human_bytes((double)report->n_text_bytes, bytes), options->out,
            tagc_human((double)report->n_train_tokens, train), tagc_human((double)report->n_val_tokens, val),
            tokenizer);
     if (report->n_empty_files > 0)

@@ -45,8 +45,8 @@ static void print_model(const tagc_gpt2_config *config, int with_tensors) {
     printf("  %d layers, %d heads, width %d, %d positions, vocabulary %d, head %s\n", config->n_layer,
            config->n_head, config->n_embd, config->block_size, config->vocab_size,
            config->tied ? "tied to the embedding" : "of its own");
-    printf("  %s parameters (%llu), %sB in fp32, %d tensors\n", tagc_human((double)n_params, params),
-           (unsigned long long)n_params, tagc_human(4.0 * (double)n_params, bytes),
+    printf("  %s parameters (%llu), %s in fp32, %d tensors\n", tagc_human((double)n_params, params),
+           (unsigned long long)n_params, tagc_human_bytes(4.0 * (double)n_params, bytes),
            tagc_gpt2_n_tensors(config));
     for (int policy = TAGC_POLICY_NON_ATTENTION_LINEAR; policy <= TAGC_POLICY_ALL; policy++) {
         uint64_t n = 0;

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -23,6 +24,12 @@ const char *tagc_human(double value, char *text) {
     for (; fabs(value) >= 999.5 && unit < 4; unit++) value /= 1000;
     int digits = value >= 99.95 || (unit == 0 && value == floor(value)) ? 0 : value >= 9.995 ? 1 : 2;
     snprintf(text, 16, "%.*f%s", digits, value, units[unit]);
+    return text;
+}
+
+const char *tagc_human_bytes(double value, char *text) {
+    size_t n = strlen(tagc_human(value, text));
+    snprintf(text + n, 16 - n, "%s", strchr(text, ' ') ? "B" : " B");
     return text;
 }
 

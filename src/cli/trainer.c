@@ -153,10 +153,10 @@ static void greet(tagc_trainer *t) {
                           "gradients: %s, sparsity %.4g %%, on %.1f %% of the parameters; the rest dense",
                           exchanges[t->options.exchange], 100 * t->options.sparsity,
                           100 * (double)n_compressed / (double)n_params);
-    tagc_progress_say(&t->progress,
-                      "memory per rank: parameters %sB, gradients %sB, optimizer %sB, residuals %sB",
-                      tagc_human((double)memory.parameters, a), tagc_human((double)memory.gradients, b),
-                      tagc_human((double)memory.optimizer, c), tagc_human((double)memory.residuals, d));
+    tagc_progress_say(
+        &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
+        tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),
+        tagc_human_bytes((double)memory.optimizer, c), tagc_human_bytes((double)memory.residuals, d));
     if (t->step > 0)
         tagc_progress_say(&t->progress, "goes on behind step %llu of %lld", (unsigned long long)t->step,
                           (long long)t->options.steps);
