@@ -119,9 +119,9 @@ tagc_status tagc_agree_end(tagc_reducer *r) {
             status = tagc_fail(TAGC_ERR_CORRUPT, "%u leftovers of %zu elements", header.n_items, max_left);
         if (status != TAGC_OK) {
             /* Without an agreement there is no telling what the others do next, and no way to tell them. */
-            tagc_fail_in(status, "agreement from rank %d", q);
-            tagc_comm_abort(r->comm, "an agreement arrived damaged");
-            return tagc_fail(status, "agreement from rank %d arrived damaged", q);
+            status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged", q);
+            tagc_comm_abort(r->comm, tagc_last_error());
+            return status;
         }
         nonfinite |= (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
         if (r->n_left) r->n_left[q] = header.n_items;

@@ -220,7 +220,8 @@ static void test_damaged_agreement(void **state) {
     t.net.where = 77;
     run_trial(&t, 2);
     assert_int_equal(t.net.n_damaged, 1);
-    assert_int_equal(t.statuses[0], TAGC_ERR_CORRUPT);
+    assert_int_equal(t.statuses[0], TAGC_ERR_TRANSPORT);
+    assert_non_null(strstr(t.texts[0], "agreement from rank 1 arrived damaged: "));
     assert_int_equal(t.statuses[1], TAGC_ERR_TRANSPORT);
 }
 
