@@ -1,244 +1,508 @@
-/* What selection costs beside the floor of its memory traffic: reading the gradient and the residual and
- * writing the residual, 12 bytes per element, in place or into another array around the cache. Floor and
- * selection take turns in one process, so that a busy machine slows both; the ratio printed is the median
- * over the turns.
+/* What compressing a gradient costs beside the floor of its memory traffic: reading the gradient and the
+ * residual and writing the residual once, in place or into another array. First selection alone, over the
+ * whole gradient; then the computing of one rank of two in a whole step, phase by phase, with packed values
+ * and with the sketch as the carrier.
  *
- *     bench_codec [n_elems [n_threads [n_repeats [kernels]]]]
- *
- * Default: 38633472 and 2359296 elements (50304 x 768 and 768 x 3072), 1 thread, 15 repeats, the best kernels
- * (else scalar, avx2 or avx512). */
+ * Everything takes turns in one process, so that a busy machine slows all alike: a ratio is the median over
+ * the turns of time / floor of the same turn. The two ranks' gradients are independent, so that their union
+ * is the largest that can be. */
+#include "codec/bitmap.h"
+#include "codec/pack.h"
 #include "codec/select.h"
 #include "codec/select_kernels.h"
-#include "core/clock.h"
-#include "core/memory.h"
+#include "codec/sketch.h"
+#include "measure.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include <errno.h>
+#include <getopt.h>
 
-enum { MAX_REPEATS = 1000, N_STEPS_BEFORE = 4, N_SCALES = 4096 };
+enum { W = 2, OWN = 0, PEER = 1, MIN_N = 1024, MAX_REPEATS = 1000, N_STEPS_BEFORE = 4 };
 
-static uint64_t next_random(uint64_t *state) {
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
+typedef struct options {
+    size_t n; /* 0: the two default shapes */
+    int n_threads, n_repeats;
+    const tagc_select_kernels *kernels;
+    const char *json_path;
+} options;
 
-static float normal_of(uint64_t bits) { /* four 12-bit uniforms */
-    uint32_t sum = (bits & 4095) + (bits >> 12 & 4095) + (bits >> 24 & 4095) + (bits >> 36 & 4095);
-    return ((float)sum - 8190.0f) * (1.0f / 2364.8f);
-}
+/* In the order of the work. */
+typedef enum quantity {
+    FLOOR_IN_PLACE,
+    FLOOR_APART,
+    SELECT_IN_PLACE,
+    SELECT_APART,
+    STEP_SELECT,
+    STEP_MAKE,
+    STEP_OR,
+    PACKED_LIST,
+    PACKED_PACK,
+    PACKED_ADD,
+    PACKED_UNPACK,
+    PACKED_TOTAL,
+    SKETCH_LIST,
+    SKETCH_PLAN,
+    SKETCH_ENCODE,
+    SKETCH_ADD,
+    SKETCH_PEEL,
+    SKETCH_UNPACK,
+    SKETCH_TOTAL,
+    N_QUANTITIES
+} quantity;
 
-/* normal * exp(normal): as heavy a tail as gradients have. */
-static void fill_gradient(float *gradient, size_t n, uint64_t *state) {
-    static float scales[N_SCALES];
-    for (int i = 0; i < N_SCALES; i++) scales[i] = expf(normal_of(next_random(state)));
-    for (size_t i = 0; i < n; i++) {
-        uint64_t bits = next_random(state);
-        gradient[i] = 1e-3f * normal_of(bits) * scales[bits >> 52];
-    }
-}
+static const struct {
+    const char *key, *text;
+} names[N_QUANTITIES] = {
+    [FLOOR_IN_PLACE] = {"floor_in_place", "floor, in place"},
+    [FLOOR_APART] = {"floor_apart", "floor, into another array"},
+    [SELECT_IN_PLACE] = {"select_in_place", "selection, in place"},
+    [SELECT_APART] = {"select_apart", "selection, into another array"},
+    [STEP_SELECT] = {"step_select", "  select, both shards"},
+    [STEP_MAKE] = {"step_make", "  index: make, both shards"},
+    [STEP_OR] = {"step_or", "  index: or and count, own"},
+    [PACKED_LIST] = {"packed_list", "  packed: list, both + own"},
+    [PACKED_PACK] = {"packed_pack", "  packed: pack and fill, both"},
+    [PACKED_ADD] = {"packed_add", "  packed: add, own"},
+    [PACKED_UNPACK] = {"packed_unpack", "  packed: unpack, own"},
+    [PACKED_TOTAL] = {"packed_total", "packed, whole step"},
+    [SKETCH_LIST] = {"sketch_list", "  sketch: list, own, 3 times"},
+    [SKETCH_PLAN] = {"sketch_plan", "  sketch: plan, own"},
+    [SKETCH_ENCODE] = {"sketch_encode", "  sketch: encode, both"},
+    [SKETCH_ADD] = {"sketch_add", "  sketch: add, own"},
+    [SKETCH_PEEL] = {"sketch_peel", "  sketch: peel and check, own"},
+    [SKETCH_UNPACK] = {"sketch_unpack", "  sketch: unpack, own"},
+    [SKETCH_TOTAL] = {"sketch_total", "sketch, whole step"},
+};
 
-static void *take(size_t n_bytes, const char *what) {
-    void *memory;
-    if (tagc_memory_create(n_bytes, what, &memory) != TAGC_OK) {
-        fprintf(stderr, "bench_codec: %s\n", tagc_last_error());
-        exit(1);
-    }
-    return memory;
-}
-
-/* ---- the floor ---- */
-
-typedef struct floor_job {
-    const float *gradient;  /* (n) */
-    float *residual, *next; /* (n); next is residual or apart from it */
-    size_t n;
-    int wide;
-} floor_job;
-
-static void add_plain(float *next, const float *residual, const float *gradient, size_t n) {
-    for (size_t i = 0; i < n; i++) next[i] = residual[i] + gradient[i];
-}
-
-#if defined(__x86_64__)
-#define WIDE __attribute__((target("avx512f")))
-
-WIDE static inline __m512 add_line(const float *residual, const float *gradient) {
-    return _mm512_add_ps(_mm512_load_ps(residual), _mm512_load_ps(gradient));
-}
-
-/* Arrays from tagc_memory_create, cut at multiples of 16. */
-WIDE static void add_wide(float *next, const float *residual, const float *gradient, size_t n) {
-    size_t i = 0;
-    if (next == residual)
-        for (; i + 16 <= n; i += 16) _mm512_store_ps(next + i, add_line(residual + i, gradient + i));
-    else
-        for (; i + 16 <= n; i += 16) _mm512_stream_ps(next + i, add_line(residual + i, gradient + i));
-    _mm_sfence();
-    add_plain(next + i, residual + i, gradient + i, n - i);
-}
-#endif
-
-static void floor_work(void *arg, int index, int n_threads) {
-    const floor_job *job = arg;
-    size_t begin = job->n / 16 * (size_t)index / (size_t)n_threads * 16;
-    size_t end = index + 1 == n_threads ? job->n : job->n / 16 * (size_t)(index + 1) / (size_t)n_threads * 16;
-#if defined(__x86_64__)
-    if (job->wide) {
-        add_wide(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
-        return;
-    }
-#endif
-    add_plain(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
-}
-
-/* Seconds of the floor, in place or apart. */
-static double time_floor(tagc_pool *pool, floor_job job, int in_place) {
-    if (in_place) job.next = job.residual;
-    double t = tagc_clock_s();
-    tagc_pool_run(pool, floor_work, &job);
-    return tagc_clock_s() - t;
-}
-
-/* ---- selection ---- */
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median(double *times, int n) {
-    qsort(times, (size_t)n, sizeof times[0], by_value);
-    return times[n / 2];
-}
-
-typedef struct arrays {
-    float *gradient, *residual, *next, *values, *floor_residual;
-    uint32_t *indices;
-    void *scratch;
-} arrays;
-
-static arrays arrays_make(size_t n, size_t k, int n_threads) {
-    return (arrays){.gradient = take(n * 4, "gradient"),
-                    .residual = take(n * 4, "residual"),
-                    .next = take(n * 4, "next residual"),
-                    .floor_residual = take(n * 4, "floor residual"),
-                    .values = take(k * 4, "values"),
-                    .indices = take(k * 4, "indices"),
-                    .scratch = take(tagc_select_scratch_bytes(n, k, n_threads), "scratch")};
-}
-
-static void arrays_free(arrays *a) {
-    tagc_memory_destroy(a->gradient);
-    tagc_memory_destroy(a->residual);
-    tagc_memory_destroy(a->next);
-    tagc_memory_destroy(a->floor_residual);
-    tagc_memory_destroy(a->values);
-    tagc_memory_destroy(a->indices);
-    tagc_memory_destroy(a->scratch);
-}
-
-typedef struct timings {
-    double floor_in_place[MAX_REPEATS], floor_apart[MAX_REPEATS];
-    double in_place[MAX_REPEATS], apart[MAX_REPEATS];
-    double ratio_in_place[MAX_REPEATS], ratio_apart[MAX_REPEATS], ratio_cross[MAX_REPEATS];
-    int n_two_passes;
-} timings;
-
-static void print_line(const char *name, size_t n, double sparsity, int n_threads, timings *t,
-                       int n_repeats) {
-    double floor_s = median(t->floor_in_place, n_repeats);
-    printf("%10zu %3d  %-6s %6.2f %% | %8.3f ms %5.1f GB/s %8.3f ms %6.3f | %8.3f ms %8.3f ms %6.3f %6.3f | "
-           "%d of %d\n",
-           n, n_threads, name, 100 * sparsity, 1e3 * floor_s, 12e-9 * (double)n / floor_s,
-           1e3 * median(t->in_place, n_repeats), median(t->ratio_in_place, n_repeats),
-           1e3 * median(t->floor_apart, n_repeats), 1e3 * median(t->apart, n_repeats),
-           median(t->ratio_apart, n_repeats), median(t->ratio_cross, n_repeats), t->n_two_passes,
-           2 * n_repeats);
-}
-
-/* One line of the table: k of n, with the new residual in place of the old one and apart from it. */
-static void bench_selection(const tagc_select_kernels *kernels, size_t n, double sparsity, int n_threads,
-                            int n_repeats) {
-    uint64_t state = 1;
-    size_t k = tagc_select_count(n, sparsity);
-    arrays a = arrays_make(n, k, n_threads);
+/* Everything of one case: n elements at one sparsity, seen by rank OWN. */
+typedef struct bench {
+    const options *options;
     tagc_pool *pool;
-    if (tagc_pool_create(n_threads, &pool) != TAGC_OK) {
+    double sparsity, ratio;
+    size_t n, shard, k, k_shard;
+    float *gradient, *residual, *next, *floor_residual; /* (n) */
+    uint32_t *indices;                                  /* (max(k, W * k_shard)): row d at d * k_shard */
+    float *values;                                      /* the same */
+    void *select_scratch;
+    size_t n_kept[W];
+    float max_abs;
+    uint8_t *bits[W], *peer_bits[W], *unions[W]; /* (bitmap of a shard) */
+    uint32_t *peer_indices[W], *list;            /* (k_shard); (max_union) */
+    float *peer_values[W];                       /* (k_shard) */
+    size_t n_peer_kept[W], n_union[W], max_union;
+    float *packed[W], *peer_packed, *sums; /* (max_union) */
+    float *output;                         /* (shard) */
+    tagc_sketch sketch;
+    tagc_plan plan;
+    float *cells[W], *peer_cells; /* (n_cells) */
+    void *plan_memory, *plan_scratch;
+    int n_two_passes;
+    double *times[N_QUANTITIES]; /* (n_repeats) seconds */
+} bench;
+
+/* ---- the two ranks' data ---- */
+
+/* Elements [at, at + n) of the gradient and of `residual`, into `next`; what is kept goes to `out`. */
+static tagc_selection select_range(bench *b, const float *residual, float *next, size_t at, size_t n,
+                                   size_t k, size_t out) {
+    tagc_selection result;
+    tagc_select_with(b->options->kernels, b->gradient + at, residual + at, next + at, n, k, b->indices + out,
+                     b->values + out, b->select_scratch, b->pool, &result);
+    b->n_two_passes += result.n_passes == 2;
+    return result;
+}
+
+static void select_shard(bench *b, int d) {
+    tagc_selection result = select_range(b, b->residual, b->next, (size_t)d * b->shard, b->shard, b->k_shard,
+                                         (size_t)d * b->k_shard);
+    b->n_kept[d] = result.n_kept;
+    if (d == OWN) b->max_abs = result.max_abs;
+}
+
+static void make_index(bench *b, int d) {
+    tagc_bitmap_make(b->bits[d], b->shard, b->indices + (size_t)d * b->k_shard, b->n_kept[d]);
+}
+
+/* Leaves a gradient with the residual of a running training, and what is selected of them. */
+static void run_steps(bench *b, uint64_t seed) {
+    memset(b->residual, 0, b->n * sizeof *b->residual);
+    for (int step = 0; step <= N_STEPS_BEFORE; step++) {
+        fill_gradient(b->gradient, b->n, &seed);
+        for (int d = 0; d < W; d++) select_shard(b, d);
+        if (step < N_STEPS_BEFORE) memcpy(b->residual, b->next, W * b->shard * sizeof *b->residual);
+    }
+    for (int d = 0; d < W; d++) make_index(b, d);
+}
+
+static void remember_peer(bench *b) {
+    for (int d = 0; d < W; d++) {
+        b->n_peer_kept[d] = b->n_kept[d];
+        memcpy(b->peer_indices[d], b->indices + (size_t)d * b->k_shard, b->n_kept[d] * sizeof(uint32_t));
+        memcpy(b->peer_values[d], b->values + (size_t)d * b->k_shard, b->n_kept[d] * sizeof(float));
+        memcpy(b->peer_bits[d], b->bits[d], tagc_bitmap_bytes(b->shard));
+    }
+}
+
+static void take_arrays(bench *b) {
+    size_t n_listed = b->k > W * b->k_shard ? b->k : W * b->k_shard, n_bitmap = tagc_bitmap_bytes(b->shard);
+    int n_threads = b->options->n_threads;
+    size_t scratch = tagc_select_scratch_bytes(b->n, b->k, n_threads),
+           shard_scratch = tagc_select_scratch_bytes(b->shard, b->k_shard, n_threads);
+    b->gradient = take(b->n, sizeof(float), "gradient");
+    b->residual = take(b->n, sizeof(float), "residual");
+    b->next = take(b->n, sizeof(float), "next residual");
+    b->floor_residual = take(b->n, sizeof(float), "residual of the floor");
+    b->indices = take(n_listed, sizeof(uint32_t), "indices");
+    b->values = take(n_listed, sizeof(float), "values");
+    b->select_scratch = take(scratch > shard_scratch ? scratch : shard_scratch, 1, "scratch");
+    b->max_union = W * b->k_shard < b->shard ? W * b->k_shard : b->shard;
+    tagc_sketch_init(&b->sketch, b->shard, (size_t)ceil((double)b->shard / b->ratio), 1);
+    for (int d = 0; d < W; d++) {
+        b->bits[d] = take(n_bitmap, 1, "index");
+        b->peer_bits[d] = take(n_bitmap, 1, "the peer's index");
+        b->unions[d] = take(n_bitmap, 1, "union");
+        b->peer_indices[d] = take(b->k_shard, sizeof(uint32_t), "the peer's indices");
+        b->peer_values[d] = take(b->k_shard, sizeof(float), "the peer's values");
+        b->packed[d] = take(b->max_union, sizeof(float), "packed values");
+        b->cells[d] = take(b->sketch.n_cells, sizeof(float), "cells");
+    }
+    b->list = take(b->max_union, sizeof(uint32_t), "list");
+    b->peer_packed = take(b->max_union, sizeof(float), "the peer's packed values");
+    b->peer_cells = take(b->sketch.n_cells, sizeof(float), "the peer's cells");
+    b->sums = take(b->max_union, sizeof(float), "sums");
+    b->output = take(b->shard, sizeof(float), "output");
+    b->plan_memory = take(tagc_plan_bytes(b->max_union), 1, "plan");
+    b->plan_scratch = take(tagc_plan_scratch_bytes(&b->sketch, b->max_union), 1, "scratch of planning");
+    for (int q = 0; q < N_QUANTITIES; q++)
+        b->times[q] = take((size_t)b->options->n_repeats, sizeof(double), "times");
+}
+
+static void bench_destroy(bench *b) {
+    void *single[] = {b->gradient, b->residual,       b->next,        b->floor_residual, b->indices,
+                      b->values,   b->select_scratch, b->list,        b->peer_packed,    b->peer_cells,
+                      b->sums,     b->output,         b->plan_memory, b->plan_scratch};
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) tagc_memory_destroy(single[i]);
+    for (int d = 0; d < W; d++) {
+        void *each[] = {b->bits[d],        b->peer_bits[d], b->unions[d], b->peer_indices[d],
+                        b->peer_values[d], b->packed[d],    b->cells[d]};
+        for (size_t i = 0; i < sizeof each / sizeof *each; i++) tagc_memory_destroy(each[i]);
+    }
+    for (int q = 0; q < N_QUANTITIES; q++) tagc_memory_destroy(b->times[q]);
+    tagc_pool_destroy(b->pool);
+}
+
+static void bench_make(bench *b, const options *o, size_t n, double sparsity, double ratio) {
+    *b = (bench){.options = o, .n = n, .shard = n / W, .sparsity = sparsity, .ratio = ratio};
+    b->k = tagc_select_count(n, sparsity);
+    b->k_shard = tagc_select_count(b->shard, sparsity);
+    take_arrays(b);
+    if (tagc_pool_create(o->n_threads, &b->pool) != TAGC_OK) {
         fprintf(stderr, "bench_codec: %s\n", tagc_last_error());
         exit(1);
     }
-    tagc_selection result;
-    for (int step = 0; step < N_STEPS_BEFORE;
-         step++) { /* so that the residual is one of a running training */
-        fill_gradient(a.gradient, n, &state);
-        tagc_select_with(kernels, a.gradient, a.residual, a.next, n, k, a.indices, a.values, a.scratch, pool,
-                         &result);
-        memcpy(a.residual, a.next, n * 4);
+    run_steps(b, 2);
+    remember_peer(b);
+    run_steps(b, 1);
+    for (int d = 0; d < W; d++) {
+        memcpy(b->unions[d], b->bits[d], tagc_bitmap_bytes(b->shard));
+        tagc_bitmap_or(b->unions[d], b->peer_bits[d], b->shard);
+        b->n_union[d] = tagc_bitmap_count(b->unions[d], b->shard);
     }
-    fill_gradient(a.gradient, n, &state);
-    floor_job job = {.gradient = a.gradient, .residual = a.floor_residual, .next = a.next, .n = n};
-#if defined(__x86_64__)
-    job.wide = __builtin_cpu_supports("avx512f");
-#endif
-    timings t = {.n_two_passes = 0};
-    for (int i = -1; i < n_repeats; i++) { /* -1: warm up */
-        int slot = i < 0 ? 0 : i;
-        t.floor_apart[slot] = time_floor(pool, job, 0);
-        double start = tagc_clock_s();
-        tagc_select_with(kernels, a.gradient, a.residual, a.next, n, k, a.indices, a.values, a.scratch, pool,
-                         &result);
-        t.apart[slot] = tagc_clock_s() - start;
-        t.n_two_passes += i >= 0 && result.n_passes == 2;
-        memcpy(a.next, a.residual, n * 4); /* the same work each time */
-        t.floor_in_place[slot] = time_floor(pool, job, 1);
-        start = tagc_clock_s();
-        tagc_select_with(kernels, a.gradient, a.next, a.next, n, k, a.indices, a.values, a.scratch, pool,
-                         &result);
-        t.in_place[slot] = tagc_clock_s() - start;
-        t.n_two_passes += i >= 0 && result.n_passes == 2;
-        t.ratio_in_place[slot] = t.in_place[slot] / t.floor_in_place[slot];
-        t.ratio_apart[slot] = t.apart[slot] / t.floor_apart[slot];
-        t.ratio_cross[slot] = t.apart[slot] / t.floor_in_place[slot];
+    tagc_bitmap_indices(b->unions[OWN], b->shard, b->list);
+    tagc_pack(b->list, b->n_union[OWN], b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_kept[OWN], NULL,
+              b->peer_packed);
+    tagc_sketch_encode(&b->sketch, b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_kept[OWN],
+                       b->peer_cells);
+    b->n_two_passes = 0;
+}
+
+/* ---- one turn ---- */
+
+/* Adds the time since *now_s to a quantity, and starts again. */
+static void lap(bench *b, quantity q, int turn, double *now_s) {
+    double end_s = tagc_clock_s();
+    b->times[q][turn] += end_s - *now_s;
+    *now_s = end_s;
+}
+
+static void time_selection(bench *b, int turn) {
+    b->times[FLOOR_APART][turn] = time_floor(b->pool, b->gradient, b->floor_residual, b->next, b->n);
+    double now_s = tagc_clock_s();
+    select_range(b, b->residual, b->next, 0, b->n, b->k, 0);
+    lap(b, SELECT_APART, turn, &now_s);
+    memcpy(b->next, b->residual, b->n * sizeof *b->next); /* the same work in place, and each turn */
+    b->times[FLOOR_IN_PLACE][turn] =
+        time_floor(b->pool, b->gradient, b->floor_residual, b->floor_residual, b->n);
+    now_s = tagc_clock_s();
+    select_range(b, b->next, b->next, 0, b->n, b->k, 0);
+    lap(b, SELECT_IN_PLACE, turn, &now_s);
+}
+
+static void list_union(bench *b, int d, quantity q, int turn, double *now_s) {
+    tagc_bitmap_indices(b->unions[d], b->shard, b->list);
+    lap(b, q, turn, now_s);
+}
+
+static void time_packed(bench *b, int turn) {
+    double now_s = tagc_clock_s();
+    for (int d = W - 1; d >= 0; d--) {
+        list_union(b, d, PACKED_LIST, turn, &now_s);
+        tagc_pack(b->list, b->n_union[d], b->indices + (size_t)d * b->k_shard,
+                  b->values + (size_t)d * b->k_shard, b->n_kept[d], b->next + (size_t)d * b->shard,
+                  b->packed[d]);
+        lap(b, PACKED_PACK, turn, &now_s);
     }
-    print_line(kernels->name, n, sparsity, n_threads, &t, n_repeats);
-    tagc_pool_destroy(pool);
-    arrays_free(&a);
+    memcpy(b->sums, b->packed[OWN], b->n_union[OWN] * sizeof *b->sums);
+    tagc_pack_add(b->sums, b->peer_packed, b->n_union[OWN]);
+    lap(b, PACKED_ADD, turn, &now_s);
+    list_union(b, OWN, PACKED_LIST, turn, &now_s);
+    tagc_unpack(b->list, b->n_union[OWN], b->sums, 1.0f / W, b->output, b->shard);
+    lap(b, PACKED_UNPACK, turn, &now_s);
+}
+
+static void time_sketch(bench *b, int turn) {
+    double now_s = tagc_clock_s();
+    list_union(b, OWN, SKETCH_LIST, turn, &now_s);
+    tagc_plan_place(&b->plan, b->plan_memory, b->n_union[OWN]);
+    tagc_plan_make(&b->plan, &b->sketch, b->list, b->n_union[OWN], b->plan_scratch);
+    lap(b, SKETCH_PLAN, turn, &now_s);
+    for (int d = W - 1; d >= 0; d--) {
+        if (d == OWN) list_union(b, d, SKETCH_LIST, turn, &now_s);
+        memset(b->cells[d], 0, b->sketch.n_cells * sizeof(float));
+        tagc_sketch_encode(&b->sketch, b->indices + (size_t)d * b->k_shard,
+                           b->values + (size_t)d * b->k_shard, b->n_kept[d], b->cells[d]);
+        lap(b, SKETCH_ENCODE, turn, &now_s);
+    }
+    tagc_pack_add(b->cells[OWN], b->peer_cells, b->sketch.n_cells);
+    lap(b, SKETCH_ADD, turn, &now_s);
+    tagc_plan_peel(&b->plan, &b->sketch, b->list, b->cells[OWN], b->sums);
+    if (tagc_sketch_dirty(&b->plan, &b->sketch, b->cells[OWN], 0.01f * W * b->max_abs)) {
+        fprintf(stderr, "bench_codec: the sketch did not give back what went in\n");
+        exit(1);
+    }
+    lap(b, SKETCH_PEEL, turn, &now_s);
+    list_union(b, OWN, SKETCH_LIST, turn, &now_s);
+    tagc_unpack(b->list, b->n_union[OWN], b->sums, 1.0f / W, b->output, b->shard);
+    lap(b, SKETCH_UNPACK, turn, &now_s);
+}
+
+/* One rank's step as the reducer computes it: the other rank's shard first, the own one last. */
+static void time_step(bench *b, int turn) {
+    double now_s = tagc_clock_s();
+    for (int d = W - 1; d >= 0; d--) {
+        select_shard(b, d);
+        lap(b, STEP_SELECT, turn, &now_s);
+        make_index(b, d);
+        lap(b, STEP_MAKE, turn, &now_s);
+    }
+    tagc_bitmap_or(b->bits[OWN], b->peer_bits[OWN], b->shard);
+    tagc_bitmap_count(b->bits[OWN], b->shard);
+    lap(b, STEP_OR, turn, &now_s);
+    time_packed(b, turn);
+    time_sketch(b, turn);
+    double front_s = 0;
+    for (int q = STEP_SELECT; q <= STEP_OR; q++) front_s += b->times[q][turn];
+    b->times[PACKED_TOTAL][turn] = b->times[SKETCH_TOTAL][turn] = front_s;
+    for (int q = PACKED_LIST; q < PACKED_TOTAL; q++) b->times[PACKED_TOTAL][turn] += b->times[q][turn];
+    for (int q = SKETCH_LIST; q < SKETCH_TOTAL; q++) b->times[SKETCH_TOTAL][turn] += b->times[q][turn];
+}
+
+/* ---- results ---- */
+
+typedef struct result {
+    size_t n;
+    double sparsity, ratio, load, union_part;
+    int n_two_passes, n_rounds;
+    size_t n_unpeeled;
+    spread time_s[N_QUANTITIES], to_in_place[N_QUANTITIES], to_apart[N_QUANTITIES];
+} result;
+
+/* Quartiles of the ratio of a quantity to a floor, turn by turn. */
+static spread spread_of_ratio(const bench *b, int q, int floor, double *ratios) {
+    int n = b->options->n_repeats;
+    for (int i = 0; i < n; i++) ratios[i] = b->times[q][i] / b->times[floor][i];
+    return spread_of(ratios, n);
+}
+
+static result result_of(const bench *b) {
+    result r = {.n = b->n,
+                .sparsity = b->sparsity,
+                .ratio = b->ratio,
+                .load = (double)b->n_union[OWN] / (double)b->sketch.n_cells,
+                .union_part = (double)b->n_union[OWN] / (double)b->shard,
+                .n_two_passes = b->n_two_passes,
+                .n_rounds = b->plan.n_rounds,
+                .n_unpeeled = b->n_union[OWN] - b->plan.n_peeled};
+    double ratios[MAX_REPEATS];
+    for (int q = 0; q < N_QUANTITIES; q++) {
+        r.to_in_place[q] = spread_of_ratio(b, q, FLOOR_IN_PLACE, ratios);
+        r.to_apart[q] = spread_of_ratio(b, q, FLOOR_APART, ratios);
+        memcpy(ratios, b->times[q], (size_t)b->options->n_repeats * sizeof *ratios);
+        r.time_s[q] = spread_of(ratios, b->options->n_repeats);
+    }
+    return r;
+}
+
+static double floor_speed(const result *r, quantity floor) { /* GB/s */
+    return 12e-9 * (double)r->n / r->time_s[floor].median;
+}
+
+static void print_result(const result *r) {
+    printf(
+        "\nn = %zu, theta = %.2f %%, W = %d: union %.2f %%; sketch %gx: load %.3f, %d rounds, %zu unpeeled\n",
+        r->n, 100 * r->sparsity, W, 100 * r->union_part, r->ratio, r->load, r->n_rounds, r->n_unpeeled);
+    printf("  %-32s %9s %8s   %-25s %s\n", "", "ms", "ns/elem", "/ floor in place  (quartiles)",
+           "/ floor apart");
+    for (int q = 0; q < N_QUANTITIES; q++) {
+        printf("  %-32s %9.3f %8.4f   %7.3f  (%.3f - %.3f) %12.3f", names[q].text, 1e3 * r->time_s[q].median,
+               1e9 * r->time_s[q].median / (double)r->n, r->to_in_place[q].median, r->to_in_place[q].quarter,
+               r->to_in_place[q].three_quarters, r->to_apart[q].median);
+        if (q <= FLOOR_APART) printf("   %.1f GB/s", floor_speed(r, (quantity)q));
+        printf("\n");
+        if (q == SELECT_APART) printf("  one rank's step:\n");
+    }
+    if (r->n_two_passes) printf("  %d selections needed a second pass\n", r->n_two_passes);
+}
+
+static void print_summary(const result *results, size_t n_results) {
+    printf("\nRatio to the floor in place (in brackets: to the floor of the same writing)\n");
+    printf("%10s %8s | %10s | %9s %17s | %8s %8s\n", "n", "theta", "floor GB/s", "selection", "into another",
+           "packed", "sketch");
+    for (size_t i = 0; i < n_results; i++) {
+        const result *r = &results[i];
+        printf("%10zu %6.2f %% | %10.1f | %9.3f %8.3f [%6.3f] | %8.3f %8.3f\n", r->n, 100 * r->sparsity,
+               floor_speed(r, FLOOR_IN_PLACE), r->to_in_place[SELECT_IN_PLACE].median,
+               r->to_in_place[SELECT_APART].median, r->to_apart[SELECT_APART].median,
+               r->to_in_place[PACKED_TOTAL].median, r->to_in_place[SKETCH_TOTAL].median);
+    }
+}
+
+static int write_json(FILE *file, const options *o, const result *results, size_t n_results) {
+    fprintf(file, "[");
+    for (size_t i = 0; i < n_results; i++) {
+        const result *r = &results[i];
+        fprintf(file,
+                "%s\n{\"n\": %zu, \"sparsity\": %.10g, \"world_size\": %d, \"ratio\": %g, \"threads\": %d, "
+                "\"repeats\": %d, \"kernels\": \"%s\", \"union\": %.6g, \"load\": %.6g, \"rounds\": %d, "
+                "\"unpeeled\": %zu, \"two_passes\": %d",
+                i ? "," : "", r->n, r->sparsity, W, r->ratio, o->n_threads, o->n_repeats, o->kernels->name,
+                r->union_part, r->load, r->n_rounds, r->n_unpeeled, r->n_two_passes);
+        for (int q = 0; q < N_QUANTITIES; q++)
+            fprintf(file,
+                    ",\n \"%s\": {\"s\": %.6g, \"to_floor_in_place\": [%.4f, %.4f, %.4f], "
+                    "\"to_floor_apart\": [%.4f, %.4f, %.4f]}",
+                    names[q].key, r->time_s[q].median, r->to_in_place[q].quarter, r->to_in_place[q].median,
+                    r->to_in_place[q].three_quarters, r->to_apart[q].quarter, r->to_apart[q].median,
+                    r->to_apart[q].three_quarters);
+        fprintf(file, "}");
+    }
+    fprintf(file, "\n]\n");
+    int failed = ferror(file);
+    return fclose(file) || failed ? -1 : 0;
+}
+
+static result run_case(const options *o, size_t n, double sparsity, double ratio) {
+    bench b;
+    bench_make(&b, o, n, sparsity, ratio);
+    for (int i = -1; i < o->n_repeats; i++) { /* -1: warm up */
+        int turn = i < 0 ? 0 : i;
+        for (int q = 0; q < N_QUANTITIES; q++) b.times[q][turn] = 0;
+        time_selection(&b, turn);
+        time_step(&b, turn);
+    }
+    result r = result_of(&b);
+    bench_destroy(&b);
+    return r;
+}
+
+/* ---- options ---- */
+
+static void print_help(void) {
+    printf("Usage: bench_codec [options]\n"
+           "Time of selection and of all computing of one rank in a step, as ratios to the memory floor:\n"
+           "reading gradient and residual and writing the residual, measured in the same turns.\n\n"
+           "  --n N           elements of the gradient, %d to 2^32 - 1 (default: 38633472, then 2359296)\n"
+           "  --threads N     of selection and of the floor, 1 to 256 (default 1; the rest uses one)\n"
+           "  --repeats N     turns, 1 to %d (default 15)\n"
+           "  --kernels NAME  of selection: scalar, avx2, avx512 (default: the best here)\n"
+           "  --json FILE     writes the results there too: seconds (median), ratios (quartiles)\n"
+           "  --help          this text\n",
+           MIN_N, MAX_REPEATS);
+}
+
+_Noreturn static void refuse(const char *name, const char *text, const char *allowed) {
+    fprintf(stderr, "bench_codec: %s is %s, must be %s\n", name, text, allowed);
+    exit(2);
+}
+
+static uint64_t number(const char *name, const char *text, uint64_t low, uint64_t high) {
+    char *end, allowed[64];
+    snprintf(allowed, sizeof allowed, "a whole number from %llu to %llu", (unsigned long long)low,
+             (unsigned long long)high);
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < low || value > high)
+        refuse(name, text, allowed);
+    return value;
+}
+
+static const tagc_select_kernels *kernels_named(const char *name) {
+    const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
+    char allowed[64] = "one that this processor has:";
+    size_t n_available = tagc_select_available(available);
+    if (!name) return available[0];
+    for (size_t i = 0; i < n_available; i++) {
+        if (!strcmp(name, available[i]->name)) return available[i];
+        snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), " %s", available[i]->name);
+    }
+    refuse("--kernels", name, allowed);
+}
+
+static options read_options(int argc, char **argv) {
+    static const struct option known[] = {{"n", required_argument, NULL, 'n'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"repeats", required_argument, NULL, 'r'},
+                                          {"kernels", required_argument, NULL, 'k'},
+                                          {"json", required_argument, NULL, 'j'},
+                                          {"help", no_argument, NULL, 'h'},
+                                          {NULL, 0, NULL, 0}};
+    options o = {.n_threads = 1, .n_repeats = 15, .kernels = kernels_named(NULL)};
+    for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
+        if (c == 'n') o.n = number("--n", optarg, MIN_N, UINT32_MAX);
+        if (c == 't') o.n_threads = (int)number("--threads", optarg, 1, 256);
+        if (c == 'r') o.n_repeats = (int)number("--repeats", optarg, 1, MAX_REPEATS);
+        if (c == 'k') o.kernels = kernels_named(optarg);
+        if (c == 'j') o.json_path = optarg;
+        if (c == 'h') print_help();
+        if (c == 'h' || c == '?') exit(c == 'h' ? 0 : 2);
+    }
+    if (optind < argc) refuse("an argument", argv[optind], "an option: see --help");
+    return o;
+}
+
+static int cannot_write(const char *path) {
+    fprintf(stderr, "bench_codec: cannot write %s: %s\n", path, strerror(errno));
+    return 1;
 }
 
 int main(int argc, char **argv) {
-    const double sparsities[] = {0.9875, 0.95, 0.9, 0.8};
-    size_t shapes[] = {38633472, 2359296}, n_shapes = 2;
-    int n_threads = argc > 2 ? atoi(argv[2]) : 1, n_repeats = argc > 3 ? atoi(argv[3]) : 15;
-    if (argc > 1) {
-        shapes[0] = strtoull(argv[1], NULL, 10);
-        n_shapes = 1;
-    }
-    if (shapes[0] == 0 || shapes[0] >> 32 || n_repeats < 1 || n_repeats > MAX_REPEATS) {
-        fprintf(stderr,
-                "usage: bench_codec [n_elems (1 to 2^32 - 1) [n_threads [n_repeats (1 to %d) [kernels]]]]\n",
-                MAX_REPEATS);
-        return 1;
-    }
-    const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS], *kernels = NULL;
-    size_t n_available = tagc_select_available(available);
-    for (size_t i = n_available; i-- > 0;)
-        if (argc <= 4 || !strcmp(argv[4], available[i]->name)) kernels = available[i];
-    if (!kernels) {
-        fprintf(stderr, "bench_codec: this processor has no kernels named %s\n", argv[4]);
-        return 1;
-    }
-    printf("%35s| residual in place%26s | residual apart: ratio to its floor, and in place | two passes\n",
-           "", "");
-    printf("%10s %3s  %-6s %8s | %11s %10s %11s %6s | %11s %11s %6s %6s |\n", "n_elems", "thr", "kernel",
-           "sparsity", "floor", "", "selection", "ratio", "floor", "selection", "ratio", "ratio");
-    for (size_t i = 0; i < n_shapes; i++)
-        for (int j = 0; j < 4; j++) bench_selection(kernels, shapes[i], sparsities[j], n_threads, n_repeats);
+    static const struct {
+        double sparsity, ratio; /* of the sketch: the paper's, and 4 at 95 % */
+    } cases[] = {{0.9875, 10}, {0.95, 4}, {0.9, 4}, {0.8, 2}};
+    enum { N_CASES = sizeof cases / sizeof *cases };
+    options o = read_options(argc, argv);
+    size_t shapes[] = {o.n ? o.n : 38633472, 2359296}, n_results = 0; /* 50304 x 768 and 768 x 3072 */
+    result results[2 * N_CASES];
+    FILE *json = o.json_path ? fopen(o.json_path, "w") : NULL;
+    if (o.json_path && !json) return cannot_write(o.json_path);
+    printf("bench_codec: %d thread%s, %s, %d turns; sketch cells and sums in fp32\n", o.n_threads,
+           o.n_threads == 1 ? "" : "s", o.kernels->name, o.n_repeats);
+    for (int i = 0; i < (o.n ? 1 : 2); i++)
+        for (int j = 0; j < N_CASES; j++) {
+            results[n_results] = run_case(&o, shapes[i], cases[j].sparsity, cases[j].ratio);
+            print_result(&results[n_results++]);
+            fflush(stdout);
+        }
+    print_summary(results, n_results);
+    if (json && write_json(json, &o, results, n_results)) return cannot_write(o.json_path);
     return 0;
 }
