@@ -114,6 +114,7 @@ static void post_out(tagc_reducer *r, size_t c, float *out) {
     if (is_bf16) {
         tagc_bf16_narrow(out, halves, n);
         tagc_bf16_widen(halves, out, n);
+        r->stats.nonfinite |= tagc_holds_nonfinite(out, n); /* rounding up can overflow */
     }
     void *recv = is_bf16 ? (void *)(r->sums_recv + slot * n_ranks * r->chunk) : (void *)r->output;
     tagc_message_post(r, message, TAGC_LEG_RESULT, is_bf16 ? (const void *)halves : (const void *)out, recv);

@@ -176,6 +176,33 @@ static void test_dense_bf16(void **state) {
         }
 }
 
+/* A sum that only its rounding for the way back takes to infinity. */
+static void rounded_up_body(rank_run *run) {
+    dense_trial *t = run->shared;
+    float gradient[2] = {run->rank == 0 ? 0x1.fep127f : 0x1p119f, 1}, output[2];
+    tagc_reducer *reducer;
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    CHECK(run, isinf(output[0]) && output[1] == 2);
+    CHECK(run, stats.nonfinite == 1);
+    tagc_reducer_destroy(reducer);
+}
+
+static void test_bf16_overflow(void **state) {
+    (void)state;
+    dense_trial t;
+    tagc_reducer_options_init(&t.options);
+    t.options.exchange = TAGC_EXCHANGE_DENSE;
+    t.options.wire = TAGC_WIRE_BF16;
+    t.options.all_reduce = 1;
+    t.options.op = TAGC_OP_SUM;
+    t.options.n_elems = 2;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, rounded_up_body, &t, NULL, runs);
+}
+
 static void test_bf16(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 200000; i++) {
@@ -198,9 +225,8 @@ static void test_bf16(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_dense_bf16),
+        cmocka_unit_test(test_gather),     cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_dense_bf16), cmocka_unit_test(test_bf16_overflow),
         cmocka_unit_test(test_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
