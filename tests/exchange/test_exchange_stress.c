@@ -1,0 +1,248 @@
+/* Option combinations that nobody thought of, drawn at random: shapes down to one element, values from
+ * denormal to near FLT_MAX, sparsity that changes between steps, and two reducers under way at a time.
+ * Whatever comes out is compared with the brute-force step. */
+#include "oracle.h"
+#include "ranks.h"
+
+#include <float.h>
+
+#ifdef TAGC_SANITIZED
+enum { N_TRIALS = 120, N_RANKS_LARGE = 5 };
+#else
+enum { N_TRIALS = 300, N_RANKS_LARGE = 16 };
+#endif
+enum { N_STEPS = 3, N_UNITS = 2 };
+
+typedef struct unit {
+    tagc_reducer_options options;
+    double sparsity[N_STEPS];
+    int values;                             /* which kind */
+    float *gradients, *outputs, *residuals; /* (steps, W, n) each */
+    tagc_reducer_stats stats[N_STEPS][MAX_RANKS];
+} unit;
+
+typedef struct trial {
+    uint64_t seed, state; /* of the random numbers */
+    int world_size;
+    unit units[N_UNITS];
+} trial;
+
+static uint64_t draw(trial *t, uint64_t n) {
+    return (t->state = mix(t->state)) % n;
+}
+
+static float draw_value(trial *t, int kind) {
+    double u = (double)draw(t, 1 << 24) / (1 << 23) - 1;
+    switch (kind) {
+    case 0:
+        return (float)(u * u * u);
+    case 1:
+        return (float)ldexp(u, (int)draw(t, 200) - 100);
+    case 2:
+        return (float)(u * 1e-41);
+    case 3:
+        return (float)((int)draw(t, 5) - 2);
+    case 4:
+        return draw(t, 30) ? 0.0f : (float)u;
+    case 5:
+        return (float)(u * FLT_MAX);
+    default:
+        return draw(t, 2) ? -0.0f : 0.0f;
+    }
+}
+
+static void draw_options(trial *t, unit *x) {
+    static const double sparsities[] = {0, 0.1, 0.5, 0.8, 0.95, 0.9875, 1}, ratios[] = {0, 0, 1, 1.3, 4, 100};
+    tagc_reducer_options *o = &x->options;
+    tagc_reducer_options_init(o);
+    o->n_elems = (1 + draw(t, (uint64_t[]){16, 16, 700, 3000}[draw(t, 4)])) * (uint64_t)t->world_size;
+    o->exchange = draw(t, 8) ? 1 + (int)draw(t, 2) : TAGC_EXCHANGE_DENSE;
+    o->index = draw(t, 3) ? TAGC_INDEX_OR : (int)draw(t, 3);
+    if (o->index == TAGC_INDEX_SUM4 && t->world_size > 15) o->index = TAGC_INDEX_OR;
+    o->ratio = ratios[draw(t, 6)];
+    o->cells = (int)draw(t, 2);
+    o->unpeeled = draw(t, 2) ? TAGC_UNPEELED_PACKED : (int)draw(t, 3);
+    o->fill_union = (int)draw(t, o->index == TAGC_INDEX_OR ? 3 : 2) - 1;
+    o->op = (int)draw(t, 2);
+    o->all_reduce = (int)draw(t, 2);
+    o->n_threads = 1 + (int)draw(t, 2);
+    o->seed = draw(t, UINT64_MAX);
+    x->values = (int)draw(t, 7);
+    for (int step = 0; step < N_STEPS; step++)
+        x->sparsity[step] = step && draw(t, 2) ? x->sparsity[step - 1] : sparsities[draw(t, 7)];
+    o->sparsity = x->sparsity[0];
+}
+
+static void draw_unit(trial *t, unit *x) {
+    draw_options(t, x);
+    size_t n = (size_t)x->options.n_elems, n_values = N_STEPS * (size_t)t->world_size * n;
+    x->gradients = calloc(n_values, sizeof(float));
+    x->outputs = calloc(n_values, sizeof(float));
+    x->residuals = calloc(n_values, sizeof(float));
+    assert_true(x->gradients && x->outputs && x->residuals);
+    for (size_t i = 0; i < n_values; i++) x->gradients[i] = draw_value(t, x->values);
+    if (draw(t, 4) == 0) x->gradients[draw(t, n_values)] = draw(t, 2) ? NAN : -INFINITY;
+}
+
+static void body(rank_run *run) {
+    trial *t = run->shared;
+    tagc_reducer *reducers[N_UNITS];
+    for (int u = 0; u < N_UNITS; u++)
+        if (!CHECK(run, tagc_reducer_create(run->comm, &t->units[u].options, &reducers[u]) == TAGC_OK))
+            return;
+    for (size_t step = 0; step < N_STEPS; step++) {
+        size_t row = step * (size_t)run->world_size + (size_t)run->rank;
+        for (int u = 0; u < N_UNITS; u++) {
+            unit *x = &t->units[u];
+            size_t at = row * (size_t)x->options.n_elems;
+            CHECK(run, tagc_reducer_set_sparsity(reducers[u], x->sparsity[step]) == TAGC_OK);
+            CHECK(run, tagc_reducer_begin(reducers[u], x->gradients + at, x->outputs + at) == TAGC_OK);
+        }
+        for (int u = N_UNITS - 1; u >= 0; u--) {
+            unit *x = &t->units[u];
+            tagc_reducer_stats_init(&x->stats[step][run->rank]);
+            CHECK(run, tagc_reducer_end(reducers[u], &x->stats[step][run->rank]) == TAGC_OK);
+        }
+        for (int u = 0; u < N_UNITS; u++) {
+            size_t n = (size_t)t->units[u].options.n_elems;
+            const float *residual = tagc_reducer_residual(reducers[u], NULL);
+            if (residual) memcpy(t->units[u].residuals + row * n, residual, n * sizeof *residual);
+        }
+    }
+    for (int u = 0; u < N_UNITS; u++) tagc_reducer_destroy(reducers[u]);
+}
+
+/* ---- what must have come out ---- */
+
+/* One step of one unit, all ranks. */
+typedef struct step_view {
+    const trial *t;
+    const unit *x;
+    size_t step, W, n, shard;
+    const float *gradients, *outputs, *before, *after; /* (W, n) each; residuals before and after */
+    int is_dense, is_sketch, is_fixed;
+    double max_abs;
+} step_view;
+
+#define EXPECT(view, condition)                                                                              \
+    do {                                                                                                     \
+        if (!(condition))                                                                                    \
+            fail_msg("seed %d, W %zu, shard %zu, step %zu: %s", (int)(view)->t->seed, (view)->W,             \
+                     (view)->shard, (view)->step, #condition);                                               \
+    } while (0)
+
+static size_t n_out(const step_view *v) {
+    return v->x->options.all_reduce ? v->n : v->shard;
+}
+
+static void expect_void_step(const step_view *v) {
+    EXPECT(v, memcmp(v->before, v->after, v->W * v->n * sizeof(float)) == 0);
+    for (size_t r = 0; r < v->W; r++) {
+        EXPECT(v, v->x->stats[v->step][r].nonfinite);
+        for (size_t i = 0; i < n_out(v); i++) EXPECT(v, isnan(v->outputs[r * v->n + i]));
+    }
+}
+
+static int same_or_close(float value, float expected, double tolerance) {
+    return bits_of(value) == bits_of(expected) || (isnan(value) && isnan(expected)) ||
+           fabs((double)value - (double)expected) <= tolerance;
+}
+
+static void expect_oracle(const step_view *v) {
+    tagc_reducer_options options = v->x->options;
+    options.sparsity = v->is_dense ? 0 : v->x->sparsity[v->step];
+    int fill = options.fill_union;
+    if (fill < 0) fill = options.exchange == TAGC_EXCHANGE_PACKED && options.index == TAGC_INDEX_OR;
+    float *residuals = malloc(v->W * v->n * sizeof(float)), *sums = malloc(v->n * sizeof(float));
+    memcpy(residuals, v->before, v->W * v->n * sizeof(float));
+    oracle_step(&options, (int)v->W, fill, v->is_fixed, v->gradients, residuals, sums);
+    double tolerance = v->is_sketch && !v->is_fixed ? 2e-5 * v->max_abs * (double)v->W : -1;
+    for (size_t r = 0; r < v->W; r++) {
+        const float *expected = sums + (options.all_reduce ? 0 : r * v->shard);
+        for (size_t i = 0; i < n_out(v); i++)
+            EXPECT(v, same_or_close(v->outputs[r * v->n + i], expected[i], tolerance));
+    }
+    if (!v->is_dense) EXPECT(v, memcmp(residuals, v->after, v->W * v->n * sizeof(float)) == 0);
+    free(residuals);
+    free(sums);
+}
+
+/* For what the oracle cannot foresee: what came in has gone out or stayed. */
+static void expect_conserved(const step_view *v) {
+    double back = v->x->options.op == TAGC_OP_AVG ? (double)v->W : 1;
+    for (size_t i = 0; i < v->n; i++) {
+        size_t owner = i / v->shard, at = v->x->options.all_reduce ? i : i % v->shard;
+        double in = 0, out = back * (double)v->outputs[owner * v->n + at];
+        for (size_t r = 0; r < v->W; r++) {
+            in += (double)(v->gradients[r * v->n + i] + v->before[r * v->n + i]);
+            out += (double)v->after[r * v->n + i];
+        }
+        EXPECT(v, fabs(in - out) <= 2e-5 * v->max_abs * (double)v->W + 1e-43);
+    }
+}
+
+static void check_step(const step_view *v) {
+    const tagc_reducer_options *o = &v->x->options;
+    int is_void = 0;
+    uint64_t n_unpeeled = 0;
+    for (size_t r = 0; r < v->W; r++) n_unpeeled += v->x->stats[v->step][r].n_unpeeled;
+    for (size_t i = 0; i < v->W * v->n; i++) is_void |= !isfinite(v->gradients[i] + v->before[i]);
+    /* fp32 cells may overflow where single values do not */
+    if (v->is_sketch && !v->is_fixed && v->max_abs > 1e36) is_void |= v->x->stats[v->step][0].nonfinite;
+    if (is_void && !v->is_dense) {
+        expect_void_step(v);
+        return;
+    }
+    if (!v->is_dense) EXPECT(v, !v->x->stats[v->step][0].nonfinite);
+    if (v->is_dense ||
+        (o->index != TAGC_INDEX_SUM1 && (n_unpeeled == 0 || o->unpeeled == TAGC_UNPEELED_PACKED)))
+        expect_oracle(v);
+    else if (v->max_abs < 1e36 && (o->index != TAGC_INDEX_SUM1 || !v->is_sketch) &&
+             (n_unpeeled == 0 || o->unpeeled == TAGC_UNPEELED_RESIDUAL))
+        expect_conserved(v);
+}
+
+static void check_unit(const trial *t, const unit *x) {
+    size_t W = (size_t)t->world_size, n = (size_t)x->options.n_elems;
+    float *nothing = malloc(W * n * sizeof(float));
+    for (size_t i = 0; i < W * n; i++) nothing[i] = TAGC_ZERO_RESIDUAL;
+    for (size_t step = 0; step < N_STEPS; step++) {
+        size_t at = step * W * n;
+        step_view v = {.t = t, .x = x, .step = step, .W = W, .n = n, .shard = n / W};
+        v.gradients = x->gradients + at;
+        v.outputs = x->outputs + at;
+        v.after = x->residuals + at;
+        v.is_dense = x->options.exchange == TAGC_EXCHANGE_DENSE;
+        v.before = step && !v.is_dense ? v.after - W * n : nothing;
+        v.is_sketch = x->options.exchange == TAGC_EXCHANGE_SKETCH &&
+                      tagc_select_count(v.shard, x->sparsity[step]) < v.shard;
+        v.is_fixed = v.is_sketch && x->options.cells == TAGC_CELLS_FIXED;
+        for (size_t i = 0; i < W * n; i++)
+            v.max_abs = fmax(v.max_abs, fabs((double)(v.gradients[i] + v.before[i])));
+        check_step(&v);
+    }
+    free(nothing);
+}
+
+static void test_random(void **state) {
+    (void)state;
+    static const int world_sizes[] = {1, 2, 2, 3, 4, N_RANKS_LARGE};
+    for (uint64_t seed = 0; seed < N_TRIALS; seed++) {
+        trial t = {.seed = seed, .state = seed};
+        t.world_size = world_sizes[draw(&t, 6)];
+        for (int u = 0; u < N_UNITS; u++) draw_unit(&t, &t.units[u]);
+        rank_run runs[MAX_RANKS];
+        run_ranks(t.world_size, body, &t, NULL, runs);
+        for (int u = 0; u < N_UNITS; u++) {
+            check_unit(&t, &t.units[u]);
+            free(t.units[u].gradients);
+            free(t.units[u].outputs);
+            free(t.units[u].residuals);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
