@@ -107,8 +107,8 @@ static double margin_of(double expected, double clump) {
     return 4 * sqrt(clump * (expected + 4 * clump));
 }
 
-/* Rooms for the worst clump, for a sample that is an eighth off, and for the block that finds a room too
- * small. */
+/* Rooms for the worst clump, for a sample that is an eighth off, for bounds that are whole buckets (of a
+ * large sample's narrow band the larger part), and for the block that finds a room too small. */
 static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
     const size_t edge = BLOCK + TAGC_SELECT_SLACK;
     size_t n = s->n, n_shares = (size_t)n_threads;
@@ -120,7 +120,7 @@ static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
         double scale = 1.125 * (double)n / (double)n_sampled / n_threads;
         double margin = margin_of(s->shape.expected, LINE);
         s->n_candidate_room = size_min((size_t)(scale * (s->shape.expected + margin)), n_own) + edge;
-        s->n_band_room = size_min((size_t)(scale * 2 * margin), n_own) + edge;
+        s->n_band_room = size_min((size_t)(scale * (2 * margin + s->shape.expected / 4)), n_own) + edge;
     }
     s->blocks = tagc_arena_take(arena, s->n_blocks, sizeof *s->blocks);
     s->sample = tagc_arena_take(arena, n_sampled, sizeof *s->sample);

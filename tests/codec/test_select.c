@@ -372,6 +372,24 @@ static void prediction_holds_where_it_can(void **state) {
     fixture_free(&f);
 }
 
+/* Values so close together that a bucket of the sample holds a third of k: the band is a bucket wide at least,
+ * and a large sample's margin leaves less room than that. */
+static void band_has_room_for_a_bucket(void **state) {
+    (void)state;
+    const size_t n = (size_t)1 << 21;
+    fixture f = fixture_make(n);
+    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
+    tagc_select_available(kernels);
+    for (size_t i = 0; i < n; i++) {
+        float magnitude = 1.0f + 0.05f * (float)random_below(1 << 20) / (float)(1 << 20);
+        f.gradient[i] = i % 2 ? magnitude : -magnitude;
+        f.residual[i] = TAGC_ZERO_RESIDUAL;
+    }
+    tagc_selection expected = expect(&f, n, n / 2);
+    assert_int_equal(run_and_compare(&f, kernels[0], NULL, n, n / 2, 0, &expected), 1);
+    fixture_free(&f);
+}
+
 static void non_finite_is_seen_anywhere(void **state) {
     (void)state;
     const uint32_t bad_bits[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001};
@@ -461,6 +479,7 @@ int main(void) {
         cmocka_unit_test(sampled_arrays),
         cmocka_unit_test(arrays_larger_than_the_cache),
         cmocka_unit_test(prediction_holds_where_it_can),
+        cmocka_unit_test(band_has_room_for_a_bucket),
         cmocka_unit_test(non_finite_is_seen_anywhere),
         cmocka_unit_test(nothing_is_lost_over_steps),
         cmocka_unit_test(count_is_the_largest_allowed),
