@@ -255,7 +255,7 @@ typedef struct tagc_gatherer tagc_gatherer;
 
 typedef struct tagc_gatherer_options {
     size_t struct_bytes; /* set by _init */
-    uint64_t n_elems;    /* of the whole unit: a positive multiple of W. No default. */
+    uint64_t n_elems;    /* as in tagc_reducer_options */
     uint64_t tag;        /* as in tagc_reducer_options */
     int wire;            /* tagc_wire, default FP32; with BF16 every rank, the owner too, gets the rounded values */
 } tagc_gatherer_options;

@@ -372,8 +372,8 @@ static void prediction_holds_where_it_can(void **state) {
     fixture_free(&f);
 }
 
-/* Values so close together that a bucket of the sample holds a third of k: the band is a bucket wide at least,
- * and a large sample's margin leaves less room than that. */
+/* Values so close together that a bucket of the sample holds a third of k: the band is a bucket wide at
+ * least, and a large sample's margin leaves less room than that. */
 static void band_has_room_for_a_bucket(void **state) {
     (void)state;
     const size_t n = (size_t)1 << 21;
