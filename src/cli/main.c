@@ -2,8 +2,11 @@
 #include "cli/commands.h"
 #include "cli/ranks.h"
 #include "tagc/tagc.h"
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -33,7 +36,18 @@ static void print_help(FILE *out) {
                  "  tagc generate --from runs/first --prompt \"Once \"\n");
 }
 
+/* Where a standard stream is closed, the next file opened would take its place, and what is printed would
+ * land in that file. */
+static void fill_standard_streams(void) {
+    int fd;
+    do fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd < 0) abort(); /* nothing can be said, and nothing is safe */
+    close(fd);
+}
+
 int main(int argc, char **argv) {
+    fill_standard_streams();
     const char *word = argc > 1 ? argv[1] : "";
     for (int i = 0; i < N_COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);

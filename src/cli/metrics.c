@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -31,46 +32,49 @@ static long kept_bytes(FILE *file, uint64_t step) {
     return kept;
 }
 
-static tagc_status truncate_past(tagc_metrics *metrics, uint64_t step) {
+int tagc_metrics_is_empty(const tagc_metrics *metrics) {
     struct stat about;
-    if (stat(metrics->path, &about) != 0 || !S_ISREG(about.st_mode))
-        return TAGC_OK; /* resumed from elsewhere: a new file */
+    return fstat(fileno(metrics->file), &about) == 0 && about.st_size == 0;
+}
+
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step) {
+    struct stat about;
+    if (fstat(fileno(metrics->file), &about) != 0 || !S_ISREG(about.st_mode)) return TAGC_OK;
     FILE *file = fopen(metrics->path, "r");
     long kept = file ? kept_bytes(file, step) : 0;
     if (file) fclose(file);
-    if (!file || truncate(metrics->path, kept) != 0)
+    if (!file || ftruncate(fileno(metrics->file), kept) != 0)
         return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
     return TAGC_OK;
 }
 
-static tagc_status open_file(tagc_metrics *metrics, const char *dir, int resume, uint64_t step) {
+static tagc_status open_file(tagc_metrics *metrics, const char *dir) {
     TAGC_TRY(tagc_path_make_dirs(dir));
     TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", metrics->path));
-    if (resume)
-        TAGC_TRY(truncate_past(metrics, step));
-    else if (tagc_path_exists(metrics->path))
-        return tagc_fail(TAGC_ERR_IO, "%s holds a run already: go on with --resume, or choose another --out",
-                         dir);
-    metrics->file = fopen(metrics->path, "a");
+    /* Checkpoints come later than the first line: whether they can be made is asked now. */
+    if (access(dir, W_OK | X_OK) == 0) metrics->file = fopen(metrics->path, "a");
     if (!metrics->file) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
+    /* A file system without locks gives another error, and no protection. */
+    if (flock(fileno(metrics->file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        return tagc_fail(TAGC_ERR_IO, "%s: another run is writing there now; choose another --out", dir);
     return TAGC_OK;
 }
 
-tagc_status tagc_metrics_open(const char *dir, int resume, uint64_t step, tagc_metrics **out) {
+tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out) {
     *out = NULL;
     tagc_metrics *metrics = calloc(1, sizeof *metrics);
     if (!metrics) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for metrics");
-    tagc_status status = open_file(metrics, dir, resume, step);
+    tagc_status status = open_file(metrics, dir);
     if (status == TAGC_OK)
         *out = metrics;
     else
-        free(metrics);
+        tagc_metrics_close(metrics);
     return status;
 }
 
 void tagc_metrics_close(tagc_metrics *metrics) {
     if (!metrics) return;
-    fclose(metrics->file);
+    if (metrics->file) fclose(metrics->file);
     free(metrics);
 }
 

@@ -12,8 +12,12 @@
 
 typedef struct tagc_metrics tagc_metrics;
 
-/* Makes DIR. A new run refuses a DIR that holds one; a resumed one drops lines past `step` and appends. */
-tagc_status tagc_metrics_open(const char *dir, int resume, uint64_t step, tagc_metrics **out);
+/* Makes DIR and appends to what is there. Refuses a DIR that another process writes to now; it stays refused
+ * to others until _close. */
+tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out);
+int tagc_metrics_is_empty(const tagc_metrics *metrics);
+/* Drops the lines past `step`, and one that is not whole. */
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step);
 tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
 tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
 tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss);

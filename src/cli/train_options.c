@@ -104,7 +104,8 @@ static const tagc_option rows[] = {
          "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
     TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
          "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
-    TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, "3-5", "FIRST-LAST", "steps in the timeline"),
+    TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, NULL, "FIRST-LAST",
+         "steps in the timeline; without it the third to the fifth from where the run starts or goes on"),
     FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures"),
     TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
          "lines of name = value, # before comments; the command line wins"),
@@ -183,12 +184,12 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
 
 tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {
     char *end = NULL;
-    unsigned long long from = text ? strtoull(text, &end, 10) : 0, to = from;
-    if (text && *end == '-') to = strtoull(end + 1, &end, 10);
-    if (!text || *end || from < 1 || to < from || to > 1000000000 || strchr(text, '+') || text[0] == '-')
+    unsigned long long from = strtoull(text, &end, 10), to = from;
+    if (*end == '-') to = strtoull(end + 1, &end, 10);
+    if (*end || from < 1 || to < from || to > 1000000000 || text[strspn(text, "-0123456789")] ||
+        text[0] == '-')
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST",
-                         text ? text : "");
+                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST", text);
     *first = from;
     *last = to;
     return TAGC_OK;
@@ -208,5 +209,5 @@ tagc_status tagc_train_check(const tagc_train_options *options) {
     if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
     uint64_t first, last;
-    return tagc_train_trace_steps(options->trace_steps, &first, &last);
+    return options->trace_steps ? tagc_train_trace_steps(options->trace_steps, &first, &last) : TAGC_OK;
 }

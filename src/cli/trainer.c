@@ -5,6 +5,7 @@
 #include "cli/agree.h"
 #include "cli/engine.h"
 #include "cli/paths.h"
+#include "cli/run_folder.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include <math.h>
@@ -16,12 +17,11 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
     int is_latest = strcmp(t->options.resume, "latest") == 0;
     if (is_latest && !t->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
-    uint64_t step;
     int world_size;
     char *extra = NULL;
     TAGC_TRY(tagc_checkpoint_find(t->rank->comm, is_latest ? t->options.out : t->options.resume, path,
                                   TAGC_PATH_BYTES));
-    TAGC_TRY(tagc_checkpoint_info(path, &step, &world_size, &extra));
+    TAGC_TRY(tagc_checkpoint_info(path, &t->step, &world_size, &extra));
     tagc_status status = tagc_saved_read(extra, &t->saved);
     free(extra);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
@@ -30,6 +30,44 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
         tagc_progress_say(&t->progress, "note: %d ranks go on with what %d saved", t->rank->world_size,
                           t->saved.world_size);
     return tagc_train_check(&t->options);
+}
+
+/* Which steps, and whether there is a place for them: a timeline that cannot be had is told now. */
+static tagc_status open_trace(tagc_trainer *t) {
+    uint64_t n_steps = (uint64_t)t->options.steps;
+    t->trace_first = t->step + 3 < n_steps ? t->step + 3 : n_steps;
+    t->trace_last = t->step + 5;
+    if (t->options.trace_steps)
+        TAGC_TRY(tagc_train_trace_steps(t->options.trace_steps, &t->trace_first, &t->trace_last));
+    if (!t->options.trace || t->step >= n_steps) return TAGC_OK;
+    if (t->trace_first > n_steps || t->trace_last <= t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--trace-steps is \"%s\", but this run does steps %llu to %llu",
+                         t->options.trace_steps, (unsigned long long)t->step + 1,
+                         (unsigned long long)n_steps);
+    return t->rank->rank == 0 ? tagc_trace_check_path(t->options.trace) : TAGC_OK;
+}
+
+/* Ranks may read copies at different places, but not different data: they would not even agree on when to
+ * validate. */
+static tagc_status agree_on_data(tagc_trainer *t) {
+    typedef struct amounts {
+        uint64_t n_train, n_val;
+    } amounts;
+    int world_size = t->rank->world_size;
+    amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0};
+    amounts *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the data of %d ranks", world_size);
+    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    for (int rank = 1; status == TAGC_OK && rank < world_size; rank++)
+        if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
+            status =
+                tagc_fail(TAGC_ERR_MISMATCH,
+                          "the data of rank 0 are %llu tokens and %llu for validation, of rank %d %llu and"
+                          " %llu; all ranks need the same",
+                          (unsigned long long)all[0].n_train, (unsigned long long)all[0].n_val, rank,
+                          (unsigned long long)all[rank].n_train, (unsigned long long)all[rank].n_val);
+    free(all);
+    return status;
 }
 
 static tagc_status open_data(tagc_trainer *t) {
@@ -50,7 +88,7 @@ static tagc_status open_data(tagc_trainer *t) {
                           t->options.data);
     if (has_val && t->options.eval_every > 0)
         TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->val_tokens));
-    return TAGC_OK;
+    return agree_on_data(t);
 }
 
 /* The preset's shape; a vocabulary that was not asked for grows to the data's. */
@@ -102,6 +140,16 @@ static tagc_status open_batches(tagc_trainer *t) {
     return TAGC_OK;
 }
 
+static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
+    if (!t->options.out) return TAGC_OK;
+    if (t->rank->rank == 0) {
+        TAGC_TRY(tagc_metrics_open(t->options.out, &t->metrics));
+        TAGC_TRY(tagc_run_folder_check(t->options.out, t->metrics, t->options.resume ? checkpoint : NULL,
+                                       t->step));
+    }
+    return tagc_run_folder_agree(t->rank->comm, t->options.out);
+}
+
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
     tagc_train_fsdp(&t->options, &options);
@@ -121,9 +169,9 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
 }
 
-static tagc_status open_metrics(tagc_trainer *t) {
-    if (!t->options.out || t->rank->rank != 0) return TAGC_OK;
-    TAGC_TRY(tagc_metrics_open(t->options.out, t->options.resume != NULL, t->step, &t->metrics));
+static tagc_status begin_metrics(tagc_trainer *t) {
+    if (!t->metrics) return TAGC_OK;
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step));
     json_t *run = json_object();
     json_object_set_new(run, "tagc", json_string(tagc_version()));
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
@@ -171,13 +219,14 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;
-    TAGC_TRY(tagc_train_trace_steps(t->options.trace_steps, &t->trace_first, &t->trace_last));
+    TAGC_TRY(open_trace(t));
     TAGC_TRY(open_data(t));
     TAGC_TRY(choose_model(t));
     TAGC_TRY(open_batches(t));
+    TAGC_TRY(open_out(t, checkpoint));
     TAGC_TRY(open_weights(t, checkpoint));
     TAGC_TRY(tagc_gpt2_create(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->model));
-    TAGC_TRY(open_metrics(t));
+    TAGC_TRY(begin_metrics(t));
     if (t->val_loader)
         t->evaluation = (tagc_evaluation){
             .rank = rank,

@@ -18,6 +18,9 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
  * TAGC_ERR_IO when there is none. path: capacity n_bytes. */
 tagc_status tagc_checkpoint_find(tagc_comm *comm, const char *dir, char *path, size_t n_bytes);
 
+/* Local: the highest step under `dir`; *found = 0 when there is none. */
+tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found);
+
 /* Collective. Loads parameters, moments and residuals; bit-exact for the same world size. For another world size
  * parameters and moments are resharded, and residuals keep their sum over ranks (times the averaging factor).
  * *extra is malloc'ed. Nothing is changed unless every file of every rank is whole. */

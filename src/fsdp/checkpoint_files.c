@@ -116,6 +116,11 @@ static tagc_status newest(const char *dir, uint64_t before, uint64_t *step, char
     return TAGC_OK;
 }
 
+tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found) {
+    char name[TAGC_PATH_BYTES];
+    return newest(dir, UINT64_MAX, step, name, found);
+}
+
 static tagc_status find(const char *dir, char path[TAGC_PATH_BYTES]) {
     TAGC_TRY(tagc_path_print(path, "%s/manifest.json", dir));
     if (access(path, F_OK) == 0) return tagc_path_print(path, "%s", dir);

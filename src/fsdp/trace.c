@@ -10,8 +10,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#define PATH_BYTES 4096
 #define PIECE_BYTES ((size_t)256 << 10)
 #define EVENT_BYTES 1024 /* more than one event can take */
 #define SAME_CLOCK_S                                                                                         \
@@ -163,6 +165,27 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
     return TAGC_OK;
 }
 
+static tagc_status open_partial(const char *path, char partial[PATH_BYTES], FILE **file) {
+    int n = snprintf(partial, PATH_BYTES, "%s.partial", path), error = ENAMETOOLONG;
+    struct stat info;
+    *file = NULL;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+        error = EISDIR;
+    else if (n < PATH_BYTES && (*file = fopen(partial, "w")) == NULL)
+        error = errno;
+    return *file != NULL ? TAGC_OK
+                         : tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
+}
+
+tagc_status tagc_trace_check_path(const char *path) {
+    char partial[PATH_BYTES];
+    FILE *file;
+    TAGC_TRY(open_partial(path, partial, &file));
+    fclose(file);
+    unlink(partial);
+    return TAGC_OK;
+}
+
 /* Rank 0 keeps receiving when its file has failed: the others are still sending. */
 static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file) {
     int world_size = tagc_comm_world_size(comm), more = 1;
@@ -194,14 +217,8 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *
                              const char *path) {
     TAGC_TRY(find_zero(w, comm, times));
     FILE *file = NULL;
-    char partial[4096];
-    tagc_status opened = TAGC_OK;
-    if (w->rank == 0) {
-        int n = snprintf(partial, sizeof partial, "%s.partial", path);
-        if (n < (int)sizeof partial) file = fopen(partial, "w");
-        if (file == NULL) opened = tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(errno));
-    }
-    TAGC_TRY(tagc_agree(comm, opened));
+    char partial[PATH_BYTES];
+    TAGC_TRY(tagc_agree(comm, w->rank == 0 ? open_partial(path, partial, &file) : TAGC_OK));
     if (file != NULL) fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
     tagc_status status = write_pieces(w, comm, pieces, file);
     if (status != TAGC_OK && file != NULL) {

@@ -28,6 +28,20 @@ code=0
 mpi 2 train "${options[@]}" --transport local >out 2>err || code=$?
 [ $code != 0 ] || fail "--transport local under mpirun"
 
+# Other data, or another folder, on one rank.
+mkdir -p elsewhere shorter
+cp data/train.bin shorter/
+code=0
+timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" : \
+    -n 1 "$tagc" train "${options[@]}" --data shorter >out 2>err || code=$?
+[ $code != 0 ] && [ $code != 124 ] || fail "exit code $code for ranks with different data"
+grep -q "the data of rank 0 are .* of rank 1" err || fail "the difference in data is not named"
+code=0
+timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" --data "$PWD/data" --out here : \
+    -n 1 --wdir "$PWD/elsewhere" "$tagc" train "${options[@]}" --data "$PWD/data" --out here >out 2>err || code=$?
+[ $code != 0 ] && [ $code != 124 ] || fail "exit code $code for ranks in different folders"
+grep -q "rank 1 does not see here/metrics.jsonl" err || fail "the missing folder is not named"
+
 # One rank dies in the middle of a step.
 run_killed() {
     timeout 120 mpirun --oversubscribe -n 2 "$tagc" train "${options[@]}" --steps 1000000 --save-every 5 --timeout 20 \

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# One folder holds one run, whatever happens: a second run, a run that goes back, a stop in the middle of a save, a closed
+# terminal.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+
+run 0 train "${tiny[@]}" --steps 6 --batch-size 1 --save-every 2 --keep 9 --out run
+# A new run, or another one's continuation, does not mix with what is there.
+run 1 train "${tiny[@]}" --steps 6 --batch-size 1 --out run
+says "run holds a run already" "--resume"
+run 0 train "${tiny[@]}" --steps 4 --batch-size 1 --out other
+cp run/metrics.jsonl before
+run 1 train --quiet --out run --resume other --steps 9
+says "run holds another run already"
+# Going back would leave newer steps of what the run was before.
+run 1 train --quiet --out run --resume run/step-00000002 --steps 9
+says "run holds step 6, past step 2"
+cmp before run/metrics.jsonl || fail "a refused run changed the metrics"
+run 0 train --quiet --out back --resume run/step-00000002 --steps 4
+[ "$(ls -d back/step-*)" = back/step-00000004 ] || fail "going on elsewhere"
+rm -r run/step-00000006 run/step-00000004
+run 0 train --quiet --out run --resume --steps 5
+[ "$(column run loss | wc -l)" = 5 ] || fail "metrics of a run that went back"
+# Metrics without a checkpoint cannot be gone on from, and the message does not say so.
+rm -r other/step-*
+run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out other
+says "saved no checkpoint"
+
+# Places that cannot be written are found before the first step.
+run 1 train "${tiny[@]}" --steps 1000000 --out data/train.bin
+run 1 train "${tiny[@]}" --steps 1000000 --trace nowhere/trace.json
+says "nowhere/trace.json"
+run 1 train "${tiny[@]}" --steps 1000000 --trace .
+run 1 train "${tiny[@]}" --steps 5 --trace trace.json --trace-steps 6-7
+says '--trace-steps is "6-7"' "steps 1 to 5"
+
+# Two at a time.
+"$tagc" train "${tiny[@]}" --batch-size 1 --steps 1000000 --save-every 5 --out twice >/dev/null 2>&1 &
+first=$!
+for _ in $(seq 600); do
+    ls twice 2>/dev/null | grep -q '^step-' && break
+    sleep 0.05
+done
+run 1 train --quiet --out twice --resume
+says "another run is writing there"
+kill -INT "$first"
+wait "$first" && fail "an interrupted run ends well"
+
+# Killed at any moment, the newest checkpoint is whole and the run goes on.
+kills=8
+[ $sanitized = yes ] && kills=3
+more=()
+for i in $(seq $kills); do
+    "$tagc" train "${tiny[@]}" --batch-size 1 --steps 1000000 --save-every 1 --ranks 2 --out killed "${more[@]}" \
+        >killed.out 2>killed.err &
+    victim=$!
+    sleep "0.$((RANDOM % 6 + 2))$((RANDOM % 10))"
+    kill -KILL "$victim" || fail "it ended by itself: $(cat killed.err)"
+    wait "$victim" 2>/dev/null
+    if ls -d killed/step-* >/dev/null 2>&1; then
+        run 0 eval --from killed --data data --batches 1
+        more=(--resume)
+    else
+        rm -rf killed
+    fi
+done
+[ ${#more[@]} = 1 ] || fail "no checkpoint in $kills runs"
+last=$(ls -d killed/step-* | tail -n 1)
+mkdir "killed/.step-99999999.partial"
+run 0 train --quiet --out killed --resume --ranks 2 --steps "$((10#${last##*-} + 2))"
+[ ! -e killed/.step-99999999.partial ] || fail "an unfinished folder stays"
+diff <(column killed step) <(seq "$((10#${last##*-} + 2))") >/dev/null || fail "steps are missing or twice"
+
+# Closed streams: what would be printed must not land in a file.
+code=0
+"$tagc" train "${tiny[@]}" --no-quiet --batch-size 1 --steps 2 --out closed <&- >&- 2>&- || code=$?
+[ $code = 0 ] || fail "exit code $code with closed streams"
+! grep -qv '^{' closed/metrics.jsonl || fail "progress in the metrics"
