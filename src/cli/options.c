@@ -83,8 +83,9 @@ static tagc_status set_number(const tagc_option *option, void *value, const char
     errno = 0;
     if (is_int && !is_word) real = (double)(integer = strtoll(text, &end, 10));
     if (!is_int && !is_word) real = strtod(text, &end);
-    int is_bad =
-        end == text || *end || errno == ERANGE || !isfinite(real) || real < option->min || real > option->max;
+    /* strtod takes more than people mean: spaces, hexadecimal numbers. */
+    int is_bad = end == text || *end || text[strspn(text, "+-.0123456789eE")] || errno == ERANGE ||
+                 !isfinite(real) || real < option->min || real > option->max;
     if (is_bad && !is_word)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: %s from %.10g to %.10g%s%s", where,
                          option->name, text, is_int ? "a whole number" : "a number", option->min, option->max,
@@ -223,6 +224,8 @@ static tagc_status parse_config(tagc_parsed *parsed, const char *path) {
     for (int number = 1; status == TAGC_OK; number++) {
         ssize_t n = getline(&line, &capacity, file);
         if (n < 0) break;
+        if (number == 1 && n >= 3 && memcmp(line, "\xef\xbb\xbf", 3) == 0)
+            memmove(line, line + 3, (size_t)(n -= 3) + 1); /* what some editors begin UTF-8 with */
         snprintf(where, sizeof where, "%.400s line %d: ", path, number);
         if (memchr(line, '\0', (size_t)n))
             status = tagc_fail(TAGC_ERR_ARGUMENT, "%sa zero byte; this is not a text file", where);

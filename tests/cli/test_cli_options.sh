@@ -43,7 +43,7 @@ for command in train eval generate data; do
                 [ "$low" = 0.001 ] && below=0.0009
                 above=$(awk -v h="$high" 'BEGIN { printf "%.9g", h * 1.01 }')
             fi
-            for value in "$below" "$above" nonsense "" 1x nan inf; do
+            for value in "$below" "$above" nonsense "" 1x nan inf " 1" 0x1 1e999; do
                 run 2 "$command" "--$name=$value"
                 says "--$name is \"$value\"" "from $low to $high"
                 n=$((n + 1))
@@ -95,6 +95,10 @@ run 2 train --config absent.conf
 says "absent.conf"
 make_data
 run 0 train --steps 2 --config good.conf --data data --out won --no-quiet
+# As an editor on another system writes it; the last of two lines counts.
+printf '\xef\xbb\xbfsteps = 9\r\nmodel = tiny\r\nsteps = 3' >foreign.conf
+run 0 train --config foreign.conf --data data --out foreign --quiet
+grep -q '"steps":"3"' foreign/metrics.jsonl || fail "a config file with BOM and CRLF"
 grep -q '"steps":"2"' won/metrics.jsonl || fail "the command line did not win over the config file"
 grep -q '"model":"tiny"' won/metrics.jsonl || fail "the config file was not read"
 echo "$n values of options were refused as they should"
