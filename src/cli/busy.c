@@ -2,11 +2,12 @@
 #include "cli/busy.h"
 
 #include "core/status.h"
+#include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SPANS = 1 << 14 };
+enum { MAX_SPANS = 1 << 16 };
 
 typedef struct span {
     double start_s, end_s;
@@ -16,7 +17,7 @@ typedef struct span {
 struct tagc_busy {
     tagc_trace *trace;
     pthread_mutex_t lock;
-    int n_spans; /* what does not fit is not counted */
+    int n_spans, n_dropped;
     span spans[MAX_SPANS];
 };
 
@@ -24,7 +25,7 @@ tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out) {
     *out = malloc(sizeof **out);
     if (!*out) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the clock of the streams");
     (*out)->trace = trace;
-    (*out)->n_spans = 0;
+    (*out)->n_spans = (*out)->n_dropped = 0;
     pthread_mutex_init(&(*out)->lock, NULL);
     return TAGC_OK;
 }
@@ -43,6 +44,8 @@ void tagc_busy_event(void *context, const tagc_event *event) {
     pthread_mutex_lock(&busy->lock);
     if (counts && busy->n_spans < MAX_SPANS)
         busy->spans[busy->n_spans++] = (span){event->start_s, event->end_s, is_codec};
+    else
+        busy->n_dropped += counts;
     pthread_mutex_unlock(&busy->lock);
     if (busy->trace) tagc_trace_add(busy->trace, event);
 }
@@ -72,6 +75,7 @@ void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out) {
     out->comm_s = union_s(busy->spans, busy->n_spans, 0);
     out->codec_s = union_s(busy->spans, busy->n_spans, 1);
     out->exchange_s = union_s(busy->spans, busy->n_spans, 2);
-    busy->n_spans = 0;
+    if (busy->n_dropped > 0) out->comm_s = out->codec_s = out->exchange_s = (double)NAN;
+    busy->n_spans = busy->n_dropped = 0;
     pthread_mutex_unlock(&busy->lock);
 }

@@ -10,6 +10,6 @@ double tagc_report_bits(const tagc_step_report *report, int first_leg, int last_
 double tagc_report_overlap(const tagc_step_report *report) {
     double exposed = report->stats.wait_gather_s + report->stats.wait_reduce_s;
     double total = report->busy.exchange_s;
-    if (total <= 0 || exposed >= total) return 0;
+    if (total <= 0 || exposed >= total) return 0; /* NaN passes */
     return 1 - exposed / total;
 }
