@@ -22,11 +22,12 @@ static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
 
 /* Added in rank order: the same bits, and the same verdict on non-finite gradients, on every rank. */
 static tagc_status global_norm(tagc_fsdp *f, double *norm) {
-    double sum = 0;
+    double sum = 0, begin_s = tagc_time_s();
     for (int i = 0; i < f->n_flats; i++) sum += own_squares(f, &f->flats[i]);
     double start_s = tagc_time_s();
+    tagc_fsdp_event(f, "optimizer", begin_s, start_s, UINT64_MAX);
     TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
-    f->stats.wait_reduce_s += tagc_time_s() - start_s;
+    tagc_fsdp_blocked(f, start_s, &f->stats.wait_reduce_s, -1);
     sum = 0;
     for (int rank = 0; rank < f->world_size; rank++) sum += f->norms[rank];
     *norm = sqrt(sum) / f->options.n_micro_steps;
@@ -73,13 +74,14 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     double norm;
     double start_s = tagc_time_s(), waited_s = f->stats.wait_reduce_s;
     TAGC_TRY(global_norm(f, &norm));
+    double update_s = tagc_time_s();
     f->stats.grad_norm = norm;
     f->stats.skipped = !isfinite(norm);
     double clip_norm = f->options.clip_norm;
     double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
     if (!f->stats.skipped) update(f, lr, clip);
     double end_s = tagc_time_s();
-    tagc_fsdp_event(f, "optimizer", start_s, end_s, UINT64_MAX);
+    tagc_fsdp_event(f, "optimizer", update_s, end_s, UINT64_MAX);
     f->stats.optimizer_s = end_s - start_s - (f->stats.wait_reduce_s - waited_s);
     f->stats.total_s = end_s - f->step_start_s;
     f->stats.compute_s =
