@@ -66,6 +66,7 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
     char path[TAGC_PATH_BYTES];
     TAGC_TRY(tagc_path_data(options->data, "val.bin", path));
     TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &state->tokens));
+    TAGC_TRY(tagc_trained_check_tokens(state->trained.saved.tokenizer, state->tokens));
     tagc_loader_options loader;
     tagc_loader_options_init(&loader);
     loader.n_batch = (int)options->batch_size;

@@ -112,3 +112,12 @@ tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const 
     *out = NULL;
     return status;
 }
+
+tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens) {
+    tagc_tokens_info info;
+    tagc_tokens_get_info(tokens, &info);
+    if (!*wanted || !*info.tokenizer || strcmp(wanted, info.tokenizer) == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MISMATCH,
+                     "%s holds tokens of tokenizer %s, the model is trained on those of %s",
+                     tagc_tokens_path(tokens), info.tokenizer, wanted);
+}

@@ -34,4 +34,8 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
 tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
                                    tagc_tokenizer **out);
 
+/* Local. TAGC_ERR_MISMATCH when another tokenizer than `wanted` made the tokens; what either does not know
+ * ("") is let pass. */
+tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens);
+
 #endif

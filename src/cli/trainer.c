@@ -6,6 +6,7 @@
 #include "cli/engine.h"
 #include "cli/paths.h"
 #include "cli/run_folder.h"
+#include "cli/trained.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include <math.h>
@@ -97,6 +98,9 @@ static tagc_status choose_model(tagc_trainer *t) {
     tagc_tokens_info info;
     TAGC_TRY(tagc_train_model(&t->options, &config));
     tagc_tokens_get_info(t->train_tokens, &info);
+    TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->train_tokens));
+    if (*info.tokenizer) snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
+    if (t->val_tokens) TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->val_tokens));
     if (!t->options.vocab_size && !t->options.init_from && info.vocab_size > (uint32_t)config.vocab_size)
         config.vocab_size = (int)info.vocab_size;
     if (info.vocab_size > (uint32_t)config.vocab_size)
@@ -111,7 +115,6 @@ static tagc_status choose_model(tagc_trainer *t) {
             t->saved.model.n_layer, t->saved.model.n_embd, t->saved.model.vocab_size, config.n_layer,
             config.n_embd, config.vocab_size);
     t->saved.model = config;
-    snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
     return TAGC_OK;
 }
 

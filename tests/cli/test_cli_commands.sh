@@ -59,3 +59,15 @@ says "which text"
 run 1 data --out d3 absent.txt
 says "absent.txt"
 exit 0
+
+# Tokens of one tokenizer mean nothing to a model of another, even where the vocabulary is large enough.
+files=$here/../data
+run 0 data --quiet --out bpe --vocab "$files/tiny_vocab.json" --merges "$files/tiny_merges.txt" text
+run 0 train "${tiny[@]}" --data bpe --batch-size 1 --steps 2 --out bpe-run
+run 1 eval --from bpe-run --data data
+says "data/val.bin holds tokens of tokenizer bytes" "trained on those of bpe-"
+run 1 train --quiet --out bpe-run --resume --steps 4 --data data
+says "data/train.bin holds tokens of tokenizer bytes"
+run 1 train "${tiny[@]}" --data bpe --val-data data/val.bin --batch-size 1 --steps 2
+says "data/val.bin holds tokens of tokenizer bytes"
+run 0 eval --from bpe-run --data bpe
