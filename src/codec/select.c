@@ -59,7 +59,8 @@ typedef struct selector {
     uint32_t *indices;                   /* (k) */
     float *values;                       /* (k) */
     size_t n, k, n_blocks;
-    int bypass;
+    int beyond_cache; /* the residual is too large to be found in the cache later */
+    int bypass;       /* and not in place: the sweep writes around the cache */
 
     sample_shape shape;
     uint32_t *sample;  /* (n_windows, LINE) bits of |acc| */
@@ -317,9 +318,10 @@ static void keep_stage(void *arg, int index, int n_threads) {
         else
             s->kernels->keep(own->candidate_indices + here->candidate_begin,
                              own->candidate_values + here->candidate_begin, here->n_candidates, s->threshold,
-                             here->n_ties, s->residual_out, s->indices + here->out_begin,
+                             here->n_ties, s->residual_out, s->beyond_cache, s->indices + here->out_begin,
                              s->values + here->out_begin, here->n_kept);
     }
+    if (s->beyond_cache) s->kernels->fence();
 }
 
 /* k == n: zeros too, with their signs. */
@@ -431,7 +433,8 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     if (s.n_blocks < 4)
         pool = NULL; /* not worth waking anybody; such an n is not sampled, so no rooms matter */
     /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
-    s.bypass = residual_out != residual_in && n >= (size_t)1 << 21;
+    s.beyond_cache = n >= (size_t)1 << 21;
+    s.bypass = s.beyond_cache && residual_out != residual_in;
     if (k == n) {
         tagc_pool_run(pool, keep_all_stage, &s);
         all_finite(&s, pool, result);

@@ -102,8 +102,8 @@ TARGET static size_t avx2_count(const float *values, size_t n, uint32_t threshol
 }
 
 TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                             size_t n_ties, float *residual, uint32_t *kept_indices, float *kept_values,
-                             size_t n_kept) {
+                             size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
+                             float *kept_values, size_t n_kept) {
     const __m256i limit = _mm256_set1_epi32((int)threshold);
     size_t j = 0, i = 0;
     for (; i + LANES <= n && j + LANES <= n_kept; i += LANES) {
@@ -122,8 +122,8 @@ TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_
             residual[indices[at]] = values[at];
         }
     }
-    tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, kept_indices + j,
-                            kept_values + j, n_kept - j);
+    tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
+                            kept_indices + j, kept_values + j, n_kept - j);
 }
 
 const tagc_select_kernels tagc_select_avx2 = {

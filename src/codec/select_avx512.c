@@ -4,9 +4,11 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <string.h>
 
 #define TARGET __attribute__((target("avx512f,avx512bw,popcnt")))
 #define LANES 16
+#define LOST_ROOM 80 /* elements put back at a time */
 #define ALL ((__mmask16)0xffff)
 
 static inline __mmask16 first_lanes(size_t n) {
@@ -113,11 +115,28 @@ static inline __mmask16 lowest_set(__mmask16 mask, size_t n) {
     return (__mmask16)(mask & ~rest);
 }
 
+/* Losers lie lines apart: a plain store would fetch a whole line from memory for each. */
+TARGET static inline void put_back(const uint32_t *indices, const float *values, size_t n, float *residual,
+                                   int bypass) {
+    if (!bypass) {
+        for (size_t i = 0; i < n; i++) residual[indices[i]] = values[i];
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        int bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        _mm_stream_si32((int *)(residual + indices[i]), bits);
+    }
+}
+
 TARGET static void avx512_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                               size_t n_ties, float *residual, uint32_t *kept_indices, float *kept_values,
-                               size_t n_kept) {
+                               size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
+                               float *kept_values, size_t n_kept) {
     const __m512i limit = _mm512_set1_epi32((int)threshold);
-    size_t j = 0;
+    /* losers are gathered first: a branch for each would be guessed wrong */
+    uint32_t lost_indices[LOST_ROOM];
+    float lost_values[LOST_ROOM];
+    size_t j = 0, n_lost = 0;
     for (size_t i = 0; i < n; i += LANES) {
         __mmask16 lanes = n - i < LANES ? first_lanes(n - i) : ALL;
         _mm_prefetch((const char *)(indices + i) + 2048,
@@ -133,6 +152,14 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
             n_ties -= (size_t)_mm_popcnt_u32(ties);
             kept |= ties;
         }
+        __mmask16 lost = (__mmask16)(lanes & ~kept);
+        _mm512_storeu_si512(lost_indices + n_lost, _mm512_maskz_compress_epi32(lost, index));
+        _mm512_storeu_ps(lost_values + n_lost, _mm512_maskz_compress_ps(lost, v));
+        n_lost += (size_t)_mm_popcnt_u32(lost);
+        if (n_lost > LOST_ROOM - LANES) {
+            put_back(lost_indices, lost_values, n_lost, residual, bypass);
+            n_lost = 0;
+        }
         size_t n_here = (size_t)_mm_popcnt_u32(kept);
         index = _mm512_maskz_compress_epi32(kept, index);
         v = _mm512_maskz_compress_ps(kept, v);
@@ -144,11 +171,8 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
             _mm512_mask_storeu_ps(kept_values + j, first_lanes(n_here), v);
         }
         j += n_here;
-        for (uint32_t lost = (uint32_t)lanes & ~(uint32_t)kept; lost; lost &= lost - 1) {
-            size_t at = i + (size_t)__builtin_ctz(lost);
-            residual[indices[at]] = values[at];
-        }
     }
+    put_back(lost_indices, lost_values, n_lost, residual, bypass);
 }
 
 const tagc_select_kernels tagc_select_avx512 = {

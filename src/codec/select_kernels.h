@@ -18,8 +18,8 @@ typedef struct tagc_select_kernels {
                      uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
                      uint32_t *max_bits);
 
-    /* Ends a run of streams with bypass: what they wrote comes before what this thread writes next. Not at
-     * each stream's end, where it would stop the flow. */
+    /* Ends a run of streams or keeps with bypass: what they wrote comes before what this thread writes next.
+     * Not at each one's end, where it would stop the flow. */
     void (*fence)(void);
 
     /* band = those of values (n) with |value| < t_hi, in order; returns how many. */
@@ -29,9 +29,10 @@ typedef struct tagc_select_kernels {
     size_t (*count)(const float *values, size_t n, uint32_t threshold, size_t *n_ties);
 
     /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept
-     * of them; every other value goes back to residual[index]. Writes nothing past n_kept. */
+     * of them; every other value goes back to residual[index], with bypass around the cache where that can be.
+     * Writes nothing past n_kept. */
     void (*keep)(const uint32_t *indices, const float *values, size_t n, uint32_t threshold, size_t n_ties,
-                 float *residual, uint32_t *kept_indices, float *kept_values, size_t n_kept);
+                 float *residual, int bypass, uint32_t *kept_indices, float *kept_values, size_t n_kept);
 } tagc_select_kernels;
 
 extern const tagc_select_kernels tagc_select_scalar;

@@ -51,8 +51,9 @@ static size_t scalar_count(const float *values, size_t n, uint32_t threshold, si
 }
 
 static void scalar_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
-                        size_t n_ties, float *residual, uint32_t *kept_indices, float *kept_values,
-                        size_t n_kept) {
+                        size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
+                        float *kept_values, size_t n_kept) {
+    (void)bypass;
     (void)n_kept;
     size_t j = 0;
     for (size_t i = 0; i < n; i++) {

@@ -472,6 +472,21 @@ static void count_is_the_largest_allowed(void **state) {
     }
 }
 
+/* In place, an array larger than the cache has only its losers written around it. */
+static void losers_go_back_around_the_cache(void **state) {
+    (void)state;
+    const size_t n = ((size_t)1 << 21) + 12345, k = tagc_select_count(n, 0.9);
+    fixture f = fixture_make(n);
+    fill_heavy(f.gradient, f.residual, n);
+    tagc_selection expected = expect(&f, n, k);
+    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
+    size_t n_kernels = tagc_select_available(kernels);
+    for (size_t i = 0; i < n_kernels; i++)
+        for (int in_place = 0; in_place < 2; in_place++)
+            run_and_compare(&f, kernels[i], f.pools[in_place], n, k, in_place, &expected);
+    fixture_free(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reference_agrees_with_a_sort),
@@ -483,6 +498,7 @@ int main(void) {
         cmocka_unit_test(non_finite_is_seen_anywhere),
         cmocka_unit_test(nothing_is_lost_over_steps),
         cmocka_unit_test(count_is_the_largest_allowed),
+        cmocka_unit_test(losers_go_back_around_the_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
