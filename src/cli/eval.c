@@ -5,6 +5,7 @@
 #include "core/status.h"
 #include <cblas.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -78,19 +79,33 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
     return tagc_loader_create(state->tokens, &loader, &state->loader);
 }
 
-static void print_result(const eval_options *options, const eval_state *state, double loss,
-                         uint64_t n_tokens) {
-    if (options->json)
-        printf("{\"val_loss\": %.17g, \"perplexity\": %.17g, \"n_tokens\": %" PRIu64 ", \"from\": \"%s\"}\n",
-               loss, exp(loss), n_tokens, state->trained.path);
-    else
+static tagc_status print_result(const eval_options *options, const eval_state *state, double loss,
+                                uint64_t n_tokens) {
+    if (options->json) {
+        json_t *result = json_object();
+        /* JSON has no NaN: what is none becomes null. */
+        json_object_set_new(result, "val_loss", isfinite(loss) ? json_real(loss) : json_null());
+        json_object_set_new(result, "perplexity", isfinite(exp(loss)) ? json_real(exp(loss)) : json_null());
+        json_object_set_new(result, "n_tokens", json_integer((json_int_t)n_tokens));
+        json_object_set_new(result, "from", json_string(state->trained.path));
+        json_dumpf(result, stdout, JSON_REAL_PRECISION(17));
+        json_decref(result);
+        putchar('\n');
+    } else {
         printf("%s: validation loss %.4f (perplexity %.2f) over %" PRIu64 " tokens\n", state->trained.path,
                loss, exp(loss), n_tokens);
+    }
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return tagc_fail(TAGC_ERR_IO, "the result could not be written");
+    return TAGC_OK;
 }
 
 static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_state *state) {
     TAGC_TRY(tagc_trained_open(rank, options->from, options->model, &state->trained));
     int n_tokens = options->seq_len ? (int)options->seq_len : state->trained.model.block_size;
+    if (n_tokens > state->trained.model.block_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %d, allowed: 1 to the model's block-size of %d",
+                         n_tokens, state->trained.model.block_size);
     TAGC_TRY(open_tokens(rank, options, n_tokens, state));
     TAGC_TRY(tagc_gpt2_create(&state->trained.model, (int)options->batch_size, n_tokens, &state->model));
     size_t n = (size_t)options->batch_size * (size_t)n_tokens;
@@ -111,9 +126,9 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
     };
     double loss = 0;
     TAGC_TRY(tagc_evaluate(&evaluation, &loss));
-    if (rank->rank == 0)
-        print_result(options, state, loss, evaluation.n_batches * (uint64_t)rank->world_size * (uint64_t)n);
-    return TAGC_OK;
+    if (rank->rank != 0) return TAGC_OK;
+    return print_result(options, state, loss,
+                        evaluation.n_batches * (uint64_t)rank->world_size * (uint64_t)n);
 }
 
 static tagc_status eval_rank(tagc_rank *rank, void *context) {

@@ -71,3 +71,13 @@ says "data/train.bin holds tokens of tokenizer bytes"
 run 1 train "${tiny[@]}" --data bpe --val-data data/val.bin --batch-size 1 --steps 2
 says "data/val.bin holds tokens of tokenizer bytes"
 run 0 eval --from bpe-run --data bpe
+run 1 eval --from bpe-run --data bpe --seq-len 33
+says "--seq-len is 33" "block-size of 32"
+# A name with a quote stays JSON; what cannot be printed is a failure.
+mv bpe-run 'bpe"run'
+run 0 eval --from 'bpe"run' --data bpe --json
+grep -qF '"from": "bpe\"run/step-00000002"' out || fail "not JSON: $(cat out)"
+if [ -e /dev/full ]; then
+    "$tagc" eval --from 'bpe"run' --data bpe >/dev/full 2>err && fail "a result that was not written"
+    says "could not be written"
+fi
