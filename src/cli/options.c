@@ -207,7 +207,9 @@ static tagc_status parse_config_line(tagc_parsed *parsed, char *line, const char
     *equals = '\0';
     char *name = trim(line);
     int option = tagc_options_find(parsed->command, name);
-    if (option < 0 || strcmp(name, "config") == 0) return unknown_option(parsed->command, name, where);
+    if (option < 0) return unknown_option(parsed->command, name, where);
+    if (strcmp(name, "config") == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%sa config file cannot name another one", where);
     const char *value = "";
     TAGC_TRY(keep_text(parsed, trim(equals + 1), &value));
     parsed->given[option] = 1;

@@ -91,6 +91,9 @@ run 2 train --config name.conf
 says "name.conf line 2" "did you mean --steps"
 run 2 train --config form.conf
 says "form.conf line 1" "name = value"
+printf 'config = good.conf\n' >nested.conf
+run 2 train --config nested.conf
+says "nested.conf line 1" "cannot name another"
 run 2 train --config absent.conf
 says "absent.conf"
 make_data
