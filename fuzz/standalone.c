@@ -68,13 +68,16 @@ static size_t mutate(uint8_t *data, size_t n_bytes) {
         case 2:
             if (n_bytes) data[at] = edge[random_u64() % sizeof edge];
             break;
-        case 3: n_bytes = at; break;
+        case 3:
+            n_bytes = at;
+            break;
         case 4:
             for (size_t i = random_u64() % 64; i > 0 && n_bytes < MAX_BYTES; i--)
                 data[n_bytes++] = (uint8_t)random_u64();
             break;
         default: /* four equal edge bytes: hits length fields */
-            for (size_t i = 0; i < 4 && at + i < n_bytes; i++) data[at + i] = edge[random_u64() % sizeof edge];
+            for (size_t i = 0; i < 4 && at + i < n_bytes; i++)
+                data[at + i] = edge[random_u64() % sizeof edge];
         }
     }
     return n_bytes;

@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 /* Collective over `mpi_comm`, which is duplicated. options may be NULL. */
-TAGC_API tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options, tagc_comm **out);
+TAGC_API tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options,
+                                          tagc_comm **out);
 
 #ifdef __cplusplus
 }

@@ -78,15 +78,15 @@ typedef struct tagc_event {
     const char *name;   /* leg or phase name */
     double start_s, end_s;
     uint64_t n_bytes; /* sent to other ranks; 0 for codec work */
-    uint64_t tag;     /* tagc_reducer_options.tag or tagc_gatherer_options.tag; UINT64_MAX when there is none */
+    uint64_t tag; /* tagc_reducer_options.tag or tagc_gatherer_options.tag; UINT64_MAX when there is none */
 } tagc_event;
 
 typedef void (*tagc_trace_fn)(void *context, const tagc_event *event);
 
 typedef struct tagc_comm_options {
-    size_t struct_bytes;  /* set by _init */
-    double timeout_s;     /* (0, 1e6], default 120: a transfer that is not complete by then breaks the comm */
-    tagc_trace_fn trace;  /* default NULL; called from tagc's threads, must be thread-safe and quick */
+    size_t struct_bytes; /* set by _init */
+    double timeout_s;    /* (0, 1e6], default 120: a transfer that is not complete by then breaks the comm */
+    tagc_trace_fn trace; /* default NULL; called from tagc's threads, must be thread-safe and quick */
     void *trace_context;
 } tagc_comm_options;
 
@@ -97,8 +97,8 @@ TAGC_API void tagc_comm_options_init(tagc_comm_options *options);
 typedef struct tagc_local_group tagc_local_group;
 TAGC_API tagc_status tagc_local_group_create(int world_size, tagc_local_group **out);
 TAGC_API void tagc_local_group_destroy(tagc_local_group *group);
-TAGC_API tagc_status tagc_comm_create_local(tagc_local_group *group, int rank, const tagc_comm_options *options,
-                                            tagc_comm **out);
+TAGC_API tagc_status tagc_comm_create_local(tagc_local_group *group, int rank,
+                                            const tagc_comm_options *options, tagc_comm **out);
 
 /* Other transports: tagc/mpi.h (MPI), tagc/transport.h (bring your own). options may be NULL. */
 
@@ -106,7 +106,8 @@ TAGC_API int tagc_comm_rank(const tagc_comm *comm);
 TAGC_API int tagc_comm_world_size(const tagc_comm *comm);
 
 /* Bytes sent to and received from other ranks since the comm was made, per leg; either may be NULL. */
-TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]);
+TAGC_API void tagc_comm_bytes(const tagc_comm *comm, uint64_t sent[TAGC_N_LEGS],
+                              uint64_t received[TAGC_N_LEGS]);
 
 /* Collective, blocking: the n_bytes of every rank in rank order. recv (W, n_bytes). Counted as control. */
 TAGC_API tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv);
@@ -143,7 +144,8 @@ typedef enum tagc_index {
 
 typedef enum tagc_cells {
     TAGC_CELLS_FP32 = 0,
-    TAGC_CELLS_FIXED = 1 /* int32 modulo 2^32, one power-of-two scale per unit and step: exact where it peels */
+    TAGC_CELLS_FIXED =
+        1 /* int32 modulo 2^32, one power-of-two scale per unit and step: exact where it peels */
 } tagc_cells;
 
 typedef enum tagc_unpeeled {
@@ -157,21 +159,22 @@ typedef enum tagc_wire { TAGC_WIRE_FP32 = 0, TAGC_WIRE_BF16 = 1 } tagc_wire;
 
 typedef struct tagc_reducer_options {
     size_t struct_bytes; /* set by _init */
-    uint64_t n_elems;    /* of the whole unit: a positive multiple of W, at most W * (2^32 - 64). No default. */
-    uint64_t tag;        /* the caller's name for this unit in events; default UINT64_MAX */
-    int exchange;        /* tagc_exchange, default PACKED */
-    int index;           /* tagc_index, default OR; sketch and packed */
-    double sparsity;     /* [0, 1], default 0.9875: at least this share of every fragment is zeroed; not for dense */
-    double ratio;        /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
-    int cells;           /* tagc_cells, default FP32; sketch */
-    int unpeeled;        /* tagc_unpeeled, default PACKED; sketch */
-    int fill_union;      /* 1: every rank sends what it has at every position of the union, not only what it
+    uint64_t n_elems; /* of the whole unit: a positive multiple of W, at most W * (2^32 - 64). No default. */
+    uint64_t tag;     /* the caller's name for this unit in events; default UINT64_MAX */
+    int exchange;     /* tagc_exchange, default PACKED */
+    int index;        /* tagc_index, default OR; sketch and packed */
+    double
+        sparsity; /* [0, 1], default 0.9875: at least this share of every fragment is zeroed; not for dense */
+    double ratio; /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
+    int cells;    /* tagc_cells, default FP32; sketch */
+    int unpeeled; /* tagc_unpeeled, default PACKED; sketch */
+    int fill_union; /* 1: every rank sends what it has at every position of the union, not only what it
                             kept: free on the wire. -1 (default): yes for packed, no for sketch. Needs index OR */
-    int op;              /* tagc_op, default AVG: the sum times 1/W */
-    int all_reduce;      /* 0 (default): output is this rank's shard; 1: output is the whole unit on every rank */
-    int wire;            /* tagc_wire, default FP32; BF16 for dense only: halves the bytes, sums stay fp32 */
-    int n_threads;       /* [1, 256], default 1: threads of the codec; changes no result */
-    uint64_t seed;       /* of the sketch's hashes, default 0 */
+    int op;         /* tagc_op, default AVG: the sum times 1/W */
+    int all_reduce; /* 0 (default): output is this rank's shard; 1: output is the whole unit on every rank */
+    int wire;       /* tagc_wire, default FP32; BF16 for dense only: halves the bytes, sums stay fp32 */
+    int n_threads;  /* [1, 256], default 1: threads of the codec; changes no result */
+    uint64_t seed;  /* of the sketch's hashes, default 0 */
 } tagc_reducer_options;
 
 TAGC_API void tagc_reducer_options_init(tagc_reducer_options *options);
@@ -208,14 +211,15 @@ typedef struct tagc_reducer_stats {
     int peel_rounds;     /* of the shard */
     uint64_t n_unpeeled; /* of the shard: items the sketch did not give back */
     uint64_t n_lost;     /* of the unit: elements this rank kept that a lossy index dropped */
-    int nonfinite;       /* a rank had NaN or Inf, or fp32 cells overflowed: the output is NaN, the residual as
+    int nonfinite; /* a rank had NaN or Inf, or fp32 cells overflowed: the output is NaN, the residual as
                             before the step */
 } tagc_reducer_stats;
 
 TAGC_API void tagc_reducer_stats_init(tagc_reducer_stats *stats);
 
 /* Collective. Checks that all ranks ask for the same. The residual starts empty. */
-TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out);
+TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options,
+                                         tagc_reducer **out);
 
 /* Collective. Starts the exchange of `gradient` (W, shard) into `output` (shard), or (W, shard) with all_reduce.
  * Both stay the caller's, must not overlap, and must be left alone until _end; gradient is not changed.
@@ -257,7 +261,7 @@ typedef struct tagc_gatherer_options {
     size_t struct_bytes; /* set by _init */
     uint64_t n_elems;    /* as in tagc_reducer_options */
     uint64_t tag;        /* as in tagc_reducer_options */
-    int wire;            /* tagc_wire, default FP32; with BF16 every rank, the owner too, gets the rounded values */
+    int wire; /* tagc_wire, default FP32; with BF16 every rank, the owner too, gets the rounded values */
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init(tagc_gatherer_options *options);

@@ -19,7 +19,8 @@ size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices);
 /* The same two without vector instructions, for tests. */
 size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n);
 size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices);
-int tagc_bitmap_valid(const uint8_t *bits, size_t n); /* 1 when all bits past n, up to the padding, are zero */
+int tagc_bitmap_valid(const uint8_t *bits,
+                      size_t n); /* 1 when all bits past n, up to the padding, are zero */
 
 /* LHC's 4-bit index: element i is nibble i % 2 (low first) of byte i / 2; counts add up, at most 15 ranks. */
 size_t tagc_nibble_bytes(size_t n); /* padded to 8 */

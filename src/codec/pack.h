@@ -12,8 +12,8 @@ void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *in
                size_t n_kept, float *residual, float *packed);
 
 /* The same without vector instructions, for tests. */
-void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const uint32_t *indices, const float *values,
-                         size_t n_kept, float *residual, float *packed);
+void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
+                         const float *values, size_t n_kept, float *residual, float *packed);
 
 /* into[i] += from[i]: sums in the caller's order. */
 void tagc_pack_add(float *into, const float *from, size_t n);

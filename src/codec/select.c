@@ -20,9 +20,10 @@
 
 #define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
 #define LINE 16     /* elements of 64 bytes, the unit of the sample */
-#define MIN_SAMPLED (2 * BLOCK) /* fewer elements make too small a sample, and are not worth waking threads  \
+#define MIN_SAMPLED                                                                                          \
+    (2 * BLOCK)         /* fewer elements make too small a sample, and are not worth waking threads  \
                                  */
-#define BUCKET_SHIFT 16         /* sample histogram: 8 exponent and 7 mantissa bits */
+#define BUCKET_SHIFT 16 /* sample histogram: 8 exponent and 7 mantissa bits */
 #define N_BUCKETS (1u << (31 - BUCKET_SHIFT))
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)

@@ -13,10 +13,10 @@
 #define TAGC_ZERO_RESIDUAL (-0.0f)
 
 typedef struct tagc_selection {
-    size_t n_kept;      /* k, or fewer where acc has fewer than k non-zeros and k < n */
-    float max_abs;      /* largest |acc| of the fragment; undefined when nonfinite */
-    int nonfinite;      /* some acc is NaN or Inf: the rest of the result is void, residual_out is garbage */
-    int n_passes;       /* 1: the streaming prediction held; 2: the histogram had to be used */
+    size_t n_kept; /* k, or fewer where acc has fewer than k non-zeros and k < n */
+    float max_abs; /* largest |acc| of the fragment; undefined when nonfinite */
+    int nonfinite; /* some acc is NaN or Inf: the rest of the result is void, residual_out is garbage */
+    int n_passes;  /* 1: the streaming prediction held; 2: the histogram had to be used */
 } tagc_selection;
 
 /* How many of n may be kept so that the fraction of zeros is at least sparsity. sparsity in [0, 1]. */
@@ -31,7 +31,7 @@ void tagc_select(const float *gradient, const float *residual_in, float *residua
                  uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result);
 
 /* The plain reference: same contract without scratch, in 33 sweeps over the inputs; for tests. */
-void tagc_select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
-                           uint32_t *indices, float *values, tagc_selection *result);
+void tagc_select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n,
+                           size_t k, uint32_t *indices, float *values, tagc_selection *result);
 
 #endif

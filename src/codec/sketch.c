@@ -11,9 +11,9 @@
  *
  *     element i = row * width + column        table t:  row of cells h_t(row), column (column XOR g_t(row))
  *
- *     row r   |a b . . c . . .|               table 0, row h_0(r) |. . c . b a . .|    g_0 = 5: column 0 ->
- * 5, ... table 1, row h_1(r) |. . a b . . c .|    g_1 = 2 table 2, row h_2(r) |c . . . a b . .|    g_2 = 4, 4
- * -> 0
+ *     row r |a b . . c . . .|      table 0, row h_0(r) |. c . . b a . .|    g_0 = 5: columns 0, 1, 4 -> 5, 4, 1
+ *                                  table 1, row h_1(r) |. . a b . . c .|    g_1 = 2
+ *                                  table 2, row h_2(r) |c . . . a b . .|    g_2 = 4
  *
  * Items of one row never meet. The XOR is what makes it work for scattered items: without it column c of
  * every row lands in column c of the tables, which are then `width` separate little sketches, and a hot

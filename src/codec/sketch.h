@@ -24,8 +24,8 @@ typedef struct tagc_sketch {
 void tagc_sketch_init(tagc_sketch *sketch, size_t n, size_t n_cells, uint64_t seed);
 
 /* cells (n_cells) += signed values of the items. */
-void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, const float *values, size_t n_items,
-                        float *cells);
+void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
+                        size_t n_items, float *cells);
 /* values * 2^scale_exponent rounded to nearest even, added modulo 2^32; fixed[j] (n_items, may be NULL) the integer.
  * The caller guarantees |value| * 2^scale_exponent * world_size < 2^31. */
 void tagc_sketch_encode_fixed(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
@@ -37,7 +37,7 @@ int tagc_sketch_scale_exponent(float max_abs, int world_size);
 /* A plan: peeling order over the n_items ascending positions of the union. Memory is the caller's. */
 typedef struct tagc_plan {
     size_t n_items;
-    size_t n_peeled;     /* order has so many entries, in rounds */
+    size_t n_peeled; /* order has so many entries, in rounds */
     int n_rounds;
     uint32_t *order;     /* (n_items) item numbers j; from n_peeled on: the leftovers, ascending */
     uint32_t *cell;      /* (n_items) the cell that order[i] was alone in; undefined for leftovers */
@@ -46,23 +46,23 @@ typedef struct tagc_plan {
 
 #define TAGC_PLAN_MAX_ROUNDS 512 /* peeling that needs more stops there; the rest are leftovers */
 
-size_t tagc_plan_bytes(size_t n_items);  /* memory behind order, cell, round_end */
+size_t tagc_plan_bytes(size_t n_items); /* memory behind order, cell, round_end */
 void tagc_plan_place(tagc_plan *plan, void *memory, size_t n_items);
 size_t tagc_plan_scratch_bytes(const tagc_sketch *sketch, size_t n_items);
 /* indices: (n_items) ascending. */
 void tagc_plan_make(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
                     void *scratch);
 /* The same without vector instructions, for tests. */
-void tagc_plan_make_reference(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, size_t n_items,
-                              void *scratch);
+void tagc_plan_make_reference(tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices,
+                              size_t n_items, void *scratch);
 
 /* Replays the plan: values (n_items) of the peeled items; cells are consumed (what is left in them belongs to the
  * leftovers, and is zero, in fixed point exactly, when there are none and the index was right). Leftovers' values
  * are set to 0. Fixed values stay integers: the caller scales them back by 2^-scale_exponent. */
 void tagc_plan_peel(const tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, float *cells,
                     float *values);
-void tagc_plan_peel_fixed(const tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices, int32_t *cells,
-                          int32_t *values);
+void tagc_plan_peel_fixed(const tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices,
+                          int32_t *cells, int32_t *values);
 
 /* Sets the leftovers' values to the median of their three cells after peeling (the paper's estimation). */
 void tagc_plan_estimate(const tagc_plan *plan, const tagc_sketch *sketch, const uint32_t *indices,

@@ -11,7 +11,8 @@
 #endif
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
-#define ARENA_FULL (SIZE_MAX - SIZE_MAX % TAGC_ALIGNMENT - TAGC_ALIGNMENT) /* no allocation can satisfy it   \
+#define ARENA_FULL                                                                                           \
+    (SIZE_MAX - SIZE_MAX % TAGC_ALIGNMENT - TAGC_ALIGNMENT) /* no allocation can satisfy it   \
                                                                             */
 
 static size_t round_up(size_t n_bytes, size_t to) {

@@ -11,7 +11,7 @@ typedef struct tagc_pool tagc_pool;
 
 /* Makes a pool of `n_threads` in [1, 256]; the caller of _run counts as one of them. */
 tagc_status tagc_pool_create(int n_threads, tagc_pool **out);
-void tagc_pool_destroy(tagc_pool *pool); /* accepts NULL */
+void tagc_pool_destroy(tagc_pool *pool);        /* accepts NULL */
 int tagc_pool_n_threads(const tagc_pool *pool); /* 1 for NULL */
 
 /* Calls work(arg, i, n) for every i in [0, n) with n = tagc_pool_n_threads(pool), and returns when all have ended.

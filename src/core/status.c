@@ -34,16 +34,26 @@ const char *tagc_last_error(void) {
 
 const char *tagc_status_name(tagc_status status) {
     switch (status) {
-    case TAGC_OK: return "ok";
-    case TAGC_ERR_ARGUMENT: return "invalid argument";
-    case TAGC_ERR_STATE: return "call out of order";
-    case TAGC_ERR_MEMORY: return "out of memory";
-    case TAGC_ERR_MISMATCH: return "ranks disagree";
-    case TAGC_ERR_TRANSPORT: return "transport failure";
-    case TAGC_ERR_CORRUPT: return "corrupt data";
-    case TAGC_ERR_UNSUPPORTED: return "not supported";
-    case TAGC_ERR_IO: return "input or output failure";
-    case TAGC_ERR_INTERRUPTED: return "interrupted";
+    case TAGC_OK:
+        return "ok";
+    case TAGC_ERR_ARGUMENT:
+        return "invalid argument";
+    case TAGC_ERR_STATE:
+        return "call out of order";
+    case TAGC_ERR_MEMORY:
+        return "out of memory";
+    case TAGC_ERR_MISMATCH:
+        return "ranks disagree";
+    case TAGC_ERR_TRANSPORT:
+        return "transport failure";
+    case TAGC_ERR_CORRUPT:
+        return "corrupt data";
+    case TAGC_ERR_UNSUPPORTED:
+        return "not supported";
+    case TAGC_ERR_IO:
+        return "input or output failure";
+    case TAGC_ERR_INTERRUPTED:
+        return "interrupted";
     }
     return "unknown status";
 }

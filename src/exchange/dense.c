@@ -3,9 +3,8 @@
  * A shard travels in chunks. While one is added the next two are on the wire, in both directions and with all
  * peers.
  *
- *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...      in: contributions, out: sums
- * (all-reduce) worker         | add 0 | add 1 | add 2 | add 3 ...
- */
+ *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
+ *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only */
 #include "codec/pack.h"
 #include "core/clock.h"
 #include "exchange/bf16.h"

@@ -1,8 +1,7 @@
 /* The first half that sketch and packed share: select, tell each owner what was kept, learn the union of all.
  *
- *   worker | select, index 0 | select, index 1 | ... own | OR | plan | encode 0 | encode 1 | ... own | add,
- * decode | wire         | index 0   |  index 1  | ...           | unions, agreement | values 0 | values 1 |
- * ...
+ *   worker | select 0 | select 1 | ... own | OR | plan | encode 0 | encode 1 | ... own | add, decode
+ *   wire              | index 0  | index 1 ...   | unions, agreement | values 0 | values 1 ...
  *
  * Shard "0" here is the next rank's, and so on round, so that no two ranks send to one owner at the same
  * time. The new residual grows in the spare; only a step that succeeded on all ranks swaps it in. */

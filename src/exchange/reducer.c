@@ -1,10 +1,10 @@
 /* Life of a reducer: made once with all its memory, then one job per step.
  *
- * The arena of an indexed reducer (sketch, packed), per element of the unit at W = 2, θ = 98.75 % and index
- * or:
+ * The arena of an indexed reducer (sketch, packed), in bytes per element of the unit at W = 2, θ = 98.75 %
+ * and index or:
  *
- *   | messages | index_send 1/8 B | index_recv 1/8 B | value_send 0.1 B | value_recv 0.1 B | kept 0.1 B |
- * list, bits, plan, scratch: of one shard | per-rank counts | agreement |
+ *   | messages | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | kept 0.1 |
+ *   | list, bits, plan, scratch: of one shard | counts per rank | agreement |
  *
  * and of a dense one: | messages | chunks under way | agreement |. The residual and the spare it takes turns
  * with are blocks of their own, because they change places. */

@@ -12,7 +12,8 @@
 
 /* Collective. `extra`: a text of the caller's (options, data position), stored in the manifest as it is. On failure,
  * on any rank, nothing of this step remains and earlier checkpoints are untouched; all ranks return the failure. */
-tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *dir, uint64_t step, const char *extra);
+tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *dir, uint64_t step,
+                                 const char *extra);
 
 /* Collective. The step-* folder with the highest number under `dir`, or `dir` itself when it is one. Fails with
  * TAGC_ERR_IO when there is none. path: capacity n_bytes. */
@@ -24,7 +25,8 @@ tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found);
 /* Collective. Loads parameters, moments and residuals; bit-exact for the same world size. For another world size
  * parameters and moments are resharded, and residuals keep their sum over ranks (times the averaging factor).
  * *extra is malloc'ed. Nothing is changed unless every file of every rank is whole. */
-tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step, char **extra);
+tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
+                                 char **extra);
 
 /* Local: reads the manifest alone. */
 tagc_status tagc_checkpoint_info(const char *path, uint64_t *step, int *world_size, char **extra);

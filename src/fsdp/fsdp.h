@@ -23,7 +23,8 @@ typedef enum tagc_sharding {
 
 typedef enum tagc_wrap {
     TAGC_WRAP_STAGE = 0, /* one unit per stage: embedding, each block, head */
-    TAGC_WRAP_MATRIX = 1 /* as in the paper: every matrix above 2 M elements alone, the rest in one root unit */
+    TAGC_WRAP_MATRIX =
+        1 /* as in the paper: every matrix above 2 M elements alone, the rest in one root unit */
 } tagc_wrap;
 
 typedef enum tagc_policy {
@@ -35,20 +36,20 @@ typedef enum tagc_policy {
 } tagc_policy;
 
 typedef struct tagc_fsdp_options {
-    int sharding;                  /* tagc_sharding, default FULL */
-    int wrap;                      /* tagc_wrap, default STAGE */
-    int policy;                    /* tagc_policy, default NON_ATTENTION_LINEAR */
-    const char *names;             /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
-    tagc_reducer_options reducer;  /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
-    int dense_wire;                /* tagc_wire of dense flats, default FP32 */
-    int gather_wire;               /* tagc_wire of parameter gathers, default FP32 */
-    int prefetch;                  /* [0, 4], default 1: units gathered ahead of use */
-    int grads_in_flight;           /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
-    int n_micro_steps;             /* [1, 65536], default 1: per optimizer step */
-    int exchange_each_micro_step;  /* 0 (default): at the last one only; 1: as the published loop does */
-    double beta1, beta2, epsilon;  /* AdamW, defaults 0.9, 0.95, 1e-8 */
-    double weight_decay;           /* >= 0, default 0.1; tensors with `decay` only */
-    double clip_norm;              /* >= 0, default 1.0; 0 is off */
+    int sharding;      /* tagc_sharding, default FULL */
+    int wrap;          /* tagc_wrap, default STAGE */
+    int policy;        /* tagc_policy, default NON_ATTENTION_LINEAR */
+    const char *names; /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
+    tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
+    int dense_wire;               /* tagc_wire of dense flats, default FP32 */
+    int gather_wire;              /* tagc_wire of parameter gathers, default FP32 */
+    int prefetch;                 /* [0, 4], default 1: units gathered ahead of use */
+    int grads_in_flight; /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
+    int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
+    int exchange_each_micro_step; /* 0 (default): at the last one only; 1: as the published loop does */
+    double beta1, beta2, epsilon; /* AdamW, defaults 0.9, 0.95, 1e-8 */
+    double weight_decay;          /* >= 0, default 0.1; tensors with `decay` only */
+    double clip_norm;             /* >= 0, default 1.0; 0 is off */
 } tagc_fsdp_options;
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
@@ -86,21 +87,21 @@ tagc_status tagc_fsdp_grad_done(void *context, int tensor);
 /* ---- the update ---- */
 
 typedef struct tagc_fsdp_stats {
-    double total_s;          /* from the step's first _forward_begin to the end of _step */
-    double compute_s;        /* total less the exposed waits and the optimizer */
-    double wait_gather_s;    /* exposed: compute stood still for parameters */
-    double wait_reduce_s;    /* exposed: ... for gradients */
+    double total_s;       /* from the step's first _forward_begin to the end of _step */
+    double compute_s;     /* total less the exposed waits and the optimizer */
+    double wait_gather_s; /* exposed: compute stood still for parameters */
+    double wait_reduce_s; /* exposed: ... for gradients */
     double optimizer_s;
-    double phase_s[TAGC_N_PHASES];          /* of all reducers, on the codec stream */
-    uint64_t n_bytes_sent[TAGC_N_LEGS];     /* by this rank in this step, counted by the transport */
+    double phase_s[TAGC_N_PHASES];      /* of all reducers, on the codec stream */
+    uint64_t n_bytes_sent[TAGC_N_LEGS]; /* by this rank in this step, counted by the transport */
     uint64_t n_bytes_received[TAGC_N_LEGS];
-    double bits_per_param[TAGC_N_LEGS];     /* n_bytes_sent * 8 / n_params */
-    double grad_norm;        /* of the averaged gradient, before clipping */
-    int skipped;             /* a non-finite gradient: parameters and moments are as before, and the residuals of the
+    double bits_per_param[TAGC_N_LEGS]; /* n_bytes_sent * 8 / n_params */
+    double grad_norm;                   /* of the averaged gradient, before clipping */
+    int skipped; /* a non-finite gradient: parameters and moments are as before, and the residuals of the
                                 flats that held it (others were sent before it was known) */
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed; /* over the compressed flats */
-    double load;             /* largest of any sketch */
-    int peel_rounds;         /* largest */
+    double load;                                                /* largest of any sketch */
+    int peel_rounds;                                            /* largest */
 } tagc_fsdp_stats;
 
 /* Collective. Waits for the exchanges, clips, updates the owned shards with learning rate `lr`.

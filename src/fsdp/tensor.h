@@ -34,10 +34,10 @@ typedef struct tagc_tensor_info {
 /* Filled by whoever holds the parameters. Every call comes from the thread that runs the pass, and a status
  * other than TAGC_OK ends the pass with that status at once; what is in use then is not given back by `done`.
  *
- *   use        the full tensor, to be left unchanged and valid until its done. Uses may nest (a weight and
- * its bias) done       the values will not be read again under this use grad       the tensor's full gradient
- * (n_elems), to which the backward pass adds; valid until its grad_done grad_done  nothing more will be added
- * in this backward pass
+ *   use        the full tensor, to be left unchanged and valid until its done; uses may nest
+ *   done       the values will not be read again under this use
+ *   grad       the tensor's full gradient (n_elems), to which backward adds; valid until its grad_done
+ *   grad_done  nothing more will be added in this backward pass
  *
  * Forward uses tensors in ascending order, backward in descending order. Where the head shares the token
  * embedding, that tensor is used in the first and in the last stage, its grad is asked for in both, and its

@@ -257,7 +257,7 @@ tagc_status tagc_safetensors_read(tagc_safetensors *file, int index, uint64_t fi
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "%s: tensor \"%.80s\": dtype is %s, F32, F16 and BF16 can be read", file->path,
                          e->shown.name, e->shown.dtype);
-    uint16_t halves[4096];
+    uint16_t halves[4096] = {0};
     const uint64_t n_halves = sizeof halves / sizeof halves[0];
     for (uint64_t i = 0; i < n; i += n_halves) {
         uint64_t n_now = n - i < n_halves ? n - i : n_halves;

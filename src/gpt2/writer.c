@@ -202,6 +202,7 @@ static tagc_status check_arithmetic(const json_t *json, int n_embd) {
 }
 
 static tagc_status parse_config(const json_t *json, tagc_gpt2_config *config) {
+    *config = (tagc_gpt2_config){0};
     TAGC_TRY(read_int(json, "n_layer", &config->n_layer));
     TAGC_TRY(read_int(json, "n_head", &config->n_head));
     TAGC_TRY(read_int(json, "n_embd", &config->n_embd));

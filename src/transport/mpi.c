@@ -63,7 +63,7 @@ static tagc_status request_reserve(request *r, uint64_t n) {
     if (n > 1u << 24) return tagc_report(TAGC_ERR_ARGUMENT, "transfer needs more than 2^24 MPI messages");
     void *old[] = {r->pieces, r->statuses, r->indices, r->peers, r->n_bytes};
     for (int i = 0; i < 5; i++) free(old[i]);
-    r->pieces = malloc(n * sizeof *r->pieces);
+    r->pieces = malloc(n * sizeof *r->pieces); /* NOLINT(bugprone-sizeof-expression): a handle */
     r->statuses = malloc(n * sizeof *r->statuses);
     r->indices = malloc(n * sizeof *r->indices);
     r->peers = malloc(n * sizeof *r->peers);

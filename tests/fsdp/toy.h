@@ -16,8 +16,8 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/status.h"
 #include "fsdp/fsdp.h"
@@ -90,9 +90,9 @@ static inline void toy_run(int world_size, void (*run)(tagc_comm *, void *), voi
 typedef struct toy_model {
     int n_tensors, n_stages;
     tagc_tensor_info tensors[TOY_MAX_TENSORS];
-    int n_samples; /* of the global batch of one optimizer step */
+    int n_samples;  /* of the global batch of one optimizer step */
     int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
-    int poison;    /* 1 + the tensor whose gradient becomes NaN; 0 for none */
+    int poison;     /* 1 + the tensor whose gradient becomes NaN; 0 for none */
 } toy_model;
 
 static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t n_cols,
