@@ -25,7 +25,7 @@ build: ## configure and compile into build/
 setup: ## install what is missing (apt), or print the one line that does
 	@scripts/setup.sh
 
-demo: ## five minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
+demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
 	@scripts/demo.sh
 
 test: build ## compile and run the tests

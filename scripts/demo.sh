@@ -6,8 +6,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/setup.sh
-echo "== building"
-make --no-print-directory build BUILD_TYPE=Release | tail -n 1
+echo "== building (a minute or so)"
+log=$(mktemp)
+make --no-print-directory build BUILD_TYPE=Release >"$log" 2>&1 || { cat "$log" >&2; rm -f "$log"; exit 1; }
+rm -f "$log"
 tagc=build/tagc
 runs=runs/demo
 
