@@ -161,7 +161,7 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     add_time(line, report);
     json_object_set_new(line, "n_bytes_sent", by_leg_bytes(stats->n_bytes_sent));
     json_object_set_new(line, "n_bytes_received", by_leg_bytes(stats->n_bytes_received));
-    json_object_set_new(line, "bits_per_param", by_leg_bits(stats->bits_per_param));
+    json_object_set_new(line, "bits_sent_per_param", by_leg_bits(stats->bits_per_param));
     add_codec(line, stats);
     return write_line(metrics, line);
 }

@@ -23,7 +23,7 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
     tagc_runlog_step *steps = grown(log->steps, log->n_steps, sizeof *steps);
     if (!steps) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the steps of %s", log->label);
     log->steps = steps;
-    const json_t *bits = json_object_get(line, "bits_per_param");
+    const json_t *bits = json_object_get(line, "bits_sent_per_param");
     double whole = log->world_size > 1 ? log->world_size / (log->world_size - 1.0) : 0;
     tagc_runlog_step *step = &steps[log->n_steps++];
     *step = (tagc_runlog_step){
@@ -60,6 +60,9 @@ static tagc_status add_eval(tagc_runlog *log, const json_t *line) {
 
 static tagc_status add_line(tagc_runlog *log, const json_t *line) {
     const char *type = json_string_value(json_object_get(line, "type"));
+    int has_step = type && (strcmp(type, "step") == 0 || strcmp(type, "eval") == 0);
+    if (has_step && !json_is_number(json_object_get(line, "step")))
+        return tagc_fail(TAGC_ERR_CORRUPT, "an entry of type \"%s\" has no number as \"step\"", type);
     if (type && strcmp(type, "run") == 0) {
         double world_size = number(line, "world_size");
         log->world_size = world_size >= 1 && world_size < 1e6 ? (int)world_size : 1;
@@ -81,10 +84,12 @@ static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
     for (int at = 1; status == TAGC_OK && (n = getline(&text, &capacity, file)) > 0; at++) {
         json_error_t error;
         json_t *line = json_loads(text, 0, &error);
-        if (line)
+        if (line) {
             status = add_line(log, line);
-        else if (text[n - 1] == '\n')
+            if (status != TAGC_OK) tagc_fail_in(status, "%s line %d", path, at);
+        } else if (text[n - 1] == '\n') {
             status = tagc_fail(TAGC_ERR_CORRUPT, "%s line %d is no JSON: %s", path, at, error.text);
+        }
         json_decref(line);
     }
     free(text);
