@@ -153,6 +153,11 @@ tagc_status tagc_gpt2_config_write(const char *path, const tagc_gpt2_config *con
         "vocab_size", config->vocab_size, "tie_word_embeddings", config->tied, "activation_function",
         "gelu_new", "layer_norm_epsilon", 1e-5, "initializer_range", 0.02, "attn_pdrop", 0.0, "embd_pdrop",
         0.0, "resid_pdrop", 0.0, "torch_dtype", "float32");
+    /* Readers take GPT-2's end of text, 50256, for granted, which a smaller vocabulary does not have. */
+    if (json && config->vocab_size <= 50256) {
+        json_object_set_new(json, "bos_token_id", json_null());
+        json_object_set_new(json, "eos_token_id", json_null());
+    }
     char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : NULL;
     json_decref(json);
     if (!text) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
