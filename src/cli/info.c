@@ -110,7 +110,7 @@ static tagc_status print_checkpoint(const char *path, int with_tensors) {
     tagc_status status = tagc_saved_read(extra, &saved);
     free(extra);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
-    printf("%s: checkpoint behind step %llu, written by %d rank%s\n", path, (unsigned long long)step,
+    printf("%s: checkpoint after step %llu, written by %d rank%s\n", path, (unsigned long long)step,
            world_size, world_size > 1 ? "s" : "");
     printf("  %s tokens seen", tagc_human((double)saved.n_tokens, tokens));
     if (saved.best_val_loss < 1e300) printf(", best validation loss %.4f", saved.best_val_loss);

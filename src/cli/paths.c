@@ -24,6 +24,9 @@ tagc_status tagc_path_join(const char *dir, const char *name, char *out) {
 }
 
 tagc_status tagc_path_data(const char *dir_or_file, const char *name, char *out) {
+    if (!tagc_path_exists(dir_or_file) && errno == ENOENT)
+        return tagc_fail(TAGC_ERR_IO, "%.200s does not exist; tagc data makes %s from text files",
+                         dir_or_file, name);
     if (!tagc_path_is_dir(dir_or_file)) {
         if (snprintf(out, TAGC_PATH_BYTES, "%s", dir_or_file) >= TAGC_PATH_BYTES)
             return tagc_fail(TAGC_ERR_IO, "a path is longer than %d bytes", TAGC_PATH_BYTES - 1);

@@ -131,7 +131,8 @@ static void *local_main(void *arg) {
 }
 
 static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context) {
-    int n_ranks = launch->n_ranks > 0 ? launch->n_ranks : 1;
+    int n_ranks = launch->n_ranks > 0 ? launch->n_ranks : launch->n_local_ranks;
+    if (n_ranks < 1) n_ranks = 1;
     local_job job = {.launch = launch, .run = run, .context = context, .first_failure = TAGC_OK};
     local_thread *threads = calloc((size_t)n_ranks, sizeof *threads);
     if (!threads || tagc_local_group_create(n_ranks, &job.group) != TAGC_OK) {
@@ -183,8 +184,24 @@ static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
     return status;
 }
 
+/* Said while MPI is not running, when ending is quieter than MPI_Abort. */
+static int refuse_ranks(int rank, int n_asked, int n_started, int is_launched) {
+    char text[160];
+    if (is_launched)
+        snprintf(text, sizeof text, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
+                 n_asked, n_started);
+    else
+        snprintf(text, sizeof text, "--ranks is %d, but this process is alone: start it with mpirun -n %d",
+                 n_asked, n_asked);
+    tagc_ranks_complain(rank, text);
+    return TAGC_EXIT_USAGE;
+}
+
 static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int level = MPI_THREAD_SINGLE, mpi_rank = 0, mpi_size = 0;
+    int n_started = launcher_number(size_names, 0);
+    if (launch->n_ranks > 0 && n_started > 0 && launch->n_ranks != n_started)
+        return refuse_ranks(tagc_ranks_launcher_rank(), launch->n_ranks, n_started, 1);
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
         tagc_ranks_complain(0, "MPI did not start");
         return TAGC_EXIT_FAILURE;
@@ -193,15 +210,18 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
     tagc_rank rank = {.rank = mpi_rank};
     tagc_status status = TAGC_OK;
-    int launched = launcher_number(size_names, mpi_size);
+    if (launch->n_ranks > 1 && mpi_size == 1 && n_started == 0) {
+        MPI_Finalize();
+        return refuse_ranks(0, launch->n_ranks, 1, 0);
+    }
     if (level < MPI_THREAD_SERIALIZED)
         status = tagc_fail(TAGC_ERR_UNSUPPORTED, "this MPI does not offer MPI_THREAD_SERIALIZED");
-    else if (launched != mpi_size)
+    else if (n_started > 0 && n_started != mpi_size)
         status = tagc_fail(
             TAGC_ERR_UNSUPPORTED,
             "the launcher started %d processes, but MPI sees %d: mpirun and the MPI that tagc was built"
             " with are not the same",
-            launched, mpi_size);
+            n_started, mpi_size);
     else if (launch->n_ranks > 0 && launch->n_ranks != mpi_size)
         status =
             tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
@@ -233,10 +253,13 @@ tagc_status tagc_rank_finish(tagc_rank *rank, tagc_status status) {
     return rank->job ? finish_local(rank, status) : finish_mpi(rank, status);
 }
 
-int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+int tagc_ranks_is_local(int transport) {
     int is_launched = launcher_number(size_names, 0) > 0;
-    if (launch->transport == TAGC_LAUNCH_MPI || (launch->transport == TAGC_LAUNCH_AUTO && is_launched))
-        return run_mpi(launch, run, context);
+    return transport == TAGC_LAUNCH_LOCAL || (transport == TAGC_LAUNCH_AUTO && !is_launched);
+}
+
+int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context) {
+    if (!tagc_ranks_is_local(launch->transport)) return run_mpi(launch, run, context);
     if (launcher_number(size_names, 1) > 1) {
         tagc_ranks_complain(tagc_ranks_launcher_rank(),
                             "--transport local under mpirun would make separate runs of one"

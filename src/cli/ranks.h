@@ -28,8 +28,9 @@ typedef enum tagc_launch_transport {
 } tagc_launch_transport;
 
 typedef struct tagc_launch {
-    int n_ranks;   /* of the local transport; 0: not asked for, 1 */
-    int transport; /* tagc_launch_transport */
+    int n_ranks;       /* as asked for; 0: not */
+    int n_local_ranks; /* of the local transport when not asked for; 0: 1 */
+    int transport;     /* tagc_launch_transport */
     double timeout_s;
     int trace; /* 1: give every rank a trace */
 } tagc_launch;
@@ -37,6 +38,9 @@ typedef struct tagc_launch {
 /* Runs run(rank, context) on every rank and returns the exit code of the process. run gets the same context
  * on all local ranks: what it writes there it writes for one rank only. */
 int tagc_ranks_run(const tagc_launch *launch, tagc_rank_fn run, void *context);
+
+/* 1 when tagc_ranks_run would make threads of this process with this tagc_launch_transport. */
+int tagc_ranks_is_local(int transport);
 
 /* This process's rank as its launcher tells it, before MPI is started; 0 without a launcher. */
 int tagc_ranks_launcher_rank(void);

@@ -3,12 +3,15 @@
 #include "cli/commands.h"
 #include "cli/engine.h"
 #include "cli/interrupt.h"
+#include "cli/paths.h"
 #include "cli/trainer.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "fsdp/checkpoint.h"
 #include "fsdp/schedule.h"
 #include <cblas.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* What ranks tell each other after every step. */
 typedef struct step_word {
@@ -99,10 +102,10 @@ static tagc_status stop(tagc_trainer *t, int is_saved) {
     if (!is_saved) TAGC_TRY(tagc_trainer_save(t));
     if (t->options.out)
         return tagc_fail(TAGC_ERR_INTERRUPTED,
-                         "interrupted behind step %llu of %lld, saved in %s; --resume goes on",
+                         "interrupted after step %llu of %lld, saved in %s; --resume goes on",
                          (unsigned long long)t->step, (long long)t->options.steps, t->options.out);
     return tagc_fail(TAGC_ERR_INTERRUPTED,
-                     "interrupted behind step %llu of %lld; nothing saved, for want of --out",
+                     "interrupted after step %llu of %lld; nothing saved, for want of --out",
                      (unsigned long long)t->step, (long long)t->options.steps);
 }
 
@@ -161,6 +164,27 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
     return status;
 }
 
+/* How many ranks wrote the checkpoint to go on from; 0 without one that can be read, which the run itself
+ * will say. */
+static int saved_ranks(const tagc_train_options *options) {
+    const char *from = options->resume;
+    if (from && strcmp(from, "latest") == 0) from = options->out;
+    char path[TAGC_PATH_BYTES], *extra = NULL;
+    tagc_local_group *alone = NULL;
+    tagc_comm *comm = NULL;
+    uint64_t step;
+    int n_ranks = 0;
+    if (!from || tagc_local_group_create(1, &alone) != TAGC_OK) return 0;
+    if (tagc_comm_create_local(alone, 0, NULL, &comm) != TAGC_OK ||
+        tagc_checkpoint_find(comm, from, path, sizeof path) != TAGC_OK ||
+        tagc_checkpoint_info(path, &step, &n_ranks, &extra) != TAGC_OK)
+        n_ranks = 0;
+    free(extra);
+    tagc_comm_destroy(comm);
+    tagc_local_group_destroy(alone);
+    return n_ranks <= TAGC_TRAIN_MAX_RANKS ? n_ranks : 0;
+}
+
 int tagc_command_train(int argc, char **argv) {
     tagc_train_options options = {0};
     tagc_parsed parsed;
@@ -169,6 +193,8 @@ int tagc_command_train(int argc, char **argv) {
         code = tagc_command_refuse(&tagc_train_command);
     if (code == TAGC_GO_ON) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
+                              .n_local_ranks =
+                                  tagc_ranks_is_local(options.transport) ? saved_ranks(&options) : 0,
                               .transport = options.transport,
                               .timeout_s = options.timeout,
                               .trace = options.trace != NULL};

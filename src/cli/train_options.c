@@ -87,8 +87,8 @@ static const tagc_option rows[] = {
            "send also what other ranks selected: costs no bytes; auto: yes for packed"),
     CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
 
-    INT("Ranks and machine", "ranks", LOCAL, ranks, 1, 1024, NULL, "1",
-        "ranks as threads of this process; under mpirun every process is a rank and this is not needed"),
+    INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved"),
     CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
     REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
     INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),

@@ -6,6 +6,8 @@
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
 
+enum { TAGC_TRAIN_MAX_RANKS = 1024 };
+
 typedef struct tagc_train_options {
     const char *data, *val_data;
     const char *model, *init_from;

@@ -28,8 +28,8 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
     if (t->saved.world_size != t->rank->world_size)
-        tagc_progress_say(&t->progress, "note: %d ranks go on with what %d saved", t->rank->world_size,
-                          t->saved.world_size);
+        tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
+                          t->saved.world_size > 1 ? "s" : "", t->rank->world_size);
     return tagc_train_check(&t->options);
 }
 
@@ -209,7 +209,7 @@ static void greet(tagc_trainer *t) {
         tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),
         tagc_human_bytes((double)memory.optimizer, c), tagc_human_bytes((double)memory.residuals, d));
     if (t->step > 0)
-        tagc_progress_say(&t->progress, "goes on behind step %llu of %lld", (unsigned long long)t->step,
+        tagc_progress_say(&t->progress, "goes on after step %llu of %lld", (unsigned long long)t->step,
                           (long long)t->options.steps);
 }
 

@@ -94,7 +94,7 @@ static tagc_status check_text(const builder *b, const tagc_source *source, uint6
     size_t at = find_invalid(b, b->text, n_bytes, at_end);
     if (at == n_bytes) return TAGC_OK;
     return tagc_fail(
-        TAGC_ERR_CORRUPT, "%s: byte %" PRIu64 "%s is 0x%02x, %s (lossy keeps such bytes as they are)",
+        TAGC_ERR_CORRUPT, "%s: byte %" PRIu64 "%s is 0x%02x, %s (--lossy keeps such bytes as they are)",
         b->report.file, offset + at, tagc_source_compressed(source) ? " of the decompressed text" : "",
         b->text[at],
         b->text[at] ? "which is not UTF-8 there" : "which is no text: it ends a text of byte tokens");

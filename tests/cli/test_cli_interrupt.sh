@@ -16,7 +16,7 @@ kill -INT $pid
 code=0
 wait $pid || code=$?
 [ $code = 130 ] || fail "exit code $code instead of 130"
-says "interrupted behind step" "saved in broken"
+says "interrupted after step" "saved in broken"
 ls broken | grep -q '^step-' || fail "no checkpoint"
 
 # The same with the right number of steps goes on to the same losses: interrupted runs lose nothing.

@@ -24,6 +24,10 @@ code=0
 mpi 2 train "${options[@]}" --ranks 3 >out 2>err || code=$?
 [ $code != 0 ] || fail "--ranks 3 under mpirun -n 2"
 grep -q -e '--ranks is 3' err || fail "--ranks is not named"
+[ "$(grep -c '^tagc: ' err)" = 1 ] || fail "said more than once"
+grep -q MPI_ABORT err && fail "a wrong option needs no MPI_Abort"
+run 2 train "${options[@]}" --transport mpi --ranks 2
+says "start it with mpirun -n 2"
 code=0
 mpi 2 train "${options[@]}" --transport local >out 2>err || code=$?
 [ $code != 0 ] || fail "--transport local under mpirun"

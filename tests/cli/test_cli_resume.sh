@@ -9,8 +9,8 @@ check() { # <name> <options>...
     run 0 train "${tiny[@]}" --steps 10 --batch-size 2 --ranks 2 --save-every 5 --keep 9 --out "$name-a" "$@"
     cp -r "$name-a" "$name-b"
     rm -r "$name-b/step-00000010"
-    # Nothing but --out and --resume: the options are the checkpoint's.
-    run 0 train --quiet --out "$name-b" --resume --ranks 2
+    # Nothing but --out and --resume: options and number of ranks are the checkpoint's.
+    run 0 train --quiet --out "$name-b" --resume
     same_losses "$name-a" "$name-b"
     for rank in 0 1; do
         cmp "$name-a/step-00000010/rank-$rank.bin" "$name-b/step-00000010/rank-$rank.bin" ||
@@ -26,7 +26,7 @@ check ddp --sharding none --sparsity 0.9 --gather bf16
 cp -r packed-a other
 rm -r other/step-00000010
 run 0 train --no-quiet --out other --resume --ranks 3
-grep -q "note: 3 ranks go on with what 2 saved" out || fail "no note about the number of ranks"
+grep -q "note: saved by 2 ranks, going on with 3" out || fail "no note about the number of ranks"
 [ "$(column other loss | wc -l)" = 10 ] || fail "not ten steps"
 
 # What a checkpoint cannot go on with is refused, the rest is noted.
