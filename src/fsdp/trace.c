@@ -1,11 +1,14 @@
 /* The timeline: events are kept as they come, in memory made at the start, and become text only when asked
  * for.
  *
+ * Viewers want the spans of one thread not to overlap, transfers do: those are spread over several threads.
+ *
  * Ranks hand their text to rank 0 in pieces of whole events, so that a long run needs no more than one piece
  * per rank in memory. */
 #include "fsdp/trace.h"
 #include "fsdp/internal.h"
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -54,10 +57,12 @@ void tagc_trace_destroy(tagc_trace *trace) {
 void tagc_trace_add(void *context, const tagc_event *event) {
     tagc_trace *trace = context;
     pthread_mutex_lock(&trace->lock);
-    if (!trace->paused && trace->n_events < trace->capacity)
-        trace->events[trace->n_events++] = *event;
-    else
-        trace->n_dropped += !trace->paused;
+    if (!trace->paused) {
+        if (trace->n_events < trace->capacity)
+            trace->events[trace->n_events++] = *event;
+        else
+            trace->n_dropped++;
+    }
     pthread_mutex_unlock(&trace->lock);
 }
 
@@ -69,22 +74,44 @@ void tagc_trace_pause(tagc_trace *trace, int paused) {
 
 /* ---- writing ---- */
 
+/* Threads of a rank: those that do one thing at a time, then the lanes of transfers. */
+static const char *const streams[] = {"compute", "codec"};
+enum { N_STREAMS = sizeof streams / sizeof *streams, MAX_LANES = 64 };
+
 typedef struct tagc_trace_writer {
     const tagc_trace *trace;
     const char *const *unit_names;
     int n_units, rank;
-    double zero_s;    /* on this rank's clock */
-    size_t next;      /* event */
-    size_t n_threads; /* streams announced so far */
+    double zero_s; /* on this rank's clock */
+    size_t next;   /* event */
+    int has_header, n_lanes;
+    double lane_end_s[MAX_LANES];
+    uint64_t n_dropped; /* for want of a lane */
 } tagc_trace_writer;
 
-static const char *const streams[] = {"compute", "codec", "comm"};
-enum { N_STREAMS = sizeof streams / sizeof *streams };
+static int compare_starts(const void *a, const void *b) {
+    const tagc_event *x = a, *y = b;
+    return (x->start_s > y->start_s) - (x->start_s < y->start_s);
+}
 
-static int stream_number(const char *stream) {
+/* Events must be asked for by their start: the first free lane then makes the fewest lanes. -1: none is free. */
+static int thread_of(tagc_trace_writer *w, const tagc_event *e) {
     for (int i = 0; i < N_STREAMS; i++)
-        if (strcmp(streams[i], stream) == 0) return i;
-    return N_STREAMS; /* one lane for all that is unknown */
+        if (strcmp(streams[i], e->stream) == 0) return i;
+    for (int lane = 0; lane < MAX_LANES; lane++) {
+        if (w->lane_end_s[lane] > e->start_s) continue;
+        w->lane_end_s[lane] = e->end_s;
+        w->n_lanes = lane < w->n_lanes ? w->n_lanes : lane + 1;
+        return N_STREAMS + lane;
+    }
+    return -1;
+}
+
+/* The header names the lanes before the first event is printed, so they are dealt out once for nothing. */
+static void count_lanes(tagc_trace_writer *w) {
+    w->n_lanes = 1;
+    for (size_t i = 0; i < w->trace->n_events; i++) thread_of(w, &w->trace->events[i]);
+    memset(w->lane_end_s, 0, sizeof w->lane_end_s);
 }
 
 /* Only names reach the file, and those may be a user's: quotes and control characters must not break it. */
@@ -104,41 +131,59 @@ static int print_header(const tagc_trace_writer *w, char *out) {
     int n = snprintf(out, EVENT_BYTES,
                      "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}},\n",
                      w->rank, w->rank);
-    for (int i = 0; i < N_STREAMS; i++)
+    for (int i = 0; i < N_STREAMS + w->n_lanes; i++) {
+        char name[32];
+        int lane = i - N_STREAMS;
+        if (lane <= 0)
+            snprintf(name, sizeof name, "%s", lane < 0 ? streams[i] : "comm");
+        else
+            snprintf(name, sizeof name, "comm %d", lane + 1);
         n += snprintf(
             out + n, EVENT_BYTES,
             "{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n"
             "{\"ph\":\"M\",\"name\":\"thread_sort_index\",\"pid\":%d,\"tid\":%d,\"args\":{\"sort_index\":%d}}"
             ",\n",
-            w->rank, i, streams[i], w->rank, i, i);
+            w->rank, i, name, w->rank, i, i);
+    }
     return n;
 }
 
-static int print_event(const tagc_trace_writer *w, const tagc_event *e, char *out) {
+/* Microseconds in eighths, which binary fractions and whole nanoseconds both hold exactly: an event that begins
+ * where another ends does not overlap it after a reader's arithmetic either. */
+static double event_us(const tagc_trace_writer *w, double time_s) {
+    return floor((time_s - w->zero_s) * 8e6 + 0.5) / 8;
+}
+
+/* Nothing, and counted as dropped, when more is under way than there are lanes. */
+static int print_event(tagc_trace_writer *w, const tagc_event *e, char *out) {
     char name[128], unit[256] = "";
+    int thread = thread_of(w, e);
+    w->n_dropped += thread < 0;
+    if (thread < 0) return 0;
     escape(e->name, name, sizeof name);
     if (e->tag < (uint64_t)w->n_units) escape(w->unit_names[e->tag], unit, sizeof unit);
+    double start_us = event_us(w, e->start_s);
     return snprintf(out, EVENT_BYTES,
                     "{\"ph\":\"X\",\"name\":\"%s%s%s\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,"
                     "\"args\":{\"n_bytes\":%llu,\"unit\":\"%s\"}},\n",
-                    name, unit[0] != 0 ? " " : "", unit, w->rank, stream_number(e->stream),
-                    (e->start_s - w->zero_s) * 1e6, (e->end_s - e->start_s) * 1e6,
-                    (unsigned long long)e->n_bytes, unit);
+                    name, unit[0] != 0 ? " " : "", unit, w->rank, thread, start_us,
+                    event_us(w, e->end_s) - start_us, (unsigned long long)e->n_bytes, unit);
 }
 
 typedef struct tagc_piece {
-    uint64_t n_bytes;
+    uint64_t n_bytes, n_dropped;
     int more;
     char text[PIECE_BYTES];
 } tagc_piece;
 
 static void fill_piece(tagc_trace_writer *w, tagc_piece *piece) {
     size_t n = 0;
-    if (w->n_threads == 0) n += (size_t)print_header(w, piece->text);
-    w->n_threads = N_STREAMS;
+    if (!w->has_header) n += (size_t)print_header(w, piece->text);
+    w->has_header = 1;
     while (w->next < w->trace->n_events && n + EVENT_BYTES < PIECE_BYTES)
         n += (size_t)print_event(w, &w->trace->events[w->next++], piece->text + n);
     piece->n_bytes = n;
+    piece->n_dropped = w->trace->n_dropped + w->n_dropped;
     piece->more = w->next < w->trace->n_events;
 }
 
@@ -187,15 +232,18 @@ tagc_status tagc_trace_check_path(const char *path) {
 }
 
 /* Rank 0 keeps receiving when its file has failed: the others are still sending. */
-static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file) {
+static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file,
+                                uint64_t *n_dropped) {
     int world_size = tagc_comm_world_size(comm), more = 1;
     while (more) {
         tagc_piece *own = &pieces[world_size];
         fill_piece(w, own);
         TAGC_TRY(tagc_comm_all_gather(comm, own, sizeof *own, pieces));
         more = 0;
+        *n_dropped = 0;
         for (int rank = 0; rank < world_size; rank++) {
             more |= pieces[rank].more;
+            *n_dropped += pieces[rank].n_dropped;
             if (file != NULL) fwrite(pieces[rank].text, 1, pieces[rank].n_bytes, file);
         }
     }
@@ -220,13 +268,14 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *
     char partial[PATH_BYTES];
     TAGC_TRY(tagc_agree(comm, w->rank == 0 ? open_partial(path, partial, &file) : TAGC_OK));
     if (file != NULL) fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    tagc_status status = write_pieces(w, comm, pieces, file);
+    uint64_t n_dropped = 0; /* by all ranks */
+    tagc_status status = write_pieces(w, comm, pieces, file, &n_dropped);
     if (status != TAGC_OK && file != NULL) {
         fclose(file);
         unlink(partial);
     }
     TAGC_TRY(status);
-    if (file != NULL) status = close_file(file, w->trace->n_dropped, partial, path);
+    if (file != NULL) status = close_file(file, n_dropped, partial, path);
     return tagc_agree(comm, status);
 }
 
@@ -242,6 +291,8 @@ tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *con
     status = tagc_agree(comm, status);
     tagc_trace_writer writer = {
         .trace = trace, .unit_names = unit_names, .n_units = n_units, .rank = tagc_comm_rank(comm)};
+    if (trace->n_events > 0) qsort(trace->events, trace->n_events, sizeof *trace->events, compare_starts);
+    count_lanes(&writer);
     if (status == TAGC_OK) status = write_all(&writer, comm, pieces, times, path);
     free(pieces);
     free(times);

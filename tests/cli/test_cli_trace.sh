@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The timeline is JSON with all ranks, and communication runs while compute does.
+# The timeline is JSON with all ranks, communication runs while compute does, and no thread does two things at once.
 source "$(dirname "$0")/lib.sh" "$@"
 command -v python3 >/dev/null || skip "no python3 to read the timeline with"
 make_data
@@ -14,11 +14,16 @@ spans = [e for e in events if e["ph"] == "X"]
 ranks = {e["pid"] for e in spans}
 assert len(ranks) == 2, ranks
 for rank in ranks:
-    mine = {}
+    mine, threads = {}, {}
     for e in spans:
         if e["pid"] == rank:
             assert e["dur"] >= 0 and e["ts"] >= 0
-            mine.setdefault(names[(rank, e["tid"])], []).append(e)
+            threads.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
+            name = names[(rank, e["tid"])]
+            mine.setdefault("comm" if name.startswith("comm ") else name, []).append(e)
+    for tid, times in threads.items():
+        times.sort()
+        assert all(a[1] <= b[0] for a, b in zip(times, times[1:])), (rank, names[(rank, tid)])
     assert {"compute", "comm", "codec"} <= set(mine), sorted(mine)
     words = {e["name"].split()[0] for e in mine["compute"]}
     assert {"forward", "backward", "optimizer"} <= words, words
