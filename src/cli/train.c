@@ -37,9 +37,19 @@ static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted
     return status;
 }
 
+/* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
+static tagc_status with_remedy(const tagc_trainer *t, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    tagc_tokens_info info;
+    tagc_tokens_get_info(t->train_tokens, &info);
+    if (status != TAGC_ERR_CORRUPT || info.vocab_size > 0 || t->options.resume) return status;
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    return tagc_fail(status, "%s; give --vocab-size, 50257 for GPT-2's tokens", text);
+}
+
 static tagc_status micro_step(tagc_trainer *t, const tagc_params *params, double *loss) {
     int n_batch = (int)t->options.batch_size;
-    TAGC_TRY(tagc_loader_next(t->loader, t->tokens, t->targets));
+    TAGC_TRY(with_remedy(t, tagc_loader_next(t->loader, t->tokens, t->targets)));
     TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
     TAGC_TRY(tagc_gpt2_forward(t->model, params, t->tokens, t->targets, n_batch, t->n_tokens, loss));
     TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
@@ -75,7 +85,7 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
 static tagc_status validate(tagc_trainer *t) {
     double loss;
     if (!t->val_loader) return TAGC_OK;
-    TAGC_TRY(tagc_evaluate(&t->evaluation, &loss));
+    TAGC_TRY(with_remedy(t, tagc_evaluate(&t->evaluation, &loss)));
     int is_best = loss < t->saved.best_val_loss;
     if (is_best) t->saved.best_val_loss = loss;
     tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,

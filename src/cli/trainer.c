@@ -4,6 +4,7 @@
 
 #include "cli/agree.h"
 #include "cli/engine.h"
+#include "cli/greet.h"
 #include "cli/paths.h"
 #include "cli/run_folder.h"
 #include "cli/trained.h"
@@ -186,33 +187,6 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     return tagc_metrics_run(t->metrics, run);
 }
 
-static void greet(tagc_trainer *t) {
-    static const char *const shardings[] = {"fully sharded (ZeRO-3)",
-                                            "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
-    static const char *const exchanges[] = {"dense", "sketch", "packed"};
-    char params[16], a[16], b[16], c[16], d[16];
-    uint64_t n_params = tagc_fsdp_n_params(t->fsdp), n_compressed = tagc_fsdp_n_compressed(t->fsdp);
-    tagc_fsdp_memory memory;
-    tagc_fsdp_memory_used(t->fsdp, &memory);
-    tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s", t->options.model,
-                      tagc_human((double)n_params, params), t->rank->world_size,
-                      t->rank->world_size > 1 ? "s" : "", shardings[t->options.sharding]);
-    if (t->options.exchange == TAGC_EXCHANGE_DENSE || n_compressed == 0)
-        tagc_progress_say(&t->progress, "gradients: dense");
-    else
-        tagc_progress_say(&t->progress,
-                          "gradients: %s, sparsity %.4g %%, on %.1f %% of the parameters; the rest dense",
-                          exchanges[t->options.exchange], 100 * t->options.sparsity,
-                          100 * (double)n_compressed / (double)n_params);
-    tagc_progress_say(
-        &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
-        tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),
-        tagc_human_bytes((double)memory.optimizer, c), tagc_human_bytes((double)memory.residuals, d));
-    if (t->step > 0)
-        tagc_progress_say(&t->progress, "goes on after step %llu of %lld", (unsigned long long)t->step,
-                          (long long)t->options.steps);
-}
-
 tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
     char checkpoint[TAGC_PATH_BYTES] = "";
     *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
@@ -243,7 +217,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
             .tokens = t->tokens,
             .targets = t->targets,
         };
-    greet(t);
+    tagc_greet(t, parsed);
     return TAGC_OK;
 }
 

@@ -103,5 +103,26 @@ printf '\xef\xbb\xbfsteps = 9\r\nmodel = tiny\r\nsteps = 3' >foreign.conf
 run 0 train --config foreign.conf --data data --out foreign --quiet
 grep -q '"steps":"3"' foreign/metrics.jsonl || fail "a config file with BOM and CRLF"
 grep -q '"steps":"2"' won/metrics.jsonl || fail "the command line did not win over the config file"
+# Options without a say in the run are named; the headline says what has one.
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --exchange sketch --ratio 4 --index sum4 --unpeeled packed
+grep -q "^gradients: sketch 4x, index sum4, sparsity 98.75 %, on .* dense$" out || fail "headline: $(cat out)"
+grep -q "^note: --" out && fail "a note about options that have an effect"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --exchange packed --ratio 4 --sparsity 0.9
+grep -q "note: --ratio is for --exchange sketch and has no effect here" out || fail "no note about --ratio"
+grep -q "note: --sparsity" out && fail "a note about --sparsity, which has an effect"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --sparsity 0.9
+grep -q "note: --sparsity .* no effect with --compress none" out || fail "no note about --sparsity"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress paper
+grep -q "paper matches no tensor of this model" out || fail "no word about a policy without tensors"
+
+# Data that are not there, and raw tokens above the model's vocabulary: the remedy is named.
+run 1 train "${tiny[@]}" --data nowhere
+says "nowhere does not exist; tagc data makes"
+mkdir raw
+head -c 20000 /dev/zero | tr '\0' '\110' >raw/train.bin
+cp raw/train.bin raw/val.bin
+run 1 train "${tiny[@]}" --data raw --steps 1
+says "give --vocab-size, 50257 for GPT-2"
+
 grep -q '"model":"tiny"' won/metrics.jsonl || fail "the config file was not read"
 echo "$n values of options were refused as they should"
