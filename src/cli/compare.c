@@ -1,6 +1,7 @@
 /* tagc compare: several runs in one table and one picture. */
 #include "cli/chart.h"
 #include "cli/commands.h"
+#include "cli/paths.h"
 #include "cli/ranks.h"
 #include "cli/runlog.h"
 #include "core/status.h"
@@ -98,7 +99,7 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
         print_cell("%.0f %%", runs[i].world_size > 1
                                   ? 100 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, overlap))
                                   : (double)NAN);
-    printf("\n\n");
+    printf("\n(times are medians; parts need not add up)\n\n");
 }
 
 static double leg_bits(const tagc_runlog *run, int leg) {
@@ -126,6 +127,13 @@ static void print_bits(const tagc_runlog *runs, int n_runs) {
     printf("\n");
 }
 
+static int same_steps(const tagc_runlog *runs, int n_runs) {
+    int is_same = 1;
+    for (int i = 1; i < n_runs; i++)
+        is_same &= runs[i].steps[runs[i].n_steps - 1].step == runs[0].steps[runs[0].n_steps - 1].step;
+    return is_same;
+}
+
 static void print_table(const tagc_runlog *runs, int n_runs) {
     print_name("");
     for (int i = 0; i < n_runs; i++) printf("  %*.*s", RUN_COLUMN - 2, RUN_COLUMN - 2, runs[i].label);
@@ -136,7 +144,7 @@ static void print_table(const tagc_runlog *runs, int n_runs) {
         snprintf(text, sizeof text, "%.0f x %d", runs[i].steps[runs[i].n_steps - 1].step, runs[i].world_size);
         printf("  %*s", RUN_COLUMN - 2, text);
     }
-    printf("\n\n");
+    printf("\n%s\n", same_steps(runs, n_runs) ? "" : "note: runs of different numbers of steps\n");
     print_losses(runs, n_runs);
     print_times(runs, n_runs);
     print_bits(runs, n_runs);
@@ -186,12 +194,34 @@ static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
     return status;
 }
 
+/* A folder, but no run's, as a shell pattern may name. */
+static int is_other_folder(const char *dir) {
+    char path[TAGC_PATH_BYTES];
+    return tagc_path_is_dir(dir) && tagc_path_join(dir, "metrics.jsonl", path) == TAGC_OK &&
+           !tagc_path_exists(path);
+}
+
+/* runs (MAX_RUNS). *n_runs is right after a failure, too. */
+static tagc_status read_runs(const tagc_parsed *parsed, tagc_runlog *runs, int *n_runs) {
+    int n_left = 0;
+    for (int i = 0; i < parsed->n_words; i++) n_left += !is_other_folder(parsed->words[i]);
+    if (n_left > MAX_RUNS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%d runs are named, allowed: 1 to %d", n_left, MAX_RUNS);
+    for (int i = 0; i < parsed->n_words; i++) {
+        if (n_left > 0 && is_other_folder(parsed->words[i])) {
+            fprintf(stderr, "note: %s holds no metrics.jsonl and is left out\n", parsed->words[i]);
+            continue;
+        }
+        TAGC_TRY(tagc_runlog_read(parsed->words[i], &runs[*n_runs]));
+        ++*n_runs;
+    }
+    return TAGC_OK;
+}
+
 static tagc_status compare(const tagc_parsed *parsed, const compare_options *options) {
     tagc_runlog runs[MAX_RUNS] = {0};
-    tagc_status status = TAGC_OK;
-    int n_runs = parsed->n_words;
-    for (int i = 0; i < n_runs && status == TAGC_OK; i++)
-        status = tagc_runlog_read(parsed->words[i], &runs[i]);
+    int n_runs = 0;
+    tagc_status status = read_runs(parsed, runs, &n_runs);
     if (status == TAGC_OK) print_table(runs, n_runs);
     if (status == TAGC_OK && options->svg) status = draw(runs, n_runs, options->svg);
     if (status == TAGC_OK && options->svg) printf("\npicture: %s\n", options->svg);
@@ -203,8 +233,8 @@ int tagc_command_compare(int argc, char **argv) {
     compare_options options = {0};
     tagc_parsed parsed;
     int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && (parsed.n_words < 1 || parsed.n_words > MAX_RUNS)) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "%d runs are named, allowed: 1 to %d", parsed.n_words, MAX_RUNS);
+    if (code == TAGC_GO_ON && parsed.n_words < 1) {
+        tagc_fail(TAGC_ERR_ARGUMENT, "no run is named, allowed: 1 to %d", MAX_RUNS);
         code = tagc_command_refuse(&command);
     }
     if (code == TAGC_GO_ON) code = compare(&parsed, &options) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();

@@ -6,6 +6,7 @@
 #include <cblas.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct generate_options {
     const char *from, *model, *prompt, *vocab, *merges, *config;
@@ -70,6 +71,18 @@ static tagc_status encode_prompt(const generate_options *options, generate_state
     return TAGC_OK;
 }
 
+/* Text for people: to a terminal goes no control character but newline and tab, which a model that has not
+ * learned enough makes at random. *last is the byte before, 0 at the start. */
+static void print_text(const char *text, size_t n_bytes, int to_terminal, unsigned char *last) {
+    for (size_t i = 0; i < n_bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+        int is_control = (c < 0x20 && c != '\n' && c != '\t') || c == 0x7f;
+        is_control |= *last == 0xc2 && c >= 0x80 && c < 0xa0; /* U+0080 to U+009F in UTF-8 */
+        putchar(to_terminal && is_control ? '?' : c);
+        *last = c;
+    }
+}
+
 static tagc_status continue_text(const generate_options *options, generate_state *state) {
     tagc_params params = tagc_engine_params(state->trained.fsdp);
     size_t block = (size_t)state->trained.model.block_size;
@@ -77,6 +90,9 @@ static tagc_status continue_text(const generate_options *options, generate_state
     int known = tagc_tokenizer_vocab_size(state->tokenizer),
         end = tagc_tokenizer_end_of_text(state->tokenizer);
     uint64_t rng = (uint64_t)options->seed;
+    int to_terminal = isatty(STDOUT_FILENO);
+    unsigned char last = 0;
+    if (options->prompt) print_text(options->prompt, strlen(options->prompt), to_terminal, &last);
     if (known < vocab_size) vocab_size = known; /* what pads the vocabulary has no text */
     if (top_k > vocab_size) top_k = vocab_size;
     for (int64_t i = 0; i < options->n_tokens; i++) {
@@ -90,7 +106,7 @@ static tagc_status continue_text(const generate_options *options, generate_state
         state->tokens[state->n_tokens++] = token;
         size_t n_bytes = 0;
         const char *piece = tagc_tokenizer_piece(state->tokenizer, token, &n_bytes);
-        if (n_bytes > 0) fwrite(piece, 1, n_bytes, stdout);
+        print_text(piece, n_bytes, to_terminal, &last);
         fflush(stdout);
     }
     putchar('\n');
@@ -106,7 +122,6 @@ static tagc_status generate(tagc_rank *rank, const generate_options *options, ge
     TAGC_TRY(tagc_gpt2_create(&state->trained.model, 1, state->trained.model.block_size, &state->model));
     state->scratch = calloc((size_t)state->trained.model.vocab_size, sizeof *state->scratch);
     if (!state->scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for sampling");
-    if (options->prompt) fputs(options->prompt, stdout);
     return continue_text(options, state);
 }
 

@@ -23,6 +23,9 @@ grep -o '"val_loss": [0-9.]*' out | cut -d' ' -f2 >from-export
 paste from-run from-training from-export | awk '{ exit !(NF == 3 && ($1 - $2)^2 < 1e-10 && ($1 - $3)^2 < 1e-10) }' ||
     fail "losses differ: $(paste from-run from-training from-export)"
 
+# GPT-2's end of text is not a token of a smaller vocabulary.
+grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the end of text to the reader"
+
 # Weights that were exported are what training starts from when asked to.
 run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --init-from hf/model.safetensors --out c
 val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1e-10) }' || fail "--init-from"
@@ -33,6 +36,16 @@ grep -q "^the owner" out || fail "the prompt is not there"
 [ "$(wc -c <out)" -ge 20 ] || fail "too little text"
 run 0 generate --from hf --prompt "the owner" --n-tokens 20 --seed 3
 cmp out first || fail "checkpoint and export say different things"
+# A terminal gets no control characters, a file gets the text as it is.
+prompt=$(printf 'a\033[31mb\302\233c')
+run 0 generate --from a --prompt "$prompt" --n-tokens 1
+grep -qF "$prompt" out || fail "the prompt is not there"
+if command -v script >/dev/null; then
+    PROMPT=$prompt TAGC=$tagc script -qec '"$TAGC" generate --from a --n-tokens 1 --prompt "$PROMPT"' typed \
+        >/dev/null </dev/null
+    LC_ALL=C grep -qa "a?\[31mb" typed || fail "nothing on the terminal: $(cat -v typed)"
+fi
+
 run 0 generate --from a --n-tokens 50 --temperature 0
 run 0 generate --from a --prompt "$(printf 'x%.0s' $(seq 200))" --n-tokens 5 --top-k 4
 
@@ -43,6 +56,15 @@ grep -q "<svg" losses.svg && grep -q "</svg>" losses.svg || fail "no picture"
 if command -v python3 >/dev/null; then
     python3 -c 'import xml.dom.minidom as m; m.parse("losses.svg")' || fail "the picture is no XML"
 fi
+# What is no run's folder is left out, as long as one is left.
+mkdir empty
+run 0 compare empty a c
+grep -q "note: empty holds no metrics.jsonl" err || fail "no note about a folder that is no run's"
+grep -q "note: runs of different numbers of steps" out || fail "no note about the numbers of steps"
+run 1 compare empty
+says "empty/metrics.jsonl"
+run 1 compare a nowhere
+says "nowhere/metrics.jsonl"
 run 1 compare nowhere
 says "nowhere/metrics.jsonl"
 printf 'garbage\n' >>b/metrics.jsonl
