@@ -59,12 +59,12 @@ static const struct {
     [STEP_SELECT] = {"step_select", "  select, both shards"},
     [STEP_MAKE] = {"step_make", "  index: make, both shards"},
     [STEP_OR] = {"step_or", "  index: or and count, own"},
-    [PACKED_LIST] = {"packed_list", "  packed: list, both + own"},
+    [PACKED_LIST] = {"packed_list", "  packed: list, both"},
     [PACKED_PACK] = {"packed_pack", "  packed: pack and fill, both"},
     [PACKED_ADD] = {"packed_add", "  packed: add, own"},
     [PACKED_UNPACK] = {"packed_unpack", "  packed: unpack, own"},
     [PACKED_TOTAL] = {"packed_total", "packed, whole step"},
-    [SKETCH_LIST] = {"sketch_list", "  sketch: list, own, 3 times"},
+    [SKETCH_LIST] = {"sketch_list", "  sketch: list, own, twice"},
     [SKETCH_PLAN] = {"sketch_plan", "  sketch: plan, own"},
     [SKETCH_ENCODE] = {"sketch_encode", "  sketch: encode, both"},
     [SKETCH_ADD] = {"sketch_add", "  sketch: add, own"},
@@ -254,7 +254,6 @@ static void time_packed(bench *b, int turn) {
     memcpy(b->sums, b->packed[OWN], b->n_union[OWN] * sizeof *b->sums);
     tagc_pack_add(b->sums, b->peer_packed, b->n_union[OWN]);
     lap(b, PACKED_ADD, turn, &now_s);
-    list_union(b, OWN, PACKED_LIST, turn, &now_s);
     tagc_unpack(b->list, b->n_union[OWN], b->sums, 1.0f / W, b->output, b->shard);
     lap(b, PACKED_UNPACK, turn, &now_s);
 }
@@ -280,7 +279,6 @@ static void time_sketch(bench *b, int turn) {
         exit(1);
     }
     lap(b, SKETCH_PEEL, turn, &now_s);
-    list_union(b, OWN, SKETCH_LIST, turn, &now_s);
     tagc_unpack(b->list, b->n_union[OWN], b->sums, 1.0f / W, b->output, b->shard);
     lap(b, SKETCH_UNPACK, turn, &now_s);
 }

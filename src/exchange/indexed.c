@@ -292,9 +292,10 @@ tagc_status tagc_contribution_wait(tagc_reducer *r, int from) {
     return from == r->rank ? TAGC_OK : tagc_message_wait(r, &r->value_out[tagc_partner_step(r, from)]);
 }
 
+/* The own shard comes first: its union is still in r->list, encoded last and decoded since. */
 static void unpack(tagc_reducer *r, int d, const float *sums, float *output) {
     double start_s = tagc_clock_s();
-    size_t n = tagc_union_list(r, d);
+    size_t n = d == r->rank ? r->n_union[d] : tagc_union_list(r, d);
     tagc_unpack(r->list, n, sums, r->scale, output, r->shard);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
 }

@@ -192,10 +192,6 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *f, int unit) {
     return unit >= 0 && unit < f->n_units ? f->units[unit].name : "?";
 }
 
-int tagc_fsdp_tensor_compressed(const tagc_fsdp *f, int tensor) {
-    return tensor >= 0 && tensor < f->n_tensors && f->flats[f->places[tensor].flat].compressed;
-}
-
 void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {
     *out = f->memory;
 }

@@ -114,7 +114,6 @@ uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, w
 uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
 int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
-int tagc_fsdp_tensor_compressed(const tagc_fsdp *fsdp, int tensor);
 /* Bytes this rank holds, by purpose. */
 typedef struct tagc_fsdp_memory {
     uint64_t parameters, gradients, optimizer, residuals;

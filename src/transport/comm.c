@@ -196,13 +196,6 @@ tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket) {
     return ticket->status == TAGC_OK ? TAGC_OK : tagc_fail(ticket->status, "%s", comm->error);
 }
 
-int tagc_comm_done(tagc_comm *comm, tagc_ticket *ticket) {
-    pthread_mutex_lock(&comm->lock);
-    int done = ticket->state == TICKET_DONE;
-    pthread_mutex_unlock(&comm->lock);
-    return done;
-}
-
 /* ---- life ---- */
 
 void tagc_comm_options_init(tagc_comm_options *options) {

@@ -33,8 +33,7 @@ typedef struct tagc_ticket {
 void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
                     tagc_ticket *ticket); /* never blocks, never fails: see wait */
 tagc_status tagc_comm_wait(tagc_comm *comm,
-                           tagc_ticket *ticket);          /* blocks; text of the failure set for the caller */
-int tagc_comm_done(tagc_comm *comm, tagc_ticket *ticket); /* 1 when wait would not block */
+                           tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
 
 /* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for. */
 typedef struct tagc_job {

@@ -68,7 +68,7 @@ static uint64_t count_compressed(const table *t, int policy, const char *names) 
     assert_int_equal(lay_out(&f, t, 0, 2, TAGC_WRAP_STAGE, policy, names), TAGC_OK);
     uint64_t n = tagc_fsdp_n_compressed(&f), sum = 0;
     for (int i = 0; i < t->n; i++)
-        if (tagc_fsdp_tensor_compressed(&f, i)) sum += t->tensors[i].n_elems;
+        if (f.flats[f.places[i].flat].compressed) sum += t->tensors[i].n_elems;
     assert_true(sum == n);
     tagc_memory_destroy(f.tables);
     return n;

@@ -112,8 +112,7 @@ static inline int pattern_storm(tagc_comm *comm, uint64_t seed, int n, uint64_t 
     }
     for (int i = 0; i < N_LANES * n; i++) {
         pattern *p = &patterns[own % 2 ? i : N_LANES * n - 1 - i];
-        n_bad += tagc_comm_wait(comm, &p->ticket) != TAGC_OK || !tagc_comm_done(comm, &p->ticket) ||
-                 !pattern_arrived(p, rank, world_size);
+        n_bad += tagc_comm_wait(comm, &p->ticket) != TAGC_OK || !pattern_arrived(p, rank, world_size);
         sent[p->ticket.leg] += pattern_total(p->ticket.transfer.send_bytes, rank, world_size);
         received[p->ticket.leg] += pattern_total(p->ticket.transfer.recv_bytes, rank, world_size);
     }
