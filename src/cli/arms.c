@@ -1,0 +1,156 @@
+/* The table of arms, and how one becomes options: its words go through the same parser as a command line, so that an
+ * arm can say whatever tagc train can, and wrong words get the same errors. */
+#include "cli/arms.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ARMS = 64, MAX_WORDS = 64 };
+
+static const struct {
+    const char *name, *words, *what;
+} table[] = {
+    {"fsdp", "--sharding=full --compress=none --exchange=dense", "FSDP (ZeRO-3), everything fp32"},
+    {"fsdp-bf16", "--sharding=full --compress=none --exchange=dense --wire=bf16 --gather=bf16",
+     "FSDP, gradients and parameters travel as bf16"},
+    {"zero2-bf16", "--sharding=grad --compress=none --exchange=dense --wire=bf16 --gather=bf16",
+     "ZeRO-2 with a bf16 wire: parameters stay after the forward pass"},
+    {"ddp", "--sharding=none --compress=none --exchange=dense", "replicas, gradients all-reduced in fp32"},
+    {"tagc-10x", "--sharding=full --exchange=sketch --sparsity=0.9875 --ratio=10",
+     "TAGC as published: 10x sketch, 1-bit index, non-attention linear layers"},
+    {"tagc-10x-all", "--sharding=full --exchange=sketch --sparsity=0.9875 --ratio=10 --compress=all",
+     "the same, every tensor compressed"},
+    {"packed", "--sharding=full --exchange=packed --sparsity=0.9875",
+     "packed values behind the same index: nothing to peel"},
+    {"packed-bf16", "--sharding=full --exchange=packed --sparsity=0.9875 --gather=bf16",
+     "packed gradients, parameters travel as bf16"},
+    {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --gather=bf16",
+     "packed gradients over ZeRO-2, parameters travel as bf16"},
+    {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients over replicas"},
+};
+enum { N_TABLE = sizeof table / sizeof table[0] };
+
+void tagc_arms_print(FILE *out) {
+    for (int i = 0; i < N_TABLE; i++) fprintf(out, "  %-14s %s\n", table[i].name, table[i].what);
+}
+
+static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text, size_t n) {
+    if (arm->n_words == MAX_WORDS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "an arm has more than %d words", MAX_WORDS);
+    char *word = malloc(strlen(prefix) + n + 1);
+    if (!word) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
+    strcpy(word, prefix);
+    strncat(word, text, n);
+    arm->words[arm->n_words++] = word;
+    return TAGC_OK;
+}
+
+/* The words of NAME: those of the table, or the config file to read. */
+static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
+    for (int i = 0; i < N_TABLE; i++) {
+        if (strlen(table[i].name) != n || strncmp(table[i].name, name, n) != 0) continue;
+        for (const char *at = table[i].words; *at; at += strspn(at, " ")) {
+            size_t length = strcspn(at, " ");
+            TAGC_TRY(add_word(arm, "", at, length));
+            at += length;
+        }
+        return TAGC_OK;
+    }
+    if (memchr(name, '/', n) || (n > 5 && strncmp(name + n - 5, ".conf", 5) == 0))
+        return add_word(arm, "--config=", name, n);
+    char known[512] = "";
+    for (int i = 0; i < N_TABLE; i++) {
+        strcat(known, i ? ", " : "");
+        strcat(known, table[i].name);
+    }
+    return tagc_fail(TAGC_ERR_ARGUMENT, "\"%.*s\" is no arm; known: %s, or a config file", (int)n, name,
+                     known);
+}
+
+static tagc_status add_extras(tagc_arm *arm, const char *text, const char *end) {
+    while (text < end) {
+        text++; /* the plus */
+        size_t n = strcspn(text, "+,");
+        if (!memchr(text, '=', n))
+            return tagc_fail(TAGC_ERR_ARGUMENT, "arm %s: \"%.*s\" is not of the form option=value", arm->name,
+                             (int)n, text);
+        TAGC_TRY(add_word(arm, "--", text, n));
+        text += n;
+    }
+    return TAGC_OK;
+}
+
+/* A long path says less than its last part. */
+static tagc_status set_name(tagc_arm *arm, const char *text, size_t n) {
+    size_t n_base = strcspn(text, "+,");
+    const char *shown = text;
+    for (size_t i = 0; i < n_base; i++)
+        if (text[i] == '/') shown = text + i + 1;
+    size_t n_shown = n_base - (size_t)(shown - text);
+    if (n_shown > 5 && strncmp(shown + n_shown - 5, ".conf", 5) == 0) n_shown -= 5;
+    if (n_shown + n - n_base >= sizeof arm->name)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "the arm \"%.40s...\" is longer than %d characters", text,
+                         TAGC_ARM_NAME_BYTES - 1);
+    snprintf(arm->name, sizeof arm->name, "%.*s%.*s", (int)n_shown, shown, (int)(n - n_base), text + n_base);
+    return TAGC_OK;
+}
+
+static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_base, const char *const *base) {
+    size_t n_name = strcspn(text, "+,");
+    if (n == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "an empty name in the list of arms");
+    TAGC_TRY(set_name(arm, text, n));
+    arm->words = calloc(MAX_WORDS, sizeof *arm->words);
+    if (!arm->words) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
+    TAGC_TRY(add_name(arm, text, n_name));
+    for (int i = 0; i < n_base; i++) TAGC_TRY(add_word(arm, "", base[i], strlen(base[i])));
+    TAGC_TRY(add_extras(arm, text + n_name, text + n));
+    tagc_status status =
+        tagc_options_parse(&tagc_train_command, arm->n_words, arm->words, &arm->options, &arm->parsed);
+    if (status == TAGC_OK) status = tagc_train_check(&arm->options);
+    return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
+}
+
+static tagc_status check_names(const tagc_arm *arms, int n) {
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            if (strcmp(arms[i].name, arms[k].name) == 0)
+                return tagc_fail(TAGC_ERR_ARGUMENT, "the arm %s is there twice", arms[i].name);
+    return TAGC_OK;
+}
+
+tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *base, tagc_arm **out,
+                            int *n_out) {
+    *out = NULL;
+    *n_out = 0;
+    tagc_arm *arms = calloc(MAX_ARMS, sizeof *arms);
+    if (!arms) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
+    tagc_status status = TAGC_OK;
+    int n_arms = 0;
+    for (const char *at = list; status == TAGC_OK;) {
+        if (n_arms == MAX_ARMS) {
+            status = tagc_fail(TAGC_ERR_ARGUMENT, "more than %d arms", MAX_ARMS);
+            break;
+        }
+        size_t n = strcspn(at, ",");
+        status = parse_arm(&arms[n_arms++], at, n, n_base, base);
+        if (!at[n]) break;
+        at += n + 1;
+    }
+    if (status == TAGC_OK) status = check_names(arms, n_arms);
+    if (status != TAGC_OK) {
+        tagc_arms_destroy(arms, n_arms);
+        return status;
+    }
+    *out = arms;
+    *n_out = n_arms;
+    return TAGC_OK;
+}
+
+void tagc_arms_destroy(tagc_arm *arms, int n) {
+    for (int i = 0; arms && i < n; i++) {
+        tagc_options_destroy(&arms[i].parsed);
+        for (int k = 0; k < arms[i].n_words; k++) free(arms[i].words[k]);
+        free(arms[i].words);
+    }
+    free(arms);
+}

@@ -1,0 +1,32 @@
+/* Arms: named ways to train the same model, to be put side by side.
+ *
+ *   ARM = NAME[+option=value]...     NAME is one of a table, or a config file of tagc train (it has a slash or ends
+ *                                    in .conf)
+ *
+ * as in "fsdp,packed,packed+sparsity=0.9,configs/mine.conf". What stands behind a plus is any option of tagc train. */
+#ifndef TAGC_CLI_ARMS_H
+#define TAGC_CLI_ARMS_H
+
+#include "cli/train_options.h"
+
+enum { TAGC_ARM_NAME_BYTES = 96 };
+
+typedef struct tagc_arm {
+    char name[TAGC_ARM_NAME_BYTES]; /* as it was asked for; of a config file without folder and ending */
+    tagc_train_options options;     /* texts in it live as long as the arm */
+    tagc_parsed parsed;             /* private */
+    char **words;                   /* private */
+    int n_words;
+} tagc_arm;
+
+/* list: ARMs with commas between. base (n_base): words of tagc train's command line, as "--model=tiny", that hold for
+ * every arm and win over its NAME, not over what stands behind a plus. Two arms of one name are refused.
+ * On failure *out is NULL. */
+tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *base, tagc_arm **out,
+                            int *n_out);
+void tagc_arms_destroy(tagc_arm *arms, int n);
+
+/* The table: one name and what it is per line, for the help. */
+void tagc_arms_print(FILE *out);
+
+#endif
