@@ -31,7 +31,8 @@ demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAG
 test: build ## compile and run the tests
 	@cd build && $(CTEST)
 
-check: setup ## what CI runs: setup, tests, then both sanitizers
+check: ## what CI runs: setup of everything that tests use, tests, then both sanitizers
+	@scripts/setup.sh build lab browser
 	@scripts/check.sh
 
 asan: ## tests under the address and undefined behaviour sanitizers

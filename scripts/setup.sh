@@ -1,48 +1,60 @@
 #!/usr/bin/env bash
-# Installs what the build, the tests and the demo need and the machine lacks. Says nothing when nothing is missing.
-# Without root and without passwordless sudo it prints the one line to run, and fails.
+# Installs what is missing of the groups asked for: build (default), lab (the lab's hosts and links), browser (the test
+# that opens a report). Says nothing when nothing is missing. Without root and without passwordless sudo it prints the
+# one line to run, and fails; a browser that cannot be had is told and is no failure, its test then skips.
 set -euo pipefail
 
-packages=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
-          libxxhash-dev libjansson-dev zlib1g-dev perl-doc)
+build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
+       libxxhash-dev libjansson-dev zlib1g-dev perl-doc python3)
+lab=(iproute2 iperf3 python3 openmpi-bin)
+browser=(chromium poppler-utils)
 
 if ! command -v dpkg-query >/dev/null; then
-    echo "setup: this is not a Debian or Ubuntu system; install the equivalents of: ${packages[*]}" >&2
+    echo "setup: this is not a Debian or Ubuntu system; install the equivalents of: ${build[*]}" >&2
     exit 1
 fi
 
-missing=()
-for package in "${packages[@]}"; do
-    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-    [ "$state" = installed ] && continue
+is_installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null || true)" = installed ] && return
     # pkgconf provides pkg-config on newer systems under its own name.
-    [ "$package" = pkg-config ] && command -v pkg-config >/dev/null && continue
-    missing+=("$package")
-done
-[ ${#missing[@]} -eq 0 ] && exit 0
+    [ "$1" = pkg-config ] && command -v pkg-config >/dev/null
+}
 
-line="apt-get install -y --no-install-recommends ${missing[*]}"
-if [ "$(id -u)" = 0 ]; then
-    as_root=(env)
-elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
-    as_root=(sudo -n env)
-else
-    echo "setup: missing: ${missing[*]}" >&2
-    echo "setup: run this, then again what you ran:" >&2
-    echo "    sudo apt-get update && sudo $line" >&2
-    exit 1
-fi
-
-echo "setup: installing ${missing[*]}"
-apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends
-     -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-# Package lists may be absent or older than the mirror: refresh them only when the first try fails.
-if ! "${apt[@]}" install "${missing[@]}" >"$log" 2>&1; then
-    if ! { "${apt[@]}" update && "${apt[@]}" install "${missing[@]}"; } >"$log" 2>&1; then
-        tail -n 15 "$log" >&2
-        echo "setup: could not install; by hand: $line" >&2
-        exit 1
+install_group() { # <packages...>
+    local missing=() package as_root apt log
+    for package in "$@"; do is_installed "$package" || missing+=("$package"); done
+    [ ${#missing[@]} -eq 0 ] && return
+    local line="apt-get install -y --no-install-recommends ${missing[*]}"
+    if [ "$(id -u)" = 0 ]; then
+        as_root=(env)
+    elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+        as_root=(sudo -n env)
+    else
+        echo "setup: missing: ${missing[*]}" >&2
+        echo "setup: run this, then again what you ran:" >&2
+        echo "    sudo apt-get update && sudo $line" >&2
+        return 1
     fi
-fi
+    echo "setup: installing ${missing[*]}"
+    apt=("${as_root[@]}" DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends
+         -o Dpkg::Use-Pty=0 -o Acquire::Retries=3)
+    log=$(mktemp)
+    # Package lists may be absent or older than the mirror: refresh them only when the first try fails.
+    if ! "${apt[@]}" install "${missing[@]}" >"$log" 2>&1 &&
+        ! { "${apt[@]}" update && "${apt[@]}" install "${missing[@]}"; } >"$log" 2>&1; then
+        tail -n 15 "$log" >&2
+        rm -f "$log"
+        echo "setup: could not install; by hand: $line" >&2
+        return 1
+    fi
+    rm -f "$log"
+}
+
+for group in "${@:-build}"; do
+    case $group in
+    build) install_group "${build[@]}" ;;
+    lab) install_group "${lab[@]}" ;;
+    browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lab, browser" >&2; exit 2 ;;
+    esac
+done
