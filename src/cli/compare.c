@@ -1,9 +1,9 @@
 /* tagc compare: several runs in one table and one picture. */
-#include "cli/chart.h"
+#include "report/chart.h"
 #include "cli/commands.h"
 #include "cli/paths.h"
 #include "cli/ranks.h"
-#include "cli/runlog.h"
+#include "report/runlog.h"
 #include "core/status.h"
 #include <math.h>
 #include <stdlib.h>

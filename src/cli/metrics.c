@@ -131,7 +131,7 @@ static void add_time(json_t *line, const tagc_step_report *report) {
     json_object_set_new(line, "comm_s", real(report->busy.comm_s));
     json_object_set_new(line, "codec_s", real(report->busy.codec_s));
     json_object_set_new(line, "exchange_s", real(report->busy.exchange_s));
-    json_object_set_new(line, "overlap", real(tagc_report_overlap(report)));
+    json_object_set_new(line, "overlap", real(tagc_step_report_overlap(report)));
     json_object_set_new(line, "phase_s", by_phase(stats->phase_s));
 }
 

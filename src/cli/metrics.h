@@ -7,7 +7,7 @@
 #ifndef TAGC_CLI_METRICS_H
 #define TAGC_CLI_METRICS_H
 
-#include "cli/report.h"
+#include "cli/step_report.h"
 #include <jansson.h>
 
 typedef struct tagc_metrics tagc_metrics;

@@ -76,7 +76,7 @@ void tagc_progress_step(tagc_progress *progress, const tagc_step_report *report)
     progress->gather_s += report->stats.wait_gather_s;
     progress->reduce_s += report->stats.wait_reduce_s;
     progress->optimizer_s += report->stats.optimizer_s;
-    progress->bits += tagc_report_bits(report, 0, TAGC_LEG_GATHER);
+    progress->bits += tagc_step_report_bits(report, 0, TAGC_LEG_GATHER);
     double now = tagc_clock_s();
     if (now - progress->shown_s < (progress->is_terminal ? TERMINAL_EVERY_S : PLAIN_EVERY_S) &&
         report->step < progress->n_steps && !report->stats.skipped)

@@ -3,7 +3,7 @@
 #ifndef TAGC_CLI_PROGRESS_H
 #define TAGC_CLI_PROGRESS_H
 
-#include "cli/report.h"
+#include "cli/step_report.h"
 
 typedef struct tagc_progress {
     int quiet, is_terminal;

@@ -1,6 +1,6 @@
 /* Drawing by printing: axes with round ticks, a line per series, a legend. Colours are told apart by people
  * who see few of them (Okabe and Ito's palette), and by dashes. */
-#include "cli/chart.h"
+#include "report/chart.h"
 
 #include "core/status.h"
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* A line chart as one SVG file that reads well on light and on dark pages. */
-#ifndef TAGC_CLI_CHART_H
-#define TAGC_CLI_CHART_H
+#ifndef TAGC_REPORT_CHART_H
+#define TAGC_REPORT_CHART_H
 
 #include "tagc/tagc.h"
 

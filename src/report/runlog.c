@@ -1,13 +1,17 @@
 /* Reading of metrics.jsonl. */
-#include "cli/runlog.h"
+#include "report/runlog.h"
 
-#include "cli/paths.h"
 #include "core/status.h"
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { PATH_BYTES = 4096 };
+
+static const char *const leg_names[TAGC_N_LEGS] = {"index",  "values", "leftover",
+                                                   "result", "gather", "control"};
 
 static double number(const json_t *object, const char *name) {
     const json_t *value = json_object_get(object, name);
@@ -42,7 +46,7 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
         .n_unpeeled = number(line, "n_unpeeled"),
         .n_lost = number(line, "n_lost"),
     };
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_name(leg));
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, leg_names[leg]);
     return TAGC_OK;
 }
 
@@ -106,10 +110,11 @@ static void make_label(const char *dir, char *label, size_t n_bytes) {
 }
 
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
-    char path[TAGC_PATH_BYTES];
+    char path[PATH_BYTES];
     *out = (tagc_runlog){.world_size = 1};
     make_label(dir, out->label, sizeof out->label);
-    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
+    if ((size_t)snprintf(path, sizeof path, "%s/metrics.jsonl", dir) >= sizeof path)
+        return tagc_fail(TAGC_ERR_IO, "%.100s...: the path is too long", dir);
     FILE *file = fopen(path, "r");
     if (!file)
         return tagc_fail(TAGC_ERR_IO, "%s: %s; a run's folder is made by tagc train --out", path,

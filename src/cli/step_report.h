@@ -1,6 +1,6 @@
 /* What one step came to, as the progress line and metrics.jsonl tell it. */
-#ifndef TAGC_CLI_REPORT_H
-#define TAGC_CLI_REPORT_H
+#ifndef TAGC_CLI_STEP_REPORT_H
+#define TAGC_CLI_STEP_REPORT_H
 
 #include "cli/busy.h"
 #include "fsdp/fsdp.h"
@@ -17,9 +17,9 @@ typedef struct tagc_step_report {
 } tagc_step_report;
 
 /* Bits per parameter before the factor (W-1)/W, over all legs in [first, last]; 0 for one rank. */
-double tagc_report_bits(const tagc_step_report *report, int first_leg, int last_leg);
+double tagc_step_report_bits(const tagc_step_report *report, int first_leg, int last_leg);
 
 /* Share of the exchange (codec and comm work) during which compute went on: [0, 1]. */
-double tagc_report_overlap(const tagc_step_report *report);
+double tagc_step_report_overlap(const tagc_step_report *report);
 
 #endif

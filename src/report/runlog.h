@@ -1,6 +1,6 @@
 /* A run's metrics.jsonl read back: what compare and reports work on. */
-#ifndef TAGC_CLI_RUNLOG_H
-#define TAGC_CLI_RUNLOG_H
+#ifndef TAGC_REPORT_RUNLOG_H
+#define TAGC_REPORT_RUNLOG_H
 
 #include "tagc/tagc.h"
 
