@@ -52,31 +52,36 @@ static tagc_status check_agreement(tagc_fsdp *f) {
     return status;
 }
 
+int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
+                               tagc_gatherer_options *g) {
+    if (flat->compressed) {
+        *r = f->options.reducer;
+    } else {
+        tagc_reducer_options_init(r);
+        r->exchange = TAGC_EXCHANGE_DENSE;
+        r->wire = f->options.dense_wire;
+        r->n_threads = f->options.reducer.n_threads;
+    }
+    r->n_elems = flat->n_padded;
+    r->tag = (uint64_t)flat->unit;
+    r->op = TAGC_OP_AVG;
+    r->all_reduce = f->options.sharding == TAGC_SHARD_NONE;
+    tagc_gatherer_options_init(g);
+    g->n_elems = flat->n_padded;
+    g->tag = (uint64_t)flat->unit;
+    g->wire = f->options.gather_wire;
+    return f->options.sharding != TAGC_SHARD_NONE;
+}
+
 static tagc_status make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_reducer_options r;
-    if (flat->compressed) {
-        r = f->options.reducer;
-    } else {
-        tagc_reducer_options_init(&r);
-        r.exchange = TAGC_EXCHANGE_DENSE;
-        r.wire = f->options.dense_wire;
-        r.n_threads = f->options.reducer.n_threads;
-    }
-    r.n_elems = flat->n_padded;
-    r.tag = (uint64_t)flat->unit;
-    r.op = TAGC_OP_AVG;
-    r.all_reduce = f->options.sharding == TAGC_SHARD_NONE;
+    tagc_gatherer_options g;
+    int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
     f->memory.residuals += n_residual * sizeof(float);
-    if (f->options.sharding == TAGC_SHARD_NONE) return TAGC_OK;
-    tagc_gatherer_options g;
-    tagc_gatherer_options_init(&g);
-    g.n_elems = flat->n_padded;
-    g.tag = (uint64_t)flat->unit;
-    g.wire = f->options.gather_wire;
-    return tagc_gatherer_create(f->comm, &g, &flat->gatherer);
+    return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }
 
 tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,

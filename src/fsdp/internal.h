@@ -110,6 +110,13 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
 /* ---- layout.c ---- */
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
+/* How much _place would allocate, and fsdp->memory. */
+tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
+
+/* ---- fsdp.c ---- */
+/* What a flat asks of its reducer and, where it returns 1, of its gatherer. */
+int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tagc_reducer_options *reducer,
+                               tagc_gatherer_options *gatherer);
 
 /* ---- pass.c ---- */
 tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */

@@ -275,12 +275,19 @@ static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     f->memory.optimizer = arena->n_bytes - before;
 }
 
-tagc_status tagc_fsdp_place(tagc_fsdp *f) {
+tagc_status tagc_fsdp_measure(tagc_fsdp *f, size_t *n_bytes) {
     tagc_arena arena = {0};
     place_values(f, &arena);
     if (arena.overflow) return tagc_fail(TAGC_ERR_MEMORY, "the model does not fit into the address space");
-    TAGC_TRY(tagc_memory_create(arena.n_bytes, "parameters, gradients and moments", &f->values));
-    arena = (tagc_arena){.base = f->values};
+    *n_bytes = arena.n_bytes;
+    return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_place(tagc_fsdp *f) {
+    size_t n_bytes = 0;
+    TAGC_TRY(tagc_fsdp_measure(f, &n_bytes));
+    TAGC_TRY(tagc_memory_create(n_bytes, "parameters, gradients and moments", &f->values));
+    tagc_arena arena = {.base = f->values};
     place_values(f, &arena);
     for (int i = 0; i < f->n_flats; i++) {
         tagc_flat *flat = &f->flats[i];

@@ -1,0 +1,43 @@
+/* How many bytes a reducer or a gatherer of given options sends, and how much memory it takes, without making one.
+ * Where the bytes depend on the gradients, the caller says what they are like. */
+#ifndef TAGC_EXCHANGE_VOLUME_H
+#define TAGC_EXCHANGE_VOLUME_H
+
+#include "core/status.h"
+#include "tagc/tagc.h"
+
+/* What a step of an indexed exchange depends on beside its options. */
+typedef struct tagc_volume_data {
+    const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each */
+    double union_density;    /* [0, 1] */
+    const uint64_t *n_left;  /* (W,) items of each shard that its sketch does not give back; NULL: none */
+} tagc_volume_data;
+
+typedef struct tagc_volume {
+    uint64_t n_bytes[TAGC_N_LEGS];     /* sent to all other ranks together */
+    uint64_t n_transfers[TAGC_N_LEGS]; /* posted, whatever the number of their messages */
+    size_t chunk_elems;                /* dense: of a shard that travel at a time; 0 for the others */
+    int sketching;                     /* a sketch that keeps everything sends no cells */
+} tagc_volume;
+
+/* Bytes that `rank` sends in one step without non-finite values. data may be NULL for dense. TAGC_ERR_ARGUMENT or
+ * TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
+tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
+                                const tagc_volume_data *data, tagc_volume *out);
+tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world_size, tagc_volume *out);
+
+/* The step's agreement on the norm: one number to every other rank. */
+uint64_t tagc_norm_bytes(int world_size);
+
+/* Bytes that one rank holds: buffers without and with what several reducers share. */
+typedef struct tagc_exchange_memory {
+    uint64_t buffers;
+    uint64_t residual;
+    uint64_t spare; /* shared by the reducers of one n_elems on a comm */
+} tagc_exchange_memory;
+
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size,
+                                tagc_exchange_memory *out);
+tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes);
+
+#endif

@@ -1,0 +1,42 @@
+/* What an engine would look like, without making one: units, flats, slots and memory of any model, world size and
+ * options, from the same code that lays out a real engine. For planning. */
+#ifndef TAGC_FSDP_LAYOUT_H
+#define TAGC_FSDP_LAYOUT_H
+
+#include "fsdp/fsdp.h"
+
+typedef struct tagc_layout_flat {
+    int unit, compressed;
+    uint64_t n_elems, n_padded;   /* without and with padding */
+    tagc_reducer_options reducer; /* as the engine asks for it */
+    int has_gatherer;             /* 0 where parameters are replicated */
+    tagc_gatherer_options gatherer;
+} tagc_layout_flat;
+
+typedef struct tagc_layout_unit {
+    char name[TAGC_TENSOR_NAME_BYTES];
+    int first_flat, n_flats, n_tensors;
+    int n_uses;              /* in a forward pass */
+    int spans;               /* used in more than one stage: stays between forward and backward */
+    int position[2];         /* in the order of the forward and of the backward pass */
+    int slot, gradient_slot; /* units of one slot cannot be gathered, or in backward, at once */
+    uint64_t n_padded;
+} tagc_layout_unit;
+
+typedef struct tagc_layout {
+    int world_size, n_tensors, n_units, n_flats, n_slots, n_gradient_slots;
+    int *unit_of_tensor; /* (n_tensors) */
+    int *backward_order; /* (n_units) */
+    tagc_layout_unit *units;
+    tagc_layout_flat *flats;
+    uint64_t n_params, n_compressed;
+    tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used tells of the engine; the same on every rank */
+    uint64_t n_owned;        /* elements of the masters of one rank, padding included */
+} tagc_layout;
+
+/* Local. On failure *out is NULL. */
+tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
+                               const tagc_fsdp_options *options, int world_size, tagc_layout **out);
+void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
+
+#endif

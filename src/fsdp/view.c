@@ -1,0 +1,89 @@
+/* The layout of an engine for those who only want to look. */
+#include "fsdp/internal.h"
+#include "fsdp/layout.h"
+#include <stdlib.h>
+#include <string.h>
+
+static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
+    size_t n_tensors = (size_t)f->n_tensors, n_units = (size_t)f->n_units, n_flats = (size_t)f->n_flats;
+    *out = (tagc_layout){.world_size = f->world_size,
+                         .n_tensors = f->n_tensors,
+                         .n_units = f->n_units,
+                         .n_flats = f->n_flats,
+                         .n_slots = f->n_slots,
+                         .n_gradient_slots = f->n_gradient_slots,
+                         .n_params = tagc_fsdp_n_params(f),
+                         .n_compressed = tagc_fsdp_n_compressed(f),
+                         .memory = f->memory};
+    out->unit_of_tensor = calloc(n_tensors, sizeof *out->unit_of_tensor);
+    out->backward_order = calloc(n_units, sizeof *out->backward_order);
+    out->units = calloc(n_units, sizeof *out->units);
+    out->flats = calloc(n_flats, sizeof *out->flats);
+    if (!out->unit_of_tensor || !out->backward_order || !out->units || !out->flats)
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d tensors", f->n_tensors);
+    for (int i = 0; i < f->n_tensors; i++) out->unit_of_tensor[i] = f->places[i].unit;
+    memcpy(out->backward_order, f->backward_order, n_units * sizeof *out->backward_order);
+    for (int i = 0; i < f->n_units; i++) {
+        const tagc_unit *u = &f->units[i];
+        out->units[i] = (tagc_layout_unit){.first_flat = u->first_flat,
+                                           .n_flats = u->n_flats,
+                                           .n_tensors = u->n_tensors,
+                                           .n_uses = u->n_uses,
+                                           .spans = u->spans,
+                                           .position = {u->position[0], u->position[1]},
+                                           .slot = u->slot,
+                                           .gradient_slot = u->gradient_slot,
+                                           .n_padded = u->n_padded};
+        memcpy(out->units[i].name, u->name, sizeof u->name);
+    }
+    for (int i = 0; i < f->n_flats; i++) {
+        const tagc_flat *flat = &f->flats[i];
+        tagc_layout_flat *to = &out->flats[i];
+        to->unit = flat->unit;
+        to->compressed = flat->compressed;
+        to->n_elems = flat->n_elems;
+        to->n_padded = flat->n_padded;
+        to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
+        if (to->reducer.exchange != TAGC_EXCHANGE_DENSE)
+            out->memory.residuals += flat->n_padded * sizeof(float);
+        out->n_owned += flat->n_owned;
+    }
+    return TAGC_OK;
+}
+
+tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
+                               const tagc_fsdp_options *options, int world_size, tagc_layout **out) {
+    *out = NULL;
+    if (world_size < 1 || world_size > 65536)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "world_size is %d, allowed is 1 to 65536", world_size);
+    TAGC_TRY(tagc_fsdp_options_check(options));
+    tagc_fsdp *f = calloc(1, sizeof *f);
+    tagc_layout *layout = calloc(1, sizeof *layout);
+    size_t n_bytes = 0;
+    tagc_status status = TAGC_OK;
+    if (!f || !layout) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout");
+    if (status == TAGC_OK) {
+        f->world_size = world_size;
+        f->options = *options;
+        status = tagc_fsdp_layout(f, tensors, n_tensors);
+    }
+    if (status == TAGC_OK) status = tagc_fsdp_measure(f, &n_bytes);
+    if (status == TAGC_OK) status = copy(f, layout);
+    if (f) tagc_memory_destroy(f->tables);
+    free(f);
+    if (status != TAGC_OK) {
+        tagc_layout_destroy(layout);
+        return status;
+    }
+    *out = layout;
+    return TAGC_OK;
+}
+
+void tagc_layout_destroy(tagc_layout *layout) {
+    if (!layout) return;
+    free(layout->unit_of_tensor);
+    free(layout->backward_order);
+    free(layout->units);
+    free(layout->flats);
+    free(layout);
+}

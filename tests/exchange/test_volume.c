@@ -1,0 +1,185 @@
+/* Planned bytes against the bytes that reducers and gatherers really send: equal, leg by leg and rank by rank, for
+ * every exchange and option that changes them. What depends on the data comes from the step itself. */
+#include "ranks.h"
+
+#include "exchange/reducer.h"
+#include "exchange/volume.h"
+
+enum { N_STEPS = 2, N_ELEMS = 6000 };
+
+typedef struct volume_case {
+    tagc_reducer_options options;
+    uint64_t n_elems;
+    uint64_t n_left; /* of all ranks and steps, to see that leftovers were met at all */
+    pthread_mutex_t lock;
+} volume_case;
+
+/* All ranks' numbers of shards, as the owner knows them. */
+static void gather_counts(rank_run *run, uint64_t own, uint64_t *all) {
+    CHECK(run, tagc_comm_all_gather(run->comm, &own, sizeof own, all) == TAGC_OK);
+}
+
+static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
+                       const tagc_reducer_options *options, const tagc_reducer_stats *stats) {
+    uint64_t n_union[MAX_RANKS], n_left[MAX_RANKS];
+    int rank = run->rank;
+    gather_counts(run, reducer->n_union ? reducer->n_union[rank] : 0, n_union);
+    gather_counts(run, stats->n_unpeeled, n_left);
+    tagc_volume planned;
+    tagc_volume_data data = {.n_union = n_union, .n_left = n_left};
+    CHECK(run, tagc_reducer_volume(options, run->world_size, rank, &data, &planned) == TAGC_OK);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        if (planned.n_bytes[leg] != stats->n_bytes_sent[leg] && !run->failure[0])
+            snprintf(run->failure, sizeof run->failure,
+                     "exchange %d index %d ratio %g all %d: leg %s planned %llu, sent %llu",
+                     options->exchange, options->index, options->ratio, options->all_reduce,
+                     tagc_leg_name(leg), (unsigned long long)planned.n_bytes[leg],
+                     (unsigned long long)stats->n_bytes_sent[leg]);
+    }
+    pthread_mutex_lock(&c->lock);
+    c->n_left += stats->n_unpeeled;
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void send_once(rank_run *run) {
+    volume_case *c = run->shared;
+    tagc_reducer_options options = c->options;
+    options.n_elems = tagc_padded_elems(c->n_elems, run->world_size);
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    float *gradient = malloc(options.n_elems * sizeof *gradient);
+    float *output = malloc(options.n_elems * sizeof *output);
+    for (uint64_t step = 0; step < N_STEPS; step++) {
+        tagc_reducer_stats stats;
+        tagc_reducer_stats_init(&stats);
+        for (uint64_t i = 0; i < options.n_elems; i++) gradient[i] = random_gradient(step, run->rank, i);
+        CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+        check_step(run, c, reducer, &options, &stats);
+    }
+    tagc_exchange_memory memory;
+    uint64_t n_residual;
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, &memory) == TAGC_OK);
+    tagc_reducer_residual(reducer, &n_residual);
+    CHECK(run, memory.residual == n_residual * sizeof(float));
+    tagc_reducer_destroy(reducer);
+    free(gradient);
+    free(output);
+}
+
+static void check(volume_case *c) {
+    static const int worlds[] = {1, 2, 3, 5, 8};
+    pthread_mutex_init(&c->lock, NULL);
+    for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++) {
+        rank_run runs[MAX_RANKS];
+        c->n_elems = N_ELEMS + 37 * w;
+        run_ranks(worlds[w], send_once, c, NULL, runs);
+    }
+    pthread_mutex_destroy(&c->lock);
+}
+
+static void dense(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        volume_case c = {0};
+        tagc_reducer_options_init(&c.options);
+        c.options.exchange = TAGC_EXCHANGE_DENSE;
+        c.options.wire = variant & 1 ? TAGC_WIRE_BF16 : TAGC_WIRE_FP32;
+        c.options.all_reduce = variant >> 1;
+        check(&c);
+    }
+}
+
+static void packed(void **state) {
+    (void)state;
+    static const double sparsities[] = {0, 0.5, 0.9, 1};
+    for (int variant = 0; variant < 24; variant++) {
+        volume_case c = {0};
+        tagc_reducer_options_init(&c.options);
+        c.options.index = variant % 3;
+        c.options.sparsity = sparsities[variant / 3 % 4];
+        c.options.all_reduce = variant / 12;
+        check(&c);
+    }
+}
+
+/* Ratios that peel, that leave items over, and from the union. */
+static void sketch(void **state) {
+    (void)state;
+    static const double ratios[] = {0, 4, 10, 30};
+    uint64_t n_left = 0;
+    for (int variant = 0; variant < 4 * 3 * 3 * 2; variant++) {
+        volume_case c = {0};
+        tagc_reducer_options_init(&c.options);
+        c.options.exchange = TAGC_EXCHANGE_SKETCH;
+        c.options.sparsity = 0.9;
+        c.options.ratio = ratios[variant % 4];
+        c.options.index = variant / 4 % 3;
+        c.options.unpeeled = variant / 12 % 3;
+        c.options.all_reduce = variant / 36;
+        c.options.cells = variant & 1 ? TAGC_CELLS_FIXED : TAGC_CELLS_FP32;
+        check(&c);
+        n_left += c.n_left;
+    }
+    assert_true(n_left > 1000);
+}
+
+static void gather_once(rank_run *run) {
+    for (int wire = TAGC_WIRE_FP32; wire <= TAGC_WIRE_BF16; wire++) {
+        tagc_gatherer_options options;
+        tagc_gatherer_options_init(&options);
+        options.n_elems = tagc_padded_elems(N_ELEMS, run->world_size);
+        options.wire = wire;
+        tagc_gatherer *gatherer;
+        if (!CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK)) return;
+        float *full = calloc(options.n_elems, sizeof *full);
+        uint64_t before[TAGC_N_LEGS], after[TAGC_N_LEGS];
+        size_t shard = options.n_elems / (uint64_t)run->world_size;
+        tagc_comm_bytes(run->comm, before, NULL);
+        CHECK(run, tagc_gatherer_begin(gatherer, full + (size_t)run->rank * shard, full) == TAGC_OK);
+        CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+        tagc_comm_bytes(run->comm, after, NULL);
+        tagc_volume planned;
+        CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            CHECK(run, planned.n_bytes[leg] == after[leg] - before[leg]);
+        tagc_gatherer_destroy(gatherer);
+        free(full);
+    }
+}
+
+static void gather(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 8; world_size++) {
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, gather_once, NULL, NULL, runs);
+    }
+}
+
+static void refuses_what_a_reducer_refuses(void **state) {
+    (void)state;
+    tagc_reducer_options options;
+    tagc_volume volume;
+    tagc_volume_data data = {.union_density = 1.5};
+    tagc_reducer_options_init(&options);
+    options.n_elems = 1600;
+    assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &volume), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "union_density is 1.5"));
+    data.union_density = 0.5;
+    options.n_elems = 1601;
+    assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &volume), TAGC_ERR_ARGUMENT);
+    options.n_elems = 1600;
+    options.index = TAGC_INDEX_SUM4;
+    assert_int_equal(tagc_reducer_volume(&options, 16, 0, &data, &volume), TAGC_ERR_UNSUPPORTED);
+    assert_int_equal(tagc_reducer_volume(&options, 4, 4, &data, &volume), TAGC_ERR_ARGUMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(dense),
+        cmocka_unit_test(packed),
+        cmocka_unit_test(sketch),
+        cmocka_unit_test(gather),
+        cmocka_unit_test(refuses_what_a_reducer_refuses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
