@@ -3,9 +3,9 @@
 #include "cli/metrics.h"
 
 #include "cli/paths.h"
+#include "cli/result_file.h"
 #include "core/status.h"
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -89,32 +89,6 @@ static tagc_status write_line(tagc_metrics *metrics, json_t *line) {
     return TAGC_OK;
 }
 
-/* JSON has no NaN: a loss that is none becomes null. */
-static json_t *real(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
-static json_t *by_leg_bytes(const uint64_t values[TAGC_N_LEGS]) {
-    json_t *object = json_object();
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-        json_object_set_new(object, tagc_leg_name(leg), json_integer((json_int_t)values[leg]));
-    return object;
-}
-
-static json_t *by_leg_bits(const double values[TAGC_N_LEGS]) {
-    json_t *object = json_object();
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-        json_object_set_new(object, tagc_leg_name(leg), real(values[leg]));
-    return object;
-}
-
-static json_t *by_phase(const double values[TAGC_N_PHASES]) {
-    json_t *object = json_object();
-    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
-        json_object_set_new(object, tagc_phase_name(phase), real(values[phase]));
-    return object;
-}
-
 tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run) {
     if (run) json_object_set_new(run, "type", json_string("run"));
     return write_line(metrics, run);
@@ -122,29 +96,31 @@ tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run) {
 
 static void add_time(json_t *line, const tagc_step_report *report) {
     const tagc_fsdp_stats *stats = &report->stats;
-    json_object_set_new(line, "wall_s", real(report->wall_s));
-    json_object_set_new(line, "total_s", real(stats->total_s));
-    json_object_set_new(line, "compute_s", real(stats->compute_s));
-    json_object_set_new(line, "wait_gather_s", real(stats->wait_gather_s));
-    json_object_set_new(line, "wait_reduce_s", real(stats->wait_reduce_s));
-    json_object_set_new(line, "optimizer_s", real(stats->optimizer_s));
-    json_object_set_new(line, "comm_s", real(report->busy.comm_s));
-    json_object_set_new(line, "codec_s", real(report->busy.codec_s));
-    json_object_set_new(line, "exchange_s", real(report->busy.exchange_s));
-    json_object_set_new(line, "overlap", real(tagc_step_report_overlap(report)));
-    json_object_set_new(line, "phase_s", by_phase(stats->phase_s));
+    json_object_set_new(line, "wall_s", tagc_json_real(report->wall_s));
+    json_object_set_new(line, "total_s", tagc_json_real(stats->total_s));
+    json_object_set_new(line, "compute_s", tagc_json_real(stats->compute_s));
+    json_object_set_new(line, "wait_gather_s", tagc_json_real(stats->wait_gather_s));
+    json_object_set_new(line, "wait_reduce_s", tagc_json_real(stats->wait_reduce_s));
+    json_object_set_new(line, "optimizer_s", tagc_json_real(stats->optimizer_s));
+    json_object_set_new(line, "comm_s", tagc_json_real(report->busy.comm_s));
+    json_object_set_new(line, "codec_s", tagc_json_real(report->busy.codec_s));
+    json_object_set_new(line, "exchange_s", tagc_json_real(report->busy.exchange_s));
+    json_object_set_new(line, "overlap", tagc_json_real(tagc_step_report_overlap(report)));
+    json_object_set_new(line, "phase_s", tagc_json_phases(stats->phase_s));
 }
 
 static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     double n = (double)stats->n_compressed;
-    json_object_set_new(line, "sparsity", n > 0 ? real(1 - (double)stats->n_kept / n) : json_null());
-    json_object_set_new(line, "union_density", n > 0 ? real((double)stats->n_union / n) : json_null());
+    json_object_set_new(line, "sparsity",
+                        n > 0 ? tagc_json_real(1 - (double)stats->n_kept / n) : json_null());
+    json_object_set_new(line, "union_density",
+                        n > 0 ? tagc_json_real((double)stats->n_union / n) : json_null());
     json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
     json_object_set_new(line, "n_kept", json_integer((json_int_t)stats->n_kept));
     json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));
     json_object_set_new(line, "n_unpeeled", json_integer((json_int_t)stats->n_unpeeled));
     json_object_set_new(line, "n_lost", json_integer((json_int_t)stats->n_lost));
-    json_object_set_new(line, "load", real(stats->load));
+    json_object_set_new(line, "load", tagc_json_real(stats->load));
     json_object_set_new(line, "peel_rounds", json_integer(stats->peel_rounds));
 }
 
@@ -153,15 +129,15 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     json_t *line = json_object();
     json_object_set_new(line, "type", json_string("step"));
     json_object_set_new(line, "step", json_integer((json_int_t)report->step));
-    json_object_set_new(line, "loss", real(report->loss));
-    json_object_set_new(line, "lr", real(report->lr));
-    json_object_set_new(line, "grad_norm", real(stats->grad_norm));
+    json_object_set_new(line, "loss", tagc_json_real(report->loss));
+    json_object_set_new(line, "lr", tagc_json_real(report->lr));
+    json_object_set_new(line, "grad_norm", tagc_json_real(stats->grad_norm));
     json_object_set_new(line, "skipped", json_boolean(stats->skipped));
     json_object_set_new(line, "n_tokens", json_integer((json_int_t)report->n_tokens));
     add_time(line, report);
-    json_object_set_new(line, "n_bytes_sent", by_leg_bytes(stats->n_bytes_sent));
-    json_object_set_new(line, "n_bytes_received", by_leg_bytes(stats->n_bytes_received));
-    json_object_set_new(line, "bits_sent_per_param", by_leg_bits(stats->bits_per_param));
+    json_object_set_new(line, "n_bytes_sent", tagc_json_leg_bytes(stats->n_bytes_sent));
+    json_object_set_new(line, "n_bytes_received", tagc_json_leg_bytes(stats->n_bytes_received));
+    json_object_set_new(line, "bits_sent_per_param", tagc_json_leg_reals(stats->bits_per_param));
     add_codec(line, stats);
     return write_line(metrics, line);
 }
@@ -170,6 +146,6 @@ tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_l
     json_t *line = json_object();
     json_object_set_new(line, "type", json_string("eval"));
     json_object_set_new(line, "step", json_integer((json_int_t)step));
-    json_object_set_new(line, "val_loss", real(val_loss));
+    json_object_set_new(line, "val_loss", tagc_json_real(val_loss));
     return write_line(metrics, line);
 }

@@ -1,0 +1,100 @@
+/* A result appears complete or not at all: whoever reads it next may be a script that looks only for the name. */
+#include "cli/result_file.h"
+
+#include "cli/paths.h"
+#include "core/status.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+json_t *tagc_json_real(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *tagc_json_leg_bytes(const uint64_t values[TAGC_N_LEGS]) {
+    json_t *object = json_object();
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        json_object_set_new(object, tagc_leg_name(leg), json_integer((json_int_t)values[leg]));
+    return object;
+}
+
+json_t *tagc_json_leg_reals(const double values[TAGC_N_LEGS]) {
+    json_t *object = json_object();
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        json_object_set_new(object, tagc_leg_name(leg), tagc_json_real(values[leg]));
+    return object;
+}
+
+json_t *tagc_json_phases(const double values[TAGC_N_PHASES]) {
+    json_t *object = json_object();
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+        json_object_set_new(object, tagc_phase_name(phase), tagc_json_real(values[phase]));
+    return object;
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+tagc_spread tagc_spread_of(const double *values, int n) {
+    tagc_spread spread = {.median = (double)NAN, .min = (double)NAN, .max = (double)NAN, .n = n};
+    double *sorted = n > 0 ? malloc((size_t)n * sizeof *sorted) : NULL;
+    if (!sorted) return spread;
+    int has_nan = 0;
+    for (int i = 0; i < n; i++) {
+        sorted[i] = values[i];
+        has_nan |= isnan(values[i]) != 0;
+    }
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    if (!has_nan) {
+        spread.median = n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+        spread.min = sorted[0];
+        spread.max = sorted[n - 1];
+    }
+    free(sorted);
+    return spread;
+}
+
+json_t *tagc_json_spread(const tagc_spread *spread) {
+    return json_pack("{s:o, s:o, s:o, s:i}", "median", tagc_json_real(spread->median), "min",
+                     tagc_json_real(spread->min), "max", tagc_json_real(spread->max), "n", spread->n);
+}
+
+static tagc_status open_partial(const char *path, char partial[TAGC_PATH_BYTES], FILE **file) {
+    int n = snprintf(partial, TAGC_PATH_BYTES, "%s.partial", path), error = ENAMETOOLONG;
+    *file = NULL;
+    if (tagc_path_is_dir(path))
+        error = EISDIR;
+    else if (n < TAGC_PATH_BYTES && !(*file = fopen(partial, "w")))
+        error = errno;
+    return *file ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
+}
+
+tagc_status tagc_result_check(const char *path) {
+    char partial[TAGC_PATH_BYTES];
+    FILE *file;
+    TAGC_TRY(open_partial(path, partial, &file));
+    fclose(file);
+    unlink(partial);
+    return TAGC_OK;
+}
+
+tagc_status tagc_result_write(const json_t *result, const char *path) {
+    char partial[TAGC_PATH_BYTES];
+    FILE *file;
+    TAGC_TRY(open_partial(path, partial, &file));
+    errno = 0;
+    int failed = !result || json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0;
+    failed |= fputc('\n', file) == EOF || fflush(file) != 0 || fsync(fileno(file)) != 0;
+    int error = errno ? errno : EIO;
+    failed |= fclose(file) != 0;
+    if (!failed && rename(partial, path) == 0) return TAGC_OK;
+    if (!failed) error = errno;
+    unlink(partial);
+    if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
+    return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
+}
