@@ -40,8 +40,8 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-tagc_spread tagc_spread_of(const double *values, int n) {
-    tagc_spread spread = {.median = (double)NAN, .min = (double)NAN, .max = (double)NAN, .n = n};
+tagc_result_spread tagc_result_spread_of(const double *values, int n) {
+    tagc_result_spread spread = {.median = (double)NAN, .min = (double)NAN, .max = (double)NAN, .n = n};
     double *sorted = n > 0 ? malloc((size_t)n * sizeof *sorted) : NULL;
     if (!sorted) return spread;
     int has_nan = 0;
@@ -59,7 +59,7 @@ tagc_spread tagc_spread_of(const double *values, int n) {
     return spread;
 }
 
-json_t *tagc_json_spread(const tagc_spread *spread) {
+json_t *tagc_json_spread(const tagc_result_spread *spread) {
     return json_pack("{s:o, s:o, s:o, s:i}", "median", tagc_json_real(spread->median), "min",
                      tagc_json_real(spread->min), "max", tagc_json_real(spread->max), "n", spread->n);
 }

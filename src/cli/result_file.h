@@ -12,14 +12,14 @@ json_t *tagc_json_leg_bytes(const uint64_t values[TAGC_N_LEGS]);
 json_t *tagc_json_leg_reals(const double values[TAGC_N_LEGS]);
 json_t *tagc_json_phases(const double values[TAGC_N_PHASES]);
 
-typedef struct tagc_spread {
+typedef struct tagc_result_spread {
     double median, min, max;
     int n;
-} tagc_spread;
+} tagc_result_spread;
 
 /* Of values (n), which keep their order; NaN throughout when n is 0 or a value is NaN. */
-tagc_spread tagc_spread_of(const double *values, int n);
-json_t *tagc_json_spread(const tagc_spread *spread);
+tagc_result_spread tagc_result_spread_of(const double *values, int n);
+json_t *tagc_json_spread(const tagc_result_spread *spread);
 
 /* Can `path` be written? Asked before the work whose result goes there. */
 tagc_status tagc_result_check(const char *path);
