@@ -1,0 +1,46 @@
+"""What every module of the lab needs: where things are, one kind of failure, and running a program."""
+import difflib
+import os
+import pathlib
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAB = ROOT / "lab"
+
+
+class LabError(Exception):
+    """A failure with a text for people; the lab prints it and ends with status 1."""
+
+
+def nearest(word, known):
+    """The text ", did you mean ...?" when one of `known` is like `word`, or nothing."""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def need_program(name, package):
+    if not shutil.which(name):
+        raise LabError(f"{name} is not installed; the package {package} has it (scripts/setup.sh lab installs it)")
+
+
+def call(*words, check=True, timeout=30):
+    """Runs a short command; its output. A failure names the command and what it said."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout)
+    if check and done.returncode != 0:
+        said = (done.stderr or done.stdout).strip() or "nothing"
+        raise LabError(f"{' '.join(map(str, words))}: exit status {done.returncode}, it said: {said}")
+    return done.stdout
+
+
+def write_atomically(path, text):
+    """The whole file or none."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text)
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise LabError(f"{path}: {error.strerror}") from None

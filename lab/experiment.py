@@ -1,0 +1,187 @@
+"""Reading experiment files. README.md has the list of keys; each is checked here, with an error that names file, key,
+value and what is allowed."""
+import dataclasses
+import re
+
+from common import LAB, LabError, nearest
+
+EXPERIMENTS = LAB / "experiments"
+VIEWS = ("times", "bits", "losses", "timeline")
+MOST_HOSTS = 64
+
+
+def _word(pattern, allowed):
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value), allowed
+
+
+def _one_of(*words):
+    return lambda value: value in words, " or ".join(words)
+
+
+def _number(kind, low, high):
+    def is_good(value):
+        return isinstance(value, kind) and not isinstance(value, bool) and low <= value <= high
+    return is_good, f"a {'whole ' if kind is int else ''}number from {low} to {high}"
+
+
+def _list_of(is_item, allowed):
+    return lambda value: isinstance(value, list) and value != [] and all(map(is_item, value)), allowed
+
+
+def _is_text(value):
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _is_pair(value):
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_text, value))
+
+
+def _is_seed(value):
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+
+
+def _are_options(value):
+    return isinstance(value, dict) and all(
+        re.fullmatch("[a-z][a-z0-9-]*", name) and isinstance(word, (str, int, float)) for name, word in value.items())
+
+
+# Where an experiment runs: these may differ between cases.
+PLACE_KEYS = {
+    "hosts": _number(int, 1, MOST_HOSTS),
+    "ranks_per_host": _number(int, 1, 64),
+    "rate": _word(r"\d+(\.\d+)?[kmg]bit", 'a rate of tc, as in "500mbit" or "2gbit"'),
+    "mtu": _number(int, 576, 65000),
+    "burst": _word(r"\d+[km]?b", 'a size of tc, as in "256kb"'),
+    "queue": _word(r"\d+ms", 'the longest wait in the queue, as in "50ms"'),
+    "arms": _list_of(_is_text, "a list of arms, NAME[+option=value]..., or config files"),
+    "options": (_are_options, "a table of options of the command, as in batch-size = 1"),
+}
+KEYS = PLACE_KEYS | {
+    "title": (_is_text, "one line of text"),
+    "kind": _one_of("bench", "train"),
+    "table": _one_of(*VIEWS),
+    "minutes": _number((int, float), 0.01, 10000),
+    "pairs": _list_of(_is_pair, 'a list of pairs of arms, as in [["fsdp", "packed"]]'),
+    "seeds": _list_of(_is_seed, "a list of whole numbers"),
+    "data": _one_of("manual", "words"),
+    "trace": _word(r"\d+(-\d+)?", 'steps, as in "3-4"'),
+    "units": (_is_pair, "the two units whose backward the timeline shows"),
+}
+OF_TRAIN = ("seeds", "data", "trace", "units")
+OF_BENCH = ("pairs",)
+REQUIRED = ("title", "kind", "table", "minutes", "arms")
+DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": "50ms",
+            "options": {}}
+
+
+@dataclasses.dataclass
+class Case:
+    """One place an experiment runs in."""
+    hosts: int
+    ranks_per_host: int
+    rate: str
+    mtu: int
+    burst: str
+    queue: str
+    arms: list
+    options: dict
+
+    @property
+    def world_size(self):
+        return self.hosts * self.ranks_per_host
+
+    def text(self):
+        where = f"{self.hosts} hosts, {self.rate}" if self.hosts > 1 else "this machine, no shaped link"
+        return f"{where}, {self.world_size} ranks, {len(self.arms)} arms"
+
+
+@dataclasses.dataclass
+class Experiment:
+    name: str
+    settings: dict
+    cases: list
+
+    def __getattr__(self, key):
+        return self.settings.get(key)
+
+    @property
+    def needs_root(self):
+        return any(case.hosts > 1 for case in self.cases)
+
+
+def names():
+    return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+
+
+def path_of(name):
+    path = EXPERIMENTS / f"{name}.toml"
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not path.exists():
+        raise LabError(f'there is no experiment "{name}"{nearest(name, names())}; known: {", ".join(names())}')
+    return path
+
+
+def _parse(path):
+    try:
+        import tomllib
+    except ImportError:
+        raise LabError("experiment files need Python 3.11 or newer (tomllib)") from None
+    try:
+        return tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LabError(f"{path}: {error}") from None
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}") from None
+
+
+def _check(where, table, keys):
+    for key, value in table.items():
+        if key not in keys:
+            raise LabError(f'{where}: unknown key "{key}"{nearest(key, keys)}; known: {", ".join(sorted(keys))}')
+        is_good, allowed = keys[key]
+        if not is_good(value):
+            raise LabError(f'{where}: {key} is {value!r}, allowed: {allowed}')
+
+
+def _merged(below, above):
+    """`above` wins; tables of options are merged name by name."""
+    both = {**below, **above}
+    if "options" in below and "options" in above:
+        both["options"] = {**below["options"], **above["options"]}
+    return both
+
+
+def read(path, quick=False):
+    """The experiment in a file, checked. quick: with what its table [quick] says in its place."""
+    settings = _parse(path)
+    quicker, cases = settings.pop("quick", {}), settings.pop("case", [{}])
+    for key, value, kind in (("quick", quicker, dict), ("case", cases, list)):
+        if not isinstance(value, kind):
+            raise LabError(f"{path}: {key} is {value!r}, allowed: {'[quick]' if kind is dict else '[[case]]'}, a table")
+    _check(path, settings, KEYS)
+    _check(f"{path} [quick]", quicker, KEYS)
+    for case in cases:
+        _check(f"{path} [[case]]", case, PLACE_KEYS)
+    if quick:
+        settings, cases = _merged(settings, quicker), [_merged(case, quicker) for case in cases]
+    _check_whole(path, settings)
+    place = _merged(DEFAULTS, {key: value for key, value in settings.items() if key in PLACE_KEYS})
+    made = [Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
+            for case in cases]
+    return Experiment(path.stem, {**settings, "case": cases, "is_quick": quick}, made)
+
+
+def _check_whole(path, settings):
+    for key in REQUIRED:
+        if key not in settings:
+            raise LabError(f"{path}: {key} is missing, allowed: {KEYS[key][1]}")
+    wrong = OF_TRAIN if settings["kind"] == "bench" else OF_BENCH
+    for key in wrong:
+        if key in settings:
+            raise LabError(f'{path}: {key} has no meaning for kind = "{settings["kind"]}"')
+    if settings["kind"] == "train":
+        for arm in settings["arms"]:
+            if not arm.split("+")[0].endswith(".conf"):
+                raise LabError(f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
+                               '"configs/packed.conf+sparsity=0.9"')
+    if settings["table"] == "timeline" and not ("trace" in settings and "units" in settings):
+        raise LabError(f'{path}: table = "timeline" needs trace and units')

@@ -1,0 +1,182 @@
+"""Hosts as network namespaces, joined by links that are shaped in each direction.
+
+Two hosts share a veth pair; more hang on a bridge, which lives in a namespace of its own, so that nothing of this is
+visible outside. All names begin with tagc-lab-PID: whoever finds that the process PID is gone may remove them."""
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import tempfile
+import time
+
+from common import LabError, call, need_program
+
+SUBNET = "10.77.0.0/24"
+PREFIX = "tagc-lab-"
+PACKAGES = {"ip": "iproute2", "tc": "iproute2", "iperf3": "iperf3", "mpirun": "openmpi-bin", "nsenter": "util-linux",
+            "unshare": "util-linux"}
+
+
+def address(host):
+    return f"10.77.0.{host}"
+
+
+def check_allowed():
+    """Raises unless this process may make hosts and has the programs for it."""
+    if os.geteuid() != 0:
+        raise LabError("hosts are network namespaces, and those need root: run this with sudo, or as root in a "
+                       "container that has CAP_SYS_ADMIN and CAP_NET_ADMIN. Nothing else in the project needs root")
+    for name, package in PACKAGES.items():
+        need_program(name, package)
+
+
+class Network:
+    """`with Network(case) as network`: the hosts are there inside the block and gone behind it, whatever happens."""
+
+    def __init__(self, case):
+        self.case = case
+        self.prefix = f"{PREFIX}{os.getpid()}"
+        self.hosts = range(1, case.hosts + 1)
+
+    def namespace(self, host):
+        return f"{self.prefix}-h{host}"
+
+    def __enter__(self):
+        try:
+            self._make()
+        except BaseException:
+            remove_own()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        remove_own()
+
+    def _make(self):
+        for host in self.hosts:
+            _add_namespace(self.namespace(host))
+        if len(self.hosts) == 2:
+            call("ip", "-n", self.namespace(1), "link", "add", "eth0", "mtu", self.case.mtu, "type", "veth",
+                 "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(2))
+        else:
+            self._make_bridge()
+        for host in self.hosts:
+            name = self.namespace(host)
+            call("ip", "-n", name, "addr", "add", f"{address(host)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                call("ip", "-n", name, "link", "set", device, "up")
+            self._shape(name, "eth0")
+
+    def _make_bridge(self):
+        switch = f"{self.prefix}-switch"
+        _add_namespace(switch)
+        call("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
+        call("ip", "-n", switch, "link", "set", "bridge0", "up")
+        for host in self.hosts:
+            call("ip", "-n", switch, "link", "add", f"port{host}", "mtu", self.case.mtu, "type", "veth",
+                 "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(host))
+            call("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge0", "up")
+            self._shape(switch, f"port{host}")
+
+    def _shape(self, namespace, device):
+        """What a host sends is shaped where it leaves the host; what it receives, at the switch's port, or with two
+        hosts where it leaves the other one."""
+        call("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.case.rate,
+             "burst", self.case.burst, "latency", self.case.queue)
+
+    def inside(self, host, *words):
+        """The words of a command that runs inside a host, under that host's name."""
+        return ["nsenter", f"--net=/run/netns/{self.namespace(host)}", "unshare", "--uts", "sh", "-c",
+                f'hostname h{host} && exec "$@"', "sh", *map(str, words)]
+
+    def counters(self):
+        """Bytes since the hosts were made, one number per host: what their interfaces sent and received, and what left
+        through the shaper, where each segment's headers count (interfaces count those of large sends once)."""
+        sent, received, shaped = [], [], []
+        for host in self.hosts:
+            name = self.namespace(host)
+            stats = json.loads(call("ip", "-n", name, "-s", "-j", "link", "show", "dev", "eth0"))[0]["stats64"]
+            sent.append(stats["tx"]["bytes"])
+            received.append(stats["rx"]["bytes"])
+            shaped.append(json.loads(call("tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "eth0"))[0]["bytes"])
+        return {"sent_bytes": sent, "received_bytes": received, "shaped_bytes": shaped}
+
+
+def _add_namespace(name):
+    try:
+        call("ip", "netns", "add", name)
+    except LabError as error:
+        raise LabError(f"network namespaces are not allowed here, which is usual in unprivileged containers: {error}"
+                       ) from None
+
+
+def _namespaces():
+    """(name, pid of its lab) of all hosts and switches on this machine."""
+    found = []
+    for line in call("ip", "netns", "list").splitlines():
+        match = re.match(rf"({PREFIX}(\d+)-\S+)", line)
+        if match:
+            found.append((match[1], int(match[2])))
+    return found
+
+
+def is_lab(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"lab" in file.read()
+    except OSError:
+        return False
+
+
+def _processes(names):
+    found = set()
+    for name in names:
+        found |= {int(pid) for pid in call("ip", "netns", "pids", name, check=False).split()}
+    return found
+
+
+def _end_processes(names):
+    """Nothing runs in the namespaces afterwards; what does not end by itself within a second is killed."""
+    for attempt in range(100):
+        processes = _processes(names)
+        if not processes:
+            return
+        if attempt in (0, 20) or attempt > 40:
+            for pid in processes:
+                try:
+                    os.kill(pid, signal.SIGTERM if attempt < 20 else signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        time.sleep(0.05)
+    raise LabError(f"processes {sorted(_processes(names))} in the lab's hosts do not end")
+
+
+def _remove(names):
+    _end_processes(names)
+    for name in names:
+        call("ip", "netns", "del", name)
+
+
+def remove_own():
+    """Not to be stopped half-way: a signal in the meantime is delivered behind it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        _remove([name for name, pid in _namespaces() if pid == os.getpid()])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def remove_stale():
+    """Removes what labs left behind that are no more; the names of what was removed."""
+    def is_stale(pid):
+        return pid != os.getpid() and not is_lab(pid)
+    stale = [name for name, pid in _namespaces() if is_stale(pid)]
+    _remove(stale)
+    for path in pathlib.Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        match = re.match(rf"{PREFIX}(\d+)-", path.name)
+        if match and is_stale(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+            stale.append(str(path))
+    return stale

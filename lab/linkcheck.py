@@ -1,0 +1,81 @@
+"""What a plain TCP bulk transfer gets on the lab's links, by iperf3: the measure for every exchange."""
+import json
+import re
+import subprocess
+import time
+
+from common import LabError
+from hosts import address
+
+UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
+
+
+def bits_per_s(rate):
+    """The number behind "2gbit"."""
+    match = re.fullmatch(r"([0-9.]+)([kmg])bit", rate)
+    return float(match[1]) * UNITS[match[2]]
+
+
+def _client(network, host, to, seconds):
+    return subprocess.Popen(network.inside(host, "iperf3", "-c", address(to), "-t", seconds, "-J"),
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+
+
+def _result(client, seconds):
+    try:
+        answer = json.loads(client.communicate(timeout=seconds + 20)[0])
+    except (subprocess.TimeoutExpired, json.JSONDecodeError):
+        client.kill()
+        raise LabError("iperf3 gave no answer between two hosts of the lab") from None
+    if "error" in answer:
+        raise LabError(f"iperf3 between two hosts of the lab: {answer['error']}")
+    return answer["end"]["sum_received"]["bits_per_second"]
+
+
+def _wait_for(network, host):
+    """A server is ready when a short transfer to itself goes through."""
+    for _ in range(50):
+        done = subprocess.run(network.inside(host, "iperf3", "-c", address(host), "-n", "1K"), capture_output=True)
+        if done.returncode == 0:
+            return
+        time.sleep(0.1)
+    raise LabError(f"iperf3's server does not answer on host h{host}")
+
+
+def measure(network, seconds):
+    """Every host to the next one, in bits per second: one pair at a time, then all at once, which fills each link in
+    both directions."""
+    hosts = list(network.hosts)
+    nexts = hosts[1:] + hosts[:1]
+    servers = [subprocess.Popen(network.inside(host, "iperf3", "-s"), stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL, start_new_session=True) for host in hosts]
+    try:
+        for host in hosts:
+            _wait_for(network, host)
+        one_way = [_result(_client(network, host, to, seconds), seconds) for host, to in zip(hosts, nexts)]
+        clients = [_client(network, host, to, seconds) for host, to in zip(hosts, nexts)]
+        both_ways = [_result(client, seconds) for client in clients]
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+    _check(network.case.rate, one_way, both_ways)
+    return {"rate": network.case.rate, "mtu": network.case.mtu, "burst": network.case.burst,
+            "queue": f"tbf latency {network.case.queue}",
+            "tcp_one_way_bits_per_s": one_way, "tcp_both_ways_bits_per_s": both_ways}
+
+
+def _check(rate, one_way, both_ways):
+    most = max(one_way + both_ways)
+    if most > 1.1 * bits_per_s(rate):
+        raise LabError(f"the link is not shaped: {rate} was asked for, and iperf3 gets {most / 1e9:.2f} Gbit/s")
+
+
+def shortfall(link):
+    """A text when this machine cannot fill the link in both directions, else None: measurements then are of the
+    machine."""
+    least = min(link["tcp_both_ways_bits_per_s"]) / bits_per_s(link["rate"])
+    if least >= 0.85:
+        return None
+    return (f"plain TCP in both directions at once reaches only {least:.0%} of {link['rate']}: the processor is the "
+            "limit here, not the link")

@@ -1,0 +1,103 @@
+"""Result files: docs/results-format.md says what is in them."""
+import datetime
+import json
+import os
+import pathlib
+import platform
+
+from common import ROOT, LabError, call, write_atomically
+
+LEGS = ("index", "values", "leftover", "result", "gather", "control")
+
+
+def _first_line(path, start):
+    try:
+        for line in pathlib.Path(path).read_text().splitlines():
+            if line.startswith(start):
+                return line.split(":" if ":" in line else "=", 1)[1].strip().strip('"')
+    except OSError:
+        pass
+    return None
+
+
+def _commit():
+    if not (ROOT / ".git").exists():
+        return None
+    head = call("git", "-C", ROOT, "rev-parse", "--short", "HEAD", check=False).strip()
+    changed = call("git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no", check=False).strip()
+    return (head + ("-dirty" if changed else "")) or None
+
+
+def _machine(n_hosts):
+    system = _first_line("/etc/os-release", "PRETTY_NAME") or platform.system()
+    return {"cpu": _first_line("/proc/cpuinfo", "model name") or platform.machine(), "n_cpus": os.cpu_count(),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "os": f"{system}, Linux {platform.release()}",
+            "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()]}
+
+
+def origin(command, tagc, n_hosts):
+    """Where a result comes from. What in the environment changes the speed of the ranks is part of it."""
+    telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
+    return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
+            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command,
+            "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
+            "machine": _machine(n_hosts)}
+
+
+def spread(samples):
+    ordered = sorted(samples)
+    n = len(ordered)
+    return {"median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, "min": ordered[0], "max": ordered[-1], "n": n}
+
+
+def write(path, result):
+    write_atomically(path, json.dumps(result, indent=1) + "\n")
+
+
+def read(path):
+    """A lab's result, or an error that names the file."""
+    try:
+        result = json.loads(pathlib.Path(path).read_text())
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise LabError(f"{path} is no JSON: {error}") from None
+    if not isinstance(result, dict) or result.get("type") != "lab":
+        raise LabError(f'{path} is no result of the lab: its "type" is not "lab"')
+    if result.get("format") != 1:
+        raise LabError(f'{path}: "format" is {result.get("format")!r}, allowed: 1')
+    for member in ("experiment", "title", "origin", "settings", "cases"):
+        if member not in result:
+            raise LabError(f'{path}: the member "{member}" is missing')
+    return result
+
+
+def read_metrics(path):
+    """What a run of `tagc train` told: its first line, its steps, its validation losses."""
+    about, steps, evals = {}, [], []
+    for line in pathlib.Path(path).read_text().splitlines():
+        entry = json.loads(line)
+        if entry["type"] == "run":
+            about = entry
+        elif entry["type"] == "step":
+            steps.append(entry)
+        elif entry["type"] == "eval":
+            evals.append({"step": entry["step"], "val_loss": entry["val_loss"]})
+    if not steps:
+        raise LabError(f"{path} holds no steps")
+    return about, steps, evals
+
+
+def run_summary(path):
+    """What a result keeps of a run. Bits are before the factor (W-1)/W."""
+    about, steps, evals = read_metrics(path)
+    world_size = about["world_size"]
+    whole = world_size / (world_size - 1) if world_size > 1 else 0
+    mean_bytes = {leg: sum(step["n_bytes_sent"][leg] for step in steps) / len(steps) for leg in LEGS}
+    unions = [step["n_union"] for step in steps]
+    return {"world_size": world_size, "n_params": about["n_params"], "n_compressed": about["n_compressed"],
+            "n_union": sum(unions) / len(unions), "n_bytes_sent": mean_bytes, "n_steps": len(steps),
+            "bits_per_param": {leg: mean_bytes[leg] * 8 * whole / about["n_params"] for leg in LEGS},
+            "total_s": spread([step["total_s"] for step in steps]), "evals": evals,
+            "options": about["options"]}

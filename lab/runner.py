@@ -1,0 +1,209 @@
+"""Runs an experiment: makes its hosts, checks their link, starts `tagc` across them, collects what came out."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import corpus
+import hosts
+import linkcheck
+import results
+import timeline
+from common import LAB, ROOT, LabError
+
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+
+
+class Runner:
+    def __init__(self, experiment, tagc, command, is_quiet):
+        self.experiment, self.tagc, self.command, self.is_quiet = experiment, tagc, command, is_quiet
+        self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
+        self.traces = {}  # name of the file -> where it lies now
+        self.scratch = self.data = None
+
+    def run(self, out_dir):
+        """All cases; the path of the result. Nothing is written unless all went well."""
+        self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
+        try:
+            if self.experiment.kind == "train":
+                self.data = corpus.folder_of(self.experiment.data or "words", self.tagc, self.scratch)
+            cases = [self._case(case) for case in self.experiment.cases]
+            return self._write(pathlib.Path(out_dir), cases)
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _write(self, out_dir, cases):
+        out_dir.mkdir(parents=True, exist_ok=True)
+        for name, path in self.traces.items():
+            shutil.copy(path, out_dir / f".{name}.part")
+            os.replace(out_dir / f".{name}.part", out_dir / name)
+        most_hosts = max(case.hosts for case in self.experiment.cases)
+        path = out_dir / f"{self.experiment.name}.json"
+        results.write(path, {"type": "lab", "format": 1, "experiment": self.experiment.name,
+                             "title": self.experiment.title,
+                             "origin": results.origin(self.command, self.tagc, most_hosts),
+                             "settings": self.experiment.settings, "cases": cases})
+        return path
+
+    def _say(self, text):
+        if not self.is_quiet:
+            print(text, flush=True)
+
+    def _case(self, case):
+        self._say(f"== {self.experiment.name}: {case.text()}")
+        made = {"hosts": case.hosts, "ranks_per_host": case.ranks_per_host, "link": None, "interface": None}
+        if case.hosts == 1:
+            return made | self._measure(case, None)
+        with hosts.Network(case) as network:
+            made["link"] = linkcheck.measure(network, 1 if self.experiment.is_quick else 3)
+            short = linkcheck.shortfall(made["link"])
+            self._say(f"link: {case.rate}, plain TCP gets " +
+                      ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"]) +
+                      " Gbit/s in both directions at once" + (f"\nnote: {short}" if short else ""))
+            before = network.counters()
+            made |= self._measure(case, network)
+            after = network.counters()
+        made["interface"] = {name: [b - a for a, b in zip(before[name], after[name])] for name in after}
+        self._compare_bytes(case, made)
+        return made
+
+    def _measure(self, case, network):
+        return self._bench(case, network) if self.experiment.kind == "bench" else self._train(case, network)
+
+    # ---- the command ----
+
+    def _launch(self, case, network, words):
+        """The words of `tagc` on all ranks of a case."""
+        tagc = [str(self.tagc), words[0]]
+        if network is None:
+            return [*tagc, *words[1:], f"--ranks={case.ranks_per_host}"]
+        places = ",".join(f"{hosts.address(host)}:{case.ranks_per_host}" for host in network.hosts)
+        btl = "tcp,self" if case.ranks_per_host == 1 else "tcp,vader,self"
+        return network.inside(1, "mpirun", "--mca", "plm_rsh_agent", LAB / "agent", "--host", places,
+                              "--bind-to", "none", "--mca", "btl", btl, "--mca", "btl_tcp_if_include", hosts.SUBNET,
+                              "--mca", "oob_tcp_if_include", hosts.SUBNET, *tagc, *words[1:])
+
+    def _run(self, words, network, shows=False):
+        """Runs a command to its end, in a group of its own so that all of it can be ended. Its output goes to a log,
+        and with `shows` to the terminal too."""
+        environment = {**os.environ, **MPI_ENVIRONMENT, "TMPDIR": str(self.scratch)}
+        if network:
+            environment["TAGC_LAB"] = network.prefix
+        log = self.scratch / "log"
+        with open(log, "wb") as out, open(log, "rb") as read:
+            process = subprocess.Popen([str(word) for word in words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
+                                       stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+            try:
+                self._wait(process, read if shows and not self.is_quiet else None, words)
+            finally:
+                _end_group(process)
+        if process.returncode != 0:
+            last = log.read_text(errors="replace").strip().splitlines()[-15:]
+            raise LabError(f"exit status {process.returncode} of: {' '.join(map(str, words))}\nits last lines:\n" +
+                           "\n".join("    " + line for line in last or ["(none)"]))
+
+    def _wait(self, process, log, words):
+        ended = False
+        while not ended:
+            try:
+                process.wait(timeout=0.3)
+                ended = True
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > self.deadline:
+                    raise LabError(f"the experiment takes more than four times the {self.experiment.minutes} minutes "
+                                   f"that it says; ended: {' '.join(map(str, words))}") from None
+            if log:
+                print(log.read().decode(errors="replace"), end="", flush=True)
+
+    # ---- bench ----
+
+    def _bench(self, case, network):
+        path = self.scratch / "bench.json"
+        path.unlink(missing_ok=True)
+        words = ["bench", f"--arms={','.join(case.arms)}", *_options(case.options), f"--json={path}"]
+        self._run(self._launch(case, network, words), network, shows=True)
+        try:
+            return {"bench": json.loads(path.read_text())}
+        except (OSError, json.JSONDecodeError) as error:
+            raise LabError(f"tagc bench ended well, but its result cannot be read: {error}") from None
+
+    # ---- train ----
+
+    def _train(self, case, network):
+        runs = []
+        todo = [(seed, arm) for seed in self.experiment.seeds or [0] for arm in case.arms]
+        for number, (seed, arm) in enumerate(todo, 1):
+            start = time.monotonic()
+            runs.append(self._one_run(case, network, seed, arm))
+            seconds = time.monotonic() - start
+            runs[-1]["wall_s"] = seconds
+            losses = runs[-1].get("evals") or [{"val_loss": None}]
+            loss = f", validation loss {losses[-1]['val_loss']:.4f}" if losses[-1]["val_loss"] else ""
+            self._say(f"[{number}/{len(todo)}] {runs[-1]['label']}, seed {seed}: {seconds:.1f} s{loss}")
+        return {"runs": runs}
+
+    def _one_run(self, case, network, seed, arm):
+        label, config, extras = parse_arm(arm)
+        folder = self.scratch / "run"
+        shutil.rmtree(folder, ignore_errors=True)
+        words = ["train", f"--config={config}", f"--data={self.data}", f"--seed={seed}", "--quiet",
+                 *_options(case.options), *extras]
+        run = {"label": label, "seed": seed}
+        if self.experiment.trace:  # no metrics: a folder would get checkpoints, of gigabytes for a real model
+            run["trace"] = f"{self.experiment.name}-{label}.trace.json"
+            self.traces[run["trace"]] = self.scratch / run["trace"]
+            words += [f"--trace={self.traces[run['trace']]}", f"--trace-steps={self.experiment.trace}"]
+        else:
+            words.append(f"--out={folder}")
+        run["command"] = [str(word) for word in self._launch(case, network, words)]
+        before = network.counters() if network else None
+        self._run(run["command"], network)
+        if self.experiment.trace:
+            run["world_size"] = case.world_size
+            run["timeline"] = timeline.shares(self.traces[run["trace"]], self.experiment.units)
+        else:
+            run |= results.run_summary(folder / "metrics.jsonl")
+        if network:
+            run["shaped_bytes"] = [b - a for a, b in zip(before["shaped_bytes"], network.counters()["shaped_bytes"])]
+        return run
+
+    def _compare_bytes(self, case, made):
+        """What the transport counted against what left the first host, when that host has one rank and its runs do
+        nothing but steps: the rest is headers, acknowledgements and the launcher's words."""
+        runs = [run for run in made.get("runs", []) if "n_bytes_sent" in run and not run["evals"]]
+        if case.ranks_per_host != 1 or not runs:
+            return
+        counted = sum(sum(run["n_bytes_sent"].values()) * run["n_steps"] for run in runs)
+        left = sum(run["shaped_bytes"][0] for run in runs)
+        made["interface"] |= {"counted_bytes": counted, "overhead": left / counted}
+        self._say(f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
+                  f"{left / counted - 1:+.1%}")
+
+
+def _end_group(process):
+    """Nothing of a command's group survives, also when its leader is gone already."""
+    for number, patience_s in ((signal.SIGTERM, 2), (signal.SIGKILL, 5)):
+        try:
+            os.killpg(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            break
+        try:
+            process.wait(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _options(options):
+    return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
+
+
+def parse_arm(arm):
+    """(label, config file, words) of "configs/packed.conf+sparsity=0.9"; labels are named as by tagc bench."""
+    config, *extras = arm.split("+")
+    label = "+".join([pathlib.Path(config).name.removesuffix(".conf"), *extras])
+    return label, config, [f"--{extra}" for extra in extras]

@@ -1,0 +1,323 @@
+"""Markdown tables from results. What a result's experiment calls its `table` is the view it is shown in; nothing that
+stands in a table is typed by hand."""
+import pathlib
+import re
+import statistics
+import tomllib
+
+import formulas
+import linkcheck
+import results
+from common import LAB, LabError, write_atomically
+
+GRADIENT_LEGS = ("index", "values", "leftover", "result")
+
+
+def paper(name):
+    with open(LAB / "paper.toml", "rb") as file:
+        return tomllib.load(file).get(name, {})
+
+
+def grid(head, rows):
+    """A markdown table; the first column is text, the others are numbers."""
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def number(value, digits=2, unit=""):
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def percent(value, digits=1):
+    return "-" if value is None else f"{100 * value:+.{digits}f} %"
+
+
+def spread_text(samples, digits, unit=""):
+    """Median, and behind it from where to where the samples go."""
+    if not samples:
+        return "-"
+    text = f"{statistics.median(samples):.{digits}f}{unit}"
+    return text if len(samples) == 1 else text + f" ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
+
+
+def case_text(case):
+    ranks = f"{case['hosts'] * case['ranks_per_host']} ranks"
+    if not case["link"]:
+        return f"{ranks} on one machine"
+    hosts = "" if case["ranks_per_host"] == 1 else f" on {case['hosts']} hosts"
+    return f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
+
+
+def link_text(link):
+    one, both = (f"{min(link[f'tcp_{way}_bits_per_s']) / 1e9:.2f}" for way in ("one_way", "both_ways"))
+    note = linkcheck.shortfall(link)
+    return (f"link {link['rate']}, MTU {link['mtu']}, burst {link['burst']}; plain TCP in the same run: {one} Gbit/s "
+            f"one way, {both} in both directions at once" + (f" ({note})" if note else ""))
+
+
+# ---- times: results of tagc bench ----
+
+
+def round_medians(arm):
+    """round -> median iteration time."""
+    rounds = {}
+    for step in arm["iterations"]:
+        rounds.setdefault(step["round"], []).append(step["total_s"])
+    return {number: statistics.median(samples) for number, samples in rounds.items()}
+
+
+def ratios(slow, fast):
+    """One sample per round: both arms were measured close to each other."""
+    slows, fasts = round_medians(slow), round_medians(fast)
+    return [slows[number] / fasts[number] for number in sorted(slows) if number in fasts]
+
+
+def total_bits(arm):
+    return sum(arm["bits_per_param"].values())
+
+
+def is_dense(arm):
+    return arm["options"]["compress"] == "none"
+
+
+def exchange_ms_per_mb(arm):
+    """As in the paper: time of the gradient exchange over megabytes of gradients."""
+    busy = [step["exchange_s"] for step in arm["iterations"] if step.get("exchange_s") is not None]
+    return 1e3 * statistics.median(busy) / (4e-6 * arm["n_params"]) if busy else None
+
+
+def times(result):
+    cases = result["cases"]
+    return sweep(result) if len(cases) > 1 else one_case_times(result, cases[0])
+
+
+def one_case_times(result, case):
+    theirs, arms = paper(result["experiment"]), case["bench"]["arms"]
+    head = ["arm", "iteration", "waits for the network", "comm and codec, ms per MB", "bits per parameter, all legs"]
+    rows = []
+    for arm in arms:
+        waits = [step["wait_gather_s"] + step["wait_reduce_s"] for step in arm["iterations"]]
+        row = [f"`{arm['name']}`", spread_text([s["total_s"] for s in arm["iterations"]], 2, " s"),
+               number(statistics.median(waits), 2, " s"), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
+        if theirs:
+            facts = theirs.get(arm["name"], {})
+            row += [number(facts.get("iteration_s"), 1, " s"), number(facts.get("exchange_ms_per_mb"))]
+        rows.append(row)
+    text = grid(head + (["paper: iteration", "paper: gradient exchange, ms per MB"] if theirs else []), rows)
+    pairs = result["settings"].get("pairs") or [[arms[0]["name"], arm["name"]] for arm in arms[1:]]
+    text += "\n" + pair_table({arm["name"]: arm for arm in arms}, pairs, theirs)
+    return text + (f"\n{case_text(case)}; {link_text(case['link'])}.\n" if case["link"] else f"\n{case_text(case)}.\n")
+
+
+def pair_table(arms, pairs, theirs):
+    rows = []
+    for slow, fast in pairs:
+        if slow not in arms or fast not in arms:
+            continue
+        samples = ratios(arms[slow], arms[fast])
+        row = [f"`{fast}` against `{slow}`", spread_text(samples, 3, "x"), verdict(samples),
+               number(total_bits(arms[slow]) / total_bits(arms[fast]), 3, "x")]
+        if theirs:
+            both = slow in theirs and fast in theirs
+            row.append(number(theirs[slow]["iteration_s"] / theirs[fast]["iteration_s"] if both else None, 3, "x"))
+        rows.append(row)
+    head = ["pair", "how many times as fast, per round", "", "if bytes alone counted"]
+    return grid(head + (["paper"] if theirs else []), rows)
+
+
+def verdict(samples):
+    if min(samples) > 1:
+        return "faster"
+    return "slower" if max(samples) < 1 else "within the spread"
+
+
+def sweep(result):
+    """Arms over cases: links, or numbers of ranks."""
+    cases = result["cases"]
+    names = list(dict.fromkeys(arm["name"] for case in cases for arm in case["bench"]["arms"]))
+    rows = [[f"`{name}`"] + [sweep_cell(case, name) for case in cases] for name in names]
+    rows.append(["plain TCP, both directions at once"] +
+                [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if case["link"] else "-"
+                 for case in cases])
+    text = grid(["arm"] + [case_text(case) for case in cases], rows)
+    notes = [f"{case_text(case)}: {note}" for case in cases
+             if case["link"] and (note := linkcheck.shortfall(case["link"]))]
+    return (text + f"\nMedian iteration; behind it how many times as fast as `{names[0]}`, and as the best arm without "
+            "compression.\n" + "".join(f"\n{note}.\n" for note in notes))
+
+
+def sweep_cell(case, name):
+    arms = {arm["name"]: arm for arm in case["bench"]["arms"]}
+    if name not in arms:
+        return "-"
+    arm, first = arms[name], case["bench"]["arms"][0]
+    best = min((a for a in arms.values() if is_dense(a)), key=lambda a: a["total_s"]["median"], default=first)
+    text = f"{arm['total_s']['median']:.2f} s"
+    if arm is first:
+        return text
+    against = statistics.median(ratios(first, arm))
+    if is_dense(arm):
+        return f"{text} ({against:.2f}x)"
+    gain = ratios(best, arm)
+    return f"{text} ({against:.2f}x, {statistics.median(gain):.2f}x {verdict(gain)})"
+
+
+# ---- bits ----
+
+
+def carriers(result):
+    """What sent bytes: arms of a bench, or runs; (label, world size, it)."""
+    for case in result["cases"]:
+        for arm in case.get("bench", {}).get("arms", []):
+            yield arm["name"], case["bench"]["world_size"], arm
+        for run in case.get("runs", []):
+            yield run["label"], run["world_size"], run
+
+
+def compressed_bits(carrier, world_size):
+    """Gradients over the compressed part: what all legs sent, less what the dense part must have sent."""
+    n, n_compressed = carrier["n_params"], carrier["n_compressed"]
+    if n_compressed == 0:
+        return None
+    sent = 8 * sum(carrier["n_bytes_sent"][leg] for leg in GRADIENT_LEGS) * world_size / (world_size - 1)
+    return (sent - (n - n_compressed) * formulas.dense_bits(carrier["options"])) / n_compressed
+
+
+def bits(result):
+    rows, overheads = [], []
+    for label, world_size, carrier in carriers(result):
+        legs, options = carrier["bits_per_param"], carrier["options"]
+        n_compressed = carrier["n_compressed"]
+        union = carrier["n_union"] / n_compressed if n_compressed else None
+        gradients = sum(legs[leg] for leg in GRADIENT_LEGS)
+        rows.append([f"`{label}`", number(100 * n_compressed / carrier["n_params"], 1, " %"),
+                     number(compressed_bits(carrier, world_size), 3),
+                     number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
+                     number(formulas.lhc_bits(options) if n_compressed else None, 1),
+                     number(legs["index"]), number(gradients), number(legs["gather"]),
+                     number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x")])
+    head = ["arm", "compressed", "gradients there, counted", "by formula", "by formula in LHC", "index, whole model",
+            "gradients, whole model", "parameters", "all legs", "under 96 bits"]
+    for case in result["cases"]:
+        if (case["interface"] or {}).get("overhead"):
+            overheads.append(f"{case['interface']['overhead']:.3f}")
+    text = grid(head, rows) + "\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the transport counted.\n"
+    return text + (f"\nThe links carried {', '.join(overheads)} times the counted bytes.\n" if overheads else "")
+
+
+# ---- losses ----
+
+
+def final_losses(result):
+    """label -> {seed: last validation loss}, in the order of the runs."""
+    losses = {}
+    for case in result["cases"]:
+        for run in case["runs"]:
+            if run.get("evals"):
+                losses.setdefault(run["label"], {})[run["seed"]] = run["evals"][-1]["val_loss"]
+    return losses
+
+
+def losses(result):
+    """Against the first label, seed by seed: the data and the first weights are the same then."""
+    by_label, theirs = final_losses(result), paper(result["experiment"])
+    if not by_label:
+        raise LabError(f"the result {result['experiment']} holds no validation losses")
+    base_label, base = next(iter(by_label.items()))
+    sent = {label: total_bits(carrier) for label, _, carrier in carriers(result)}
+    rows = []
+    for label, of_seed in by_label.items():
+        values = [math_nan(value) for value in of_seed.values()]
+        gaps = [value / base[seed] - 1 for seed, value in of_seed.items() if seed in base and value]
+        mean = statistics.fmean(values)
+        wide = (max(values) - min(values)) / mean
+        row = [f"`{label}`", number(sent.get(label), 1), number(mean, 4), number(100 * wide, 2, " %"),
+               "-" if label == base_label else f"{percent(statistics.fmean(gaps), 2)} "
+               f"({percent(min(gaps), 2)} to {percent(max(gaps), 2)})", len(values)]
+        rows.append(row + ([percent(theirs.get(label))] if theirs else []))
+    head = ["configuration", "bits per parameter, all legs", "validation loss, mean over seeds",
+            "spread between seeds", f"against `{base_label}`, same seed", "seeds"]
+    return grid(head + (["paper"] if theirs else []), rows)
+
+
+def math_nan(value):
+    return float("nan") if value is None else value
+
+
+# ---- timeline ----
+
+SHARES = (("computing", "computing, compression included"), ("model", "of this the model"), ("codec", "of this compression"),
+          ("communicating", "communicating"), ("gradient_exchange", "exchanging gradients"),
+          ("gradient_exchange_with_gaps", "... with the gaps between"), ("gather", "gathering parameters"))
+
+
+def timeline(result):
+    runs, theirs = [run for case in result["cases"] for run in case["runs"]], paper(result["experiment"])
+    head = [f"backward of {' and '.join(runs[0]['timeline']['units'])}"]
+    for run in runs:
+        head += [f"`{run['label']}`"] + (["paper"] if run["label"] in theirs else [])
+    rows = []
+    for key, text in SHARES:
+        row = [text]
+        for run in runs:
+            row.append(number(100 * run["timeline"][key], 1, " %"))
+            if run["label"] in theirs:
+                fact = theirs[run["label"]].get(key)
+                row.append(number(None if fact is None else 100 * fact, 1, " %"))
+        rows.append(row)
+    row, base = ["time for the two"], None
+    for run in runs:
+        window = run["timeline"]["window_s"]
+        base = base or window
+        row += [f"{1e3 * window:.0f} ms ({window / base:.2f})"] + (["-"] if run["label"] in theirs else [])
+    return grid(head, rows + [row])
+
+
+VIEWS = {"times": times, "bits": bits, "losses": losses, "timeline": timeline}
+
+
+def markdown(result):
+    view = result["settings"].get("table")
+    if view not in VIEWS:
+        raise LabError(f'the result {result["experiment"]}: "table" is {view!r}, allowed: {", ".join(VIEWS)}')
+    about = result["origin"]
+    try:
+        table = VIEWS[view](result)
+    except KeyError as error:
+        raise LabError(f"the result {result['experiment']}: the member {error} is missing") from None
+    quick = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
+    return (table + f"\n`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
+            f"{about['machine']['cpu']}, commit {about['commit']}, {about['date'][:10]}{quick}.\n")
+
+
+def put_into(path, made):
+    """Replaces what stands between <!-- table NAME --> and <!-- end --> for each NAME of `made`; the names it found."""
+    try:
+        text = pathlib.Path(path).read_text()
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}") from None
+    found = []
+    for name, table in made.items():
+        between = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+        text, n = between.subn(lambda match, table=table: f"{match[1]}\n{table}\n{match[2]}", text)
+        found += [name] * (n > 0)
+    if not found:
+        raise LabError(f"{path} has no place for any of {', '.join(made)}: a place is <!-- table NAME --> ... "
+                       "<!-- end -->")
+    write_atomically(path, text)
+    return found
+
+
+def from_paths(paths):
+    """name -> markdown for result files, and for all results in folders."""
+    files = []
+    for path in map(pathlib.Path, paths):
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        files += [file for file in inside if not file.name.endswith(".trace.json")]
+    if not files:
+        raise LabError(f"no results in {', '.join(map(str, paths))}; lab/lab run NAME makes them")
+    made = {}
+    for file in files:
+        result = results.read(file)
+        made[result["experiment"]] = markdown(result)
+    return made

@@ -1,0 +1,147 @@
+"""Tables of results that are small enough to work out by hand."""
+import sys
+
+sys.path.insert(0, sys.argv[1])
+sys.dont_write_bytecode = True
+import formulas  # noqa: E402
+import linkcheck  # noqa: E402
+import tables  # noqa: E402
+import timeline  # noqa: E402
+from common import LabError  # noqa: E402
+
+LEGS = ("index", "values", "leftover", "result", "gather", "control")
+OPTIONS = {"exchange": "dense", "compress": "none", "index": "or", "wire": "fp32", "ratio": "auto"}
+ORIGIN = {"commit": "abc1234", "date": "2026-01-02T03:04:05Z", "machine": {"n_cpus": 2, "cpu": "a processor"}}
+LINK = {"rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": "", "tcp_one_way_bits_per_s": [0.98e9, 0.97e9],
+        "tcp_both_ways_bits_per_s": [0.96e9, 0.95e9]}
+
+
+def legs(**given):
+    return {leg: given.get(leg, 0) for leg in LEGS}
+
+
+def arm(name, samples, total_bits, **options):
+    """samples: per round a list of seconds."""
+    iterations = [{"round": number, "total_s": s, "wait_gather_s": 0.25 * s, "wait_reduce_s": 0.25 * s,
+                   "exchange_s": 0.5 * s} for number, row in enumerate(samples) for s in row]
+    ordered = sorted(step["total_s"] for step in iterations)
+    return {"name": name, "options": OPTIONS | options, "n_params": 1000000, "n_compressed": 0, "n_union": 0,
+            "n_bytes_sent": legs(values=total_bits / 16 * 1e6), "bits_per_param": legs(values=total_bits),
+            "iterations": iterations, "total_s": {"median": ordered[len(ordered) // 2]}}
+
+
+def lab(experiment, table, cases, **settings):
+    return {"type": "lab", "format": 1, "experiment": experiment, "title": "t", "origin": ORIGIN,
+            "settings": {"table": table, **settings}, "cases": cases}
+
+
+def case(**members):
+    return {"hosts": 2, "ranks_per_host": 1, "link": LINK, "interface": None} | members
+
+
+def row_of(text, start):
+    """Cells of the one line that begins so."""
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {start}")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def equal(seen, expected):
+    assert seen == expected, f"{seen!r} instead of {expected!r}"
+
+
+def check_times():
+    # Rounds of 4.0/2.0 and 6.0/4.0: twice and one and a half times as fast.
+    bench = {"world_size": 2, "arms": [arm("fsdp", [[4.0, 4.0, 9.0], [6.0]], 96),
+                                       arm("fast", [[2.0], [4.0]], 48, compress="all"),
+                                       arm("mixed", [[5.0], [5.0]], 96, compress="all")]}
+    text = tables.markdown(lab("table2", "times", [case(bench=bench)], pairs=[["fsdp", "fast"], ["fsdp", "mixed"]]))
+    # The paper's figure for fsdp comes from paper.toml; gradients are 4 MB: half of 5 s over 4 MB is 625 ms per MB.
+    equal(row_of(text, "`fsdp` "), ["`fsdp`", "5.00 s (4.00 to 9.00)", "2.50 s", "625.00", "96.0", "26.8 s", "0.73"])
+    equal(row_of(text, "`fast` against"), ["`fast` against `fsdp`", "1.750x (1.500 to 2.000)", "faster", "2.000x", "-"])
+    equal(row_of(text, "`mixed` against")[1:3], ["1.000x (0.800 to 1.200)", "within the spread"])
+    assert "0.97 Gbit/s one way, 0.95 in both directions" in text
+    assert "commit abc1234, 2026-01-02" in text
+    sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
+    equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
+    equal(row_of(sweep, "`fast`")[1], "4.00 s (1.75x, 1.75x faster)")
+    slow = {"world_size": 2, "arms": [arm("fsdp", [[2.0]], 96), arm("zero2", [[1.0]], 32),
+                                      arm("packed", [[1.25]], 70, compress="all")]}
+    sweep = tables.markdown(lab("links", "times", [case(bench=slow), case(bench=slow)]))
+    equal(row_of(sweep, "`zero2`")[1], "1.00 s (2.00x)")
+    equal(row_of(sweep, "`packed`")[1], "1.25 s (1.60x, 0.80x slower)")
+
+
+def run(label, seed=0, **members):
+    return {"label": label, "seed": seed, "world_size": 2, "options": OPTIONS, "n_params": 1000, "n_compressed": 0,
+            "n_union": 0, "n_bytes_sent": legs(), "bits_per_param": legs(), "evals": []} | members
+
+
+def check_bits():
+    # 600 of 1000 parameters at 5.2 bits, 400 dense: 0.6 * 5.2 + 0.4 * 32 = 15.92 bits, half of it sent at W = 2.
+    sent = legs(index=2 * 600 / 16, values=(3.2 * 600 + 32 * 400) / 16, gather=4000)
+    options = OPTIONS | {"exchange": "sketch", "compress": "names", "ratio": "10"}
+    one = run("tagc-10x-or", n_compressed=600, n_union=15, n_bytes_sent=sent, options=options,
+              bits_per_param={leg: n * 16 / 1000 for leg, n in sent.items()})
+    text = tables.markdown(lab("figure1", "bits", [case(runs=[one], interface={"overhead": 1.0125})]))
+    equal(row_of(text, "`tagc"), ["`tagc-10x-or`", "60.0 %", "5.200", "5.200", "8.4", "1.20", "15.92", "64.00", "79.92", "1.20x"])
+    assert "1.012 times" in text or "1.013 times" in text
+    equal(formulas.gradient_bits(OPTIONS | {"exchange": "packed"}, 0.025), 2.8)
+    equal(formulas.gradient_bits(OPTIONS | {"exchange": "sketch", "ratio": "2", "index": "sum4"}, 0.3), 24)
+    equal(formulas.lhc_bits(options | {"index": "sum4"}), 14.4)
+    equal(formulas.gradient_bits(OPTIONS | {"wire": "bf16"}, 0), 16)
+
+
+def check_losses():
+    runs = [run("fsdp", seed, evals=[{"step": 1, "val_loss": 9.0}, {"step": 2, "val_loss": loss}])
+            for seed, loss in ((1, 2.0), (2, 2.2))]
+    runs += [run("tagc-10x-sum1", seed, evals=[{"step": 2, "val_loss": loss}]) for seed, loss in ((1, 2.1), (2, 2.42))]
+    text = tables.markdown(lab("figure4", "losses", [case(runs=runs, link=None)]))
+    equal(row_of(text, "`fsdp`"), ["`fsdp`", "0.0", "2.1000", "9.52 %", "-", "2", "-"])
+    equal(row_of(text, "`tagc"), ["`tagc-10x-sum1`", "0.0", "2.2600", "14.16 %", "+7.50 % (+5.00 % to +10.00 %)", "2", "+3.6 %"])
+
+
+def check_timeline(folder):
+    import json
+    names = {0: "compute", 1: "codec", 2: "comm", 3: "comm 2"}
+    events = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}} for tid, name in names.items()]
+    # Two units of 10 s each; the one before and the one behind are outside. Transfers of 6 s, of which 2 s overlap.
+    for tid, name, start, end in ((0, "backward c", 0, 5), (0, "backward b", 5, 8), (0, "wait b", 8, 15),
+                                  (0, "backward a", 15, 19), (0, "wait a", 19, 25), (0, "backward z", 25, 99),
+                                  (1, "select b", 7, 10), (1, "wait b", 10, 12), (2, "values c", 0, 6),
+                                  (2, "gather a", 6, 12), (3, "values b", 10, 16), (2, "control b", 24, 30)):
+        events.append({"ph": "X", "name": name, "pid": 0, "tid": tid, "ts": start * 1e6, "dur": (end - start) * 1e6})
+    path = f"{folder}/hand.trace.json"
+    with open(path, "w") as file:
+        json.dump({"traceEvents": events}, file)
+    shares = timeline.shares(path, ["b", "a"])
+    expected = {"window_s": 20, "model": 7 / 20, "codec": 3 / 20, "computing": 9 / 20, "communicating": 12 / 20,
+                "gradient_exchange": 7 / 20, "gather": 6 / 20, "gradient_exchange_with_gaps": 7 / 20}
+    for name, value in expected.items():
+        assert abs(shares[name] - value) < 1e-9, (name, shares[name], value)
+    for units, said in ((["a", "b"], "does not follow"), (["b", "q"], 'no backward pass of the unit "q"')):
+        try:
+            timeline.shares(path, units)
+        except LabError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{units} are accepted")
+
+
+def check_link():
+    equal(linkcheck.bits_per_s("500mbit"), 500e6)
+    equal(linkcheck.bits_per_s("2.5gbit"), 2.5e9)
+    equal(linkcheck.shortfall(LINK), None)
+    assert "74%" in linkcheck.shortfall(LINK | {"tcp_both_ways_bits_per_s": [0.9e9, 0.74e9]})
+
+
+check_times()
+check_bits()
+check_losses()
+check_timeline(".")
+check_link()
+try:
+    tables.markdown(lab("x", "times", [case()]))
+except LabError as error:
+    assert '"bench"' in str(error) or "'bench'" in str(error), error
+else:
+    raise AssertionError("a result without its bench is accepted")

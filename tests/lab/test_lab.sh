@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# The lab with two hosts and a run of a few steps: the result and its tables, that nothing is left behind also when it
+# is interrupted, killed or its run fails, and what it says to wrong input.
+#   test_lab.sh TAGC SCRATCH
+set -uo pipefail
+tagc=$(realpath "$1")
+scratch=$2
+root=$(realpath "$(dirname "$0")/../..")
+lab=$root/lab/lab
+rm -rf "$scratch"
+mkdir -p "$scratch"
+cd "$scratch" || exit 1
+# Open MPI keeps sockets there, whose paths must be short.
+TMPDIR=$(mktemp -d /tmp/test_lab.XXXXXX)
+trap 'rm -rf "$TMPDIR"' EXIT
+export TMPDIR PYTHONDONTWRITEBYTECODE=1
+
+fail() {
+    echo "FAILED: $*" >&2
+    tail -n 20 err >&2
+    exit 1
+}
+# lab <exit code> <arguments>...: output in out and err, its process in $ended.
+lab() {
+    local expected=$1 code=0
+    shift
+    "$lab" "$@" >out 2>err &
+    ended=$!
+    wait "$ended" || code=$?
+    [ "$code" = "$expected" ] || fail "exit code $code instead of $expected: lab $*"
+}
+says() {
+    local text
+    for text in "$@"; do grep -qF -e "$text" err || fail "stderr lacks \"$text\""; done
+    grep -q Traceback err && fail "a traceback"
+}
+no_leftovers() {
+    ip netns list | grep -q "tagc-lab-$1-" && fail "$2: hosts are left: $(ip netns list | tr '\n' ' ')"
+    pgrep -f "tagc-lab-$1-" >pids && fail "$2: processes are left: $(tr '\n' ' ' <pids)"
+    ls -d "$TMPDIR/tagc-lab-$1-"* 2>/dev/null && fail "$2: a scratch folder is left"
+    return 0
+}
+
+python3 -c 'import tomllib' 2>/dev/null || { echo "skipped: python3 is older than 3.11"; exit 77; }
+grep -qa '__[at]san_init' "$tagc" && { echo "skipped: the lab is tested with a plain build"; exit 77; }
+
+# ---- wrong input: no hosts are needed for this ----
+# A lab of its own, so that broken experiment files can be put there.
+mkdir -p copy && cp -r "$root/lab" "$root/configs" "$root/scripts" copy/
+broken() { # <text in the file> <what it says>...
+    printf '%s\n' "$1" >copy/lab/experiments/broken.toml
+    shift
+    timeout 20 copy/lab/lab show broken >out 2>err && fail "a broken file is accepted: $*"
+    says broken.toml "$@"
+}
+good='title = "t"
+kind = "train"
+table = "bits"
+minutes = 1
+arms = ["configs/fsdp.conf"]'
+broken "$good
+rate = 5" 'rate is 5, allowed:'
+broken "$good
+hosts = 0" 'hosts is 0, allowed: a whole number from 1 to'
+broken "$good
+host = 2" 'unknown key "host"' 'did you mean "hosts"?'
+broken "$good
+pairs = [[\"a\", \"b\"]]" 'pairs has no meaning for kind = "train"'
+broken "${good/train/watch}" "kind is 'watch', allowed: bench or train"
+broken "${good/minutes = 1/}" 'minutes is missing'
+broken "${good/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
+broken "$good
+[options]
+Steps = 1" 'options is'
+broken "$good
+[[case]]
+seeds = [1]" '[[case]]: unknown key "seeds"'
+broken "$good
+= 1" 'Invalid'
+broken '' 'title is missing'
+rm copy/lab/experiments/broken.toml
+
+lab 1 run smoek
+says 'no experiment "smoek"' 'did you mean "smoke"?' known:
+lab 1 run smoke --tagc no/tagc
+says "no/tagc is not there" "make build"
+lab 1 tables nowhere.json
+says "nowhere.json: No such file"
+echo '{"type": "lab"' >torn.json
+lab 1 tables torn.json
+says "torn.json is no JSON"
+echo '{"type": "bench"}' >other.json
+lab 1 tables other.json
+says "other.json is no result of the lab"
+for name in $(cd "$root/lab/experiments" && ls *.toml); do lab 0 show "${name%.toml}"; lab 0 show "${name%.toml}" --quick; done
+lab 0 list
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    chmod -R a+rX "$root/lab" 2>/dev/null
+    setpriv --reuid 65534 --clear-groups "$lab" check >out 2>err && fail "check without root"
+    grep -q Permission err || says "need root" "Nothing else in the project needs root"
+fi
+
+# ---- tables of hand-made results, against figures worked out by hand ----
+python3 "$root/tests/lab/check_tables.py" "$root/lab" || fail "tables"
+
+# ---- two hosts ----
+"$tagc" version | grep -q 'with MPI' || { echo "skipped from here: tagc is built without MPI"; exit 77; }
+if ! "$lab" check >out 2>err; then
+    echo "skipped from here: $(cat err)"
+    exit 77
+fi
+lab 0 run smoke --quick --tagc "$tagc" --out results
+python3 "$root/tests/lab/check_smoke.py" results/smoke.json || fail "the result"
+no_leftovers "$ended" "after a run"
+lab 0 tables results
+grep -q '^| `packed` |' out || fail "no table"
+printf 'before\n<!-- table smoke -->\nold\n<!-- end -->\nafter\n' >page.md
+lab 0 tables --into page.md results/smoke.json
+grep -q '^| `fsdp` |' page.md && grep -q '^after$' page.md && ! grep -q '^old$' page.md || fail "tables --into"
+lab 1 tables --into torn.json results/smoke.json
+says "torn.json has no place for any of smoke"
+
+# A run that fails: a step that needs more positions than the model has.
+cp copy/lab/experiments/smoke.toml copy/lab/experiments/failing.toml
+sed -i 's/^steps = .*/seq-len = 9999/' copy/lab/experiments/failing.toml
+lab=copy/lab/lab
+lab 1 run failing --quick --tagc "$tagc" --out results
+says "exit status" "mpirun" "--seq-len is 9999"
+[ -e results/failing.json ] && fail "a result of a failed run"
+no_leftovers "$ended" "after a failed run"
+
+# A lab that is ended in the middle: by a signal it cleans up itself; by SIGKILL the next one does.
+cp copy/lab/experiments/smoke.toml copy/lab/experiments/long.toml
+sed -i 's/^steps = .*/steps = 100000/' copy/lab/experiments/long.toml
+ended_by() { # <signal> <exit code>
+    copy/lab/lab run long --quick --tagc "$tagc" --out results >out 2>err &
+    local pid=$! code=0
+    for _ in $(seq 400); do
+        pgrep -f "$tagc train.*tagc-lab-$pid-" >/dev/null && break
+        sleep 0.1
+    done
+    pgrep -f "$tagc train.*tagc-lab-$pid-" >/dev/null || fail "the run does not start"
+    sleep 0.3
+    kill -"$1" "$pid"
+    wait "$pid" || code=$?
+    [ $code = "$2" ] || fail "exit code $code instead of $2 after SIG$1"
+    [ -e results/long.json ] && fail "a result of an ended run"
+    ended=$pid # as lab does
+}
+ended_by TERM 143
+says interrupted
+no_leftovers "$ended" "after SIGTERM"
+ended_by KILL 137
+ip netns list | grep -q "tagc-lab-$ended-" || fail "SIGKILL left nothing, so that clean has nothing to show"
+killed=$ended
+lab 0 clean
+no_leftovers "$killed" "after clean"
+echo "all well"
