@@ -50,6 +50,7 @@ static double time_mpi(const char *send, char *recv, uint64_t part) {
 /* MPI is called from here only while tagc's comm thread sleeps, as MPI_THREAD_SERIALIZED asks for. */
 int main(int argc, char **argv) {
     int level, rank, W;
+    tagc_mpi_prepare();
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &W);

@@ -15,6 +15,7 @@ static void must(tagc_status status) {
 
 int main(int argc, char **argv) {
     int level;
+    tagc_mpi_prepare();
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
 
     tagc_comm *comm;

@@ -14,6 +14,11 @@
 extern "C" {
 #endif
 
+/* Optional, before MPI_Init_thread and before other threads: chooses, in the environment, the settings under which
+ * Open MPI fills a TCP link in both directions at once. What the environment sets already stays. Elsewhere than over
+ * Open MPI's TCP it changes nothing. */
+TAGC_API void tagc_mpi_prepare(void);
+
 /* Collective over `mpi_comm`, which is duplicated. options may be NULL. */
 TAGC_API tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options,
                                           tagc_comm **out);

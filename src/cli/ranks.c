@@ -202,6 +202,7 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int n_started = launcher_number(size_names, 0);
     if (launch->n_ranks > 0 && n_started > 0 && launch->n_ranks != n_started)
         return refuse_ranks(tagc_ranks_launcher_rank(), launch->n_ranks, n_started, 1);
+    tagc_mpi_prepare();
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level) != MPI_SUCCESS) {
         tagc_ranks_complain(0, "MPI did not start");
         return TAGC_EXIT_FAILURE;

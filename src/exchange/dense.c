@@ -144,11 +144,14 @@ int tagc_holds_nonfinite(const float *values, size_t n) {
     return largest >= 0x7f800000u;
 }
 
+void tagc_dense_start(tagc_reducer *r) {
+    for (size_t c = 0, n = n_chunks(r); c < n && c < TAGC_DENSE_DEPTH; c++) post_in(r, c);
+}
+
 tagc_status tagc_dense_step(tagc_reducer *r) {
     size_t n = n_chunks(r);
     int is_all = r->options.all_reduce;
     float *sums = r->output + (is_all ? (size_t)r->rank * r->shard : 0);
-    for (size_t c = 0; c < n && c < TAGC_DENSE_DEPTH; c++) post_in(r, c);
     for (size_t c = 0; c < n; c++) {
         float *out = sums + c * r->chunk;
         TAGC_TRY(tagc_message_wait(r, &r->chunk_in[c % TAGC_DENSE_DEPTH]));
@@ -164,5 +167,5 @@ tagc_status tagc_dense_step(tagc_reducer *r) {
         TAGC_TRY(finish_out(r, c));
     r->stats.n_kept = r->stats.n_union = r->options.n_elems;
     tagc_agree_begin(r, 0);
-    return tagc_agree_end(r);
+    return TAGC_OK;
 }

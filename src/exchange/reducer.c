@@ -98,25 +98,38 @@ void tagc_reducer_destroy(tagc_reducer *r) {
 
 /* ---- a step ---- */
 
-static tagc_status run_step(void *arg) {
+static void start_step(void *arg) {
     tagc_reducer *r = arg;
-    double start_s = tagc_clock_s();
+    r->start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->stats);
     r->failure = TAGC_OK;
-    tagc_status status = r->residual ? tagc_indexed_step(r) : tagc_dense_step(r);
-    if (status != TAGC_OK) {
-        char text[TAGC_ERROR_TEXT_BYTES];
-        memcpy(text, tagc_last_error(), sizeof text);
-        tagc_messages_drain(r); /* their failures are this one's echoes */
-        return tagc_fail(status, "%s", text);
-    }
+    if (!r->residual) tagc_dense_start(r);
+}
+
+/* After a failure nothing of the step may be under way when its memory goes back to the caller. */
+static tagc_status settle(tagc_reducer *r, tagc_status status) {
+    if (status == TAGC_OK) return TAGC_OK;
+    char text[TAGC_ERROR_TEXT_BYTES];
+    memcpy(text, tagc_last_error(), sizeof text);
+    tagc_messages_drain(r); /* their failures are this one's echoes */
+    return tagc_fail(status, "%s", text);
+}
+
+static tagc_status run_step(void *arg) {
+    tagc_reducer *r = arg;
+    return settle(r, r->residual ? tagc_indexed_step(r) : tagc_dense_step(r));
+}
+
+static tagc_status finish_step(void *arg) {
+    tagc_reducer *r = arg;
+    if (!r->residual) TAGC_TRY(settle(r, tagc_agree_end(r)));
     if (r->residual && !r->stats.nonfinite) {
         float *before = r->residual;
         r->residual = r->spare->values;
         r->spare->values = before;
     }
     r->stats.sparsity = 1.0 - (double)r->stats.n_kept / (double)r->options.n_elems;
-    r->stats.total_s = tagc_clock_s() - start_s;
+    r->stats.total_s = tagc_clock_s() - r->start_s;
     return TAGC_OK;
 }
 
@@ -136,7 +149,9 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->output = output;
     r->step++;
     r->begun = 1;
+    r->job.start = start_step;
     r->job.run = run_step;
+    r->job.finish = finish_step;
     r->job.arg = r;
     tagc_comm_submit(r->comm, &r->job);
     return TAGC_OK;

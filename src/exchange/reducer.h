@@ -77,6 +77,7 @@ struct tagc_reducer {
     /* the step under way */
     tagc_job job;
     int begun;
+    double start_s;
     const float *gradient; /* (W, shard) */
     float *output;         /* (shard), or (W, shard) with all_reduce */
     uint64_t step;
@@ -130,6 +131,8 @@ static inline int tagc_partner_step(const tagc_reducer *r, int from) {
 /* ---- exchanges: a whole step each ---- */
 
 void tagc_dense_place(tagc_reducer *r, tagc_arena *arena);
+/* The first chunks go out; all the others and the begin of the agreement, whose end is the caller's. */
+void tagc_dense_start(tagc_reducer *r);
 tagc_status tagc_dense_step(tagc_reducer *r);
 int tagc_holds_nonfinite(const float *values, size_t n);
 void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena);

@@ -35,14 +35,19 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
 tagc_status tagc_comm_wait(tagc_comm *comm,
                            tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
 
-/* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for. */
+/* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for.
+ *
+ * Where `finish` only waits, the next job's `start` may come before it, so that the wire does not fall silent
+ * between two jobs. Whether it does depends on time; the order of posts does not, as finish posts nothing. */
 typedef struct tagc_job {
+    void (*start)(void *arg); /* may be NULL; posts what needs no waiting */
     tagc_status (*run)(void *arg);
+    tagc_status (*finish)(void *arg); /* may be NULL; called when run succeeded */
     void *arg;
     /* filled by the comm: */
     tagc_status status;
     char error[TAGC_ERROR_TEXT_BYTES];
-    int state; /* private */
+    int state, started; /* private */
     struct tagc_job *next;
 } tagc_job;
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t default_piece_bytes = (uint64_t)1 << 20, largest_piece_bytes = (uint64_t)1 << 30;
+static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_bytes = (uint64_t)1 << 30;
 
 enum { TEXT_BYTES = 256 };
 
@@ -248,6 +248,14 @@ static const tagc_transport_ops mpi_ops = {
     .abort = mpi_abort,
     .destroy = mpi_destroy,
 };
+
+/* ---- before MPI starts ---- */
+
+/* Open MPI's put over TCP asks for every message in the stream that carries the other direction's data, so that
+ * the two directions take turns: half of the link. Plain sends fill it. */
+void tagc_mpi_prepare(void) {
+    (void)setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
+}
 
 /* ---- create ---- */
 

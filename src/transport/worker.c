@@ -7,6 +7,28 @@
 
 enum { JOB_SUBMITTED = 1, JOB_DONE = 2 };
 
+static void start(tagc_job *job) {
+    if (job->start && !job->started) job->start(job->arg);
+    job->started = 1;
+}
+
+/* Of the worker itself: nobody else takes jobs away, so the one in front stays where it is. */
+static tagc_job *first_waiting(tagc_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+    tagc_job *job = comm->jobs;
+    pthread_mutex_unlock(&comm->lock);
+    return job;
+}
+
+static tagc_status run(tagc_comm *comm, tagc_job *job) {
+    start(job);
+    TAGC_TRY(job->run(job->arg));
+    if (!job->finish) return TAGC_OK;
+    tagc_job *next = first_waiting(comm);
+    if (next) start(next);
+    return job->finish(job->arg);
+}
+
 void *tagc_comm_worker_main(void *arg) {
     tagc_comm *comm = arg;
     pthread_mutex_lock(&comm->lock);
@@ -18,7 +40,7 @@ void *tagc_comm_worker_main(void *arg) {
         if (!comm->jobs) comm->jobs_end = &comm->jobs;
         pthread_mutex_unlock(&comm->lock);
 
-        tagc_status status = job->run(job->arg);
+        tagc_status status = run(comm, job);
         if (status != TAGC_OK) snprintf(job->error, sizeof job->error, "%s", tagc_last_error());
 
         pthread_mutex_lock(&comm->lock);
@@ -33,6 +55,7 @@ void *tagc_comm_worker_main(void *arg) {
 void tagc_comm_submit(tagc_comm *comm, tagc_job *job) {
     job->status = TAGC_OK;
     job->error[0] = 0;
+    job->started = 0;
     job->next = NULL;
     pthread_mutex_lock(&comm->lock);
     job->state = JOB_SUBMITTED;
