@@ -126,7 +126,7 @@ static void make_index(bench *b, int d) {
 static void run_steps(bench *b, uint64_t seed) {
     memset(b->residual, 0, b->n * sizeof *b->residual);
     for (int step = 0; step <= N_STEPS_BEFORE; step++) {
-        fill_gradient(b->gradient, b->n, &seed);
+        tagc_fill_gradient(b->gradient, b->n, &seed);
         for (int d = 0; d < W; d++) select_shard(b, d);
         if (step < N_STEPS_BEFORE) memcpy(b->residual, b->next, W * b->shard * sizeof *b->residual);
     }
@@ -225,13 +225,13 @@ static void lap(bench *b, quantity q, int turn, double *now_s) {
 }
 
 static void time_selection(bench *b, int turn) {
-    b->times[FLOOR_APART][turn] = time_floor(b->pool, b->gradient, b->floor_residual, b->next, b->n);
+    b->times[FLOOR_APART][turn] = tagc_time_floor(b->pool, b->gradient, b->floor_residual, b->next, b->n);
     double now_s = tagc_clock_s();
     select_range(b, b->residual, b->next, 0, b->n, b->k, 0);
     lap(b, SELECT_APART, turn, &now_s);
     memcpy(b->next, b->residual, b->n * sizeof *b->next); /* the same work in place, and each turn */
     b->times[FLOOR_IN_PLACE][turn] =
-        time_floor(b->pool, b->gradient, b->floor_residual, b->floor_residual, b->n);
+        tagc_time_floor(b->pool, b->gradient, b->floor_residual, b->floor_residual, b->n);
     now_s = tagc_clock_s();
     select_range(b, b->next, b->next, 0, b->n, b->k, 0);
     lap(b, SELECT_IN_PLACE, turn, &now_s);

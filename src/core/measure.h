@@ -1,0 +1,95 @@
+/* What is measured with, in the benches and in tagc bench: gradients as training makes them, and the floor that memory
+ * sets. Nothing of the library calls it. */
+#ifndef TAGC_CORE_MEASURE_H
+#define TAGC_CORE_MEASURE_H
+
+#include "core/clock.h"
+#include "core/pool.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define TAGC_MEASURE_SCALES 4096
+
+static inline uint64_t tagc_next_random(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline float tagc_normal_of(uint64_t bits) { /* four 12-bit uniforms */
+    uint32_t sum = (bits & 4095) + (bits >> 12 & 4095) + (bits >> 24 & 4095) + (bits >> 36 & 4095);
+    return ((float)sum - 8190.0f) * (1.0f / 2364.8f);
+}
+
+/* normal * exp(normal): as heavy a tail as gradients have. */
+static inline void tagc_fill_gradient(float *gradient, size_t n, uint64_t *state) {
+    float scales[TAGC_MEASURE_SCALES];
+    for (int i = 0; i < TAGC_MEASURE_SCALES; i++) scales[i] = expf(tagc_normal_of(tagc_next_random(state)));
+    for (size_t i = 0; i < n; i++) {
+        uint64_t bits = tagc_next_random(state);
+        gradient[i] = 1e-3f * tagc_normal_of(bits) * scales[bits >> 52];
+    }
+}
+
+/* ---- the floor: read gradient and residual, write the sum; 12 bytes per element ---- */
+
+typedef struct tagc_floor_job {
+    const float *gradient, *residual; /* (n) */
+    float *next;                      /* (n); residual itself, or apart from it */
+    size_t n;
+} tagc_floor_job;
+
+static inline void tagc_floor_add_plain(float *next, const float *residual, const float *gradient, size_t n) {
+    for (size_t i = 0; i < n; i++) next[i] = residual[i] + gradient[i];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) static inline __m512 tagc_floor_add_line(const float *residual,
+                                                                            const float *gradient) {
+    return _mm512_add_ps(_mm512_load_ps(residual), _mm512_load_ps(gradient));
+}
+
+/* Arrays of tagc_memory_create, cut at multiples of 16. Apart, it writes around the cache, as selection does. */
+__attribute__((target("avx512f"))) static inline void tagc_floor_add_wide(float *next, const float *residual,
+                                                                          const float *gradient, size_t n) {
+    size_t i = 0;
+    if (next == residual)
+        for (; i + 16 <= n; i += 16)
+            _mm512_store_ps(next + i, tagc_floor_add_line(residual + i, gradient + i));
+    else
+        for (; i + 16 <= n; i += 16)
+            _mm512_stream_ps(next + i, tagc_floor_add_line(residual + i, gradient + i));
+    _mm_sfence();
+    tagc_floor_add_plain(next + i, residual + i, gradient + i, n - i);
+}
+#endif
+
+static inline void tagc_floor_work(void *arg, int index, int n_threads) {
+    const tagc_floor_job *job = arg;
+    size_t n_lines = job->n / 16, begin = n_lines * (size_t)index / (size_t)n_threads * 16;
+    size_t end = index + 1 == n_threads ? job->n : n_lines * (size_t)(index + 1) / (size_t)n_threads * 16;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f")) {
+        tagc_floor_add_wide(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
+        return;
+    }
+#endif
+    tagc_floor_add_plain(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
+}
+
+/* Seconds. */
+static inline double tagc_time_floor(tagc_pool *pool, const float *gradient, const float *residual,
+                                     float *next, size_t n) {
+    tagc_floor_job job = {.gradient = gradient, .residual = residual, .next = next, .n = n};
+    double start_s = tagc_clock_s();
+    tagc_pool_run(pool, tagc_floor_work, &job);
+    return tagc_clock_s() - start_s;
+}
+
+#endif
