@@ -25,21 +25,22 @@ static tagc_status sketch_out(const tagc_reducer_options *options, int world_siz
                      (unsigned long long)options->n_elems);
 }
 
-static uint64_t union_of(const tagc_reducer *r, const tagc_volume_data *data, int d) {
-    if (data->n_union) return data->n_union[d];
-    double n = round(data->union_density * (double)r->shard);
-    return n < (double)r->max_union ? (uint64_t)n : r->max_union;
+/* An expected number need not be whole. */
+static double union_of(const tagc_reducer *r, const tagc_volume_data *data, int d) {
+    if (data->n_union) return (double)data->n_union[d];
+    return data->union_density * (double)r->shard;
 }
 
-static uint64_t shard_bytes(tagc_reducer *r, uint64_t n_union) {
-    size_t n = (size_t)n_union;
+static double shard_bytes(tagc_reducer *r, double n_union) {
+    if (!r->sketching) return n_union * sizeof(float);
+    size_t n = (size_t)llround(n_union);
     uint32_t attempt = 0;
     r->n_union = &n;
     r->attempt = &attempt;
-    return r->sketching ? tagc_sketch_shard_bytes(r, 0) : n_union * sizeof(float);
+    return (double)tagc_sketch_shard_bytes(r, 0);
 }
 
-static void add(tagc_volume *v, tagc_leg leg, uint64_t n_bytes) {
+static void add(tagc_volume *v, tagc_leg leg, double n_bytes) {
     v->n_bytes[leg] += n_bytes;
     v->n_transfers[leg]++;
 }
@@ -52,9 +53,10 @@ static void add_leftovers(const tagc_reducer *r, int rank, const uint64_t *n_lef
     }
     if (sum == 0 || r->options.unpeeled == TAGC_UNPEELED_ESTIMATE) return;
     uint64_t positions = n_left[rank] ? TAGC_WIRE_HEADER_BYTES + n_left[rank] * sizeof(uint32_t) : 0;
-    add(v, TAGC_LEG_LEFTOVER, n_others * positions);
-    if (r->options.unpeeled == TAGC_UNPEELED_PACKED) add(v, TAGC_LEG_LEFTOVER, of_others * sizeof(uint32_t));
-    add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
+    add(v, TAGC_LEG_LEFTOVER, (double)(n_others * positions));
+    if (r->options.unpeeled == TAGC_UNPEELED_PACKED)
+        add(v, TAGC_LEG_LEFTOVER, (double)of_others * sizeof(uint32_t));
+    add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
 }
 
 static void indexed_volume(tagc_reducer *r, int rank, const tagc_volume_data *data, tagc_volume *v) {
@@ -62,14 +64,15 @@ static void indexed_volume(tagc_reducer *r, int rank, const tagc_volume_data *da
     uint64_t message = TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(r->options.index, r->shard);
     for (int d = 0; d < r->world_size; d++) {
         if (d == rank) continue;
-        add(v, TAGC_LEG_INDEX, message);
+        add(v, TAGC_LEG_INDEX, (double)message);
         add(v, TAGC_LEG_VALUES, shard_bytes(r, union_of(r, data, d)));
     }
-    add(v, TAGC_LEG_INDEX, n_others * message); /* the union of the own shard */
-    add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
-    if (r->sketching) add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
+    add(v, TAGC_LEG_INDEX, (double)(n_others * message)); /* the union of the own shard */
+    add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
+    if (r->sketching) add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
     if (r->sketching && data->n_left) add_leftovers(r, rank, data->n_left, v);
-    if (r->options.all_reduce) add(v, TAGC_LEG_RESULT, n_others * union_of(r, data, rank) * sizeof(float));
+    if (r->options.all_reduce)
+        add(v, TAGC_LEG_RESULT, (double)n_others * union_of(r, data, rank) * sizeof(float));
     v->sketching = r->sketching;
 }
 
@@ -79,10 +82,10 @@ static void dense_volume(const tagc_reducer *r, tagc_volume *v) {
     v->chunk_elems = r->chunk;
     for (size_t at = 0; at < r->shard; at += r->chunk) {
         size_t n = r->shard - at < r->chunk ? r->shard - at : r->chunk;
-        add(v, TAGC_LEG_VALUES, n_others * n * width);
-        if (r->options.all_reduce) add(v, TAGC_LEG_RESULT, n_others * n * width);
+        add(v, TAGC_LEG_VALUES, (double)(n_others * n * width));
+        if (r->options.all_reduce) add(v, TAGC_LEG_RESULT, (double)(n_others * n * width));
     }
-    add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
+    add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
 }
 
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
@@ -109,7 +112,7 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     tagc_gatherer_options checked;
     TAGC_TRY(tagc_gatherer_options_check(options, world_size, &checked));
     uint64_t n_ranks = (uint64_t)world_size, width = options->wire == TAGC_WIRE_BF16 ? 2 : 4;
-    add(out, TAGC_LEG_GATHER, (n_ranks - 1) * (options->n_elems / n_ranks) * width);
+    add(out, TAGC_LEG_GATHER, (double)((n_ranks - 1) * (options->n_elems / n_ranks) * width));
     return TAGC_OK;
 }
 

@@ -29,12 +29,11 @@ static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
     tagc_volume_data data = {.n_union = n_union, .n_left = n_left};
     CHECK(run, tagc_reducer_volume(options, run->world_size, rank, &data, &planned) == TAGC_OK);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-        if (planned.n_bytes[leg] != stats->n_bytes_sent[leg] && !run->failure[0])
+        if (planned.n_bytes[leg] != (double)stats->n_bytes_sent[leg] && !run->failure[0])
             snprintf(run->failure, sizeof run->failure,
-                     "exchange %d index %d ratio %g all %d: leg %s planned %llu, sent %llu",
+                     "exchange %d index %d ratio %g all %d: leg %s planned %.17g, sent %llu",
                      options->exchange, options->index, options->ratio, options->all_reduce,
-                     tagc_leg_name(leg), (unsigned long long)planned.n_bytes[leg],
-                     (unsigned long long)stats->n_bytes_sent[leg]);
+                     tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats->n_bytes_sent[leg]);
     }
     pthread_mutex_lock(&c->lock);
     c->n_left += stats->n_unpeeled;
@@ -141,7 +140,7 @@ static void gather_once(rank_run *run) {
         tagc_volume planned;
         CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
         for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-            CHECK(run, planned.n_bytes[leg] == after[leg] - before[leg]);
+            CHECK(run, planned.n_bytes[leg] == (double)(after[leg] - before[leg]));
         tagc_gatherer_destroy(gatherer);
         free(full);
     }

@@ -1,0 +1,174 @@
+/* The clock goes from event to event: between two of them all speeds are constant. */
+#include "plan/clock.h"
+
+#include <math.h>
+#include <stddef.h>
+
+enum { IDLE = 0, MOVING = 1, TAIL = 2, DONE = 3 };
+
+static const double little_s = 1e-12, little_bytes = 1e-6;
+static const double least_share = 0.05; /* of the processors that computing keeps beside communication */
+
+typedef struct speeds {
+    double remote, local;  /* bytes per second of one transfer */
+    double caller, worker; /* seconds of work per second */
+} speeds;
+
+void tagc_clock_init(tagc_clock *clock, const tagc_sim_machine *machine) {
+    *clock = (tagc_clock){.machine = *machine, .caller_cores = 1, .worker_cores = 1};
+    clock->jobs_end = &clock->jobs;
+}
+
+/* ---- transfers ---- */
+
+void tagc_clock_post(tagc_clock *clock, tagc_sim_transfer *t) {
+    t->remote_left = t->remote_bytes;
+    t->local_left = t->local_bytes;
+    t->state = t->remote_left + t->local_left > 0 ? MOVING : DONE; /* alone in the world: nothing travels */
+    if (t->state == DONE) return;
+    t->next = clock->active;
+    clock->active = t;
+}
+
+static void advance_transfers(tagc_clock *clock, const speeds *v, double s) {
+    for (tagc_sim_transfer *t = clock->active; t; t = t->next) {
+        if (t->state == TAIL) {
+            t->tail_s -= s;
+            continue;
+        }
+        t->remote_left = isfinite(v->remote) ? t->remote_left - v->remote * s : 0;
+        t->local_left = isfinite(v->local) ? t->local_left - v->local * s : 0;
+    }
+}
+
+/* Those that have sent their last byte, and those that have arrived. */
+static void settle_transfers(tagc_clock *clock) {
+    const tagc_sim_machine *m = &clock->machine;
+    for (tagc_sim_transfer **link = &clock->active; *link;) {
+        tagc_sim_transfer *t = *link;
+        if (t->state == MOVING && t->remote_left <= little_bytes && t->local_left <= little_bytes) {
+            int is_remote = t->remote_bytes > 0, is_crowded = clock->active != t || t->next != NULL;
+            t->state = TAIL;
+            t->tail_s = m->overhead_s + (is_remote ? m->latency_s : 0);
+            if (is_remote && is_crowded) t->tail_s += m->queue_bytes / m->remote_bytes_per_s;
+        }
+        if (t->state == TAIL && t->tail_s <= little_s) {
+            t->state = DONE;
+            *link = t->next;
+            continue;
+        }
+        link = &t->next;
+    }
+}
+
+/* ---- the worker ---- */
+
+static void begin_job(tagc_sim_job *job) {
+    job->at = 0;
+    job->left_s = job->n_ops > 0 && job->ops[0].kind == TAGC_SIM_WORK ? job->ops[0].work_s : 0;
+}
+
+void tagc_clock_submit(tagc_clock *clock, tagc_sim_job *job) {
+    job->state = MOVING;
+    job->next = NULL;
+    begin_job(job);
+    *clock->jobs_end = job;
+    clock->jobs_end = &job->next;
+}
+
+/* Takes the worker past everything that takes no time. */
+static void settle_worker(tagc_clock *clock) {
+    while (clock->jobs) {
+        tagc_sim_job *job = clock->jobs;
+        if (job->at == job->n_ops) {
+            job->state = DONE;
+            clock->jobs = job->next;
+            if (!clock->jobs) clock->jobs_end = &clock->jobs;
+            continue;
+        }
+        const tagc_sim_op *op = &job->ops[job->at];
+        if (op->kind == TAGC_SIM_WORK && job->left_s > little_s) return;
+        if (op->kind == TAGC_SIM_WAIT && job->transfers[op->transfer].state != DONE) return;
+        if (op->kind == TAGC_SIM_POST) tagc_clock_post(clock, &job->transfers[op->transfer]);
+        job->at++;
+        if (job->at < job->n_ops && job->ops[job->at].kind == TAGC_SIM_WORK)
+            job->left_s = job->ops[job->at].work_s;
+    }
+}
+
+static int worker_works(const tagc_clock *clock) {
+    return clock->jobs && clock->jobs->ops[clock->jobs->at].kind == TAGC_SIM_WORK;
+}
+
+/* ---- time ---- */
+
+static speeds speeds_now(const tagc_clock *clock, int caller_works) {
+    const tagc_sim_machine *m = &clock->machine;
+    int n_remote = 0, n_local = 0;
+    for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
+        n_remote += t->state == MOVING && t->remote_left > little_bytes;
+        n_local += t->state == MOVING && t->local_left > little_bytes;
+    }
+    speeds v = {.remote = n_remote ? m->remote_bytes_per_s / n_remote : 0,
+                .local = n_local ? m->local_bytes_per_s / n_local : 0};
+    double bytes_per_s = n_remote && isfinite(v.remote) ? m->remote_bytes_per_s : 0;
+    if (n_local && isfinite(v.local)) bytes_per_s += m->local_bytes_per_s;
+    double moving = bytes_per_s * m->cpu_s_per_byte, polling = clock->active ? m->poll_cores : 0;
+    if (moving > m->cores) { /* the processor, not the link, is what bytes wait for */
+        v.remote *= m->cores / moving;
+        v.local *= m->cores / moving;
+        moving = m->cores;
+    }
+    double free = m->cores - moving - polling;
+    if (free < least_share * m->cores) free = least_share * m->cores;
+    double wanted =
+        (caller_works ? clock->caller_cores : 0) + (worker_works(clock) ? clock->worker_cores : 0);
+    v.caller = v.worker = wanted > free ? free / wanted : 1;
+    return v;
+}
+
+static double sooner(double dt, double left, double speed) {
+    return left > 0 && speed > 0 && left / speed < dt ? left / speed : dt; /* no speed: not before dt */
+}
+
+/* One event. caller_left_s: the caller's work, NULL while it waits. */
+static void step(tagc_clock *clock, double *caller_left_s) {
+    speeds v = speeds_now(clock, caller_left_s != NULL);
+    double dt = INFINITY;
+    if (caller_left_s) dt = sooner(dt, *caller_left_s, v.caller);
+    if (worker_works(clock)) dt = sooner(dt, clock->jobs->left_s, v.worker);
+    for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
+        if (t->state == TAIL) {
+            dt = sooner(dt, t->tail_s, 1);
+            continue;
+        }
+        dt = sooner(dt, t->remote_left, v.remote);
+        dt = sooner(dt, t->local_left, v.local);
+    }
+    if (!isfinite(dt)) dt = 0; /* nothing left to happen: the settling below will show it */
+    clock->now_s += dt;
+    if (clock->active) clock->comm_s += dt;
+    if (worker_works(clock)) {
+        clock->codec_s += dt;
+        clock->jobs->left_s -= dt * v.worker;
+    }
+    if (caller_left_s) *caller_left_s -= dt * v.caller;
+    advance_transfers(clock, &v, dt);
+    settle_transfers(clock);
+    settle_worker(clock);
+}
+
+void tagc_clock_work(tagc_clock *clock, double work_s) {
+    settle_worker(clock);
+    while (work_s > little_s) step(clock, &work_s);
+}
+
+void tagc_clock_wait(tagc_clock *clock, const tagc_sim_transfer *transfer) {
+    settle_worker(clock);
+    while (transfer->state != DONE && transfer->state != IDLE) step(clock, NULL);
+}
+
+void tagc_clock_join(tagc_clock *clock, const tagc_sim_job *job) {
+    settle_worker(clock);
+    while (job->state != DONE && job->state != IDLE) step(clock, NULL);
+}

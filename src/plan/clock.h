@@ -1,0 +1,65 @@
+/* Simulated time of one rank: its caller computes, its worker runs jobs, transfers share the link. All ranks do the
+ * same at the same time, so that one stands for all: what it sends leaves while as much arrives.
+ *
+ *   caller    work, post, wait, submit, join: each takes the clock to where the real call would return
+ *   worker    jobs in order of submission; a job is a list of work, post and wait
+ *   transfer  bytes at an even share of the link among those under way, then a tail of latency */
+#ifndef TAGC_PLAN_CLOCK_H
+#define TAGC_PLAN_CLOCK_H
+
+typedef struct tagc_sim_machine { /* as far as one rank is concerned */
+    double latency_s;             /* one way */
+    double remote_bytes_per_s;    /* to other hosts, each direction */
+    double local_bytes_per_s;     /* to ranks of the same host; INFINITY: takes no time */
+    double overhead_s;            /* per transfer, whatever its size */
+    double queue_bytes;           /* that stand before a transfer which ends while others are under way */
+    double cores;                 /* processors of this rank; may be less than 1 */
+    double cpu_s_per_byte;        /* of moving bytes, taken from whoever computes */
+    double poll_cores;            /* taken while anything is under way */
+} tagc_sim_machine;
+
+typedef struct tagc_sim_transfer {
+    double remote_bytes, local_bytes; /* to send */
+    /* the clock's */
+    double remote_left, local_left, tail_s;
+    int state;
+    struct tagc_sim_transfer *next;
+} tagc_sim_transfer;
+
+typedef enum tagc_sim_op_kind { TAGC_SIM_WORK, TAGC_SIM_POST, TAGC_SIM_WAIT } tagc_sim_op_kind;
+
+typedef struct tagc_sim_op {
+    tagc_sim_op_kind kind;
+    double work_s;
+    int transfer; /* in the job's array */
+} tagc_sim_op;
+
+typedef struct tagc_sim_job {
+    tagc_sim_op *ops;
+    tagc_sim_transfer *transfers;
+    int n_ops, n_transfers;
+    /* the clock's */
+    int at, state;
+    double left_s;
+    struct tagc_sim_job *next;
+} tagc_sim_job;
+
+typedef struct tagc_clock {
+    tagc_sim_machine machine;
+    double caller_cores, worker_cores; /* that their work keeps busy */
+    double now_s;
+    double comm_s, codec_s; /* so long something was under way, so long the worker worked */
+    /* private */
+    tagc_sim_transfer *active;
+    tagc_sim_job *jobs, **jobs_end;
+} tagc_clock;
+
+/* An object that must stay where it is. */
+void tagc_clock_init(tagc_clock *clock, const tagc_sim_machine *machine);
+void tagc_clock_work(tagc_clock *clock, double work_s);
+void tagc_clock_post(tagc_clock *clock, tagc_sim_transfer *transfer);
+void tagc_clock_wait(tagc_clock *clock, const tagc_sim_transfer *transfer);
+void tagc_clock_submit(tagc_clock *clock, tagc_sim_job *job);
+void tagc_clock_join(tagc_clock *clock, const tagc_sim_job *job);
+
+#endif

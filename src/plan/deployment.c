@@ -1,0 +1,209 @@
+/* From a setup to flats with their reductions, and what all of it weighs. */
+#include "plan/deployment.h"
+
+#include "core/status.h"
+#include <math.h>
+#include <stdlib.h>
+
+static const tagc_placement_info placements[] = {
+    [TAGC_PLACE_NONE] = {"none", "replicated", "replicated", "replicated", "replicated", 1},
+    [TAGC_PLACE_ZERO1] = {"zero1", "replicated, gathered once per step", "replicated", "sharded",
+                          "replicated", 0},
+    [TAGC_PLACE_ZERO2] = {"zero2", "replicated, gathered once per step", "sharded", "sharded", "replicated",
+                          1},
+    [TAGC_PLACE_ZERO3] = {"zero3", "sharded, gathered on use", "sharded", "sharded", "replicated", 1},
+    [TAGC_PLACE_HYBRID] = {"hybrid", "sharded within a host, gathered on use", "sharded within a host",
+                           "sharded within a host", "of the own shard", 0},
+};
+enum { N_PLACEMENTS = sizeof placements / sizeof placements[0] };
+
+const tagc_placement_info *tagc_placement_describe(int placement) {
+    return &placements[placement];
+}
+
+int tagc_placement_of_sharding(int sharding) {
+    return sharding == TAGC_SHARD_FULL   ? TAGC_PLACE_ZERO3
+           : sharding == TAGC_SHARD_GRAD ? TAGC_PLACE_ZERO2
+                                         : TAGC_PLACE_NONE;
+}
+
+static int sharding_of(int placement) {
+    if (placement == TAGC_PLACE_NONE) return TAGC_SHARD_NONE;
+    return placement == TAGC_PLACE_ZERO3 || placement == TAGC_PLACE_HYBRID ? TAGC_SHARD_FULL
+                                                                           : TAGC_SHARD_GRAD;
+}
+
+tagc_status tagc_setup_check(const tagc_setup *s) {
+    TAGC_TRY(tagc_gpt2_config_check(&s->model));
+    if (s->world_size < 1 || s->world_size > 65536)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "world-size is %d, allowed: 1 to 65536", s->world_size);
+    if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "hosts is %d, which does not divide the world size of %d",
+                         s->n_hosts, s->world_size);
+    if (s->placement < 0 || s->placement >= N_PLACEMENTS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "placement is %d, allowed: 0 to %d", s->placement,
+                         N_PLACEMENTS - 1);
+    if (!(s->union_density <= 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "union-density is %g, allowed: 0 to 1", s->union_density);
+    return TAGC_OK;
+}
+
+double tagc_setup_union(const tagc_setup *s) {
+    if (s->union_density >= 0) return s->union_density;
+    int n_ranks = s->placement == TAGC_PLACE_HYBRID ? s->n_hosts : s->world_size;
+    return 1 - pow(s->engine.reducer.sparsity, n_ranks);
+}
+
+/* ---- reductions ---- */
+
+/* Of the other ranks, those on other hosts. */
+static double remote_share(const tagc_setup *s) {
+    int per_host = s->world_size / s->n_hosts;
+    return s->world_size > 1 ? (double)(s->world_size - per_host) / (s->world_size - 1) : 0;
+}
+
+static tagc_status add_reduction(const tagc_deployment *d, tagc_flat_plan *flat,
+                                 const tagc_reducer_options *options, int n_ranks, double share) {
+    tagc_reduction *r = &flat->reductions[flat->n_reductions++];
+    tagc_volume_data data = {.union_density = d->union_density};
+    *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks, .remote_share = share};
+    return tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume);
+}
+
+static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat *from, tagc_flat_plan *to) {
+    int n_hosts = d->setup->n_hosts, per_host = d->n_ranks_copy;
+    tagc_reducer_options within, across = from->reducer;
+    tagc_reducer_options_init(&within);
+    within.exchange = TAGC_EXCHANGE_DENSE;
+    within.wire = d->engine.dense_wire;
+    within.n_elems = from->n_padded;
+    across.n_elems = tagc_padded_elems(from->n_padded / (uint64_t)per_host, n_hosts);
+    across.all_reduce = 1;
+    TAGC_TRY(add_reduction(d, to, &within, per_host, 0));
+    return add_reduction(d, to, &across, n_hosts, 1);
+}
+
+static tagc_status plan_flat(const tagc_deployment *d, const tagc_layout_flat *from, tagc_flat_plan *to) {
+    *to = (tagc_flat_plan){.n_owned = from->n_padded};
+    if (from->has_gatherer) {
+        tagc_volume gather;
+        TAGC_TRY(tagc_gatherer_volume(&from->gatherer, d->n_ranks_copy, &gather));
+        to->gather_bytes = gather.n_bytes[TAGC_LEG_GATHER];
+        to->n_owned = from->n_padded / (uint64_t)d->n_ranks_copy;
+    }
+    if (d->setup->placement == TAGC_PLACE_HYBRID) return plan_hybrid(d, from, to);
+    return add_reduction(d, to, &from->reducer, d->setup->world_size, remote_share(d->setup));
+}
+
+static tagc_status lay_out(tagc_deployment *d) {
+    const tagc_gpt2_config *model = &d->setup->model;
+    int n_tensors = tagc_gpt2_n_tensors(model);
+    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
+    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a table of %d tensors", n_tensors);
+    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
+    tagc_status status = tagc_layout_create(tensors, n_tensors, &d->engine, d->n_ranks_copy, &d->layout);
+    free(tensors);
+    return status;
+}
+
+tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
+    TAGC_TRY(tagc_setup_check(setup));
+    int is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
+    tagc_deployment *d = out;
+    *d = (tagc_deployment){.setup = setup,
+                           .engine = setup->engine,
+                           .n_ranks_copy = is_hybrid ? setup->world_size / setup->n_hosts : setup->world_size,
+                           .gather_share = is_hybrid ? 0 : remote_share(setup),
+                           .union_density = tagc_setup_union(setup)};
+    d->engine.sharding = sharding_of(setup->placement);
+    TAGC_TRY(lay_out(d));
+    d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
+    tagc_status status = TAGC_OK;
+    if (!d->flats) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for %d flats", d->layout->n_flats);
+    for (int i = 0; status == TAGC_OK && i < d->layout->n_flats; i++)
+        status = plan_flat(d, &d->layout->flats[i], &d->flats[i]);
+    if (status != TAGC_OK) tagc_deployment_destroy(d);
+    return status;
+}
+
+void tagc_deployment_destroy(tagc_deployment *d) {
+    tagc_layout_destroy(d->layout);
+    free(d->flats);
+    *d = (tagc_deployment){0};
+}
+
+/* ---- memory ---- */
+
+/* Reducers of one size share a spare. */
+static int has_spare_before(const tagc_deployment *d, int flat, int reduction) {
+    const tagc_reducer_options *own = &d->flats[flat].reductions[reduction].options;
+    for (int i = 0; i < flat; i++)
+        for (int k = 0; k < d->flats[i].n_reductions; k++) {
+            const tagc_reducer_options *other = &d->flats[i].reductions[k].options;
+            if (other->exchange != TAGC_EXCHANGE_DENSE && other->n_elems == own->n_elems) return 1;
+        }
+    return 0;
+}
+
+/* What outlives a pass: masters, gradients and moments of the owner, and whole copies where they are replicated. */
+static uint64_t state_bytes(const tagc_deployment *d, int flat) {
+    uint64_t n_owned = d->flats[flat].n_owned, n_padded = d->layout->flats[flat].n_padded;
+    uint64_t n_elems = 4 * n_owned;
+    if (d->engine.sharding == TAGC_SHARD_GRAD) n_elems += n_padded;
+    if (d->setup->placement == TAGC_PLACE_ZERO1) n_elems += n_padded;
+    return n_elems * sizeof(float);
+}
+
+static void add_exchanges(const tagc_deployment *d, int flat, tagc_plan_memory *out) {
+    const tagc_flat_plan *plan = &d->flats[flat];
+    uint64_t n_bytes = 0;
+    for (int k = 0; k < plan->n_reductions; k++) {
+        tagc_exchange_memory memory = {0};
+        const tagc_reduction *r = &plan->reductions[k];
+        (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory); /* that the options hold is known */
+        out->engine.residuals += memory.residual;
+        out->buffers += memory.buffers + (has_spare_before(d, flat, k) ? 0 : memory.spare);
+    }
+    if (d->layout->flats[flat].has_gatherer)
+        (void)tagc_gatherer_memory(&d->layout->flats[flat].gatherer, d->n_ranks_copy, &n_bytes);
+    out->buffers += n_bytes;
+}
+
+void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
+    uint64_t n_whole = 0, n_owned = 0;
+    *out = (tagc_plan_memory){.engine = d->layout->memory};
+    out->engine.residuals = 0;
+    for (int i = 0; i < d->layout->n_flats; i++) {
+        add_exchanges(d, i, out);
+        out->state += state_bytes(d, i);
+        n_whole += d->layout->flats[i].n_padded;
+        n_owned += d->flats[i].n_owned;
+    }
+    if (d->setup->placement == TAGC_PLACE_ZERO1) /* whole gradients, and the part that the update reads */
+        out->engine.gradients = (n_whole + n_owned) * sizeof(float);
+    out->total = out->engine.parameters + out->engine.gradients + out->engine.optimizer +
+                 out->engine.residuals + out->buffers;
+}
+
+tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
+    tagc_deployment d;
+    tagc_forecast forecast;
+    tagc_plan_link link = {.bytes_per_s = (double)INFINITY};
+    *volume = (tagc_plan_volume){0};
+    TAGC_TRY(tagc_deployment_create(setup, &d));
+    tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast, volume->n_host_bytes);
+    volume->n_params = d.layout->n_params;
+    volume->n_compressed = d.layout->n_compressed;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        volume->n_bytes[leg] = forecast.n_bytes[leg];
+        volume->n_host_bytes[leg] *= setup->world_size / setup->n_hosts;
+    }
+    int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
+    for (int i = 0; i < d.layout->n_flats; i++)
+        for (int k = 0; d.layout->flats[i].compressed && k < d.flats[i].n_reductions; k++)
+            for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
+                volume->n_bytes_compressed += n_exchanges * d.flats[i].reductions[k].volume.n_bytes[leg];
+    if (memory) tagc_deployment_memory(&d, memory);
+    tagc_deployment_destroy(&d);
+    return status;
+}

@@ -1,0 +1,55 @@
+/* Inside of the room: a setup worked out as far as no time is needed. Per flat of the engine, who reduces what with
+ * whom, and how large it is.
+ *
+ * Every placement is made of the two things that there are, reducers and gatherers over a group of ranks:
+ *
+ *   none            one all-reduce over all ranks
+ *   zero1, zero2    a reduce-scatter over all ranks; a gather once per step
+ *   zero3           a reduce-scatter over all ranks; gathers for forward and again for backward
+ *   hybrid          as zero3 within a host, dense; then an all-reduce of the shard across hosts */
+#ifndef TAGC_PLAN_DEPLOYMENT_H
+#define TAGC_PLAN_DEPLOYMENT_H
+
+#include "exchange/volume.h"
+#include "fsdp/layout.h"
+#include "plan/plan.h"
+
+typedef struct tagc_reduction {
+    tagc_reducer_options options;
+    int n_ranks;         /* of the group */
+    double remote_share; /* of its bytes, that leave the host */
+    tagc_volume volume;  /* of one rank and step, mean over ranks */
+} tagc_reduction;
+
+typedef struct tagc_flat_plan {
+    int n_reductions; /* 2 for hybrid: within the host, then across */
+    tagc_reduction reductions[2];
+    double gather_bytes; /* of one gather, sent by one rank; 0 when there is none */
+    uint64_t n_owned;    /* masters of this rank */
+} tagc_flat_plan;
+
+typedef struct tagc_deployment {
+    const tagc_setup *setup;
+    tagc_fsdp_options engine; /* with the sharding of the placement */
+    int n_ranks_copy;    /* ranks that hold one copy of the model together, or each one, when replicated */
+    double gather_share; /* of a gather's bytes, that leave the host */
+    double union_density;
+    tagc_layout *layout;
+    tagc_flat_plan *flats; /* (layout->n_flats) */
+} tagc_deployment;
+
+/* On failure nothing is left behind. `setup` must outlive it. */
+tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out);
+void tagc_deployment_destroy(tagc_deployment *deployment);
+
+void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
+
+/* ---- simulate.c ---- */
+
+/* One optimizer step; costs NULL: everything is free, for counting bytes. remote: as forecast->n_bytes, of these to
+ * other hosts. */
+tagc_status tagc_deployment_run(const tagc_deployment *deployment, const tagc_costs *costs,
+                                const tagc_plan_link *link, tagc_forecast *forecast,
+                                double remote[TAGC_N_LEGS]);
+
+#endif

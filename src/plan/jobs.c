@@ -1,0 +1,193 @@
+/* The order of work and transfers in src/exchange/dense.c and indexed.c. Many small pieces are drawn together into a
+ * few: how finely a transfer is cut matters little, in which order it waits matters much. */
+#include "plan/jobs.h"
+
+#include "core/status.h"
+#include <math.h>
+#include <stdlib.h>
+
+enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12 };
+
+typedef struct builder {
+    tagc_sim_job *job;
+    int capacity_ops, capacity_transfers, failed;
+    double remote_share;
+} builder;
+
+/* ---- work ---- */
+
+/* A dense step touches memory and little else. */
+static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
+    double n_unit = (double)r->options.n_elems, n_shard = n_unit / r->n_ranks;
+    int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
+    double add = (is_bf16 ? 6 : 0) + 12; /* widen, then read two and write one */
+    if (is_bf16) out->phase_s[TAGC_PHASE_ENCODE] = n_unit * 6 * byte_s;
+    out->phase_s[TAGC_PHASE_DECODE] = n_shard * (r->n_ranks * add + 12) * byte_s; /* scale, look for NaN */
+    if (is_bf16 && r->options.all_reduce) out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
+}
+
+/* The measured setting that is nearest: the same exchange, then sparsity, then ratio. */
+static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_costs *costs) {
+    const tagc_codec_cost *best = NULL;
+    double least = (double)INFINITY;
+    for (int i = 0; i < costs->n_codec; i++) {
+        const tagc_codec_cost *c = &costs->codec[i];
+        if (c->exchange != r->options.exchange) continue;
+        double density = fmax(1 - r->options.sparsity, 1e-6), measured = fmax(1 - c->sparsity, 1e-6);
+        double off = 4 * fabs(log(density / measured)) + fabs(log((r->options.ratio + 1) / (c->ratio + 1)));
+        if (off >= least) continue;
+        least = off;
+        best = c;
+    }
+    return best;
+}
+
+tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs, double union_density,
+                                tagc_phase_work *out) {
+    *out = (tagc_phase_work){0};
+    if (!costs || r->n_ranks == 1) return TAGC_OK;
+    if (r->options.exchange == TAGC_EXCHANGE_DENSE) {
+        dense_work(r, costs->byte_s, out);
+    } else {
+        const tagc_codec_cost *cost = find_cost(r, costs);
+        if (!cost)
+            return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s takes to compute",
+                             r->options.exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed");
+        /* Encoding and decoding touch the union, selecting and indexing the whole unit. */
+        double scale = cost->union_density > 0 ? union_density / cost->union_density : 1;
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+            int of_union = phase == TAGC_PHASE_ENCODE || phase == TAGC_PHASE_DECODE;
+            out->phase_s[phase] = cost->elem_s[phase] * (double)r->options.n_elems * (of_union ? scale : 1);
+        }
+    }
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++) out->phase_s[phase] *= costs->codec_factor;
+    return TAGC_OK;
+}
+
+/* ---- building ---- */
+
+static void add_op(builder *b, tagc_sim_op op) {
+    tagc_sim_job *job = b->job;
+    if (job->n_ops == b->capacity_ops) {
+        b->capacity_ops = b->capacity_ops ? 2 * b->capacity_ops : 64;
+        tagc_sim_op *ops = realloc(job->ops, (size_t)b->capacity_ops * sizeof *ops);
+        if (!ops) {
+            b->failed = 1;
+            b->capacity_ops = job->n_ops;
+            return;
+        }
+        job->ops = ops;
+    }
+    job->ops[job->n_ops++] = op;
+}
+
+static void work(builder *b, double s) {
+    if (s > 0) add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WORK, .work_s = s});
+}
+
+static void wait(builder *b, int transfer) {
+    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WAIT, .transfer = transfer});
+}
+
+/* Returns the transfer's number. */
+static int post(builder *b, double n_bytes) {
+    tagc_sim_job *job = b->job;
+    if (job->n_transfers == b->capacity_transfers) {
+        b->capacity_transfers = b->capacity_transfers ? 2 * b->capacity_transfers : 32;
+        tagc_sim_transfer *transfers =
+            realloc(job->transfers, (size_t)b->capacity_transfers * sizeof *transfers);
+        if (!transfers) {
+            b->failed = 1;
+            b->capacity_transfers = job->n_transfers;
+            return 0;
+        }
+        job->transfers = transfers;
+    }
+    job->transfers[job->n_transfers] = (tagc_sim_transfer){.remote_bytes = n_bytes * b->remote_share,
+                                                           .local_bytes = n_bytes * (1 - b->remote_share)};
+    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = job->n_transfers});
+    return job->n_transfers++;
+}
+
+static void agree(builder *b, double n_bytes) {
+    wait(b, post(b, n_bytes));
+}
+
+static void dense_step(builder *b, const tagc_reduction *r, const double *phase_s) {
+    const double *n_bytes = r->volume.n_bytes;
+    int in[MAX_CHUNKS], out[MAX_CHUNKS];
+    size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
+    size_t n_real = chunk ? (shard + chunk - 1) / chunk : 1;
+    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.all_reduce;
+    double encode_s = phase_s[TAGC_PHASE_ENCODE] / n, decode_s = phase_s[TAGC_PHASE_DECODE] / n;
+    for (int c = 0; c < n && c < DEPTH; c++) {
+        work(b, encode_s);
+        in[c] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+    }
+    for (int c = 0; c < n; c++) {
+        wait(b, in[c]);
+        work(b, decode_s);
+        if (is_all && c >= DEPTH) wait(b, out[c - DEPTH]);
+        if (is_all) out[c] = post(b, n_bytes[TAGC_LEG_RESULT] / n);
+        if (c + DEPTH >= n) continue;
+        work(b, encode_s);
+        in[c + DEPTH] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+    }
+    for (int c = n > DEPTH ? n - DEPTH : 0; is_all && c < n; c++) wait(b, out[c]);
+    agree(b, n_bytes[TAGC_LEG_CONTROL]);
+}
+
+/* Peers drawn together into at most MAX_PEERS; the own shard is one more piece of work. */
+static void indexed_step(builder *b, const tagc_reduction *r, const double *phase_s) {
+    const double *n_bytes = r->volume.n_bytes;
+    int n_others = r->n_ranks - 1, n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
+    double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0;
+    double index_bytes = n_bytes[TAGC_LEG_INDEX] / 2; /* to the owners; the unions come back as large */
+    double agree_bytes = n_bytes[TAGC_LEG_CONTROL] / (r->volume.sketching ? 2 : 1);
+    for (int s = 0; s < n; s++) {
+        work(b, each * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
+        moving[s] = post(b, index_bytes / n);
+    }
+    work(b, own * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
+    for (int s = 0; s < n; s++) wait(b, moving[s]);
+    work(b, phase_s[TAGC_PHASE_INDEX] / 3);
+    wait(b, post(b, index_bytes));
+    work(b, phase_s[TAGC_PHASE_INDEX] / 3);
+    int agreement = post(b, agree_bytes);
+    for (int s = 0; s < n; s++) {
+        work(b, each * phase_s[TAGC_PHASE_ENCODE]);
+        if (s == 0) wait(b, agreement);
+        moving[s] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+    }
+    work(b, own * phase_s[TAGC_PHASE_ENCODE]);
+    /* A sketch is planned while its cells travel. */
+    double ahead = r->volume.sketching ? 0.5 : 0;
+    work(b, ahead * phase_s[TAGC_PHASE_DECODE]);
+    for (int s = 0; s < n; s++) wait(b, moving[s]);
+    work(b, (1 - ahead) * phase_s[TAGC_PHASE_DECODE]);
+    if (r->volume.sketching) agree(b, agree_bytes);
+    if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT]));
+}
+
+tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *phases, tagc_sim_job *out) {
+    *out = (tagc_sim_job){0};
+    builder b = {.job = out};
+    for (int k = 0; k < flat->n_reductions; k++) {
+        const tagc_reduction *r = &flat->reductions[k];
+        b.remote_share = r->remote_share;
+        if (r->n_ranks == 1) continue; /* nothing travels, and what is computed is next to nothing */
+        if (r->options.exchange == TAGC_EXCHANGE_DENSE)
+            dense_step(&b, r, phases[k].phase_s);
+        else
+            indexed_step(&b, r, phases[k].phase_s);
+    }
+    if (!b.failed) return TAGC_OK;
+    tagc_job_destroy(out);
+    return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
+}
+
+void tagc_job_destroy(tagc_sim_job *job) {
+    free(job->ops);
+    free(job->transfers);
+    *job = (tagc_sim_job){0};
+}

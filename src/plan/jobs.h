@@ -1,0 +1,21 @@
+/* What a reducer does on the worker, as a list for the clock. */
+#ifndef TAGC_PLAN_JOBS_H
+#define TAGC_PLAN_JOBS_H
+
+#include "plan/clock.h"
+#include "plan/deployment.h"
+
+/* Work in seconds of one step over a whole unit. */
+typedef struct tagc_phase_work {
+    double phase_s[TAGC_N_PHASES];
+} tagc_phase_work;
+
+/* TAGC_ERR_UNSUPPORTED when the costs say nothing of the reduction's exchange. costs NULL: free. */
+tagc_status tagc_reduction_work(const tagc_reduction *reduction, const tagc_costs *costs,
+                                double union_density, tagc_phase_work *out);
+
+/* The steps of all reductions of a flat, one after the other. */
+tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *work, tagc_sim_job *out);
+void tagc_job_destroy(tagc_sim_job *job);
+
+#endif

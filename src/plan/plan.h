@@ -1,0 +1,112 @@
+/* Planning: what a deployment would hold, send and take, without running it.
+ *
+ *   setup      a model, ranks and hosts, a batch, options of the engine, a placement
+ *   volume     bytes per leg and optimizer step, and memory: exact, from the code that lays out real engines
+ *   costs      what a machine takes for a product, a byte, an element: fitted to measured iterations
+ *   forecast   a simulated optimizer step with these costs */
+#ifndef TAGC_PLAN_PLAN_H
+#define TAGC_PLAN_PLAN_H
+
+#include "fsdp/fsdp.h"
+#include "gpt2/gpt2.h"
+
+/* ---- setup ---- */
+
+typedef enum tagc_placement {
+    TAGC_PLACE_NONE = 0,  /* everything replicated (DDP) */
+    TAGC_PLACE_ZERO1 = 1, /* optimizer sharded */
+    TAGC_PLACE_ZERO2 = 2, /* gradients too */
+    TAGC_PLACE_ZERO3 = 3, /* parameters too */
+    TAGC_PLACE_HYBRID = 4 /* ZeRO-3 within a host, replicas across hosts */
+} tagc_placement;
+
+typedef struct tagc_placement_info {
+    const char *name, *parameters, *gradients, *optimizer, *residuals;
+    int is_run; /* 0: tagc train has no such engine; the plan is composed of legs that it has */
+} tagc_placement_info;
+
+const tagc_placement_info *tagc_placement_describe(int placement);
+int tagc_placement_of_sharding(int sharding);
+
+typedef struct tagc_setup {
+    tagc_gpt2_config model;
+    int world_size, n_hosts; /* n_hosts divides world_size */
+    int n_batch, n_tokens;   /* of a rank and micro-step */
+    int placement;
+    tagc_fsdp_options engine; /* its sharding is the placement's */
+    double
+        union_density; /* of what indexed exchanges keep; < 0: 1 - sparsity of every rank, independent of the others */
+} tagc_setup;
+
+/* TAGC_ERR_ARGUMENT names what is wrong. */
+tagc_status tagc_setup_check(const tagc_setup *setup);
+/* The density that counts: union_density, or 1 - (1 - p)^ranks. */
+double tagc_setup_union(const tagc_setup *setup);
+
+/* ---- volume and memory ---- */
+
+typedef struct tagc_plan_volume {
+    double n_bytes[TAGC_N_LEGS];      /* sent by one rank in an optimizer step, mean over ranks */
+    double n_host_bytes[TAGC_N_LEGS]; /* of these, sent by all ranks of one host to other hosts */
+    double n_bytes_compressed; /* gradients' index, values, leftovers and results of compressed flats alone */
+    uint64_t n_params, n_compressed;
+} tagc_plan_volume;
+
+typedef struct tagc_plan_memory {
+    tagc_fsdp_memory engine; /* as tagc_fsdp_memory_used tells */
+    uint64_t buffers;        /* of reducers and gatherers, without what MPI takes */
+    uint64_t total;          /* without activations */
+    uint64_t state;          /* of the above: parameters, gradients and moments that outlive a pass */
+} tagc_plan_memory;
+
+tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory);
+
+/* ---- costs ---- */
+
+/* Seconds per element of a unit on the codec, for one kind of exchange. */
+typedef struct tagc_codec_cost {
+    int exchange; /* tagc_exchange: sketch or packed */
+    double sparsity, ratio, union_density;
+    double elem_s[TAGC_N_PHASES]; /* WAIT is not used */
+} tagc_codec_cost;
+
+enum { TAGC_MAX_CODEC_COSTS = 64 };
+
+typedef struct tagc_costs {
+    double flop_s;         /* of a matrix product */
+    double optimizer_s;    /* per element owned */
+    double byte_s;         /* of memory read or written */
+    double codec_factor;   /* on what codecs were measured to take alone */
+    double overhead_s;     /* of a transfer, besides latency */
+    double queue_bytes;    /* before a transfer that shares the link */
+    double link_share;     /* of the link's rate that transfers reach */
+    double cpu_s_per_byte; /* of moving bytes */
+    double poll_cores;     /* of the comm thread while something is under way */
+    double cores;          /* that the ranks of one machine share */
+    int ranks_per_machine; /* 0: as many as on a host. Hosts of a lab share one machine */
+    tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
+    int n_codec;
+} tagc_costs;
+
+/* All that is known without a measurement: nothing costs anything, one core per rank. */
+void tagc_costs_init(tagc_costs *costs);
+
+/* ---- forecast ---- */
+
+typedef struct tagc_plan_link {
+    double latency_s, bytes_per_s; /* of a host, each direction, as a plain transfer gets it */
+    double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
+} tagc_plan_link;
+
+typedef struct tagc_forecast {
+    double iteration_s; /* one optimizer step */
+    double compute_s, wait_gather_s, wait_reduce_s, optimizer_s;
+    double comm_s, codec_s;      /* so long transfers were under way, so long the codec worked */
+    double n_bytes[TAGC_N_LEGS]; /* that the simulated engine sent: equal to tagc_plan_count's */
+} tagc_forecast;
+
+/* TAGC_ERR_UNSUPPORTED when the costs say nothing about an exchange of the setup. */
+tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
+                               tagc_forecast *out);
+
+#endif

@@ -1,0 +1,169 @@
+/* Planned bytes and memory against real engines that train: equal, leg by leg, for every sharding, wrap, policy,
+ * exchange, wire and way of accumulating. Shares of a rank differ by where unions lie, so all ranks together are
+ * compared. What depends on the data, the size of the unions, is taken from the run. */
+#include "small_gpt2.h"
+
+#include "plan/plan.h"
+
+#ifdef TAGC_SANITIZED
+enum { STRIDE = 7 };
+#else
+enum { STRIDE = 1 };
+#endif
+
+static const tagc_gpt2_config tiny = {2, 2, 16, 8, 40, 0}, tied = {2, 2, 16, 8, 40, 1};
+/* Its embedding and head are above 2 M elements: the paper's wrap has something to wrap. */
+static const tagc_gpt2_config large = {1, 1, 64, 8, 31300, 0}, large_tied = {1, 1, 64, 8, 31300, 1};
+
+/* Elements of compressed flats with their padding: what a density refers to. */
+static double padded_compressed(const small_run *run) {
+    tagc_fsdp_options options = run->options;
+    double n = 0;
+    tagc_gpt2_config config = run->config;
+    /* A packed exchange that keeps everything has everything in its union. */
+    tagc_setup setup = {.model = config,
+                        .world_size = run->world_size,
+                        .n_hosts = 1,
+                        .n_batch = 1,
+                        .n_tokens = 1,
+                        .placement = tagc_placement_of_sharding(options.sharding),
+                        .engine = options};
+    tagc_plan_volume none, all;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
+    setup.engine.reducer.wire = TAGC_WIRE_FP32;
+    setup.engine.reducer.sparsity = 0;
+    setup.union_density = 0;
+    assert_int_equal(tagc_plan_count(&setup, &none, NULL), TAGC_OK);
+    setup.union_density = 1;
+    assert_int_equal(tagc_plan_count(&setup, &all, NULL), TAGC_OK);
+    int n_exchanges = options.exchange_each_micro_step ? options.n_micro_steps : 1;
+    n = (all.n_bytes[TAGC_LEG_VALUES] - none.n_bytes[TAGC_LEG_VALUES]) / n_exchanges / 4;
+    return n * run->world_size / (run->world_size - 1);
+}
+
+static void compare(small_run *run, const char *what) {
+    small_train(run);
+    tagc_setup setup = {.model = run->config,
+                        .world_size = run->world_size,
+                        .n_hosts = 1,
+                        .n_batch = run->n_sequences / run->world_size / run->options.n_micro_steps,
+                        .n_tokens = run->n_tokens,
+                        .placement = tagc_placement_of_sharding(run->options.sharding),
+                        .engine = run->options,
+                        .union_density = -1};
+    double n_union = (double)run->stats[0].n_union;
+    if (n_union > 0 && run->world_size > 1 && run->options.reducer.exchange != TAGC_EXCHANGE_DENSE) {
+        int n_exchanges = run->options.exchange_each_micro_step ? run->options.n_micro_steps : 1;
+        setup.union_density = n_union / n_exchanges / padded_compressed(run);
+    }
+    tagc_plan_volume volume;
+    tagc_plan_memory memory;
+    assert_int_equal(tagc_plan_count(&setup, &volume, &memory), TAGC_OK);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        double counted = 0, planned = volume.n_bytes[leg] * run->world_size;
+        for (int r = 0; r < run->world_size; r++) counted += (double)run->stats[r].n_bytes_sent[leg];
+        if (fabs(planned - counted) > 0.01)
+            fail_msg("%s, W %d sharding %d wrap %d policy %d exchange %d micro %d each %d: %s planned %.3f, "
+                     "counted %.0f",
+                     what, run->world_size, run->options.sharding, run->options.wrap, run->options.policy,
+                     run->options.reducer.exchange, run->options.n_micro_steps,
+                     run->options.exchange_each_micro_step, tagc_leg_name(leg), planned, counted);
+    }
+    assert_int_equal(memory.engine.parameters, run->memory.parameters);
+    assert_int_equal(memory.engine.gradients, run->memory.gradients);
+    assert_int_equal(memory.engine.optimizer, run->memory.optimizer);
+    assert_int_equal(memory.engine.residuals, run->memory.residuals);
+}
+
+static small_run make(const tagc_gpt2_config *config, int world_size) {
+    small_run run = {.config = *config,
+                     .world_size = world_size,
+                     .n_sequences = 2 * world_size,
+                     .n_tokens = 4,
+                     .n_steps = 2,
+                     .lr = 1e-3};
+    tagc_fsdp_options_init(&run.options);
+    return run;
+}
+
+/* Sharding x accumulation x policy x exchange, for W = 1 .. 8. */
+static void every_placement(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 3 * 3 * 3 * 2; variant++) {
+        small_run run = make(variant % 2 ? &tied : &tiny, 1 + variant % 8);
+        run.options.sharding = variant % 3;
+        run.options.n_micro_steps = variant / 3 % 3 == 0 ? 1 : 2;
+        run.options.exchange_each_micro_step = variant / 3 % 3 == 2;
+        run.options.policy = variant / 9 % 3;
+        run.options.prefetch = variant / 2 % 4;
+        run.options.grads_in_flight = 1 + variant % 3;
+        run.options.reducer.exchange = variant / 27 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DENSE;
+        run.options.reducer.sparsity = 0.9;
+        if (run.options.policy == TAGC_POLICY_PAPER) run.options.policy = TAGC_POLICY_ALL;
+        if (variant % STRIDE == 0) compare(&run, "placement");
+    }
+}
+
+static void both_wraps(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        small_run run = make(variant / 6 ? &large_tied : &large, 2 + variant % 3);
+        run.options.wrap = TAGC_WRAP_MATRIX;
+        run.options.policy = TAGC_POLICY_PAPER;
+        run.options.sharding = variant % 3;
+        run.options.prefetch = variant / 3 % 2;
+        run.n_steps = 1;
+        if (variant % STRIDE == 0) compare(&run, "wrap matrix");
+    }
+}
+
+static void every_wire_and_index(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 3 * 2 * 2 * 3; variant++) {
+        small_run run = make(&tiny, 2 + variant % 3);
+        run.options.sharding = variant % 3;
+        run.options.gather_wire = variant / 3 % 2;
+        run.options.dense_wire = variant / 6 % 2;
+        run.options.reducer.index = variant / 12;
+        run.options.reducer.sparsity = 0.95;
+        if (variant % STRIDE == 0) compare(&run, "wire and index");
+    }
+}
+
+/* Fixed ratios: the cells do not depend on the data. At 4 and 80 % everything peels or is estimated. */
+static void sketches(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 3 * 3 * 2; variant++) {
+        small_run run = make(&tiny, 2 + 2 * (variant % 2));
+        run.options.sharding = variant % 3;
+        run.options.reducer.exchange = TAGC_EXCHANGE_SKETCH;
+        run.options.reducer.index = variant / 3 % 3;
+        run.options.reducer.ratio = variant / 9 ? 10 : 2;
+        run.options.reducer.sparsity = 0.9;
+        run.options.reducer.unpeeled = TAGC_UNPEELED_ESTIMATE;
+        if (variant % STRIDE == 0) compare(&run, "sketch");
+    }
+}
+
+/* Many micro-steps are extrapolated from a few. */
+static void long_accumulation(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        small_run run = make(&tiny, 2);
+        run.n_sequences = 2 * 9;
+        run.options.n_micro_steps = 9;
+        run.options.sharding = variant % 3;
+        run.options.exchange_each_micro_step = variant / 3;
+        run.options.policy = TAGC_POLICY_NONE;
+        if (variant % STRIDE == 0) compare(&run, "accumulation");
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_placement),      cmocka_unit_test(both_wraps),
+        cmocka_unit_test(every_wire_and_index), cmocka_unit_test(sketches),
+        cmocka_unit_test(long_accumulation),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
