@@ -1,10 +1,10 @@
 /* tagc compare: several runs in one table and one picture. */
-#include "report/chart.h"
 #include "cli/commands.h"
 #include "cli/paths.h"
 #include "cli/ranks.h"
-#include "report/runlog.h"
 #include "core/status.h"
+#include "report/charts.h"
+#include "report/runlog.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,7 +167,12 @@ static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
     tagc_status status = TAGC_OK;
     for (int i = 0; i < n_runs && status == TAGC_OK; i++) {
         const tagc_runlog *run = &runs[i];
-        series[i] = (tagc_series){run->label, run->eval_steps, run->val_losses, run->n_evals};
+        series[i] = (tagc_series){.label = run->label,
+                                  .color = i,
+                                  .x = run->eval_steps,
+                                  .y = run->val_losses,
+                                  .n_points = run->n_evals,
+                                  .has_points = 1};
         if (has_evals) continue;
         double *x = values[2 * i] = malloc((size_t)run->n_steps * sizeof *x);
         double *y = values[2 * i + 1] = malloc((size_t)run->n_steps * sizeof *y);
@@ -179,7 +184,7 @@ static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
             x[step] = run->steps[step].step;
             y[step] = run->steps[step].loss;
         }
-        series[i] = (tagc_series){run->label, x, y, run->n_steps};
+        series[i] = (tagc_series){.label = run->label, .color = i, .x = x, .y = y, .n_points = run->n_steps};
     }
     tagc_chart chart = {.title = has_evals ? "Validation loss" : "Training loss",
                         .x_label = "optimizer step",

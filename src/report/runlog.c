@@ -2,16 +2,14 @@
 #include "report/runlog.h"
 
 #include "core/status.h"
+#include "report/results.h"
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum { PATH_BYTES = 4096 };
-
-static const char *const leg_names[TAGC_N_LEGS] = {"index",  "values", "leftover",
-                                                   "result", "gather", "control"};
 
 static double number(const json_t *object, const char *name) {
     const json_t *value = json_object_get(object, name);
@@ -46,23 +44,23 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
         .n_unpeeled = number(line, "n_unpeeled"),
         .n_lost = number(line, "n_lost"),
     };
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, leg_names[leg]);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_names[leg]);
     return TAGC_OK;
 }
 
-static tagc_status add_eval(tagc_runlog *log, const json_t *line) {
+tagc_status tagc_runlog_add_eval(tagc_runlog *log, double step, double val_loss) {
     double *steps = grown(log->eval_steps, log->n_evals, sizeof *steps);
     if (steps) log->eval_steps = steps;
     double *losses = grown(log->val_losses, log->n_evals, sizeof *losses);
     if (losses) log->val_losses = losses;
     if (!steps || !losses)
         return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the losses of %s", log->label);
-    steps[log->n_evals] = number(line, "step");
-    losses[log->n_evals++] = number(line, "val_loss");
+    steps[log->n_evals] = step;
+    losses[log->n_evals++] = val_loss;
     return TAGC_OK;
 }
 
-static tagc_status add_line(tagc_runlog *log, const json_t *line) {
+static tagc_status add_line(tagc_runlog *log, json_t *line) {
     const char *type = json_string_value(json_object_get(line, "type"));
     int has_step = type && (strcmp(type, "step") == 0 || strcmp(type, "eval") == 0);
     if (has_step && !json_is_number(json_object_get(line, "step")))
@@ -72,10 +70,11 @@ static tagc_status add_line(tagc_runlog *log, const json_t *line) {
         log->world_size = world_size >= 1 && world_size < 1e6 ? (int)world_size : 1;
         log->n_params = number(line, "n_params");
         log->n_compressed = number(line, "n_compressed");
+        if (!log->about) log->about = json_incref(line);
     } else if (type && strcmp(type, "step") == 0) {
         return add_step(log, line);
     } else if (type && strcmp(type, "eval") == 0) {
-        return add_eval(log, line);
+        return tagc_runlog_add_eval(log, number(line, "step"), number(line, "val_loss"));
     }
     return TAGC_OK;
 }
@@ -94,6 +93,7 @@ static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
         } else if (text[n - 1] == '\n') {
             status = tagc_fail(TAGC_ERR_CORRUPT, "%s line %d is no JSON: %s", path, at, error.text);
         }
+        log->is_torn = !line;
         json_decref(line);
     }
     free(text);
@@ -103,7 +103,10 @@ static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
 /* The last part of a path, as people name runs. */
 static void make_label(const char *dir, char *label, size_t n_bytes) {
     size_t end = strlen(dir);
+    static const char file[] = "/metrics.jsonl";
     while (end > 1 && dir[end - 1] == '/') end--;
+    size_t n_file = sizeof file - 1;
+    if (end > n_file && strncmp(dir + end - n_file, file, n_file) == 0) end -= n_file;
     size_t start = end;
     while (start > 0 && dir[start - 1] != '/') start--;
     snprintf(label, n_bytes, "%.*s", (int)(end - start), dir + start);
@@ -111,9 +114,11 @@ static void make_label(const char *dir, char *label, size_t n_bytes) {
 
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
     char path[PATH_BYTES];
-    *out = (tagc_runlog){.world_size = 1};
+    *out = (tagc_runlog){.world_size = 1, .seed = (double)NAN};
+    struct stat about;
+    int is_file = stat(dir, &about) == 0 && !S_ISDIR(about.st_mode);
     make_label(dir, out->label, sizeof out->label);
-    if ((size_t)snprintf(path, sizeof path, "%s/metrics.jsonl", dir) >= sizeof path)
+    if ((size_t)snprintf(path, sizeof path, "%s%s", dir, is_file ? "" : "/metrics.jsonl") >= sizeof path)
         return tagc_fail(TAGC_ERR_IO, "%.100s...: the path is too long", dir);
     FILE *file = fopen(path, "r");
     if (!file)
@@ -128,6 +133,7 @@ tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
 }
 
 void tagc_runlog_destroy(tagc_runlog *log) {
+    json_decref(log->about);
     free(log->steps);
     free(log->eval_steps);
     free(log->val_losses);
@@ -139,14 +145,14 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static int first_step(const tagc_runlog *log) {
+int tagc_runlog_first(const tagc_runlog *log) {
     return log->n_steps > 4 ? 2 : 0;
 }
 
 double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
     int n = 0;
     double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values), median = (double)NAN;
-    for (int i = first_step(log); values && i < log->n_steps; i++) {
+    for (int i = tagc_runlog_first(log); values && i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
         if (isfinite(value)) values[n++] = value;
     }
@@ -161,7 +167,7 @@ double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
 double tagc_runlog_mean(const tagc_runlog *log, size_t offset) {
     double sum = 0;
     int n = 0;
-    for (int i = first_step(log); i < log->n_steps; i++) {
+    for (int i = tagc_runlog_first(log); i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
         if (!isfinite(value)) continue;
         sum += value;

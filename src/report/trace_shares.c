@@ -1,0 +1,184 @@
+/* Windows of a trace and the shares of time in them: lengths of unions of spans, since transfers overlap each other. */
+#include "report/trace_file.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WINDOWS = 64 };
+
+typedef struct span_list {
+    tagc_window *spans; /* (n), by start */
+    int n;
+} span_list;
+
+static double covered_s(const span_list *list, tagc_window window) {
+    double total = 0, until = window.start_s;
+    for (int i = 0; i < list->n && list->spans[i].start_s < window.end_s; i++) {
+        double from = fmax(list->spans[i].start_s, until), to = fmin(list->spans[i].end_s, window.end_s);
+        if (to <= from) continue;
+        total += to - from;
+        until = to;
+    }
+    return total;
+}
+
+static int is_computing(const tagc_span *span) {
+    return span->track == 0 && span->kind != TAGC_SPAN_STALL;
+}
+static int is_communicating(const tagc_span *span) {
+    return span->track >= 2;
+}
+static int is_exchanging(const tagc_span *span) {
+    return span->track >= 2 && span->kind >= TAGC_SPAN_LEG && span->kind < TAGC_SPAN_LEG + TAGC_LEG_GATHER;
+}
+static int is_either(const tagc_span *span) {
+    return is_computing(span) || is_communicating(span);
+}
+
+static int select_spans(const tagc_trace_file *trace, int rank, int (*is_wanted)(const tagc_span *),
+                        span_list *out) {
+    out->n = 0;
+    out->spans = malloc(((size_t)trace->n_spans + 1) * sizeof *out->spans);
+    for (int i = 0; out->spans && i < trace->n_spans; i++)
+        if (trace->spans[i].rank == rank && is_wanted(&trace->spans[i]))
+            out->spans[out->n++] = (tagc_window){trace->spans[i].start_s, trace->spans[i].end_s};
+    return out->spans != NULL;
+}
+
+static int by_start(const void *a, const void *b) {
+    const tagc_window *x = a, *y = b;
+    return (x->start_s > y->start_s) - (x->start_s < y->start_s);
+}
+
+/* From the first transfer of a unit's exchange to its last; the unit's next forward pass ends it. */
+static int select_exchanges(const tagc_trace_file *trace, int rank, span_list *out) {
+    out->n = 0;
+    out->spans = malloc(((size_t)trace->n_spans + 1) * sizeof *out->spans);
+    int *open = malloc(((size_t)trace->n_units + 1) * sizeof *open); /* the place in out, or -1 */
+    int has_memory = out->spans && open;
+    for (int u = 0; has_memory && u < trace->n_units; u++) open[u] = -1;
+    for (int i = 0; has_memory && i < trace->n_spans; i++) {
+        const tagc_span *span = &trace->spans[i];
+        if (span->rank != rank || span->unit < 0) continue;
+        if (span->kind == TAGC_SPAN_FORWARD) open[span->unit] = -1;
+        if (!is_exchanging(span)) continue;
+        if (open[span->unit] < 0) {
+            open[span->unit] = out->n;
+            out->spans[out->n++] = (tagc_window){span->start_s, span->end_s};
+        }
+        tagc_window *exchange = &out->spans[open[span->unit]];
+        exchange->end_s = fmax(exchange->end_s, span->end_s);
+    }
+    if (has_memory) qsort(out->spans, (size_t)out->n, sizeof *out->spans, by_start);
+    free(open);
+    return has_memory;
+}
+
+int tagc_trace_has_unit(const char *units, const char *unit) {
+    while (*units) {
+        size_t n = strcspn(units, ",");
+        if (n > 0 && strncmp(units, unit, n) == 0 && (unit[n] == 0 || unit[n] == '.')) return 1;
+        units += n + (units[n] == ',');
+    }
+    return 0;
+}
+
+/* Steps end with the last part of the optimizer. */
+static int find_steps(const tagc_trace_file *trace, int rank, tagc_window *windows) {
+    double from = -1, optimizer_end = -1, last = 0;
+    int n = 0, has_start = 0;
+    for (int i = 0; i < trace->n_spans && n < MAX_WINDOWS; i++) {
+        const tagc_span *span = &trace->spans[i];
+        if (span->rank != rank) continue;
+        if (!has_start) from = span->start_s;
+        has_start = 1;
+        last = fmax(last, span->end_s);
+        if (span->track != 0) continue;
+        if (span->kind == TAGC_SPAN_OPTIMIZER) optimizer_end = span->end_s;
+        if (span->kind == TAGC_SPAN_FORWARD && optimizer_end > from) {
+            windows[n++] = (tagc_window){from, optimizer_end};
+            from = optimizer_end;
+        }
+    }
+    if (n < MAX_WINDOWS && optimizer_end > from) windows[n++] = (tagc_window){from, optimizer_end};
+    if (n == 0 && last > from) windows[n++] = (tagc_window){from, last};
+    return n;
+}
+
+static int find_backwards(const tagc_trace_file *trace, int rank, const char *units, tagc_window *windows) {
+    int n = 0, is_open = 0;
+    for (int i = 0; i < trace->n_spans && n < MAX_WINDOWS; i++) {
+        const tagc_span *span = &trace->spans[i];
+        if (span->rank != rank || !is_computing(span)) continue;
+        int is_wanted = span->kind == TAGC_SPAN_BACKWARD && span->unit >= 0 &&
+                        tagc_trace_has_unit(units, trace->units[span->unit]);
+        if (!is_open && is_wanted) windows[n] = (tagc_window){span->start_s, span->end_s};
+        if (is_open) windows[n].end_s = is_wanted ? span->end_s : span->start_s;
+        n += is_open && !is_wanted;
+        is_open = is_wanted;
+    }
+    return n < MAX_WINDOWS ? n + is_open : n;
+}
+
+static int find_windows(const tagc_trace_file *trace, int rank, const char *units, tagc_window *windows) {
+    return units ? find_backwards(trace, rank, units, windows) : find_steps(trace, rank, windows);
+}
+
+static int by_length(const void *a, const void *b) {
+    const tagc_window *x = a, *y = b;
+    double first = x->end_s - x->start_s, second = y->end_s - y->start_s;
+    return (first > second) - (first < second);
+}
+
+tagc_window tagc_trace_step(const tagc_trace_file *trace) {
+    tagc_window windows[MAX_WINDOWS] = {{0}};
+    int n = find_steps(trace, 0, windows);
+    qsort(windows, (size_t)n, sizeof windows[0], by_length);
+    return windows[n > 0 ? (n - 1) / 2 : 0];
+}
+
+static void add_rank(const tagc_trace_file *trace, int rank, const tagc_window *windows, int n,
+                     tagc_shares *sum) {
+    enum { COMPUTING, COMMUNICATING, EXCHANGING, GAPS, EITHER, N_LISTS };
+    span_list lists[N_LISTS] = {{0}};
+    int has_memory = select_spans(trace, rank, is_computing, &lists[COMPUTING]) &&
+                     select_spans(trace, rank, is_communicating, &lists[COMMUNICATING]) &&
+                     select_spans(trace, rank, is_exchanging, &lists[EXCHANGING]) &&
+                     select_exchanges(trace, rank, &lists[GAPS]) &&
+                     select_spans(trace, rank, is_either, &lists[EITHER]);
+    for (int w = 0; has_memory && w < n; w++) {
+        double length = windows[w].end_s - windows[w].start_s, share[N_LISTS];
+        if (!(length > 0)) continue;
+        for (int k = 0; k < N_LISTS; k++) share[k] = covered_s(&lists[k], windows[w]) / length;
+        sum->computing += share[COMPUTING];
+        sum->communicating += share[COMMUNICATING];
+        sum->exchanging += share[EXCHANGING];
+        sum->exchanging_with_gaps += share[GAPS];
+        sum->overlapped += share[COMPUTING] + share[COMMUNICATING] - share[EITHER];
+        sum->length_s += length;
+        sum->n++;
+    }
+    for (int k = 0; k < N_LISTS; k++) free(lists[k].spans);
+}
+
+tagc_shares tagc_trace_shares(const tagc_trace_file *trace, const char *units) {
+    enum { MOST_RANKS = 16 }; /* enough for a mean */
+    tagc_shares shares = {0};
+    for (int rank = 0; rank < trace->n_ranks && rank < MOST_RANKS; rank++) {
+        tagc_window windows[MAX_WINDOWS];
+        int n = find_windows(trace, rank, units, windows);
+        add_rank(trace, rank, windows, n, &shares);
+        if (rank > 0 || n == 0) continue;
+        qsort(windows, (size_t)n, sizeof windows[0], by_length);
+        shares.shown = windows[(n - 1) / 2];
+    }
+    if (shares.n == 0) return (tagc_shares){0};
+    shares.length_s /= shares.n;
+    shares.computing /= shares.n;
+    shares.communicating /= shares.n;
+    shares.exchanging /= shares.n;
+    shares.exchanging_with_gaps /= shares.n;
+    shares.overlapped = fmax(shares.overlapped, 0) / shares.n;
+    return shares;
+}
