@@ -44,3 +44,16 @@ def write_atomically(path, text):
     except OSError as error:
         part.unlink(missing_ok=True)
         raise LabError(f"{path}: {error.strerror}") from None
+
+
+def read_toml(path):
+    try:
+        import tomllib
+    except ImportError:
+        raise LabError("the lab needs Python 3.11 or newer (tomllib)") from None
+    try:
+        return tomllib.loads(pathlib.Path(path).read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LabError(f"{path}: {error}") from None
+    except OSError as error:
+        raise LabError(f"{path}: {error.strerror}") from None

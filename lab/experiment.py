@@ -3,7 +3,7 @@ value and what is allowed."""
 import dataclasses
 import re
 
-from common import LAB, LabError, nearest
+from common import LAB, LabError, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
 VIEWS = ("times", "bits", "losses", "timeline")
@@ -120,19 +120,6 @@ def path_of(name):
     return path
 
 
-def _parse(path):
-    try:
-        import tomllib
-    except ImportError:
-        raise LabError("experiment files need Python 3.11 or newer (tomllib)") from None
-    try:
-        return tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise LabError(f"{path}: {error}") from None
-    except OSError as error:
-        raise LabError(f"{path}: {error.strerror}") from None
-
-
 def _check(where, table, keys):
     for key, value in table.items():
         if key not in keys:
@@ -152,7 +139,7 @@ def _merged(below, above):
 
 def read(path, quick=False):
     """The experiment in a file, checked. quick: with what its table [quick] says in its place."""
-    settings = _parse(path)
+    settings = read_toml(path)
     quicker, cases = settings.pop("quick", {}), settings.pop("case", [{}])
     for key, value, kind in (("quick", quicker, dict), ("case", cases, list)):
         if not isinstance(value, kind):

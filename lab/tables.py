@@ -3,19 +3,17 @@ stands in a table is typed by hand."""
 import pathlib
 import re
 import statistics
-import tomllib
 
 import formulas
 import linkcheck
 import results
-from common import LAB, LabError, write_atomically
+from common import LAB, LabError, read_toml, write_atomically
 
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
 
 
 def paper(name):
-    with open(LAB / "paper.toml", "rb") as file:
-        return tomllib.load(file).get(name, {})
+    return read_toml(LAB / "paper.toml").get(name, {})
 
 
 def grid(head, rows):
@@ -227,7 +225,7 @@ def losses(result):
     sent = {label: total_bits(carrier) for label, _, carrier in carriers(result)}
     rows = []
     for label, of_seed in by_label.items():
-        values = [math_nan(value) for value in of_seed.values()]
+        values = [or_nan(value) for value in of_seed.values()]
         gaps = [value / base[seed] - 1 for seed, value in of_seed.items() if seed in base and value]
         mean = statistics.fmean(values)
         wide = (max(values) - min(values)) / mean
@@ -240,7 +238,7 @@ def losses(result):
     return grid(head + (["paper"] if theirs else []), rows)
 
 
-def math_nan(value):
+def or_nan(value):
     return float("nan") if value is None else value
 
 

@@ -94,10 +94,10 @@ def check_bits():
 def check_losses():
     runs = [run("fsdp", seed, evals=[{"step": 1, "val_loss": 9.0}, {"step": 2, "val_loss": loss}])
             for seed, loss in ((1, 2.0), (2, 2.2))]
-    runs += [run("tagc-10x-sum1", seed, evals=[{"step": 2, "val_loss": loss}]) for seed, loss in ((1, 2.1), (2, 2.42))]
+    runs += [run("tagc-10x-or+index=sum1+unpeeled=estimate", seed, evals=[{"step": 2, "val_loss": loss}]) for seed, loss in ((1, 2.1), (2, 2.42))]
     text = tables.markdown(lab("figure4", "losses", [case(runs=runs, link=None)]))
     equal(row_of(text, "`fsdp`"), ["`fsdp`", "0.0", "2.1000", "9.52 %", "-", "2", "-"])
-    equal(row_of(text, "`tagc"), ["`tagc-10x-sum1`", "0.0", "2.2600", "14.16 %", "+7.50 % (+5.00 % to +10.00 %)", "2", "+3.6 %"])
+    equal(row_of(text, "`tagc"), ["`tagc-10x-or+index=sum1+unpeeled=estimate`", "0.0", "2.2600", "14.16 %", "+7.50 % (+5.00 % to +10.00 %)", "2", "+3.6 %"])
 
 
 def check_timeline(folder):
