@@ -52,6 +52,7 @@ typedef struct tagc_unit {
     uint64_t backward_key;
     int n_uses; /* expected in a forward pass */
     int slot, gradient_slot;
+    int stays;         /* it was here when the pass began */
     int used_backward; /* the last backward pass read it: worth a gather ahead of the next */
     uint64_t n_padded;
     tagc_residency residency;

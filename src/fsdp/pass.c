@@ -67,13 +67,24 @@ static int unit_at(const tagc_fsdp *f, int position) {
     return f->pass == TAGC_PASS_BACKWARD ? f->backward_order[position] : position;
 }
 
+/* An embedding is not read in backward: such units come on demand only. */
+static int comes_ahead(const tagc_fsdp *f, const tagc_unit *u) {
+    return !u->stays && (f->pass == TAGC_PASS_FORWARD || u->used_backward);
+}
+
+/* Gathers may reach `prefetch` units past `position`, not counting those that need none. */
+static void reach_from(tagc_fsdp *f, int position) {
+    for (int n = f->options.prefetch; n > 0 && position + 1 < f->n_units;)
+        n -= comes_ahead(f, &f->units[unit_at(f, ++position)]);
+    if (position > f->gather_reach) f->gather_reach = position;
+}
+
 /* Begins gathers in the order of the pass as far as they may reach, and as slots are free. */
 static tagc_status gather_ahead(tagc_fsdp *f) {
     for (; f->gather_next < f->n_units && f->gather_next <= f->gather_reach; f->gather_next++) {
         int unit = unit_at(f, f->gather_next);
         tagc_unit *u = &f->units[unit];
-        /* An embedding is not read in backward: such units come on demand only. */
-        if (u->residency != TAGC_ABSENT || (f->pass == TAGC_PASS_BACKWARD && !u->used_backward)) continue;
+        if (u->residency != TAGC_ABSENT || !comes_ahead(f, u)) continue;
         if (f->slots[u->slot].holder >= 0) return TAGC_OK;
         TAGC_TRY(begin_gather(f, unit));
     }
@@ -82,8 +93,7 @@ static tagc_status gather_ahead(tagc_fsdp *f) {
 
 static tagc_status need(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
-    int reach = u->position[f->pass] + f->options.prefetch;
-    if (reach > f->gather_reach) f->gather_reach = reach;
+    reach_from(f, u->position[f->pass]);
     if (u->residency == TAGC_ABSENT) {
         int holder = f->slots[u->slot].holder;
         if (holder >= 0)
@@ -203,11 +213,13 @@ static tagc_status begin_pass(tagc_fsdp *f, int pass) {
     f->pass = pass;
     f->n_open = f->n_units;
     f->gather_next = 0;
-    f->gather_reach = f->options.prefetch;
+    f->gather_reach = -1;
     for (int i = 0; i < f->n_units; i++) {
         tagc_unit *u = &f->units[i];
         u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
+        u->stays = u->residency == TAGC_PRESENT;
     }
+    reach_from(f, 0);
     return gather_ahead(f);
 }
 
