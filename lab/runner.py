@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -155,7 +156,7 @@ class Runner:
                  *_options(case.options), *extras]
         run = {"label": label, "seed": seed}
         if self.experiment.trace:  # no metrics: a folder would get checkpoints, of gigabytes for a real model
-            run["trace"] = f"{self.experiment.name}-{label}.trace.json"
+            run["trace"] = f"{self.experiment.name}-{re.sub('[^A-Za-z0-9.-]+', '-', label)}.trace.json"
             self.traces[run["trace"]] = self.scratch / run["trace"]
             words += [f"--trace={self.traces[run['trace']]}", f"--trace-steps={self.experiment.trace}"]
         else:

@@ -251,7 +251,8 @@ SHARES = (("computing", "computing, compression included"), ("model", "of this t
 
 def timeline(result):
     runs, theirs = [run for case in result["cases"] for run in case["runs"]], paper(result["experiment"])
-    head = [f"backward of {' and '.join(runs[0]['timeline']['units'])}"]
+    first = runs[0]["timeline"]
+    head = [f"backward of `{'`, `'.join(first['units'])}`, {first['n_windows']} windows"]
     for run in runs:
         head += [f"`{run['label']}`"] + (["paper"] if run["label"] in theirs else [])
     rows = []
@@ -263,11 +264,11 @@ def timeline(result):
                 fact = theirs[run["label"]].get(key)
                 row.append(number(None if fact is None else 100 * fact, 1, " %"))
         rows.append(row)
-    row, base = ["time for the two"], None
+    row, base = ["seconds of a window"], None
     for run in runs:
         window = run["timeline"]["window_s"]
         base = base or window
-        row += [f"{1e3 * window:.0f} ms ({window / base:.2f})"] + (["-"] if run["label"] in theirs else [])
+        row += [f"{window:.3f} ({window / base:.2f}x)"] + (["-"] if run["label"] in theirs else [])
     return grid(head, rows + [row])
 
 

@@ -1,5 +1,6 @@
 """What share of the backward pass of two consecutive units was spent on what: the paper's Figure 3 in figures, from a
 trace that `tagc train --trace` wrote."""
+import fnmatch
 import json
 
 from common import LabError
@@ -35,45 +36,55 @@ def covered(spans, first, last):
     return total
 
 
-def _window(path, spans, units):
-    """From the start of the first unit's backward to the start of what comes behind the second's."""
+def _windows(path, spans, units):
+    """[(two units, start, end)] for all that match the two patterns: from the start of the first one's backward to the
+    start of what is new behind the second's (a root unit comes back in between). Of the first step in the trace."""
     backward = [span for span in spans if span[0] == "compute" and span[1] == "backward"]
-    known = list(dict.fromkeys(span[2] for span in backward))
-    for unit in units:
-        if unit not in known:
-            raise LabError(f'{path} has no backward pass of the unit "{unit}"; it has: {", ".join(known)}')
-    if known.index(units[1]) != known.index(units[0]) + 1:
-        raise LabError(f"{path}: {units[1]} does not follow {units[0]} in the backward pass; the order is: "
-                       f"{', '.join(known)}")
-    first = next(span[3] for span in backward if span[2] == units[0])
-    behind = [span for span in backward if span[3] > first]
-    seen_second = False
-    for _, _, unit, start, end in behind:
-        if seen_second and unit not in units:
-            return first, start
-        if unit == units[1]:
-            seen_second, last = True, end
-    return first, last
+    if not backward:
+        raise LabError(f"{path} has no backward pass")
+    behind = [s[3] for s in spans if s[0] == "compute" and s[1] == "forward" and s[3] > backward[0][3]]
+    backward = [span for span in backward if not behind or span[3] < behind[0]]
+    firsts = {}
+    for _, _, unit, start, _ in backward:
+        firsts.setdefault(unit, start)
+    names = list(firsts)
+    starts = [*firsts.values(), max(span[4] for span in backward)]
+    found = [((a, b), starts[i], starts[i + 2]) for i, (a, b) in enumerate(zip(names, names[1:]))
+             if fnmatch.fnmatchcase(a, units[0]) and fnmatch.fnmatchcase(b, units[1])]
+    if not found:
+        raise LabError(f"{path}: nothing matches {units[0]} and, next in the backward pass, {units[1]}; the order is: "
+                       f"{', '.join(names)}")
+    return found
+
+
+def _parts(spans):
+    """What a window is split into: lists of (start, end). "with gaps" is from a unit's first gradients to its last."""
+    comm = [span for span in spans if span[0] == "comm"]
+    exchange = [span for span in comm if span[1] in GRADIENT_LEGS]
+    whole = {}
+    for _, _, unit, start, end in exchange:
+        low, high = whole.get(unit, (start, end))
+        whole[unit] = min(low, start), max(high, end)
+    model = [span[3:] for span in spans if span[0] == "compute" and span[1] != "wait"]
+    codec = [span[3:] for span in spans if span[0] == "codec" and span[1] != "wait"]
+    return {"computing": model + codec, "model": model, "codec": codec, "communicating": [s[3:] for s in comm],
+            "gradient_exchange": [s[3:] for s in exchange], "gradient_exchange_with_gaps": list(whole.values()),
+            "gather": [s[3:] for s in comm if s[1] == "gather"]}
 
 
 def shares(path, units):
-    """Shares of the window, mean over ranks. Compressing counts as computing, as in the paper. "with gaps" is from a
-    unit's first byte of gradients to its last."""
-    sums, ranks = {}, _spans(path)
-    for spans in ranks.values():
-        first, last = _window(path, spans, units)
-        comm = [span for span in spans if span[0] == "comm"]
-        exchange = [span for span in comm if span[1] in GRADIENT_LEGS]
-        whole = {}
-        for _, _, unit, start, end in exchange:
-            low, high = whole.get(unit, (start, end))
-            whole[unit] = min(low, start), max(high, end)
-        model = [span[3:] for span in spans if span[0] == "compute" and span[1] != "wait"]
-        codec = [span[3:] for span in spans if span[0] == "codec" and span[1] != "wait"]
-        parts = {"computing": model + codec, "model": model, "codec": codec, "communicating": [s[3:] for s in comm],
-                 "gradient_exchange": [s[3:] for s in exchange], "gradient_exchange_with_gaps": list(whole.values()),
-                 "gather": [s[3:] for s in comm if s[1] == "gather"]}
-        rank_shares = {name: covered(part, first, last) / (last - first) for name, part in parts.items()}
-        for name, value in (rank_shares | {"window_s": last - first}).items():
-            sums[name] = sums.get(name, 0) + value / len(ranks)
-    return {"units": list(units), **sums}
+    """Shares of all windows together, on all ranks. Compressing counts as computing, as in the paper. "shown" are the two
+    units whose window is of middle length on rank 0: those to draw."""
+    sums, window_s, n, shown = {}, 0.0, 0, None
+    for rank, spans in sorted(_spans(path).items()):
+        windows = _windows(path, spans, units)
+        if rank == 0:
+            shown = sorted(windows, key=lambda window: window[2] - window[1])[len(windows) // 2][0]
+        for name, part in _parts(spans).items():
+            sums[name] = sums.get(name, 0.0) + sum(covered(part, first, last) for _, first, last in windows)
+        window_s += sum(last - first for _, first, last in windows)
+        n += len(windows)
+    if not n:
+        raise LabError(f"{path} is an empty trace")
+    return {"units": list(units), "shown": list(shown or ()), "n_windows": n, "window_s": window_s / n,
+            **{name: covered_s / window_s for name, covered_s in sums.items()}}

@@ -104,9 +104,10 @@ def check_timeline(folder):
     import json
     names = {0: "compute", 1: "codec", 2: "comm", 3: "comm 2"}
     events = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": {"name": name}} for tid, name in names.items()]
-    # Two units of 10 s each; the one before and the one behind are outside. Transfers of 6 s, of which 2 s overlap.
-    for tid, name, start, end in ((0, "backward c", 0, 5), (0, "backward b", 5, 8), (0, "wait b", 8, 15),
-                                  (0, "backward a", 15, 19), (0, "wait a", 19, 25), (0, "backward z", 25, 99),
+    # Two units of 10 s each; what comes before (and once more in between, as a root does) and behind is outside. Transfers of 6 s, of which 2 s overlap.
+    for tid, name, start, end in ((0, "backward c", 0, 5), (0, "backward b", 5, 8), (0, "wait b", 8, 14),
+                                  (0, "backward c", 14, 15), (0, "backward a", 15, 19), (0, "wait a", 19, 22),
+                                  (0, "backward c", 22, 23), (0, "backward a", 23, 24), (0, "backward z", 25, 99),
                                   (1, "select b", 7, 10), (1, "wait b", 10, 12), (2, "values c", 0, 6),
                                   (2, "gather a", 6, 12), (3, "values b", 10, 16), (2, "control b", 24, 30)):
         events.append({"ph": "X", "name": name, "pid": 0, "tid": tid, "ts": start * 1e6, "dur": (end - start) * 1e6})
@@ -114,11 +115,13 @@ def check_timeline(folder):
     with open(path, "w") as file:
         json.dump({"traceEvents": events}, file)
     shares = timeline.shares(path, ["b", "a"])
-    expected = {"window_s": 20, "model": 7 / 20, "codec": 3 / 20, "computing": 9 / 20, "communicating": 12 / 20,
+    expected = {"window_s": 20, "n_windows": 1, "model": 10 / 20, "codec": 3 / 20, "computing": 12 / 20, "communicating": 12 / 20,
                 "gradient_exchange": 7 / 20, "gather": 6 / 20, "gradient_exchange_with_gaps": 7 / 20}
     for name, value in expected.items():
         assert abs(shares[name] - value) < 1e-9, (name, shares[name], value)
-    for units, said in ((["a", "b"], "does not follow"), (["b", "q"], 'no backward pass of the unit "q"')):
+    equal(shares["shown"], ["b", "a"])
+    equal(timeline.shares(path, ["?", "a"]), shares | {"units": ["?", "a"]})
+    for units, said in ((["a", "b"], "nothing matches a and"), (["b", "q*"], "the order is: c, b, a, z")):
         try:
             timeline.shares(path, units)
         except LabError as error:

@@ -150,6 +150,8 @@ ended_by() { # <signal> <exit code>
 ended_by TERM 143
 says interrupted
 no_leftovers "$ended" "after SIGTERM"
+ended_by INT 130
+no_leftovers "$ended" "after Ctrl-C"
 ended_by KILL 137
 ip netns list | grep -q "tagc-lab-$ended-" || fail "SIGKILL left nothing, so that clean has nothing to show"
 killed=$ended
