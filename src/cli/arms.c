@@ -22,10 +22,10 @@ static const struct {
      "the same, every tensor compressed"},
     {"packed", "--sharding=full --exchange=packed --sparsity=0.9875",
      "packed values behind the same index: nothing to peel"},
-    {"packed-bf16", "--sharding=full --exchange=packed --sparsity=0.9875 --gather=bf16",
-     "packed gradients, parameters travel as bf16"},
-    {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --gather=bf16",
-     "packed gradients over ZeRO-2, parameters travel as bf16"},
+    {"packed-bf16", "--sharding=full --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
+     "packed gradients; parameters and what stays dense travel as bf16"},
+    {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
+     "packed gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
     {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients over replicas"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
