@@ -165,7 +165,7 @@ class Runner:
         before = network.counters() if network else None
         self._run(run["command"], network)
         if self.experiment.trace:
-            run["world_size"] = case.world_size
+            run |= {"world_size": case.world_size, "n_params": None, "evals": []}
             run["timeline"] = timeline.shares(self.traces[run["trace"]], self.experiment.units)
         else:
             run |= results.run_summary(folder / "metrics.jsonl")
