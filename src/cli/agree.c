@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { VALUE_BYTES = 128 };
+enum { VALUE_BYTES = 512 };
 
 typedef char value_text[VALUE_BYTES];
 

@@ -16,6 +16,7 @@ int tagc_command_refuse(const tagc_command *command);
 int tagc_command_fail(void);
 
 int tagc_command_train(int argc, char **argv);
+int tagc_command_bench(int argc, char **argv);
 int tagc_command_eval(int argc, char **argv);
 int tagc_command_generate(int argc, char **argv);
 int tagc_command_export(int argc, char **argv);

@@ -14,6 +14,7 @@ static const struct {
     const char *summary;
 } commands[] = {
     {"train", tagc_command_train, "train a GPT-2 on one or more ranks, gradients compressed or not"},
+    {"bench", tagc_command_bench, "what this machine and network give, and whether compression pays on them"},
     {"compare", tagc_command_compare,
      "put runs side by side: losses, where time went, bits per parameter, a picture"},
     {"eval", tagc_command_eval, "validation loss of a checkpoint or of published weights"},

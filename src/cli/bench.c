@@ -1,0 +1,373 @@
+/* tagc bench: its options, most of them tagc train's, and its parts one after the other. */
+#include "cli/bench.h"
+
+#include "cli/agree.h"
+#include "cli/commands.h"
+#include "cli/origin.h"
+#include "cli/progress.h"
+#include "cli/saved.h"
+#include "core/status.h"
+#include <cblas.h>
+#include <math.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define AT(field) offsetof(tagc_bench_options, field)
+
+/* Rows of tagc train that mean the same here; NULL: as there. */
+static const struct {
+    const char *section, *name, *initial, *help;
+} shared[] = {
+    {"Model and batch", "model", "gpt2-162m", NULL},
+    {NULL, "n-layer", NULL, NULL},
+    {NULL, "n-head", NULL, NULL},
+    {NULL, "n-embd", NULL, NULL},
+    {NULL, "block-size", NULL, NULL},
+    {NULL, "vocab-size", NULL, NULL},
+    {NULL, "tied", NULL, NULL},
+    {NULL, "batch-size", "1", NULL},
+    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less"},
+    {NULL, "accumulate", NULL, NULL},
+    {NULL, "seed", NULL, NULL},
+    {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random"},
+    {"For all arms", "wrap", NULL, NULL},
+    {NULL, "prefetch", NULL, NULL},
+    {NULL, "exchange-each-micro-step", NULL, NULL},
+    {"Ranks and machine", "ranks", "2",
+     "ranks as threads of this process; under mpirun every process is a rank and this is not needed"},
+    {NULL, "transport", NULL, NULL},
+    {NULL, "timeout", NULL, NULL},
+    {NULL, "codec-threads", NULL, NULL},
+    {NULL, "blas-threads", NULL, NULL},
+    {NULL, "quiet", NULL, NULL},
+};
+enum { N_SHARED = sizeof shared / sizeof shared[0] };
+
+/* clang-format off */
+static const tagc_option own[] = {
+    {"What to measure", "arms", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(arms), 0, 0, NULL,
+     "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,packed-bf16,zero2-packed", "LIST",
+     "what to train, the first being what the others are compared with: names of the table below or config files,"
+     " each with options behind it, as in packed+sparsity=0.95+gather=bf16"},
+    {NULL, "only", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(only), 0, 0, NULL, NULL, "LIST",
+     "some parts alone, of link, exchanges, floor, codec, arms"},
+    {NULL, "rounds", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(rounds), 1, 1000, NULL, "3", "N",
+     "turns of each arm, every other one in the opposite order"},
+    {NULL, "warmup-steps", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(warmup_steps), 0, 1000, NULL, "1", "N",
+     "steps of a turn that are not counted: the first brings pages of memory in"},
+    {NULL, "steps-per-round", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(steps_per_round), 1, 1000, NULL, "3", "N",
+     "steps of a turn that are"},
+    {NULL, "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
+     "the figures, for tagc plan and tagc report"},
+};
+/* clang-format on */
+enum { N_OWN = sizeof own / sizeof own[0] };
+
+static const char *const part_names[] = {"link", "exchanges", "floor", "codec", "arms"};
+enum { N_PARTS = sizeof part_names / sizeof part_names[0], ALL_PARTS = (1 << N_PARTS) - 1 };
+
+static const char examples[] =
+    "  # On this machine alone, ranks as threads:\n"
+    "  tagc bench --model demo\n"
+    "\n"
+    "  # On the hosts and over the network that the training will use:\n"
+    "  mpirun -n 2 --host one,two tagc bench --json bench.json\n"
+    "  tagc report bench.json --out bench.html\n"
+    "\n"
+    "  # Is a lower sparsity worth its time?\n"
+    "  mpirun -n 2 --host one,two tagc bench --only arms --arms fsdp,packed,packed+sparsity=0.95\n";
+
+_Static_assert(N_OWN + N_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+
+/* Own rows, and those of tagc train with other defaults. */
+static const tagc_command *bench_command(void) {
+    static tagc_option rows[N_OWN + N_SHARED];
+    static tagc_command command = {.name = "bench",
+                                   .summary =
+                                       "measure link, memory, codec and training on this machine and network",
+                                   .usage = "[options]",
+                                   .examples = examples,
+                                   .options = rows,
+                                   .n_options = N_OWN + N_SHARED};
+    memcpy(rows, own, sizeof own);
+    for (int i = 0; i < N_SHARED; i++) {
+        tagc_option *row = &rows[N_OWN + i];
+        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
+        row->section = shared[i].section;
+        if (shared[i].initial) row->initial = shared[i].initial;
+        if (shared[i].help) row->help = shared[i].help;
+        if (strcmp(row->name, "seq-len") == 0) row->words = row->initial;
+    }
+    return &command;
+}
+
+/* ---- what the parts share ---- */
+
+void tagc_bench_say(const tagc_bench *bench, const char *format, ...) {
+    if (bench->rank->rank != 0 || bench->plan->options.train.quiet) return;
+    va_list arguments;
+    va_start(arguments, format);
+    vprintf(format, arguments);
+    va_end(arguments);
+    fflush(stdout);
+}
+
+void tagc_bench_put(tagc_bench *bench, const char *name, json_t *value) {
+    if (bench->result)
+        json_object_set_new(bench->result, name, value);
+    else
+        json_decref(value);
+}
+
+const char *tagc_bench_rate(double bytes_per_s, char *text) {
+    double bits = 8 * bytes_per_s;
+    if (bits >= 999.5e6)
+        snprintf(text, 24, "%.2f Gbit/s", 1e-9 * bits);
+    else
+        snprintf(text, 24, "%.1f Mbit/s", 1e-6 * bits);
+    return text;
+}
+
+const char *tagc_bench_time(double seconds, char *text) {
+    if (seconds >= 0.9995)
+        snprintf(text, 24, "%.3f s", seconds);
+    else if (seconds >= 0.9995e-3)
+        snprintf(text, 24, "%.1f ms", 1e3 * seconds);
+    else
+        snprintf(text, 24, "%.1f us", 1e6 * seconds);
+    return text;
+}
+
+static tagc_status over_ranks(tagc_comm *comm, double *values, int n, int mean) {
+    int world_size = tagc_comm_world_size(comm);
+    size_t n_bytes = (size_t)n * sizeof *values;
+    double *all = calloc((size_t)world_size, n_bytes);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for figures of %d ranks", world_size);
+    tagc_status status = tagc_comm_all_gather(comm, values, n_bytes, all);
+    for (int i = 0; status == TAGC_OK && i < n; i++) {
+        double most = all[i], sum = 0;
+        for (int rank = 0; rank < world_size; rank++) {
+            double value = all[rank * n + i];
+            sum += value;
+            if (value > most) most = value;
+        }
+        values[i] = mean ? sum / world_size : most;
+    }
+    free(all);
+    return status;
+}
+
+tagc_status tagc_bench_max(tagc_comm *comm, double *values, int n) {
+    return over_ranks(comm, values, n, 0);
+}
+
+tagc_status tagc_bench_mean(tagc_comm *comm, double *values, int n) {
+    return over_ranks(comm, values, n, 1);
+}
+
+/* ---- one rank ---- */
+
+static json_t *model_json(const tagc_bench_plan *plan) {
+    json_t *model = tagc_saved_model(&plan->model);
+    json_object_set_new(model, "name", json_string(plan->options.train.model));
+    json_object_set_new(model, "tied", json_boolean(plan->model.tied));
+    json_object_set_new(model, "n_params", json_integer((json_int_t)tagc_gpt2_n_params(&plan->model)));
+    return model;
+}
+
+static void begin_result(tagc_bench *bench) {
+    const tagc_bench_plan *plan = bench->plan;
+    if (bench->rank->rank != 0) return;
+    json_t *hosts = json_array();
+    for (int i = 0; i < bench->hosts.n_hosts; i++)
+        json_array_append_new(hosts, json_string(bench->hosts.names[i]));
+    bench->result = json_pack("{s:s, s:i, s:o, s:i, s:i, s:s, s:o, s:I, s:i}", "type", "bench", "format", 1,
+                              "origin", tagc_origin("bench", plan->argc, plan->argv, hosts), "world_size",
+                              bench->rank->world_size, "n_hosts", bench->hosts.n_hosts, "transport",
+                              bench->is_mpi ? "mpi" : "local", "model", model_json(plan), "batch_size",
+                              (json_int_t)plan->options.train.batch_size, "seq_len", plan->n_tokens);
+    /* What --only leaves out stays null. */
+    static const char *const members[] = {"link", "exchanges", "floor", "codec", "arms", "recommendation"};
+    for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
+        json_object_set_new(bench->result, members[i], json_null());
+}
+
+/* mpirun binds a rank to one core unless it is told otherwise; three threads of a rank then share it. */
+static void say_binding(const tagc_bench *bench) {
+    cpu_set_t allowed;
+    long n_online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) >= n_online) return;
+    tagc_bench_say(
+        bench,
+        "note: rank 0 may use %d of %ld processors; its computing, compressing and communicating share"
+        " them (mpirun --bind-to none lifts this)\n",
+        CPU_COUNT(&allowed), n_online);
+}
+
+static void say_headline(const tagc_bench *bench) {
+    const tagc_bench_plan *plan = bench->plan;
+    char params[16], names[200] = "";
+    tagc_human((double)tagc_gpt2_n_params(&plan->model), params);
+    for (int i = 0; i < bench->hosts.n_hosts && strlen(names) + TAGC_BENCH_HOST_BYTES + 8 < sizeof names; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "",
+                 bench->hosts.names[i]);
+    tagc_bench_say(bench,
+                   "%s, %s parameters, %d x %d tokens per rank and micro-step; %d ranks on %d host%s (%s)\n",
+                   plan->options.train.model, params, (int)plan->options.train.batch_size, plan->n_tokens,
+                   bench->rank->world_size, bench->hosts.n_hosts, bench->hosts.n_hosts > 1 ? "s" : "", names);
+    if (!bench->is_mpi)
+        tagc_bench_say(bench, "ranks are threads of one process: memory takes the place of a network\n");
+    say_binding(bench);
+}
+
+static tagc_status measure(tagc_bench *bench) {
+    int parts = bench->plan->parts;
+    if (parts & TAGC_BENCH_LINK) TAGC_TRY(tagc_bench_link(bench));
+    if (parts & TAGC_BENCH_EXCHANGES) TAGC_TRY(tagc_bench_exchanges(bench));
+    if (parts & (TAGC_BENCH_FLOOR | TAGC_BENCH_CODEC)) TAGC_TRY(tagc_bench_floor(bench));
+    if (parts & TAGC_BENCH_CODEC) TAGC_TRY(tagc_bench_codec(bench));
+    if (parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms(bench));
+    return TAGC_OK;
+}
+
+static tagc_status open_rank(tagc_bench *bench) {
+    const tagc_bench_plan *plan = bench->plan;
+    tagc_rank *rank = bench->rank;
+    TAGC_TRY(tagc_agree_options(rank->comm, plan->command, &plan->options));
+    if (rank->world_size < 2)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "tagc bench needs at least 2 ranks to exchange anything, and this is 1:"
+                         " mpirun -n 2, or --ranks 2");
+    if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_result_check(plan->options.json));
+    TAGC_TRY(tagc_bench_hosts_find(rank->comm, &bench->hosts));
+    if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms_check(bench));
+    begin_result(bench);
+    say_headline(bench);
+    return TAGC_OK;
+}
+
+static tagc_status bench_rank(tagc_rank *rank, void *context) {
+    tagc_bench bench = {.rank = rank, .plan = context};
+    const char *path = bench.plan->options.json;
+    bench.is_mpi = !tagc_ranks_is_local(bench.plan->options.train.transport);
+    tagc_status status = open_rank(&bench);
+    if (status == TAGC_OK) status = measure(&bench);
+    if (status == TAGC_OK && bench.result && path) {
+        status = tagc_result_write(bench.result, path);
+        if (status == TAGC_OK) tagc_bench_say(&bench, "\nfigures in %s\n", path);
+    }
+    tagc_rank_finish(rank, status);
+    json_decref(bench.result);
+    tagc_bench_hosts_destroy(&bench.hosts);
+    return status;
+}
+
+/* ---- before the ranks start ---- */
+
+static tagc_status read_parts(const char *list, int *parts) {
+    *parts = list ? 0 : ALL_PARTS;
+    for (const char *at = list; at;) {
+        size_t n = strcspn(at, ",");
+        int part = 0;
+        while (part < N_PARTS && (strlen(part_names[part]) != n || strncmp(part_names[part], at, n) != 0))
+            part++;
+        if (part == N_PARTS)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "--only has \"%.*s\", allowed: link, exchanges, floor, codec, arms"
+                             " with commas between",
+                             (int)n, at);
+        *parts |= 1 << part;
+        at = at[n] ? at + n + 1 : NULL;
+    }
+    return TAGC_OK;
+}
+
+/* An arm that sees other data or another model cannot be compared by its time. */
+static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
+    static const char *const same[] = {"batch-size", "seq-len", "accumulate", "seed"};
+    tagc_gpt2_config model = {0};
+    TAGC_TRY(tagc_train_model(&arm->options, &model));
+    if (memcmp(&model, &plan->model, sizeof model) != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "arm %s has a model of its own; all arms train the one of tagc bench's"
+                         " options",
+                         arm->name);
+    for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
+        char theirs[32], first[32];
+        int option = tagc_options_find(&tagc_train_command, same[i]);
+        tagc_options_get(&tagc_train_command, &arm->options, option, theirs, sizeof theirs);
+        tagc_options_get(&tagc_train_command, &plan->arms[0].options, option, first, sizeof first);
+        if (strcmp(theirs, first) != 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "--%s is %s for arm %s and %s for arm %s; times compare only where it"
+                             " is the same",
+                             same[i], theirs, arm->name, first, plan->arms[0].name);
+    }
+    return TAGC_OK;
+}
+
+/* What was said for all arms, as words of tagc train. The shape of the batch is said always: the defaults differ. */
+static tagc_status read_arms(tagc_bench_plan *plan, const tagc_parsed *parsed) {
+    static const char *const always[] = {"model", "batch-size", "seq-len", "accumulate", "seed"};
+    static const char *const never[] = {"data", "ranks", "transport", "quiet"}; /* no matter of an arm's */
+    enum { WORD_BYTES = 512 };
+    char texts[N_SHARED][WORD_BYTES];
+    const char *words[N_SHARED];
+    int n = 0;
+    for (int i = 0; i < N_SHARED; i++) {
+        const char *name = shared[i].name;
+        int wanted = tagc_options_given(parsed, name);
+        for (size_t k = 0; k < sizeof always / sizeof always[0]; k++) wanted |= strcmp(name, always[k]) == 0;
+        for (size_t k = 0; k < sizeof never / sizeof never[0]; k++) wanted &= strcmp(name, never[k]) != 0;
+        if (!wanted) continue;
+        int at = snprintf(texts[n], WORD_BYTES, "--%s=", name);
+        tagc_options_get(parsed->command, parsed->values, tagc_options_find(parsed->command, name),
+                         texts[n] + at, (size_t)(WORD_BYTES - at));
+        words[n] = texts[n];
+        n++;
+    }
+    TAGC_TRY(tagc_arms_parse(plan->options.arms, n, words, &plan->arms, &plan->n_arms));
+    for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
+    return TAGC_OK;
+}
+
+static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
+    tagc_bench_options *options = &plan->options;
+    TAGC_TRY(read_parts(options->only, &plan->parts));
+    TAGC_TRY(tagc_train_model(&options->train, &plan->model));
+    if (options->train.seq_len == 0)
+        options->train.seq_len = plan->model.block_size < 256 ? plan->model.block_size : 256;
+    if (options->train.seq_len > plan->model.block_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
+                         (long long)options->train.seq_len, plan->model.block_size);
+    plan->n_tokens = (int)options->train.seq_len;
+    if (!options->arms) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
+    return read_arms(plan, parsed);
+}
+
+int tagc_command_bench(int argc, char **argv) {
+    tagc_bench_plan plan = {.command = bench_command(), .argc = argc, .argv = argv};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(plan.command, argc, argv, &plan.options, &parsed);
+    if (code == TAGC_EXIT_OK && parsed.help == 1 && tagc_ranks_launcher_rank() == 0) {
+        printf("\nArms:\n");
+        tagc_arms_print(stdout);
+    }
+    if (code == TAGC_GO_ON && make_plan(&plan, &parsed) != TAGC_OK) code = tagc_command_refuse(plan.command);
+    if (code == TAGC_GO_ON) {
+        const tagc_train_options *options = &plan.options.train;
+        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options->ranks : 0,
+                              .n_local_ranks = 2,
+                              .transport = options->transport,
+                              .timeout_s = options->timeout};
+        openblas_set_num_threads((int)options->blas_threads);
+        /* Nothing is written before the end, so a signal may end a bench where it stands. */
+        code = tagc_ranks_run(&launch, bench_rank, &plan);
+    }
+    tagc_arms_destroy(plan.arms, plan.n_arms);
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,319 @@
+/* What memory allows, and what selecting, indexing, encoding and decoding cost beside it.
+ *
+ * The floor is the least that error feedback can do: read a gradient and a residual, write the residual. The codec is
+ * timed where it works, in reducers of all ranks at once, on the flats that the arms' engines would have; time that it
+ * waits for the wire is a phase of its own. Gradients are normal * exp(normal), a tail as heavy as training's, and new
+ * at every step. Each turn times the floor too: ratios are of neighbours in time. */
+#include "cli/bench.h"
+
+#include "cli/progress.h"
+#include "core/clock.h"
+#include "core/measure.h"
+#include "core/memory.h"
+#include "core/status.h"
+#include "fsdp/layout.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_TURNS = 3, MAX_SETTINGS = 64, MAX_SIZES = 3, FLOOR_LEAST = 1 << 22, FLOOR_MOST = 1 << 25 };
+
+static const double long_s = 1.5; /* a step of this is timed once only */
+static const double dense_s =
+    0.5; /* on the wire at most, for a dense step: its codec is the same for every value */
+
+/* ---- the floor ---- */
+
+typedef struct floor_bench {
+    tagc_pool *pool;
+    float *gradient, *residual; /* (n) */
+    size_t n;
+} floor_bench;
+
+static void floor_close(floor_bench *f) {
+    tagc_memory_destroy(f->gradient);
+    tagc_memory_destroy(f->residual);
+    tagc_pool_destroy(f->pool);
+}
+
+static tagc_status floor_open(const tagc_bench *bench, floor_bench *f) {
+    void *memory;
+    uint64_t n = tagc_gpt2_n_params(&bench->plan->model) / 4;
+    f->n = n < FLOOR_LEAST  ? FLOOR_LEAST
+           : n > FLOOR_MOST ? FLOOR_MOST
+                            : (size_t)n; /* more than caches hold */
+    TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "gradient", &memory));
+    f->gradient = memory;
+    TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "residual", &memory));
+    f->residual = memory;
+    TAGC_TRY(tagc_pool_create((int)bench->plan->options.train.codec_threads, &f->pool));
+    tagc_time_floor(f->pool, f->gradient, f->residual, f->residual, f->n);
+    return TAGC_OK;
+}
+
+/* Seconds per element, all ranks at it together, mean over ranks. */
+static tagc_status floor_time(const tagc_bench *bench, floor_bench *f, double *s_per_elem) {
+    TAGC_TRY(tagc_comm_barrier(bench->rank->comm));
+    *s_per_elem = tagc_time_floor(f->pool, f->gradient, f->residual, f->residual, f->n) / (double)f->n;
+    return tagc_bench_mean(bench->rank->comm, s_per_elem, 1);
+}
+
+static tagc_status measure_floor(tagc_bench *bench, floor_bench *f) {
+    double times[2 * N_TURNS + 1];
+    int n_threads = (int)bench->plan->options.train.codec_threads;
+    char n_elems[16];
+    TAGC_TRY(floor_open(bench, f));
+    for (int i = 0; i < 2 * N_TURNS + 1; i++) TAGC_TRY(floor_time(bench, f, &times[i]));
+    double bytes_per_s = 12 / tagc_result_spread_of(times, 2 * N_TURNS + 1).median;
+    tagc_bench_say(
+        bench,
+        "\nMemory floor: %.2f GB/s per rank, all ranks at once, %d thread%s each (read, read and write %s"
+        " values)\n",
+        1e-9 * bytes_per_s, n_threads, n_threads > 1 ? "s" : "", tagc_human((double)f->n, n_elems));
+    tagc_bench_put(bench, "floor",
+                   json_pack("{s:i, s:I, s:o}", "n_threads", n_threads, "n_elems", (json_int_t)f->n,
+                             "bytes_per_s", tagc_json_real(bytes_per_s)));
+    return TAGC_OK;
+}
+
+tagc_status tagc_bench_floor(tagc_bench *bench) {
+    floor_bench f = {0};
+    tagc_status status = measure_floor(bench, &f);
+    tagc_rank_finish(bench->rank, status);
+    floor_close(&f);
+    return status;
+}
+
+/* ---- which exchanges, on which flats ---- */
+
+typedef struct flat_size {
+    uint64_t n_elems;
+    int n_flats;
+} flat_size;
+
+typedef struct setting {
+    tagc_reducer_options options; /* n_elems and tag mean nothing */
+    int n_sizes;
+    flat_size sizes[MAX_SIZES]; /* those that hold the most elements together */
+} setting;
+
+typedef struct setting_list {
+    int n;
+    setting items[MAX_SETTINGS];
+} setting_list;
+
+static uint64_t weight(const flat_size *size) {
+    return size->n_elems * (uint64_t)size->n_flats;
+}
+
+static void add_size(setting *s, flat_size size) {
+    int place = s->n_sizes, least = 0;
+    for (int i = 0; i < s->n_sizes; i++) {
+        if (s->sizes[i].n_elems == size.n_elems) {
+            if (size.n_flats > s->sizes[i].n_flats) s->sizes[i].n_flats = size.n_flats;
+            return;
+        }
+        if (weight(&s->sizes[i]) < weight(&s->sizes[least])) least = i;
+    }
+    if (place < MAX_SIZES)
+        s->n_sizes++;
+    else if (weight(&s->sizes[least]) >= weight(&size))
+        return;
+    else
+        place = least;
+    s->sizes[place] = size;
+}
+
+static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_options *b) {
+    if (a->exchange != b->exchange || a->all_reduce != b->all_reduce || a->n_threads != b->n_threads)
+        return 0;
+    if (a->exchange == TAGC_EXCHANGE_DENSE) return a->wire == b->wire;
+    if (a->index != b->index || a->sparsity != b->sparsity || a->fill_union != b->fill_union) return 0;
+    return a->exchange == TAGC_EXCHANGE_PACKED ||
+           (a->ratio == b->ratio && a->cells == b->cells && a->unpeeled == b->unpeeled);
+}
+
+/* Arms that exchange in the same way are measured once. */
+static setting *find_setting(setting_list *list, const tagc_reducer_options *options) {
+    for (int i = 0; i < list->n; i++)
+        if (same_exchange(&list->items[i].options, options)) return &list->items[i];
+    if (list->n == MAX_SETTINGS) return NULL;
+    list->items[list->n].options = *options;
+    return &list->items[list->n++];
+}
+
+static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const tagc_arm *arm) {
+    tagc_fsdp_options options;
+    tagc_layout *layout = NULL;
+    const tagc_gpt2_config *model = &bench->plan->model;
+    int n_tensors = tagc_gpt2_n_tensors(model);
+    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
+    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
+    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
+    tagc_train_fsdp(&arm->options, &options);
+    tagc_status status = tagc_layout_create(tensors, n_tensors, &options, bench->rank->world_size, &layout);
+    for (int i = 0; layout && i < layout->n_flats; i++) {
+        const tagc_layout_flat *flat = &layout->flats[i];
+        setting *s = find_setting(list, &flat->reducer);
+        flat_size size = {.n_elems = flat->n_padded};
+        for (int k = 0; k < layout->n_flats; k++)
+            size.n_flats += layout->flats[k].n_padded == flat->n_padded &&
+                            layout->flats[k].compressed == flat->compressed;
+        if (s) add_size(s, size);
+    }
+    tagc_layout_destroy(layout);
+    free(tensors);
+    return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
+}
+
+/* ---- one of them ---- */
+
+typedef struct codec_result {
+    uint64_t n_elems;
+    double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
+} codec_result;
+
+typedef struct codec_bench {
+    tagc_bench *bench;
+    floor_bench floor;
+    float *gradient, *output; /* (n_max) */
+    uint64_t n_max, seed;
+    json_t *list;
+} codec_bench;
+
+/* The phases' seconds, mean over ranks, and the whole step's, of the slowest. */
+static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_elems,
+                             double phase_s[TAGC_N_PHASES], double *wall_s) {
+    tagc_reducer_stats stats;
+    tagc_comm *comm = c->bench->rank->comm;
+    tagc_fill_gradient(c->gradient, n_elems, &c->seed);
+    tagc_reducer_stats_init(&stats);
+    TAGC_TRY(tagc_comm_barrier(comm));
+    TAGC_TRY(tagc_reducer_run(reducer, c->gradient, c->output, &stats));
+    memcpy(phase_s, stats.time_s, sizeof stats.time_s);
+    *wall_s = stats.total_s;
+    TAGC_TRY(tagc_bench_mean(comm, phase_s, TAGC_N_PHASES));
+    return tagc_bench_max(comm, wall_s, 1);
+}
+
+static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_result *result) {
+    double phases[TAGC_N_PHASES][N_TURNS], ratios[TAGC_N_PHASES + 1][N_TURNS], phase_s[TAGC_N_PHASES], wall_s;
+    TAGC_TRY(time_step(c, reducer, result->n_elems, phase_s, &wall_s)); /* the residual is empty here */
+    int n_turns = wall_s > long_s ? 1 : N_TURNS;
+    for (int turn = 0; turn < n_turns; turn++) {
+        double floor_s, total = 0;
+        TAGC_TRY(floor_time(c->bench, &c->floor, &floor_s));
+        TAGC_TRY(time_step(c, reducer, result->n_elems, phase_s, &wall_s));
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
+            phases[phase][turn] = phase_s[phase];
+            ratios[phase][turn] = phase_s[phase] / (floor_s * (double)result->n_elems);
+            if (phase != TAGC_PHASE_WAIT) total += ratios[phase][turn];
+        }
+        ratios[TAGC_N_PHASES][turn] = total;
+    }
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
+        result->phase_s[phase] = tagc_result_spread_of(phases[phase], n_turns).median;
+        result->to_floor[phase] = tagc_result_spread_of(ratios[phase], n_turns).median;
+    }
+    result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
+    return TAGC_OK;
+}
+
+static const char *exchange_name(const tagc_reducer_options *o) {
+    static const char *const names[] = {"dense", "sketch", "packed"};
+    return names[o->exchange];
+}
+
+static void report(codec_bench *c, const setting *s, int n_flats, const codec_result *r) {
+    static const char *const indexes[] = {"or", "sum4", "sum1"};
+    const tagc_reducer_options *o = &s->options;
+    char what[48], sparsity[16] = "-", n_elems[16];
+    int is_dense = o->exchange == TAGC_EXCHANGE_DENSE;
+    double total_s = 0;
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) total_s += r->phase_s[phase];
+    if (is_dense)
+        snprintf(what, sizeof what, "dense %s%s", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32",
+                 o->all_reduce ? ", all" : "");
+    else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->ratio > 0)
+        snprintf(what, sizeof what, "sketch %.4gx %s%s", o->ratio, indexes[o->index],
+                 o->all_reduce ? ", all" : "");
+    else
+        snprintf(what, sizeof what, "%s %s%s", exchange_name(o), indexes[o->index],
+                 o->all_reduce ? ", all" : "");
+    if (!is_dense) snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
+    tagc_bench_say(c->bench, "  %-18s %8s %8s x %-4d", what, sparsity,
+                   tagc_human((double)r->n_elems, n_elems), n_flats);
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+        tagc_bench_say(c->bench, " %7.2f", r->to_floor[phase]);
+    tagc_bench_say(c->bench, " %7.2f %9.2f ms\n", r->total_to_floor, 1e3 * total_s);
+    json_array_append_new(
+        c->list,
+        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:I, s:i, s:o, s:o, s:o}", "exchange", exchange_name(o),
+                  "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
+                  is_dense ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
+                  is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "n_elems", (json_int_t)r->n_elems,
+                  "n_tensors", n_flats, "phase_s", tagc_json_phases(r->phase_s), "to_floor",
+                  tagc_json_phases(r->to_floor), "total_to_floor", tagc_json_real(r->total_to_floor)));
+}
+
+/* Dense: no more than a slow link carries in time. */
+static uint64_t elems_to_time(const codec_bench *c, const tagc_reducer_options *o, uint64_t n_elems) {
+    double bytes_per_s = c->bench->all_to_all_bytes_per_s;
+    if (o->exchange != TAGC_EXCHANGE_DENSE || bytes_per_s <= 0) return n_elems;
+    double most = bytes_per_s * dense_s / (o->wire == TAGC_WIRE_BF16 ? 2 : 4) / (o->all_reduce ? 2 : 1);
+    if ((double)n_elems <= most) return n_elems;
+    return tagc_padded_elems(most < 16384 ? 16384 : (uint64_t)most, c->bench->rank->world_size);
+}
+
+static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *size) {
+    tagc_reducer_options options = s->options;
+    tagc_reducer *reducer = NULL;
+    codec_result result = {.n_elems = elems_to_time(c, &s->options, size->n_elems)};
+    if (result.n_elems > size->n_elems) result.n_elems = size->n_elems;
+    options.n_elems = result.n_elems;
+    options.tag = UINT64_MAX;
+    TAGC_TRY(tagc_reducer_create(c->bench->rank->comm, &options, &reducer));
+    tagc_status status = time_reducer(c, reducer, &result);
+    tagc_rank_finish(c->bench->rank, status);
+    tagc_reducer_destroy(reducer);
+    if (status == TAGC_OK) report(c, s, size->n_flats, &result);
+    return status;
+}
+
+static tagc_status measure_codec(codec_bench *c, setting_list *list) {
+    tagc_bench *bench = c->bench;
+    void *memory;
+    for (int i = 0; i < bench->plan->n_arms; i++) TAGC_TRY(add_arm(list, bench, &bench->plan->arms[i]));
+    for (int i = 0; i < list->n; i++)
+        for (int k = 0; k < list->items[i].n_sizes; k++)
+            if (list->items[i].sizes[k].n_elems > c->n_max) c->n_max = list->items[i].sizes[k].n_elems;
+    TAGC_TRY(tagc_bench_check_memory(bench, "measuring the codec", 6 * c->n_max * sizeof(float)));
+    TAGC_TRY(tagc_memory_create(c->n_max * sizeof(float), "gradient", &memory));
+    c->gradient = memory;
+    TAGC_TRY(tagc_memory_create(c->n_max * sizeof(float), "output", &memory));
+    c->output = memory;
+    TAGC_TRY(floor_open(bench, &c->floor));
+    tagc_bench_say(
+        bench, "\nCodec, times of the floor for as many values\n  %-18s %8s %15s %7s %7s %7s %7s %7s %12s\n",
+        "", "sparsity", "values", "select", "index", "encode", "decode", "all", "");
+    for (int i = 0; i < list->n; i++)
+        for (int k = 0; k < list->items[i].n_sizes; k++)
+            TAGC_TRY(time_size(c, &list->items[i], &list->items[i].sizes[k]));
+    return TAGC_OK;
+}
+
+tagc_status tagc_bench_codec(tagc_bench *bench) {
+    codec_bench c = {.bench = bench, .seed = (uint64_t)bench->rank->rank + 1, .list = json_array()};
+    setting_list *list = calloc(1, sizeof *list);
+    tagc_status status =
+        list ? measure_codec(&c, list) : tagc_fail(TAGC_ERR_MEMORY, "out of memory for a list of exchanges");
+    tagc_rank_finish(bench->rank, status);
+    floor_close(&c.floor);
+    tagc_memory_destroy(c.gradient);
+    tagc_memory_destroy(c.output);
+    free(list);
+    if (status == TAGC_OK)
+        tagc_bench_put(bench, "codec", c.list);
+    else
+        json_decref(c.list);
+    return status;
+}
