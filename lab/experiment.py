@@ -1,6 +1,7 @@
 """Reading experiment files. README.md has the list of keys; each is checked here, with an error that names file, key,
 value and what is allowed."""
 import dataclasses
+import pathlib
 import re
 
 from common import LAB, LabError, nearest, read_toml
@@ -109,6 +110,13 @@ class Experiment:
         return any(case.hosts > 1 for case in self.cases)
 
 
+def split_arm(arm):
+    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9"; labels are made as by tagc bench."""
+    begin, *extras = arm.split("+")
+    label = "+".join([pathlib.Path(begin).name.removesuffix(".conf"), *extras])
+    return label, begin, [f"--{extra}" for extra in extras]
+
+
 def names():
     return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
 
@@ -170,5 +178,11 @@ def _check_whole(path, settings):
             if not arm.split("+")[0].endswith(".conf"):
                 raise LabError(f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
                                '"configs/packed.conf+sparsity=0.9"')
+    labels = [split_arm(arm)[0] for arm in settings["arms"]]
+    for label in sum(settings.get("pairs", []), []):
+        if label not in labels:
+            raise LabError(f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}')
+    if len(set(labels)) != len(labels):
+        raise LabError(f"{path}: two arms of one name among {', '.join(labels)}")
     if settings["table"] == "timeline" and not ("trace" in settings and "units" in settings):
         raise LabError(f'{path}: table = "timeline" needs trace and units')

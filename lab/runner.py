@@ -15,6 +15,7 @@ import linkcheck
 import results
 import timeline
 from common import LAB, ROOT, LabError
+from experiment import split_arm
 
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
@@ -149,7 +150,7 @@ class Runner:
         return {"runs": runs}
 
     def _one_run(self, case, network, seed, arm):
-        label, config, extras = parse_arm(arm)
+        label, config, extras = split_arm(arm)
         folder = self.scratch / "run"
         shutil.rmtree(folder, ignore_errors=True)
         words = ["train", f"--config={config}", f"--data={self.data}", f"--seed={seed}", "--quiet",
@@ -201,10 +202,3 @@ def _end_group(process):
 
 def _options(options):
     return [f"--{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in options.items()]
-
-
-def parse_arm(arm):
-    """(label, config file, words) of "configs/packed.conf+sparsity=0.9"; labels are named as by tagc bench."""
-    config, *extras = arm.split("+")
-    label = "+".join([pathlib.Path(config).name.removesuffix(".conf"), *extras])
-    return label, config, [f"--{extra}" for extra in extras]

@@ -38,6 +38,13 @@ def spread_text(samples, digits, unit=""):
     return text if len(samples) == 1 else text + f" ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
 
 
+def seconds(samples):
+    """As spread_text, in the unit that suits the median."""
+    if statistics.median(samples) >= 1:
+        return spread_text(samples, 2, " s")
+    return spread_text([1e3 * sample for sample in samples], 1, " ms")
+
+
 def case_text(case):
     ranks = f"{case['hosts'] * case['ranks_per_host']} ranks"
     if not case["link"]:
@@ -95,8 +102,8 @@ def one_case_times(result, case):
     rows = []
     for arm in arms:
         waits = [step["wait_gather_s"] + step["wait_reduce_s"] for step in arm["iterations"]]
-        row = [f"`{arm['name']}`", spread_text([s["total_s"] for s in arm["iterations"]], 2, " s"),
-               number(statistics.median(waits), 2, " s"), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
+        row = [f"`{arm['name']}`", seconds([s["total_s"] for s in arm["iterations"]]),
+               seconds([statistics.median(waits)]), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
         if theirs:
             facts = theirs.get(arm["name"], {})
             row += [number(facts.get("iteration_s"), 1, " s"), number(facts.get("exchange_ms_per_mb"))]
@@ -124,6 +131,8 @@ def pair_table(arms, pairs, theirs):
 
 
 def verdict(samples):
+    if len(samples) < 2:
+        return "in one round"
     if min(samples) > 1:
         return "faster"
     return "slower" if max(samples) < 1 else "within the spread"
@@ -150,7 +159,7 @@ def sweep_cell(case, name):
         return "-"
     arm, first = arms[name], case["bench"]["arms"][0]
     best = min((a for a in arms.values() if is_dense(a)), key=lambda a: a["total_s"]["median"], default=first)
-    text = f"{arm['total_s']['median']:.2f} s"
+    text = seconds([arm["total_s"]["median"]])
     if arm is first:
         return text
     against = statistics.median(ratios(first, arm))

@@ -64,8 +64,8 @@ def check_times():
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
     equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
     equal(row_of(sweep, "`fast`")[1], "4.00 s (1.75x, 1.75x faster)")
-    slow = {"world_size": 2, "arms": [arm("fsdp", [[2.0]], 96), arm("zero2", [[1.0]], 32),
-                                      arm("packed", [[1.25]], 70, compress="all")]}
+    slow = {"world_size": 2, "arms": [arm("fsdp", [[2.0], [2.0]], 96), arm("zero2", [[1.0], [1.0]], 32),
+                                      arm("packed", [[1.25], [1.25]], 70, compress="all")]}
     sweep = tables.markdown(lab("links", "times", [case(bench=slow), case(bench=slow)]))
     equal(row_of(sweep, "`zero2`")[1], "1.00 s (2.00x)")
     equal(row_of(sweep, "`packed`")[1], "1.25 s (1.60x, 0.80x slower)")

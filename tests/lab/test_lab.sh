@@ -66,6 +66,9 @@ broken "$good
 host = 2" 'unknown key "host"' 'did you mean "hosts"?'
 broken "$good
 pairs = [[\"a\", \"b\"]]" 'pairs has no meaning for kind = "train"'
+broken "${good/train/bench}
+pairs = [[\"fsdp\", \"pakced\"]]" 'pairs has "pakced"' 'the arms are: fsdp'
+broken "${good/\"]/\", \"configs/fsdp.conf\"]}" 'two arms of one name'
 broken "${good/train/watch}" "kind is 'watch', allowed: bench or train"
 broken "${good/minutes = 1/}" 'minutes is missing'
 broken "${good/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
