@@ -76,10 +76,22 @@ void tagc_clock_submit(tagc_clock *clock, tagc_sim_job *job) {
     clock->jobs_end = &job->next;
 }
 
+/* The job that the worker is at: the first, or the start of the next while the first waits at its finish. */
+static tagc_sim_job *current(const tagc_clock *clock) {
+    tagc_sim_job *job = clock->jobs;
+    int is_waiting = job && job->at == job->finish_at && job->next && job->next->at < job->next->n_start;
+    return is_waiting ? job->next : job;
+}
+
+static void next_op(tagc_sim_job *job) {
+    job->at++;
+    if (job->at < job->n_ops && job->ops[job->at].kind == TAGC_SIM_WORK)
+        job->left_s = job->ops[job->at].work_s;
+}
+
 /* Takes the worker past everything that takes no time. */
 static void settle_worker(tagc_clock *clock) {
-    while (clock->jobs) {
-        tagc_sim_job *job = clock->jobs;
+    for (tagc_sim_job *job; (job = current(clock)) != NULL;) {
         if (job->at == job->n_ops) {
             job->state = DONE;
             clock->jobs = job->next;
@@ -90,14 +102,13 @@ static void settle_worker(tagc_clock *clock) {
         if (op->kind == TAGC_SIM_WORK && job->left_s > little_s) return;
         if (op->kind == TAGC_SIM_WAIT && job->transfers[op->transfer].state != DONE) return;
         if (op->kind == TAGC_SIM_POST) tagc_clock_post(clock, &job->transfers[op->transfer]);
-        job->at++;
-        if (job->at < job->n_ops && job->ops[job->at].kind == TAGC_SIM_WORK)
-            job->left_s = job->ops[job->at].work_s;
+        next_op(job);
     }
 }
 
 static int worker_works(const tagc_clock *clock) {
-    return clock->jobs && clock->jobs->ops[clock->jobs->at].kind == TAGC_SIM_WORK;
+    const tagc_sim_job *job = current(clock);
+    return job && job->ops[job->at].kind == TAGC_SIM_WORK;
 }
 
 /* ---- time ---- */
@@ -136,7 +147,7 @@ static void step(tagc_clock *clock, double *caller_left_s) {
     speeds v = speeds_now(clock, caller_left_s != NULL);
     double dt = INFINITY;
     if (caller_left_s) dt = sooner(dt, *caller_left_s, v.caller);
-    if (worker_works(clock)) dt = sooner(dt, clock->jobs->left_s, v.worker);
+    if (worker_works(clock)) dt = sooner(dt, current(clock)->left_s, v.worker);
     for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
         if (t->state == TAIL) {
             dt = sooner(dt, t->tail_s, 1);
@@ -150,7 +161,7 @@ static void step(tagc_clock *clock, double *caller_left_s) {
     if (clock->active) clock->comm_s += dt;
     if (worker_works(clock)) {
         clock->codec_s += dt;
-        clock->jobs->left_s -= dt * v.worker;
+        current(clock)->left_s -= dt * v.worker;
     }
     if (caller_left_s) *caller_left_s -= dt * v.caller;
     advance_transfers(clock, &v, dt);

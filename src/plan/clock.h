@@ -2,7 +2,8 @@
  * same at the same time, so that one stands for all: what it sends leaves while as much arrives.
  *
  *   caller    work, post, wait, submit, join: each takes the clock to where the real call would return
- *   worker    jobs in order of submission; a job is a list of work, post and wait
+ *   worker    jobs in order of submission; a job is a list of work, post and wait. While one waits at its finish,
+ *             the next is started
  *   transfer  bytes at an even share of the link among those under way, then a tail of latency */
 #ifndef TAGC_PLAN_CLOCK_H
 #define TAGC_PLAN_CLOCK_H
@@ -38,6 +39,8 @@ typedef struct tagc_sim_job {
     tagc_sim_op *ops;
     tagc_sim_transfer *transfers;
     int n_ops, n_transfers;
+    int n_start;   /* ops that may be done while the job before waits at its finish */
+    int finish_at; /* the last op, a wait, where there is such a finish; else n_ops */
     /* the clock's */
     int at, state;
     double left_s;

@@ -124,6 +124,7 @@ static void dense_step(builder *b, const tagc_reduction *r, const double *phase_
         work(b, encode_s);
         in[c] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
     }
+    b->job->n_start = b->job->n_ops;
     for (int c = 0; c < n; c++) {
         wait(b, in[c]);
         work(b, decode_s);
@@ -181,6 +182,11 @@ tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *p
         else
             indexed_step(&b, r, phases[k].phase_s);
     }
+    /* Only a dense step ends in a wait that the next may overlap. */
+    if (flat->n_reductions == 1 && flat->reductions[0].options.exchange == TAGC_EXCHANGE_DENSE)
+        out->finish_at = out->n_ops - 1;
+    else
+        out->finish_at = out->n_ops, out->n_start = 0;
     if (!b.failed) return TAGC_OK;
     tagc_job_destroy(out);
     return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");

@@ -31,6 +31,7 @@ int tagc_placement_of_sharding(int sharding);
 typedef struct tagc_setup {
     tagc_gpt2_config model;
     int world_size, n_hosts; /* n_hosts divides world_size */
+    int n_machines;          /* that the hosts are; 0: as many. Hosts of a lab share one */
     int n_batch, n_tokens;   /* of a rank and micro-step */
     int placement;
     tagc_fsdp_options engine; /* its sharding is the placement's */
@@ -40,6 +41,8 @@ typedef struct tagc_setup {
 
 /* TAGC_ERR_ARGUMENT names what is wrong. */
 tagc_status tagc_setup_check(const tagc_setup *setup);
+/* Floating point operations of the products of all micro-steps of a rank. */
+double tagc_setup_flops(const tagc_setup *setup);
 /* The density that counts: union_density, or 1 - (1 - p)^ranks. */
 double tagc_setup_union(const tagc_setup *setup);
 
@@ -68,6 +71,7 @@ typedef struct tagc_codec_cost {
     int exchange; /* tagc_exchange: sketch or packed */
     double sparsity, ratio, union_density;
     double elem_s[TAGC_N_PHASES]; /* WAIT is not used */
+    double weight;                /* elements it was measured on */
 } tagc_codec_cost;
 
 enum { TAGC_MAX_CODEC_COSTS = 64 };
@@ -82,8 +86,7 @@ typedef struct tagc_costs {
     double link_share;     /* of the link's rate that transfers reach */
     double cpu_s_per_byte; /* of moving bytes */
     double poll_cores;     /* of the comm thread while something is under way */
-    double cores;          /* that the ranks of one machine share */
-    int ranks_per_machine; /* 0: as many as on a host. Hosts of a lab share one machine */
+    double cores;          /* of a machine */
     tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
     int n_codec;
 } tagc_costs;

@@ -3,6 +3,7 @@
 #include "plan/program.h"
 
 #include "core/status.h"
+#include "plan/plan.h"
 #include <stdlib.h>
 
 enum { LN_1 = 0, QKV = 2, PROJECTION = 4, LN_2 = 6, MLP_IN = 8, MLP_OUT = 10, N_BLOCK = 12 };
@@ -151,4 +152,12 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
 void tagc_program_destroy(tagc_program *program) {
     free(program->calls);
     *program = (tagc_program){0};
+}
+
+double tagc_setup_flops(const tagc_setup *setup) {
+    tagc_program program;
+    if (tagc_program_create(&setup->model, setup->n_batch, setup->n_tokens, &program) != TAGC_OK) return 0;
+    double flops = program.flops * setup->engine.n_micro_steps;
+    tagc_program_destroy(&program);
+    return flops;
 }

@@ -11,7 +11,7 @@ enum { ABSENT = 0, COMING = 1, PRESENT = 2, FORWARD = 0, BACKWARD = 1, MAX_WHOLE
 
 typedef struct unit_state {
     int residency, n_in_use, n_done, n_gradients_done, gradients_open;
-    int gradients_zeroed, exchanging, used_backward;
+    int gradients_zeroed, exchanging, used_backward, stays;
 } unit_state;
 
 typedef struct simulation {
@@ -70,11 +70,24 @@ static void end_gather(simulation *s, int unit) {
     blocked(s, start_s, &s->forecast.wait_gather_s);
 }
 
+static int unit_at(const simulation *s, int position) {
+    return s->pass == BACKWARD ? s->layout->backward_order[position] : position;
+}
+
+static int comes_ahead(const simulation *s, int unit) {
+    return !s->units[unit].stays && (s->pass == FORWARD || s->units[unit].used_backward);
+}
+
+static void reach_from(simulation *s, int position) {
+    for (int n = s->d->engine.prefetch; n > 0 && position + 1 < s->layout->n_units;)
+        n -= comes_ahead(s, unit_at(s, ++position));
+    if (position > s->gather_reach) s->gather_reach = position;
+}
+
 static void gather_ahead(simulation *s) {
     for (; s->gather_next < s->layout->n_units && s->gather_next <= s->gather_reach; s->gather_next++) {
-        int unit = s->pass == BACKWARD ? s->layout->backward_order[s->gather_next] : s->gather_next;
-        const unit_state *state = &s->units[unit];
-        if (state->residency != ABSENT || (s->pass == BACKWARD && !state->used_backward)) continue;
+        int unit = unit_at(s, s->gather_next);
+        if (s->units[unit].residency != ABSENT || !comes_ahead(s, unit)) continue;
         if (s->holder[s->layout->units[unit].slot] >= 0) return;
         begin_gather(s, unit);
     }
@@ -82,8 +95,7 @@ static void gather_ahead(simulation *s) {
 
 static tagc_status need(simulation *s, int unit) {
     const tagc_layout_unit *u = &s->layout->units[unit];
-    int reach = u->position[s->pass] + s->d->engine.prefetch;
-    if (reach > s->gather_reach) s->gather_reach = reach;
+    reach_from(s, u->position[s->pass]);
     if (s->units[unit].residency == ABSENT) {
         if (s->holder[u->slot] >= 0)
             return tagc_fail(TAGC_ERR_STATE, "unit %s is used while another is in its place: prefetch is %d",
@@ -160,12 +172,15 @@ static void begin_exchange(simulation *s, int unit) {
 static void begin_pass(simulation *s, int pass) {
     s->pass = pass;
     s->gather_next = 0;
-    s->gather_reach = s->d->engine.prefetch;
+    s->gather_reach = -1;
     for (int i = 0; i < s->layout->n_units; i++) {
         unit_state *u = &s->units[i];
         u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
+        u->stays = u->residency == PRESENT;
     }
-    if (s->d->engine.sharding != TAGC_SHARD_NONE) gather_ahead(s);
+    if (s->d->engine.sharding == TAGC_SHARD_NONE) return;
+    reach_from(s, 0);
+    gather_ahead(s);
 }
 
 static void finish_unit(simulation *s, int unit) {
@@ -278,14 +293,14 @@ static void destroy(simulation *s) {
 static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *costs,
                                    const tagc_plan_link *link) {
     int per_host = d->setup->world_size / d->setup->n_hosts;
-    int per_machine = costs->ranks_per_machine > 0 ? costs->ranks_per_machine : per_host;
+    int n_machines = d->setup->n_machines > 0 ? d->setup->n_machines : d->setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
                               .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
                               .local_bytes_per_s =
                                   link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
                               .overhead_s = costs->overhead_s,
                               .queue_bytes = costs->queue_bytes,
-                              .cores = costs->cores / per_machine,
+                              .cores = costs->cores * n_machines / d->setup->world_size,
                               .cpu_s_per_byte = costs->cpu_s_per_byte,
                               .poll_cores = costs->poll_cores};
 }

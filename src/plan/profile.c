@@ -1,0 +1,311 @@
+/* Reading results (docs/results-format.md). Whatever is missing is named with the file and its place. */
+#include "plan/profile.h"
+
+#include "core/status.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+    tagc_points *points;
+    const char *file;
+    tagc_read_engine read_engine;
+    int is_lab; /* its hosts are namespaces of one machine */
+} reader;
+
+/* ---- members ---- */
+
+static tagc_status missing(const reader *r, const char *where, const char *name, const char *what) {
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s%s%s is missing or not %s", r->file, where, *where ? "." : "",
+                     name, what);
+}
+
+static tagc_status get_number(const reader *r, const json_t *object, const char *where, const char *name,
+                              double *out) {
+    const json_t *value = json_object_get(object, name);
+    if (!json_is_number(value) || !isfinite(json_number_value(value)))
+        return missing(r, where, name, "a number");
+    *out = json_number_value(value);
+    return TAGC_OK;
+}
+
+static tagc_status get_int(const reader *r, const json_t *object, const char *where, const char *name,
+                           int min, int max, int *out) {
+    double value;
+    TAGC_TRY(get_number(r, object, where, name, &value));
+    if (!(value >= min && value <= max))
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s%s%s is %g, allowed is %d to %d", r->file, where,
+                         *where ? "." : "", name, value, min, max);
+    *out = (int)value;
+    return TAGC_OK;
+}
+
+static tagc_status get_above(const reader *r, const json_t *object, const char *where, const char *name,
+                             double *out) {
+    TAGC_TRY(get_number(r, object, where, name, out));
+    if (*out > 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s.%s is %g, must be above 0", r->file, where, name, *out);
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of the iterations' numbers of that name. */
+static tagc_status get_median(const reader *r, const json_t *iterations, const char *name, double *out) {
+    size_t n = json_array_size(iterations);
+    double *values = calloc(n + 1, sizeof *values);
+    if (!values) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu iterations", n);
+    tagc_status status = n > 0 ? TAGC_OK : missing(r, "arms", "iterations", "a list of iterations");
+    for (size_t i = 0; status == TAGC_OK && i < n; i++)
+        status = get_number(r, json_array_get(iterations, i), "arms.iterations", name, &values[i]);
+    qsort(values, n, sizeof *values, compare_doubles);
+    if (n > 0) *out = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+    free(values);
+    return status;
+}
+
+/* ---- a bench ---- */
+
+/* Hosts of one name are namespaces of one machine. */
+static int is_one_machine(const json_t *bench) {
+    const json_t *hosts =
+        json_object_get(json_object_get(json_object_get(bench, "origin"), "machine"), "hosts");
+    const char *first = json_string_value(json_array_get(hosts, 0));
+    for (size_t i = 1; first && i < json_array_size(hosts); i++) {
+        const char *other = json_string_value(json_array_get(hosts, i));
+        if (!other || strcmp(first, other) != 0) return 0;
+    }
+    return first != NULL;
+}
+
+static tagc_status read_model(const reader *r, const json_t *bench, tagc_gpt2_config *out) {
+    const json_t *model = json_object_get(bench, "model"), *tied = json_object_get(model, "tied");
+    if (!json_is_object(model)) return missing(r, "", "model", "an object");
+    TAGC_TRY(get_int(r, model, "model", "n_layer", 1, 1000, &out->n_layer));
+    TAGC_TRY(get_int(r, model, "model", "n_head", 1, 65536, &out->n_head));
+    TAGC_TRY(get_int(r, model, "model", "n_embd", 1, 65536, &out->n_embd));
+    TAGC_TRY(get_int(r, model, "model", "block_size", 1, 1 << 20, &out->block_size));
+    TAGC_TRY(get_int(r, model, "model", "vocab_size", 1, 1 << 24, &out->vocab_size));
+    if (!tied) return missing(r, "model", "tied", "true or false");
+    out->tied = json_is_true(tied) || json_integer_value(tied) == 1;
+    tagc_status status = tagc_gpt2_config_check(out);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", r->file);
+    const char *name = json_string_value(json_object_get(model, "name"));
+    if (!*r->points->model)
+        snprintf(r->points->model, sizeof r->points->model, "%s", name ? name : "a model without name");
+    return TAGC_OK;
+}
+
+/* What all arms of a bench have in common. */
+static tagc_status read_common(const reader *r, const json_t *bench, tagc_point *out) {
+    const json_t *link = json_object_get(bench, "link"), *floor = json_object_get(bench, "floor");
+    const json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
+    tagc_setup *s = &out->setup;
+    int n_cpus, format;
+    TAGC_TRY(get_int(r, bench, "", "format", 1, 1, &format));
+    TAGC_TRY(get_int(r, bench, "", "world_size", 1, 65536, &s->world_size));
+    TAGC_TRY(get_int(r, bench, "", "n_hosts", 1, s->world_size, &s->n_hosts));
+    TAGC_TRY(read_model(r, bench, &s->model));
+    TAGC_TRY(get_int(r, bench, "", "batch_size", 1, 65536, &s->n_batch));
+    TAGC_TRY(get_int(r, bench, "", "seq_len", 1, s->model.block_size, &s->n_tokens));
+    TAGC_TRY(get_int(r, machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
+    out->cores = n_cpus;
+    if (s->world_size % s->n_hosts != 0)
+        s->n_hosts = 1; /* unevenly spread: no network between most of them */
+    s->n_machines = r->is_lab || is_one_machine(bench) ? 1 : s->n_hosts;
+    if (s->world_size > 1) {
+        if (!json_is_object(link))
+            return missing(r, "", "link", "an object (tagc bench without --only has it)");
+        TAGC_TRY(get_number(r, link, "link", "latency_s", &out->link.latency_s));
+        TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", &out->link.bytes_per_s));
+    } else {
+        out->link.bytes_per_s = (double)INFINITY;
+    }
+    double bytes_per_s = 0;
+    if (json_is_object(floor)) TAGC_TRY(get_above(r, floor, "floor", "bytes_per_s", &bytes_per_s));
+    out->byte_s = bytes_per_s > 0 ? 1 / bytes_per_s : 0;
+    return TAGC_OK;
+}
+
+static tagc_point *grow(tagc_points *points) {
+    tagc_point *more = realloc(points->points, ((size_t)points->n_points + 1) * sizeof *more);
+    if (!more) return NULL;
+    points->points = more;
+    return &points->points[points->n_points++];
+}
+
+static tagc_status read_arm(const reader *r, const tagc_point *common, const json_t *arm) {
+    const json_t *options = json_object_get(arm, "options"), *iterations = json_object_get(arm, "iterations");
+    const char *name = json_string_value(json_object_get(arm, "name"));
+    double n_compressed = 0, n_union = 0, gather_s, reduce_s;
+    if (!name) return missing(r, "arms", "name", "a text");
+    if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
+    tagc_point point = *common;
+    TAGC_TRY(get_median(r, iterations, "total_s", &point.total_s));
+    TAGC_TRY(get_median(r, iterations, "compute_s", &point.compute_s));
+    TAGC_TRY(get_median(r, iterations, "wait_gather_s", &gather_s));
+    TAGC_TRY(get_median(r, iterations, "wait_reduce_s", &reduce_s));
+    TAGC_TRY(get_median(r, iterations, "optimizer_s", &point.optimizer_s));
+    TAGC_TRY(get_number(r, arm, "arms", "n_compressed", &n_compressed));
+    TAGC_TRY(get_number(r, arm, "arms", "n_union", &n_union));
+    if (!(point.total_s > 0))
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s: arm %.60s: total_s is %g, must be above 0", r->file, name,
+                         point.total_s);
+    point.exposed_s = gather_s + reduce_s;
+    snprintf(point.arm, sizeof point.arm, "%s", name);
+    tagc_status status = r->read_engine(options, &point.setup.engine);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s: arm %.60s", r->file, name);
+    point.setup.placement = tagc_placement_of_sharding(point.setup.engine.sharding);
+    int is_indexed = n_compressed > 0 && point.setup.engine.reducer.exchange != TAGC_EXCHANGE_DENSE;
+    int n_exchanges = point.setup.engine.exchange_each_micro_step ? point.setup.engine.n_micro_steps : 1;
+    double density = is_indexed ? n_union / n_compressed / n_exchanges : -1;
+    if (density > 1) density = 1;
+    point.union_density = point.setup.union_density = density;
+    tagc_point *to = grow(r->points);
+    if (!to) return tagc_fail(TAGC_ERR_MEMORY, "no memory for points");
+    *to = point;
+    return TAGC_OK;
+}
+
+/* Seconds per element, over all sizes that were measured. */
+static tagc_status read_codec(const reader *r, const tagc_point *common, const json_t *entry) {
+    const char *exchange = json_string_value(json_object_get(entry, "exchange"));
+    const json_t *phases = json_object_get(entry, "phase_s");
+    double n_elems, n_tensors, n_union = 0;
+    tagc_codec_cost cost = {0};
+    if (!exchange) return missing(r, "codec", "exchange", "a text");
+    if (strcmp(exchange, "dense") == 0) return TAGC_OK;
+    cost.exchange = strcmp(exchange, "sketch") == 0 ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED;
+    TAGC_TRY(get_number(r, entry, "codec", "sparsity", &cost.sparsity));
+    TAGC_TRY(get_number(r, entry, "codec", "ratio", &cost.ratio));
+    TAGC_TRY(get_above(r, entry, "codec", "n_elems", &n_elems));
+    TAGC_TRY(get_above(r, entry, "codec", "n_tensors", &n_tensors));
+    if (!json_is_object(phases)) return missing(r, "codec", "phase_s", "an object");
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+        double s;
+        TAGC_TRY(get_number(r, phases, "codec.phase_s", tagc_phase_name(phase), &s));
+        cost.elem_s[phase] = s / n_elems;
+    }
+    n_union = json_number_value(json_object_get(entry, "n_union"));
+    cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, common->setup.world_size);
+    cost.weight = n_elems * n_tensors;
+    tagc_points *points = r->points;
+    for (int i = 0; i < points->n_codec;
+         i++) { /* several sizes, or files, of one setting: weighed by their elements */
+        tagc_codec_cost *c = &points->codec[i];
+        if (c->exchange != cost.exchange || c->sparsity != cost.sparsity || c->ratio != cost.ratio) continue;
+        double share = cost.weight / (c->weight + cost.weight);
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            c->elem_s[phase] += share * (cost.elem_s[phase] - c->elem_s[phase]);
+        c->union_density += share * (cost.union_density - c->union_density);
+        c->weight += cost.weight;
+        return TAGC_OK;
+    }
+    if (points->n_codec == TAGC_MAX_CODEC_COSTS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: more than %d settings of the codec", r->file,
+                         TAGC_MAX_CODEC_COSTS);
+    points->codec[points->n_codec++] = cost;
+    return TAGC_OK;
+}
+
+static tagc_status read_bench(const reader *r, const json_t *bench) {
+    const json_t *arms = json_object_get(bench, "arms"), *codec = json_object_get(bench, "codec");
+    tagc_point common = {0};
+    TAGC_TRY(read_common(r, bench, &common));
+    if (!json_is_array(arms)) return missing(r, "", "arms", "a list (tagc bench without --only has it)");
+    snprintf(common.place, sizeof common.place, "W = %d, %.3g Gbit/s, %.80s", common.setup.world_size,
+             8e-9 * common.link.bytes_per_s, r->file);
+    for (size_t i = 0; i < json_array_size(codec); i++)
+        TAGC_TRY(read_codec(r, &common, json_array_get(codec, i)));
+    for (size_t i = 0; i < json_array_size(arms); i++)
+        TAGC_TRY(read_arm(r, &common, json_array_get(arms, i)));
+    return TAGC_OK;
+}
+
+/* ---- files ---- */
+
+static tagc_status read_lab(reader *r, const json_t *lab, long only) {
+    const json_t *cases = json_object_get(lab, "cases");
+    long n_cases = (long)json_array_size(cases), n_read = 0;
+    r->is_lab = 1;
+    if (!json_is_array(cases)) return missing(r, "", "cases", "a list");
+    if (only >= n_cases)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: there is no case %ld, allowed is 0 to %ld", r->file, only,
+                         n_cases - 1);
+    for (long i = 0; i < n_cases; i++) {
+        const json_t *bench = json_object_get(json_array_get(cases, (size_t)i), "bench");
+        if ((only >= 0 && i != only) || !json_is_object(bench)) continue;
+        TAGC_TRY(read_bench(r, bench));
+        n_read++;
+    }
+    return n_read > 0 ? TAGC_OK : tagc_fail(TAGC_ERR_CORRUPT, "%s: holds no bench result", r->file);
+}
+
+static tagc_status read_json(reader *r, const json_t *root, long only) {
+    const char *type = json_string_value(json_object_get(root, "type"));
+    if (type && strcmp(type, "lab") == 0) return read_lab(r, root, only);
+    if (type && strcmp(type, "bench") == 0 && only < 0) return read_bench(r, root);
+    if (type && strcmp(type, "bench") == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: a bench result has no cases; :%ld is for lab results",
+                         r->file, only);
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s: type is %s%.40s%s, wanted is \"bench\" or \"lab\"", r->file,
+                     type ? "\"" : "", type ? type : "missing", type ? "\"" : "");
+}
+
+tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_engine read_engine) {
+    char *file = strdup(path), *colon = file ? strrchr(file, ':') : NULL, *end = NULL;
+    long only = -1;
+    if (!file) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a path");
+    if (colon && colon[1] >= '0' && colon[1] <= '9') {
+        only = strtol(colon + 1, &end, 10);
+        if (*end)
+            only = -1;
+        else
+            *colon = 0;
+    }
+    reader r = {.points = points, .file = file, .read_engine = read_engine};
+    json_error_t error;
+    FILE *stream = fopen(file, "rbe");
+    json_t *root = NULL;
+    tagc_status status = TAGC_OK;
+    if (!stream)
+        status = tagc_fail(TAGC_ERR_IO, "%s: %s", file, strerror(errno));
+    else if (!(root = json_loadf(stream, JSON_REJECT_DUPLICATES, &error)))
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%s: line %d: %.160s", file, error.line, error.text);
+    if (stream) fclose(stream);
+    if (status == TAGC_OK) status = read_json(&r, root, only);
+    json_decref(root);
+    free(file);
+    return status;
+}
+
+void tagc_points_destroy(tagc_points *points) {
+    free(points->points);
+    *points = (tagc_points){0};
+}
+
+int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density) {
+    double sum = 0, exact = 0;
+    int n = 0, n_exact = 0;
+    if (!(sparsity > 0 && sparsity < 1)) return 0;
+    for (int i = 0; i < points->n_points; i++) {
+        const tagc_point *p = &points->points[i];
+        int world_size = p->setup.world_size;
+        if (p->union_density <= 0 || p->union_density >= 1 || world_size < 2) continue;
+        if (fabs(p->setup.engine.reducer.sparsity - sparsity) > 1e-9) continue;
+        /* 1 - u = sparsity^e; e would be the number of ranks if they chose independently */
+        double e = log(1 - p->union_density) / log(sparsity), part = (e - 1) / (world_size - 1);
+        sum += part < 0 ? 0 : part > 1 ? 1 : part;
+        n++;
+        if (world_size != n_ranks) continue;
+        exact += p->union_density;
+        n_exact++;
+    }
+    if (n == 0) return 0;
+    *density = n_exact > 0 ? exact / n_exact : 1 - pow(sparsity, 1 + (n_ranks - 1) * (sum / n));
+    return 1;
+}

@@ -1,0 +1,48 @@
+/* Measured iterations, from the results of tagc bench and of the lab, and costs fitted to them. */
+#ifndef TAGC_PLAN_PROFILE_H
+#define TAGC_PLAN_PROFILE_H
+
+#include "plan/plan.h"
+#include <jansson.h>
+
+enum { TAGC_POINT_NAME_BYTES = 96, TAGC_POINT_PLACE_BYTES = 160 };
+
+/* One arm on one link. */
+typedef struct tagc_point {
+    char arm[TAGC_POINT_NAME_BYTES];
+    char place[TAGC_POINT_PLACE_BYTES]; /* file, world size and link, for people */
+    tagc_setup setup;
+    tagc_plan_link link;
+    double union_density; /* of the compressed flats; < 0: nothing is compressed */
+    double total_s, compute_s, exposed_s, optimizer_s; /* medians of an iteration */
+    double byte_s;                                     /* of memory; 0: not measured */
+    double cores;                                      /* of a machine */
+    int is_held_out;                                   /* not to be fitted */
+} tagc_point;
+
+typedef struct tagc_points {
+    tagc_point *points;
+    int n_points;
+    tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
+    int n_codec;
+    char model[TAGC_POINT_NAME_BYTES]; /* of the first file */
+} tagc_points;
+
+/* The engine's options from a result's "options" of an arm. */
+typedef tagc_status (*tagc_read_engine)(const json_t *options, tagc_fsdp_options *out);
+
+/* Adds the arms of a bench result, or of the benches of a lab result: all cases, or the one of "FILE:NUMBER" (from 0).
+ * TAGC_ERR_IO, or TAGC_ERR_CORRUPT naming the file and what is missing. */
+tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_engine read_engine);
+void tagc_points_destroy(tagc_points *points);
+
+/* 1 when a point of that sparsity tells how much the choices of ranks overlap: *density, of the union of n_ranks. What
+ * was measured with other numbers of ranks is extended: each rank after the first counts as the same part of an
+ * independent one. */
+int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density);
+
+/* Costs that make the simulated iterations of all points that are not held out fit the measured ones; the root mean
+ * square of log(simulated / measured) is told. TAGC_ERR_ARGUMENT when there is nothing to fit. */
+tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *rms);
+
+#endif
