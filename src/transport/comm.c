@@ -14,10 +14,16 @@
 
 enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
 
-/* So long the comm thread polls without a rest after the last sign of movement. A transport that moves bytes
- * only while it is polled loses most of its speed to earlier rests; a longer patience takes time from those
- * who compute. */
-static const double patience_s = 200e-6;
+/* So long the comm thread polls without a rest after the last sign of movement. Where signs follow each other
+ * fast (shared memory), bytes move only while they are polled for, and an early rest costs speed. On a slow
+ * link the sockets' buffers carry on during a rest, and polling only takes time from those who compute. */
+static const double patience_fast_s = 200e-6, patience_slow_s = 20e-6;
+static const double slow_s = 200e-6, longest_gap_s = 1e-3;
+
+/* When something moved last, and how long that usually takes: a running mean. */
+typedef struct tagc_pace {
+    double moved_s, gap_s;
+} tagc_pace;
 
 /* ---- comm thread ---- */
 
@@ -120,7 +126,7 @@ static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *posted) 
  * early. */
 static void rest(tagc_comm *comm, double still_s) {
     double pause_s = still_s / 16;
-    if (pause_s < 20e-6) pause_s = 20e-6;
+    if (pause_s < 50e-6) pause_s = 50e-6;
     if (pause_s > 500e-6) pause_s = 500e-6;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -132,10 +138,20 @@ static void rest(tagc_comm *comm, double still_s) {
     pthread_cond_timedwait(&comm->wake, &comm->lock, &until);
 }
 
+/* Returns for how long nothing has moved. */
+static double keep_pace(tagc_pace *pace, double now_s, int posted, int moved) {
+    double still_s = now_s - pace->moved_s;
+    if (!moved && !posted) return still_s;
+    /* Right after a post the gap is the time that nobody wanted anything. */
+    if (!posted) pace->gap_s += ((still_s < longest_gap_s ? still_s : longest_gap_s) - pace->gap_s) / 8;
+    pace->moved_s = now_s;
+    return 0;
+}
+
 static void *comm_main(void *arg) {
     tagc_comm *comm = arg;
     tagc_ticket *active = NULL;
-    double moved_s = 0;
+    tagc_pace pace = {0};
     pthread_mutex_lock(&comm->lock);
     for (;;) {
         while (!comm->posted && !active && !comm->stopping) pthread_cond_wait(&comm->wake, &comm->lock);
@@ -146,7 +162,6 @@ static void *comm_main(void *arg) {
         int broken = comm->broken;
         pthread_mutex_unlock(&comm->lock);
 
-        int moved = posted != NULL;
         if (broken) {
             fail_all(comm, active, posted);
             active = NULL;
@@ -156,13 +171,12 @@ static void *comm_main(void *arg) {
         pthread_mutex_lock(&comm->lock);
         if (!active || comm->broken) continue;
         pthread_mutex_unlock(&comm->lock);
-        moved |= poll_active(comm, &active);
-        double now_s = tagc_clock_s();
-        if (moved) moved_s = now_s;
-        int still = now_s - moved_s > patience_s;
-        if (!moved && !still) sched_yield();
+        int moved = poll_active(comm, &active);
+        double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, posted != NULL, moved);
+        int is_still = still_s > (pace.gap_s < slow_s ? patience_fast_s : patience_slow_s);
+        if (still_s > 0 && !is_still) sched_yield();
         pthread_mutex_lock(&comm->lock);
-        if (still && active && !comm->posted && !comm->broken) rest(comm, now_s - moved_s);
+        if (is_still && active && !comm->posted && !comm->broken) rest(comm, still_s);
     }
     pthread_mutex_unlock(&comm->lock);
     return NULL;
