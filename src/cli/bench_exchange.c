@@ -11,10 +11,11 @@
 #include "fsdp/layout.h"
 #include <stdlib.h>
 
-enum { FEW_TURNS = 3, MANY_TURNS = 9, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
+enum { FEW_TURNS = 3, MANY_TURNS = 5, MOST_TIMES = 200, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
 
-static const double turn_s = 0.25; /* for a dense fp32 reduce-scatter to take at most */
-static const double quick_s = 0.2; /* a turn of all of them that can be had more often */
+static const double turn_s = 0.25;  /* for a dense fp32 reduce-scatter to take at most */
+static const double least_s = 0.05; /* of one case in a turn: bursts of a shaped link are over by then */
+static const double quick_s = 1;    /* a first turn of less leaves time for more turns */
 
 typedef enum kind { LINK, REDUCER, GATHERER, MPI_REDUCE_SCATTER, MPI_ALL_REDUCE, MPI_ALL_GATHER } kind;
 
@@ -50,7 +51,7 @@ typedef struct exchange_bench {
     tagc_bench_wire wire;
     tagc_reducer *reducers[N_CASES];
     tagc_gatherer *gatherers[N_CASES];
-    int n_turns;
+    int n_turns, n_times[N_CASES];       /* in a turn */
     double seconds[N_CASES][MANY_TURNS]; /* of the slowest rank */
     double n_bytes[N_CASES];             /* sent per rank, mean over ranks */
 } exchange_bench;
@@ -168,21 +169,37 @@ static double sent(const tagc_comm *comm) {
 
 static tagc_status time_case(exchange_bench *e, int i, int turn) {
     tagc_comm *comm = e->bench->rank->comm;
-    double seconds,
-        n_bytes = (double)cases[i].n_passes * (double)e->shard * 4 * (e->bench->rank->world_size - 1);
+    double n_bytes = cases[i].n_passes * (double)e->shard * 4 * (e->bench->rank->world_size - 1), seconds;
     if (cases[i].kind == LINK) {
-        TAGC_TRY(tagc_bench_wire_all(&e->wire, e->shard * sizeof(float), 1, &seconds));
+        TAGC_TRY(tagc_bench_wire_all(&e->wire, e->shard * sizeof(float), e->n_times[i], &seconds));
     } else {
         TAGC_TRY(tagc_comm_barrier(comm));
         double start_s = tagc_clock_s(), before = sent(comm);
-        TAGC_TRY(run_case(e, i));
+        for (int time = 0; time < e->n_times[i]; time++) TAGC_TRY(run_case(e, i));
         seconds = tagc_clock_s() - start_s;
-        if (cases[i].kind == REDUCER || cases[i].kind == GATHERER) n_bytes = sent(comm) - before;
+        if (cases[i].n_passes == 0) n_bytes = (sent(comm) - before) / e->n_times[i];
         TAGC_TRY(tagc_bench_max(comm, &seconds, 1));
     }
     TAGC_TRY(tagc_bench_mean(comm, &n_bytes, 1));
-    e->seconds[i][turn] = seconds;
+    e->seconds[i][turn] = seconds / e->n_times[i];
     e->n_bytes[i] = n_bytes;
+    return TAGC_OK;
+}
+
+/* Once to warm up, once to see how often each fits into a turn, then in turns. */
+static tagc_status time_all(exchange_bench *e) {
+    double first_s = 0;
+    for (int turn = -2; turn < e->n_turns || turn <= 0; turn++) {
+        for (int i = 0; i < N_CASES; i++) {
+            if (!is_wanted(e, i)) continue;
+            if (turn < 0) e->n_times[i] = 1;
+            TAGC_TRY(time_case(e, i, turn < 0 ? 0 : turn));
+            double times = least_s / (e->seconds[i][0] + 1e-9);
+            if (turn == -1) e->n_times[i] = times < 1 ? 1 : times > MOST_TIMES ? MOST_TIMES : (int)times;
+            if (turn == 0) first_s += e->seconds[i][0] * e->n_times[i];
+        }
+        if (turn == 0) e->n_turns = first_s < quick_s ? MANY_TURNS : FEW_TURNS;
+    }
     return TAGC_OK;
 }
 
@@ -231,14 +248,7 @@ static tagc_status measure(exchange_bench *e) {
     if (bench->all_to_all_bytes_per_s <= 0) TAGC_TRY(tagc_bench_link(bench));
     TAGC_TRY(choose_size(e));
     TAGC_TRY(open_all(e));
-    for (int i = 0; i < N_CASES; i++)
-        if (is_wanted(e, i)) TAGC_TRY(time_case(e, i, 0)); /* warms up, and is written over */
-    double all_s = 0;
-    for (int i = 0; i < N_CASES; i++) all_s += e->seconds[i][0];
-    e->n_turns = all_s < quick_s ? MANY_TURNS : FEW_TURNS;
-    for (int turn = 0; turn < e->n_turns; turn++)
-        for (int i = 0; i < N_CASES; i++)
-            if (is_wanted(e, i)) TAGC_TRY(time_case(e, i, turn));
+    TAGC_TRY(time_all(e));
     /* The link as it was in these very turns is what shares are of. */
     bench->all_to_all_bytes_per_s = e->n_bytes[0] / median_s(e, 0);
     if (bench->result)

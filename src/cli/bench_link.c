@@ -10,7 +10,7 @@
 #include "transport/comm.h"
 #include <stdlib.h>
 
-enum { N_TURNS = 3, MAX_PAIRS = 3, FIRST_BYTES = 16 << 10, MOST_BYTES = 32 << 20, ALL_BYTES = 256 << 20 };
+enum { N_TURNS = 5, MAX_PAIRS = 3, FIRST_BYTES = 16 << 10, MOST_BYTES = 32 << 20, ALL_BYTES = 256 << 20 };
 
 static const double long_enough_s = 0.04; /* for one message */
 static const double turn_s = 0.15;
