@@ -25,6 +25,7 @@ static tagc_status missing(const reader *r, const char *where, const char *name,
 static tagc_status get_number(const reader *r, const json_t *object, const char *where, const char *name,
                               double *out) {
     const json_t *value = json_object_get(object, name);
+    *out = 0;
     if (!json_is_number(value) || !isfinite(json_number_value(value)))
         return missing(r, where, name, "a number");
     *out = json_number_value(value);
