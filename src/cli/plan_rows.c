@@ -1,0 +1,285 @@
+/* One world size of a plan: what each arm holds and sends in each placement, and how long a step takes on each link. */
+#include "cli/plan.h"
+
+#include "cli/origin.h"
+#include "cli/progress.h"
+#include "cli/result_file.h"
+#include "core/status.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { HUMAN_BYTES = 16 };
+
+/* ---- rows ---- */
+
+static int is_indexed(const tagc_setup *setup) {
+    return setup->engine.policy != TAGC_POLICY_NONE && setup->engine.reducer.exchange != TAGC_EXCHANGE_DENSE;
+}
+
+/* Given, measured, or as if ranks chose independently of each other. */
+static void find_union(const tagc_plan_request *request, tagc_plan_row *row) {
+    int n_ranks = row->setup.placement == TAGC_PLACE_HYBRID ? row->setup.n_hosts : row->setup.world_size;
+    row->setup.union_density = -1;
+    if (!is_indexed(&row->setup)) return;
+    row->union_source = "independent choices";
+    if (request->options.union_density > 0) {
+        row->setup.union_density = request->options.union_density;
+        row->union_source = "given";
+    } else if (tagc_points_union(&request->profile, row->setup.engine.reducer.sparsity, n_ranks,
+                                 &row->setup.union_density)) {
+        row->union_source = "profile";
+    }
+    row->setup.union_density = tagc_setup_union(&row->setup);
+}
+
+static void forecast(const tagc_plan_request *request, tagc_plan_row *row) {
+    int per_host = row->setup.world_size / row->setup.n_hosts;
+    if (!request->has_costs) {
+        snprintf(row->note, sizeof row->note, "no time without --profile or --compute-s");
+    } else if (request->n_links == 0) {
+        snprintf(row->note, sizeof row->note, "no time without --link-rate or --bytes-per-s");
+    } else if (row->setup.placement == TAGC_PLACE_HYBRID && per_host > 1 && !request->options.host_rate) {
+        snprintf(row->note, sizeof row->note, "no time for hybrid without --host-rate");
+    }
+    for (int i = 0; !row->note[0] && i < request->n_links; i++) {
+        if (tagc_plan_simulate(&row->setup, &request->costs, &request->links[i], &row->forecasts[i]) ==
+            TAGC_OK)
+            continue;
+        row->forecasts[i] = (tagc_forecast){0};
+        snprintf(row->note, sizeof row->note, "no time: %.200s", tagc_last_error());
+    }
+}
+
+static tagc_status make_row(const tagc_plan_request *request, int world_size, const tagc_arm *arm,
+                            int placement, tagc_plan_row *row) {
+    const tagc_plan_options *o = &request->options;
+    *row = (tagc_plan_row){.arm = arm};
+    tagc_setup *s = &row->setup;
+    s->model = request->model;
+    s->world_size = world_size;
+    s->n_hosts = o->hosts > 0            ? (int)o->hosts
+                 : o->ranks_per_host > 0 ? world_size / (int)o->ranks_per_host
+                                         : world_size;
+    s->n_batch = (int)arm->options.batch_size;
+    s->n_tokens = arm->options.seq_len > 0 ? (int)arm->options.seq_len : request->n_tokens;
+    tagc_train_fsdp(&arm->options, &s->engine);
+    s->placement = placement >= 0 ? placement : tagc_placement_of_sharding(s->engine.sharding);
+    find_union(request, row);
+    tagc_status status = tagc_plan_count(s, &row->volume, &row->memory);
+    if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
+    forecast(request, row);
+    return TAGC_OK;
+}
+
+/* Per parameter of the whole model and optimizer step, before the factor (W-1)/W. */
+static double bits(const tagc_plan_row *row, double n_bytes, uint64_t n_params) {
+    double n_ranks = row->setup.world_size;
+    return n_ranks > 1 && n_params > 0 ? 8 * n_bytes / (double)n_params * n_ranks / (n_ranks - 1) : 0;
+}
+
+static double sum(const double legs[TAGC_N_LEGS]) {
+    double all = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) all += legs[leg];
+    return all;
+}
+
+/* ---- tables ---- */
+
+static const char *rate_text(const tagc_plan_request *request, int link, char text[24]) {
+    double bits_per_s = request->line_bits_per_s[link] > 0 ? request->line_bits_per_s[link]
+                                                           : 8 * request->links[link].bytes_per_s;
+    if (bits_per_s >= 0.9995e9)
+        snprintf(text, 24, "%.3g Gbit/s", 1e-9 * bits_per_s);
+    else
+        snprintf(text, 24, "%.3g Mbit/s", 1e-6 * bits_per_s);
+    return text;
+}
+
+static const char *time_text(double seconds, char text[24]) {
+    if (!(seconds > 0))
+        snprintf(text, 24, "-");
+    else if (seconds >= 0.9995)
+        snprintf(text, 24, "%.2f s", seconds);
+    else
+        snprintf(text, 24, "%.3g ms", 1e3 * seconds);
+    return text;
+}
+
+static void print_placements(const tagc_plan_row *rows, int n) {
+    int seen[TAGC_PLACE_HYBRID + 1] = {0};
+    printf("\n  %-10s %-38s %-22s %-22s %s\n", "placement", "parameters", "gradients", "optimizer",
+           "residuals");
+    for (int i = 0; i < n; i++) {
+        const tagc_placement_info *p = tagc_placement_describe(rows[i].setup.placement);
+        if (seen[rows[i].setup.placement]++) continue;
+        printf("  %-10s %-38s %-22s %-22s %s%s\n", p->name, p->parameters, p->gradients, p->optimizer,
+               p->residuals, p->is_run ? "" : " (not run by tagc train)");
+    }
+}
+
+static void print_memory(const tagc_plan_row *rows, int n) {
+    printf("\n  Memory of a rank, without activations\n  %-28s %-9s %11s %11s %11s %11s %11s %11s\n", "",
+           "placement", "parameters", "gradients", "optimizer", "residuals", "buffers", "all");
+    for (int i = 0; i < n; i++) {
+        const tagc_plan_memory *m = &rows[i].memory;
+        const uint64_t values[] = {m->engine.parameters, m->engine.gradients, m->engine.optimizer,
+                                   m->engine.residuals,  m->buffers,          m->total};
+        printf("  %-28s %-9s", rows[i].arm->name, tagc_placement_describe(rows[i].setup.placement)->name);
+        for (int k = 0; k < 6; k++) {
+            char text[HUMAN_BYTES];
+            printf(" %11s", tagc_human_bytes((double)values[k], text));
+        }
+        printf("\n");
+    }
+}
+
+static void print_bits(const tagc_plan_row *rows, int n) {
+    printf("\n  Sent in an optimizer step: bits per parameter and rank before (W-1)/W; bytes of a host to "
+           "others\n"
+           "  %-28s %-9s",
+           "", "placement");
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) printf(" %8s", tagc_leg_name(leg));
+    printf(" %8s %11s\n", "all", "host");
+    for (int i = 0; i < n; i++) {
+        const tagc_plan_volume *v = &rows[i].volume;
+        char text[HUMAN_BYTES];
+        printf("  %-28s %-9s", rows[i].arm->name, tagc_placement_describe(rows[i].setup.placement)->name);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            printf(" %8.3f", bits(&rows[i], v->n_bytes[leg], v->n_params));
+        printf(" %8.2f %11s\n", bits(&rows[i], sum(v->n_bytes), v->n_params),
+               tagc_human_bytes(sum(v->n_host_bytes), text));
+    }
+    for (int i = 0; i < n; i++) {
+        const tagc_plan_row *row = &rows[i], *before = i > 0 ? &rows[i - 1] : NULL;
+        int is_said =
+            before && before->union_source && before->setup.union_density == row->setup.union_density;
+        if (row->union_source && !is_said)
+            printf("  %s%s: ranks together keep %.3f %% of what is compressed (%s)\n", row->arm->name,
+                   i + 1 < n && rows[i + 1].union_source ? " and below" : "", 100 * row->setup.union_density,
+                   row->union_source);
+    }
+}
+
+static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
+    char text[24];
+    const char *note = "";
+    printf("\n  Time of an optimizer step, simulated (exposed: computing waits)\n  %-28s %-9s", "",
+           "placement");
+    for (int k = 0; k < request->n_links; k++) printf(" %12s %8s", rate_text(request, k, text), "exposed");
+    printf("\n");
+    for (int i = 0; i < n; i++) {
+        printf("  %-28s %-9s", rows[i].arm->name, tagc_placement_describe(rows[i].setup.placement)->name);
+        for (int k = 0; k < request->n_links; k++) {
+            const tagc_forecast *f = &rows[i].forecasts[k];
+            printf(" %12s", time_text(f->iteration_s, text));
+            if (f->iteration_s > 0)
+                printf(" %6.0f %%", 100 * (f->wait_gather_s + f->wait_reduce_s) / f->iteration_s);
+            else
+                printf(" %8s", "");
+        }
+        printf("\n");
+        if (rows[i].note[0] && strcmp(note, rows[i].note) != 0) printf("  (%s)\n", rows[i].note);
+        if (rows[i].note[0]) note = rows[i].note;
+    }
+}
+
+static void print_world(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
+    const tagc_setup *s = &rows[0].setup;
+    char params[HUMAN_BYTES];
+    printf("\n%s, %s parameters: %d rank%s on %d host%s, %d x %d tokens a rank\n", request->model_name,
+           tagc_human((double)rows[0].volume.n_params, params), s->world_size, s->world_size > 1 ? "s" : "",
+           s->n_hosts, s->n_hosts > 1 ? "s" : "", s->n_batch, s->n_tokens);
+    print_placements(rows, n);
+    print_memory(rows, n);
+    print_bits(rows, n);
+    if (request->has_costs && request->n_links > 0)
+        print_times(request, rows, n);
+    else
+        printf("\n  (%s)\n", rows[0].note);
+}
+
+/* ---- JSON ---- */
+
+static json_t *memory_json(const tagc_plan_memory *m) {
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "parameters", (json_int_t)m->engine.parameters,
+                     "gradients", (json_int_t)m->engine.gradients, "optimizer",
+                     (json_int_t)m->engine.optimizer, "residuals", (json_int_t)m->engine.residuals, "buffers",
+                     (json_int_t)m->buffers, "total", (json_int_t)m->total, "state", (json_int_t)m->state);
+}
+
+static json_t *placement_json(int placement) {
+    const tagc_placement_info *p = tagc_placement_describe(placement);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "name", p->name, "parameters", p->parameters,
+                     "gradients", p->gradients, "optimizer", p->optimizer, "residuals", p->residuals,
+                     "is_run", p->is_run);
+}
+
+static json_t *row_json(const tagc_plan_row *row, int link) {
+    const tagc_plan_volume *v = &row->volume;
+    const tagc_forecast *f = link >= 0 ? &row->forecasts[link] : NULL;
+    double n_bits[TAGC_N_LEGS], none = (double)NAN;
+    int has_time = f && f->iteration_s > 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bits[leg] = bits(row, v->n_bytes[leg], v->n_params);
+    json_t *json = json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "arm", row->arm->name, "placement",
+        placement_json(row->setup.placement), "memory_bytes", memory_json(&row->memory), "n_bytes_sent",
+        tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent", tagc_json_leg_reals(v->n_host_bytes),
+        "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed", (json_int_t)v->n_compressed,
+        "compressed_bits_per_param", tagc_json_real(bits(row, v->n_bytes_compressed, v->n_compressed)),
+        "union_density", row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
+    json_object_set_new(json, "union_source",
+                        row->union_source ? json_string(row->union_source) : json_null());
+    json_object_set_new(json, "iteration_s", tagc_json_real(has_time ? f->iteration_s : none));
+    json_object_set_new(json, "exposed_s",
+                        tagc_json_real(has_time ? f->wait_gather_s + f->wait_reduce_s : none));
+    json_object_set_new(json, "compute_s", tagc_json_real(has_time ? f->compute_s : none));
+    json_object_set_new(json, "wait_gather_s", tagc_json_real(has_time ? f->wait_gather_s : none));
+    json_object_set_new(json, "wait_reduce_s", tagc_json_real(has_time ? f->wait_reduce_s : none));
+    json_object_set_new(json, "optimizer_s", tagc_json_real(has_time ? f->optimizer_s : none));
+    json_object_set_new(json, "note", row->note[0] ? json_string(row->note) : json_null());
+    return json;
+}
+
+/* link: -1 when there is none. */
+static json_t *plan_json(const tagc_plan_request *request, const tagc_plan_row *rows, int n, int link) {
+    const tagc_setup *s = &rows[0].setup;
+    const tagc_gpt2_config *c = &s->model;
+    json_t *list = json_array(), *about_link = json_null();
+    for (int i = 0; i < n; i++) json_array_append_new(list, row_json(&rows[i], link));
+    if (link >= 0) {
+        const tagc_plan_link *l = &request->links[link];
+        double line = request->line_bits_per_s[link];
+        about_link =
+            json_pack("{s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "bytes_per_s", l->bytes_per_s,
+                      "line_bits_per_s", line > 0 ? json_real(line) : json_null(), "host_bytes_per_s",
+                      l->host_bytes_per_s > 0 ? json_real(l->host_bytes_per_s) : json_null());
+    }
+    json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:I}", "name", request->model_name,
+                              "n_layer", c->n_layer, "n_head", c->n_head, "n_embd", c->n_embd, "block_size",
+                              c->block_size, "vocab_size", c->vocab_size, "tied", c->tied, "n_params",
+                              (json_int_t)rows[0].volume.n_params);
+    return json_pack("{s:s, s:i, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:o, s:o, s:o}", "type", "plan", "format",
+                     1, "origin", tagc_origin("plan", request->argc, request->argv, NULL), "model", model,
+                     "world_size", s->world_size, "n_hosts", s->n_hosts, "batch_size", s->n_batch, "seq_len",
+                     s->n_tokens, "simulated", 1, "link", about_link, "costs", tagc_plan_costs_json(request),
+                     "rows", list);
+}
+
+tagc_status tagc_plan_world(const tagc_plan_request *request, int world, json_t *results) {
+    int n_placements = request->n_placements > 0 ? request->n_placements : 1, n = 0;
+    tagc_plan_row *rows = calloc((size_t)(request->n_arms * n_placements), sizeof *rows);
+    if (!rows) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan");
+    tagc_status status = TAGC_OK;
+    for (int i = 0; status == TAGC_OK && i < request->n_arms; i++)
+        for (int k = 0; status == TAGC_OK && k < n_placements; k++)
+            status = make_row(request, request->worlds[world], &request->arms[i],
+                              request->n_placements > 0 ? request->placements[k] : -1, &rows[n++]);
+    if (status == TAGC_OK && !request->options.train.quiet) print_world(request, rows, n);
+    if (status == TAGC_OK && request->n_links == 0)
+        json_array_append_new(results, plan_json(request, rows, n, -1));
+    for (int link = 0; status == TAGC_OK && link < request->n_links; link++)
+        json_array_append_new(results, plan_json(request, rows, n, link));
+    free(rows);
+    return status;
+}

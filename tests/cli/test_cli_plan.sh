@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# tagc plan: what it prints and writes, bytes equal to those that tagc train counts, and what it refuses.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+
+# json <python expression over p>: of plan.json.
+json() {
+    python3 -c "import json; p = json.load(open('plan.json')); print($1)" || fail "plan.json: $1"
+}
+
+# ---- tables ----
+run 0 plan --world-size 8 --hosts 4 --arms fsdp,packed --placement none,zero1,zero2,zero3,hybrid
+for text in "8 ranks on 4 hosts" "sharded, gathered on use" "not run by tagc train" "no time without --profile"; do
+    grep -qF -e "$text" out || fail "the plan lacks \"$text\""
+done
+grep -q Simulated out && fail "times without costs"
+
+# ---- bytes as counted by a run of the same options ----
+legs='"n_bytes_sent":{'
+for sharding in full grad none; do
+    for exchange in dense sketch packed; do
+        arm="packed+sharding=$sharding+exchange=$exchange+sparsity=0.98+ratio=$([ $exchange = sketch ] && echo 4 || echo auto)"
+        run 0 train "${tiny[@]}" --ranks 4 --steps 2 --eval-every never --batch-size 2 --sharding $sharding \
+            --exchange $exchange --sparsity 0.98 --ratio "$([ $exchange = sketch ] && echo 4 || echo auto)" \
+            --out "run-$sharding-$exchange"
+        run 0 plan --quiet --model tiny --world-size 4 --arms "$arm" --json plan.json
+        # packed values and results depend on the union; all else is the same on every run
+        for leg in index gather control $([ $exchange != packed ] && echo values); do
+            counted=$(grep '"type":"step"' "run-$sharding-$exchange/metrics.jsonl" | tail -n 1 | sed "s/.*$legs//; s/}.*//" |
+                tr ',' '\n' | grep "\"$leg\"" | cut -d: -f2)
+            planned=$(json "round(p['rows'][0]['n_bytes_sent']['$leg'])")
+            [ "$counted" = "$planned" ] || fail "$arm: $leg counted $counted, planned $planned"
+        done
+    done
+done
+
+# ---- times ----
+run 0 plan --model tiny --world-size 2,4 --link-rate 1gbit,10gbit --latency 50us --compute-s 0.1 --codec-ns 2 \
+    --arms fsdp,packed --json plan.json
+[ "$(json 'len(p)')" = 4 ] || fail "not a plan for each world size and link"
+[ "$(json 'all(q["simulated"] and r["iteration_s"] > 0.1 for q in p for r in q["rows"])')" = True ] || fail "times"
+[ "$(json 'p[0]["rows"][0]["iteration_s"] >= p[1]["rows"][0]["iteration_s"]')" = True ] || fail "a faster link is slower"
+[ "$(json '[q["world_size"] for q in p]')" = "[2, 2, 4, 4]" ] || fail "order of plans"
+run 0 plan --model tiny --world-size 2 --link-rate 1gbit --compute-s 0.1 --arms fsdp,packed --json plan.json
+[ "$(json '[r["iteration_s"] is None for r in p["rows"]]')" = "[False, True]" ] || fail "invented the cost of a codec"
+grep -q "no profile says" out || fail "does not say why there is no time"
+
+# ---- a model from config.json ----
+run 0 export --from run-full-dense --out hf
+run 0 plan --quiet --config-json hf/config.json --world-size 4 --arms fsdp --json plan.json
+[ "$(json 'p["model"]["n_embd"]')" = 32 ] || fail "the model of config.json"
+[ "$(json 'p["link"]')" = None ] || fail "a link from nowhere"
+
+# ---- profile and check ----
+if "$tagc" help | grep -q ' bench '; then
+    run 0 bench --model tiny --ranks 2 --rounds 1 --steps-per-round 2 --arms fsdp,tagc-10x,packed --json bench.json
+    run 0 plan --model tiny --profile bench.json --check bench.json --fit-arms fsdp,packed --world-size 2,64 \
+        --link-rate 1gbit --json plan.json
+    grep -q "Costs fitted to 2 measured arms" out || fail "costs are not shown"
+    grep -q "held out from the fit: 1 points" out || fail "held-out points are not told"
+    [ "$(json '[c["is_held_out"] for c in p[0]["checks"]]')" = "[False, True, False]" ] || fail "which were held out"
+    [ "$(json 'p[0]["rows"][4]["union_source"]')" = profile ] || fail "the union is not the measured one"
+    run 1 plan --model tiny --profile bench.json --fit-arms nonsense
+    says "--fit-arms" "no such arm"
+    head -c 2000 bench.json >torn.json
+    run 1 plan --profile torn.json
+    says "torn.json: line"
+    python3 -c "import json; b = json.load(open('bench.json')); del b['arms'][1]['iterations'][0]['wait_gather_s']
+json.dump(b, open('holes.json', 'w'))"
+    run 1 plan --profile holes.json
+    says "holes.json: arms.iterations.wait_gather_s"
+    run 1 plan --profile plan.json
+    says "plan.json" "wanted is \"bench\" or \"lab\""
+    run 2 plan --profile bench.json:1
+    says "no cases"
+fi
+
+# ---- what is refused ----
+run 2 plan --world-size 6 --hosts 4
+says "--hosts is 4" "world size of 6"
+run 2 plan --world-size 2,x
+says "--world-size" "1 to 65536"
+run 2 plan --link-rate fast
+says "--link-rate is \"fast\"" "gbit"
+run 2 plan --link-rate 10gb
+says "--link-rate"
+run 2 plan --link-rate 0gbit
+says "--link-rate"
+run 2 plan --latency 50
+says "--latency is \"50\""
+run 2 plan --placement zero4
+says "--placement is \"zero4\"" "hybrid"
+run 2 plan --link-rate 1gbit --bytes-per-s 1e8
+says "give one"
+run 2 plan --arms nothing
+says "\"nothing\" is no arm"
+run 1 plan --profile nowhere.json
+says "nowhere.json: No such file"
+run 2 plan --profile bench.json,
+says "empty name"
+run 2 plan --check nowhere.json
+says "--check needs --profile"
+run 1 plan --config-json nowhere.json
+says "nowhere.json"
+echo '{"model_type": "llama", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32, "vocab_size": 9}' >llama.json
+run 1 plan --config-json llama.json
+says "llama.json" "gpt2"
+run 2 plan --config-json hf/config.json --n-layer 3
+says "--n-layer and --config-json"
+run 1 plan --world-size 16 --arms packed+index=sum4
+says "sum4" "world size is 16"
+run 1 plan --json /nowhere/plan.json
+says "/nowhere/plan.json"
+[ -z "$(ls ./*.partial 2>/dev/null)" ] || fail "a half-written file is left"
+echo "plans are as counted"
