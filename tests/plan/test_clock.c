@@ -1,0 +1,224 @@
+/* The clock against times worked out by hand. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "plan/clock.h"
+
+static const tagc_sim_machine plain = {
+    .remote_bytes_per_s = 100, .local_bytes_per_s = INFINITY, .cores = 100};
+
+static void assert_time(double seen, double expected) {
+    if (fabs(seen - expected) > 1e-9 * fmax(1, expected))
+        fail_msg("%.12g s instead of %.12g", seen, expected);
+}
+
+static void work_takes_its_time(void **state) {
+    (void)state;
+    tagc_clock clock;
+    tagc_clock_init(&clock, &plain);
+    tagc_clock_work(&clock, 2.5);
+    tagc_clock_work(&clock, 0);
+    tagc_clock_work(&clock, 0.5);
+    assert_time(clock.now_s, 3);
+    assert_time(clock.comm_s, 0);
+}
+
+static void a_transfer_takes_bytes_and_latency(void **state) {
+    (void)state;
+    tagc_sim_machine machine = plain;
+    machine.latency_s = 0.5;
+    machine.overhead_s = 0.25;
+    tagc_sim_transfer t = {.remote_bytes = 1000};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &t);
+    tagc_clock_wait(&clock, &t);
+    assert_time(clock.now_s, 10.75);
+    assert_time(clock.comm_s, 10.75);
+    tagc_clock_wait(&clock, &t); /* is done */
+    assert_time(clock.now_s, 10.75);
+
+    tagc_sim_transfer nothing = {0}; /* no other rank: not even latency */
+    tagc_clock_post(&clock, &nothing);
+    tagc_clock_wait(&clock, &nothing);
+    assert_time(clock.now_s, 10.75);
+}
+
+/* 100 and 300 bytes: 50 a second each until 2 s, then 100 a second for the rest. */
+static void transfers_share_the_link(void **state) {
+    (void)state;
+    tagc_sim_transfer a = {.remote_bytes = 100}, b = {.remote_bytes = 300};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &plain);
+    tagc_clock_post(&clock, &a);
+    tagc_clock_post(&clock, &b);
+    tagc_clock_wait(&clock, &a);
+    assert_time(clock.now_s, 2);
+    tagc_clock_wait(&clock, &b);
+    assert_time(clock.now_s, 4);
+}
+
+/* The tail of one does not take from the other; on a busy link it is longer by what stands in the queue. */
+static void a_queue_delays_on_a_busy_link_only(void **state) {
+    (void)state;
+    tagc_sim_machine machine = plain;
+    machine.latency_s = 1;
+    machine.queue_bytes = 50;
+    tagc_sim_transfer alone = {.remote_bytes = 100}, a = {.remote_bytes = 100}, b = {.remote_bytes = 900};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &alone);
+    tagc_clock_wait(&clock, &alone);
+    assert_time(clock.now_s, 2);
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &b);
+    tagc_clock_post(&clock, &a);
+    tagc_clock_wait(&clock, &a);
+    assert_time(clock.now_s, 2 + 1 + 0.5);
+    tagc_clock_wait(&clock, &b);
+    assert_time(clock.now_s, 10 + 1);
+}
+
+static void local_and_remote_bytes_go_side_by_side(void **state) {
+    (void)state;
+    tagc_sim_machine machine = plain;
+    machine.local_bytes_per_s = 400;
+    tagc_sim_transfer t = {.remote_bytes = 100, .local_bytes = 1200}, fast = {.local_bytes = 1200};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &t);
+    tagc_clock_wait(&clock, &t);
+    assert_time(clock.now_s, 3);
+    tagc_clock_init(&clock, &plain);
+    tagc_clock_post(&clock, &fast);
+    tagc_clock_wait(&clock, &fast);
+    assert_time(clock.now_s, 0);
+}
+
+/* Moving 100 bytes a second keeps 0.2 of the one processor busy: 8 s of work take 10. */
+static void moving_bytes_takes_from_computing(void **state) {
+    (void)state;
+    tagc_sim_machine machine = plain;
+    machine.cores = 1;
+    machine.cpu_s_per_byte = 0.002;
+    tagc_sim_transfer t = {.remote_bytes = 1000};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &t);
+    tagc_clock_work(&clock, 9);
+    assert_time(clock.now_s, 11); /* 8 by 10 s, then one alone */
+    machine.cpu_s_per_byte = 0;
+    machine.poll_cores = 0.5;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &t);
+    tagc_clock_work(&clock, 2);
+    assert_time(clock.now_s, 4);
+    /* A processor that cannot move bytes so fast is what they wait for. */
+    machine.poll_cores = 0;
+    machine.cpu_s_per_byte = 0.02;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &t);
+    tagc_clock_wait(&clock, &t);
+    assert_time(clock.now_s, 20);
+}
+
+/* work 1, 100 bytes, wait, work 1 */
+static void make_job(tagc_sim_job *job, tagc_sim_op ops[4], tagc_sim_transfer *t) {
+    ops[0] = (tagc_sim_op){.kind = TAGC_SIM_WORK, .work_s = 1};
+    ops[1] = (tagc_sim_op){.kind = TAGC_SIM_POST};
+    ops[2] = (tagc_sim_op){.kind = TAGC_SIM_WAIT};
+    ops[3] = (tagc_sim_op){.kind = TAGC_SIM_WORK, .work_s = 1};
+    *t = (tagc_sim_transfer){.remote_bytes = 100};
+    *job = (tagc_sim_job){.ops = ops, .transfers = t, .n_ops = 4, .n_transfers = 1, .finish_at = 4};
+}
+
+static void jobs_run_one_after_the_other(void **state) {
+    (void)state;
+    tagc_sim_op ops[2][4];
+    tagc_sim_transfer t[2];
+    tagc_sim_job jobs[2];
+    tagc_clock clock;
+    tagc_clock_init(&clock, &plain);
+    for (int i = 0; i < 2; i++) {
+        make_job(&jobs[i], ops[i], &t[i]);
+        tagc_clock_submit(&clock, &jobs[i]);
+    }
+    tagc_clock_work(&clock, 2); /* beside them */
+    tagc_clock_join(&clock, &jobs[0]);
+    assert_time(clock.now_s, 3);
+    tagc_clock_join(&clock, &jobs[1]);
+    assert_time(clock.now_s, 6);
+    assert_time(clock.codec_s, 4);
+    assert_time(clock.comm_s, 2);
+
+    /* Two who compute share one processor: 1 s of the job's and 1 of the caller's take 2. */
+    tagc_sim_machine machine = plain;
+    machine.cores = 1;
+    tagc_clock_init(&clock, &machine);
+    make_job(&jobs[0], ops[0], &t[0]);
+    tagc_clock_submit(&clock, &jobs[0]);
+    tagc_clock_work(&clock, 1);
+    assert_time(clock.now_s, 2);
+    tagc_clock_join(&clock, &jobs[0]);
+    assert_time(clock.now_s, 4);
+}
+
+/* The second job's transfer leaves while the first waits at its finish. */
+static void the_next_job_starts_at_the_finish(void **state) {
+    (void)state;
+    for (int overlaps = 0; overlaps <= 1; overlaps++) {
+        tagc_sim_op ops[2] = {{.kind = TAGC_SIM_POST}, {.kind = TAGC_SIM_WAIT}};
+        tagc_sim_machine machine = plain;
+        machine.latency_s = 5;
+        tagc_sim_transfer t[2] = {{.remote_bytes = 100}, {.remote_bytes = 100}};
+        tagc_sim_job jobs[2];
+        tagc_clock clock;
+        tagc_clock_init(&clock, &machine);
+        for (int i = 0; i < 2; i++) {
+            jobs[i] =
+                (tagc_sim_job){.ops = ops, .transfers = &t[i], .n_ops = 2, .n_transfers = 1, .finish_at = 2};
+            if (overlaps) jobs[i].n_start = jobs[i].finish_at = 1;
+            tagc_clock_submit(&clock, &jobs[i]);
+        }
+        tagc_clock_join(&clock, &jobs[1]);
+        assert_time(clock.now_s, overlaps ? 2 + 5 : 12);
+    }
+}
+
+static void an_endless_link_takes_latency_alone(void **state) {
+    (void)state;
+    tagc_sim_machine machine = {.remote_bytes_per_s = INFINITY,
+                                .local_bytes_per_s = INFINITY,
+                                .cores = 1,
+                                .latency_s = 0.125,
+                                .cpu_s_per_byte = 1,
+                                .queue_bytes = 1e6};
+    tagc_sim_transfer a = {.remote_bytes = 1e9}, b = {.remote_bytes = 1e9};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &a);
+    tagc_clock_post(&clock, &b);
+    tagc_clock_wait(&clock, &a);
+    tagc_clock_wait(&clock, &b);
+    assert_time(clock.now_s, 0.125);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(work_takes_its_time),
+        cmocka_unit_test(a_transfer_takes_bytes_and_latency),
+        cmocka_unit_test(transfers_share_the_link),
+        cmocka_unit_test(a_queue_delays_on_a_busy_link_only),
+        cmocka_unit_test(local_and_remote_bytes_go_side_by_side),
+        cmocka_unit_test(moving_bytes_takes_from_computing),
+        cmocka_unit_test(jobs_run_one_after_the_other),
+        cmocka_unit_test(the_next_job_starts_at_the_finish),
+        cmocka_unit_test(an_endless_link_takes_latency_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,224 @@
+/* Simulated steps against times worked out by hand, at the limits where that is possible, and in the direction in
+ * which they must go. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "plan/plan.h"
+#include "tagc/tagc.h"
+
+static void assert_near(double seen, double expected, double share) {
+    if (!(fabs(seen - expected) <= share * fabs(expected)))
+        fail_msg("%.12g instead of %.12g", seen, expected);
+}
+
+static tagc_setup make(const char *preset, int world_size) {
+    tagc_setup setup = {.world_size = world_size,
+                        .n_hosts = world_size,
+                        .n_batch = 1,
+                        .n_tokens = 16,
+                        .placement = TAGC_PLACE_ZERO3,
+                        .union_density = -1};
+    assert_int_equal(tagc_gpt2_preset(preset, &setup.model), TAGC_OK);
+    tagc_fsdp_options_init(&setup.engine);
+    setup.engine.policy = TAGC_POLICY_NONE;
+    return setup;
+}
+
+static tagc_forecast simulate(const tagc_setup *setup, const tagc_costs *costs, double bytes_per_s,
+                              double latency_s) {
+    tagc_plan_link link = {.bytes_per_s = bytes_per_s, .latency_s = latency_s};
+    tagc_forecast forecast;
+    tagc_status status = tagc_plan_simulate(setup, costs, &link, &forecast);
+    if (status != TAGC_OK) fail_msg("%s", tagc_last_error());
+    return forecast;
+}
+
+static double all_bytes(const tagc_forecast *f) {
+    double sum = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum += f->n_bytes[leg];
+    return sum;
+}
+
+static tagc_costs some_codec(void) {
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.n_codec = 2;
+    for (int i = 0; i < 2; i++) {
+        costs.codec[i] = (tagc_codec_cost){.exchange = i ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH,
+                                           .sparsity = 0.9875};
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) costs.codec[i].elem_s[phase] = 1e-9;
+    }
+    return costs;
+}
+
+/* An endless link without latency: what is left is computing, and the update. */
+static void nothing_but_computing(void **state) {
+    (void)state;
+    for (int placement = TAGC_PLACE_NONE; placement <= TAGC_PLACE_ZERO3; placement++)
+        for (int n_micro = 1; n_micro <= 7; n_micro += 2) {
+            tagc_setup setup = make("tiny", 4);
+            tagc_costs costs;
+            tagc_costs_init(&costs);
+            costs.flop_s = 1e-9;
+            setup.placement = placement;
+            setup.engine.n_micro_steps = n_micro;
+            tagc_forecast f = simulate(&setup, &costs, (double)INFINITY, 0);
+            assert_near(f.iteration_s, 1e-9 * tagc_setup_flops(&setup), 1e-6);
+            assert_near(f.compute_s, f.iteration_s, 1e-6);
+            costs.optimizer_s = 1e-6;
+            double n_owned =
+                (double)tagc_gpt2_n_params(&setup.model) / (placement == TAGC_PLACE_NONE ? 1 : 4);
+            f = simulate(&setup, &costs, (double)INFINITY, 0);
+            assert_near(f.optimizer_s, 1e-6 * n_owned, 0.01); /* padding */
+        }
+}
+
+/* Computing that takes no time: the link is busy from beginning to end. */
+static void nothing_but_bytes(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 5 * 3; variant++) {
+        tagc_setup setup = make(variant % 2 ? "demo" : "tiny", 2 + variant % 3);
+        setup.placement = variant % 5 < 4 ? variant % 5 : TAGC_PLACE_ZERO3;
+        setup.engine.n_micro_steps = 1 + variant / 5;
+        setup.engine.dense_wire = variant % 2;
+        setup.engine.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_STAGE;
+        tagc_costs costs;
+        tagc_costs_init(&costs);
+        tagc_forecast f = simulate(&setup, &costs, 1e6, 0);
+        assert_near(f.iteration_s, all_bytes(&f) / 1e6, 1e-6);
+        assert_near(f.comm_s, f.iteration_s, 1e-6);
+        tagc_plan_volume volume;
+        assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_OK);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) assert_true(volume.n_bytes[leg] == f.n_bytes[leg]);
+    }
+}
+
+/* One unit: gather, compute, exchange, agree, norm, update, each of which waits for the one before. */
+static void one_unit_by_hand(void **state) {
+    (void)state;
+    const double bytes_per_s = 1e6, latency_s = 0.01;
+    tagc_setup setup = make("tiny", 2);
+    setup.engine.wrap = TAGC_WRAP_MATRIX; /* no matrix is above 2 M elements: all in the root unit */
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.flop_s = 1e-9;
+    costs.optimizer_s = 1e-7;
+    double n_padded = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
+    double shard_s = n_padded / 2 * 4 / bytes_per_s;
+    double expected = shard_s + latency_s               /* gather */
+                      + 1e-9 * tagc_setup_flops(&setup) /* forward and backward */
+                      + shard_s + latency_s             /* gradients: one chunk */
+                      + 64 / bytes_per_s + latency_s    /* agreement */
+                      + 8 / bytes_per_s + latency_s     /* norm */
+                      + 1e-7 * n_padded / 2;
+    tagc_forecast f = simulate(&setup, &costs, bytes_per_s, latency_s);
+    assert_near(f.iteration_s, expected, 1e-9);
+    assert_near(f.wait_gather_s, shard_s + latency_s, 1e-9);
+    assert_near(f.wait_reduce_s, shard_s + 72 / bytes_per_s + 3 * latency_s, 1e-9);
+
+    /* Replicated: no gather, and the sums come back. */
+    setup.placement = TAGC_PLACE_NONE;
+    expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded;
+    assert_near(simulate(&setup, &costs, bytes_per_s, latency_s).iteration_s, expected, 1e-9);
+
+    /* Two ranks of one host share its link with two of the other: each sends a third of its bytes within the host. */
+    setup.world_size = 4;
+    setup.n_hosts = 2;
+    setup.placement = TAGC_PLACE_ZERO3;
+    n_padded = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 4);
+    double leave_s =
+        n_padded / 4 * 4 * 2 / (bytes_per_s / 2); /* two peers are remote, two ranks share the link */
+    expected = 2 * leave_s + 4 * latency_s + (2 * 64 + 3 * 8) / (bytes_per_s / 2) +
+               1e-9 * tagc_setup_flops(&setup) + 1e-7 * n_padded / 4;
+    assert_near(simulate(&setup, &costs, bytes_per_s, latency_s).iteration_s, expected,
+                1e-3); /* the norm's bytes */
+}
+
+/* Two units, both of which stay for backward: the embedding shared with the head, and the rest. Gathers come first,
+ * all is computed with both here, and gradients leave when all is computed: there is nothing to overlap. */
+static void two_units_by_hand(void **state) {
+    (void)state;
+    tagc_setup setup = make("tiny", 2);
+    setup.model = (tagc_gpt2_config){1, 1, 64, 32, 31300, 1};
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.flop_s = 1e-10;
+    tagc_forecast f = simulate(&setup, &costs, 1e7, 0);
+    assert_near(f.iteration_s, all_bytes(&f) / 1e7 + 1e-10 * tagc_setup_flops(&setup), 1e-9);
+    /* Each further chunk of the embedding's gradient and each of the transfers has latency once; the second unit's
+     * first chunks leave while the first agrees. */
+    double n_wte = 31300.0 * 64, shard = (double)tagc_padded_elems((uint64_t)n_wte, 2) / 2;
+    assert_true(shard / 262144 <= 4);
+    tagc_forecast late = simulate(&setup, &costs, 1e7, 1e-4);
+    assert_true(late.iteration_s > f.iteration_s + 5 * 1e-4 - 1e-9);
+    assert_true(late.iteration_s < f.iteration_s + 12 * 1e-4);
+}
+
+/* A faster link, less latency, faster computing never take longer; and a link that is slow enough decides alone. */
+static void times_go_the_right_way(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4 * 3 * 2; variant++) {
+        tagc_setup setup = make("demo", 2 + variant % 3);
+        setup.placement = variant % 4;
+        setup.engine.policy = variant / 4 % 3 ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_NONE;
+        setup.engine.reducer.exchange = variant / 4 % 3 == 1 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH;
+        setup.engine.n_micro_steps = 1 + variant / 12;
+        tagc_costs costs = some_codec();
+        costs.flop_s = 1e-10;
+        costs.cores = 1;
+        costs.cpu_s_per_byte = 1e-9;
+        double before = (double)INFINITY;
+        for (double bytes_per_s = 1e5; bytes_per_s < 1e12; bytes_per_s *= 4) {
+            tagc_forecast f = simulate(&setup, &costs, bytes_per_s, 1e-4);
+            assert_true(f.iteration_s <= before * 1.005); /* order of events may cost a hair */
+            assert_true(f.iteration_s >= 1e-10 * tagc_setup_flops(&setup));
+            assert_true(f.iteration_s >= all_bytes(&f) / bytes_per_s * (1 - 1e-9));
+            before = f.iteration_s;
+        }
+        before = 0;
+        for (double latency_s = 1e-6; latency_s < 1; latency_s *= 4) {
+            tagc_forecast f = simulate(&setup, &costs, 1e8, latency_s);
+            assert_true(f.iteration_s >= before * 0.999);
+            before = f.iteration_s;
+        }
+        tagc_forecast slow = simulate(&setup, &costs, 1e4, 0);
+        assert_near(slow.iteration_s, all_bytes(&slow) / 1e4, 0.02);
+    }
+}
+
+static void what_is_not_known_is_refused(void **state) {
+    (void)state;
+    tagc_setup setup = make("tiny", 2);
+    tagc_costs costs;
+    tagc_plan_link link = {.bytes_per_s = 1e6};
+    tagc_forecast f;
+    tagc_costs_init(&costs);
+    setup.engine.policy = TAGC_POLICY_ALL;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "packed"));
+    costs = some_codec();
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+    link.bytes_per_s = 0;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
+    link.bytes_per_s = 1;
+    setup.n_hosts = 3;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "hosts is 3"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_but_computing),  cmocka_unit_test(nothing_but_bytes),
+        cmocka_unit_test(one_unit_by_hand),       cmocka_unit_test(two_units_by_hand),
+        cmocka_unit_test(times_go_the_right_way), cmocka_unit_test(what_is_not_known_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
