@@ -46,6 +46,10 @@ class Network:
     def __enter__(self):
         try:
             self._make()
+        except LabError as error:
+            remove_own()
+            raise LabError("hosts and links cannot be made here, which takes CAP_SYS_ADMIN, CAP_NET_ADMIN, and veth, "
+                           f"bridge and tbf in the kernel; containers often lack them: {error}") from None
         except BaseException:
             remove_own()
             raise
@@ -56,7 +60,7 @@ class Network:
 
     def _make(self):
         for host in self.hosts:
-            _add_namespace(self.namespace(host))
+            call("ip", "netns", "add", self.namespace(host))
         if len(self.hosts) == 2:
             call("ip", "-n", self.namespace(1), "link", "add", "eth0", "mtu", self.case.mtu, "type", "veth",
                  "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(2))
@@ -71,7 +75,7 @@ class Network:
 
     def _make_bridge(self):
         switch = f"{self.prefix}-switch"
-        _add_namespace(switch)
+        call("ip", "netns", "add", switch)
         call("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
         call("ip", "-n", switch, "link", "set", "bridge0", "up")
         for host in self.hosts:
@@ -102,14 +106,6 @@ class Network:
             received.append(stats["rx"]["bytes"])
             shaped.append(json.loads(call("tc", "-n", name, "-s", "-j", "qdisc", "show", "dev", "eth0"))[0]["bytes"])
         return {"sent_bytes": sent, "received_bytes": received, "shaped_bytes": shaped}
-
-
-def _add_namespace(name):
-    try:
-        call("ip", "netns", "add", name)
-    except LabError as error:
-        raise LabError(f"network namespaces are not allowed here, which is usual in unprivileged containers: {error}"
-                       ) from None
 
 
 def _namespaces():

@@ -23,8 +23,9 @@ def _first_line(path, start):
 def _commit():
     if not (ROOT / ".git").exists():
         return None
-    head = call("git", "-C", ROOT, "rev-parse", "--short", "HEAD", check=False).strip()
-    changed = call("git", "-C", ROOT, "status", "--porcelain", "--untracked-files=no", check=False).strip()
+    git = ("git", "-c", "safe.directory=*", "-C", ROOT)  # root reads a user's folder
+    head = call(*git, "rev-parse", "--short", "HEAD", check=False).strip()
+    changed = call(*git, "status", "--porcelain", "--untracked-files=no", check=False).strip()
     return (head + ("-dirty" if changed else "")) or None
 
 
