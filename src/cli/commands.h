@@ -23,6 +23,7 @@ int tagc_command_export(int argc, char **argv);
 int tagc_command_data(int argc, char **argv);
 int tagc_command_info(int argc, char **argv);
 int tagc_command_compare(int argc, char **argv);
+int tagc_command_report(int argc, char **argv);
 int tagc_command_plan(int argc, char **argv);
 
 #endif

@@ -18,6 +18,7 @@ static const struct {
     {"compare", tagc_command_compare,
      "put runs side by side: losses, where time went, bits per parameter, a picture"},
     {"plan", tagc_command_plan, "memory, bytes and time of a deployment, without running it"},
+    {"report", tagc_command_report, "a page and pictures of runs, timelines and results"},
     {"eval", tagc_command_eval, "validation loss of a checkpoint or of published weights"},
     {"generate", tagc_command_generate, "continue a text"},
     {"data", tagc_command_data, "turn files and folders of text into tokens to train on"},

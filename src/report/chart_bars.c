@@ -28,6 +28,12 @@ static double largest(const tagc_bar_chart *chart) {
     return most > 0 ? most : 1;
 }
 
+static int is_met(const tagc_bar_chart *chart, int part) {
+    for (int b = 0; b < chart->n_bars; b++)
+        if (part_of(&chart->bars[b], part) > 0) return 1;
+    return 0;
+}
+
 static void draw_bar(const tagc_bar_chart *chart, const tagc_bar *bar, const tagc_axis *x, double y,
                      tagc_canvas *c) {
     double sum = 0;
@@ -86,9 +92,12 @@ void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *c) {
     double y = c->height;
     if (chart->n_parts > 1) {
         tagc_key *keys = calloc((size_t)chart->n_parts, sizeof *keys);
+        int n_keys = 0;
         for (int part = 0; keys && part < chart->n_parts; part++)
-            keys[part] = (tagc_key){chart->part_names[part], chart->part_classes[part], TAGC_KEY_BOX, -1};
-        if (keys) y = tagc_svg_legend(c, keys, chart->n_parts, left, c->width - 8, y) + 6;
+            if (is_met(chart, part))
+                keys[n_keys++] =
+                    (tagc_key){chart->part_names[part], chart->part_classes[part], TAGC_KEY_BOX, -1};
+        if (keys) y = tagc_svg_legend(c, keys, n_keys, left, c->width - 8, y) + 6;
         free(keys);
     }
     double most = chart->x_max > 0 ? chart->x_max : largest(chart);

@@ -38,7 +38,7 @@ static range find_range(const tagc_chart *chart) {
             widen(&r, series->x[i], series->high[i], chart->is_log_x);
         }
     }
-    if (chart->y_max > r.y_min && chart->y_max < r.y_max) r.y_max = chart->y_max;
+    if (chart->y_max != 0 && chart->y_max > r.y_min && chart->y_max < r.y_max) r.y_max = chart->y_max;
     if (chart->from_zero) r.y_min = fmin(r.y_min, 0);
     return r;
 }

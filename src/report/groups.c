@@ -14,8 +14,8 @@ static const char *const no_matter[] = {"seed",   "out",     "trace",       "tra
 
 /* Two runs with one key are of one group. NULL when out of memory. */
 static char *make_key(const tagc_runlog *run) {
-    if (run->is_grouped_by_label || !run->about) {
-        json_t *key = json_pack("[s?]", run->label);
+    if (run->place > 0 || !run->about) {
+        json_t *key = json_pack("[s?i]", run->label, run->place);
         char *text = key ? json_dumps(key, 0) : strdup(run->label); /* no UTF-8 */
         json_decref(key);
         return text;
@@ -52,6 +52,7 @@ static tagc_status add_to_group(tagc_report *report, int run) {
         report->groups = groups;
         group = &groups[report->n_groups - 1];
         group->key = key;
+        group->place = report->runs[run].place;
     } else {
         free(key);
     }
@@ -95,7 +96,8 @@ static tagc_status name_group(tagc_report *report, int g) {
     for (int i = 0; i < g; i++) {
         size_t n_name = strlen(name);
         const char *other = report->groups[i].name;
-        n_before += strncmp(other, name, n_name) == 0 && (!other[n_name] || other[n_name] == ' ');
+        n_before += report->groups[i].place == group->place && strncmp(other, name, n_name) == 0 &&
+                    (!other[n_name] || other[n_name] == ' ');
     }
     group->name = n_before ? tagc_report_text(report, "%s (%d)", name, n_before + 1)
                            : tagc_report_text(report, "%s", name);
@@ -213,7 +215,11 @@ static void fill_result(const tagc_report *report, const tagc_group *group, tagc
     out->n_params = run->n_params;
     out->n_compressed = run->n_compressed;
     out->options = json_object_get(run->about, "options");
-    out->total_s = over_steps(report, group, 0.1, field, offsetof(tagc_runlog_step, wall_s));
+    if (run->n_total > 0) { /* the first run stands for the others */
+        out->total_s = (tagc_spread){run->total_s[0], run->total_s[1], run->total_s[2], run->n_total};
+    } else {
+        out->total_s = over_steps(report, group, 0.1, field, offsetof(tagc_runlog_step, wall_s));
+    }
     out->exposed_s = over_steps(report, group, 0.1, exposed, 0);
     for (int part = 0; part < TAGC_PART_OTHER; part++)
         out->part_s[part] = over_steps(report, group, 0, field, part_offsets[part]).middle;
@@ -223,27 +229,43 @@ static void fill_result(const tagc_report *report, const tagc_group *group, tagc
     out->loss = losses_at(report, group, step);
 }
 
+/* Runs of folders are one set, those of each case of the lab another. */
+static tagc_set *set_of(tagc_report *report, int place, int first_set) {
+    for (int s = first_set; s < report->n_sets; s++)
+        if (report->sets[s].place == place) return &report->sets[s];
+    tagc_set *set = tagc_report_new_set(report);
+    if (!set) return NULL;
+    const tagc_lab_case *one = place > 0 ? &report->cases[place - 1] : NULL;
+    set->kind = TAGC_SET_RUNS;
+    set->place = place;
+    set->title = one ? tagc_report_text(report, "%s, training runs", one->title)
+                     : tagc_report_text(report, "Training runs");
+    set->n_hosts = set->bits_per_s = (double)NAN;
+    return set;
+}
+
+static tagc_status add_to_set(tagc_report *report, int g, int first_set) {
+    tagc_group *group = &report->groups[g];
+    group->first = g;
+    for (int other = g - 1; other >= 0; other--)
+        if (report->groups[other].place == group->place) group->first = other;
+    tagc_set *set = set_of(report, group->place, first_set);
+    tagc_result *result = set ? tagc_set_add(report, set, group->name) : NULL;
+    if (!result) return TAGC_ERR_MEMORY;
+    set->world_size = report->runs[group->runs[0]].world_size;
+    fill_result(report, group, result);
+    const tagc_group *first = &report->groups[group->first];
+    double step = last_common_step(report, (const tagc_group *const[]){first, group}, 2);
+    if (g != group->first) result->gap = tagc_group_gap(report, group, first, step);
+    double ratio = set->results[0].total_s.middle / result->total_s.middle;
+    if (isfinite(ratio)) result->speedup = (tagc_spread){ratio, ratio, ratio, 1};
+    return TAGC_OK;
+}
+
 tagc_status tagc_report_make_runs(tagc_report *report) {
+    int first_set = report->n_sets;
     for (int run = 0; run < report->n_runs; run++) TAGC_TRY(add_to_group(report, run));
     for (int g = 0; g < report->n_groups; g++) TAGC_TRY(name_group(report, g));
-    if (report->n_groups == 0) return TAGC_OK;
-    tagc_set *sets = tagc_report_grow(report->sets, &report->n_sets, sizeof *sets);
-    if (!sets) return TAGC_ERR_MEMORY;
-    report->sets = sets;
-    tagc_set *set = &sets[report->n_sets - 1];
-    set->kind = TAGC_SET_RUNS;
-    set->title = tagc_report_text(report, "training runs");
-    set->world_size = report->runs[report->groups[0].runs[0]].world_size;
-    set->n_hosts = set->bits_per_s = (double)NAN;
-    for (int g = 0; g < report->n_groups; g++) {
-        const tagc_group *group = &report->groups[g], *first = &report->groups[0];
-        tagc_result *result = tagc_set_add(report, set, group->name);
-        if (!result) return TAGC_ERR_MEMORY;
-        fill_result(report, group, result);
-        double step = last_common_step(report, (const tagc_group *const[]){first, group}, 2);
-        if (g > 0) result->gap = tagc_group_gap(report, group, first, step);
-        double ratio = set->results[0].total_s.middle / result->total_s.middle;
-        if (isfinite(ratio)) result->speedup = (tagc_spread){ratio, ratio, ratio, 1};
-    }
+    for (int g = 0; g < report->n_groups; g++) TAGC_TRY(add_to_set(report, g, first_set));
     return TAGC_OK;
 }

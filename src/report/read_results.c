@@ -1,4 +1,4 @@
-/* Bench, plan and lab results brought to sets of arms. */
+/* What result files share, and results of tagc bench. */
 #include "core/status.h"
 #include "report/json_read.h"
 #include "report/results.h"
@@ -13,9 +13,8 @@ const char *const tagc_memory_names[TAGC_N_MEMORIES] = {"parameters", "gradients
 const char *const tagc_leg_names[TAGC_N_LEGS] = {"index",  "values", "leftover",
                                                  "result", "gather", "control"};
 
-/* A leg that is not named did not travel. */
-static tagc_status read_legs(const json_t *parent, const char *name, const tagc_json_place *at,
-                             double legs[TAGC_N_LEGS]) {
+tagc_status tagc_result_read_legs(const json_t *parent, const char *name, const tagc_json_place *at,
+                                  double legs[TAGC_N_LEGS]) {
     const json_t *object;
     TAGC_TRY(tagc_json_object(parent, name, at, &object));
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
@@ -25,13 +24,13 @@ static tagc_status read_legs(const json_t *parent, const char *name, const tagc_
     return TAGC_OK;
 }
 
-static void read_memory(const json_t *object, double memory[TAGC_N_MEMORIES]) {
+void tagc_result_read_memory(const json_t *object, double memory[TAGC_N_MEMORIES]) {
     for (int i = 0; i < TAGC_N_MEMORIES; i++)
         memory[i] = tagc_json_number_or_nan(object, tagc_memory_names[i]);
 }
 
-static tagc_status read_spread(const json_t *parent, const char *name, const tagc_json_place *at,
-                               tagc_spread *out) {
+tagc_status tagc_result_read_spread(const json_t *parent, const char *name, const tagc_json_place *at,
+                                    tagc_spread *out) {
     const json_t *object;
     TAGC_TRY(tagc_json_object(parent, name, at, &object));
     tagc_json_place inside = tagc_json_at(at, name, -1);
@@ -67,21 +66,21 @@ static tagc_status read_parts(const json_t *arm, const tagc_json_place *at, tagc
 }
 
 static tagc_status read_arm(const json_t *arm, const tagc_json_place *at, tagc_result *out) {
-    TAGC_TRY(read_spread(arm, "total_s", at, &out->total_s));
-    TAGC_TRY(read_spread(arm, "exposed_s", at, &out->exposed_s));
-    TAGC_TRY(read_spread(arm, "speedup", at, &out->speedup));
+    TAGC_TRY(tagc_result_read_spread(arm, "total_s", at, &out->total_s));
+    TAGC_TRY(tagc_result_read_spread(arm, "exposed_s", at, &out->exposed_s));
+    TAGC_TRY(tagc_result_read_spread(arm, "speedup", at, &out->speedup));
     TAGC_TRY(read_parts(arm, at, out));
-    TAGC_TRY(read_legs(arm, "bits_per_param", at, out->bits));
+    TAGC_TRY(tagc_result_read_legs(arm, "bits_per_param", at, out->bits));
     const json_t *memory;
     TAGC_TRY(tagc_json_object(arm, "memory_bytes", at, &memory));
-    read_memory(memory, out->memory);
+    tagc_result_read_memory(memory, out->memory);
     TAGC_TRY(tagc_json_number(arm, "n_params", at, &out->n_params));
     out->n_compressed = tagc_json_number_or_nan(arm, "n_compressed");
     out->options = json_object_get(arm, "options");
     return TAGC_OK;
 }
 
-static tagc_set *new_set(tagc_report *report) {
+tagc_set *tagc_report_new_set(tagc_report *report) {
     tagc_set *sets = tagc_report_grow(report->sets, &report->n_sets, sizeof *sets);
     if (!sets) return NULL;
     report->sets = sets;
@@ -94,10 +93,11 @@ tagc_status tagc_report_add_bench(tagc_report *report, const json_t *bench, cons
     const json_t *arms, *model;
     const char *name;
     snprintf(at.text, sizeof at.text, "%.200s%s%.40s", file, *place ? " " : "", place);
-    TAGC_TRY(tagc_json_list(bench, "arms", &at, &arms));
+    arms = json_object_get(bench, "arms"); /* null when it was left out */
+    if (!json_is_null(arms)) TAGC_TRY(tagc_json_list(bench, "arms", &at, &arms));
     TAGC_TRY(tagc_json_object(bench, "model", &at, &model));
     TAGC_TRY(tagc_json_text(model, "name", &at, &name));
-    tagc_set *set = new_set(report);
+    tagc_set *set = tagc_report_new_set(report);
     if (!set) return TAGC_ERR_MEMORY;
     set->kind = TAGC_SET_BENCH;
     set->bench = bench;
@@ -118,68 +118,6 @@ tagc_status tagc_report_add_bench(tagc_report *report, const json_t *bench, cons
         if (!result) return TAGC_ERR_MEMORY;
         result->n_runs = 1;
         TAGC_TRY(read_arm(arm, &inside, result));
-    }
-    return TAGC_OK;
-}
-
-/* ---- plan ---- */
-
-/* A row may have its own world, link and placement; else the file's hold. */
-static const json_t *of_row(const json_t *row, const json_t *plan, const char *name) {
-    const json_t *own = json_object_get(row, name);
-    return own ? own : json_object_get(plan, name);
-}
-
-static tagc_status read_plan_row(tagc_report *report, const json_t *row, const json_t *plan,
-                                 const char *model, const tagc_json_place *at, tagc_set *set) {
-    tagc_plan_point *points = tagc_report_grow(report->plan, &report->n_plan, sizeof *points);
-    if (!points) return TAGC_ERR_MEMORY;
-    report->plan = points;
-    tagc_plan_point *point = &points[report->n_plan - 1];
-    const char *placement = json_string_value(json_object_get(of_row(row, plan, "placement"), "name"));
-    point->placement = placement ? placement : "";
-    point->model = model;
-    TAGC_TRY(tagc_json_text(row, "arm", at, &point->arm));
-    TAGC_TRY(tagc_json_number(row, "iteration_s", at, &point->iteration_s));
-    TAGC_TRY(tagc_json_number(row, "exposed_s", at, &point->exposed_s));
-    const json_t *memory, *world = of_row(row, plan, "world_size");
-    point->world_size = json_is_number(world) ? json_number_value(world) : (double)NAN;
-    point->bits_per_s = 8 * tagc_json_number_or_nan(of_row(row, plan, "link"), "bytes_per_s");
-    point->color = tagc_report_color(report, point->arm);
-    tagc_result *result = tagc_set_add(report, set, point->arm);
-    if (!result) return TAGC_ERR_MEMORY;
-    TAGC_TRY(read_legs(row, "bits_per_param", at, result->bits));
-    TAGC_TRY(tagc_json_object(row, "memory_bytes", at, &memory));
-    read_memory(memory, result->memory);
-    result->total_s = (tagc_spread){point->iteration_s, point->iteration_s, point->iteration_s,
-                                    isfinite(point->iteration_s)};
-    result->exposed_s =
-        (tagc_spread){point->exposed_s, point->exposed_s, point->exposed_s, isfinite(point->exposed_s)};
-    return TAGC_OK;
-}
-
-tagc_status tagc_report_add_plan(tagc_report *report, const json_t *plan, const char *file) {
-    tagc_json_place at;
-    const json_t *rows, *model;
-    const char *name;
-    snprintf(at.text, sizeof at.text, "%.200s", file);
-    TAGC_TRY(tagc_json_list(plan, "rows", &at, &rows));
-    TAGC_TRY(tagc_json_object(plan, "model", &at, &model));
-    TAGC_TRY(tagc_json_text(model, "name", &at, &name));
-    tagc_set *set = new_set(report);
-    if (!set) return TAGC_ERR_MEMORY;
-    set->kind = TAGC_SET_PLAN;
-    TAGC_TRY(tagc_json_number(plan, "world_size", &at, &set->world_size));
-    set->n_hosts = tagc_json_number_or_nan(plan, "n_hosts");
-    set->bits_per_s = 8 * tagc_json_number_or_nan(json_object_get(plan, "link"), "bytes_per_s");
-    const char *placement = json_string_value(json_object_get(json_object_get(plan, "placement"), "name"));
-    char rate[TAGC_NUMBER_BYTES];
-    set->title = tagc_report_text(report, "%.60s, %.0f ranks, link %s%s%.40s, simulated", name,
-                                  set->world_size, tagc_number_rate(set->bits_per_s, rate),
-                                  placement ? ", " : "", placement ? placement : "");
-    for (size_t i = 0; i < json_array_size(rows); i++) {
-        tagc_json_place inside = tagc_json_at(&at, "rows", (int)i);
-        TAGC_TRY(read_plan_row(report, json_array_get(rows, i), plan, name, &inside, set));
     }
     return TAGC_OK;
 }

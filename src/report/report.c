@@ -183,24 +183,35 @@ tagc_status tagc_report_add_trace(tagc_report *report, const char *path, const c
     return status;
 }
 
-static tagc_status add_result(tagc_report *report, json_t *root, const char *path) {
+/* A result, or one of a list of plans. */
+static tagc_status add_typed(tagc_report *report, const json_t *root, const char *path, tagc_source *source) {
     const char *type = json_string_value(json_object_get(root, "type"));
     double format = tagc_json_number_or_nan(root, "format");
     int is_bench = type && strcmp(type, "bench") == 0, is_plan = type && strcmp(type, "plan") == 0;
     int is_lab = type && strcmp(type, "lab") == 0;
+    if (!type)
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "%s has neither traceEvents nor a \"type\": it is no result, trace or run of tagc",
+                         path);
     if (!is_bench && !is_plan && !is_lab)
-        return tagc_fail(
-            TAGC_ERR_CORRUPT,
-            type ? "%s is of type \"%.40s\", allowed: bench, plan, lab, a trace, a run"
-                 : "%s has neither traceEvents nor a \"type\"%.0s: it is no result, trace or run of tagc",
-            path, type ? type : "");
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "%s is of type \"%.40s\", allowed: bench, plan, lab, a trace, a run", path, type);
     if (format != 1) return tagc_fail(TAGC_ERR_CORRUPT, "%s: \"format\" is %g, allowed: 1", path, format);
-    tagc_source *source = new_source(report, path, is_bench ? "bench" : is_plan ? "plan" : "lab");
-    if (!source) return TAGC_ERR_MEMORY;
-    source->root = json_incref(root);
-    source->origin = json_object_get(root, "origin");
+    source->what = is_bench ? "bench" : is_plan ? "plan" : "lab";
+    if (!source->origin) source->origin = json_object_get(root, "origin");
     if (is_bench) return tagc_report_add_bench(report, root, path, "");
     return is_plan ? tagc_report_add_plan(report, root, path) : tagc_report_add_lab(report, root, path);
+}
+
+static tagc_status add_result(tagc_report *report, json_t *root, const char *path) {
+    tagc_source *source = new_source(report, path, "?");
+    if (!source) return TAGC_ERR_MEMORY;
+    source->root = json_incref(root);
+    if (!json_is_array(root)) return add_typed(report, root, path, source);
+    if (json_array_size(root) == 0) return tagc_fail(TAGC_ERR_CORRUPT, "%s is an empty list", path);
+    for (size_t i = 0; i < json_array_size(root); i++)
+        TAGC_TRY(add_typed(report, json_array_get(root, i), path, source));
+    return TAGC_OK;
 }
 
 /* Metrics are an object per line. What their first line holds tells them from a result on one line. */
@@ -273,8 +284,9 @@ void tagc_report_destroy(tagc_report *report) {
     for (int i = 0; i < report->n_sets; i++) free(report->sets[i].results);
     for (int i = 0; i < report->n_traces; i++) tagc_trace_file_destroy(&report->traces[i]);
     for (int i = 0; i < report->n_texts; i++) free(report->texts[i]);
-    void *arrays[] = {report->sources, report->runs,  report->groups, report->sets,  report->traces,
-                      report->plan,    report->cases, report->notes,  report->names, report->texts};
+    void *arrays[] = {report->sources, report->runs,  report->groups, report->sets,
+                      report->traces,  report->plan,  report->checks, report->cases,
+                      report->notes,   report->names, report->texts};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
     *report = (tagc_report){0};
 }

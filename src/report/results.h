@@ -49,27 +49,37 @@ typedef struct tagc_set {
     int n_results;
     const json_t *bench; /* TAGC_SET_BENCH: the result itself */
     double world_size, n_hosts, bits_per_s;
+    int place; /* TAGC_SET_RUNS: as in the runs */
 } tagc_set;
 
 /* A row of a plan: simulated. */
 typedef struct tagc_plan_point {
-    const char *arm, *placement, *model;
+    const char *name, *placement, *model; /* name: the arm, with its placement where there are several */
     int color;
     double world_size, bits_per_s, iteration_s, exposed_s;
 } tagc_plan_point;
 
+/* A prediction beside what was measured. */
+typedef struct tagc_plan_check {
+    const char *arm, *place;
+    double world_size, bits_per_s, measured_s, simulated_s, error;
+    int is_held_out;
+} tagc_plan_check;
+
 typedef struct tagc_lab_case {
     const char *experiment, *rate;
     char *title;
-    int set;                                                  /* its bench among the sets, or -1 */
-    double tcp_one_way[2], tcp_both_ways[2];                  /* bit/s, a to b, b to a */
-    double sent_bytes, received_bytes, n_hosts, n_ranks, mtu; /* bytes: of all interfaces */
+    int set; /* its bench among the sets, or -1 */
+    const json_t *settings;
+    double tcp_one_way[2], tcp_both_ways[2]; /* bit/s: least and most of the hosts */
+    double sent_bytes, received_bytes, overhead, n_hosts, n_ranks, mtu; /* bytes: of all interfaces */
 } tagc_lab_case;
 
 /* A group of runs that differ in their seeds only. */
 typedef struct tagc_group {
     char *name, *key;
-    int color, n_runs;
+    int color, n_runs, place;
+    int first; /* the group that it is held against: the first of the same place */
     int *runs; /* (n_runs) */
 } tagc_group;
 
@@ -87,11 +97,12 @@ typedef struct tagc_report {
     tagc_set *sets;
     tagc_trace_file *traces;
     tagc_plan_point *plan;
+    tagc_plan_check *checks;
     tagc_lab_case *cases;
     char **notes; /* what a reader of the report must know about its inputs */
     char **names; /* of arms, by colour */
     void **texts; /* owned */
-    int n_sources, n_runs, n_groups, n_sets, n_traces, n_plan, n_cases, n_notes, n_names, n_texts;
+    int n_sources, n_runs, n_groups, n_sets, n_traces, n_plan, n_checks, n_cases, n_notes, n_names, n_texts;
 } tagc_report;
 
 /* Adds what is at `path`: a run's folder, metrics, a trace or a result, told apart by what they hold.
@@ -116,6 +127,14 @@ tagc_result *tagc_set_add(tagc_report *report, tagc_set *set, const char *name);
 /* root is kept by the report. */
 tagc_status tagc_report_add_bench(tagc_report *report, const json_t *bench, const char *file,
                                   const char *place);
+/* What bench, plan and lab share. Legs that are not named did not travel. */
+struct tagc_json_place;
+tagc_set *tagc_report_new_set(tagc_report *report);
+tagc_status tagc_result_read_legs(const json_t *parent, const char *name, const struct tagc_json_place *at,
+                                  double legs[TAGC_N_LEGS]);
+void tagc_result_read_memory(const json_t *object, double memory[TAGC_N_MEMORIES]);
+tagc_status tagc_result_read_spread(const json_t *parent, const char *name, const struct tagc_json_place *at,
+                                    tagc_spread *out);
 tagc_status tagc_report_add_plan(tagc_report *report, const json_t *plan, const char *file);
 tagc_status tagc_report_add_lab(tagc_report *report, const json_t *lab, const char *file);
 tagc_status tagc_report_add_trace(tagc_report *report, const char *path, const char *label);

@@ -18,11 +18,14 @@ typedef struct tagc_runlog {
     double n_params, n_compressed;
     double seed;                     /* NaN when not known */
     int is_torn;                     /* the last line was not whole and was passed over */
-    int is_grouped_by_label;         /* of the lab: runs of one label differ in their seeds only */
     json_t *about;                   /* the first entry of type "run"; may be NULL */
     tagc_runlog_step *steps;         /* (n_steps) */
     double *eval_steps, *val_losses; /* (n_evals) */
-    double bits[TAGC_N_LEGS];        /* mean over steps, of a run whose steps are not known */
+    /* Of the lab's runs, whose steps are not known: */
+    int place;                /* 1 and up: the case; 0: a folder */
+    double bits[TAGC_N_LEGS]; /* mean over steps */
+    double total_s[3];        /* of a step: median, least, most; of n_total steps */
+    int n_total;
 } tagc_runlog;
 
 /* dir: a run's folder, or its metrics.jsonl. TAGC_ERR_IO, or TAGC_ERR_CORRUPT with the line. A torn last line is

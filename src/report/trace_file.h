@@ -58,8 +58,8 @@ typedef struct tagc_shares {
     tagc_window shown; /* the occurrence of middle length on the first rank */
 } tagc_shares;
 
-/* The whole optimizer step of middle length. */
-tagc_window tagc_trace_step(const tagc_trace_file *trace);
+/* The optimizer step that `inside` lies in, or the one of middle length. */
+tagc_window tagc_trace_step(const tagc_trace_file *trace, tagc_window inside);
 /* units: names with commas between; a name stands for the unit and for what is in it (h.5 for h.5.mlp, too).
  * A window runs from where the first of their backward passes begins to where that of the next unit begins.
  * n = 0: there is no such window. NULL: whole steps. */

@@ -84,25 +84,29 @@ int tagc_trace_has_unit(const char *units, const char *unit) {
     return 0;
 }
 
-/* Steps end with the last part of the optimizer. */
+/* From the first thing that compute does to the last part of the optimizer: validation between steps is left out. */
 static int find_steps(const tagc_trace_file *trace, int rank, tagc_window *windows) {
-    double from = -1, optimizer_end = -1, last = 0;
-    int n = 0, has_start = 0;
+    double from = 0, optimizer_end = 0;
+    int n = 0, is_open = 0, is_past = 0; /* is_past: the optimizer was seen */
     for (int i = 0; i < trace->n_spans && n < MAX_WINDOWS; i++) {
         const tagc_span *span = &trace->spans[i];
-        if (span->rank != rank) continue;
-        if (!has_start) from = span->start_s;
-        has_start = 1;
-        last = fmax(last, span->end_s);
-        if (span->track != 0) continue;
-        if (span->kind == TAGC_SPAN_OPTIMIZER) optimizer_end = span->end_s;
-        if (span->kind == TAGC_SPAN_FORWARD && optimizer_end > from) {
+        if (span->rank != rank || span->track != 0) continue;
+        int ends = is_past && (span->kind == TAGC_SPAN_FORWARD || span->unit >= 0);
+        if (is_open && ends) {
             windows[n++] = (tagc_window){from, optimizer_end};
-            from = optimizer_end;
+            is_open = is_past = 0;
         }
+        if (!is_open) from = span->start_s;
+        is_open = 1;
+        is_past |= span->kind == TAGC_SPAN_OPTIMIZER;
+        if (span->kind == TAGC_SPAN_OPTIMIZER) optimizer_end = span->end_s;
     }
-    if (n < MAX_WINDOWS && optimizer_end > from) windows[n++] = (tagc_window){from, optimizer_end};
-    if (n == 0 && last > from) windows[n++] = (tagc_window){from, last};
+    if (n < MAX_WINDOWS && is_past) windows[n++] = (tagc_window){from, optimizer_end};
+    if (n == 0 && trace->n_spans > 0) {
+        double last = 0;
+        for (int i = 0; i < trace->n_spans; i++) last = fmax(last, trace->spans[i].end_s);
+        windows[n++] = (tagc_window){trace->spans[0].start_s, last};
+    }
     return n;
 }
 
@@ -131,9 +135,11 @@ static int by_length(const void *a, const void *b) {
     return (first > second) - (first < second);
 }
 
-tagc_window tagc_trace_step(const tagc_trace_file *trace) {
+tagc_window tagc_trace_step(const tagc_trace_file *trace, tagc_window inside) {
     tagc_window windows[MAX_WINDOWS] = {{0}};
     int n = find_steps(trace, 0, windows);
+    for (int i = 0; i < n && inside.end_s > inside.start_s; i++)
+        if (windows[i].start_s <= inside.start_s && inside.end_s <= windows[i].end_s) return windows[i];
     qsort(windows, (size_t)n, sizeof windows[0], by_length);
     return windows[n > 0 ? (n - 1) / 2 : 0];
 }
