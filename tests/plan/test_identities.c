@@ -1,0 +1,211 @@
+/* Plans against what is published: what sharding saves and costs, and the volumes of the paper's configurations in
+ * bits per parameter. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+
+#include "core/status.h"
+#include "plan/plan.h"
+
+typedef struct counted {
+    tagc_plan_volume volume;
+    tagc_plan_memory memory;
+    double bits[TAGC_N_LEGS]; /* per parameter, before (W-1)/W */
+    double all_bits;
+    double compressed_bits; /* gradients of the compressed part */
+} counted;
+
+static tagc_setup make(int placement, int world_size) {
+    tagc_setup setup = {.world_size = world_size,
+                        .n_hosts = world_size,
+                        .n_batch = 1,
+                        .n_tokens = 256,
+                        .placement = placement,
+                        .union_density = -1};
+    assert_int_equal(tagc_gpt2_preset("gpt2-162m", &setup.model), TAGC_OK);
+    tagc_fsdp_options_init(&setup.engine);
+    setup.engine.policy = TAGC_POLICY_NONE;
+    return setup;
+}
+
+static counted count(const tagc_setup *setup) {
+    counted c = {0};
+    if (tagc_plan_count(setup, &c.volume, &c.memory) != TAGC_OK) fail_msg("%s", tagc_last_error());
+    double n_ranks = setup->world_size, factor = 8 * n_ranks / (n_ranks - 1);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        c.bits[leg] = factor * c.volume.n_bytes[leg] / (double)c.volume.n_params;
+        c.all_bits += c.bits[leg];
+    }
+    if (c.volume.n_compressed > 0)
+        c.compressed_bits = factor * c.volume.n_bytes_compressed / (double)c.volume.n_compressed;
+    return c;
+}
+
+static void assert_near(double seen, double expected, double share) {
+    if (!(fabs(seen - expected) <= share * fabs(expected))) fail_msg("%.6f instead of %.6f", seen, expected);
+}
+
+/* Parameters of the embeddings' stage, which backward does not read: gathered once. */
+static double n_embeddings(const tagc_gpt2_config *c) {
+    return (double)c->n_embd * (c->vocab_size + c->block_size);
+}
+
+/* ZeRO, section 5 and 7: state of a rank falls to a part in W; stages 1 and 2 move what an all-reduce moves, stage 3
+ * half as much again (a ring all-reduce moves every value twice; here, to its owner and back). */
+static void sharding_divides_state_and_costs_half_more(void **state) {
+    (void)state;
+    for (int world_size = 2; world_size <= 64; world_size *= 2) {
+        tagc_setup setup = make(TAGC_PLACE_NONE, world_size);
+        double n = (double)tagc_gpt2_n_params(&setup.model), emb = n_embeddings(&setup.model);
+        counted each[TAGC_PLACE_ZERO3 + 1];
+        for (int p = TAGC_PLACE_NONE; p <= TAGC_PLACE_ZERO3; p++) {
+            setup.placement = p;
+            each[p] = count(&setup);
+        }
+        counted *ddp = &each[TAGC_PLACE_NONE], *zero3 = &each[TAGC_PLACE_ZERO3];
+        assert_near((double)ddp->memory.state, 16 * n, 1e-4); /* parameters, gradients, two moments in fp32 */
+        assert_near((double)ddp->memory.state / (double)zero3->memory.state, world_size, 1e-9);
+        assert_near((double)each[TAGC_PLACE_ZERO1].memory.engine.optimizer, 8 * n / world_size, 1e-3);
+        assert_true(each[TAGC_PLACE_ZERO1].memory.state <= ddp->memory.state); /* masters beside replicas */
+        assert_true(each[TAGC_PLACE_ZERO2].memory.state < each[TAGC_PLACE_ZERO1].memory.state);
+        assert_true(zero3->memory.state < each[TAGC_PLACE_ZERO2].memory.state);
+        assert_true(zero3->memory.total < ddp->memory.total);
+        assert_near(ddp->all_bits, 64, 1e-4);
+        assert_near(each[TAGC_PLACE_ZERO1].all_bits, ddp->all_bits, 1e-4);
+        assert_near(each[TAGC_PLACE_ZERO2].all_bits, ddp->all_bits, 1e-4);
+        /* With the embeddings' second gather, which the engine leaves out, it would be 96. */
+        assert_near(zero3->all_bits + 32 * emb / n, 1.5 * ddp->all_bits, 1e-3);
+    }
+}
+
+/* One host per rank: nothing to shard within, so hybrid is DDP; one host for all: it is ZeRO-3 and sends nothing. */
+static void hybrid_lies_between(void **state) {
+    (void)state;
+    tagc_setup setup = make(TAGC_PLACE_HYBRID, 8);
+    counted apart = count(&setup);
+    setup.placement = TAGC_PLACE_NONE;
+    counted ddp = count(&setup);
+    assert_near(apart.bits[TAGC_LEG_VALUES] + apart.bits[TAGC_LEG_RESULT],
+                ddp.bits[TAGC_LEG_VALUES] + ddp.bits[TAGC_LEG_RESULT], 1e-6);
+    assert_true(apart.bits[TAGC_LEG_GATHER] == 0);
+    setup.placement = TAGC_PLACE_HYBRID;
+    setup.n_hosts = 1;
+    counted together = count(&setup);
+    double network = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) network += together.volume.n_host_bytes[leg];
+    assert_true(network < 1000); /* the norm's is counted as if it left */
+    setup.placement = TAGC_PLACE_ZERO3;
+    assert_near((double)together.memory.state, (double)count(&setup).memory.state, 1e-9);
+
+    /* Two hosts of four: every gradient value crosses once per direction and host, both ways of the all-reduce
+     * together 2 (H-1)/H x 4 bytes a parameter. */
+    setup.placement = TAGC_PLACE_HYBRID;
+    setup.n_hosts = 2;
+    counted two = count(&setup);
+    network = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) network += two.volume.n_host_bytes[leg];
+    assert_near(network, 4 * (double)two.volume.n_params, 1e-3);
+    setup.placement = TAGC_PLACE_ZERO3;
+    counted zero3 = count(&setup);
+    double of_zero3 = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) of_zero3 += zero3.volume.n_host_bytes[leg];
+    assert_true(network < 0.2 * of_zero3);
+}
+
+/* The paper's Figures 1 and 2: index of b bits there and back, a sketch of 32 / ratio bits to the owner. */
+static void volumes_of_the_paper(void **state) {
+    (void)state;
+    static const struct {
+        double ratio, sparsity, bits[2]; /* 1-bit and 4-bit index */
+    } rows[] = {{2, 0.8, {18, 24}}, {4, 0.9, {10, 16}}, {10, 0.9875, {5.2, 11.2}}};
+    tagc_setup setup = make(TAGC_PLACE_ZERO3, 2);
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    assert_near(count(&setup).bits[TAGC_LEG_VALUES], 32, 1e-4);
+    setup.engine.policy = TAGC_POLICY_PAPER;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (int index = TAGC_INDEX_OR; index <= TAGC_INDEX_SUM4; index++) {
+            setup.engine.reducer.ratio = rows[i].ratio;
+            setup.engine.reducer.sparsity = rows[i].sparsity;
+            setup.engine.reducer.index = index;
+            counted c = count(&setup);
+            assert_near((double)c.volume.n_compressed / (double)c.volume.n_params, 0.82, 0.002);
+            assert_near(c.compressed_bits, rows[i].bits[index], 1e-3);
+        }
+    /* 6.15 times under the dense gradient. */
+    setup.engine.reducer.ratio = 10;
+    setup.engine.reducer.sparsity = 0.9875;
+    setup.engine.reducer.index = TAGC_INDEX_OR;
+    assert_near(32 / count(&setup).compressed_bits, 6.15, 0.002);
+    /* As many ranks as the index may count: 15 with 4 bits. */
+    setup.engine.reducer.index = TAGC_INDEX_SUM4;
+    setup.world_size = setup.n_hosts = 16;
+    tagc_plan_volume volume;
+    assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_UNSUPPORTED);
+}
+
+/* All legs of the compressed part: parameters twice and the gradient once, 96 bits, against 69.2. Only matrices that
+ * both passes read count here: not the token embedding, which forward alone reads, and not the root unit. */
+static void all_legs_of_the_paper(void **state) {
+    (void)state;
+    tagc_setup setup = make(TAGC_PLACE_ZERO3, 2);
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    const tagc_gpt2_config *c = &setup.model;
+    double n = (double)tagc_gpt2_n_params(c), wte = (double)c->n_embd * c->vocab_size;
+    double twice = wte + 12.0 * 8 * 768 * 768; /* head and feed-forward matrices */
+    counted dense = count(&setup);
+    double gathered = (dense.bits[TAGC_LEG_GATHER] * n - 32 * (n - twice)) / twice;
+    assert_near(gathered, 64, 1e-3);
+    assert_near(gathered + dense.bits[TAGC_LEG_VALUES], 96, 1e-3);
+    setup.engine.policy = TAGC_POLICY_PAPER;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
+    setup.engine.reducer.ratio = 10;
+    counted tagc = count(&setup);
+    assert_near(gathered + tagc.compressed_bits, 69.2, 1e-3);
+    assert_near(tagc.bits[TAGC_LEG_GATHER], dense.bits[TAGC_LEG_GATHER], 1e-9);
+    /* An all-reduce brings the index back and the sums too, as LHC's 2 x 1 + 2 x 3.2 has it; ours returns the union's
+     * values in place of cells: 2 + 3.2 + 32 u. */
+    setup.placement = TAGC_PLACE_NONE;
+    setup.union_density = 0.02;
+    assert_near(count(&setup).compressed_bits, 2 + 3.2 + 32 * 0.02, 1e-3);
+    /* Packed: 2 + 32 u, and u of independent choices. */
+    setup.placement = TAGC_PLACE_ZERO3;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
+    assert_near(count(&setup).compressed_bits, 2 + 32 * 0.02, 1e-3);
+    setup.union_density = -1;
+    setup.engine.reducer.sparsity = 0.9;
+    assert_near(count(&setup).compressed_bits, 2 + 32 * (1 - 0.81), 1e-3);
+}
+
+/* Accumulation moves gradients once per optimizer step, unless each micro-step sends, as the published loop does. */
+static void accumulation_defers_gradients(void **state) {
+    (void)state;
+    tagc_setup setup = make(TAGC_PLACE_ZERO2, 4);
+    counted one = count(&setup);
+    setup.engine.n_micro_steps = 20;
+    counted deferred = count(&setup);
+    assert_near(deferred.all_bits, one.all_bits, 1e-9);
+    setup.engine.exchange_each_micro_step = 1;
+    counted each = count(&setup);
+    assert_near(each.bits[TAGC_LEG_VALUES], 20 * one.bits[TAGC_LEG_VALUES], 1e-9);
+    assert_near(each.bits[TAGC_LEG_GATHER], one.bits[TAGC_LEG_GATHER], 1e-9);
+    /* A careful user's bf16 ZeRO-2: 32 bits per optimizer step. */
+    setup.engine.exchange_each_micro_step = 0;
+    setup.engine.gather_wire = setup.engine.dense_wire = TAGC_WIRE_BF16;
+    assert_near(count(&setup).all_bits, 32, 1e-3);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sharding_divides_state_and_costs_half_more),
+        cmocka_unit_test(hybrid_lies_between),
+        cmocka_unit_test(volumes_of_the_paper),
+        cmocka_unit_test(all_legs_of_the_paper),
+        cmocka_unit_test(accumulation_defers_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
