@@ -37,13 +37,18 @@ def _machine(n_hosts):
             "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()]}
 
 
-def origin(command, tagc, n_hosts):
-    """Where a result comes from. What in the environment changes the speed of the ranks is part of it."""
+def is_busy(load):
+    return load > 0.5 * os.cpu_count()
+
+
+def origin(command, tagc, n_hosts, load):
+    """Where a result comes from. What in the environment changes the speed of the ranks is part of it, and the load
+    that was there before."""
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
     return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command,
             "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
-            "machine": _machine(n_hosts)}
+            "load_before": load, "is_busy": is_busy(load), "machine": _machine(n_hosts)}
 
 
 def spread(samples):

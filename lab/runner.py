@@ -18,7 +18,7 @@ from common import LAB, ROOT, LabError
 from experiment import split_arm
 
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
+                   "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
 
 class Runner:
@@ -26,21 +26,26 @@ class Runner:
         self.experiment, self.tagc, self.command, self.is_quiet = experiment, tagc, command, is_quiet
         self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
         self.traces = {}  # name of the file -> where it lies now
-        self.scratch = self.data = None
+        self.scratch = self.data = self.load = None
 
     def run(self, out_dir):
         """All cases; the path of the result. Nothing is written unless all went well."""
+        out_dir = pathlib.Path(out_dir)
+        _check_writable(out_dir)
+        self.load = os.getloadavg()[0]
+        if results.is_busy(self.load):
+            self._say(f"note: the machine is busy (load {self.load:.1f}, {os.cpu_count()} cores): times will be of "
+                      "little worth")
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
         try:
             if self.experiment.kind == "train":
                 self.data = corpus.folder_of(self.experiment.data or "words", self.tagc, self.scratch)
             cases = [self._case(case) for case in self.experiment.cases]
-            return self._write(pathlib.Path(out_dir), cases)
+            return self._write(out_dir, cases)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _write(self, out_dir, cases):
-        out_dir.mkdir(parents=True, exist_ok=True)
         for name, path in self.traces.items():
             shutil.copy(path, out_dir / f".{name}.part")
             os.replace(out_dir / f".{name}.part", out_dir / name)
@@ -48,7 +53,7 @@ class Runner:
         path = out_dir / f"{self.experiment.name}.json"
         results.write(path, {"type": "lab", "format": 1, "experiment": self.experiment.name,
                              "title": self.experiment.title,
-                             "origin": results.origin(self.command, self.tagc, most_hosts),
+                             "origin": results.origin(self.command, self.tagc, most_hosts, self.load),
                              "settings": self.experiment.settings, "cases": cases})
         return path
 
@@ -185,6 +190,15 @@ class Runner:
         made["interface"] |= {"counted_bytes": counted, "overhead": left / counted}
         self._say(f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
                   f"{left / counted - 1:+.1%}")
+
+
+def _check_writable(folder):
+    """Asked before the work, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise LabError(f"--out {folder}: {error.strerror}") from None
 
 
 def _end_group(process):

@@ -208,7 +208,8 @@ def bits(result):
     for case in result["cases"]:
         if (case["interface"] or {}).get("overhead"):
             overheads.append(f"{case['interface']['overhead']:.3f}")
-    text = grid(head, rows) + "\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the transport counted.\n"
+    text = grid(head, rows) + ("\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the "
+                               "transport counted.\n")
     return text + (f"\nThe links carried {', '.join(overheads)} times the counted bytes.\n" if overheads else "")
 
 
@@ -253,8 +254,8 @@ def or_nan(value):
 
 # ---- timeline ----
 
-SHARES = (("computing", "computing, compression included"), ("model", "of this the model"), ("codec", "of this compression"),
-          ("communicating", "communicating"), ("gradient_exchange", "exchanging gradients"),
+SHARES = (("computing", "computing, compression included"), ("model", "of this the model"),
+          ("codec", "of this compression"), ("communicating", "communicating"), ("gradient_exchange", "exchanging gradients"),
           ("gradient_exchange_with_gaps", "... with the gaps between"), ("gather", "gathering parameters"))
 
 
@@ -293,9 +294,11 @@ def markdown(result):
         table = VIEWS[view](result)
     except KeyError as error:
         raise LabError(f"the result {result['experiment']}: the member {error} is missing") from None
-    quick = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
+    notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
+    if about.get("is_busy"):
+        notes += f", on a machine busy with other work (load {about['load_before']:.1f})"
     return (table + f"\n`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
-            f"{about['machine']['cpu']}, commit {about['commit']}, {about['date'][:10]}{quick}.\n")
+            f"{about['machine']['cpu']}, commit {about['commit']}, {about['date'][:10]}{notes}.\n")
 
 
 def put_into(path, made):

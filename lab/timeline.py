@@ -21,8 +21,8 @@ def _spans(path):
     for e in events:
         if e["ph"] == "X":
             name, _, unit = e["name"].partition(" ")
-            start = e["ts"] / 1e6
-            ranks.setdefault(e["pid"], []).append((streams[e["pid"], e["tid"]], name, unit, start, start + e["dur"] / 1e6))
+            start, end = e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6
+            ranks.setdefault(e["pid"], []).append((streams[e["pid"], e["tid"]], name, unit, start, end))
     return {rank: sorted(spans, key=lambda span: span[3]) for rank, spans in ranks.items()}
 
 
@@ -73,8 +73,8 @@ def _parts(spans):
 
 
 def shares(path, units):
-    """Shares of all windows together, on all ranks. Compressing counts as computing, as in the paper. "shown" are the two
-    units whose window is of middle length on rank 0: those to draw."""
+    """Shares of all windows together, on all ranks. Compressing counts as computing, as in the paper. "shown" are the
+    two units whose window is of middle length on rank 0: those to draw."""
     sums, window_s, n, shown = {}, 0.0, 0, None
     for rank, spans in sorted(_spans(path).items()):
         windows = _windows(path, spans, units)

@@ -87,6 +87,9 @@ lab 1 run smoek
 says 'no experiment "smoek"' 'did you mean "smoke"?' known:
 lab 1 run smoke --tagc no/tagc
 says "no/tagc is not there" "make build"
+touch file
+lab 1 run figure4 --quick --tagc "$tagc" --out file
+says "--out file: "
 lab 1 tables nowhere.json
 says "nowhere.json: No such file"
 echo '{"type": "lab"' >torn.json
@@ -115,6 +118,8 @@ fi
 lab 0 run smoke --quick --tagc "$tagc" --out results
 python3 "$root/tests/lab/check_smoke.py" results/smoke.json || fail "the result"
 no_leftovers "$ended" "after a run"
+grep -q '</svg>' results/smoke.svg || fail "no picture"
+lab 0 pictures --tagc "$tagc" results/smoke.json
 lab 0 tables results
 grep -q '^| `packed` |' out || fail "no table"
 printf 'before\n<!-- table smoke -->\nold\n<!-- end -->\nafter\n' >page.md
