@@ -62,6 +62,7 @@ KEYS = PLACE_KEYS | {
     "kind": _one_of("bench", "train"),
     "table": _one_of(*VIEWS),
     "minutes": _number((int, float), 0.01, 10000),
+    "memory_gb": _number((int, float), 0.1, 10000),
     "pairs": _list_of(_is_pair, 'a list of pairs of arms, as in [["fsdp", "packed"]]'),
     "seeds": _list_of(_is_seed, "a list of whole numbers"),
     "data": _one_of("manual", "words"),

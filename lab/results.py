@@ -20,6 +20,11 @@ def _first_line(path, start):
     return None
 
 
+def available_memory_bytes():
+    text = _first_line("/proc/meminfo", "MemAvailable")
+    return 1024 * int(text.split()[0]) if text else None
+
+
 def _commit():
     if not (ROOT / ".git").exists():
         return None

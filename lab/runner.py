@@ -32,6 +32,7 @@ class Runner:
         """All cases; the path of the result. Nothing is written unless all went well."""
         out_dir = pathlib.Path(out_dir)
         _check_writable(out_dir)
+        _check_memory(self.experiment)
         self.load = os.getloadavg()[0]
         if results.is_busy(self.load):
             self._say(f"note: the machine is busy (load {self.load:.1f}, {os.cpu_count()} cores): times will be of "
@@ -199,6 +200,13 @@ def _check_writable(folder):
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise LabError(f"--out {folder}: {error.strerror}") from None
+
+
+def _check_memory(experiment):
+    """All hosts share this machine's memory, which the ranks cannot know."""
+    free = results.available_memory_bytes()
+    if experiment.memory_gb and free is not None and free < 1e9 * experiment.memory_gb:
+        raise LabError(f"{experiment.name} needs {experiment.memory_gb} GB of memory, and {free / 1e9:.1f} are free")
 
 
 def _end_group(process):

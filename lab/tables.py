@@ -191,25 +191,25 @@ def compressed_bits(carrier, world_size):
 
 
 def bits(result):
-    rows, overheads = [], []
-    for label, world_size, carrier in carriers(result):
-        legs, options = carrier["bits_per_param"], carrier["options"]
-        n_compressed = carrier["n_compressed"]
+    """Per leg over the whole model, and the gradients of the compressed part beside their formula."""
+    carried = list(carriers(result))
+    used = [leg for leg in results.LEGS if any(c["bits_per_param"][leg] >= 0.005 for _, _, c in carried)]
+    rows = []
+    for label, world_size, carrier in carried:
+        n_compressed, options = carrier["n_compressed"], carrier["options"]
         union = carrier["n_union"] / n_compressed if n_compressed else None
-        gradients = sum(legs[leg] for leg in GRADIENT_LEGS)
         rows.append([f"`{label}`", number(100 * n_compressed / carrier["n_params"], 1, " %"),
                      number(compressed_bits(carrier, world_size), 3),
                      number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
                      number(formulas.lhc_bits(options) if n_compressed else None, 1),
-                     number(legs["index"]), number(gradients), number(legs["gather"]),
+                     *(number(carrier["bits_per_param"][leg]) for leg in used),
                      number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x")])
-    head = ["arm", "compressed", "gradients there, counted", "by formula", "by formula in LHC", "index, whole model",
-            "gradients, whole model", "parameters", "all legs", "under 96 bits"]
-    for case in result["cases"]:
-        if (case["interface"] or {}).get("overhead"):
-            overheads.append(f"{case['interface']['overhead']:.3f}")
+    head = ["arm", "compressed", "its gradients, counted", "by formula", "by formula in LHC", *used, "all legs",
+            "under 96 bits"]
     text = grid(head, rows) + ("\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the "
-                               "transport counted.\n")
+                               "transport counted; legs are over the whole model.\n")
+    overheads = [f"{case['interface']['overhead']:.3f}" for case in result["cases"]
+                 if (case["interface"] or {}).get("overhead")]
     return text + (f"\nThe links carried {', '.join(overheads)} times the counted bytes.\n" if overheads else "")
 
 

@@ -90,6 +90,9 @@ says "no/tagc is not there" "make build"
 touch file
 lab 1 run figure4 --quick --tagc "$tagc" --out file
 says "--out file: "
+sed 's/^minutes.*/&\nmemory_gb = 10000/' "$root/lab/experiments/figure4.toml" >copy/lab/experiments/large.toml
+copy/lab/lab run large --quick --tagc "$tagc" --out results >out 2>err && fail "more memory than there is"
+says "large needs 10000 GB of memory"
 lab 1 tables nowhere.json
 says "nowhere.json: No such file"
 echo '{"type": "lab"' >torn.json
