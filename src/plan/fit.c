@@ -1,6 +1,5 @@
 /* Costs from measured iterations. What was measured by itself (memory, codec, optimizer, link) is taken as it is; a
- * few numbers that only show in whole iterations are searched for, one after the other, each within bounds that a
- * machine can have:
+ * few numbers that only show in whole iterations are searched for, each within bounds that a machine can have:
  *
  *   flop_s          how fast products really are, with what goes on beside them
  *   codec_factor    the codec in the company of computing and communicating
@@ -11,7 +10,8 @@
  *   poll_cores      and to wait for them
  *
  * The sum of squares of log(simulated / measured) of iterations, and with less weight of their computing part,
- * becomes least; weak pulls towards the starting values keep numbers that no point speaks about where they were. */
+ * becomes least, with little regard for what is far off; weak pulls towards the starting values keep numbers that no
+ * point speaks about where they were. */
 #include "core/status.h"
 #include "plan/deployment.h"
 #include "plan/profile.h"
@@ -22,8 +22,8 @@
 
 enum { MAX_ROUNDS = 60 };
 
-static const double compute_weight = 0.1, pull_weight = 1e-4;
-static const double first_step = 0.6, last_step = 0.01; /* of a logarithm */
+static const double compute_weight = 0.1, pull_weight = 1e-4, outlier = 0.1;
+static const double probe = 0.02; /* of a logarithm: larger than the jumps where events change places */
 
 typedef struct knob {
     size_t offset;
@@ -54,9 +54,17 @@ static double *value_of(tagc_costs *costs, const knob *k) {
     return (double *)((char *)costs + k->offset);
 }
 
-/* Mean over fitted points of the squared logarithms; *rms of the iterations alone. */
-static double distance(fit *f, tagc_costs *costs, double *rms) {
-    double sum = 0, pull = 0;
+/* Grows like its root beyond `outlier`: one disturbed measurement must not bend all costs. */
+static double calm(double residual) {
+    double x = residual / outlier, y = outlier * sqrt(2 * (sqrt(1 + x * x) - 1));
+    return residual < 0 ? -y : y;
+}
+
+/* residuals (2 n_fitted + N_KNOBS): two of each point, one of each pull. Returns their sum of squares, or infinity
+ * with f->status set; *rms of the iterations alone. */
+static double measure(fit *f, tagc_costs *costs, double *residuals, double *rms) {
+    double sum = 0, n = f->n_fitted;
+    int at = 0;
     *rms = 0;
     for (int i = 0; i < f->points->n_points; i++) {
         const tagc_point *p = &f->points->points[i];
@@ -71,15 +79,15 @@ static double distance(fit *f, tagc_costs *costs, double *rms) {
         }
         double total = log(forecast.iteration_s / p->total_s), compute = 0;
         if (p->compute_s > 0 && forecast.compute_s > 0) compute = log(forecast.compute_s / p->compute_s);
-        *rms += total * total;
-        sum += total * total + compute_weight * compute * compute;
+        *rms += total * total / n;
+        residuals[at++] = calm(total) / sqrt(n);
+        residuals[at++] = calm(compute) * sqrt(compute_weight / n);
     }
-    for (int k = 0; k < N_KNOBS; k++) {
-        double off = log(*value_of(costs, &f->knobs[k]) / f->knobs[k].initial);
-        pull += pull_weight * off * off;
-    }
-    *rms = sqrt(*rms / f->n_fitted);
-    return sum / f->n_fitted + pull;
+    for (int k = 0; k < N_KNOBS; k++)
+        residuals[at++] = sqrt(pull_weight) * log(*value_of(costs, &f->knobs[k]) / f->knobs[k].initial);
+    for (int i = 0; i < at; i++) sum += residuals[i] * residuals[i];
+    *rms = sqrt(*rms);
+    return sum;
 }
 
 static double median_of(double *values, int n) {
@@ -134,35 +142,76 @@ static tagc_status start(fit *f, tagc_costs *costs) {
     return TAGC_OK;
 }
 
-/* Each knob in turn, a step up or down; steps halve where neither helps. */
-static void search(fit *f, tagc_costs *costs, double *rms) {
-    double steps[N_KNOBS], best = distance(f, costs, rms);
-    for (int k = 0; k < N_KNOBS; k++) steps[k] = first_step;
-    for (int round = 0; round < MAX_ROUNDS && f->status == TAGC_OK; round++) {
-        double largest = 0;
-        for (int k = 0; k < N_KNOBS; k++) {
-            double *value = value_of(costs, &f->knobs[k]), before = *value, most = fabs(steps[k]);
-            if (most < last_step) continue;
-            int improved = 0;
-            for (int turn = 0; turn < 2 && !improved; turn++) {
-                double trial_rms;
-                *value = fmin(fmax(before * exp(steps[k]), f->knobs[k].min), f->knobs[k].max);
-                double trial = *value != before ? distance(f, costs, &trial_rms) : (double)INFINITY;
-                improved = trial < best;
-                if (improved) {
-                    best = trial;
-                    *rms = trial_rms;
-                    steps[k] *= 1.3;
-                } else {
-                    *value = before;
-                    steps[k] = -steps[k];
-                }
-            }
-            if (!improved) steps[k] /= 2;
-            largest = fabs(steps[k]) > largest ? fabs(steps[k]) : largest;
+/* Solves the symmetric positive system in place; x (N_KNOBS) is the right side, then the solution. */
+static void solve(double a[N_KNOBS][N_KNOBS], double *x) {
+    for (int k = 0; k < N_KNOBS; k++)
+        for (int i = k + 1; i < N_KNOBS; i++) {
+            double factor = a[i][k] / a[k][k];
+            for (int j = k; j < N_KNOBS; j++) a[i][j] -= factor * a[k][j];
+            x[i] -= factor * x[k];
         }
-        if (largest < last_step) return;
+    for (int k = N_KNOBS - 1; k >= 0; k--) {
+        for (int j = k + 1; j < N_KNOBS; j++) x[k] -= a[k][j] * x[j];
+        x[k] /= a[k][k];
     }
+}
+
+static void turn(const fit *f, tagc_costs *costs, int which, double step) {
+    const knob *k = &f->knobs[which];
+    double *value = value_of(costs, k);
+    *value = fmin(fmax(*value * exp(step), k->min), k->max);
+}
+
+/* How residuals change with the logarithm of each knob, one row each, of n; a knob at its upper bound is turned down. */
+static void slopes(fit *f, const tagc_costs *costs, const double *residuals, int n, double *rows,
+                   double *scratch) {
+    for (int k = 0; k < N_KNOBS; k++) {
+        tagc_costs turned = *costs;
+        double rms, step = *value_of(&turned, &f->knobs[k]) * 1.05 < f->knobs[k].max ? probe : -probe;
+        turn(f, &turned, k, step);
+        (void)measure(f, &turned, scratch, &rms);
+        for (int i = 0; i < n; i++) rows[k * n + i] = (scratch[i] - residuals[i]) / step;
+    }
+}
+
+/* Levenberg and Marquardt: between Newton's step and a short one downhill, the longer the better it goes. */
+static tagc_status search(fit *f, tagc_costs *costs, double *rms) {
+    int n = 2 * f->n_fitted + N_KNOBS;
+    double *residuals = calloc((size_t)n * (N_KNOBS + 2), sizeof *residuals), damping = 10;
+    if (!residuals) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a fit");
+    double *scratch = residuals + n, *rows = scratch + n, best = measure(f, costs, residuals, rms);
+    for (int round = 0; round < MAX_ROUNDS && damping < 1e6 && f->status == TAGC_OK; round++) {
+        double before = best;
+        slopes(f, costs, residuals, n, rows, scratch);
+        while (damping < 1e6 && f->status == TAGC_OK) {
+            double a[N_KNOBS][N_KNOBS], step[N_KNOBS], trial_rms;
+            tagc_costs trial = *costs;
+            for (int k = 0; k < N_KNOBS; k++) {
+                step[k] = 0;
+                for (int i = 0; i < n; i++) step[k] -= rows[k * n + i] * residuals[i];
+                for (int j = 0; j < N_KNOBS; j++) {
+                    a[k][j] = 0;
+                    for (int i = 0; i < n; i++) a[k][j] += rows[k * n + i] * rows[j * n + i];
+                }
+                a[k][k] = a[k][k] * (1 + damping) + damping * pull_weight;
+            }
+            solve(a, step);
+            for (int k = 0; k < N_KNOBS; k++) turn(f, &trial, k, fmax(-0.5, fmin(0.5, step[k])));
+            double sum = measure(f, &trial, scratch, &trial_rms);
+            if (sum < best) {
+                best = sum;
+                *costs = trial;
+                *rms = trial_rms;
+                for (int i = 0; i < n; i++) residuals[i] = scratch[i];
+                damping /= 4;
+                break;
+            }
+            damping *= 4;
+        }
+        if (best > before * (1 - 1e-4)) break;
+    }
+    free(residuals);
+    return f->status;
 }
 
 tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *rms) {
@@ -175,10 +224,7 @@ tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *r
     for (; status == TAGC_OK && n_made < n; n_made += status == TAGC_OK)
         status = tagc_deployment_create(&points->points[n_made].setup, &f.deployments[n_made]);
     if (status == TAGC_OK) status = start(&f, out);
-    if (status == TAGC_OK) {
-        search(&f, out, rms);
-        status = f.status;
-    }
+    if (status == TAGC_OK) status = search(&f, out, rms);
     for (int i = 0; i < n_made; i++) tagc_deployment_destroy(&f.deployments[i]);
     free(f.deployments);
     return status;

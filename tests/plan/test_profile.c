@@ -1,0 +1,313 @@
+/* Results made up from known costs: the fit must find costs that predict what it has not seen, other links, other arms,
+ * other numbers of ranks; and files that are not what they should be are refused by name. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/status.h"
+#include "plan/profile.h"
+
+static const struct {
+    const char *name;
+    int placement, exchange; /* of what is compressed, or -1 */
+    double sparsity, ratio;
+    int is_bf16;
+} arms[] = {
+    {"fsdp", TAGC_PLACE_ZERO3, -1, 0, 0, 0},
+    {"fsdp-bf16", TAGC_PLACE_ZERO3, -1, 0, 0, 1},
+    {"zero2-bf16", TAGC_PLACE_ZERO2, -1, 0, 0, 1},
+    {"packed", TAGC_PLACE_ZERO3, TAGC_EXCHANGE_PACKED, 0.9875, 0, 0},
+    {"tagc-10x", TAGC_PLACE_ZERO3, TAGC_EXCHANGE_SKETCH, 0.9875, 10, 0},
+    {"zero2-packed", TAGC_PLACE_ZERO2, TAGC_EXCHANGE_PACKED, 0.9875, 0, 1},
+};
+enum { N_ARMS = sizeof arms / sizeof arms[0], N_SAMPLES = 3 };
+
+static void set_arm(int arm, tagc_fsdp_options *out) {
+    tagc_fsdp_options_init(out);
+    out->sharding = arms[arm].placement == TAGC_PLACE_ZERO2 ? TAGC_SHARD_GRAD : TAGC_SHARD_FULL;
+    out->policy = arms[arm].exchange < 0 ? TAGC_POLICY_NONE : TAGC_POLICY_NON_ATTENTION_LINEAR;
+    if (arms[arm].exchange >= 0) {
+        out->reducer.exchange = arms[arm].exchange;
+        out->reducer.sparsity = arms[arm].sparsity;
+        out->reducer.ratio = arms[arm].ratio;
+    }
+    out->dense_wire = out->gather_wire = arms[arm].is_bf16;
+}
+
+/* The options of these results hold the number of the arm. */
+static tagc_status read_engine(const json_t *options, tagc_fsdp_options *out) {
+    set_arm((int)json_integer_value(json_object_get(options, "arm")), out);
+    return TAGC_OK;
+}
+
+static tagc_costs hidden_costs(void) {
+    tagc_costs c;
+    tagc_costs_init(&c);
+    c.flop_s = 1 / 30e9;
+    c.optimizer_s = 1.5e-9;
+    c.byte_s = 1 / 12e9;
+    c.codec_factor = 1.4;
+    c.overhead_s = 2e-4;
+    c.queue_bytes = 3e5;
+    c.link_share = 0.92;
+    c.cpu_s_per_byte = 8e-10;
+    c.poll_cores = 0.15;
+    c.cores = 2;
+    c.n_codec = 2;
+    for (int i = 0; i < 2; i++)
+        c.codec[i] = (tagc_codec_cost){.exchange = i ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED,
+                                       .sparsity = 0.9875,
+                                       .ratio = i ? 10 : 0,
+                                       .union_density = 1 - 0.9875 * 0.9875,
+                                       .elem_s = {1e-9, 2e-10, 2e-10, i ? 4e-10 : 1e-10}};
+    return c;
+}
+
+static double noise(unsigned *state, double most) {
+    *state = *state * 1664525u + 1013904223u;
+    return most * ((double)(*state >> 8) / 8388608.0 - 1);
+}
+
+static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, double bytes_per_s,
+                          double most_noise) {
+    tagc_setup setup = {.world_size = world_size,
+                        .n_hosts = n_hosts,
+                        .n_machines = 1,
+                        .n_batch = 2,
+                        .n_tokens = 64,
+                        .model = {4, 4, 128, 64, 2048, 0},
+                        .union_density = -1};
+    tagc_plan_link link = {.latency_s = 1e-4, .bytes_per_s = bytes_per_s};
+    unsigned state = (unsigned)world_size * 7 + (unsigned)(bytes_per_s / 1e6);
+    json_t *list = json_array(), *codec = json_array();
+    for (int arm = 0; arm < N_ARMS; arm++) {
+        tagc_forecast f;
+        set_arm(arm, &setup.engine);
+        setup.placement = arms[arm].placement;
+        if (tagc_plan_simulate(&setup, costs, &link, &f) != TAGC_OK) fail_msg("%s", tagc_last_error());
+        tagc_plan_volume v;
+        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+        double n_compressed = arms[arm].exchange < 0 ? 0 : (double)v.n_compressed;
+        json_t *iterations = json_array();
+        for (int i = 0; i < N_SAMPLES; i++) {
+            double factor = 1 + noise(&state, most_noise);
+            json_array_append_new(iterations,
+                                  json_pack("{s:f, s:f, s:f, s:f, s:f}", "total_s", f.iteration_s * factor,
+                                            "compute_s", f.compute_s * factor, "wait_gather_s",
+                                            f.wait_gather_s * factor, "wait_reduce_s",
+                                            f.wait_reduce_s * factor, "optimizer_s", f.optimizer_s));
+        }
+        json_array_append_new(list,
+                              json_pack("{s:s, s:{s:i}, s:f, s:f, s:o}", "name", arms[arm].name, "options",
+                                        "arm", arm, "n_compressed", n_compressed, "n_union",
+                                        n_compressed * tagc_setup_union(&setup), "iterations", iterations));
+    }
+    for (int i = 0; i < costs->n_codec; i++) {
+        const tagc_codec_cost *c = &costs->codec[i];
+        json_t *phases = json_object();
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+            json_object_set_new(phases, tagc_phase_name(phase), json_real(c->elem_s[phase] * 1e6));
+        json_array_append_new(codec, json_pack("{s:s, s:f, s:f, s:i, s:i, s:o}", "exchange",
+                                               c->exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed",
+                                               "sparsity", c->sparsity, "ratio", c->ratio, "n_elems", 1000000,
+                                               "n_tensors", 3, "phase_s", phases));
+    }
+    return json_pack(
+        "{s:s, s:i, s:{s:{s:i, s:[s,s]}}, s:i, s:i, s:{s:s, s:i, s:i, s:i, s:i, s:i, s:b}, s:i, s:i,"
+        " s:{s:f, s:f}, s:{s:f}, s:o, s:o}",
+        "type", "bench", "format", 1, "origin", "machine", "n_cpus", (int)costs->cores, "hosts", "box", "box",
+        "world_size", world_size, "n_hosts", n_hosts, "model", "name", "small", "n_layer",
+        setup.model.n_layer, "n_head", setup.model.n_head, "n_embd", setup.model.n_embd, "block_size",
+        setup.model.block_size, "vocab_size", setup.model.vocab_size, "tied", setup.model.tied, "batch_size",
+        setup.n_batch, "seq_len", setup.n_tokens, "link", "latency_s", link.latency_s,
+        "both_ways_bytes_per_s", link.bytes_per_s, "floor", "bytes_per_s", 1 / costs->byte_s, "codec", codec,
+        "arms", list);
+}
+
+static char path[] = "/tmp/tagc-profile-XXXXXX";
+
+static tagc_status read_json(tagc_points *points, json_t *json, const char *suffix) {
+    char name[64];
+    assert_int_equal(json_dump_file(json, path, JSON_INDENT(1)), 0);
+    json_decref(json);
+    snprintf(name, sizeof name, "%s%s", path, suffix);
+    return tagc_points_read(points, name, read_engine);
+}
+
+static double worst_error(const tagc_points *points, const tagc_costs *fitted) {
+    double worst = 0;
+    for (int i = 0; i < points->n_points; i++) {
+        const tagc_point *p = &points->points[i];
+        tagc_costs costs = *fitted;
+        tagc_forecast f;
+        costs.cores = p->cores;
+        assert_int_equal(tagc_plan_simulate(&p->setup, &costs, &p->link, &f), TAGC_OK);
+        worst = fmax(worst, fabs(f.iteration_s / p->total_s - 1));
+    }
+    return worst;
+}
+
+/* Two links are seen; a third between, a faster one, four ranks on two hosts and on four, and two arms are not. */
+static void fit_and_check(double most_noise, double seen_within, double held_out_within) {
+    tagc_costs hidden = hidden_costs(), fitted;
+    tagc_points seen = {0}, held_out = {0};
+    double rms;
+    assert_int_equal(read_json(&seen, make_bench(&hidden, 2, 2, 20e6, most_noise), ""), TAGC_OK);
+    assert_int_equal(read_json(&seen, make_bench(&hidden, 2, 2, 100e6, most_noise), ""), TAGC_OK);
+    assert_int_equal(seen.n_points, 2 * N_ARMS);
+    for (int i = 0; i < seen.n_points; i++)
+        seen.points[i].is_held_out =
+            !strcmp(seen.points[i].arm, "tagc-10x") || !strcmp(seen.points[i].arm, "fsdp-bf16");
+    assert_int_equal(tagc_costs_fit(&seen, &fitted, &rms), TAGC_OK);
+    assert_true(rms < seen_within);
+    assert_int_equal(read_json(&held_out, make_bench(&hidden, 2, 2, 50e6, 0), ""), TAGC_OK);
+    assert_int_equal(read_json(&held_out, make_bench(&hidden, 2, 2, 200e6, 0), ""), TAGC_OK);
+    assert_int_equal(read_json(&held_out, make_bench(&hidden, 4, 2, 50e6, 0), ""), TAGC_OK);
+    assert_int_equal(read_json(&held_out, make_bench(&hidden, 4, 4, 50e6, 0), ""), TAGC_OK);
+    double worst = worst_error(&held_out, &fitted);
+    print_message("noise %.0f %%: fitted to %.2f %% rms, held out within %.2f %%\n", 100 * most_noise,
+                  100 * rms, 100 * worst);
+    assert_true(worst < held_out_within);
+    tagc_points_destroy(&seen);
+    tagc_points_destroy(&held_out);
+}
+
+static void held_out_points_are_predicted(void **state) {
+    (void)state;
+    fit_and_check(0, 0.01, 0.05);
+    fit_and_check(0.05, 0.04, 0.15);
+}
+
+/* What the points say of the union: as measured, and between nothing shared and all shared when extended. */
+static void unions_are_extended(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs();
+    tagc_points points = {0};
+    double density;
+    assert_int_equal(tagc_points_union(&points, 0.9875, 2, &density), 0);
+    assert_int_equal(read_json(&points, make_bench(&hidden, 2, 2, 20e6, 0), ""), TAGC_OK);
+    assert_int_equal(tagc_points_union(&points, 0.9, 2, &density), 0);
+    assert_int_equal(tagc_points_union(&points, 0.9875, 2, &density), 1);
+    assert_true(fabs(density - (1 - 0.9875 * 0.9875)) < 1e-9);
+    assert_int_equal(tagc_points_union(&points, 0.9875, 8, &density), 1);
+    assert_true(fabs(density - (1 - pow(0.9875, 8))) < 1e-9); /* these were independent */
+    for (int i = 0; i < points.n_points; i++) points.points[i].union_density = 0.0125; /* all the same */
+    assert_int_equal(tagc_points_union(&points, 0.9875, 8, &density), 1);
+    assert_true(fabs(density - 0.0125) < 1e-9);
+    tagc_points_destroy(&points);
+}
+
+static json_t *make_lab(void) {
+    tagc_costs hidden = hidden_costs();
+    return json_pack("{s:s, s:i, s:[{s:i}, {s:o}, {s:o}]}", "type", "lab", "format", 1, "cases", "hosts", 2,
+                     "bench", make_bench(&hidden, 2, 2, 20e6, 0), "bench",
+                     make_bench(&hidden, 2, 2, 80e6, 0));
+}
+
+static void cases_of_the_lab(void **state) {
+    (void)state;
+    tagc_points points = {0};
+    assert_int_equal(read_json(&points, make_lab(), ""), TAGC_OK);
+    assert_int_equal(points.n_points, 2 * N_ARMS);
+    assert_int_equal(points.points[0].setup.n_machines, 1);
+    assert_int_equal(read_json(&points, make_lab(), ":2"), TAGC_OK);
+    assert_int_equal(points.n_points, 3 * N_ARMS);
+    assert_true(points.points[2 * N_ARMS].link.bytes_per_s == 80e6);
+    assert_int_equal(read_json(&points, make_lab(), ":3"), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "0 to 2"));
+    assert_int_equal(read_json(&points, make_lab(), ":0"), TAGC_ERR_CORRUPT);
+    assert_non_null(strstr(tagc_last_error(), "no bench"));
+    tagc_points_destroy(&points);
+}
+
+/* Hosts of different names are machines of their own. */
+static void machines_are_told_by_name(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs();
+    tagc_points points = {0};
+    json_t *bench = make_bench(&hidden, 2, 2, 20e6, 0);
+    json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
+    json_object_set_new(machine, "hosts", json_pack("[s, s]", "one", "two"));
+    assert_int_equal(read_json(&points, bench, ""), TAGC_OK);
+    assert_int_equal(points.points[0].setup.n_machines, 2);
+    tagc_points_destroy(&points);
+}
+
+/* Takes a member away from an object of a bench and says what must be named. */
+static void refuse_without(const char *object, const char *member, const char *named) {
+    tagc_costs hidden = hidden_costs();
+    tagc_points points = {0};
+    json_t *bench = make_bench(&hidden, 2, 2, 20e6, 0), *from = bench;
+    if (object) from = json_object_get(bench, object);
+    if (json_is_array(from)) from = json_array_get(from, 0);
+    assert_int_equal(json_object_del(from, member), 0);
+    assert_int_equal(read_json(&points, bench, ""), TAGC_ERR_CORRUPT);
+    if (!strstr(tagc_last_error(), named)) fail_msg("\"%s\" does not name %s", tagc_last_error(), named);
+    if (!strstr(tagc_last_error(), path)) fail_msg("\"%s\" does not name the file", tagc_last_error());
+    tagc_points_destroy(&points);
+}
+
+static void what_is_missing_is_named(void **state) {
+    (void)state;
+    refuse_without(NULL, "world_size", "world_size");
+    refuse_without(NULL, "format", "format");
+    refuse_without(NULL, "type", "type");
+    refuse_without(NULL, "model", "model");
+    refuse_without(NULL, "link", "link");
+    refuse_without(NULL, "arms", "arms");
+    refuse_without("model", "n_embd", "model.n_embd");
+    refuse_without("model", "tied", "model.tied");
+    refuse_without("link", "both_ways_bytes_per_s", "link.both_ways_bytes_per_s");
+    refuse_without("floor", "bytes_per_s", "floor.bytes_per_s");
+    refuse_without("origin", "machine", "n_cpus");
+    refuse_without("arms", "name", "arms.name");
+    refuse_without("arms", "options", "arms.options");
+    refuse_without("arms", "iterations", "arms.iterations");
+    refuse_without("arms", "n_union", "arms.n_union");
+    refuse_without("codec", "phase_s", "codec.phase_s");
+    refuse_without("codec", "exchange", "codec.exchange");
+}
+
+static void torn_files_are_refused(void **state) {
+    (void)state;
+    tagc_points points = {0};
+    char text[] = "{\"type\": \"bench\", \"format\": 1, \"arms\": [",
+         *texts[] = {text, text + sizeof text - 1};
+    for (int i = 0; i < 2; i++) {
+        FILE *file = fopen(path, "w");
+        fputs(texts[i], file);
+        fclose(file);
+        assert_int_equal(tagc_points_read(&points, path, read_engine), TAGC_ERR_CORRUPT);
+        assert_non_null(strstr(tagc_last_error(), "line"));
+    }
+    assert_int_equal(tagc_points_read(&points, "/nowhere/x.json", read_engine), TAGC_ERR_IO);
+    assert_int_equal(tagc_points_read(&points, "/tmp", read_engine), TAGC_ERR_CORRUPT);
+    assert_int_equal(points.n_points, 0);
+    tagc_costs costs;
+    double rms;
+    assert_int_equal(tagc_costs_fit(&points, &costs, &rms), TAGC_ERR_ARGUMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(held_out_points_are_predicted),
+        cmocka_unit_test(unions_are_extended),
+        cmocka_unit_test(cases_of_the_lab),
+        cmocka_unit_test(machines_are_told_by_name),
+        cmocka_unit_test(what_is_missing_is_named),
+        cmocka_unit_test(torn_files_are_refused),
+    };
+    int file = mkstemp(path);
+    if (file < 0) return 1;
+    close(file);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(path);
+    return failed;
+}
