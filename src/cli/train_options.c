@@ -59,7 +59,7 @@ static const tagc_option rows[] = {
     CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
            "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
     CHOICE(NULL, "gather", FREE, gather, "fp32|bf16", "fp32", "how parameters travel"),
-    INT(NULL, "prefetch", FREE, prefetch, 0, 4, NULL, "1", "units gathered ahead of their use"),
+    INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
     FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
          "send gradients at every micro-step, as the paper's loop does, not only at the last"),
 

@@ -43,7 +43,7 @@ typedef struct tagc_fsdp_options {
     tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
     int dense_wire;               /* tagc_wire of dense flats, default FP32 */
     int gather_wire;              /* tagc_wire of parameter gathers, default FP32 */
-    int prefetch;                 /* [0, 4], default 1: units gathered ahead of use */
+    int prefetch;                 /* [0, 64], default 1: units gathered ahead of use */
     int grads_in_flight; /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): at the last one only; 1: as the published loop does */

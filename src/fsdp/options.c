@@ -41,7 +41,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
     TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
     TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
-    TAGC_TRY(check_int("prefetch", o->prefetch, 0, 4));
+    TAGC_TRY(check_int("prefetch", o->prefetch, 0, 64));
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));

@@ -194,7 +194,7 @@ static void bad_options_are_refused(void **state) {
         {offsetof(tagc_fsdp_options, policy), TAGC_POLICY_NAMES},
         {offsetof(tagc_fsdp_options, dense_wire), 2},
         {offsetof(tagc_fsdp_options, gather_wire), -1},
-        {offsetof(tagc_fsdp_options, prefetch), 5},
+        {offsetof(tagc_fsdp_options, prefetch), 65},
         {offsetof(tagc_fsdp_options, grads_in_flight), 0},
         {offsetof(tagc_fsdp_options, n_micro_steps), 0},
         {offsetof(tagc_fsdp_options, exchange_each_micro_step), 2},
@@ -283,7 +283,7 @@ static void disagree(tagc_comm *comm, void *arg) {
             options.beta2 = 0.99;
             break;
         case 2:
-            options.prefetch = 9;
+            options.prefetch = 99;
             break;
         case 3:
             model.tensors[2].n_rows = model.tensors[2].n_elems = 99;
@@ -306,7 +306,7 @@ static void ranks_must_agree(void **state) {
     (void)state;
     static const char *const texts[] = {"wrap=1",
                                         "beta2=0.98999999999999999",
-                                        "rank 1: prefetch is 9, allowed is 0 to 4",
+                                        "rank 1: prefetch is 99, allowed is 0 to 64",
                                         "rank 1 with tensors=",
                                         "rank 0 was started with n_tensors=14",
                                         "exchange=0"};
