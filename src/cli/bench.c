@@ -168,6 +168,18 @@ tagc_status tagc_bench_mean(tagc_comm *comm, double *values, int n) {
     return over_ranks(comm, values, n, 1);
 }
 
+tagc_status tagc_bench_layout(const tagc_bench *bench, const tagc_fsdp_options *options, tagc_layout **out) {
+    const tagc_gpt2_config *model = &bench->plan->model;
+    int n_tensors = tagc_gpt2_n_tensors(model);
+    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
+    *out = NULL;
+    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
+    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
+    tagc_status status = tagc_layout_create(tensors, n_tensors, options, bench->rank->world_size, out);
+    free(tensors);
+    return status;
+}
+
 /* ---- one rank ---- */
 
 static json_t *model_json(const tagc_bench_plan *plan) {

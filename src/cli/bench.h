@@ -17,6 +17,7 @@
 #include "cli/arms.h"
 #include "cli/ranks.h"
 #include "cli/result_file.h"
+#include "fsdp/layout.h"
 
 typedef struct tagc_bench_options {
     tagc_train_options train; /* first: rows shared with tagc train have the offsets of its struct */
@@ -76,6 +77,9 @@ const char *tagc_bench_time(double seconds, char *text);
 /* Collective: over the n doubles of all ranks, the largest of each, or the mean. */
 tagc_status tagc_bench_max(tagc_comm *comm, double *values, int n);
 tagc_status tagc_bench_mean(tagc_comm *comm, double *values, int n);
+
+/* Local: what an engine of these options would look like. */
+tagc_status tagc_bench_layout(const tagc_bench *bench, const tagc_fsdp_options *options, tagc_layout **out);
 
 tagc_status tagc_bench_hosts_find(tagc_comm *comm, tagc_bench_hosts *out);
 void tagc_bench_hosts_destroy(tagc_bench_hosts *hosts);

@@ -13,7 +13,6 @@
 #include "core/status.h"
 #include "data/data.h"
 #include "exchange/volume.h"
-#include "fsdp/layout.h"
 #include "fsdp/schedule.h"
 #include <math.h>
 #include <stdlib.h>
@@ -48,18 +47,6 @@ typedef struct arms_bench {
 
 /* ---- before the first turn ---- */
 
-static tagc_status make_layout(const tagc_bench *bench, const tagc_arm *arm, tagc_layout **out) {
-    tagc_fsdp_options options;
-    int n_tensors = tagc_gpt2_n_tensors(&bench->plan->model);
-    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
-    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
-    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(&bench->plan->model, i, &tensors[i]);
-    tagc_train_fsdp(&arm->options, &options);
-    tagc_status status = tagc_layout_create(tensors, n_tensors, &options, bench->rank->world_size, out);
-    free(tensors);
-    return status;
-}
-
 /* What the engine says of itself, and what its reducers take beside residuals. */
 static uint64_t engine_bytes(const tagc_layout *layout) {
     uint64_t sum = layout->memory.parameters + layout->memory.gradients + layout->memory.optimizer +
@@ -89,7 +76,9 @@ static tagc_status check_engines(const tagc_bench *bench) {
         const tagc_arm *arm = &bench->plan->arms[i];
         tagc_layout *layout = NULL;
         char what[TAGC_ARM_NAME_BYTES + 8];
-        tagc_status status = make_layout(bench, arm, &layout);
+        tagc_fsdp_options options;
+        tagc_train_fsdp(&arm->options, &options);
+        tagc_status status = tagc_bench_layout(bench, &options, &layout);
         uint64_t n_bytes = layout ? engine_bytes(layout) + activation_bytes(bench) : 0;
         int misses = layout && arm->options.compress_names && layout->n_compressed == 0;
         tagc_layout_destroy(layout);

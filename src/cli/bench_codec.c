@@ -11,7 +11,6 @@
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
-#include "fsdp/layout.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,15 +142,10 @@ static setting *find_setting(setting_list *list, const tagc_reducer_options *opt
 
 static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const tagc_arm *arm) {
     tagc_fsdp_options options;
-    tagc_layout *layout = NULL;
-    const tagc_gpt2_config *model = &bench->plan->model;
-    int n_tensors = tagc_gpt2_n_tensors(model);
-    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
-    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
-    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
+    tagc_layout *layout;
     tagc_train_fsdp(&arm->options, &options);
-    tagc_status status = tagc_layout_create(tensors, n_tensors, &options, bench->rank->world_size, &layout);
-    for (int i = 0; layout && i < layout->n_flats; i++) {
+    TAGC_TRY(tagc_bench_layout(bench, &options, &layout));
+    for (int i = 0; i < layout->n_flats; i++) {
         const tagc_layout_flat *flat = &layout->flats[i];
         setting *s = find_setting(list, &flat->reducer);
         flat_size size = {.n_elems = flat->n_padded};
@@ -161,8 +155,7 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
         if (s) add_size(s, size);
     }
     tagc_layout_destroy(layout);
-    free(tensors);
-    return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
+    return TAGC_OK;
 }
 
 /* ---- one of them ---- */
@@ -282,7 +275,11 @@ static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *
 static tagc_status measure_codec(codec_bench *c, setting_list *list) {
     tagc_bench *bench = c->bench;
     void *memory;
-    for (int i = 0; i < bench->plan->n_arms; i++) TAGC_TRY(add_arm(list, bench, &bench->plan->arms[i]));
+    for (int i = 0; i < bench->plan->n_arms; i++) {
+        const tagc_arm *arm = &bench->plan->arms[i];
+        tagc_status status = add_arm(list, bench, arm);
+        if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
+    }
     for (int i = 0; i < list->n; i++)
         for (int k = 0; k < list->items[i].n_sizes; k++)
             if (list->items[i].sizes[k].n_elems > c->n_max) c->n_max = list->items[i].sizes[k].n_elems;

@@ -8,8 +8,6 @@
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
-#include "fsdp/layout.h"
-#include <stdlib.h>
 
 enum { FEW_TURNS = 3, MANY_TURNS = 5, MOST_TIMES = 200, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
 
@@ -62,22 +60,16 @@ static int is_wanted(const exchange_bench *e, int i) {
 
 static tagc_status largest_unit(const tagc_bench *bench, uint64_t *out) {
     tagc_fsdp_options options;
+    tagc_layout *layout;
     tagc_fsdp_options_init(&options);
     options.wrap = bench->plan->options.train.wrap;
     options.policy = TAGC_POLICY_NONE;
-    int n_tensors = tagc_gpt2_n_tensors(&bench->plan->model);
-    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
-    tagc_layout *layout = NULL;
-    tagc_status status =
-        tensors ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of tensors");
-    for (int i = 0; tensors && i < n_tensors; i++) tagc_gpt2_tensor(&bench->plan->model, i, &tensors[i]);
-    if (tensors) status = tagc_layout_create(tensors, n_tensors, &options, bench->rank->world_size, &layout);
+    TAGC_TRY(tagc_bench_layout(bench, &options, &layout));
     *out = 0;
-    for (int i = 0; layout && i < layout->n_flats; i++)
+    for (int i = 0; i < layout->n_flats; i++)
         if (layout->flats[i].n_padded > *out) *out = layout->flats[i].n_padded;
     tagc_layout_destroy(layout);
-    free(tensors);
-    return status;
+    return TAGC_OK;
 }
 
 /* The same on all ranks, as the measured rate is. */

@@ -211,7 +211,7 @@ static int choose_pairs(const tagc_bench *bench, pair_result pairs[MAX_PAIRS], i
 }
 
 static tagc_status measure_link(tagc_bench *bench, tagc_bench_wire *wire) {
-    pair_result pairs[MAX_PAIRS];
+    pair_result pairs[MAX_PAIRS] = {{0}};
     int n_all, n_pairs = choose_pairs(bench, pairs, &n_all);
     tagc_bench_say(bench, "\nLink, %s\n",
                    bench->is_mpi ? "plain MPI messages" : "messages of the local transport");
