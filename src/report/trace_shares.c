@@ -110,18 +110,24 @@ static int find_steps(const tagc_trace_file *trace, int rank, tagc_window *windo
     return n;
 }
 
+/* What ends a window is new in this backward pass: a root unit comes back between others, again and again. */
 static int find_backwards(const tagc_trace_file *trace, int rank, const char *units, tagc_window *windows) {
     int n = 0, is_open = 0;
-    for (int i = 0; i < trace->n_spans && n < MAX_WINDOWS; i++) {
+    char *seen = calloc((size_t)trace->n_units + 1, 1); /* (n_units) */
+    for (int i = 0; seen && i < trace->n_spans && n < MAX_WINDOWS; i++) {
         const tagc_span *span = &trace->spans[i];
         if (span->rank != rank || !is_computing(span)) continue;
-        int is_wanted = span->kind == TAGC_SPAN_BACKWARD && span->unit >= 0 &&
-                        tagc_trace_has_unit(units, trace->units[span->unit]);
+        if (span->kind == TAGC_SPAN_FORWARD) memset(seen, 0, (size_t)trace->n_units);
+        int is_backward = span->kind == TAGC_SPAN_BACKWARD && span->unit >= 0;
+        int is_wanted = is_backward && tagc_trace_has_unit(units, trace->units[span->unit]);
+        int ends = is_open && !is_wanted && !(is_backward && seen[span->unit]);
         if (!is_open && is_wanted) windows[n] = (tagc_window){span->start_s, span->end_s};
-        if (is_open) windows[n].end_s = is_wanted ? span->end_s : span->start_s;
-        n += is_open && !is_wanted;
-        is_open = is_wanted;
+        if (is_open && is_wanted) windows[n].end_s = span->end_s;
+        if (ends) windows[n++].end_s = span->start_s;
+        is_open = is_wanted || (is_open && !ends);
+        if (is_backward) seen[span->unit] = 1;
     }
+    free(seen);
     return n < MAX_WINDOWS ? n + is_open : n;
 }
 
