@@ -255,7 +255,8 @@ def or_nan(value):
 # ---- timeline ----
 
 SHARES = (("computing", "computing, compression included"), ("model", "of this the model"),
-          ("codec", "of this compression"), ("communicating", "communicating"), ("gradient_exchange", "exchanging gradients"),
+          ("codec", "of this compression"), ("communicating", "communicating"),
+          ("gradient_exchange", "exchanging gradients"),
           ("gradient_exchange_with_gaps", "... with the gaps between"), ("gather", "gathering parameters"))
 
 
