@@ -58,6 +58,8 @@ tagc_status tagc_plan_find_costs(tagc_plan_request *request);
 void tagc_plan_print_costs(const tagc_plan_request *request);
 /* Simulates every point of --check and prints it beside what was measured. *out: list, or NULL without --check. */
 tagc_status tagc_plan_check(const tagc_plan_request *request, json_t **out);
+/* Ranks of the largest world that the costs were fitted to; 0 without a profile. */
+int tagc_plan_largest_seen(const tagc_plan_request *request);
 json_t *tagc_plan_costs_json(const tagc_plan_request *request);
 
 /* Prints the plan of world size number `world`, and appends one object per link to `results`. */

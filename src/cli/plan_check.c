@@ -126,20 +126,52 @@ void tagc_plan_print_costs(const tagc_plan_request *request) {
            " of a processor, waiting %.2f of one\n",
            100 * c->link_share, 1e6 * c->overhead_s, 1e-3 * c->queue_bytes, 1e9 * c->cpu_s_per_byte,
            c->poll_cores);
+    printf("  each host is taken as a machine of %.0f processors\n", c->cores);
     if (strcmp(request->profile.model, request->model_name) != 0)
         printf("  note: the profile is of another model; computing is scaled by its products\n");
+}
+
+/* What the fit has seen: beyond it a forecast is an extrapolation. */
+static void find_seen(const tagc_points *points, int world_sizes[2], double bytes_per_s[2]) {
+    world_sizes[0] = world_sizes[1] = 0;
+    bytes_per_s[0] = bytes_per_s[1] = 0;
+    for (int i = 0, n = 0; i < points->n_points; i++) {
+        const tagc_point *p = &points->points[i];
+        if (p->is_held_out) continue;
+        int is_first = n++ == 0;
+        if (is_first || p->setup.world_size < world_sizes[0]) world_sizes[0] = p->setup.world_size;
+        if (is_first || p->setup.world_size > world_sizes[1]) world_sizes[1] = p->setup.world_size;
+        if (is_first || p->link.bytes_per_s < bytes_per_s[0]) bytes_per_s[0] = p->link.bytes_per_s;
+        if (is_first || p->link.bytes_per_s > bytes_per_s[1]) bytes_per_s[1] = p->link.bytes_per_s;
+    }
+}
+
+int tagc_plan_largest_seen(const tagc_plan_request *request) {
+    int world_sizes[2];
+    double bytes_per_s[2];
+    find_seen(&request->profile, world_sizes, bytes_per_s);
+    return world_sizes[1];
 }
 
 json_t *tagc_plan_costs_json(const tagc_plan_request *request) {
     const tagc_costs *c = &request->costs;
     if (!request->has_costs) return json_null();
-    return json_pack("{s:s, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "source",
-                     request->options.profile ? request->options.profile : "given", "fit_rms",
-                     request->options.profile ? tagc_json_real(request->fit_rms) : json_null(), "flop_s",
-                     c->flop_s, "optimizer_s_per_elem", c->optimizer_s, "memory_s_per_byte", c->byte_s,
-                     "codec_factor", c->codec_factor, "transfer_s", c->overhead_s, "queue_bytes",
-                     c->queue_bytes, "link_share", c->link_share, "cpu_s_per_byte", c->cpu_s_per_byte,
-                     "poll_cores", c->poll_cores);
+    json_t *json = json_pack("{s:s, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "source",
+                             request->options.profile ? request->options.profile : "given", "fit_rms",
+                             request->options.profile ? tagc_json_real(request->fit_rms) : json_null(),
+                             "flop_s", c->flop_s, "optimizer_s_per_elem", c->optimizer_s, "memory_s_per_byte",
+                             c->byte_s, "codec_factor", c->codec_factor, "transfer_s", c->overhead_s,
+                             "queue_bytes", c->queue_bytes, "link_share", c->link_share, "cpu_s_per_byte",
+                             c->cpu_s_per_byte, "poll_cores", c->poll_cores);
+    if (!request->options.profile) return json;
+    int world_sizes[2];
+    double bytes_per_s[2];
+    find_seen(&request->profile, world_sizes, bytes_per_s);
+    json_object_set_new(json, "cores_per_host", json_real(c->cores));
+    json_object_set_new(json, "seen_world_sizes", json_pack("[i, i]", world_sizes[0], world_sizes[1]));
+    json_object_set_new(json, "seen_bytes_per_s",
+                        json_pack("[o, o]", tagc_json_real(bytes_per_s[0]), tagc_json_real(bytes_per_s[1])));
+    return json;
 }
 
 /* ---- checks ---- */

@@ -158,14 +158,18 @@ static void print_bits(const tagc_plan_row *rows, int n) {
             printf("  %s%s: ranks together keep %.3f %% of what is compressed (%s)\n", row->arm->name,
                    i + 1 < n && rows[i + 1].union_source ? " and below" : "", 100 * row->setup.union_density,
                    row->union_source);
+        if (row->volume.unpeeled > 0)
+            printf("  %s: %.2f items per cell are too many for its sketch; %.1f %% of them do not peel\n",
+                   row->arm->name, row->volume.load, 100 * row->volume.unpeeled);
     }
 }
 
 static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     char text[24];
     const char *note = "";
-    printf("\n  Time of an optimizer step, simulated (exposed: computing waits)\n  %-28s %-9s", "",
-           "placement");
+    printf(
+        "\n  Time of an optimizer step, simulated (exposed: computing waits); latency %.3g us\n  %-28s %-9s",
+        1e6 * request->links[0].latency_s, "", "placement");
     for (int k = 0; k < request->n_links; k++) printf(" %12s %8s", rate_text(request, k, text), "exposed");
     printf("\n");
     for (int i = 0; i < n; i++) {
@@ -182,14 +186,18 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
         if (rows[i].note[0] && strcmp(note, rows[i].note) != 0) printf("  (%s)\n", rows[i].note);
         if (rows[i].note[0]) note = rows[i].note;
     }
+    int seen = tagc_plan_largest_seen(request), n_ranks = rows[0].setup.world_size;
+    if (seen > 0 && n_ranks > seen)
+        printf("  (extrapolated: the costs come from %d ranks; what it takes to talk to %d is not in them)\n",
+               seen, n_ranks);
 }
 
 static void print_world(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     const tagc_setup *s = &rows[0].setup;
     char params[HUMAN_BYTES];
-    printf("\n%s, %s parameters: %d rank%s on %d host%s, %d x %d tokens a rank\n", request->model_name,
-           tagc_human((double)rows[0].volume.n_params, params), s->world_size, s->world_size > 1 ? "s" : "",
-           s->n_hosts, s->n_hosts > 1 ? "s" : "", s->n_batch, s->n_tokens);
+    printf("\n%s, %s parameters: %d rank%s on %d host%s, %d x %d tokens a rank and micro-step\n",
+           request->model_name, tagc_human((double)rows[0].volume.n_params, params), s->world_size,
+           s->world_size > 1 ? "s" : "", s->n_hosts, s->n_hosts > 1 ? "s" : "", s->n_batch, s->n_tokens);
     print_placements(rows, n);
     print_memory(rows, n);
     print_bits(rows, n);
@@ -230,6 +238,8 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         "union_density", row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
     json_object_set_new(json, "union_source",
                         row->union_source ? json_string(row->union_source) : json_null());
+    json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());
+    json_object_set_new(json, "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null());
     json_object_set_new(json, "iteration_s", tagc_json_real(has_time ? f->iteration_s : none));
     json_object_set_new(json, "exposed_s",
                         tagc_json_real(has_time ? f->wait_gather_s + f->wait_reduce_s : none));

@@ -62,12 +62,38 @@ static double remote_share(const tagc_setup *s) {
     return s->world_size > 1 ? (double)(s->world_size - per_host) / (s->world_size - 1) : 0;
 }
 
+/* Of a sketch with `load` items per cell, the share of items that peeling cannot reach: edges of the 2-core of a random
+ * 3-uniform hypergraph. x is the chance that a cell of an item keeps other items for ever; none below 0.818. */
+static double unpeeled_share(double load) {
+    double x = 1;
+    for (int i = 0; i < 2000; i++) x = 1 - exp(-3 * load * x * x);
+    return x < 1e-3 ? 0 : x * x * x;
+}
+
+/* A sketch too small for the union sends what does not peel plainly, or at least where it is. */
+static tagc_status add_leftovers(const tagc_deployment *d, tagc_reduction *r) {
+    size_t n_ranks = (size_t)r->n_ranks;
+    double shard = (double)(r->options.n_elems / n_ranks), n_items = d->union_density * shard;
+    double n_cells = r->volume.n_bytes[TAGC_LEG_VALUES] / (4 * ((double)n_ranks - 1));
+    r->load = n_items / n_cells;
+    r->unpeeled = unpeeled_share(r->load);
+    uint64_t *n_left = r->unpeeled > 0 ? calloc(n_ranks, sizeof *n_left) : NULL;
+    if (r->unpeeled == 0) return TAGC_OK;
+    if (!n_left) return tagc_fail(TAGC_ERR_MEMORY, "no memory for leftovers of %zu ranks", n_ranks);
+    for (size_t i = 0; i < n_ranks; i++) n_left[i] = (uint64_t)llround(r->unpeeled * n_items);
+    tagc_volume_data data = {.union_density = d->union_density, .n_left = n_left};
+    tagc_status status = tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
+    free(n_left);
+    return status;
+}
+
 static tagc_status add_reduction(const tagc_deployment *d, tagc_flat_plan *flat,
                                  const tagc_reducer_options *options, int n_ranks, double share) {
     tagc_reduction *r = &flat->reductions[flat->n_reductions++];
     tagc_volume_data data = {.union_density = d->union_density};
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks, .remote_share = share};
-    return tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume);
+    TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));
+    return r->volume.sketching && n_ranks > 1 ? add_leftovers(d, r) : TAGC_OK;
 }
 
 static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat *from, tagc_flat_plan *to) {
@@ -185,6 +211,20 @@ void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
                  out->engine.residuals + out->buffers;
 }
 
+/* Over all sketches, weighed by what they hold. */
+static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
+    double n = 0;
+    for (int i = 0; i < d->layout->n_flats; i++)
+        for (int k = 0; k < d->flats[i].n_reductions; k++) {
+            const tagc_reduction *r = &d->flats[i].reductions[k];
+            if (!(r->load > 0)) continue;
+            volume->load = fmax(volume->load, r->load);
+            volume->unpeeled += r->unpeeled * (double)r->options.n_elems;
+            n += (double)r->options.n_elems;
+        }
+    if (n > 0) volume->unpeeled /= n;
+}
+
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
     tagc_deployment d;
     tagc_forecast forecast;
@@ -194,6 +234,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast, volume->n_host_bytes);
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
+    find_unpeeled(&d, volume);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
         volume->n_host_bytes[leg] *= setup->world_size / setup->n_hosts;

@@ -19,6 +19,8 @@ typedef struct tagc_reduction {
     int n_ranks;         /* of the group */
     double remote_share; /* of its bytes, that leave the host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
+    double load;         /* of a sketch: items of the union per cell; else 0 */
+    double unpeeled;     /* share of the union that it cannot give back */
 } tagc_reduction;
 
 typedef struct tagc_flat_plan {

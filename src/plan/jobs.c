@@ -144,7 +144,8 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     int n_others = r->n_ranks - 1, n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
     double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0;
     double index_bytes = n_bytes[TAGC_LEG_INDEX] / 2; /* to the owners; the unions come back as large */
-    double agree_bytes = n_bytes[TAGC_LEG_CONTROL] / (r->volume.sketching ? 2 : 1);
+    double agree_bytes = n_bytes[TAGC_LEG_CONTROL] / (double)r->volume.n_transfers[TAGC_LEG_CONTROL];
+    int n_left = (int)r->volume.n_transfers[TAGC_LEG_LEFTOVER]; /* rounds: positions, then values */
     for (int s = 0; s < n; s++) {
         work(b, each * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
         moving[s] = post(b, index_bytes / n);
@@ -167,6 +168,8 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     for (int s = 0; s < n; s++) wait(b, moving[s]);
     work(b, (1 - ahead) * phase_s[TAGC_PHASE_DECODE]);
     if (r->volume.sketching) agree(b, agree_bytes);
+    for (int round = 0; round < n_left; round++) wait(b, post(b, n_bytes[TAGC_LEG_LEFTOVER] / n_left));
+    if (n_left > 0) agree(b, agree_bytes);
     if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT]));
 }
 

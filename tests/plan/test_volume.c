@@ -3,6 +3,7 @@
  * compared. What depends on the data, the size of the unions, is taken from the run. */
 #include "small_gpt2.h"
 
+#include "codec/sketch.h"
 #include "plan/plan.h"
 
 #ifdef TAGC_SANITIZED
@@ -145,6 +146,56 @@ static void sketches(void **state) {
     }
 }
 
+/* What a sketch of that load leaves over, by planning a real one over random positions. */
+static double really_unpeeled(double load, size_t n) {
+    tagc_sketch sketch;
+    tagc_sketch_init(&sketch, n, n / 10, 3);
+    size_t n_items = 0;
+    uint32_t *items = malloc(n * sizeof *items);
+    double density = load * (double)sketch.n_cells / (double)n;
+    for (size_t i = 0; i < n; i++)
+        if ((double)(mix(i) >> 11) * 0x1p-53 < density) items[n_items++] = (uint32_t)i;
+    tagc_plan plan;
+    void *memory = aligned_alloc(64, (tagc_plan_bytes(n_items) + 63) / 64 * 64);
+    void *scratch = aligned_alloc(64, (tagc_plan_scratch_bytes(&sketch, n_items) + 63) / 64 * 64);
+    tagc_plan_place(&plan, memory, n_items);
+    tagc_plan_make(&plan, &sketch, items, n_items, scratch);
+    double share = (double)(n_items - plan.n_peeled) / (double)n_items;
+    free(items);
+    free(memory);
+    free(scratch);
+    return share;
+}
+
+/* Too small a sketch: what it cannot give back travels plainly, and is planned for. */
+static void overload_is_planned(void **state) {
+    (void)state;
+    static const double loads[] = {0.3, 0.75, 0.85, 0.9, 1, 1.5, 3};
+    for (size_t i = 0; i < sizeof loads / sizeof loads[0]; i++) {
+        tagc_setup setup = {.world_size = 4,
+                            .n_hosts = 4,
+                            .n_batch = 1,
+                            .n_tokens = 8,
+                            .placement = TAGC_PLACE_ZERO3,
+                            .union_density = loads[i] / 10};
+        tagc_plan_volume v;
+        assert_int_equal(tagc_gpt2_preset("gpt2-162m", &setup.model), TAGC_OK);
+        tagc_fsdp_options_init(&setup.engine);
+        setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
+        setup.engine.reducer.ratio = 10;
+        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+        double real = really_unpeeled(loads[i], 4000000);
+        if (fabs(v.unpeeled - real) > 0.01 || fabs(v.load - loads[i]) > 0.005 * loads[i])
+            fail_msg("load %g (planned %g): %g do not peel, planned %g", loads[i], v.load, real, v.unpeeled);
+        /* Positions to all others, and a value from each of them. */
+        double n_left = v.unpeeled * setup.union_density * (double)v.n_compressed / 4;
+        assert_true(fabs(v.n_bytes[TAGC_LEG_LEFTOVER] - 2 * 3 * 4 * n_left) <= 0.01 * 2 * 3 * 4 * n_left);
+        setup.engine.reducer.unpeeled = TAGC_UNPEELED_ESTIMATE;
+        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+        assert_true(v.n_bytes[TAGC_LEG_LEFTOVER] == 0);
+    }
+}
+
 /* Many micro-steps are extrapolated from a few. */
 static void long_accumulation(void **state) {
     (void)state;
@@ -163,7 +214,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_placement),      cmocka_unit_test(both_wraps),
         cmocka_unit_test(every_wire_and_index), cmocka_unit_test(sketches),
-        cmocka_unit_test(long_accumulation),
+        cmocka_unit_test(long_accumulation),    cmocka_unit_test(overload_is_planned),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
