@@ -96,9 +96,12 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
         say(out, "%s: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
             b->name, with, gain.median, a->name, without, range);
     } else {
+        int is_unsteady =
+            gain.median >= least_gain; /* more is gained in the middle than in the worst round */
         say(out,
-            "leave compression off: the best with it, %s, takes %s an iteration, %s %s without (%.2fx; %s)",
-            b->name, with, a->name, without, gain.median, range);
+            "leave compression off%s: the best with it, %s, takes %s an iteration, %s %s without (%.2fx; %s)",
+            is_unsteady ? ", for rounds differ too much to tell a gain" : "", b->name, with, a->name, without,
+            gain.median, range);
     }
     say_limit(out, a, b);
     if (a->sharding != b->sharding) say_same_sharding(out, candidates, n, n_rounds, b->sharding, plain);

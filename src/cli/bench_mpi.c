@@ -10,7 +10,7 @@
 #include <sched.h>
 #include <stdlib.h>
 
-enum { TAG = 77 };
+enum { TAG = 77, PIECE_BYTES = 1 << 20 };
 
 /* MPI_Waitall would wait for ever for a rank that is gone. */
 static tagc_status wait_all(MPI_Request *requests, int n, double timeout_s) {
@@ -25,20 +25,34 @@ static tagc_status wait_all(MPI_Request *requests, int n, double timeout_s) {
     }
 }
 
+static uint64_t n_pieces(const uint64_t *n_bytes, int world_size) {
+    uint64_t n = 0;
+    for (int rank = 0; rank < world_size; rank++) n += (n_bytes[rank] + PIECE_BYTES - 1) / PIECE_BYTES;
+    return n;
+}
+
+static int piece_at(uint64_t n_bytes, uint64_t at) {
+    return (int)(n_bytes - at < PIECE_BYTES ? n_bytes - at : PIECE_BYTES);
+}
+
+/* In pieces, all posted at once: over Open MPI's TCP, one large message each way fills the directions in turn. */
 tagc_status tagc_bench_mpi_exchange(const tagc_bench_wire *wire) {
     int world_size = tagc_comm_world_size(wire->comm), rank = tagc_comm_rank(wire->comm), n = 0;
-    MPI_Request *requests = malloc(2 * (size_t)world_size * sizeof *requests); /* NOLINT: handles */
-    if (!requests) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for messages to %d ranks", world_size);
+    size_t most = n_pieces(wire->n_send, world_size) + n_pieces(wire->n_recv, world_size);
+    MPI_Request *requests = malloc((most + 1) * sizeof *requests); /* NOLINT: handles */
+    if (!requests) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu messages", most);
     for (int step = 1; step < world_size; step++) {
         int from = (rank - step + world_size) % world_size;
-        if (wire->n_recv[from] > 0)
-            MPI_Irecv(wire->recv + wire->recv_offset[from], (int)wire->n_recv[from], MPI_BYTE, from, TAG,
-                      MPI_COMM_WORLD, &requests[n++]);
+        char *into = wire->recv + wire->recv_offset[from];
+        for (uint64_t at = 0; at < wire->n_recv[from]; at += PIECE_BYTES)
+            MPI_Irecv(into + at, piece_at(wire->n_recv[from], at), MPI_BYTE, from, TAG, MPI_COMM_WORLD,
+                      &requests[n++]);
     }
     for (int step = 1; step < world_size; step++) {
         int to = (rank + step) % world_size;
-        if (wire->n_send[to] > 0)
-            MPI_Isend(wire->send, (int)wire->n_send[to], MPI_BYTE, to, TAG, MPI_COMM_WORLD, &requests[n++]);
+        for (uint64_t at = 0; at < wire->n_send[to]; at += PIECE_BYTES)
+            MPI_Isend(wire->send + at, piece_at(wire->n_send[to], at), MPI_BYTE, to, TAG, MPI_COMM_WORLD,
+                      &requests[n++]);
     }
     tagc_status status = wait_all(requests, n, wire->timeout_s);
     free(requests);

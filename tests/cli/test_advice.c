@@ -69,7 +69,7 @@ static void test_too_little(void **state) {
     tagc_bench_advice advice;
     advise(candidates, 2, 3, &advice);
     assert_int_equal(advice.arm, -1);
-    says(&advice, "leave compression off");
+    says(&advice, "leave compression off:");
     says(&advice, "1.01x");
     says(&advice, "codec works longer (500.0 ms) than the wire (100.0 ms)");
     candidates[0].round_s = c;
@@ -77,6 +77,7 @@ static void test_too_little(void **state) {
     advise(candidates, 2, 3, &advice);
     assert_int_equal(advice.arm, -1);
     assert_true(fabs(advice.speedup - 1.3) < 1e-12);
+    says(&advice, "rounds differ too much");
     advise(candidates, 2, 2, &advice); /* without the third round it is */
     assert_int_equal(advice.arm, 1);
 }
