@@ -299,7 +299,7 @@ def markdown(result):
     if about.get("is_busy"):
         notes += f", on a machine busy with other work (load {about['load_before']:.1f})"
     return (table + f"\n`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
-            f"{about['machine']['cpu']}, commit {about['commit']}, {about['date'][:10]}{notes}.\n")
+            f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n")
 
 
 def put_into(path, made):
