@@ -90,24 +90,26 @@ void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *c) {
     double left = is_narrow ? 8 : 16 + name,
            right = is_narrow ? c->width - 16 : c->width - 12 - fmin(end, 230);
     double y = c->height;
-    if (chart->n_parts > 1) {
+    if (chart->n_parts > 1 && !chart->has_no_legend) {
         tagc_key *keys = calloc((size_t)chart->n_parts, sizeof *keys);
         int n_keys = 0;
         for (int part = 0; keys && part < chart->n_parts; part++)
-            if (is_met(chart, part))
+            if (chart->legend_parts ? (int)(chart->legend_parts >> part & 1) : is_met(chart, part))
                 keys[n_keys++] =
                     (tagc_key){chart->part_names[part], chart->part_classes[part], TAGC_KEY_BOX, -1};
-        if (keys) y = tagc_svg_legend(c, keys, n_keys, left, c->width - 8, y) + 6;
+        double needed = 0;
+        for (int k = 0; k < n_keys; k++) needed += 33 + tagc_svg_width(keys[k].label, 13);
+        if (keys)
+            y = tagc_svg_legend(c, keys, n_keys, left + needed > c->width ? 8 : left, c->width - 8, y) + 6;
         free(keys);
     }
     double most = chart->x_max > 0 ? chart->x_max : largest(chart);
     tagc_axis x = tagc_axis_make(0, most, is_narrow ? 4 : 6, 0, left, right);
     draw_axis(chart, &x, y, y + height + 4, c);
-    double top = y;
     for (int b = 0; b < chart->n_bars; b++) {
         const tagc_bar *bar = &chart->bars[b];
         if (bar->is_heading) {
-            tagc_svg_box(c, 0, y + 4, c->width, HEADING - 6, "paper", NULL);
+            tagc_svg_box(c, 0, y - 1, c->width, HEADING - 1, "paper", NULL);
             tagc_svg_text_fit(c, 8, y + 19, 's', "strong", bar->label, c->width - 16);
             y += HEADING;
             continue;
@@ -122,16 +124,16 @@ void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *c) {
             tagc_svg_text_fit(c, left - 8, at + BAR / 2.0 + 4.5, 'e', "", bar->label, name);
         }
         draw_bar(chart, bar, &x, at, c);
+        if (chart->mark > 0) {
+            double mark = tagc_axis_place(&x, chart->mark);
+            tagc_svg_line(c, mark, at - 4, mark, at + BAR + 4, "mark");
+        }
         if (!is_narrow && bar->end) {
             double until = fmax(sum_of(chart, bar), isfinite(bar->high) ? bar->high : 0);
             double at_x = fmin(tagc_axis_place(&x, until), right);
             tagc_svg_text(c, at_x + 8, at + BAR / 2.0 + 4.5, 's', "", bar->end);
         }
         y += is_narrow ? NARROW_ROW : ROW;
-    }
-    if (chart->mark > 0) {
-        double at = tagc_axis_place(&x, chart->mark);
-        tagc_svg_line(c, at, top, at, y + 4, "mark");
     }
     tagc_svg_text(c, (left + right) / 2, y + 40, 'm', "soft", chart->x_label);
     c->height = y + 50;

@@ -50,6 +50,8 @@ typedef struct tagc_bar_chart {
     double mark;                              /* a line across all bars; 0: none */
     char *(*format)(double value, char *out); /* of a part when pointed at */
     double scale;                             /* values are shown divided by this */
+    int has_no_legend;
+    unsigned legend_parts; /* a bit for each part that the legend explains; 0: those of the bars */
 } tagc_bar_chart;
 
 void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *canvas);

@@ -114,14 +114,45 @@ typedef struct set_chart {
     parts_of parts;
     int n_parts;
     int has_plans, leaves_out_repeats;
+    void (*set_unit)(double most, tagc_bar_chart *chart);
     void (*finish)(const tagc_result *result, tagc_bar *bar, char *end, size_t n_bytes);
 } set_chart;
 
+static double most_of(const tagc_set *set, const set_chart *what) {
+    double most = 0;
+    for (int i = 0; i < set->n_results; i++)
+        most = fmax(most, sum_of(what->parts(&set->results[i]), what->n_parts));
+    return most;
+}
+
+/* Sets of one size share an axis; a model of megabytes beside one of gigabytes would be a row of dots. */
+static int have_one_scale(const tagc_report *report, const set_chart *what, const int *drawn, int n_sets) {
+    double least = (double)INFINITY, most = 0;
+    for (int k = 0; k < n_sets; k++) {
+        double own = most_of(&report->sets[drawn[k]], what);
+        least = fmin(least, own);
+        most = fmax(most, own);
+    }
+    return most <= 6 * least;
+}
+
+static void draw_list(bar_list *list, const set_chart *what, double most, tagc_bar_chart *chart,
+                      tagc_canvas *canvas) {
+    what->set_unit(most, chart);
+    chart->bars = list->bars;
+    chart->n_bars = list->n;
+    tagc_bars_draw(chart, canvas);
+    chart->has_no_legend = 1;
+    list->n = 0;
+}
+
 static int draw_sets(const tagc_report *report, const set_chart *what, tagc_bar_chart *chart,
                      tagc_canvas *canvas) {
+    enum { MOST_SETS = 512 };
     bar_list list;
-    int n_drawn = 0, n_sets = 0, drawn[1024];
-    for (int s = 0; s < report->n_sets && n_sets < 1024; s++) {
+    int n_sets = 0, drawn[MOST_SETS];
+    double most = 0;
+    for (int s = 0; s < report->n_sets && n_sets < MOST_SETS; s++) {
         const tagc_set *set = &report->sets[s];
         if ((set->kind == TAGC_SET_PLAN && !what->has_plans) || !has_any(set, what->parts, what->n_parts))
             continue;
@@ -129,6 +160,13 @@ static int draw_sets(const tagc_report *report, const set_chart *what, tagc_bar_
         drawn[n_sets++] = s;
     }
     if (!make_list(&list, count_rows(report), what->n_parts)) n_sets = 0;
+    int is_one_scale = have_one_scale(report, what, drawn, n_sets);
+    chart->n_parts = what->n_parts;
+    for (int k = 0; k < n_sets; k++)
+        for (int i = 0; i < report->sets[drawn[k]].n_results; i++)
+            for (int part = 0; part < what->n_parts; part++)
+                if (what->parts(&report->sets[drawn[k]].results[i])[part] > 0)
+                    chart->legend_parts |= 1u << part;
     for (int k = 0; k < n_sets; k++) {
         const tagc_set *set = &report->sets[drawn[k]];
         if (n_sets > 1 || set->kind == TAGC_SET_PLAN) add_bar(&list, set->title, NULL);
@@ -136,15 +174,12 @@ static int draw_sets(const tagc_report *report, const set_chart *what, tagc_bar_
             const tagc_result *result = &set->results[i];
             tagc_bar *bar = add_bar(&list, result->name, what->parts(result));
             what->finish(result, bar, list.ends[list.n - 1], sizeof list.ends[0]);
-            n_drawn++;
         }
+        most = is_one_scale ? fmax(most, most_of(set, what)) : most_of(set, what);
+        if (!is_one_scale || k == n_sets - 1) draw_list(&list, what, most, chart, canvas);
     }
-    chart->bars = list.bars;
-    chart->n_bars = list.n;
-    chart->n_parts = what->n_parts;
-    if (n_drawn > 0) tagc_bars_draw(chart, canvas);
     free_list(&list);
-    return n_drawn > 0;
+    return n_sets > 0;
 }
 
 static void finish_time(const tagc_result *result, tagc_bar *bar, char *end, size_t n_bytes) {
@@ -158,19 +193,17 @@ static void finish_time(const tagc_result *result, tagc_bar *bar, char *end, siz
         snprintf(end, n_bytes, "%s", total);
 }
 
+static void set_time_unit(double most, tagc_bar_chart *chart) {
+    chart->x_label =
+        most < 1 ? "time of an optimizer step, median (ms)" : "time of an optimizer step, median (s)";
+    chart->scale = most < 1 ? 1e-3 : 1;
+}
+
 static int draw_time(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas) {
     (void)view;
-    double most = 0;
-    for (int s = 0; s < report->n_sets; s++)
-        for (int i = 0; i < report->sets[s].n_results && report->sets[s].kind != TAGC_SET_PLAN; i++)
-            most = fmax(most, sum_of(report->sets[s].results[i].part_s, TAGC_N_PARTS));
-    tagc_bar_chart chart = {.x_label = most < 1 ? "time of an optimizer step, median (ms)"
-                                                : "time of an optimizer step, median (s)",
-                            .part_names = part_names,
-                            .part_classes = part_classes,
-                            .format = tagc_number_time,
-                            .scale = most < 1 ? 1e-3 : 1};
-    set_chart what = {times, TAGC_N_PARTS, 0, 0, finish_time};
+    tagc_bar_chart chart = {
+        .part_names = part_names, .part_classes = part_classes, .format = tagc_number_time};
+    set_chart what = {times, TAGC_N_PARTS, 0, 0, set_time_unit, finish_time};
     return draw_sets(report, &what, &chart, canvas);
 }
 
@@ -179,18 +212,21 @@ static char *format_bits(double value, char *out) {
 }
 
 static void finish_bits(const tagc_result *result, tagc_bar *bar, char *end, size_t n_bytes) {
+    char total[TAGC_NUMBER_BYTES];
     (void)bar;
-    snprintf(end, n_bytes, "%.4g", sum_of(result->bits, TAGC_N_LEGS));
+    snprintf(end, n_bytes, "%s", tagc_number_fixed(sum_of(result->bits, TAGC_N_LEGS), 2, total));
+}
+
+static void set_bits_unit(double most, tagc_bar_chart *chart) {
+    (void)most;
+    chart->x_label = "bits per parameter, rank and step, before (W-1)/W";
+    chart->scale = 1;
 }
 
 static int draw_bits(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas) {
     (void)view;
-    tagc_bar_chart chart = {.x_label = "bits per parameter, rank and step, before (W-1)/W",
-                            .part_names = tagc_leg_names,
-                            .part_classes = leg_classes,
-                            .format = format_bits,
-                            .scale = 1};
-    set_chart what = {bits, TAGC_N_LEGS, 1, 1, finish_bits};
+    tagc_bar_chart chart = {.part_names = tagc_leg_names, .part_classes = leg_classes, .format = format_bits};
+    set_chart what = {bits, TAGC_N_LEGS, 1, 1, set_bits_unit, finish_bits};
     return draw_sets(report, &what, &chart, canvas);
 }
 
@@ -200,18 +236,16 @@ static void finish_memory(const tagc_result *result, tagc_bar *bar, char *end, s
     snprintf(end, n_bytes, "%s", tagc_number_bytes(sum_of(result->memory, TAGC_N_MEMORIES), total));
 }
 
+static void set_memory_unit(double most, tagc_bar_chart *chart) {
+    chart->x_label = most < 1e9 ? "memory of a rank (MB)" : "memory of a rank (GB)";
+    chart->scale = most < 1e9 ? 1e6 : 1e9;
+}
+
 static int draw_memory(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas) {
     (void)view;
-    double most = 0;
-    for (int s = 0; s < report->n_sets; s++)
-        for (int i = 0; i < report->sets[s].n_results; i++)
-            most = fmax(most, sum_of(report->sets[s].results[i].memory, TAGC_N_MEMORIES));
-    tagc_bar_chart chart = {.x_label = most < 1e9 ? "memory of a rank (MB)" : "memory of a rank (GB)",
-                            .part_names = tagc_memory_names,
-                            .part_classes = memory_classes,
-                            .format = tagc_number_bytes,
-                            .scale = most < 1e9 ? 1e6 : 1e9};
-    set_chart what = {memories, TAGC_N_MEMORIES, 1, 1, finish_memory};
+    tagc_bar_chart chart = {
+        .part_names = tagc_memory_names, .part_classes = memory_classes, .format = tagc_number_bytes};
+    set_chart what = {memories, TAGC_N_MEMORIES, 1, 1, set_memory_unit, finish_memory};
     return draw_sets(report, &what, &chart, canvas);
 }
 

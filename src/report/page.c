@@ -101,7 +101,10 @@ static void add_section(page *p, const section *s) {
     }
     if (strcmp(s->id, "timeline") == 0) tagc_table_shares(p->report, p->view, p->out);
     if (strcmp(s->id, "codec") == 0) tagc_table_link(p->report, p->out);
-    if (strcmp(s->id, "plan") == 0) tagc_table_plan(p->report, p->out);
+    if (strcmp(s->id, "plan") == 0) {
+        tagc_table_checks(p->report, p->out);
+        tagc_table_plan(p->report, p->out);
+    }
     tagc_text_add(p->out, "</section>\n");
 }
 

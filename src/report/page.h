@@ -14,8 +14,13 @@ void tagc_table_summary(const tagc_set *set, tagc_text *out);
 void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_text *out);
 void tagc_table_link(const tagc_report *report, tagc_text *out);
 void tagc_table_lab(const tagc_report *report, tagc_text *out);
+void tagc_table_pairs(const tagc_report *report, tagc_text *out);
+void tagc_table_checks(const tagc_report *report, tagc_text *out);
 void tagc_table_plan(const tagc_report *report, tagc_text *out);
 void tagc_table_options(const tagc_report *report, tagc_text *out);
 void tagc_table_sources(const tagc_report *report, tagc_text *out);
+
+/* Median time of the first arm over that of the second, one sample per round. */
+tagc_spread tagc_pair_ratio(const json_t *bench, const char *first, const char *second);
 
 #endif

@@ -40,21 +40,32 @@ static void end(tagc_text *out) {
 }
 
 static void add_arm(tagc_text *out, const char *name, int color) {
-    tagc_text_add(out, "<th scope=\"row\">");
+    /* A long name may break, a short one looks odd when it does. */
+    tagc_text_add(out,
+                  tagc_text_length(name) > 20 ? "<th scope=\"row\" class=\"long\">" : "<th scope=\"row\">");
     tagc_page_swatch(out, color);
     tagc_text_escaped(out, name);
     tagc_text_add(out, "</th>");
 }
 
+/* Columns that say nothing in this set are left out. */
 void tagc_table_summary(const tagc_set *set, tagc_text *out) {
     char cells[TAGC_SUMMARY_COLUMNS][TAGC_CELL_BYTES];
-    int best = tagc_summary_best(set);
-    begin(out, set->title, tagc_summary_heads, TAGC_SUMMARY_COLUMNS, 1);
+    const char *heads[TAGC_SUMMARY_COLUMNS];
+    int best = tagc_summary_best(set), is_used[TAGC_SUMMARY_COLUMNS] = {1}, n_heads = 0;
+    for (int i = 0; i < set->n_results; i++) {
+        tagc_summary_row(set, i, cells);
+        for (int c = 1; c < TAGC_SUMMARY_COLUMNS; c++) is_used[c] |= cells[c][0] != 0;
+    }
+    for (int c = 0; c < TAGC_SUMMARY_COLUMNS; c++)
+        if (is_used[c]) heads[n_heads++] = tagc_summary_heads[c];
+    begin(out, set->title, heads, n_heads, 1);
     for (int i = 0; i < set->n_results; i++) {
         tagc_summary_row(set, i, cells);
         tagc_text_add(out, i == best && set->n_results > 1 ? "<tr class=\"best\">" : "<tr>");
         add_arm(out, set->results[i].name, set->results[i].color);
-        for (int c = 1; c < TAGC_SUMMARY_COLUMNS; c++) tagc_page_cell(out, "", cells[c]);
+        for (int c = 1; c < TAGC_SUMMARY_COLUMNS; c++)
+            if (is_used[c]) tagc_page_cell(out, "", cells[c]);
         tagc_text_add(out, "</tr>\n");
     }
     end(out);
@@ -73,20 +84,13 @@ static void add_shares(const tagc_trace_file *trace, const char *what, const tag
                              shares->exchanging_with_gaps};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         tagc_page_cell(out, "", tagc_number_percent(values[i], text));
-    tagc_page_cell(out, "", tagc_number_count(shares->n, text));
     tagc_text_add(out, "</tr>\n");
 }
 
 void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_text *out) {
-    static const char *const heads[] = {"timeline",
-                                        "window",
-                                        "length",
-                                        "computing",
-                                        "communicating",
-                                        "overlapped",
-                                        "gradient exchange",
-                                        "exchange with gaps",
-                                        "windows"};
+    static const char *const heads[] = {"timeline",          "window",        "length",
+                                        "computing",         "communicating", "overlapped",
+                                        "gradient exchange", "with gaps"};
     begin(out, "Shares of time", heads, sizeof heads / sizeof heads[0], 2);
     for (int t = 0; t < report->n_traces; t++) {
         const tagc_trace_file *trace = &report->traces[t];
@@ -130,12 +134,14 @@ void tagc_table_link(const tagc_report *report, tagc_text *out) {
     if (n > 0) end(out);
 }
 
-static void add_pair(tagc_text *out, const double pair[2]) {
+static void add_range(tagc_text *out, const double range[2]) {
     char text[2 * TAGC_NUMBER_BYTES + 4], a[TAGC_NUMBER_BYTES], b[TAGC_NUMBER_BYTES];
-    if (isfinite(pair[1]))
-        snprintf(text, sizeof text, "%s, %s", tagc_number_rate(pair[0], a), tagc_number_rate(pair[1], b));
+    tagc_number_rate(range[0], a);
+    tagc_number_rate(range[1], b);
+    if (strcmp(a, b) != 0)
+        snprintf(text, sizeof text, "%s to %s", a, b);
     else
-        tagc_number_rate(pair[0], text);
+        snprintf(text, sizeof text, "%s", a);
     tagc_page_cell(out, "", text);
 }
 
@@ -168,9 +174,11 @@ static void lab_times(const tagc_report *report, tagc_text *out) {
 }
 
 void tagc_table_lab(const tagc_report *report, tagc_text *out) {
-    static const char *const heads[] = {"case",         "ranks",          "link set to",       "MTU",
-                                        "TCP, one way", "TCP, both ways", "sent by all hosts", "received"};
+    static const char *const heads[] = {"case",          "ranks",          "link set to",       "MTU",
+                                        "TCP, one way",  "TCP, both ways", "sent by all hosts", "received",
+                                        "sent / counted"};
     lab_times(report, out);
+    tagc_table_pairs(report, out);
     begin(out, "Links as iperf3 and the interfaces saw them", heads, sizeof heads / sizeof heads[0], 1);
     for (int i = 0; i < report->n_cases; i++) {
         const tagc_lab_case *one = &report->cases[i];
@@ -181,10 +189,11 @@ void tagc_table_lab(const tagc_report *report, tagc_text *out) {
         tagc_page_cell(out, "", tagc_number_count(one->n_ranks, text));
         tagc_page_cell(out, "", one->rate);
         tagc_page_cell(out, "", tagc_number_count(one->mtu, text));
-        add_pair(out, one->tcp_one_way);
-        add_pair(out, one->tcp_both_ways);
+        add_range(out, one->tcp_one_way);
+        add_range(out, one->tcp_both_ways);
         tagc_page_cell(out, "", tagc_number_bytes(one->sent_bytes, text));
         tagc_page_cell(out, "", tagc_number_bytes(one->received_bytes, text));
+        tagc_page_cell(out, "", tagc_number_fixed(one->overhead, 3, text));
         tagc_text_add(out, "</tr>\n");
     }
     end(out);
@@ -206,6 +215,29 @@ void tagc_table_plan(const tagc_report *report, tagc_text *out) {
         tagc_page_cell(out, "", point->placement);
         tagc_page_cell(out, "", tagc_number_time(point->iteration_s, text));
         tagc_page_cell(out, "", tagc_number_time(point->exposed_s, text));
+        tagc_text_add(out, "</tr>\n");
+    }
+    end(out);
+}
+
+void tagc_table_checks(const tagc_report *report, tagc_text *out) {
+    static const char *const heads[] = {"arm",      "where",     "ranks", "link",
+                                        "measured", "simulated", "error", "seen by the fit"};
+    if (report->n_checks == 0) return;
+    begin(out, "Predictions against measurements", heads, sizeof heads / sizeof heads[0], 2);
+    for (int i = 0; i < report->n_checks; i++) {
+        const tagc_plan_check *check = &report->checks[i];
+        char text[TAGC_NUMBER_BYTES];
+        tagc_text_add(out, "<tr><th scope=\"row\">");
+        tagc_text_escaped(out, check->arm);
+        tagc_text_add(out, "</th>");
+        tagc_page_cell(out, "left wrap", check->place);
+        tagc_page_cell(out, "", tagc_number_count(check->world_size, text));
+        tagc_page_cell(out, "", tagc_number_rate(check->bits_per_s, text));
+        tagc_page_cell(out, "", tagc_number_time(check->measured_s, text));
+        tagc_page_cell(out, "", tagc_number_time(check->simulated_s, text));
+        tagc_page_cell(out, "", tagc_number_change(check->error, text));
+        tagc_page_cell(out, "", check->is_held_out ? "no" : "yes");
         tagc_text_add(out, "</tr>\n");
     }
     end(out);

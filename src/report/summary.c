@@ -182,14 +182,13 @@ void tagc_summary_words(const tagc_report *report, const tagc_view *view, tagc_t
             add_losses(report, set, out);
             const json_t *advice = json_object_get(set->bench, "recommendation");
             const char *reason = json_string_value(json_object_get(advice, "reason"));
-            const char *arm = json_string_value(json_object_get(advice, "arm"));
-            if (reason && arm)
-                tagc_text_printf(out, "tagc bench recommends %.*s: %.300s\n", NAME_BYTES, arm, reason);
+
+            if (reason) tagc_text_printf(out, "tagc bench recommends: %.400s.\n", reason);
         }
     }
     if (out->n_bytes == 0 && report->n_sets > 0)
         tagc_text_add(out, "No arm was timed; what is known of codec and link is on the page (--out).\n");
-    if (n_left > 0) tagc_text_printf(out, "%d more results are in the tables below.\n", n_left);
+    if (n_left > 0) tagc_text_printf(out, "The tables below have %d more.\n", n_left);
     add_shares(report, view, out);
 }
 

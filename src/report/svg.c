@@ -81,7 +81,7 @@ tagc_axis tagc_axis_make(double min, double max, int n, int round_ends, double f
     if (!isfinite(min) || !isfinite(max)) min = max = 0;
     min = fmax(min, -1e300);
     max = fmin(max, 1e300);
-    if (!(max - min > 1e-12 * fmax(fabs(min), fabs(max)))) {
+    if (!(max - min > fmax(1e-12 * fmax(fabs(min), fabs(max)), 1e-300))) {
         double around = fmax(fabs(min) / 10, 1e-9);
         min -= min == 0 ? 0 : around;
         max = min == 0 ? 1 : min + 2 * around;
