@@ -161,6 +161,16 @@ int main(int argc, char **argv) {
         fprintf(stderr, "MPI that is not initialised was not refused\n");
         return 1;
     }
+    static const char name[] = "OMPI_MCA_btl_tcp_flags";
+    setenv(name, "mine", 1);
+    tagc_mpi_prepare();
+    int kept = strcmp(getenv(name), "mine") == 0;
+    unsetenv(name);
+    tagc_mpi_prepare();
+    if (!kept || !getenv(name)) {
+        fprintf(stderr, "tagc_mpi_prepare changed what the user had set, or set nothing\n");
+        return 1;
+    }
     int level, rank;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_SERIALIZED, &level);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);

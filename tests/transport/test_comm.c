@@ -145,6 +145,83 @@ static void test_jobs(void **state) {
     tagc_local_group_destroy(group);
 }
 
+/* Stages of jobs: letters s, r, f for start, run and finish, capitals for the second job. */
+typedef struct staged_job {
+    tagc_job job;
+    char stages[3];
+    char *log;               /* shared by both */
+    pthread_barrier_t *gate; /* run waits here, may be NULL */
+    tagc_status run_status, finish_status;
+} staged_job;
+
+static void write_down(staged_job *self, int stage) {
+    size_t n = strlen(self->log);
+    self->log[n] = self->stages[stage];
+    self->log[n + 1] = 0;
+}
+
+static void start_staged(void *arg) {
+    staged_job *self = arg;
+    write_down(self, 0);
+}
+
+static tagc_status run_staged(void *arg) {
+    staged_job *self = arg;
+    if (self->gate) pthread_barrier_wait(self->gate);
+    write_down(self, 1);
+    return self->run_status == TAGC_OK ? TAGC_OK : tagc_fail(self->run_status, "run went wrong");
+}
+
+static tagc_status finish_staged(void *arg) {
+    staged_job *self = arg;
+    write_down(self, 2);
+    return self->finish_status == TAGC_OK ? TAGC_OK : tagc_fail(self->finish_status, "finish went wrong");
+}
+
+static staged_job staged(const char *stages, char *log, pthread_barrier_t *gate) {
+    staged_job made = {
+        .job = {.start = start_staged, .run = run_staged, .finish = finish_staged}, .log = log, .gate = gate};
+    memcpy(made.stages, stages, 3);
+    return made;
+}
+
+/* The second job is there before the first one's run is over, so its start comes before the first one's
+ * finish; each stage happens once whatever fails. */
+static void test_job_stages(void **state) {
+    (void)state;
+    static const struct {
+        tagc_status run, finish;
+        const char *log, *error;
+    } cases[] = {{TAGC_OK, TAGC_OK, "srSfRF", NULL},
+                 {TAGC_OK, TAGC_ERR_IO, "srSfRF", "finish went wrong"},
+                 {TAGC_ERR_IO, TAGC_OK, "srSRF", "run went wrong"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tagc_local_group *group;
+        tagc_comm *comm = lonely_comm(NULL, &group);
+        pthread_barrier_t gate;
+        pthread_barrier_init(&gate, NULL, 2);
+        char log[32] = "";
+        staged_job first = staged("srf", log, &gate), second = staged("SRF", log, NULL);
+        first.job.arg = &first;
+        second.job.arg = &second;
+        first.run_status = cases[i].run;
+        first.finish_status = cases[i].finish;
+        tagc_comm_submit(comm, &first.job);
+        tagc_comm_submit(comm, &second.job);
+        pthread_barrier_wait(&gate);
+        assert_int_equal(tagc_comm_join(comm, &second.job), TAGC_OK);
+        assert_int_equal(tagc_comm_join(comm, &first.job), cases[i].error ? TAGC_ERR_IO : TAGC_OK);
+        if (cases[i].error) assert_string_equal(tagc_last_error(), cases[i].error);
+        assert_string_equal(log, cases[i].log);
+        tagc_comm_submit(comm, &second.job); /* alone, and a second time */
+        assert_int_equal(tagc_comm_join(comm, &second.job), TAGC_OK);
+        assert_string_equal(log + strlen(cases[i].log), "SRF");
+        tagc_comm_destroy(comm);
+        pthread_barrier_destroy(&gate);
+        tagc_local_group_destroy(group);
+    }
+}
+
 static void test_spares(void **state) {
     (void)state;
     tagc_local_group *group;
@@ -317,8 +394,8 @@ static void test_names(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_local_storm), cmocka_unit_test(test_all_gather), cmocka_unit_test(test_barrier),
-        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_spares),     cmocka_unit_test(test_trace),
-        cmocka_unit_test(test_callback),    cmocka_unit_test(test_names),
+        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_job_stages), cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_trace),       cmocka_unit_test(test_callback),   cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
