@@ -37,7 +37,10 @@ static double shard_bytes(tagc_reducer *r, double n_union) {
     uint32_t attempt = 0;
     r->n_union = &n;
     r->attempt = &attempt;
-    return (double)tagc_sketch_shard_bytes(r, 0);
+    double n_bytes = (double)tagc_sketch_shard_bytes(r, 0);
+    r->n_union = NULL;
+    r->attempt = NULL;
+    return n_bytes;
 }
 
 static void add(tagc_volume *v, tagc_leg leg, double n_bytes) {
@@ -112,7 +115,8 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     tagc_gatherer_options checked;
     TAGC_TRY(tagc_gatherer_options_check(options, world_size, &checked));
     uint64_t n_ranks = (uint64_t)world_size, width = options->wire == TAGC_WIRE_BF16 ? 2 : 4;
-    add(out, TAGC_LEG_GATHER, (double)((n_ranks - 1) * (options->n_elems / n_ranks) * width));
+    uint64_t shard = options->n_elems / n_ranks;
+    add(out, TAGC_LEG_GATHER, (double)((n_ranks - 1) * shard * width));
     return TAGC_OK;
 }
 

@@ -73,12 +73,12 @@ static double unpeeled_share(double load) {
 /* A sketch too small for the union sends what does not peel plainly, or at least where it is. */
 static tagc_status add_leftovers(const tagc_deployment *d, tagc_reduction *r) {
     size_t n_ranks = (size_t)r->n_ranks;
-    double shard = (double)(r->options.n_elems / n_ranks), n_items = d->union_density * shard;
+    double n_items = d->union_density * (double)r->options.n_elems / (double)n_ranks;
     double n_cells = r->volume.n_bytes[TAGC_LEG_VALUES] / (4 * ((double)n_ranks - 1));
     r->load = n_items / n_cells;
     r->unpeeled = unpeeled_share(r->load);
-    uint64_t *n_left = r->unpeeled > 0 ? calloc(n_ranks, sizeof *n_left) : NULL;
     if (r->unpeeled == 0) return TAGC_OK;
+    uint64_t *n_left = calloc(n_ranks, sizeof *n_left);
     if (!n_left) return tagc_fail(TAGC_ERR_MEMORY, "no memory for leftovers of %zu ranks", n_ranks);
     for (size_t i = 0; i < n_ranks; i++) n_left[i] = (uint64_t)llround(r->unpeeled * n_items);
     tagc_volume_data data = {.union_density = d->union_density, .n_left = n_left};
@@ -227,17 +227,18 @@ static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
 
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory) {
     tagc_deployment d;
-    tagc_forecast forecast;
+    tagc_forecast forecast = {0};
     tagc_plan_link link = {.bytes_per_s = (double)INFINITY};
     *volume = (tagc_plan_volume){0};
     TAGC_TRY(tagc_deployment_create(setup, &d));
     tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast, volume->n_host_bytes);
+    int per_host = setup->world_size / setup->n_hosts;
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
     find_unpeeled(&d, volume);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
-        volume->n_host_bytes[leg] *= setup->world_size / setup->n_hosts;
+        volume->n_host_bytes[leg] *= per_host;
     }
     int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
     for (int i = 0; i < d.layout->n_flats; i++)

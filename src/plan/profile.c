@@ -106,7 +106,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     const json_t *link = json_object_get(bench, "link"), *floor = json_object_get(bench, "floor");
     const json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
     tagc_setup *s = &out->setup;
-    int n_cpus, format;
+    int n_cpus = 1, format = 0;
     TAGC_TRY(get_int(r, bench, "", "format", 1, 1, &format));
     TAGC_TRY(get_int(r, bench, "", "world_size", 1, 65536, &s->world_size));
     TAGC_TRY(get_int(r, bench, "", "n_hosts", 1, s->world_size, &s->n_hosts));
@@ -115,7 +115,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     TAGC_TRY(get_int(r, bench, "", "seq_len", 1, s->model.block_size, &s->n_tokens));
     TAGC_TRY(get_int(r, machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
     out->cores = n_cpus;
-    if (s->world_size % s->n_hosts != 0)
+    if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
         s->n_hosts = 1; /* unevenly spread: no network between most of them */
     s->n_machines = r->is_lab || is_one_machine(bench) ? 1 : s->n_hosts;
     if (s->world_size > 1) {
@@ -142,7 +142,7 @@ static tagc_point *grow(tagc_points *points) {
 static tagc_status read_arm(const reader *r, const tagc_point *common, const json_t *arm) {
     const json_t *options = json_object_get(arm, "options"), *iterations = json_object_get(arm, "iterations");
     const char *name = json_string_value(json_object_get(arm, "name"));
-    double n_compressed = 0, n_union = 0, gather_s, reduce_s;
+    double n_compressed = 0, n_union = 0, gather_s = 0, reduce_s = 0;
     if (!name) return missing(r, "arms", "name", "a text");
     if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
     tagc_point point = *common;
