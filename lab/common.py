@@ -26,7 +26,10 @@ def need_program(name, package):
 
 def call(*words, check=True, timeout=30):
     """Runs a short command; its output. A failure names the command and what it said."""
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout)
+    try:
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LabError(f"{' '.join(map(str, words))}: {error}") from None
     if check and done.returncode != 0:
         said = (done.stderr or done.stdout).strip() or "nothing"
         raise LabError(f"{' '.join(map(str, words))}: exit status {done.returncode}, it said: {said}")

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import platform
+import shutil
 
 from common import ROOT, LabError, call, write_atomically
 
@@ -26,7 +27,7 @@ def available_memory_bytes():
 
 
 def _commit():
-    if not (ROOT / ".git").exists():
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
     git = ("git", "-c", "safe.directory=*", "-C", ROOT)  # root reads a user's folder
     head = call(*git, "rev-parse", "--short", "HEAD", check=False).strip()
@@ -42,18 +43,15 @@ def _machine(n_hosts):
             "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()]}
 
 
-def is_busy(load):
-    return load > 0.5 * os.cpu_count()
-
-
-def origin(command, tagc, n_hosts, load):
-    """Where a result comes from. What in the environment changes the speed of the ranks is part of it, and the load
-    that was there before."""
+def origin(command, tagc, n_hosts):
+    """Where a result comes from, asked before the work. What in the environment changes the speed of the ranks is part
+    of it, and the load of the machine."""
+    load = os.getloadavg()[0]
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
     return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command,
             "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
-            "load_before": load, "is_busy": is_busy(load), "machine": _machine(n_hosts)}
+            "load_before": load, "is_busy": load > 0.5 * os.cpu_count(), "machine": _machine(n_hosts)}
 
 
 def spread(samples):

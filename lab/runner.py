@@ -26,35 +26,34 @@ class Runner:
         self.experiment, self.tagc, self.command, self.is_quiet = experiment, tagc, command, is_quiet
         self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
         self.traces = {}  # name of the file -> where it lies now
-        self.scratch = self.data = self.load = None
+        self.scratch = self.data = None
 
     def run(self, out_dir):
         """All cases; the path of the result. Nothing is written unless all went well."""
         out_dir = pathlib.Path(out_dir)
         _check_writable(out_dir)
         _check_memory(self.experiment)
-        self.load = os.getloadavg()[0]
-        if results.is_busy(self.load):
-            self._say(f"note: the machine is busy (load {self.load:.1f}, {os.cpu_count()} cores): times will be of "
-                      "little worth")
+        most_hosts = max(case.hosts for case in self.experiment.cases)
+        origin = results.origin(self.command, self.tagc, most_hosts)
+        if origin["is_busy"]:
+            self._say(f"note: the machine is busy (load {origin['load_before']:.1f}, {os.cpu_count()} cores): times "
+                      "will be of little worth")
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
         try:
             if self.experiment.kind == "train":
                 self.data = corpus.folder_of(self.experiment.data or "words", self.tagc, self.scratch)
             cases = [self._case(case) for case in self.experiment.cases]
-            return self._write(out_dir, cases)
+            return self._write(out_dir, origin, cases)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _write(self, out_dir, cases):
+    def _write(self, out_dir, origin, cases):
         for name, path in self.traces.items():
             shutil.copy(path, out_dir / f".{name}.part")
             os.replace(out_dir / f".{name}.part", out_dir / name)
-        most_hosts = max(case.hosts for case in self.experiment.cases)
         path = out_dir / f"{self.experiment.name}.json"
         results.write(path, {"type": "lab", "format": 1, "experiment": self.experiment.name,
-                             "title": self.experiment.title,
-                             "origin": results.origin(self.command, self.tagc, most_hosts, self.load),
+                             "title": self.experiment.title, "origin": origin,
                              "settings": self.experiment.settings, "cases": cases})
         return path
 
