@@ -14,7 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { N_TURNS = 3, MAX_SETTINGS = 64, MAX_SIZES = 3, FLOOR_LEAST = 1 << 22, FLOOR_MOST = 1 << 25 };
+enum {
+    N_TURNS = 3,
+    MAX_SETTINGS = 64,
+    MAX_SIZES = 3,
+    LEAST_ELEMS = 1 << 14,
+    FLOOR_LEAST = 1 << 22,
+    FLOOR_MOST = 1 << 25
+};
 
 static const double long_s = 1.5; /* a step of this is timed once only */
 static const double dense_s =
@@ -161,7 +168,7 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
 /* ---- one of them ---- */
 
 typedef struct codec_result {
-    uint64_t n_elems;
+    uint64_t n_elems, n_union; /* the union of the last step */
     double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
 } codec_result;
 
@@ -173,32 +180,38 @@ typedef struct codec_bench {
     json_t *list;
 } codec_bench;
 
-/* The phases' seconds, mean over ranks, and the whole step's, of the slowest. */
-static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_elems,
-                             double phase_s[TAGC_N_PHASES], double *wall_s) {
+typedef struct step_times {
+    double phase_s[TAGC_N_PHASES]; /* mean over ranks */
+    double wall_s;                 /* of the slowest rank */
+    uint64_t n_union;
+} step_times;
+
+static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_elems, step_times *out) {
     tagc_reducer_stats stats;
     tagc_comm *comm = c->bench->rank->comm;
     tagc_fill_gradient(c->gradient, n_elems, &c->seed);
     tagc_reducer_stats_init(&stats);
     TAGC_TRY(tagc_comm_barrier(comm));
     TAGC_TRY(tagc_reducer_run(reducer, c->gradient, c->output, &stats));
-    memcpy(phase_s, stats.time_s, sizeof stats.time_s);
-    *wall_s = stats.total_s;
-    TAGC_TRY(tagc_bench_mean(comm, phase_s, TAGC_N_PHASES));
-    return tagc_bench_max(comm, wall_s, 1);
+    memcpy(out->phase_s, stats.time_s, sizeof stats.time_s);
+    out->wall_s = stats.total_s;
+    out->n_union = stats.n_union;
+    TAGC_TRY(tagc_bench_mean(comm, out->phase_s, TAGC_N_PHASES));
+    return tagc_bench_max(comm, &out->wall_s, 1);
 }
 
 static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_result *result) {
-    double phases[TAGC_N_PHASES][N_TURNS], ratios[TAGC_N_PHASES + 1][N_TURNS], phase_s[TAGC_N_PHASES], wall_s;
-    TAGC_TRY(time_step(c, reducer, result->n_elems, phase_s, &wall_s)); /* the residual is empty here */
-    int n_turns = wall_s > long_s ? 1 : N_TURNS;
+    double phases[TAGC_N_PHASES][N_TURNS], ratios[TAGC_N_PHASES + 1][N_TURNS];
+    step_times step;
+    TAGC_TRY(time_step(c, reducer, result->n_elems, &step)); /* the residual is empty here */
+    int n_turns = step.wall_s > long_s ? 1 : N_TURNS;
     for (int turn = 0; turn < n_turns; turn++) {
         double floor_s, total = 0;
         TAGC_TRY(floor_time(c->bench, &c->floor, &floor_s));
-        TAGC_TRY(time_step(c, reducer, result->n_elems, phase_s, &wall_s));
+        TAGC_TRY(time_step(c, reducer, result->n_elems, &step));
         for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
-            phases[phase][turn] = phase_s[phase];
-            ratios[phase][turn] = phase_s[phase] / (floor_s * (double)result->n_elems);
+            phases[phase][turn] = step.phase_s[phase];
+            ratios[phase][turn] = step.phase_s[phase] / (floor_s * (double)result->n_elems);
             if (phase != TAGC_PHASE_WAIT) total += ratios[phase][turn];
         }
         ratios[TAGC_N_PHASES][turn] = total;
@@ -208,6 +221,7 @@ static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_res
         result->to_floor[phase] = tagc_result_spread_of(ratios[phase], n_turns).median;
     }
     result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
+    result->n_union = step.n_union;
     return TAGC_OK;
 }
 
@@ -239,29 +253,41 @@ static void report(codec_bench *c, const setting *s, int n_flats, const codec_re
         tagc_bench_say(c->bench, " %7.2f", r->to_floor[phase]);
     tagc_bench_say(c->bench, " %7.2f %9.2f ms\n", r->total_to_floor, 1e3 * total_s);
     json_array_append_new(
-        c->list,
-        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:I, s:i, s:o, s:o, s:o}", "exchange", exchange_name(o),
-                  "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
-                  is_dense ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
-                  is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "n_elems", (json_int_t)r->n_elems,
-                  "n_tensors", n_flats, "phase_s", tagc_json_phases(r->phase_s), "to_floor",
-                  tagc_json_phases(r->to_floor), "total_to_floor", tagc_json_real(r->total_to_floor)));
+        c->list, json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:I, s:i, s:I, s:o, s:o, s:o}", "exchange",
+                           exchange_name(o), "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
+                           is_dense ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
+                           is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "n_elems", (json_int_t)r->n_elems,
+                           "n_tensors", n_flats, "n_union", (json_int_t)r->n_union, "phase_s",
+                           tagc_json_phases(r->phase_s), "to_floor", tagc_json_phases(r->to_floor),
+                           "total_to_floor", tagc_json_real(r->total_to_floor)));
 }
 
-/* Dense: no more than a slow link carries in time. */
-static uint64_t elems_to_time(const codec_bench *c, const tagc_reducer_options *o, uint64_t n_elems) {
-    double bytes_per_s = c->bench->all_to_all_bytes_per_s;
-    if (o->exchange != TAGC_EXCHANGE_DENSE || bytes_per_s <= 0) return n_elems;
-    double most = bytes_per_s * dense_s / (o->wire == TAGC_WIRE_BF16 ? 2 : 4) / (o->all_reduce ? 2 : 1);
-    if ((double)n_elems <= most) return n_elems;
-    return tagc_padded_elems(most < 16384 ? 16384 : (uint64_t)most, c->bench->rank->world_size);
+/* Dense flats become no larger than a slow link carries in time, and those that are alike then are one. */
+static void shorten(const tagc_bench *bench, setting *s) {
+    const tagc_reducer_options *o = &s->options;
+    double n_bytes = (o->wire == TAGC_WIRE_BF16 ? 2 : 4) * (o->all_reduce ? 2 : 1);
+    double most = bench->all_to_all_bytes_per_s * dense_s / n_bytes;
+    int n = 0;
+    if (o->exchange != TAGC_EXCHANGE_DENSE || most <= 0) return;
+    uint64_t limit =
+        tagc_padded_elems(most < LEAST_ELEMS ? LEAST_ELEMS : (uint64_t)most, bench->rank->world_size);
+    for (int i = 0; i < s->n_sizes; i++) {
+        flat_size size = s->sizes[i];
+        int k = 0;
+        if (size.n_elems > limit) size.n_elems = limit;
+        while (k < n && s->sizes[k].n_elems != size.n_elems) k++;
+        if (k < n)
+            s->sizes[k].n_flats += size.n_flats;
+        else
+            s->sizes[n++] = size;
+    }
+    s->n_sizes = n;
 }
 
 static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *size) {
     tagc_reducer_options options = s->options;
     tagc_reducer *reducer = NULL;
-    codec_result result = {.n_elems = elems_to_time(c, &s->options, size->n_elems)};
-    if (result.n_elems > size->n_elems) result.n_elems = size->n_elems;
+    codec_result result = {.n_elems = size->n_elems};
     options.n_elems = result.n_elems;
     options.tag = UINT64_MAX;
     TAGC_TRY(tagc_reducer_create(c->bench->rank->comm, &options, &reducer));
@@ -280,9 +306,11 @@ static tagc_status measure_codec(codec_bench *c, setting_list *list) {
         tagc_status status = add_arm(list, bench, arm);
         if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
     }
-    for (int i = 0; i < list->n; i++)
+    for (int i = 0; i < list->n; i++) {
+        shorten(bench, &list->items[i]);
         for (int k = 0; k < list->items[i].n_sizes; k++)
             if (list->items[i].sizes[k].n_elems > c->n_max) c->n_max = list->items[i].sizes[k].n_elems;
+    }
     TAGC_TRY(tagc_bench_check_memory(bench, "measuring the codec", 6 * c->n_max * sizeof(float)));
     TAGC_TRY(tagc_memory_create(c->n_max * sizeof(float), "gradient", &memory));
     c->gradient = memory;

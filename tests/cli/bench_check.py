@@ -95,7 +95,7 @@ def check_codec(result):
     assert result["codec"], "codec is empty"
     seen = set()
     for c in result["codec"]:
-        members(c, ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "n_elems", "n_tensors", "phase_s",
+        members(c, ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "n_elems", "n_tensors", "n_union", "phase_s",
                     "to_floor", "total_to_floor"], "codec")
         key = tuple(c[k] for k in ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "n_elems"])
         assert key not in seen, key
@@ -105,6 +105,11 @@ def check_codec(result):
         positive(c["total_to_floor"], key)
         positive(c["n_tensors"], key)
         assert c["n_elems"] % (16 * result["world_size"]) == 0, c["n_elems"]
+        assert 0 < c["n_union"] <= c["n_elems"], (key, c["n_union"])
+        assert c["exchange"] != "dense" or c["n_union"] == c["n_elems"], (key, c["n_union"])
+        if c["exchange"] != "dense":  # at least what one rank keeps, at most what all do
+            kept = (1 - c["sparsity"]) * c["n_elems"]
+            assert kept * 0.99 - 16 <= c["n_union"] <= kept * result["world_size"] + 16, (key, c["n_union"], kept)
         works = ["decode"] if c["exchange"] == "dense" else ["select", "index", "encode", "decode"]
         for phase in works:
             positive(c["phase_s"][phase], (key, phase))
