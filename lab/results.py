@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import shutil
+import time
 
 from common import ROOT, LabError, call, write_atomically
 
@@ -43,15 +44,27 @@ def _machine(n_hosts):
             "hosts": [f"h{host}" for host in range(1, n_hosts + 1)] if n_hosts > 1 else [platform.node()]}
 
 
+def _busy_share(seconds=1):
+    """Share of all cores that others use just now. (The load average remembers the experiment before this one.)"""
+    def ticks():
+        numbers = pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:6]
+        user, nice, system, idle, wait = map(int, numbers)
+        return user + nice + system, user + nice + system + idle + wait
+    busy, total = ticks()
+    time.sleep(seconds)
+    busy_now, total_now = ticks()
+    return (busy_now - busy) / max(1, total_now - total)
+
+
 def origin(command, tagc, n_hosts):
     """Where a result comes from, asked before the work. What in the environment changes the speed of the ranks is part
-    of it, and the load of the machine."""
-    load = os.getloadavg()[0]
+    of it, and what else the machine is doing."""
+    busy = _busy_share()
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
     return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command,
             "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
-            "load_before": load, "is_busy": load > 0.5 * os.cpu_count(), "machine": _machine(n_hosts)}
+            "busy_before": busy, "is_busy": busy > 0.2, "machine": _machine(n_hosts)}
 
 
 def spread(samples):

@@ -36,8 +36,8 @@ class Runner:
         most_hosts = max(case.hosts for case in self.experiment.cases)
         origin = results.origin(self.command, self.tagc, most_hosts)
         if origin["is_busy"]:
-            self._say(f"note: the machine is busy (load {origin['load_before']:.1f}, {os.cpu_count()} cores): times "
-                      "will be of little worth")
+            self._say(f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times will be "
+                      "of little worth")
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
         try:
             if self.experiment.kind == "train":

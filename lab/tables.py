@@ -297,7 +297,7 @@ def markdown(result):
         raise LabError(f"the result {result['experiment']}: the member {error} is missing") from None
     notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
     if about.get("is_busy"):
-        notes += f", on a machine busy with other work (load {about['load_before']:.1f})"
+        notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
     return (table + f"\n`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
             f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n")
 
