@@ -126,7 +126,7 @@ void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *c) {
         draw_bar(chart, bar, &x, at, c);
         if (chart->mark > 0) {
             double mark = tagc_axis_place(&x, chart->mark);
-            tagc_svg_line(c, mark, at - 4, mark, at + BAR + 4, "mark");
+            tagc_svg_line(c, mark, is_narrow ? at : at - 4, mark, at + BAR + 4, "mark");
         }
         if (!is_narrow && bar->end) {
             double until = fmax(sum_of(chart, bar), isfinite(bar->high) ? bar->high : 0);

@@ -286,8 +286,14 @@ static void add_codec(const json_t *entry, bar_list *list) {
     for (int i = 0; i < N_PHASES; i++) parts[i] = tagc_json_number_or_nan(to_floor, phase_names[i]);
     if (ratio > 0) snprintf(sketch, sizeof sketch, " %.3gx", ratio);
     if (sparsity > 0) snprintf(at, sizeof at, ", %.4g %%", 100 * sparsity);
-    snprintf(label, sizeof label, "%.30s%s%s, %s", text_of(entry, "exchange"), sketch, at,
+    const char *wire = json_string_value(json_object_get(entry, "wire"));
+    const char *index = json_string_value(json_object_get(entry, "index"));
+    int is_odd_index = index && strcmp(index, "or") != 0 && strcmp(index, "none") != 0;
+    snprintf(label, sizeof label, "%.20s%s%s%.8s%s%.8s%s, %s", text_of(entry, "exchange"), sketch,
+             is_odd_index ? " " : "", is_odd_index ? index : "", wire && strcmp(wire, "fp32") != 0 ? " " : "",
+             wire && strcmp(wire, "fp32") != 0 ? wire : "", at,
              tagc_number_count(tagc_json_number_or_nan(entry, "n_elems"), count));
+    if (json_is_true(json_object_get(entry, "all_reduce"))) strcat(label, ", all-reduce");
     add_bar(list, label, parts);
     double total = tagc_json_number_or_nan(entry, "total_to_floor");
     snprintf(list->ends[list->n - 1], sizeof list->ends[0], "%.3g",

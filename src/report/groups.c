@@ -99,6 +99,14 @@ static tagc_status name_group(tagc_report *report, int g) {
         n_before += report->groups[i].place == group->place && strncmp(other, name, n_name) == 0 &&
                     (!other[n_name] || other[n_name] == ' ');
     }
+    int n_elsewhere = 0;
+    for (int i = 0; i < g; i++)
+        n_elsewhere += report->groups[i].place != group->place && strcmp(report->groups[i].name, name) == 0;
+    char placed[128];
+    if (n_elsewhere > 0 && group->place > 0) {
+        snprintf(placed, sizeof placed, "%s (%.40s)", name, report->cases[group->place - 1].experiment);
+        name = placed;
+    }
     group->name = n_before ? tagc_report_text(report, "%s (%d)", name, n_before + 1)
                            : tagc_report_text(report, "%s", name);
     if (!group->name) return TAGC_ERR_MEMORY;

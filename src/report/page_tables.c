@@ -80,17 +80,17 @@ static void add_shares(const tagc_trace_file *trace, const char *what, const tag
     tagc_text_add(out, "</th>");
     tagc_page_cell(out, "left", what);
     tagc_page_cell(out, "", tagc_number_time(shares->length_s, text));
-    const double values[] = {shares->computing, shares->communicating, shares->overlapped, shares->exchanging,
-                             shares->exchanging_with_gaps};
+    const double values[] = {shares->model,      shares->computing,  shares->communicating,
+                             shares->overlapped, shares->exchanging, shares->exchanging_with_gaps};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
         tagc_page_cell(out, "", tagc_number_percent(values[i], text));
     tagc_text_add(out, "</tr>\n");
 }
 
 void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_text *out) {
-    static const char *const heads[] = {"timeline",          "window",        "length",
-                                        "computing",         "communicating", "overlapped",
-                                        "gradient exchange", "with gaps"};
+    static const char *const heads[] = {"timeline",  "window",        "length",     "model",
+                                        "computing", "communicating", "overlapped", "gradient exchange",
+                                        "with gaps"};
     begin(out, "Shares of time", heads, sizeof heads / sizeof heads[0], 2);
     for (int t = 0; t < report->n_traces; t++) {
         const tagc_trace_file *trace = &report->traces[t];
@@ -103,7 +103,8 @@ void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_te
     }
     end(out);
     tagc_text_add(
-        out, "<p class=\"hint\">Mean over ranks and windows. Communicating: at least one transfer under way. "
+        out, "<p class=\"hint\">Over all ranks and windows. Computing: the model or the codec is at work. "
+             "Communicating: at least one transfer under way. "
              "Gradient exchange: at least one transfer of gradients; with gaps: from the first transfer of a "
              "unit's exchange to its last.</p>\n");
 }
@@ -177,6 +178,16 @@ void tagc_table_lab(const tagc_report *report, tagc_text *out) {
     static const char *const heads[] = {"case",          "ranks",          "link set to",       "MTU",
                                         "TCP, one way",  "TCP, both ways", "sent by all hosts", "received",
                                         "sent / counted"};
+    for (int i = 0; i < report->n_cases; i++) { /* what the experiments were */
+        const tagc_lab_case *one = &report->cases[i];
+        const char *title = json_string_value(json_object_get(one->settings, "title"));
+        if (!title || (i > 0 && one->settings == report->cases[i - 1].settings)) continue;
+        tagc_text_add(out, "<p><strong>");
+        tagc_text_escaped(out, one->experiment);
+        tagc_text_add(out, "</strong>: ");
+        tagc_text_escaped(out, title);
+        tagc_text_add(out, "</p>\n");
+    }
     lab_times(report, out);
     tagc_table_pairs(report, out);
     begin(out, "Links as iperf3 and the interfaces saw them", heads, sizeof heads / sizeof heads[0], 1);

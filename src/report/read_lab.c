@@ -137,8 +137,8 @@ static tagc_status read_case(tagc_report *report, const json_t *item, const json
     one->overhead = tagc_json_number_or_nan(interface, "overhead");
     one->sent_bytes = sum_of(json_object_get(interface, "sent_bytes"));
     one->received_bytes = sum_of(json_object_get(interface, "received_bytes"));
-    one->title = tagc_report_text(report, "%.60s: %.0f hosts x %.0f%s%.30s", experiment, one->n_hosts,
-                                  per_host, rate ? ", " : "", one->rate);
+    one->title = tagc_report_text(report, "%.60s: %.0f hosts x %.0f rank%s%s%.30s", experiment, one->n_hosts,
+                                  per_host, per_host == 1 ? "" : "s", rate ? ", " : "", one->rate);
     if (!one->title) return TAGC_ERR_MEMORY;
     const json_t *bench = json_object_get(item, "bench"), *runs = json_object_get(item, "runs");
     char suffix[64] = "";

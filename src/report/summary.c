@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_SENTENCES = 8, WIDTH = 100, NAME_BYTES = 40 };
+enum { MOST_SENTENCES = 6, MOST_ADVICE = 2, WIDTH = 100, NAME_BYTES = 40 };
 
 const char *const tagc_summary_heads[TAGC_SUMMARY_COLUMNS] = {
     "arm", "step", "speed-up", "least–most", "exposed", "gradient bits", "all bits", "val. loss", "gap"};
@@ -164,7 +164,7 @@ static void add_shares(const tagc_report *report, const tagc_view *view, tagc_te
 }
 
 void tagc_summary_words(const tagc_report *report, const tagc_view *view, tagc_text *out) {
-    int n_said = 0, n_left = 0;
+    int n_said = 0, n_left = 0, n_advice = 0;
     for (int plans = 0; plans < 2; plans++) { /* what was measured first */
         for (int s = 0; s < report->n_sets; s++) {
             const tagc_set *set = &report->sets[s];
@@ -183,7 +183,8 @@ void tagc_summary_words(const tagc_report *report, const tagc_view *view, tagc_t
             const json_t *advice = json_object_get(set->bench, "recommendation");
             const char *reason = json_string_value(json_object_get(advice, "reason"));
 
-            if (reason) tagc_text_printf(out, "tagc bench recommends: %.400s.\n", reason);
+            if (reason && n_advice++ < MOST_ADVICE)
+                tagc_text_printf(out, "tagc bench recommends: %.400s.\n", reason);
         }
     }
     if (out->n_bytes == 0 && report->n_sets > 0)

@@ -50,18 +50,19 @@ typedef struct tagc_window {
     double start_s, end_s;
 } tagc_window;
 
-/* Shares of a window, mean over its occurrences and ranks. */
+/* Shares of all windows together, on all ranks. computing: the model or the codec is at work; model: the model. */
 typedef struct tagc_shares {
     int n;           /* occurrences times ranks */
     double length_s; /* mean */
-    double computing, communicating, exchanging, exchanging_with_gaps, overlapped;
+    double model, computing, communicating, exchanging, exchanging_with_gaps, overlapped;
     tagc_window shown; /* the occurrence of middle length on the first rank */
 } tagc_shares;
 
 /* The optimizer step that `inside` lies in, or the one of middle length. */
 tagc_window tagc_trace_step(const tagc_trace_file *trace, tagc_window inside);
 /* units: names with commas between; a name stands for the unit and for what is in it (h.5 for h.5.mlp, too).
- * A window runs from where the first of their backward passes begins to where that of the next unit begins.
+ * A window runs from where the first of them begins its backward pass to where the next unit that is none of them
+ * begins its own.
  * n = 0: there is no such window. NULL: whole steps. */
 tagc_shares tagc_trace_shares(const tagc_trace_file *trace, const char *units);
 /* Is this unit one of `units`? */

@@ -23,8 +23,12 @@ static double covered_s(const span_list *list, tagc_window window) {
     return total;
 }
 
-static int is_computing(const tagc_span *span) {
+static int is_model(const tagc_span *span) {
     return span->track == 0 && span->kind != TAGC_SPAN_STALL;
+}
+/* Compressing counts as computing, as in the paper. */
+static int is_computing(const tagc_span *span) {
+    return is_model(span) || (span->track == 1 && span->kind != TAGC_SPAN_IDLE);
 }
 static int is_communicating(const tagc_span *span) {
     return span->track >= 2;
@@ -111,23 +115,34 @@ static int find_steps(const tagc_trace_file *trace, int rank, tagc_window *windo
 }
 
 /* What ends a window is new in this backward pass: a root unit comes back between others, again and again. */
+/* From where the first of the units begins to where the first other one begins that is new in this backward pass: a
+ * unit of what is wrapped alone comes back again and again. */
 static int find_backwards(const tagc_trace_file *trace, int rank, const char *units, tagc_window *windows) {
-    int n = 0, is_open = 0;
-    char *seen = calloc((size_t)trace->n_units + 1, 1); /* (n_units) */
-    for (int i = 0; seen && i < trace->n_spans && n < MAX_WINDOWS; i++) {
+    int n = 0, is_open = 0, pass = 1;
+    int *met = calloc((size_t)trace->n_units + 1, sizeof *met); /* the pass in which a unit was met last */
+    for (int i = 0; met && i < trace->n_spans && n < MAX_WINDOWS; i++) {
         const tagc_span *span = &trace->spans[i];
-        if (span->rank != rank || !is_computing(span)) continue;
-        if (span->kind == TAGC_SPAN_FORWARD) memset(seen, 0, (size_t)trace->n_units);
-        int is_backward = span->kind == TAGC_SPAN_BACKWARD && span->unit >= 0;
-        int is_wanted = is_backward && tagc_trace_has_unit(units, trace->units[span->unit]);
-        int ends = is_open && !is_wanted && !(is_backward && seen[span->unit]);
-        if (!is_open && is_wanted) windows[n] = (tagc_window){span->start_s, span->end_s};
-        if (is_open && is_wanted) windows[n].end_s = span->end_s;
-        if (ends) windows[n++].end_s = span->start_s;
-        is_open = is_wanted || (is_open && !ends);
-        if (is_backward) seen[span->unit] = 1;
+        if (span->rank != rank || !is_model(span)) continue;
+        if (span->kind != TAGC_SPAN_BACKWARD || span->unit < 0) {
+            n += is_open;
+            is_open = 0;
+            pass += span->kind == TAGC_SPAN_FORWARD;
+            continue;
+        }
+        int is_new = met[span->unit] != pass,
+            is_wanted = tagc_trace_has_unit(units, trace->units[span->unit]);
+        met[span->unit] = pass;
+        if (is_open && is_new && !is_wanted) {
+            windows[n++].end_s = span->start_s;
+            is_open = 0;
+        } else if (is_open) {
+            windows[n].end_s = span->end_s;
+        } else if (is_new && is_wanted) {
+            windows[n] = (tagc_window){span->start_s, span->end_s};
+            is_open = 1;
+        }
     }
-    free(seen);
+    free(met);
     return n < MAX_WINDOWS ? n + is_open : n;
 }
 
@@ -152,22 +167,24 @@ tagc_window tagc_trace_step(const tagc_trace_file *trace, tagc_window inside) {
 
 static void add_rank(const tagc_trace_file *trace, int rank, const tagc_window *windows, int n,
                      tagc_shares *sum) {
-    enum { COMPUTING, COMMUNICATING, EXCHANGING, GAPS, EITHER, N_LISTS };
+    enum { MODEL, COMPUTING, COMMUNICATING, EXCHANGING, GAPS, EITHER, N_LISTS };
     span_list lists[N_LISTS] = {{0}};
-    int has_memory = select_spans(trace, rank, is_computing, &lists[COMPUTING]) &&
+    int has_memory = select_spans(trace, rank, is_model, &lists[MODEL]) &&
+                     select_spans(trace, rank, is_computing, &lists[COMPUTING]) &&
                      select_spans(trace, rank, is_communicating, &lists[COMMUNICATING]) &&
                      select_spans(trace, rank, is_exchanging, &lists[EXCHANGING]) &&
                      select_exchanges(trace, rank, &lists[GAPS]) &&
                      select_spans(trace, rank, is_either, &lists[EITHER]);
     for (int w = 0; has_memory && w < n; w++) {
-        double length = windows[w].end_s - windows[w].start_s, share[N_LISTS];
+        double length = windows[w].end_s - windows[w].start_s, part_s[N_LISTS];
         if (!(length > 0)) continue;
-        for (int k = 0; k < N_LISTS; k++) share[k] = covered_s(&lists[k], windows[w]) / length;
-        sum->computing += share[COMPUTING];
-        sum->communicating += share[COMMUNICATING];
-        sum->exchanging += share[EXCHANGING];
-        sum->exchanging_with_gaps += share[GAPS];
-        sum->overlapped += share[COMPUTING] + share[COMMUNICATING] - share[EITHER];
+        for (int k = 0; k < N_LISTS; k++) part_s[k] = covered_s(&lists[k], windows[w]);
+        sum->model += part_s[MODEL];
+        sum->computing += part_s[COMPUTING];
+        sum->communicating += part_s[COMMUNICATING];
+        sum->exchanging += part_s[EXCHANGING];
+        sum->exchanging_with_gaps += part_s[GAPS];
+        sum->overlapped += part_s[COMPUTING] + part_s[COMMUNICATING] - part_s[EITHER];
         sum->length_s += length;
         sum->n++;
     }
@@ -186,11 +203,14 @@ tagc_shares tagc_trace_shares(const tagc_trace_file *trace, const char *units) {
         shares.shown = windows[(n - 1) / 2];
     }
     if (shares.n == 0) return (tagc_shares){0};
+    double *const parts[] = {&shares.model,
+                             &shares.computing,
+                             &shares.communicating,
+                             &shares.exchanging,
+                             &shares.exchanging_with_gaps,
+                             &shares.overlapped};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        *parts[i] = fmax(*parts[i], 0) / shares.length_s;
     shares.length_s /= shares.n;
-    shares.computing /= shares.n;
-    shares.communicating /= shares.n;
-    shares.exchanging /= shares.n;
-    shares.exchanging_with_gaps /= shares.n;
-    shares.overlapped = fmax(shares.overlapped, 0) / shares.n;
     return shares;
 }
