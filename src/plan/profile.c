@@ -101,6 +101,16 @@ static tagc_status read_model(const reader *r, const json_t *bench, tagc_gpt2_co
     return TAGC_OK;
 }
 
+/* Plain transfers are slowed by whatever else a machine does, never sped up: the fastest tells most of the link. */
+static tagc_status read_rate(const reader *r, const json_t *link, int is_alone, double *bytes_per_s) {
+    double one_way, all = json_number_value(json_object_get(link, "all_to_all_bytes_per_s"));
+    TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", bytes_per_s));
+    TAGC_TRY(get_above(r, link, "link", "one_way_bytes_per_s", &one_way));
+    *bytes_per_s = fmax(*bytes_per_s, one_way);
+    if (is_alone && isfinite(all)) *bytes_per_s = fmax(*bytes_per_s, all); /* of a rank, and of its host */
+    return TAGC_OK;
+}
+
 /* What all arms of a bench have in common. */
 static tagc_status read_common(const reader *r, const json_t *bench, tagc_point *out) {
     const json_t *link = json_object_get(bench, "link"), *floor = json_object_get(bench, "floor");
@@ -122,7 +132,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
         if (!json_is_object(link))
             return missing(r, "", "link", "an object (tagc bench without --only has it)");
         TAGC_TRY(get_number(r, link, "link", "latency_s", &out->link.latency_s));
-        TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", &out->link.bytes_per_s));
+        TAGC_TRY(read_rate(r, link, s->world_size == s->n_hosts, &out->link.bytes_per_s));
     } else {
         out->link.bytes_per_s = (double)INFINITY;
     }

@@ -121,14 +121,14 @@ static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, 
     }
     return json_pack(
         "{s:s, s:i, s:{s:{s:i, s:[s,s]}}, s:i, s:i, s:{s:s, s:i, s:i, s:i, s:i, s:i, s:b}, s:i, s:i,"
-        " s:{s:f, s:f}, s:{s:f}, s:o, s:o}",
+        " s:{s:f, s:f, s:f}, s:{s:f}, s:o, s:o}",
         "type", "bench", "format", 1, "origin", "machine", "n_cpus", (int)costs->cores, "hosts", "box", "box",
         "world_size", world_size, "n_hosts", n_hosts, "model", "name", "small", "n_layer",
         setup.model.n_layer, "n_head", setup.model.n_head, "n_embd", setup.model.n_embd, "block_size",
         setup.model.block_size, "vocab_size", setup.model.vocab_size, "tied", setup.model.tied, "batch_size",
         setup.n_batch, "seq_len", setup.n_tokens, "link", "latency_s", link.latency_s,
-        "both_ways_bytes_per_s", link.bytes_per_s, "floor", "bytes_per_s", 1 / costs->byte_s, "codec", codec,
-        "arms", list);
+        "both_ways_bytes_per_s", link.bytes_per_s, "one_way_bytes_per_s", 0.9 * link.bytes_per_s, "floor",
+        "bytes_per_s", 1 / costs->byte_s, "codec", codec, "arms", list);
 }
 
 static char path[] = "/tmp/tagc-profile-XXXXXX";
