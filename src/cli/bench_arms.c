@@ -20,7 +20,8 @@
 
 /* One step, mean over ranks. Only doubles, so that ranks can be averaged in one go. */
 typedef struct iteration {
-    double total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, codec_s, exchange_s;
+    double total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, codec_s, exchange_s,
+        gradient_s;
     double phase_s[TAGC_N_PHASES];
 } iteration;
 
@@ -264,7 +265,8 @@ static tagc_status keep_times(const turn *t, const tagc_fsdp_stats *stats, const
                        .optimizer_s = stats->optimizer_s,
                        .comm_s = busy->comm_s,
                        .codec_s = busy->codec_s,
-                       .exchange_s = busy->exchange_s};
+                       .exchange_s = busy->exchange_s,
+                       .gradient_s = busy->gradient_s};
     memcpy(out->phase_s, stats->phase_s, sizeof out->phase_s);
     return tagc_bench_mean(t->b->bench->rank->comm, (double *)out, (int)(sizeof *out / sizeof(double)));
 }
@@ -359,12 +361,13 @@ static void say_table(const arms_bench *b) {
 
 static json_t *iteration_json(const arms_bench *b, const arm_bench *a, int i) {
     const iteration *it = &a->iterations[i];
-    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps, "total_s",
-                     tagc_json_real(it->total_s), "compute_s", tagc_json_real(it->compute_s), "wait_gather_s",
-                     tagc_json_real(it->wait_gather_s), "wait_reduce_s", tagc_json_real(it->wait_reduce_s),
-                     "optimizer_s", tagc_json_real(it->optimizer_s), "comm_s", tagc_json_real(it->comm_s),
-                     "codec_s", tagc_json_real(it->codec_s), "exchange_s", tagc_json_real(it->exchange_s),
-                     "phase_s", tagc_json_phases(it->phase_s));
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps,
+                     "total_s", tagc_json_real(it->total_s), "compute_s", tagc_json_real(it->compute_s),
+                     "wait_gather_s", tagc_json_real(it->wait_gather_s), "wait_reduce_s",
+                     tagc_json_real(it->wait_reduce_s), "optimizer_s", tagc_json_real(it->optimizer_s),
+                     "comm_s", tagc_json_real(it->comm_s), "codec_s", tagc_json_real(it->codec_s),
+                     "exchange_s", tagc_json_real(it->exchange_s), "gradient_s",
+                     tagc_json_real(it->gradient_s), "phase_s", tagc_json_phases(it->phase_s));
 }
 
 static json_t *arm_json(const arms_bench *b, const arm_bench *a) {

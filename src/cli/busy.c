@@ -9,9 +9,11 @@
 
 enum { MAX_SPANS = 1 << 16 };
 
+enum { COMM = 1, CODEC = 2, GRADIENT = 4 };
+
 typedef struct span {
     double start_s, end_s;
-    int is_codec;
+    int kinds; /* of the above */
 } span;
 
 struct tagc_busy {
@@ -41,9 +43,11 @@ void tagc_busy_event(void *context, const tagc_event *event) {
     int is_codec = strcmp(event->stream, "codec") == 0;
     /* Waiting is not work. */
     int counts = !(is_codec && strcmp(event->name, tagc_phase_name(TAGC_PHASE_WAIT)) == 0);
+    int kinds = is_codec ? CODEC | GRADIENT : COMM;
+    if (!is_codec && strcmp(event->name, tagc_leg_name(TAGC_LEG_GATHER)) != 0) kinds |= GRADIENT;
     pthread_mutex_lock(&busy->lock);
     if (counts && busy->n_spans < MAX_SPANS)
-        busy->spans[busy->n_spans++] = (span){event->start_s, event->end_s, is_codec};
+        busy->spans[busy->n_spans++] = (span){event->start_s, event->end_s, kinds};
     else
         busy->n_dropped += counts;
     pthread_mutex_unlock(&busy->lock);
@@ -55,11 +59,11 @@ static int by_start(const void *a, const void *b) {
     return (x->start_s > y->start_s) - (x->start_s < y->start_s);
 }
 
-/* Length of the union of the spans of a kind (0 comm, 1 codec, 2 both), which are sorted by start. */
-static double union_s(const span *spans, int n, int kind) {
+/* Length of the union of the spans of any of these kinds; sorted by start. */
+static double union_s(const span *spans, int n, int kinds) {
     double total = 0, until = -1;
     for (int i = 0; i < n; i++) {
-        if (kind != 2 && spans[i].is_codec != kind) continue;
+        if (!(spans[i].kinds & kinds)) continue;
         double from = spans[i].start_s > until ? spans[i].start_s : until;
         if (spans[i].end_s > from) {
             total += spans[i].end_s - from;
@@ -72,10 +76,11 @@ static double union_s(const span *spans, int n, int kind) {
 void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out) {
     pthread_mutex_lock(&busy->lock);
     qsort(busy->spans, (size_t)busy->n_spans, sizeof busy->spans[0], by_start);
-    out->comm_s = union_s(busy->spans, busy->n_spans, 0);
-    out->codec_s = union_s(busy->spans, busy->n_spans, 1);
-    out->exchange_s = union_s(busy->spans, busy->n_spans, 2);
-    if (busy->n_dropped > 0) out->comm_s = out->codec_s = out->exchange_s = (double)NAN;
+    out->comm_s = union_s(busy->spans, busy->n_spans, COMM);
+    out->codec_s = union_s(busy->spans, busy->n_spans, CODEC);
+    out->exchange_s = union_s(busy->spans, busy->n_spans, COMM | CODEC);
+    out->gradient_s = union_s(busy->spans, busy->n_spans, GRADIENT);
+    if (busy->n_dropped > 0) out->comm_s = out->codec_s = out->exchange_s = out->gradient_s = (double)NAN;
     busy->n_spans = busy->n_dropped = 0;
     pthread_mutex_unlock(&busy->lock);
 }

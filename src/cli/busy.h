@@ -13,6 +13,7 @@ typedef struct tagc_busy_times {
     double comm_s;     /* at least one transfer under way */
     double codec_s;    /* selecting, encoding, decoding */
     double exchange_s; /* either */
+    double gradient_s; /* the codec, or a transfer other than of parameters */
 } tagc_busy_times;
 
 tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out); /* trace may be NULL */

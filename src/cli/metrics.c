@@ -105,6 +105,7 @@ static void add_time(json_t *line, const tagc_step_report *report) {
     json_object_set_new(line, "comm_s", tagc_json_real(report->busy.comm_s));
     json_object_set_new(line, "codec_s", tagc_json_real(report->busy.codec_s));
     json_object_set_new(line, "exchange_s", tagc_json_real(report->busy.exchange_s));
+    json_object_set_new(line, "gradient_s", tagc_json_real(report->busy.gradient_s));
     json_object_set_new(line, "overlap", tagc_json_real(tagc_step_report_overlap(report)));
     json_object_set_new(line, "phase_s", tagc_json_phases(stats->phase_s));
 }

@@ -8,7 +8,8 @@ import sys
 
 LEGS = ["index", "values", "leftover", "result", "gather", "control"]
 PHASES = ["select", "index", "encode", "decode", "wait"]
-TIMES = ["total_s", "compute_s", "wait_gather_s", "wait_reduce_s", "optimizer_s", "comm_s", "codec_s", "exchange_s"]
+TIMES = ["total_s", "compute_s", "wait_gather_s", "wait_reduce_s", "optimizer_s", "comm_s", "codec_s", "exchange_s",
+         "gradient_s"]
 
 
 def members(value, names, where):

@@ -23,7 +23,7 @@ def legs(**given):
 def arm(name, samples, total_bits, **options):
     """samples: per round a list of seconds."""
     iterations = [{"round": number, "total_s": s, "wait_gather_s": 0.25 * s, "wait_reduce_s": 0.25 * s,
-                   "exchange_s": 0.5 * s} for number, row in enumerate(samples) for s in row]
+                   "gradient_s": 0.5 * s} for number, row in enumerate(samples) for s in row]
     ordered = sorted(step["total_s"] for step in iterations)
     return {"name": name, "options": OPTIONS | options, "n_params": 1000000, "n_compressed": 0, "n_union": 0,
             "n_bytes_sent": legs(values=total_bits / 16 * 1e6), "bits_per_param": legs(values=total_bits),
