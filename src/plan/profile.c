@@ -12,7 +12,8 @@ typedef struct reader {
     tagc_points *points;
     const char *file;
     tagc_read_engine read_engine;
-    int is_lab; /* its hosts are namespaces of one machine */
+    int is_lab;           /* its hosts are namespaces of one machine */
+    const json_t *shaped; /* the link of the lab's case; NULL: none, or no lab */
 } reader;
 
 /* ---- members ---- */
@@ -56,13 +57,18 @@ static int compare_doubles(const void *a, const void *b) {
 }
 
 /* Of the iterations' numbers of that name. */
-static tagc_status get_median(const reader *r, const json_t *iterations, const char *name, double *out) {
+static tagc_status get_median(const reader *r, const json_t *iterations, const char *object, const char *name,
+                              double *out) {
     size_t n = json_array_size(iterations);
     double *values = calloc(n + 1, sizeof *values);
     if (!values) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu iterations", n);
     tagc_status status = n > 0 ? TAGC_OK : missing(r, "arms", "iterations", "a list of iterations");
-    for (size_t i = 0; status == TAGC_OK && i < n; i++)
-        status = get_number(r, json_array_get(iterations, i), "arms.iterations", name, &values[i]);
+    for (size_t i = 0; status == TAGC_OK && i < n; i++) {
+        const json_t *from = json_array_get(iterations, i);
+        if (object) from = json_object_get(from, object);
+        status =
+            get_number(r, from, object ? "arms.iterations.phase_s" : "arms.iterations", name, &values[i]);
+    }
     qsort(values, n, sizeof *values, compare_doubles);
     if (n > 0) *out = n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
     free(values);
@@ -101,19 +107,37 @@ static tagc_status read_model(const reader *r, const json_t *bench, tagc_gpt2_co
     return TAGC_OK;
 }
 
-/* Plain transfers are slowed by whatever else a machine does, never sped up: the fastest tells most of the link. */
-static tagc_status read_rate(const reader *r, const json_t *link, int is_alone, double *bytes_per_s) {
-    double one_way, all = json_number_value(json_object_get(link, "all_to_all_bytes_per_s"));
-    TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", bytes_per_s));
+static double largest(const json_t *list) {
+    double most = 0;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        most = fmax(most, json_number_value(json_array_get(list, i)));
+    return most;
+}
+
+/* Plain transfers are slowed by whatever else a machine does, never sped up: the fastest tells most of the link. The
+ * lab has those of TCP too, and where its bench measured no link they are all there is. */
+static tagc_status read_link(const reader *r, const json_t *bench, int is_alone, tagc_plan_link *out) {
+    const json_t *link = json_object_get(bench, "link");
+    double both_ways = 0, one_way = 0,
+           all = json_number_value(json_object_get(link, "all_to_all_bytes_per_s"));
+    double tcp_bits_per_s = fmax(largest(json_object_get(r->shaped, "tcp_one_way_bits_per_s")),
+                                 largest(json_object_get(r->shaped, "tcp_both_ways_bits_per_s")));
+    out->bytes_per_s = tcp_bits_per_s / 8;
+    if (!json_is_object(link) && tcp_bits_per_s > 0) return TAGC_OK; /* latency is in what a transfer costs */
+    if (!json_is_object(link))
+        return missing(r, "", "link", "an object (tagc bench measures it unless --only leaves it out)");
+    TAGC_TRY(get_number(r, link, "link", "latency_s", &out->latency_s));
+    TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", &both_ways));
     TAGC_TRY(get_above(r, link, "link", "one_way_bytes_per_s", &one_way));
-    *bytes_per_s = fmax(*bytes_per_s, one_way);
-    if (is_alone && isfinite(all)) *bytes_per_s = fmax(*bytes_per_s, all); /* of a rank, and of its host */
+    out->bytes_per_s = fmax(out->bytes_per_s, fmax(both_ways, one_way));
+    if (is_alone && isfinite(all))
+        out->bytes_per_s = fmax(out->bytes_per_s, all); /* of a rank, and its host */
     return TAGC_OK;
 }
 
 /* What all arms of a bench have in common. */
 static tagc_status read_common(const reader *r, const json_t *bench, tagc_point *out) {
-    const json_t *link = json_object_get(bench, "link"), *floor = json_object_get(bench, "floor");
+    const json_t *floor = json_object_get(bench, "floor");
     const json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
     tagc_setup *s = &out->setup;
     int n_cpus = 1, format = 0;
@@ -128,17 +152,56 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
         s->n_hosts = 1; /* unevenly spread: no network between most of them */
     s->n_machines = r->is_lab || is_one_machine(bench) ? 1 : s->n_hosts;
-    if (s->world_size > 1) {
-        if (!json_is_object(link))
-            return missing(r, "", "link", "an object (tagc bench without --only has it)");
-        TAGC_TRY(get_number(r, link, "link", "latency_s", &out->link.latency_s));
-        TAGC_TRY(read_rate(r, link, s->world_size == s->n_hosts, &out->link.bytes_per_s));
-    } else {
+    if (s->world_size > 1)
+        TAGC_TRY(read_link(r, bench, s->world_size == s->n_hosts, &out->link));
+    else
         out->link.bytes_per_s = (double)INFINITY;
-    }
     double bytes_per_s = 0;
     if (json_is_object(floor)) TAGC_TRY(get_above(r, floor, "floor", "bytes_per_s", &bytes_per_s));
     out->byte_s = bytes_per_s > 0 ? 1 / bytes_per_s : 0;
+    return TAGC_OK;
+}
+
+/* Several sizes, or files, of one setting are weighed by their elements. */
+static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
+    tagc_points *points = r->points;
+    for (int i = 0; i < points->n_codec; i++) {
+        tagc_codec_cost *c = &points->codec[i];
+        if (c->exchange != cost->exchange || c->sparsity != cost->sparsity || c->ratio != cost->ratio)
+            continue;
+        double share = cost->weight / (c->weight + cost->weight);
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            c->elem_s[phase] += share * (cost->elem_s[phase] - c->elem_s[phase]);
+        c->union_density += share * (cost->union_density - c->union_density);
+        c->weight += cost->weight;
+        return TAGC_OK;
+    }
+    if (points->n_codec == TAGC_MAX_CODEC_COSTS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: more than %d settings of the codec", r->file,
+                         TAGC_MAX_CODEC_COSTS);
+    points->codec[points->n_codec++] = *cost;
+    return TAGC_OK;
+}
+
+/* Where a bench measured no codec and no memory by themselves: what phases took in the iterations of an arm. */
+static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, tagc_point *point) {
+    const json_t *iterations = json_object_get(arm, "iterations");
+    const tagc_fsdp_options *o = &point->setup.engine;
+    int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1, n_ranks = point->setup.world_size;
+    double phase_s[TAGC_N_PHASES] = {0}, n_params = (double)tagc_gpt2_n_params(&point->setup.model);
+    tagc_codec_cost cost = {.exchange = o->reducer.exchange,
+                            .sparsity = o->reducer.sparsity,
+                            .ratio = o->reducer.ratio,
+                            .union_density = point->union_density,
+                            .weight = n_compressed};
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+        TAGC_TRY(get_median(r, iterations, "phase_s", tagc_phase_name(phase), &phase_s[phase]));
+        if (n_compressed > 0) cost.elem_s[phase] = phase_s[phase] / n_compressed / n_exchanges;
+    }
+    if (point->union_density > 0) return add_codec(r, &cost);
+    /* Plain sums: of every element of a shard, 12 bytes for each rank and 12 more, as jobs.c has it. */
+    if (point->byte_s == 0 && o->dense_wire == TAGC_WIRE_FP32)
+        point->byte_s = phase_s[TAGC_PHASE_DECODE] / n_exchanges / (n_params / n_ranks * 12 * (n_ranks + 1));
     return TAGC_OK;
 }
 
@@ -149,18 +212,18 @@ static tagc_point *grow(tagc_points *points) {
     return &points->points[points->n_points++];
 }
 
-static tagc_status read_arm(const reader *r, const tagc_point *common, const json_t *arm) {
+static tagc_status read_arm(const reader *r, const tagc_point *common, int has_codec, const json_t *arm) {
     const json_t *options = json_object_get(arm, "options"), *iterations = json_object_get(arm, "iterations");
     const char *name = json_string_value(json_object_get(arm, "name"));
     double n_compressed = 0, n_union = 0, gather_s = 0, reduce_s = 0;
     if (!name) return missing(r, "arms", "name", "a text");
     if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
     tagc_point point = *common;
-    TAGC_TRY(get_median(r, iterations, "total_s", &point.total_s));
-    TAGC_TRY(get_median(r, iterations, "compute_s", &point.compute_s));
-    TAGC_TRY(get_median(r, iterations, "wait_gather_s", &gather_s));
-    TAGC_TRY(get_median(r, iterations, "wait_reduce_s", &reduce_s));
-    TAGC_TRY(get_median(r, iterations, "optimizer_s", &point.optimizer_s));
+    TAGC_TRY(get_median(r, iterations, NULL, "total_s", &point.total_s));
+    TAGC_TRY(get_median(r, iterations, NULL, "compute_s", &point.compute_s));
+    TAGC_TRY(get_median(r, iterations, NULL, "wait_gather_s", &gather_s));
+    TAGC_TRY(get_median(r, iterations, NULL, "wait_reduce_s", &reduce_s));
+    TAGC_TRY(get_median(r, iterations, NULL, "optimizer_s", &point.optimizer_s));
     TAGC_TRY(get_number(r, arm, "arms", "n_compressed", &n_compressed));
     TAGC_TRY(get_number(r, arm, "arms", "n_union", &n_union));
     if (!(point.total_s > 0))
@@ -176,6 +239,7 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, const jso
     double density = is_indexed ? n_union / n_compressed / n_exchanges : -1;
     if (density > 1) density = 1;
     point.union_density = point.setup.union_density = density;
+    if (!has_codec) TAGC_TRY(read_phases(r, arm, n_compressed, &point));
     tagc_point *to = grow(r->points);
     if (!to) return tagc_fail(TAGC_ERR_MEMORY, "no memory for points");
     *to = point;
@@ -204,23 +268,7 @@ static tagc_status read_codec(const reader *r, const tagc_point *common, const j
     n_union = json_number_value(json_object_get(entry, "n_union"));
     cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, common->setup.world_size);
     cost.weight = n_elems * n_tensors;
-    tagc_points *points = r->points;
-    for (int i = 0; i < points->n_codec;
-         i++) { /* several sizes, or files, of one setting: weighed by their elements */
-        tagc_codec_cost *c = &points->codec[i];
-        if (c->exchange != cost.exchange || c->sparsity != cost.sparsity || c->ratio != cost.ratio) continue;
-        double share = cost.weight / (c->weight + cost.weight);
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-            c->elem_s[phase] += share * (cost.elem_s[phase] - c->elem_s[phase]);
-        c->union_density += share * (cost.union_density - c->union_density);
-        c->weight += cost.weight;
-        return TAGC_OK;
-    }
-    if (points->n_codec == TAGC_MAX_CODEC_COSTS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: more than %d settings of the codec", r->file,
-                         TAGC_MAX_CODEC_COSTS);
-    points->codec[points->n_codec++] = cost;
-    return TAGC_OK;
+    return add_codec(r, &cost);
 }
 
 static tagc_status read_bench(const reader *r, const json_t *bench) {
@@ -233,7 +281,7 @@ static tagc_status read_bench(const reader *r, const json_t *bench) {
     for (size_t i = 0; i < json_array_size(codec); i++)
         TAGC_TRY(read_codec(r, &common, json_array_get(codec, i)));
     for (size_t i = 0; i < json_array_size(arms); i++)
-        TAGC_TRY(read_arm(r, &common, json_array_get(arms, i)));
+        TAGC_TRY(read_arm(r, &common, json_is_array(codec), json_array_get(arms, i)));
     return TAGC_OK;
 }
 
@@ -248,7 +296,8 @@ static tagc_status read_lab(reader *r, const json_t *lab, long only) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s: there is no case %ld, allowed is 0 to %ld", r->file, only,
                          n_cases - 1);
     for (long i = 0; i < n_cases; i++) {
-        const json_t *bench = json_object_get(json_array_get(cases, (size_t)i), "bench");
+        const json_t *here = json_array_get(cases, (size_t)i), *bench = json_object_get(here, "bench");
+        r->shaped = json_object_get(here, "link");
         if ((only >= 0 && i != only) || !json_is_object(bench)) continue;
         TAGC_TRY(read_bench(r, bench));
         n_read++;

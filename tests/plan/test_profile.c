@@ -275,6 +275,56 @@ static void what_is_missing_is_named(void **state) {
     refuse_without("codec", "exchange", "codec.exchange");
 }
 
+/* A lab's bench of arms alone: the link is what TCP got, codec and memory are as in the iterations. */
+static void arms_alone_will_do(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs(), fitted;
+    tagc_points points = {0};
+    const tagc_gpt2_config model = {4, 4, 128, 64, 2048, 0}; /* make_bench's */
+    double rms;
+    hidden.codec_factor = 1;
+    json_t *bench = make_bench(&hidden, 2, 2, 50e6, 0), *arm;
+    double n_compressed = 0;
+    size_t i;
+    json_object_set_new(bench, "codec", json_null());
+    json_object_set_new(bench, "floor", json_null());
+    json_object_set_new(bench, "link", json_null());
+    json_array_foreach(json_object_get(bench, "arms"), i, arm) {
+        json_t *phases = json_object(), *iteration;
+        size_t k;
+        n_compressed = json_number_value(json_object_get(arm, "n_compressed"));
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
+            double phase_s = 0;
+            if (arms[i].exchange >= 0)
+                phase_s = n_compressed * hidden.codec[arms[i].exchange != TAGC_EXCHANGE_PACKED].elem_s[phase];
+            else if (phase == TAGC_PHASE_DECODE)
+                phase_s = (double)tagc_gpt2_n_params(&model) / 2 * 36 * hidden.byte_s;
+            json_object_set_new(phases, tagc_phase_name(phase), json_real(phase_s));
+        }
+        json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
+            json_object_set(iteration, "phase_s", phases);
+        json_decref(phases);
+    }
+    json_t *lab = json_pack("{s:s, s:i, s:[{s:O, s:{s:[f, f]}}]}", "type", "lab", "format", 1, "cases",
+                            "bench", bench, "link", "tcp_both_ways_bits_per_s", 399e6, 400e6);
+    assert_int_equal(read_json(&points, bench, ""), TAGC_ERR_CORRUPT); /* without the lab there is no link */
+    assert_non_null(strstr(tagc_last_error(), "link is missing"));
+    assert_int_equal(read_json(&points, lab, ""), TAGC_OK);
+    assert_int_equal(points.n_points, N_ARMS);
+    assert_true(points.points[0].link.bytes_per_s == 50e6);
+    assert_int_equal(points.n_codec, 2);
+    for (int c = 0; c < 2; c++)
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            assert_true(
+                fabs(points.codec[c].elem_s[phase] /
+                         hidden.codec[points.codec[c].exchange != TAGC_EXCHANGE_PACKED].elem_s[phase] -
+                     1) < 1e-9);
+    assert_int_equal(tagc_costs_fit(&points, &fitted, &rms), TAGC_OK);
+    print_message("arms alone: %.2f %% rms\n", 100 * rms);
+    assert_true(rms < 0.02);
+    tagc_points_destroy(&points);
+}
+
 static void torn_files_are_refused(void **state) {
     (void)state;
     tagc_points points = {0};
@@ -303,6 +353,7 @@ int main(void) {
         cmocka_unit_test(machines_are_told_by_name),
         cmocka_unit_test(what_is_missing_is_named),
         cmocka_unit_test(torn_files_are_refused),
+        cmocka_unit_test(arms_alone_will_do),
     };
     int file = mkstemp(path);
     if (file < 0) return 1;
