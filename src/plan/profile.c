@@ -14,6 +14,7 @@ typedef struct reader {
     tagc_read_engine read_engine;
     int is_lab;           /* its hosts are namespaces of one machine */
     const json_t *shaped; /* the link of the lab's case; NULL: none, or no lab */
+    long number;          /* of the lab's case */
 } reader;
 
 /* ---- members ---- */
@@ -276,8 +277,10 @@ static tagc_status read_bench(const reader *r, const json_t *bench) {
     tagc_point common = {0};
     TAGC_TRY(read_common(r, bench, &common));
     if (!json_is_array(arms)) return missing(r, "", "arms", "a list (tagc bench without --only has it)");
-    snprintf(common.place, sizeof common.place, "W = %d, %.3g Gbit/s, %.80s", common.setup.world_size,
-             8e-9 * common.link.bytes_per_s, r->file);
+    char number[24] = "";
+    if (r->is_lab) snprintf(number, sizeof number, ":%ld", r->number);
+    snprintf(common.place, sizeof common.place, "%d ranks, %d hosts, %.3g Gbit/s, %.80s%s",
+             common.setup.world_size, common.setup.n_hosts, 8e-9 * common.link.bytes_per_s, r->file, number);
     for (size_t i = 0; i < json_array_size(codec); i++)
         TAGC_TRY(read_codec(r, &common, json_array_get(codec, i)));
     for (size_t i = 0; i < json_array_size(arms); i++)
@@ -298,6 +301,7 @@ static tagc_status read_lab(reader *r, const json_t *lab, long only) {
     for (long i = 0; i < n_cases; i++) {
         const json_t *here = json_array_get(cases, (size_t)i), *bench = json_object_get(here, "bench");
         r->shaped = json_object_get(here, "link");
+        r->number = i;
         if ((only >= 0 && i != only) || !json_is_object(bench)) continue;
         TAGC_TRY(read_bench(r, bench));
         n_read++;
