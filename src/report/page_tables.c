@@ -88,8 +88,15 @@ static void add_shares(const tagc_trace_file *trace, const char *what, const tag
 }
 
 void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_text *out) {
-    static const char *const heads[] = {"timeline",  "window",        "length",     "model",
-                                        "computing", "communicating", "overlapped", "gradient exchange",
+    static const char *const heads[] = {"timeline",
+                                        "window",
+                                        "length",
+                                        "model",
+                                        "computing",
+                                        "communi\xc2\xad"
+                                        "cating",
+                                        "overlapped",
+                                        "gradient exchange",
                                         "with gaps"};
     begin(out, "Shares of time", heads, sizeof heads / sizeof heads[0], 2);
     for (int t = 0; t < report->n_traces; t++) {
@@ -295,7 +302,7 @@ void tagc_table_options(const tagc_report *report, tagc_text *out) {
     for (int i = 0; i < n_arms; i++) {
         const char *name;
         json_t *value;
-        json_object_foreach((json_t *)(uintptr_t)arms[i]->options, name, value) {
+        json_object_foreach(arms[i]->options, name, value) {
             int is_new = n_heads <= MAX_OPTIONS && differs(arms, n_arms, name);
             for (int k = 1; is_new && k < n_heads; k++) is_new = strcmp(heads[k], name) != 0;
             if (is_new) heads[n_heads++] = name;

@@ -36,7 +36,7 @@ typedef struct tagc_result {
     double memory[TAGC_N_MEMORIES];
     tagc_spread loss, gap; /* validation, at the last common step; gap: to the first arm, as a share */
     double n_params, n_compressed;
-    const json_t *options; /* may be NULL */
+    json_t *options; /* may be NULL */
 } tagc_result;
 
 typedef enum tagc_set_kind { TAGC_SET_RUNS, TAGC_SET_BENCH, TAGC_SET_PLAN } tagc_set_kind;

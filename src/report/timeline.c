@@ -1,14 +1,14 @@
 /* Timelines: per trace and rank a row for compute, one for the codec, and one per lane of transfers. All traces of a
  * picture have one scale.
  *
- * A trace has far more spans than a page has pixels: what is narrower than two of them is drawn together. */
+ * A trace has far more spans than a page has pixels: what is narrower than three of them is drawn together. */
 #include "report/figures.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROW = 16, GAP = 3, MAX_TRACES = 8, MOST_LANES = 6 };
+enum { ROW = 16, GAP = 3, BOX = 3, MAX_TRACES = 8, MOST_LANES = 6 };
 
 static const struct {
     const char *name, *classes;
@@ -44,66 +44,68 @@ static int is_inside(const tagc_span *span, tagc_window window) {
     return span->end_s > window.start_s && span->start_s < window.end_s;
 }
 
-static void describe(const picture *p, const tagc_trace_file *trace, const tagc_span *span, char *out,
-                     size_t n_bytes) {
+static void describe(const tagc_trace_file *trace, const tagc_span *span, char *out, size_t n_bytes) {
     char length[TAGC_NUMBER_BYTES], bytes[TAGC_NUMBER_BYTES] = "";
-    (void)p;
     if (span->n_bytes > 0) tagc_number_bytes(span->n_bytes, bytes);
     snprintf(out, n_bytes, "%s %.60s, %s%s%s", looks[span->kind].name,
              span->unit >= 0 ? trace->units[span->unit] : "",
              tagc_number_time(span->end_s - span->start_s, length), *bytes ? ", " : "", bytes);
 }
 
-/* Spans narrower than two pixels: one path per kind, in steps of half a pixel. */
-static void draw_narrow(const picture *p, int t, int rank, int track, double y, tagc_canvas *c) {
+/* Spans of a row narrower than BOX pixels: one path per kind, in whole pixels. spans (n) */
+static void draw_narrow(const picture *p, int t, const tagc_span *const *spans, int n, double y,
+                        tagc_canvas *c) {
     for (int kind = 0; kind < TAGC_N_SPANS; kind++) {
         double until = -1;
         int is_open = 0;
-        for (int i = 0; i < p->traces[t]->n_spans; i++) {
-            const tagc_span *span = &p->traces[t]->spans[i];
-            if ((int)span->kind != kind || span->rank != rank || span->track != track ||
-                !is_inside(span, p->windows[t]))
-                continue;
-            double from =
-                tagc_axis_place(&p->x, fmax(span->start_s, p->windows[t].start_s) - p->windows[t].start_s);
+        for (int i = 0; i < n; i++) {
+            if ((int)spans[i]->kind != kind) continue;
+            double from = tagc_axis_place(&p->x, fmax(spans[i]->start_s - p->windows[t].start_s, 0));
             double to =
-                tagc_axis_place(&p->x, fmin(span->end_s, p->windows[t].end_s) - p->windows[t].start_s);
-            if (to - from >= 2) continue;
-            from = floor(2 * from) / 2;
-            to = fmax(ceil(2 * to) / 2, from + 0.5);
-            if (from < until) from = until;
+                tagc_axis_place(&p->x, fmin(spans[i]->end_s, p->windows[t].end_s) - p->windows[t].start_s);
+            if (to - from >= BOX) continue;
+            from = fmax(floor(from), until);
+            to = ceil(to);
             if (to <= from) continue;
             if (!is_open) tagc_text_printf(&c->body, "<path class=\"%s\" d=\"", looks[kind].classes);
             is_open = 1;
-            tagc_text_printf(&c->body, "M%.1f %.0fh%.1fv%dh-%.1fz", from, y, to - from, ROW, to - from);
+            tagc_text_printf(&c->body, "M%.0f %.0fh%.0fv%dh-%.0fz", from, y, to - from, ROW, to - from);
             until = to;
         }
         if (is_open) tagc_text_add(&c->body, "\"/>\n");
     }
 }
 
+static void draw_wide(const picture *p, int t, const tagc_span *span, double y, tagc_canvas *c) {
+    double from = tagc_axis_place(&p->x, fmax(span->start_s - p->windows[t].start_s, 0));
+    double to = tagc_axis_place(&p->x, fmin(span->end_s, p->windows[t].end_s) - p->windows[t].start_s);
+    if (to - from < BOX) return;
+    char title[160];
+    describe(p->traces[t], span, title, sizeof title);
+    tagc_svg_box(c, from, y, to - from - 0.5, ROW, looks[span->kind].classes,
+                 c->width < TAGC_WIDE ? NULL : title);
+    const char *unit = span->unit >= 0 ? p->traces[t]->units[span->unit] : "";
+    int is_idle = span->kind == TAGC_SPAN_STALL || span->kind == TAGC_SPAN_IDLE;
+    if (!*unit || is_idle || tagc_svg_width(unit, 11.5) + 6 > to - from) return;
+    int is_pale =
+        strcmp(looks[span->kind].classes, "c4") == 0 || strcmp(looks[span->kind].classes, "c5") == 0;
+    tagc_svg_text(c, (from + to) / 2, y + 12, 'm', is_pale ? "ondark" : "on", unit);
+}
+
 static void draw_track(picture *p, int t, int rank, int track, double y, tagc_canvas *c) {
     const tagc_trace_file *trace = p->traces[t];
-    for (int i = 0; i < trace->n_spans; i++) {
+    const tagc_span **spans = malloc(((size_t)trace->n_spans + 1) * sizeof *spans);
+    int n = 0;
+    for (int i = 0; spans && i < trace->n_spans; i++) {
         const tagc_span *span = &trace->spans[i];
-        if (span->rank != rank || span->track != track || !is_inside(span, p->windows[t])) continue;
-        p->met[span->kind] = 1;
-        double from =
-            tagc_axis_place(&p->x, fmax(span->start_s, p->windows[t].start_s) - p->windows[t].start_s);
-        double to = tagc_axis_place(&p->x, fmin(span->end_s, p->windows[t].end_s) - p->windows[t].start_s);
-        if (to - from < 2) continue;
-        char title[160];
-        describe(p, trace, span, title, sizeof title);
-        tagc_svg_box(c, from, y, to - from - 0.5, ROW, looks[span->kind].classes,
-                     c->width < TAGC_WIDE ? NULL : title);
-        const char *unit = span->unit >= 0 ? trace->units[span->unit] : "";
-        int is_idle = span->kind == TAGC_SPAN_STALL || span->kind == TAGC_SPAN_IDLE;
-        if (!*unit || is_idle || tagc_svg_width(unit, 11.5) + 6 > to - from) continue;
-        int is_pale =
-            strcmp(looks[span->kind].classes, "c4") == 0 || strcmp(looks[span->kind].classes, "c5") == 0;
-        tagc_svg_text(c, (from + to) / 2, y + 12, 'm', is_pale ? "ondark" : "on", unit);
+        if (span->rank == rank && span->track == track && is_inside(span, p->windows[t])) spans[n++] = span;
     }
-    draw_narrow(p, t, rank, track, y, c);
+    for (int i = 0; i < n; i++) {
+        p->met[spans[i]->kind] = 1;
+        draw_wide(p, t, spans[i], y, c);
+    }
+    if (spans) draw_narrow(p, t, spans, n, y, c);
+    free(spans);
 }
 
 /* Tracks of a rank that have spans in the window. */

@@ -153,7 +153,7 @@ static int ascending(const void *a, const void *b) {
 /* Ranks are numbered in the order in which they were met; their own order is wanted. */
 static tagc_status sort_ranks(tagc_trace_file *trace) {
     size_t n = (size_t)trace->n_ranks;
-    int *met = malloc((n + 1) * sizeof *met), *place = malloc((n + 1) * sizeof *place);
+    int *met = malloc((n + 1) * sizeof *met), *place = calloc(n + 1, sizeof *place);
     if (met && place) {
         memcpy(met, trace->ranks, n * sizeof *met);
         qsort(trace->ranks, n, sizeof *trace->ranks, ascending);
