@@ -88,15 +88,8 @@ static void add_shares(const tagc_trace_file *trace, const char *what, const tag
 }
 
 void tagc_table_shares(const tagc_report *report, const tagc_view *view, tagc_text *out) {
-    static const char *const heads[] = {"timeline",
-                                        "window",
-                                        "length",
-                                        "model",
-                                        "computing",
-                                        "communi\xc2\xad"
-                                        "cating",
-                                        "overlapped",
-                                        "gradient exchange",
+    static const char *const heads[] = {"timeline",  "window",         "length",     "model",
+                                        "computing", "communi­cating", "overlapped", "gradient exchange",
                                         "with gaps"};
     begin(out, "Shares of time", heads, sizeof heads / sizeof heads[0], 2);
     for (int t = 0; t < report->n_traces; t++) {

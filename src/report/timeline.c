@@ -94,7 +94,7 @@ static void draw_wide(const picture *p, int t, const tagc_span *span, double y, 
 
 static void draw_track(picture *p, int t, int rank, int track, double y, tagc_canvas *c) {
     const tagc_trace_file *trace = p->traces[t];
-    const tagc_span **spans = malloc(((size_t)trace->n_spans + 1) * sizeof *spans);
+    const tagc_span **spans = malloc(((size_t)trace->n_spans + 1) * sizeof(const tagc_span *));
     int n = 0;
     for (int i = 0; spans && i < trace->n_spans; i++) {
         const tagc_span *span = &trace->spans[i];
