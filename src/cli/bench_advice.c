@@ -1,6 +1,6 @@
 /* From iteration times to advice. Compression has to beat the fastest arm without it, whatever that one's sharding
- * and wire, by more than 2 % and in every round: else it is left off. Beside that stands the comparison within one
- * kind of sharding, for whom memory binds to it. */
+ * and wire, by more than 2 %, in every round, and by more than rounds differ: else it is left off. Beside that
+ * stands the comparison within one kind of sharding, for whom memory binds to it. */
 #include "cli/bench.h"
 
 #include <math.h>
@@ -33,8 +33,9 @@ static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_b
     return tagc_result_spread_of(gains, n);
 }
 
+/* A gain in every round is little to go by where rounds differ by more than the gain. */
 static int pays(const tagc_result_spread *gain) {
-    return gain->median >= least_gain && gain->min > 1;
+    return gain->median >= least_gain && gain->min > 1 && gain->median - 1 > (gain->max - gain->min) / 2;
 }
 
 static void say(tagc_bench_advice *out, const char *format, ...) {

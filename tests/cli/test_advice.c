@@ -55,7 +55,8 @@ static void test_pays(void **state) {
 /* 1 % is not worth it; 30 % in two rounds and nothing in the third is not sure. */
 static void test_too_little(void **state) {
     (void)state;
-    const double a[] = {1.01, 1.01, 1.01}, b[] = {1.0, 1.0, 1.0}, c[] = {1.3, 1.3, 1.0};
+    const double a[] = {1.01, 1.01, 1.01}, b[] = {1.0, 1.0, 1.0}, c[] = {1.3, 1.3, 1.0},
+                 d[] = {1.1, 1.5, 3.5};
     tagc_bench_candidate candidates[] = {
         {.name = "fsdp", .round_s = a, .total_s = 1.01, .exposed_s = 0.5},
         {.name = "packed",
@@ -78,6 +79,11 @@ static void test_too_little(void **state) {
     assert_int_equal(advice.arm, -1);
     assert_true(fabs(advice.speedup - 1.3) < 1e-12);
     says(&advice, "rounds differ too much");
+    candidates[0].round_s = d; /* faster in every round, and nobody knows by how much */
+    advise(candidates, 2, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    says(&advice, "rounds differ too much");
+    candidates[0].round_s = c;
     advise(candidates, 2, 2, &advice); /* without the third round it is */
     assert_int_equal(advice.arm, 1);
 }
