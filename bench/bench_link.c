@@ -7,6 +7,7 @@
 #include "tagc/tagc.h"
 #include "transport/comm.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -17,6 +18,7 @@ typedef struct link_bench {
     tagc_comm *comm;
     int rank, world_size, n_units;
     uint64_t n_elems, shard;
+    uint64_t n_bytes_mpi; /* sent by MPI's own collectives */
     float *parameters, *full, *gradient,
         *output;                            /* (shard), (IN_FLIGHT, W, shard) twice, (IN_FLIGHT, shard) */
     tagc_gatherer *gatherers[2][MAX_UNITS]; /* fp32, bf16 */
@@ -42,6 +44,23 @@ static float *slot(const link_bench *b, float *slots, int unit, uint64_t n) {
 }
 
 /* ---- patterns ---- */
+
+/* MPI's own collectives, for comparison; tagc's comm thread sleeps meanwhile, as MPI_THREAD_SERIALIZED asks for. Their
+ * bytes are what the operation needs at least. */
+static void mpi_reduce_scatter(link_bench *b, int wire) {
+    (void)wire;
+    for (int unit = 0; unit < b->n_units; unit++)
+        MPI_Reduce_scatter_block(b->gradient, b->output, (int)b->shard, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    b->n_bytes_mpi += (uint64_t)b->n_units * (b->n_elems - b->shard) * sizeof(float);
+}
+
+static void mpi_all_gather(link_bench *b, int wire) {
+    (void)wire;
+    for (int unit = 0; unit < b->n_units; unit++)
+        MPI_Allgather(b->parameters, (int)b->shard, MPI_FLOAT, b->full, (int)b->shard, MPI_FLOAT,
+                      MPI_COMM_WORLD);
+    b->n_bytes_mpi += (uint64_t)b->n_units * (b->n_elems - b->shard) * sizeof(float);
+}
 
 /* One transfer after the other, of a unit's bytes from every rank to every other. */
 static void transfers(link_bench *b, int wire) {
@@ -117,14 +136,16 @@ static const struct {
     {"forward bf16", forward, TAGC_WIRE_BF16},
     {"reduce bf16", reduce, TAGC_WIRE_BF16},
     {"backward bf16", backward, TAGC_WIRE_BF16},
+    {"MPI_Allgather", mpi_all_gather, TAGC_WIRE_FP32},
+    {"MPI_Reduce_scatter_block", mpi_reduce_scatter, TAGC_WIRE_FP32},
 };
 enum { N_PATTERNS = sizeof patterns / sizeof patterns[0] };
 
 /* ---- measuring ---- */
 
-static uint64_t sent(const tagc_comm *comm) {
-    uint64_t n_bytes[TAGC_N_LEGS], sum = 0;
-    tagc_comm_bytes(comm, n_bytes, NULL);
+static uint64_t sent(const link_bench *b) {
+    uint64_t n_bytes[TAGC_N_LEGS], sum = b->n_bytes_mpi;
+    tagc_comm_bytes(b->comm, n_bytes, NULL);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum += n_bytes[leg];
     return sum;
 }
@@ -139,12 +160,12 @@ static double cpu_s(void) {
 static double bytes_per_s(link_bench *b, int pattern, double *cpus) {
     double all[MAX_W];
     must(tagc_comm_barrier(b->comm));
-    uint64_t before = sent(b->comm);
+    uint64_t before = sent(b);
     double start_s = tagc_time_s(), start_cpu_s = cpu_s();
     patterns[pattern].run(b, patterns[pattern].wire);
     double total_s = tagc_time_s() - start_s;
     *cpus = (cpu_s() - start_cpu_s) / total_s;
-    double rate = (double)(sent(b->comm) - before) / total_s, least;
+    double rate = (double)(sent(b) - before) / total_s, least;
     must(tagc_comm_all_gather(b->comm, &rate, sizeof rate, all));
     least = all[0];
     for (int r = 1; r < b->world_size; r++) least = all[r] < least ? all[r] : least;
@@ -198,10 +219,11 @@ int main(int argc, char **argv) {
     must(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &b.comm));
     b.rank = tagc_comm_rank(b.comm);
     b.world_size = tagc_comm_world_size(b.comm);
-    if (b.n_units < 1 || b.n_units > MAX_UNITS || wanted < 1 || n_repeats < 1 || n_repeats > MAX_REPEATS ||
-        b.world_size > MAX_W) {
-        fprintf(stderr, "bench_link: 1 to %d units, 1 to %d repeats, at most %d ranks\n", MAX_UNITS,
-                MAX_REPEATS, MAX_W);
+    if (wanted > INT_MAX || b.n_units < 1 || b.n_units > MAX_UNITS || wanted < 1 || n_repeats < 1 ||
+        n_repeats > MAX_REPEATS || b.world_size > MAX_W) {
+        fprintf(stderr,
+                "bench_link: 1 to %d units of at most 2^31 - 1 elements, 1 to %d repeats, at most %d ranks\n",
+                MAX_UNITS, MAX_REPEATS, MAX_W);
         MPI_Abort(MPI_COMM_WORLD, 1);
     }
     b.n_elems = tagc_padded_elems(wanted, b.world_size);
