@@ -1,0 +1,242 @@
+/* Many steps under way at once, against the same steps one by one: when a step's first transfers start before the one
+ * ahead of it has ended, nothing may come out different, on any transport, and nothing may be left waiting when a
+ * rank gives up. */
+#include "ranks.h"
+
+#include "tagc/transport.h"
+
+#include <math.h>
+#include <time.h>
+
+enum { N_RANKS = 3, N_STEPS = 3, N_UNITS = 8, CHUNK = 262144 };
+
+/* Unit 0 is longer than what a dense step has under way; 2 to 4 take turns with one spare; 4 has a NaN in step 1. */
+static const struct {
+    int exchange, wire, all_reduce;
+    uint64_t shard;
+} plan[N_UNITS] = {
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 4 * CHUNK + 5}, {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 0, 3000},
+    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 0, 2000},         {TAGC_EXCHANGE_SKETCH, TAGC_WIRE_FP32, 0, 2000},
+    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 1, 2000},         {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 1, 777},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 1, CHUNK + 1},     {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 1},
+};
+
+/* ---- a transport without lanes: everybody meets, then copies ---- */
+
+typedef struct meeting {
+    pthread_barrier_t barrier;
+    const tagc_transfer *transfers[N_RANKS];
+} meeting;
+
+typedef struct seat {
+    meeting *meeting;
+    int rank;
+} seat;
+
+static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
+    seat *self = context;
+    meeting *m = self->meeting;
+    m->transfers[self->rank] = transfer;
+    pthread_barrier_wait(&m->barrier);
+    int same = 1;
+    for (int s = 0; s < N_RANKS; s++) {
+        const tagc_transfer *peer = m->transfers[s];
+        uint64_t n_bytes = transfer->recv_bytes[s];
+        same &= peer->send_bytes[self->rank] == n_bytes;
+        if (n_bytes && same)
+            memmove((char *)transfer->recv + transfer->recv_offset[s],
+                    (const char *)peer->send + peer->send_offset[self->rank], n_bytes);
+    }
+    pthread_barrier_wait(&m->barrier);
+    return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
+}
+
+/* ---- the steps ---- */
+
+typedef struct trial {
+    int queued, blocking, gives_up;
+    float *outputs[N_RANKS][N_STEPS][N_UNITS], *residuals[N_RANKS][N_UNITS], *gathered[N_RANKS];
+    meeting meeting;
+} trial;
+
+static size_t n_elems(int u) {
+    return plan[u].shard * N_RANKS;
+}
+
+static float *gradient_of(int rank, int step, int u) {
+    float *gradient = malloc(n_elems(u) * sizeof *gradient);
+    for (uint64_t i = 0; i < n_elems(u); i++)
+        gradient[i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
+    if (u == 4 && step == 1 && rank == 1) gradient[n_elems(u) / 2] = NAN;
+    return gradient;
+}
+
+static void dawdle(uint64_t seed) {
+    uint64_t draw = mix(seed) % 8;
+    if (draw < 4) nanosleep(&(struct timespec){.tv_nsec = (long)draw * 300000}, NULL);
+}
+
+static void one_step(rank_run *run, tagc_reducer **reducers, tagc_gatherer *gatherer, int step) {
+    trial *t = run->shared;
+    float *gradients[N_UNITS], *shard = t->gathered[run->rank] + (size_t)run->rank * plan[1].shard;
+    for (uint64_t i = 0; i < plan[1].shard; i++) shard[i] = (float)(step + run->rank);
+    for (int u = 0; u < N_UNITS; u++) gradients[u] = gradient_of(run->rank, step, u);
+    for (int u = 0; u < N_UNITS; u++) {
+        float *output = t->outputs[run->rank][step][u];
+        if (t->queued) dawdle((uint64_t)((step * N_RANKS + run->rank) * N_UNITS + u));
+        CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], output) == TAGC_OK);
+        if (u == 4) CHECK(run, tagc_gatherer_begin(gatherer, shard, t->gathered[run->rank]) == TAGC_OK);
+        if (!t->queued) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
+        if (u == 4 && !t->queued) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+    }
+    if (t->queued) CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
+    for (int i = 0; i < N_UNITS && t->queued; i++) {
+        int u = (i * 3 + run->rank) % N_UNITS; /* in any order */
+        CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
+    }
+    for (int r = 0; r < N_RANKS; r++)
+        CHECK(run, t->gathered[run->rank][(size_t)r * plan[1].shard + 7] == (float)(step + r));
+    for (int u = 0; u < N_UNITS; u++) free(gradients[u]);
+}
+
+static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer) {
+    for (int u = 0; u < N_UNITS; u++) {
+        tagc_reducer_options options;
+        tagc_reducer_options_init(&options);
+        options.exchange = plan[u].exchange;
+        options.wire = plan[u].wire;
+        options.all_reduce = plan[u].all_reduce;
+        options.n_elems = n_elems(u);
+        options.sparsity = 0.9;
+        if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return 0;
+    }
+    tagc_gatherer_options options;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = n_elems(1);
+    return CHECK(run, tagc_gatherer_create(run->comm, &options, gatherer) == TAGC_OK);
+}
+
+/* Everything is under way when rank 1 gives up; what is never ended goes with its reducer. */
+static void give_up(rank_run *run, tagc_reducer **reducers) {
+    trial *t = run->shared;
+    float *gradients[N_UNITS];
+    for (int u = 0; u < N_UNITS; u++) gradients[u] = gradient_of(run->rank, 0, u);
+    for (int u = 0; u < N_UNITS; u++) {
+        if (run->rank == 1 && u == t->gives_up) {
+            dawdle((uint64_t)u);
+            tagc_comm_abort(run->comm, "enough");
+        }
+        CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], t->outputs[run->rank][0][u]) == TAGC_OK);
+    }
+    for (int u = N_UNITS - 1; u > 2; u--) {
+        tagc_status status = tagc_reducer_end(reducers[u], NULL);
+        CHECK(run, status == TAGC_ERR_TRANSPORT || (status == TAGC_OK && u < t->gives_up));
+    }
+    for (int u = 0; u < N_UNITS; u++) {
+        tagc_reducer_destroy(reducers[u]);
+        free(gradients[u]);
+        reducers[u] = NULL;
+    }
+}
+
+static void body(rank_run *run) {
+    trial *t = run->shared;
+    tagc_reducer *reducers[N_UNITS] = {NULL};
+    tagc_gatherer *gatherer = NULL;
+    if (make(run, reducers, &gatherer)) {
+        for (int step = 0; step < N_STEPS && !t->gives_up; step++) one_step(run, reducers, gatherer, step);
+        for (int u = 0; u < N_UNITS && !t->gives_up; u++) {
+            const float *residual = tagc_reducer_residual(reducers[u], NULL);
+            if (residual) memcpy(t->residuals[run->rank][u], residual, n_elems(u) * sizeof *residual);
+        }
+        if (t->gives_up) give_up(run, reducers);
+    }
+    for (int u = 0; u < N_UNITS; u++) tagc_reducer_destroy(reducers[u]);
+    tagc_gatherer_destroy(gatherer);
+}
+
+static void *blocking_main(void *arg) {
+    rank_run *run = arg;
+    trial *t = run->shared;
+    seat self = {&t->meeting, run->rank};
+    if (CHECK(run, tagc_comm_create_callback(exchange_all, &self, run->rank, N_RANKS, NULL, &run->comm) ==
+                       TAGC_OK))
+        body(run);
+    tagc_comm_destroy(run->comm);
+    return NULL;
+}
+
+static void run_blocking(trial *t, rank_run *runs) {
+    pthread_t threads[N_RANKS];
+    pthread_barrier_init(&t->meeting.barrier, NULL, N_RANKS);
+    for (int r = 0; r < N_RANKS; r++) {
+        runs[r] = (rank_run){.rank = r, .world_size = N_RANKS, .shared = t};
+        assert_int_equal(pthread_create(&threads[r], NULL, blocking_main, &runs[r]), 0);
+    }
+    for (int r = 0; r < N_RANKS; r++) pthread_join(threads[r], NULL);
+    for (int r = 0; r < N_RANKS; r++)
+        if (runs[r].failure[0]) fail_msg("rank %d: %s", r, runs[r].failure);
+    pthread_barrier_destroy(&t->meeting.barrier);
+}
+
+static void run_trial(trial *t) {
+    rank_run runs[MAX_RANKS];
+    for (int r = 0; r < N_RANKS; r++) {
+        t->gathered[r] = calloc(n_elems(1), sizeof(float));
+        for (int u = 0; u < N_UNITS; u++) {
+            t->residuals[r][u] = calloc(n_elems(u), sizeof(float));
+            for (int step = 0; step < N_STEPS; step++)
+                t->outputs[r][step][u] = calloc(n_elems(u), sizeof(float));
+        }
+    }
+    if (t->blocking)
+        run_blocking(t, runs);
+    else
+        run_ranks(N_RANKS, body, t, NULL, runs);
+}
+
+static void clear(trial *t) {
+    for (int r = 0; r < N_RANKS; r++) {
+        free(t->gathered[r]);
+        for (int u = 0; u < N_UNITS; u++) {
+            free(t->residuals[r][u]);
+            for (int step = 0; step < N_STEPS; step++) free(t->outputs[r][step][u]);
+        }
+    }
+}
+
+static void same_as_one_by_one(void **state) {
+    (void)state;
+    trial alone = {0};
+    run_trial(&alone);
+    for (int blocking = 0; blocking < 2; blocking++) {
+        trial t = {.queued = 1, .blocking = blocking};
+        run_trial(&t);
+        for (int r = 0; r < N_RANKS; r++)
+            for (int u = 0; u < N_UNITS; u++) {
+                size_t n_bytes = n_elems(u) * sizeof(float);
+                assert_memory_equal(alone.residuals[r][u], t.residuals[r][u], n_bytes);
+                for (int step = 0; step < N_STEPS; step++)
+                    assert_memory_equal(alone.outputs[r][step][u], t.outputs[r][step][u], n_bytes);
+            }
+        clear(&t);
+    }
+    clear(&alone);
+}
+
+static void nobody_waits_for_who_gave_up(void **state) {
+    (void)state;
+    for (int u = 1; u < N_UNITS; u++) {
+        trial t = {.gives_up = u};
+        run_trial(&t);
+        clear(&t);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_as_one_by_one),
+        cmocka_unit_test(nobody_waits_for_who_gave_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
