@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 json_t *tagc_json_real(double value) {
@@ -64,20 +65,28 @@ json_t *tagc_json_spread(const tagc_result_spread *spread) {
                      tagc_json_real(spread->min), "max", tagc_json_real(spread->max), "n", spread->n);
 }
 
-static tagc_status open_partial(const char *path, char partial[TAGC_PATH_BYTES], FILE **file) {
-    int n = snprintf(partial, TAGC_PATH_BYTES, "%s.partial", path), error = ENAMETOOLONG;
-    *file = NULL;
-    if (tagc_path_is_dir(path))
-        error = EISDIR;
-    else if (n < TAGC_PATH_BYTES && !(*file = fopen(partial, "w")))
-        error = errno;
-    return *file ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
+static tagc_status cannot_write(const char *path, int error) {
+    return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
+}
+
+/* Where to write first. A pipe, a device or a link is written to as it is: renaming would put a file in its place. */
+static tagc_status find_partial(const char *path, char partial[TAGC_PATH_BYTES], int *is_plain) {
+    struct stat about;
+    int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0;
+    *is_plain = !exists || S_ISREG(about.st_mode);
+    if (is_dir) return cannot_write(path, EISDIR);
+    if (snprintf(partial, TAGC_PATH_BYTES, *is_plain ? "%s.partial" : "%s", path) < TAGC_PATH_BYTES)
+        return TAGC_OK;
+    return cannot_write(path, ENAMETOOLONG);
 }
 
 tagc_status tagc_result_check(const char *path) {
     char partial[TAGC_PATH_BYTES];
-    FILE *file;
-    TAGC_TRY(open_partial(path, partial, &file));
+    int is_plain;
+    TAGC_TRY(find_partial(path, partial, &is_plain));
+    if (!is_plain) return access(path, W_OK) == 0 ? TAGC_OK : cannot_write(path, errno);
+    FILE *file = fopen(partial, "w");
+    if (!file) return cannot_write(path, errno);
     fclose(file);
     unlink(partial);
     return TAGC_OK;
@@ -85,16 +94,18 @@ tagc_status tagc_result_check(const char *path) {
 
 tagc_status tagc_result_write(const json_t *result, const char *path) {
     char partial[TAGC_PATH_BYTES];
-    FILE *file;
-    TAGC_TRY(open_partial(path, partial, &file));
+    int is_plain;
+    if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
+    TAGC_TRY(find_partial(path, partial, &is_plain));
+    FILE *file = fopen(partial, "w");
+    if (!file) return cannot_write(path, errno);
     errno = 0;
-    int failed = !result || json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0;
-    failed |= fputc('\n', file) == EOF || fflush(file) != 0 || fsync(fileno(file)) != 0;
+    int failed = json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0;
+    failed |= fputc('\n', file) == EOF || fflush(file) != 0 || (is_plain && fsync(fileno(file)) != 0);
     int error = errno ? errno : EIO;
     failed |= fclose(file) != 0;
-    if (!failed && rename(partial, path) == 0) return TAGC_OK;
+    if (!failed && (!is_plain || rename(partial, path) == 0)) return TAGC_OK;
     if (!failed) error = errno;
-    unlink(partial);
-    if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
-    return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
+    if (is_plain) unlink(partial);
+    return cannot_write(path, error);
 }

@@ -210,21 +210,38 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
     return TAGC_OK;
 }
 
-static tagc_status open_partial(const char *path, char partial[PATH_BYTES], FILE **file) {
-    int n = snprintf(partial, PATH_BYTES, "%s.partial", path), error = ENAMETOOLONG;
-    struct stat info;
-    *file = NULL;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode))
+static tagc_status cannot_write(const char *path, int error) {
+    return tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
+}
+
+/* A pipe, a device or a link is written to as it is, `partial` then being `path`: renaming would put a file in
+ * its place. */
+static tagc_status find_partial(const char *path, char partial[PATH_BYTES], int *is_plain) {
+    struct stat about;
+    int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0,
+        error = ENAMETOOLONG;
+    *is_plain = !exists || S_ISREG(about.st_mode);
+    if (is_dir)
         error = EISDIR;
-    else if (n < PATH_BYTES && (*file = fopen(partial, "w")) == NULL)
-        error = errno;
-    return *file != NULL ? TAGC_OK
-                         : tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
+    else if (snprintf(partial, PATH_BYTES, *is_plain ? "%s.partial" : "%s", path) < PATH_BYTES)
+        return TAGC_OK;
+    return cannot_write(path, error);
+}
+
+static tagc_status open_partial(const char *path, char partial[PATH_BYTES], FILE **file) {
+    int is_plain;
+    *file = NULL;
+    TAGC_TRY(find_partial(path, partial, &is_plain));
+    *file = fopen(partial, "w");
+    return *file != NULL ? TAGC_OK : cannot_write(path, errno);
 }
 
 tagc_status tagc_trace_check_path(const char *path) {
     char partial[PATH_BYTES];
     FILE *file;
+    int is_plain;
+    TAGC_TRY(find_partial(path, partial, &is_plain));
+    if (!is_plain) return access(path, W_OK) == 0 ? TAGC_OK : cannot_write(path, errno);
     TAGC_TRY(open_partial(path, partial, &file));
     fclose(file);
     unlink(partial);
@@ -253,12 +270,13 @@ static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piec
 static tagc_status close_file(FILE *file, uint64_t n_dropped, const char *partial, const char *path) {
     fprintf(file, "{\"ph\":\"M\",\"name\":\"tagc\",\"pid\":0,\"args\":{\"n_dropped\":%llu}}\n]}\n",
             (unsigned long long)n_dropped);
-    int failed = ferror(file) || fflush(file) != 0 || fsync(fileno(file)) != 0, error = errno;
+    int is_plain = strcmp(partial, path) != 0;
+    int failed = ferror(file) || fflush(file) != 0 || (is_plain && fsync(fileno(file)) != 0), error = errno;
     failed |= fclose(file) != 0;
-    if (!failed && rename(partial, path) == 0) return TAGC_OK;
+    if (!failed && (!is_plain || rename(partial, path) == 0)) return TAGC_OK;
     error = failed ? error : errno;
-    unlink(partial);
-    return tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
+    if (is_plain) unlink(partial);
+    return cannot_write(path, error);
 }
 
 static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, double (*times)[2],

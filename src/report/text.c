@@ -128,9 +128,9 @@ tagc_status tagc_text_write(const tagc_text *text, const char *path) {
     if (text->failed) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= PATH_BYTES)
         return cannot_write(path, ENAMETOOLONG);
-    int exists = stat(path, &about) == 0;
-    if (exists && S_ISDIR(about.st_mode)) return cannot_write(path, EISDIR);
-    /* A pipe or a device is written to as it is. */
+    int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0;
+    if (is_dir) return cannot_write(path, EISDIR);
+    /* A pipe, a device or a link is written to as it is. */
     int is_plain = !exists || S_ISREG(about.st_mode);
     FILE *file = fopen(is_plain ? partial : path, "w");
     if (!file) return cannot_write(path, errno);
