@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct reader {
     tagc_points *points;
@@ -276,7 +277,8 @@ static tagc_status read_bench(const reader *r, const json_t *bench) {
     const json_t *arms = json_object_get(bench, "arms"), *codec = json_object_get(bench, "codec");
     tagc_point common = {0};
     TAGC_TRY(read_common(r, bench, &common));
-    if (!json_is_array(arms)) return missing(r, "", "arms", "a list (tagc bench without --only has it)");
+    if (json_array_size(arms) == 0)
+        return missing(r, "", "arms", "a list with something in it (tagc bench without --only has it)");
     char number[24] = "";
     if (r->is_lab) snprintf(number, sizeof number, ":%ld", r->number);
     snprintf(common.place, sizeof common.place, "%d ranks, %d hosts, %.3g Gbit/s, %.80s%s",
@@ -311,6 +313,10 @@ static tagc_status read_lab(reader *r, const json_t *lab, long only) {
 
 static tagc_status read_json(reader *r, const json_t *root, long only) {
     const char *type = json_string_value(json_object_get(root, "type"));
+    if (!json_is_object(root))
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "%s: is no object but a list, wanted is a result of type \"bench\" or \"lab\"",
+                         r->file);
     if (type && strcmp(type, "lab") == 0) return read_lab(r, root, only);
     if (type && strcmp(type, "bench") == 0 && only < 0) return read_bench(r, root);
     if (type && strcmp(type, "bench") == 0)
@@ -334,6 +340,12 @@ tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_en
     reader r = {.points = points, .file = file, .read_engine = read_engine};
     json_error_t error;
     FILE *stream = fopen(file, "rbe");
+    struct stat about;
+    if (stream && fstat(fileno(stream), &about) == 0 && S_ISDIR(about.st_mode)) {
+        fclose(stream);
+        stream = NULL;
+        errno = EISDIR;
+    }
     json_t *root = NULL;
     tagc_status status = TAGC_OK;
     if (!stream)

@@ -70,10 +70,32 @@ json.dump(b, open('holes.json', 'w'))"
     run 1 plan --profile holes.json
     says "holes.json: arms.iterations.wait_gather_s"
     run 1 plan --profile plan.json
-    says "plan.json" "wanted is \"bench\" or \"lab\""
+    says "plan.json" "\"bench\" or \"lab\""
+    run 0 bench --model tiny --only floor --json floor.json
+    run 1 plan --profile floor.json
+    says "floor.json: link is missing"
     run 2 plan --profile bench.json:1
     says "no cases"
 fi
+
+# ---- where a result goes: what is no plain file stays what it is ----
+if mknod -m 666 device c 1 7 2>/dev/null && (: >device) 2>/dev/null; then # root's own /dev/full, to be lost without harm
+    for words in "plan --json device" "bench --model tiny --only floor --json device" \
+        "train ${tiny[*]} --steps 5 --eval-every never --trace device"; do
+        run 1 $words --quiet
+        says "device: No space left on device"
+        [ -c device ] || fail "tagc $words put a file in place of a device"
+    done
+fi
+mkfifo pipe
+cat pipe >piped &
+run 0 plan --quiet --arms fsdp --json pipe
+wait $!
+[ -p pipe ] && python3 -m json.tool piped >/dev/null || fail "a plan through a pipe"
+: >behind.json
+ln -s behind.json link.json
+run 0 plan --quiet --arms fsdp --json link.json
+[ -L link.json ] && python3 -m json.tool behind.json >/dev/null || fail "a plan through a link"
 
 # ---- what is refused ----
 run 2 plan --world-size 6 --hosts 4
@@ -94,6 +116,11 @@ run 2 plan --link-rate 1gbit --bytes-per-s 1e8
 says "give one"
 run 2 plan --arms nothing
 says "\"nothing\" is no arm"
+run 1 plan --profile .
+says ".: Is a directory"
+echo '[1]' >list.json
+run 1 plan --profile list.json
+says "list.json: is no object"
 run 1 plan --profile nowhere.json
 says "nowhere.json: No such file"
 run 2 plan --profile bench.json,
