@@ -67,6 +67,20 @@ static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
                      known);
 }
 
+/* What an arm cannot have for itself: it would stand in its name and change nothing. */
+static tagc_status check_extra(const tagc_arm *arm, const char *name, size_t n) {
+    static const char *const refused[] = {"config",      "data",       "ranks",      "transport",
+                                          "timeout",     "out",        "resume",     "trace",
+                                          "trace-steps", "eval-every", "save-every", "quiet"};
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
+        if (strlen(refused[i]) == n && strncmp(refused[i], name, n) == 0)
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "arm %s: --%s is not an arm's own; options of an arm say how it trains and exchanges",
+                arm->name, refused[i]);
+    return TAGC_OK;
+}
+
 static tagc_status add_extras(tagc_arm *arm, const char *text, const char *end) {
     while (text < end) {
         text++; /* the plus */
@@ -75,6 +89,7 @@ static tagc_status add_extras(tagc_arm *arm, const char *text, const char *end) 
             return tagc_fail(TAGC_ERR_ARGUMENT, "arm %s: \"%.*s\" is not of the form option=value", arm->name,
                              (int)n, text);
         TAGC_TRY(add_word(arm, "--", text, n));
+        TAGC_TRY(check_extra(arm, text, strcspn(text, "=")));
         text += n;
     }
     return TAGC_OK;

@@ -308,15 +308,17 @@ static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
                          " options",
                          arm->name);
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
-        char theirs[32], first[32];
-        int option = tagc_options_find(&tagc_train_command, same[i]);
-        tagc_options_get(&tagc_train_command, &arm->options, option, theirs, sizeof theirs);
-        tagc_options_get(&tagc_train_command, &plan->arms[0].options, option, first, sizeof first);
-        if (strcmp(theirs, first) != 0)
-            return tagc_fail(TAGC_ERR_ARGUMENT,
-                             "--%s is %s for arm %s and %s for arm %s; times compare only where it"
-                             " is the same",
-                             same[i], theirs, arm->name, first, plan->arms[0].name);
+        char theirs[32], ours[32];
+        tagc_options_get(&tagc_train_command, &arm->options, tagc_options_find(&tagc_train_command, same[i]),
+                         theirs, sizeof theirs);
+        tagc_options_get(plan->command, &plan->options, tagc_options_find(plan->command, same[i]), ours,
+                         sizeof ours);
+        if (strcmp(theirs, ours) != 0)
+            return tagc_fail(
+                TAGC_ERR_ARGUMENT,
+                "arm %s has --%s %s, tagc bench %s; times compare only where it is the same, so give"
+                " it to tagc bench, for all arms",
+                arm->name, same[i], theirs, ours);
     }
     return TAGC_OK;
 }

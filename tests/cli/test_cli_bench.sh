@@ -65,7 +65,11 @@ says "arm packed+sparsity=2" "--sparsity" "from 0 to 1"
 run 2 bench "${quick[@]}" --arms fsdp,packed+n-layer=3
 says "arm packed+n-layer=3 has a model of its own"
 run 2 bench "${quick[@]}" --arms fsdp,packed+accumulate=2
-says "--accumulate is 2 for arm packed+accumulate=2 and 1 for arm fsdp"
+says "arm packed+accumulate=2 has --accumulate 2, tagc bench 1"
+run 2 bench --model tiny --arms packed+batch-size=9
+says "arm packed+batch-size=9 has --batch-size 9, tagc bench 1"
+run 2 bench --model tiny --arms fsdp,packed+data=elsewhere
+says "arm packed+data=elsewhere" "--data is not an arm's own"
 run 2 bench "${quick[@]}" --only link,nothing
 says '--only has "nothing"' "link, exchanges, floor, codec, arms"
 run 2 bench "${quick[@]}" --seq-len 33
