@@ -104,9 +104,12 @@ tagc_status tagc_report_add_bench(tagc_report *report, const json_t *bench, cons
     TAGC_TRY(tagc_json_number(bench, "world_size", &at, &set->world_size));
     TAGC_TRY(tagc_json_number(bench, "n_hosts", &at, &set->n_hosts));
     set->bits_per_s = 8 * tagc_json_number_or_nan(json_object_get(bench, "link"), "all_to_all_bytes_per_s");
+    const char *transport = json_string_value(json_object_get(bench, "transport"));
+    int is_local = transport && strcmp(transport, "local") == 0; /* then nothing travels over a network */
     char rate[TAGC_NUMBER_BYTES], text[64] = "";
     if (isfinite(set->bits_per_s))
-        snprintf(text, sizeof text, ", link %s", tagc_number_rate(set->bits_per_s, rate));
+        snprintf(text, sizeof text, ", %s %s", is_local ? "memory" : "link",
+                 tagc_number_rate(set->bits_per_s, rate));
     set->title =
         tagc_report_text(report, "%.60s, %.0f rank%s on %.0f host%s%s", name, set->world_size,
                          set->world_size == 1 ? "" : "s", set->n_hosts, set->n_hosts == 1 ? "" : "s", text);

@@ -114,7 +114,6 @@ static int find_steps(const tagc_trace_file *trace, int rank, tagc_window *windo
     return n;
 }
 
-/* What ends a window is new in this backward pass: a root unit comes back between others, again and again. */
 /* From where the first of the units begins to where the first other one begins that is new in this backward pass: a
  * unit of what is wrapped alone comes back again and again. */
 static int find_backwards(const tagc_trace_file *trace, int rank, const char *units, tagc_window *windows) {
