@@ -72,6 +72,11 @@ static int comes_ahead(const tagc_fsdp *f, const tagc_unit *u) {
     return !u->stays && (f->pass == TAGC_PASS_FORWARD || u->used_backward);
 }
 
+/* Has nothing left to do in this pass. */
+static int is_finished(const tagc_fsdp *f, const tagc_unit *u) {
+    return f->pass == TAGC_PASS_FORWARD ? u->n_done == u->n_uses : u->n_gradients_done == u->n_tensors;
+}
+
 /* Gathers may reach `prefetch` units past `position`, not counting those that need none. */
 static void reach_from(tagc_fsdp *f, int position) {
     for (int n = f->options.prefetch; n > 0 && position + 1 < f->n_units;)
@@ -84,10 +89,20 @@ static tagc_status gather_ahead(tagc_fsdp *f) {
     for (; f->gather_next < f->n_units && f->gather_next <= f->gather_reach; f->gather_next++) {
         int unit = unit_at(f, f->gather_next);
         tagc_unit *u = &f->units[unit];
-        if (u->residency != TAGC_ABSENT || !comes_ahead(f, u)) continue;
+        if (u->residency != TAGC_ABSENT || !comes_ahead(f, u) || is_finished(f, u)) continue;
         if (f->slots[u->slot].holder >= 0) return TAGC_OK;
         TAGC_TRY(begin_gather(f, unit));
     }
+    return TAGC_OK;
+}
+
+/* A unit that came ahead and was not used yet makes way, and comes again when it is needed. */
+static tagc_status make_way(tagc_fsdp *f, int slot) {
+    int holder = f->slots[slot].holder;
+    if (holder < 0 || f->units[holder].n_in_use > 0 || f->units[holder].n_done > 0) return TAGC_OK;
+    TAGC_TRY(end_gather(f, holder));
+    f->units[holder].residency = TAGC_ABSENT;
+    f->slots[slot].holder = -1;
     return TAGC_OK;
 }
 
@@ -95,6 +110,7 @@ static tagc_status need(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
     reach_from(f, u->position[f->pass]);
     if (u->residency == TAGC_ABSENT) {
+        TAGC_TRY(make_way(f, u->slot));
         int holder = f->slots[u->slot].holder;
         if (holder >= 0)
             return tagc_fail(TAGC_ERR_STATE,
@@ -271,9 +287,7 @@ static tagc_status check_call(tagc_fsdp *f, int tensor, int pass) {
 /* Once a unit has nothing left to do in this pass, its place is free. */
 static tagc_status finish_unit(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
-    int finished =
-        f->pass == TAGC_PASS_FORWARD ? u->n_done == u->n_uses : u->n_gradients_done == u->n_tensors;
-    if (!finished || u->n_in_use > 0) return TAGC_OK;
+    if (!is_finished(f, u) || u->n_in_use > 0) return TAGC_OK;
     if (--f->n_open == 0) tagc_fsdp_close_span(f, tagc_time_s());
     return release(f, unit);
 }
