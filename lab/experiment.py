@@ -50,7 +50,7 @@ def _are_options(value):
 PLACE_KEYS = {
     "hosts": _number(int, 1, MOST_HOSTS),
     "ranks_per_host": _number(int, 1, 64),
-    "rate": _word(r"\d+(\.\d+)?[kmg]bit", 'a rate of tc, as in "500mbit" or "2gbit"'),
+    "rate": _word(r"(?![0.]+[kmg])\d+(\.\d+)?[kmg]bit", 'a rate of tc, as in "500mbit" or "2gbit"'),
     "mtu": _number(int, 576, 65000),
     "burst": _word(r"\d+[km]?b", 'a size of tc, as in "256kb"'),
     "queue": _word(r"\d+ms", 'the longest wait in the queue, as in "50ms"'),

@@ -1,5 +1,6 @@
 """Markdown tables from results. What a result's experiment calls its `table` is the view it is shown in; nothing that
 stands in a table is typed by hand."""
+import math
 import pathlib
 import re
 import statistics
@@ -131,8 +132,11 @@ def pair_table(arms, pairs, theirs):
 
 
 def verdict(samples):
+    """As tagc bench judges: alike in every round, and by more than rounds differ."""
     if len(samples) < 2:
         return "in one round"
+    if abs(statistics.median(samples) - 1) <= (max(samples) - min(samples)) / 2:
+        return "within the spread"
     if min(samples) > 1:
         return "faster"
     return "slower" if max(samples) < 1 else "within the spread"
@@ -236,16 +240,24 @@ def losses(result):
     rows = []
     for label, of_seed in by_label.items():
         values = [or_nan(value) for value in of_seed.values()]
-        gaps = [value / base[seed] - 1 for seed, value in of_seed.items() if seed in base and value]
+        gaps = [or_nan(value) / or_nan(base[seed]) - 1 for seed, value in of_seed.items() if seed in base]
         mean = statistics.fmean(values)
         wide = (max(values) - min(values)) / mean
         row = [f"`{label}`", number(sent.get(label), 1), number(mean, 4), number(100 * wide, 2, " %"),
-               "-" if label == base_label else f"{percent(statistics.fmean(gaps), 2)} "
-               f"({percent(min(gaps), 2)} to {percent(max(gaps), 2)})", len(values)]
+               "-" if label == base_label else gap_text(gaps), len(values)]
         rows.append(row + ([percent(theirs.get(label))] if theirs else []))
     head = ["configuration", "bits per parameter, all legs", "validation loss, mean over seeds",
             "spread between seeds", f"against `{base_label}`, same seed", "seeds"]
     return grid(head + (["paper"] if theirs else []), rows)
+
+
+def gap_text(gaps):
+    if not gaps:
+        return "no seed in common"
+    lost = sum(map(math.isnan, gaps))  # a run that came to nothing is not left out of the mean without a word
+    if lost:
+        return f"no finite loss in {lost} of {len(gaps)}"
+    return f"{percent(statistics.fmean(gaps), 2)} ({percent(min(gaps), 2)} to {percent(max(gaps), 2)})"
 
 
 def or_nan(value):
@@ -290,15 +302,20 @@ def markdown(result):
     view = result["settings"].get("table")
     if view not in VIEWS:
         raise LabError(f'the result {result["experiment"]}: "table" is {view!r}, allowed: {", ".join(VIEWS)}')
-    about = result["origin"]
     try:
-        table = VIEWS[view](result)
+        return VIEWS[view](result) + "\n" + origin_text(result)
     except KeyError as error:
         raise LabError(f"the result {result['experiment']}: the member {error} is missing") from None
+    except (TypeError, ValueError, IndexError, AttributeError, ZeroDivisionError) as error:
+        raise LabError(f"the result {result['experiment']} is damaged: {error}") from None
+
+
+def origin_text(result):
+    about = result["origin"]
     notes = ", a quick run: not for keeping" if result["settings"].get("is_quick") else ""
     if about.get("is_busy"):
         notes += f", while other work kept {100 * about['busy_before']:.0f} % of the cores busy"
-    return (table + f"\n`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
+    return (f"`lab/lab run {result['experiment']}`, {about['machine']['n_cpus']} cores of "
             f"{about['machine']['cpu']}, commit {about['commit'] or 'unknown'}, {about['date'][:10]}{notes}.\n")
 
 

@@ -59,6 +59,9 @@ def check_times():
     equal(row_of(text, "`fsdp` "), ["`fsdp`", "5.00 s (4.00 to 9.00)", "2.50 s", "625.00", "96.0", "26.8 s", "0.73"])
     equal(row_of(text, "`fast` against"), ["`fast` against `fsdp`", "1.750x (1.500 to 2.000)", "faster", "2.000x", "-"])
     equal(row_of(text, "`mixed` against")[1:3], ["1.000x (0.800 to 1.200)", "within the spread"])
+    equal(tables.verdict([1.001, 1.01, 1.2]), "within the spread")
+    equal(tables.verdict([1.02, 1.03, 1.04]), "faster")
+    equal(tables.verdict([0.5, 0.95, 0.99]), "within the spread")
     assert "0.97 Gbit/s one way, 0.95 in both directions" in text
     assert "commit abc1234, 2026-01-02" in text
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
@@ -102,6 +105,23 @@ def check_losses():
     equal(row_of(text, "`tagc"), ["`tagc-10x-or+index=sum1+unpeeled=estimate`", "0.0", "2.2600", "14.16 %", "+7.50 % (+5.00 % to +10.00 %)", "2", "+3.6 %"])
 
 
+    for run_of in runs[2:3]:  # diverged: told, and not left out of a mean
+        run_of["evals"][-1]["val_loss"] = None
+    text = tables.markdown(lab("figure4", "losses", [case(runs=runs, link=None)]))
+    equal(row_of(text, "`tagc")[4], "no finite loss in 1 of 2")
+
+
+def check_damaged():
+    one = run("fsdp", n_params=0)
+    for cases in (3, [case(runs=[one], interface=None)], [3], [case(runs=[run("a", bits_per_param="x")])]):
+        try:
+            tables.markdown(lab("figure1", "bits", cases))
+        except LabError as error:
+            assert "figure1" in str(error), error
+        else:
+            raise AssertionError(f"{cases} are accepted")
+
+
 def check_timeline(folder):
     import json
     names = {0: "compute", 1: "codec", 2: "comm", 3: "comm 2"}
@@ -142,6 +162,7 @@ def check_link():
 check_times()
 check_bits()
 check_losses()
+check_damaged()
 check_timeline(".")
 check_link()
 try:
