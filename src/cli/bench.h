@@ -62,8 +62,8 @@ typedef struct tagc_bench {
     tagc_bench_hosts hosts;
     int is_mpi;
     double all_to_all_bytes_per_s; /* of the link, sent per rank; 0: not known */
-    double floor_s_per_elem;
-    json_t *result; /* rank 0; NULL on the others */
+    double floor_s_per_elem;       /* of memory; 0: not known */
+    json_t *result;                /* rank 0; NULL on the others */
 } tagc_bench;
 
 /* Prints on rank 0. */

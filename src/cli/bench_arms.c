@@ -359,6 +359,28 @@ static void say_table(const arms_bench *b) {
     }
 }
 
+/* No arm can be faster than its bytes over the link, and no phase of the codec than memory. */
+static void say_floors(const arms_bench *b) {
+    const tagc_bench *bench = b->bench;
+    if (bench->all_to_all_bytes_per_s <= 0 && bench->floor_s_per_elem <= 0) return;
+    tagc_bench_say(bench, "\n  %-28s %10s %11s %13s   phases, times of the memory floor of all parameters\n",
+                   "", "link floor", "of the time", "comm to floor");
+    for (int i = 0; i < b->n; i++) {
+        const arm_bench *a = &b->arms[i];
+        double n_bytes = 0, floor_s = (double)NAN;
+        char time[24] = "-";
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
+        if (bench->all_to_all_bytes_per_s > 0)
+            tagc_bench_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
+        tagc_bench_say(bench, "  %-28s %10s %9.0f %% %13.2f  ", a->arm->name, time,
+                       100 * floor_s / a->total.median, a->median.comm_s / floor_s);
+        for (int phase = 0; bench->floor_s_per_elem > 0 && phase < TAGC_PHASE_WAIT; phase++)
+            tagc_bench_say(bench, " %s %.2f", tagc_phase_name(phase),
+                           a->median.phase_s[phase] / (bench->floor_s_per_elem * (double)a->n_params));
+        tagc_bench_say(bench, "\n");
+    }
+}
+
 static json_t *iteration_json(const arms_bench *b, const arm_bench *a, int i) {
     const iteration *it = &a->iterations[i];
     return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps,
@@ -435,6 +457,7 @@ static tagc_status measure_arms(arms_bench *b) {
     free(scratch);
     TAGC_TRY(status);
     say_table(b);
+    say_floors(b);
     json_t *list = json_array();
     for (int i = 0; i < b->n; i++) json_array_append_new(list, arm_json(b, &b->arms[i]));
     tagc_bench_put(b->bench, "arms", list);

@@ -69,7 +69,8 @@ static tagc_status measure_floor(tagc_bench *bench, floor_bench *f) {
     char n_elems[16];
     TAGC_TRY(floor_open(bench, f));
     for (int i = 0; i < 2 * N_TURNS + 1; i++) TAGC_TRY(floor_time(bench, f, &times[i]));
-    double bytes_per_s = 12 / tagc_result_spread_of(times, 2 * N_TURNS + 1).median;
+    bench->floor_s_per_elem = tagc_result_spread_of(times, 2 * N_TURNS + 1).median;
+    double bytes_per_s = 12 / bench->floor_s_per_elem;
     tagc_bench_say(
         bench,
         "\nMemory floor: %.2f GB/s per rank, all ranks at once, %d thread%s each (read, read and write %s"
