@@ -106,4 +106,5 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
     }
     say_limit(out, a, b);
     if (a->sharding != b->sharding) say_same_sharding(out, candidates, n, n_rounds, b->sharding, plain);
+    if (out->arm >= 0) say(out, "; what it costs in loss, only training shows");
 }
