@@ -58,17 +58,23 @@ def _windows(path, spans, units):
 
 
 def _parts(spans):
-    """What a window is split into: lists of (start, end). "with gaps" is from a unit's first gradients to its last."""
+    """What a window is split into: lists of (start, end). "with gaps" is from a unit's first gradients to its last, of one
+    pass: the unit's next forward begins anew."""
     comm = [span for span in spans if span[0] == "comm"]
     exchange = [span for span in comm if span[1] in GRADIENT_LEGS]
-    whole = {}
-    for _, _, unit, start, end in exchange:
-        low, high = whole.get(unit, (start, end))
-        whole[unit] = min(low, start), max(high, end)
+    whole, going_on = [], {}
+    for stream, name, unit, start, end in spans:
+        if stream == "compute" and name == "forward":
+            going_on.pop(unit, None)
+        elif stream == "comm" and name in GRADIENT_LEGS:
+            if unit not in going_on:
+                going_on[unit] = [start, end]
+                whole.append(going_on[unit])
+            going_on[unit][1] = max(going_on[unit][1], end)
     model = [span[3:] for span in spans if span[0] == "compute" and span[1] != "wait"]
     codec = [span[3:] for span in spans if span[0] == "codec" and span[1] != "wait"]
     return {"computing": model + codec, "model": model, "codec": codec, "communicating": [s[3:] for s in comm],
-            "gradient_exchange": [s[3:] for s in exchange], "gradient_exchange_with_gaps": list(whole.values()),
+            "gradient_exchange": [s[3:] for s in exchange], "gradient_exchange_with_gaps": whole,
             "gather": [s[3:] for s in comm if s[1] == "gather"]}
 
 

@@ -131,7 +131,9 @@ def check_timeline(folder):
                                   (0, "backward c", 14, 15), (0, "backward a", 15, 19), (0, "wait a", 19, 22),
                                   (0, "backward c", 22, 23), (0, "backward a", 23, 24), (0, "backward z", 25, 99),
                                   (1, "select b", 7, 10), (1, "wait b", 10, 12), (2, "values c", 0, 6),
-                                  (2, "gather a", 6, 12), (3, "values b", 10, 16), (2, "control b", 24, 30)):
+                                  (2, "gather a", 6, 12), (3, "values b", 10, 16), (2, "control b", 24, 30),
+                                  # The next step, of which nothing belongs to the windows of the first.
+                                  (0, "forward b", 100, 101), (0, "backward b", 149, 151), (2, "values b", 150, 156)):
         events.append({"ph": "X", "name": name, "pid": 0, "tid": tid, "ts": start * 1e6, "dur": (end - start) * 1e6})
     path = f"{folder}/hand.trace.json"
     with open(path, "w") as file:
