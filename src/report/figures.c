@@ -373,11 +373,13 @@ const tagc_figure tagc_figures[] = {
     {"time", "Where the time of a step goes",
      "Exposed: compute stands still and waits for the network. At the end of a bar: median, and how many "
      "times as fast "
-     "as the first arm. Whisker: least to most of the rounds of a bench, middle 80 % of the steps of a "
-     "training run.",
+     "as the first arm. Whisker: least to most of the iterations of a bench or of a run of the lab, middle "
+     "80 % "
+     "of the steps of other training runs.",
      "runs, a bench result or a lab result", draw_time},
     {"bits", "Bits per parameter on the wire",
-     "Counted from the bytes sent, over the whole model, what travels dense included. gather is the "
+     "Counted from the bytes sent (what is simulated: computed), over the whole model, what travels dense "
+     "included. gather is the "
      "parameters; the "
      "other legs are the gradients and what it takes to agree on them.",
      "runs of two or more ranks, a bench, lab or plan result", draw_bits},
