@@ -7,7 +7,7 @@ import re
 from common import LAB, LabError, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
-VIEWS = ("times", "bits", "losses", "timeline")
+VIEWS = ("times", "exchanges", "bits", "losses", "timeline")
 MOST_HOSTS = 64
 
 

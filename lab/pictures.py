@@ -2,25 +2,30 @@
 import pathlib
 import subprocess
 
+import plans
 import results
 from common import LabError
 
-FIGURES = {"times": "time", "bits": "bits", "losses": "loss", "timeline": "window"}
+FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss", "timeline": "window"}
 
 
 def draw(path, tagc):
     """NAME.svg beside the result NAME.json; its path."""
     path = pathlib.Path(path)
-    result = results.read(path)
-    figure = FIGURES.get(result["settings"].get("table"))
-    if not figure:
-        raise LabError(f'{path}: "table" is {result["settings"].get("table")!r}, allowed: {", ".join(FIGURES)}')
+    figure, units = ("plan", []) if plans.read(path) else figure_of(path)
     picture = path.with_suffix(".svg")
-    words = [str(tagc), "report", "--quiet", f"--svg={figure}={picture}", str(path)]
-    shown = [run["timeline"]["shown"] for case in result["cases"] for run in case.get("runs", []) if "timeline" in run]
-    if shown:
-        words.append(f"--units={','.join(shown[0])}")
+    words = [str(tagc), "report", "--quiet", f"--svg={figure}={picture}", *units, str(path)]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         raise LabError(f"no picture of {path}: {' '.join(words)}: {done.stderr.strip()}")
     return picture
+
+
+def figure_of(path):
+    """Its name, and the words that choose the units of a timeline."""
+    result = results.read(path)
+    figure = FIGURES.get(result["settings"].get("table"))
+    if not figure:
+        raise LabError(f'{path}: "table" is {result["settings"].get("table")!r}, allowed: {", ".join(FIGURES)}')
+    shown = [run["timeline"]["shown"] for case in result["cases"] for run in case.get("runs", []) if "timeline" in run]
+    return figure, [f"--units={','.join(shown[0])}"] if shown else []

@@ -7,6 +7,7 @@ import statistics
 
 import formulas
 import linkcheck
+import plans
 import results
 from common import LAB, LabError, read_toml, write_atomically
 
@@ -173,6 +174,39 @@ def sweep_cell(case, name):
     return f"{text} ({against:.2f}x, {statistics.median(gain):.2f}x {verdict(gain)})"
 
 
+# ---- exchanges alone ----
+
+
+def exchanges(result):
+    """What each exchange sends in a second, and the share of what plain TCP gets in both directions at once."""
+    cases = result["cases"]
+    names = list(dict.fromkeys(item["name"] for case in cases for item in case["bench"]["exchanges"]))
+    rows = []
+    for name in names:
+        row = [name]
+        for case in cases:
+            plain = min(case["link"]["tcp_both_ways_bits_per_s"])
+            rates = [8 * item["bytes_per_s"] for item in case["bench"]["exchanges"] if item["name"] == name]
+            row += [f"{rates[0] / 1e6:.0f} Mbit/s, {100 * rates[0] / plain:.0f} %" if rates else "-"]
+        rows.append(row)
+    rows.append(["plain TCP (iperf3), both directions at once"] +
+                [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e6:.0f} Mbit/s" for case in cases])
+    return grid(["one exchange at a time"] + [case_text(case) for case in cases], rows) + "\n" + codec(cases[0])
+
+
+def codec(case):
+    phases = ("select", "index", "encode", "decode")
+    rows = []
+    for item in case["bench"]["codec"]:
+        what = " ".join(filter(None, [item["exchange"], f"{item['ratio']:g}x" if item["ratio"] else "", item["wire"]
+                                      if item["exchange"] == "dense" else item["index"]]))
+        rows.append([what, f"{item['n_elems'] / 1e6:.2f} M x {item['n_tensors']}"] +
+                    [number(item["to_floor"][phase]) for phase in phases] + [number(item["total_to_floor"])])
+    floor = case["bench"]["floor"]
+    return (grid(["codec, times of the memory floor", "elements", *phases, "all"], rows) +
+            f"\nMemory floor: {floor['bytes_per_s'] / 1e9:.1f} GB/s per rank, all ranks at once.\n")
+
+
 # ---- bits ----
 
 
@@ -295,7 +329,7 @@ def timeline(result):
     return grid(head, rows + [row])
 
 
-VIEWS = {"times": times, "bits": bits, "losses": losses, "timeline": timeline}
+VIEWS = {"times": times, "exchanges": exchanges, "bits": bits, "losses": losses, "timeline": timeline}
 
 
 def markdown(result):
@@ -347,6 +381,10 @@ def from_paths(paths):
         raise LabError(f"no results in {', '.join(map(str, paths))}; lab/lab run NAME makes them")
     made = {}
     for file in files:
+        planned = plans.read(file)
+        if planned:
+            made[file.stem] = plans.markdown(planned, grid)
+            continue
         result = results.read(file)
         made[result["experiment"]] = markdown(result)
     return made

@@ -1,0 +1,65 @@
+"""Tables of what `tagc plan --json` simulated."""
+import json
+import pathlib
+
+from common import LabError
+
+
+def read(path):
+    """The plans in a file, or None where it holds something else."""
+    try:
+        found = json.loads(pathlib.Path(path).read_text())
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError):
+        return None  # whoever reads it next says why
+    plans = found if isinstance(found, list) else [found]
+    return plans if plans and all(isinstance(plan, dict) and plan.get("type") == "plan" for plan in plans) else None
+
+
+def markdown(plans, grid):
+    """Iterations over worlds and links, and beside measured ones where the plan was checked."""
+    try:
+        return simulated(plans, grid) + checked(plans, grid) + origin(plans[0])
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise LabError(f"the plan is damaged: {error!r}") from None
+
+
+def cell(row, first):
+    if row["iteration_s"] is None:
+        return "-"
+    return f"{row['iteration_s']:.2f} s ({first['iteration_s'] / row['iteration_s']:.2f}x)"
+
+
+def place(plan):
+    link = plan["link"]
+    rate = link["line_bits_per_s"] or 8 * link["bytes_per_s"]
+    return f"{plan['world_size']} ranks, {rate / 1e9:g} Gbit/s"
+
+
+def simulated(plans, grid):
+    """Every second row would be one arm twice where a plan has several placements: names then carry theirs."""
+    names = [row["arm"] for row in plans[0]["rows"]]
+    rows = []
+    for number, name in enumerate(names):
+        shown = name if names.count(name) == 1 else f"{name}, {plans[0]['rows'][number]['placement']['name']}"
+        rows.append([f"`{shown}`"] + [cell(plan["rows"][number], plan["rows"][0]) for plan in plans])
+    return grid(["simulated iteration"] + [place(plan) for plan in plans], rows)
+
+
+def checked(plans, grid):
+    checks = plans[0].get("checks") or []
+    held_out = [check for check in checks if check["is_held_out"]]
+    if not held_out:
+        return ""
+    rows = [[f"`{check['arm']}`", f"{check['world_size']} ranks, {8e-9 * check['link_bytes_per_s']:.2f} Gbit/s",
+             f"{check['measured_s']:.2f} s", f"{check['simulated_s']:.2f} s", f"{100 * check['error']:+.1f} %"]
+            for check in held_out]
+    errors = [abs(check["error"]) for check in held_out]
+    return ("\n" + grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
+            + f"\nLargest error {100 * max(errors):.1f} %, mean {100 * sum(errors) / len(errors):.1f} %.\n")
+
+
+def origin(plan):
+    about = plan["origin"]
+    words = " ".join(pathlib.Path(about["command"][0]).name if number == 0 else word
+                     for number, word in enumerate(about["command"]))
+    return f"\n`{words}`, commit {about['commit'] or 'unknown'}, {about['date'][:10]}.\n"
