@@ -292,6 +292,13 @@ static double round_median(const arms_bench *b, const arm_bench *a, int round, d
     return tagc_result_spread_of(scratch, b->n_steps).median;
 }
 
+static int name_width(const arms_bench *b) {
+    size_t width = 16;
+    for (int i = 0; i < b->n; i++)
+        if (strlen(b->arms[i].arm->name) > width) width = strlen(b->arms[i].arm->name);
+    return (int)width;
+}
+
 static tagc_status take_turn(arms_bench *b, arm_bench *a, int round, double *scratch) {
     turn t = {.b = b, .arm = a};
     double start_s = tagc_clock_s(), made_s = 0;
@@ -306,8 +313,8 @@ static tagc_status take_turn(arms_bench *b, arm_bench *a, int round, double *scr
     close_turn(&t);
     TAGC_TRY(status);
     a->round_s[round] = round_median(b, a, round, scratch);
-    tagc_bench_say(b->bench, "  round %d of %d  %-28s %10s an iteration   (engine made in %s)\n", round + 1,
-                   b->n_rounds, a->arm->name, tagc_bench_time(a->round_s[round], each),
+    tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
+                   b->n_rounds, name_width(b), a->arm->name, tagc_bench_time(a->round_s[round], each),
                    tagc_bench_time(made_s, made));
     return TAGC_OK;
 }
@@ -339,7 +346,7 @@ static uint64_t memory_bytes(const arm_bench *a) {
 }
 
 static void say_table(const arms_bench *b) {
-    tagc_bench_say(b->bench, "\n  %-28s %10s %21s %18s %9s %9s %9s %21s %9s\n", "", "iteration",
+    tagc_bench_say(b->bench, "\n  %-*s %10s %21s %18s %9s %9s %9s %21s %9s\n", name_width(b), "", "iteration",
                    "(least to most)", "speed-up", "compute", "exposed", "codec", "bits/param: gradients",
                    "memory");
     for (int i = 0; i < b->n; i++) {
@@ -351,8 +358,8 @@ static void say_table(const arms_bench *b) {
                  tagc_bench_time(a->total.max, most));
         snprintf(speedup, sizeof speedup, "%.2f (%.2f - %.2f)", a->speedup.median, a->speedup.min,
                  a->speedup.max);
-        tagc_bench_say(b->bench, "  %-28s %10s %21s %18s %7.0f %% %7.0f %% %7.0f %% %8.2f of %8.2f %9s\n",
-                       a->arm->name, tagc_bench_time(a->total.median, time), range, speedup,
+        tagc_bench_say(b->bench, "  %-*s %10s %21s %18s %7.0f %% %7.0f %% %7.0f %% %8.2f of %8.2f %9s\n",
+                       name_width(b), a->arm->name, tagc_bench_time(a->total.median, time), range, speedup,
                        100 * a->median.compute_s / a->total.median, 100 * a->exposed.median / a->total.median,
                        100 * a->median.codec_s / a->total.median, all - gathered, all,
                        tagc_human_bytes((double)memory_bytes(a), memory));
@@ -363,8 +370,8 @@ static void say_table(const arms_bench *b) {
 static void say_floors(const arms_bench *b) {
     const tagc_bench *bench = b->bench;
     if (bench->all_to_all_bytes_per_s <= 0 && bench->floor_s_per_elem <= 0) return;
-    tagc_bench_say(bench, "\n  %-28s %10s %11s %13s   phases, times of the memory floor of all parameters\n",
-                   "", "link floor", "of the time", "comm to floor");
+    tagc_bench_say(bench, "\n  %-*s %10s %11s %13s   phases, times of the memory floor of all parameters\n",
+                   name_width(b), "", "link floor", "of the time", "comm to floor");
     for (int i = 0; i < b->n; i++) {
         const arm_bench *a = &b->arms[i];
         double n_bytes = 0, floor_s = (double)NAN;
@@ -372,7 +379,7 @@ static void say_floors(const arms_bench *b) {
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
         if (bench->all_to_all_bytes_per_s > 0)
             tagc_bench_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
-        tagc_bench_say(bench, "  %-28s %10s %9.0f %% %13.2f  ", a->arm->name, time,
+        tagc_bench_say(bench, "  %-*s %10s %9.0f %% %13.2f  ", name_width(b), a->arm->name, time,
                        100 * floor_s / a->total.median, a->median.comm_s / floor_s);
         for (int phase = 0; bench->floor_s_per_elem > 0 && phase < TAGC_PHASE_WAIT; phase++)
             tagc_bench_say(bench, " %s %.2f", tagc_phase_name(phase),

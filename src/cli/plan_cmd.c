@@ -60,7 +60,8 @@ static const tagc_option own[] = {
     TEXT(NULL, "latency", latency, NULL, "TIME", "one way, as in 50us or 1.5ms; without it the profile's, else 0"),
     TEXT(NULL, "host-rate", host_rate, NULL, "RATE", "between ranks of one host; without it that takes no time"),
     TEXT("What things cost", "profile", profile, NULL, "FILES",
-         "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab's"),
+         "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab's."
+         " Model and batch are its, too, unless given"),
     TEXT(NULL, "fit-arms", fit_arms, NULL, "LIST", "arms of the profile to fit to; others are held out"),
     TEXT(NULL, "check", check, NULL, "FILES", "more such results: simulated against measured, point by point"),
     REAL(NULL, "compute-s", compute_s, 1e6, "auto", "auto",
@@ -218,27 +219,57 @@ static tagc_status read_network(tagc_plan_request *request) {
 
 /* ---- model and arms ---- */
 
+static const char *const shape[] = {"model",      "n-layer",    "n-head", "n-embd",
+                                    "block-size", "vocab-size", "tied"};
+enum { N_SHAPE = sizeof shape / sizeof shape[0] };
+
+static void take_shape(tagc_plan_request *request) {
+    tagc_train_options *train = &request->options.train;
+    train->n_layer = request->model.n_layer;
+    train->n_head = request->model.n_head;
+    train->n_embd = request->model.n_embd;
+    train->block_size = request->model.block_size;
+    train->vocab_size = request->model.vocab_size;
+    train->tied = request->model.tied ? 1 : 2;
+}
+
+/* What was measured is what is planned, where nothing else is said. */
+static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *parsed, int *took_model) {
+    tagc_plan_options *o = &request->options;
+    *took_model = 0;
+    if (!o->profile) return TAGC_OK;
+    TAGC_TRY(tagc_plan_read_points(o->profile, &request->profile));
+    if (request->profile.n_points == 0) return TAGC_OK;
+    const tagc_setup *setup = &request->profile.points[0].setup;
+    *took_model = !o->config_json;
+    for (int i = 0; i < N_SHAPE; i++) *took_model &= !tagc_options_given(parsed, shape[i]);
+    if (*took_model) {
+        request->model = setup->model;
+        snprintf(request->model_name, sizeof request->model_name, "%.60s", request->profile.model);
+        take_shape(request);
+        if (!tagc_options_given(parsed, "seq-len")) o->train.seq_len = setup->n_tokens;
+    }
+    if (!tagc_options_given(parsed, "batch-size")) o->train.batch_size = setup->n_batch;
+    if (!tagc_options_given(parsed, "accumulate")) o->train.accumulate = setup->engine.n_micro_steps;
+    return TAGC_OK;
+}
+
 static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *parsed) {
-    static const char *const shape[] = {"model",      "n-layer",    "n-head", "n-embd",
-                                        "block-size", "vocab-size", "tied"};
     tagc_plan_options *o = &request->options;
     tagc_train_options *train = &o->train;
-    if (!o->config_json) {
+    int took_model;
+    TAGC_TRY(take_profile(request, parsed, &took_model));
+    if (!took_model && !o->config_json) {
         snprintf(request->model_name, sizeof request->model_name, "%s", train->model ? train->model : "");
         TAGC_TRY(tagc_train_model(train, &request->model));
-    } else {
-        for (size_t i = 0; i < sizeof shape / sizeof shape[0]; i++)
+    } else if (!took_model) {
+        for (int i = 0; i < N_SHAPE; i++)
             if (tagc_options_given(parsed, shape[i]))
                 return tagc_fail(TAGC_ERR_ARGUMENT,
                                  "--%s and --config-json both say what the model is; give one", shape[i]);
         TAGC_TRY(tagc_gpt2_config_read(o->config_json, &request->model));
         snprintf(request->model_name, sizeof request->model_name, "%.60s", o->config_json);
-        train->n_layer = request->model.n_layer;
-        train->n_head = request->model.n_head;
-        train->n_embd = request->model.n_embd;
-        train->block_size = request->model.block_size;
-        train->vocab_size = request->model.vocab_size;
-        train->tied = request->model.tied ? 1 : 2;
+        take_shape(request);
     }
     if (train->seq_len == 0)
         train->seq_len = request->model.block_size < 256 ? request->model.block_size : 256;
@@ -251,8 +282,8 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
 
 /* What was said for all arms, as words of tagc train. */
 static tagc_status read_arms(tagc_plan_request *request, const tagc_parsed *parsed) {
-    static const char *const always[] = {"model",      "n-layer",    "n-head", "n-embd",
-                                         "block-size", "vocab-size", "tied",   "batch-size"};
+    static const char *const always[] = {"model",      "n-layer", "n-head",     "n-embd",    "block-size",
+                                         "vocab-size", "tied",    "batch-size", "accumulate"};
     enum { WORD_BYTES = 512 };
     char texts[N_SHARED + 1][WORD_BYTES];
     const char *words[N_SHARED + 1];
@@ -309,7 +340,6 @@ static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *p
                                             "--optimizer-ns are for when there is none");
     if (o->check && !o->profile)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--check needs --profile: costs that were fitted to something");
-    if (o->profile) TAGC_TRY(tagc_plan_read_points(o->profile, &request->profile));
     if (o->check) TAGC_TRY(tagc_plan_read_points(o->check, &request->check));
     return read_network(request);
 }

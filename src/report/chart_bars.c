@@ -86,7 +86,7 @@ void tagc_bars_draw(const tagc_bar_chart *chart, tagc_canvas *c) {
         if (bar->end) end = fmax(end, tagc_svg_width(bar->end, 13));
         height += bar->is_heading ? HEADING : is_narrow ? NARROW_ROW : ROW;
     }
-    name = fmin(name, 200);
+    name = fmin(name, 300);
     double left = is_narrow ? 8 : 16 + name,
            right = is_narrow ? c->width - 16 : c->width - 12 - fmin(end, 230);
     double y = c->height;

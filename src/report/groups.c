@@ -102,7 +102,7 @@ static tagc_status name_group(tagc_report *report, int g) {
     int n_elsewhere = 0;
     for (int i = 0; i < g; i++)
         n_elsewhere += report->groups[i].place != group->place && strcmp(report->groups[i].name, name) == 0;
-    char placed[128];
+    char placed[160];
     if (n_elsewhere > 0 && group->place > 0) {
         snprintf(placed, sizeof placed, "%s (%.40s)", name, report->cases[group->place - 1].experiment);
         name = placed;

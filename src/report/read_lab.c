@@ -86,10 +86,10 @@ static tagc_status read_run(tagc_report *report, const json_t *run, const char *
                             const tagc_json_place *at) {
     const char *label;
     double world_size;
-    char name[64];
+    char name[96];
     TAGC_TRY(tagc_json_text(run, "label", at, &label));
     TAGC_TRY(tagc_json_number(run, "world_size", at, &world_size));
-    snprintf(name, sizeof name, "%.38s%.24s", label, suffix);
+    snprintf(name, sizeof name, "%.68s%.24s", label, suffix);
     TAGC_TRY(read_trace(report, run, file, name));
     if (!json_is_object(json_object_get(run, "bits_per_param")) &&
         json_array_size(json_object_get(run, "evals")) == 0)

@@ -13,7 +13,7 @@ typedef struct tagc_runlog_step {
 } tagc_runlog_step;
 
 typedef struct tagc_runlog {
-    char label[64];
+    char label[96];
     int world_size, n_steps, n_evals;
     double n_params, n_compressed;
     double seed;                     /* NaN when not known */

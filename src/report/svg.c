@@ -14,11 +14,11 @@ double tagc_svg_width(const char *words, double font_px) {
     while (*words) {
         int is_valid;
         size_t n = tagc_text_character(words, &is_valid);
-        units += n > 2                                    ? 1.0
-                 : n == 2 || strchr("mwMW%@", *words)     ? 0.85
-                 : strchr("iljftI.,:;'|!()[]/ -", *words) ? 0.36
-                 : *words >= 'A' && *words <= 'Z'         ? 0.68
-                                                          : 0.58;
+        units += n > 2                                     ? 1.0
+                 : n == 2 || strchr("mwMW%@+=<>~", *words) ? 0.85
+                 : strchr("iljftI.,:;'|!()[]/ -", *words)  ? 0.36
+                 : *words >= 'A' && *words <= 'Z'          ? 0.7
+                                                           : 0.63;
         words += n;
     }
     return units * font_px;

@@ -32,7 +32,7 @@ typedef struct tagc_span {
 } tagc_span;
 
 typedef struct tagc_trace_file {
-    char label[64];
+    char label[96];
     tagc_span *spans; /* (n_spans), by start */
     int n_spans, n_ranks, n_units;
     int *ranks;   /* (n_ranks), ascending */

@@ -60,6 +60,13 @@ if "$tagc" help | grep -q ' bench '; then
     grep -q "held out from the fit: 1 points" out || fail "held-out points are not told"
     [ "$(json '[c["is_held_out"] for c in p[0]["checks"]]')" = "[False, True, False]" ] || fail "which were held out"
     [ "$(json 'p[0]["rows"][4]["union_source"]')" = profile ] || fail "the union is not the measured one"
+    # What was measured is what is planned, unless another model is named.
+    run 0 bench --model tiny --n-layer 3 --batch-size 2 --seq-len 32 --accumulate 2 --ranks 2 --rounds 1 \
+        --steps-per-round 1 --arms fsdp --only link,arms --json other.json
+    run 0 plan --quiet --profile other.json --world-size 2 --json plan.json
+    [ "$(json '[p["model"]["n_layer"], p["batch_size"], p["seq_len"]]')" = "[3, 2, 32]" ] || fail "the profile's model"
+    run 0 plan --quiet --profile other.json --model demo --batch-size 4 --world-size 2 --json plan.json
+    [ "$(json '[p["model"]["name"], p["batch_size"]]')" = "['demo', 4]" ] || fail "the model asked for"
     run 1 plan --model tiny --profile bench.json --fit-arms nonsense
     says "--fit-arms" "no such arm"
     head -c 2000 bench.json >torn.json
