@@ -103,7 +103,10 @@ static tagc_status print_summary(const tagc_report *report, const tagc_view *vie
 
 /* A window that a user asked for and that is in no timeline is a mistake. */
 static tagc_status check_units(const tagc_report *report, const char *units) {
-    if (!units || report->n_traces == 0) return TAGC_OK;
+    if (!units) return TAGC_OK;
+    if (report->n_traces == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--units needs a timeline among the files: tagc train --trace makes one");
     for (int t = 0; t < report->n_traces; t++)
         if (tagc_trace_shares(&report->traces[t], units).n > 0) return TAGC_OK;
     char known[200] = "";

@@ -102,6 +102,9 @@ tagc_status tagc_report_add_bench(tagc_report *report, const json_t *bench, cons
     set->kind = TAGC_SET_BENCH;
     set->bench = bench;
     TAGC_TRY(tagc_json_number(bench, "world_size", &at, &set->world_size));
+    if (!(set->world_size >= 1))
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s: world_size is %g, must be at least 1", at.text,
+                         set->world_size);
     TAGC_TRY(tagc_json_number(bench, "n_hosts", &at, &set->n_hosts));
     set->bits_per_s = 8 * tagc_json_number_or_nan(json_object_get(bench, "link"), "all_to_all_bytes_per_s");
     const char *transport = json_string_value(json_object_get(bench, "transport"));

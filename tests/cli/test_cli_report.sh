@@ -72,6 +72,8 @@ run 1 report --svg loss runs/fsdp
 says "FIGURE=FILE"
 run 1 report --units h.77 fsdp.trace.json
 says "h.77" "h.1"
+run 1 report --units h.1,h.2 runs/fsdp
+says "--units needs a timeline"
 run 1 report --out no/page.html runs/fsdp
 says "no/page.html"
 [ -e no.svg ] || [ -e no ] && fail "a failed report left a file"
