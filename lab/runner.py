@@ -167,9 +167,10 @@ class Runner:
             words += [f"--trace={self.traces[run['trace']]}", f"--trace-steps={self.experiment.trace}"]
         else:
             words.append(f"--out={folder}")
-        run["command"] = [str(word) for word in self._launch(case, network, words)]
+        command = [str(word) for word in self._launch(case, network, words)]
+        run["command"] = [word.replace(f"{ROOT}/", "") for word in command]  # as from the top of the repository
         before = network.counters() if network else None
-        self._run(run["command"], network)
+        self._run(command, network)
         if self.experiment.trace:
             run |= {"world_size": case.world_size, "n_params": None, "evals": []}
             run["timeline"] = timeline.shares(self.traces[run["trace"]], self.experiment.units)
