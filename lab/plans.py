@@ -29,20 +29,23 @@ def cell(row, first):
     return f"{row['iteration_s']:.2f} s ({first['iteration_s'] / row['iteration_s']:.2f}x)"
 
 
-def place(plan):
+def rate(plan):
     link = plan["link"]
-    rate = link["line_bits_per_s"] or 8 * link["bytes_per_s"]
-    return f"{plan['world_size']} ranks, {rate / 1e9:g} Gbit/s"
+    return f"{(link['line_bits_per_s'] or 8 * link['bytes_per_s']) / 1e9:g} Gbit/s"
 
 
 def simulated(plans, grid):
-    """Every second row would be one arm twice where a plan has several placements: names then carry theirs."""
+    """A table per world size. Rows of one arm under several placements carry theirs in the name."""
     names = [row["arm"] for row in plans[0]["rows"]]
-    rows = []
-    for number, name in enumerate(names):
-        shown = name if names.count(name) == 1 else f"{name}, {plans[0]['rows'][number]['placement']['name']}"
-        rows.append([f"`{shown}`"] + [cell(plan["rows"][number], plan["rows"][0]) for plan in plans])
-    return grid(["simulated iteration"] + [place(plan) for plan in plans], rows)
+    text = ""
+    for world_size in dict.fromkeys(plan["world_size"] for plan in plans):
+        same = [plan for plan in plans if plan["world_size"] == world_size]
+        rows = []
+        for number, name in enumerate(names):
+            shown = name if names.count(name) == 1 else f"{name}, {plans[0]['rows'][number]['placement']['name']}"
+            rows.append([f"`{shown}`"] + [cell(plan["rows"][number], plan["rows"][0]) for plan in same])
+        text += grid([f"simulated, {world_size} ranks"] + [rate(plan) for plan in same], rows) + "\n"
+    return text
 
 
 def checked(plans, grid):

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_POINTS = 500, MOST_MARKS = 60, MOST_DIRECT = 8, LABEL_ROW = 16 };
+enum { MOST_POINTS = 500, MOST_MARKS = 60, MOST_DIRECT = 8, LABEL_ROW = 16, HEIGHT = 330 };
 
 typedef struct frame {
     tagc_axis x, y;
@@ -49,16 +49,21 @@ static int is_named(const tagc_series *series) {
 
 static frame make_frame(const tagc_chart *chart, const range *r, tagc_canvas *c) {
     int is_narrow = c->width < TAGC_WIDE, n_named = 0;
-    double longest = 0;
+    double longest = 0, lowest = INFINITY, highest = -INFINITY;
     for (int s = 0; s < chart->n_series; s++) {
-        if (!is_named(&chart->series[s])) continue;
+        const tagc_series *series = &chart->series[s];
+        if (!is_named(series)) continue;
         n_named++;
-        longest = fmax(longest, tagc_svg_width(chart->series[s].label, 13));
+        longest = fmax(longest, tagc_svg_width(series->label, 13));
+        lowest = fmin(lowest, series->y[series->n_points - 1]);
+        highest = fmax(highest, series->y[series->n_points - 1]);
     }
     frame f = {.left = is_narrow ? 50 : 70, .right = c->width - 16, .top = c->height + 8};
     f.is_direct = !is_narrow && n_named <= MOST_DIRECT && longest <= 170;
+    /* Names at the ends of lines that end in one place say nothing. */
+    f.is_direct &= (highest - lowest) / (r->y_max - r->y_min) * HEIGHT >= 0.3 * LABEL_ROW * (n_named - 1);
     if (f.is_direct) f.right = c->width - 24 - longest;
-    f.bottom = f.top + (is_narrow ? 240 : 330);
+    f.bottom = f.top + (is_narrow ? 240 : HEIGHT);
     f.x = tagc_axis_make(r->x_min, r->x_max, is_narrow ? 4 : 8, 0, f.left, f.right);
     f.y = tagc_axis_make(r->y_min, r->y_max, 6, 1, f.bottom, f.top);
     if (chart->is_log_x && r->x_max > r->x_min) {
