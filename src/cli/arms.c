@@ -161,6 +161,60 @@ tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *bas
     return TAGC_OK;
 }
 
+void tagc_arms_rows(const tagc_option *own, int n_own, const tagc_shared_row *shared, int n_shared,
+                    tagc_option *rows) {
+    memcpy(rows, own, (size_t)n_own * sizeof *rows);
+    for (int i = 0; i < n_shared; i++) {
+        tagc_option *row = &rows[n_own + i];
+        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
+        row->section = shared[i].section;
+        if (shared[i].initial) row->initial = shared[i].initial;
+        if (shared[i].help) row->help = shared[i].help;
+        if (strcmp(row->name, "seq-len") == 0) row->words = row->initial;
+    }
+}
+
+static tagc_status check_model(const tagc_arm *arm, const tagc_gpt2_config *model, const char *command) {
+    tagc_gpt2_config own = {0};
+    TAGC_TRY(tagc_train_model(&arm->options, &own));
+    if (memcmp(&own, model, sizeof own) == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "arm %s has a model of its own; all arms have that of tagc %s's options", arm->name,
+                     command);
+}
+
+tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_shared_row *shared,
+                           int n_shared, const tagc_gpt2_config *model, tagc_arm **out, int *n_out) {
+    enum { WORD_BYTES = 512 };
+    char texts[MAX_WORDS][WORD_BYTES];
+    const char *words[MAX_WORDS];
+    int n = 0;
+    *out = NULL;
+    *n_out = 0;
+    if (!list) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
+    if (n_shared > MAX_WORDS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%d shared rows, at most %d", n_shared, MAX_WORDS);
+    for (int i = 0; i < n_shared; i++) {
+        const char *name = shared[i].name;
+        if (shared[i].to_arms == TAGC_TO_ARMS_NEVER) continue;
+        if (shared[i].to_arms == TAGC_TO_ARMS_GIVEN && !tagc_options_given(parsed, name)) continue;
+        int at = snprintf(texts[n], WORD_BYTES, "--%s=", name);
+        tagc_options_get(parsed->command, parsed->values, tagc_options_find(parsed->command, name),
+                         texts[n] + at, (size_t)(WORD_BYTES - at));
+        words[n] = texts[n];
+        n++;
+    }
+    TAGC_TRY(tagc_arms_parse(list, n, words, out, n_out));
+    tagc_status status = TAGC_OK;
+    for (int i = 0; status == TAGC_OK && i < *n_out; i++)
+        status = check_model(&(*out)[i], model, parsed->command->name);
+    if (status == TAGC_OK) return status;
+    tagc_arms_destroy(*out, *n_out);
+    *out = NULL;
+    *n_out = 0;
+    return status;
+}
+
 void tagc_arms_destroy(tagc_arm *arms, int n) {
     for (int i = 0; arms && i < n; i++) {
         tagc_options_destroy(&arms[i].parsed);

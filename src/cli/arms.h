@@ -26,6 +26,28 @@ tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *bas
                             int *n_out);
 void tagc_arms_destroy(tagc_arm *arms, int n);
 
+/* A row of tagc train in the table of another command whose options begin with a tagc_train_options, and whether its
+ * value is said to the arms. */
+typedef enum tagc_to_arms {
+    TAGC_TO_ARMS_GIVEN = 0,
+    TAGC_TO_ARMS_ALWAYS = 1,
+    TAGC_TO_ARMS_NEVER = 2
+} tagc_to_arms;
+typedef struct tagc_shared_row {
+    const char *section, *name;
+    const char *initial, *help; /* NULL: as in tagc train */
+    tagc_to_arms to_arms;
+} tagc_shared_row;
+
+/* rows (n_own + n_shared): the own ones, then the shared. */
+void tagc_arms_rows(const tagc_option *own, int n_own, const tagc_shared_row *shared, int n_shared,
+                    tagc_option *rows);
+
+/* tagc_arms_parse with the base that `parsed` makes of the shared rows. An arm that brings a model other than `model` is
+ * refused. */
+tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_shared_row *shared,
+                           int n_shared, const tagc_gpt2_config *model, tagc_arm **out, int *n_out);
+
 /* The table: one name and what it is per line, for the help. */
 void tagc_arms_print(FILE *out);
 

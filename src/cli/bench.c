@@ -18,31 +18,32 @@
 #define AT(field) offsetof(tagc_bench_options, field)
 
 /* Rows of tagc train that mean the same here; NULL: as there. */
-static const struct {
-    const char *section, *name, *initial, *help;
-} shared[] = {
-    {"Model and batch", "model", "gpt2-162m", NULL},
-    {NULL, "n-layer", NULL, NULL},
-    {NULL, "n-head", NULL, NULL},
-    {NULL, "n-embd", NULL, NULL},
-    {NULL, "block-size", NULL, NULL},
-    {NULL, "vocab-size", NULL, NULL},
-    {NULL, "tied", NULL, NULL},
-    {NULL, "batch-size", "1", NULL},
-    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less"},
-    {NULL, "accumulate", NULL, NULL},
-    {NULL, "seed", NULL, NULL},
-    {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random"},
-    {"For all arms", "wrap", NULL, NULL},
-    {NULL, "prefetch", NULL, NULL},
-    {NULL, "exchange-each-micro-step", NULL, NULL},
+static const tagc_shared_row shared[] = {
+    {"Model and batch", "model", "gpt2-162m", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-layer", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "n-head", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "n-embd", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "block-size", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "vocab-size", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "tied", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "batch-size", "1", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
+     TAGC_TO_ARMS_ALWAYS},
+    {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "seed", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random",
+     TAGC_TO_ARMS_NEVER},
+    {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {"Ranks and machine", "ranks", "2",
-     "ranks as threads of this process; under mpirun every process is a rank and this is not needed"},
-    {NULL, "transport", NULL, NULL},
-    {NULL, "timeout", NULL, NULL},
-    {NULL, "codec-threads", NULL, NULL},
-    {NULL, "blas-threads", NULL, NULL},
-    {NULL, "quiet", NULL, NULL},
+     "ranks as threads of this process; under mpirun every process is a rank and this is not needed",
+     TAGC_TO_ARMS_NEVER},
+    {NULL, "transport", NULL, NULL, TAGC_TO_ARMS_NEVER},
+    {NULL, "timeout", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "blas-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},
 };
 enum { N_SHARED = sizeof shared / sizeof shared[0] };
 
@@ -92,15 +93,7 @@ static const tagc_command *bench_command(void) {
                                    .examples = examples,
                                    .options = rows,
                                    .n_options = N_OWN + N_SHARED};
-    memcpy(rows, own, sizeof own);
-    for (int i = 0; i < N_SHARED; i++) {
-        tagc_option *row = &rows[N_OWN + i];
-        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
-        row->section = shared[i].section;
-        if (shared[i].initial) row->initial = shared[i].initial;
-        if (shared[i].help) row->help = shared[i].help;
-        if (strcmp(row->name, "seq-len") == 0) row->words = row->initial;
-    }
+    tagc_arms_rows(own, N_OWN, shared, N_SHARED, rows);
     return &command;
 }
 
@@ -297,16 +290,9 @@ static tagc_status read_parts(const char *list, int *parts) {
     return TAGC_OK;
 }
 
-/* An arm that sees other data or another model cannot be compared by its time. */
+/* An arm that sees other data cannot be compared by its time. */
 static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
     static const char *const same[] = {"batch-size", "seq-len", "accumulate", "seed"};
-    tagc_gpt2_config model = {0};
-    TAGC_TRY(tagc_train_model(&arm->options, &model));
-    if (memcmp(&model, &plan->model, sizeof model) != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "arm %s has a model of its own; all arms train the one of tagc bench's"
-                         " options",
-                         arm->name);
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++) {
         char theirs[32], ours[32];
         tagc_options_get(&tagc_train_command, &arm->options, tagc_options_find(&tagc_train_command, same[i]),
@@ -323,31 +309,6 @@ static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
     return TAGC_OK;
 }
 
-/* What was said for all arms, as words of tagc train. The shape of the batch is said always: the defaults differ. */
-static tagc_status read_arms(tagc_bench_plan *plan, const tagc_parsed *parsed) {
-    static const char *const always[] = {"model", "batch-size", "seq-len", "accumulate", "seed"};
-    static const char *const never[] = {"data", "ranks", "transport", "quiet"}; /* no matter of an arm's */
-    enum { WORD_BYTES = 512 };
-    char texts[N_SHARED][WORD_BYTES];
-    const char *words[N_SHARED];
-    int n = 0;
-    for (int i = 0; i < N_SHARED; i++) {
-        const char *name = shared[i].name;
-        int wanted = tagc_options_given(parsed, name);
-        for (size_t k = 0; k < sizeof always / sizeof always[0]; k++) wanted |= strcmp(name, always[k]) == 0;
-        for (size_t k = 0; k < sizeof never / sizeof never[0]; k++) wanted &= strcmp(name, never[k]) != 0;
-        if (!wanted) continue;
-        int at = snprintf(texts[n], WORD_BYTES, "--%s=", name);
-        tagc_options_get(parsed->command, parsed->values, tagc_options_find(parsed->command, name),
-                         texts[n] + at, (size_t)(WORD_BYTES - at));
-        words[n] = texts[n];
-        n++;
-    }
-    TAGC_TRY(tagc_arms_parse(plan->options.arms, n, words, &plan->arms, &plan->n_arms));
-    for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
-    return TAGC_OK;
-}
-
 static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
     tagc_bench_options *options = &plan->options;
     TAGC_TRY(read_parts(options->only, &plan->parts));
@@ -358,8 +319,10 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
                          (long long)options->train.seq_len, plan->model.block_size);
     plan->n_tokens = (int)options->train.seq_len;
-    if (!options->arms) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
-    return read_arms(plan, parsed);
+    TAGC_TRY(
+        tagc_arms_read(options->arms, parsed, shared, N_SHARED, &plan->model, &plan->arms, &plan->n_arms));
+    for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
+    return TAGC_OK;
 }
 
 int tagc_command_bench(int argc, char **argv) {

@@ -11,24 +11,24 @@
 
 #define AT(field) offsetof(tagc_plan_options, field)
 
-/* Rows of tagc train that mean the same here; initial NULL: as there. */
-static const struct {
-    const char *section, *name, *initial;
-} shared[] = {
-    {"Model and batch", "model", "gpt2-162m"},
-    {NULL, "n-layer", NULL},
-    {NULL, "n-head", NULL},
-    {NULL, "n-embd", NULL},
-    {NULL, "block-size", NULL},
-    {NULL, "vocab-size", NULL},
-    {NULL, "tied", NULL},
-    {NULL, "batch-size", "1"},
-    {NULL, "accumulate", NULL},
-    {"For all arms", "wrap", NULL},
-    {NULL, "prefetch", NULL},
-    {NULL, "exchange-each-micro-step", NULL},
-    {NULL, "codec-threads", NULL},
-    {NULL, "quiet", NULL},
+/* Rows of tagc train that mean the same here; NULL: as there. */
+static const tagc_shared_row shared[] = {
+    {"Model and batch", "model", "gpt2-162m", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-layer", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-head", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-embd", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "block-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "vocab-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "tied", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "batch-size", "1", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
+     TAGC_TO_ARMS_ALWAYS},
+    {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},
 };
 enum { N_SHARED = sizeof shared / sizeof shared[0] };
 
@@ -47,8 +47,6 @@ static const tagc_option own[] = {
          "none, zero1, zero2, zero3, hybrid, in place of what the arms have: what is replicated, sharded, gathered;"
          " several make a row each"),
     TEXT(NULL, "config-json", config_json, NULL, "FILE", "the model of a GPT-2's config.json, in place of --model"),
-    {NULL, "seq-len", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(train.seq_len), 1, 1048576, "auto", "auto", "N",
-     "tokens per sequence; auto: 256, or the model's block-size when that is less"},
     TEXT(NULL, "world-size", world_size, "2", "LIST", "ranks, as in 2,8,64"),
     INT(NULL, "hosts", hosts, "that the ranks are on; auto: one rank per host"),
     INT(NULL, "ranks-per-host", ranks_per_host, "the same, said otherwise"),
@@ -99,13 +97,7 @@ static const tagc_command *plan_command(void) {
                                    .examples = examples,
                                    .options = rows,
                                    .n_options = N_OWN + N_SHARED};
-    memcpy(rows, own, sizeof own);
-    for (int i = 0; i < N_SHARED; i++) {
-        tagc_option *row = &rows[N_OWN + i];
-        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
-        row->section = shared[i].section;
-        if (shared[i].initial) row->initial = shared[i].initial;
-    }
+    tagc_arms_rows(own, N_OWN, shared, N_SHARED, rows);
     return &command;
 }
 
@@ -280,38 +272,6 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
     return TAGC_OK;
 }
 
-/* What was said for all arms, as words of tagc train. */
-static tagc_status read_arms(tagc_plan_request *request, const tagc_parsed *parsed) {
-    static const char *const always[] = {"model",      "n-layer", "n-head",     "n-embd",    "block-size",
-                                         "vocab-size", "tied",    "batch-size", "accumulate"};
-    enum { WORD_BYTES = 512 };
-    char texts[N_SHARED + 1][WORD_BYTES];
-    const char *words[N_SHARED + 1];
-    int n = 0;
-    if (!request->options.arms) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
-    for (int i = 0; i <= N_SHARED; i++) {
-        const char *name = i < N_SHARED ? shared[i].name : "seq-len";
-        int wanted = i == N_SHARED || (tagc_options_given(parsed, name) && strcmp(name, "quiet") != 0);
-        for (size_t k = 0; k < sizeof always / sizeof always[0]; k++) wanted |= strcmp(name, always[k]) == 0;
-        if (!wanted) continue;
-        int at = snprintf(texts[n], WORD_BYTES, "--%s=", name);
-        tagc_options_get(parsed->command, parsed->values, tagc_options_find(parsed->command, name),
-                         texts[n] + at, (size_t)(WORD_BYTES - at));
-        words[n] = texts[n];
-        n++;
-    }
-    TAGC_TRY(tagc_arms_parse(request->options.arms, n, words, &request->arms, &request->n_arms));
-    for (int i = 0; i < request->n_arms; i++) {
-        tagc_gpt2_config model;
-        TAGC_TRY(tagc_train_model(&request->arms[i].options, &model));
-        if (memcmp(&model, &request->model, sizeof model) != 0)
-            return tagc_fail(TAGC_ERR_ARGUMENT,
-                             "arm %s has a model of its own; all arms have that of tagc plan",
-                             request->arms[i].name);
-    }
-    return TAGC_OK;
-}
-
 static tagc_status check_hosts(const tagc_plan_request *request) {
     const tagc_plan_options *o = &request->options;
     if (o->hosts > 0 && o->ranks_per_host > 0)
@@ -329,7 +289,8 @@ static tagc_status check_hosts(const tagc_plan_request *request) {
 static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *parsed) {
     const tagc_plan_options *o = &request->options;
     TAGC_TRY(read_model(request, parsed));
-    TAGC_TRY(read_arms(request, parsed));
+    TAGC_TRY(
+        tagc_arms_read(o->arms, parsed, shared, N_SHARED, &request->model, &request->arms, &request->n_arms));
     if (!o->world_size) return tagc_fail(TAGC_ERR_ARGUMENT, "--world-size is empty");
     TAGC_TRY(read_list("world-size", o->world_size, &request->n_worlds, read_world, request));
     TAGC_TRY(check_hosts(request));

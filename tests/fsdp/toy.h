@@ -19,6 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../check.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
 
@@ -38,17 +39,6 @@ typedef struct toy_rank {
     tagc_trace *trace;
     int rank;
 } toy_rank;
-
-/* A failed check in a rank's thread: cmocka's jump belongs to the main thread, so say where and stop. */
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, __LINE__, #condition,                  \
-                    tagc_last_error());                                                                      \
-            abort();                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define CHECK_OK(call) CHECK((call) == TAGC_OK)
 
 static inline void *toy_thread(void *arg) {
     toy_rank *r = arg;

@@ -14,22 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../check.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
 
 enum { MAX_RANKS = 8 };
-
-/* A failed check in a rank's thread: cmocka's jump belongs to the main thread, so say where and stop. */
-#define CHECK(condition)                                                                                     \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, __LINE__, #condition,                  \
-                    tagc_last_error());                                                                      \
-            abort();                                                                                         \
-        }                                                                                                    \
-    } while (0)
-#define CHECK_OK(call) CHECK((call) == TAGC_OK)
 
 static inline uint64_t mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
