@@ -132,8 +132,21 @@ typedef struct tagc_reducer tagc_reducer;
 typedef enum tagc_exchange {
     TAGC_EXCHANGE_DENSE = 0,  /* every value, point to point to its owner, added in rank order */
     TAGC_EXCHANGE_SKETCH = 1, /* TAGC, Algorithm 1: index, count sketch, peeling */
-    TAGC_EXCHANGE_PACKED = 2  /* index, then the values at its set positions in order: nothing to peel */
+    TAGC_EXCHANGE_PACKED = 2, /* index, then the values at its set positions in order: nothing to peel */
+    TAGC_EXCHANGE_DIRECT =
+        3 /* each rank's own encoded fragments straight to their owners: no index round, and a
+                                 volume that does not grow with W */
 } tagc_exchange;
+
+/* How direct writes a value. Rounding errors go to the residual. */
+typedef enum tagc_values {
+    TAGC_VALUES_FP32 = 0,
+    TAGC_VALUES_BF16 = 1,
+    TAGC_VALUES_INT8 = 2, /* the integer formats have one scale per block of values */
+    TAGC_VALUES_INT4 = 3,
+    TAGC_VALUES_INT2 = 4,
+    TAGC_VALUES_SIGN = 5 /* one bit: every magnitude of a block is its mean */
+} tagc_values;
 
 typedef enum tagc_index {
     TAGC_INDEX_OR = 0,   /* 1 bit per element, a true OR */
@@ -164,17 +177,27 @@ typedef struct tagc_reducer_options {
     int exchange;     /* tagc_exchange, default PACKED */
     int index;        /* tagc_index, default OR; sketch and packed */
     double
-        sparsity; /* [0, 1], default 0.9875: at least this share of every fragment is zeroed; not for dense */
-    double ratio; /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
-    int cells;    /* tagc_cells, default FP32; sketch */
-    int unpeeled; /* tagc_unpeeled, default PACKED; sketch */
+        sparsity; /* [0, 1], default 0.9875: at least this share of every fragment is zeroed; not for dense. direct at 0
+                     sends every element and no positions */
+    double ratio;   /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
+    int cells;      /* tagc_cells, default FP32; sketch */
+    int unpeeled;   /* tagc_unpeeled, default PACKED; sketch */
     int fill_union; /* 1: every rank sends what it has at every position of the union, not only what it
                             kept: free on the wire. -1 (default): yes for packed, no for sketch. Needs index OR */
     int op;         /* tagc_op, default AVG: the sum times 1/W */
-    int all_reduce; /* 0 (default): output is this rank's shard; 1: output is the whole unit on every rank */
-    int wire;       /* tagc_wire, default FP32; BF16 for dense only: halves the bytes, sums stay fp32 */
-    int n_threads;  /* [1, 256], default 1: threads of the codec; changes no result */
-    uint64_t seed;  /* of the sketch's hashes, default 0 */
+    int all_reduce; /* 0 (default): output is this rank's shard; 1: output is the whole unit on every rank; 2: direct
+                       with hosts: output is the host shard, row l of (ranks_per_host, n_elems / ranks_per_host),
+                       on the rank of local index l of every host */
+    int values; /* tagc_values, default INT4; direct */
+    int block;  /* [16, 4096], a power of two, default 128: values per scale; direct */
+    int rotate; /* [0, 1], default 0: a Hadamard transform of each block before it is rounded; direct at sparsity 0 */
+    int ranks_per_host; /* [1, W], divides W, default 1. direct: rank h * ranks_per_host + l is rank l of host h. Ranks
+                           of one host add their gradients first (bf16 wire, fp32 sums; fp32 wire where values is
+                           fp32), and only the sums of hosts are encoded: the residual holds
+                           n_elems / ranks_per_host values */
+    int wire;           /* tagc_wire, default FP32; BF16 for dense only: halves the bytes, sums stay fp32 */
+    int n_threads; /* [1, 256], default 1: threads of the codec; changes no result */
+    uint64_t seed; /* of the sketch's hashes, default 0 */
 } tagc_reducer_options;
 
 TAGC_API void tagc_reducer_options_init(tagc_reducer_options *options);
@@ -202,9 +225,10 @@ typedef struct tagc_reducer_stats {
     uint64_t n_bytes_sent[TAGC_N_LEGS];     /* to other ranks, as the transport counted them */
     uint64_t n_bytes_received[TAGC_N_LEGS]; /* from other ranks */
     double time_s[TAGC_N_PHASES];
-    double total_s;      /* from the start of the work to its end, on tagc's thread */
-    uint64_t n_kept;     /* of the unit: elements this rank kept */
-    uint64_t n_union;    /* of the unit: elements that any rank kept */
+    double total_s;  /* from the start of the work to its end, on tagc's thread */
+    uint64_t n_kept; /* of the unit: elements this rank kept */
+    uint64_t
+        n_union; /* of the unit: elements that any rank kept; 0 where nobody knows (direct, shard output) */
     double sparsity;     /* 1 - n_kept / n_elems: what was reached */
     uint64_t n_cells;    /* of the shard: cells of its sketch */
     double load;         /* of the shard: items per cell */
@@ -257,11 +281,28 @@ TAGC_API void tagc_reducer_destroy(tagc_reducer *reducer);
 
 typedef struct tagc_gatherer tagc_gatherer;
 
+/* How parameters travel. The first two are those of tagc_wire. Every rank, the owner too, gets the same bits. */
+typedef enum tagc_gather {
+    TAGC_GATHER_FP32 = 0,
+    TAGC_GATHER_BF16 = 1,
+    TAGC_GATHER_INT8 = 2, /* blocks of 256 with a scale */
+    TAGC_GATHER_DELTA8 =
+        3, /* what changed since the last gather, in low-bit blocks of 256 with a scale: `full` must
+                               hold that gather's result. It is a bf16 replica; what a delta could not say stays in
+                               the next one. The first gather, and the one after _reset, is whole: bf16 */
+    TAGC_GATHER_DELTA4 = 4,
+    TAGC_GATHER_DELTA2 = 5
+} tagc_gather;
+
 typedef struct tagc_gatherer_options {
     size_t struct_bytes; /* set by _init */
     uint64_t n_elems;    /* as in tagc_reducer_options */
     uint64_t tag;        /* as in tagc_reducer_options */
-    int wire; /* tagc_wire, default FP32; with BF16 every rank, the owner too, gets the rounded values */
+    int wire;            /* tagc_gather, default FP32 */
+    int ranks_per_host; /* [0, W], divides W; 0 (default): W. Only ranks of one host exchange: shard is row l of full
+                           (ranks_per_host, shard), shard = n_elems / ranks_per_host */
+    int check_every; /* [0, 2^31), default 0 (never): every so many gathers all ranks compare a checksum of their deltas'
+                        replicas; TAGC_ERR_CORRUPT on all where they differ */
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init(tagc_gatherer_options *options);
@@ -272,6 +313,8 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * full. Both must be left alone until _end. Gathers may overlap reducers and are ordered among themselves. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
 TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);
+/* The next gather is whole; collective in effect. For when `full` or the shard was changed from outside. */
+TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);
 
 #ifdef __cplusplus

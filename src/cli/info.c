@@ -54,7 +54,7 @@ static void print_model(const tagc_gpt2_config *config, int with_tensors) {
         for (int i = 0; i < tagc_gpt2_n_tensors(config); i++) {
             tagc_tensor_info tensor;
             tagc_gpt2_tensor(config, i, &tensor);
-            if (tagc_fsdp_compresses(&engine, &tensor)) n += tensor.n_elems;
+            if (tagc_fsdp_class(&engine, &tensor) == TAGC_CLASS_COMPRESSED) n += tensor.n_elems;
         }
         printf("  --compress %-20s  %6s parameters, %5.1f %%\n", names[policy], tagc_human((double)n, part),
                100 * (double)n / (double)n_params);

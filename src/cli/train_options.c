@@ -50,15 +50,25 @@ static const tagc_option rows[] = {
     INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr"),
     REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
     REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
+    REAL(NULL, "compressed-beta1", FREE, compressed_beta1, -1, 0.999999, NULL, "-1",
+         "decay of the first moment of compressed tensors; -1: --beta1. 0 suits sparse exchanges, whose residual already"
+         " averages"),
     REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
     REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
 
-    CHOICE("Sharding", "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp", "full",
+    CHOICE("Sharding", "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
-           " none: everything on every rank (DDP)"),
+           " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts"),
     CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
            "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
-    CHOICE(NULL, "gather", FREE, gather, "fp32|bf16", "fp32", "how parameters travel"),
+    CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
+           "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"),
+    INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
+        "gathers between comparisons of the ranks' replicas by checksum; for deltas"),
+    INT(NULL, "ranks-per-host", FIXED, ranks_per_host, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "neighbouring ranks that share a host, for --sharding hybrid and --two-level"),
+    FLAG(NULL, "two-level", FREE, two_level, "no",
+         "direct: add the gradients of a host's ranks first, compress only between hosts"),
     INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
     FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
          "send gradients at every micro-step, as the paper's loop does, not only at the last"),
@@ -69,9 +79,16 @@ static const tagc_option rows[] = {
            " elements; everything; or what --compress-names matches. The rest travels dense"),
     TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
          "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
-    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed", "packed",
+    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct", "packed",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
-           " it, nothing to peel"),
+           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner"),
+    CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign", "int4",
+           "direct: how a value travels; what rounding loses stays in the residual"),
+    INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
+    FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"),
+    CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign", "dense",
+           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values"),
+    REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, NULL, "0", "of those; 0 sends every element"),
     REAL(NULL, "sparsity", FREE, sparsity, 0, 1, NULL, "0.9875",
          "least share of a gradient that stays behind as residual; sketch at ratio 2, 4, 10 is made for 0.8, 0.9,"
          " 0.9875"),
@@ -165,7 +182,11 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->prefetch = (int)options->prefetch;
     out->n_micro_steps = (int)options->accumulate;
     out->exchange_each_micro_step = options->exchange_each_micro_step;
+    out->gather_check_every = (int)options->gather_check_every;
+    out->ranks_per_host = (int)options->ranks_per_host;
+    out->two_level = options->two_level;
     out->beta1 = options->beta1;
+    out->beta1_compressed = options->compressed_beta1;
     out->beta2 = options->beta2;
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
@@ -176,10 +197,20 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->reducer.cells = options->cells;
     out->reducer.unpeeled = options->unpeeled;
     out->reducer.fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
+    out->reducer.values = options->values;
+    out->reducer.block = (int)options->block;
+    out->reducer.rotate = options->rotate;
     out->reducer.n_threads = (int)options->codec_threads;
     out->reducer.seed = (uint64_t)options->seed;
     /* The engine refuses a 16-bit wire for compressed values, which have none. */
     out->reducer.wire = options->exchange == TAGC_EXCHANGE_DENSE ? options->wire : TAGC_WIRE_FP32;
+    if (options->mild > 0) {
+        out->mild = out->reducer;
+        out->mild.exchange = TAGC_EXCHANGE_DIRECT;
+        out->mild.values = options->mild;
+        out->mild.sparsity = options->mild_sparsity;
+        out->mild.wire = TAGC_WIRE_FP32;
+    }
 }
 
 tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {

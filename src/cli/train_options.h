@@ -14,13 +14,17 @@ typedef struct tagc_train_options {
     int64_t n_layer, n_head, n_embd, block_size, vocab_size; /* 0: the preset's */
     int tied;                                                /* 0 the preset's, 1 yes, 2 no */
     int64_t batch_size, seq_len, accumulate, steps, warmup, seed;
-    double lr, min_lr, weight_decay, beta1, beta2, clip;
+    double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
     int sharding, wrap, gather, exchange_each_micro_step;
-    int64_t prefetch;
+    int64_t prefetch, gather_check_every, ranks_per_host;
+    int two_level;
     int compress;
     const char *compress_names;
     int exchange, index, cells, unpeeled, fill_union, wire;
     double sparsity, ratio;
+    int values, mild, rotate;
+    double mild_sparsity;
+    int64_t block;
     int64_t ranks, codec_threads, blas_threads;
     int transport;
     double timeout;

@@ -25,7 +25,7 @@ typedef struct field {
 static const field reducer_fields[] = {
     {REDUCER(n_elems), FIELD_U64, 1, 1, MAX_UNIT_ELEMS, 0},
     {REDUCER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
-    {REDUCER(exchange), FIELD_INT, 1, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_PACKED},
+    {REDUCER(exchange), FIELD_INT, 1, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED},
     {REDUCER(index), FIELD_INT, 1, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
     {REDUCER(sparsity), FIELD_DOUBLE, 1, 0, 1, 0.9875},
     {REDUCER(ratio), FIELD_DOUBLE, 1, 0, 1000, 0},
@@ -33,7 +33,11 @@ static const field reducer_fields[] = {
     {REDUCER(unpeeled), FIELD_INT, 1, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
     {REDUCER(fill_union), FIELD_INT, 1, -1, 1, -1},
     {REDUCER(op), FIELD_INT, 1, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
-    {REDUCER(all_reduce), FIELD_INT, 1, 0, 1, 0},
+    {REDUCER(all_reduce), FIELD_INT, 1, 0, 2, 0},
+    {REDUCER(values), FIELD_INT, 1, TAGC_VALUES_FP32, TAGC_VALUES_SIGN, TAGC_VALUES_INT4},
+    {REDUCER(block), FIELD_INT, 1, 16, 4096, 128},
+    {REDUCER(rotate), FIELD_INT, 1, 0, 1, 0},
+    {REDUCER(ranks_per_host), FIELD_INT, 1, 1, 65536, 1},
     {REDUCER(wire), FIELD_INT, 1, TAGC_WIRE_FP32, TAGC_WIRE_BF16, TAGC_WIRE_FP32},
     {REDUCER(n_threads), FIELD_INT, 0, 1, 256, 1},
     {REDUCER(seed), FIELD_U64, 1, 0, MAX_U64, 0},
@@ -42,7 +46,9 @@ static const field reducer_fields[] = {
 static const field gatherer_fields[] = {
     {GATHERER(n_elems), FIELD_U64, 1, 1, MAX_UNIT_ELEMS, 0},
     {GATHERER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
-    {GATHERER(wire), FIELD_INT, 1, TAGC_WIRE_FP32, TAGC_WIRE_BF16, TAGC_WIRE_FP32},
+    {GATHERER(wire), FIELD_INT, 1, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2, TAGC_GATHER_FP32},
+    {GATHERER(ranks_per_host), FIELD_INT, 1, 0, 65536, 0},
+    {GATHERER(check_every), FIELD_INT, 1, 0, 2147483647.0, 0},
 };
 enum {
     N_REDUCER_FIELDS = sizeof reducer_fields / sizeof reducer_fields[0],
@@ -57,6 +63,9 @@ void tagc_reducer_options_init(tagc_reducer_options *options) {
         .exchange = TAGC_EXCHANGE_PACKED,
         .sparsity = 0.9875,
         .fill_union = -1,
+        .values = TAGC_VALUES_INT4,
+        .block = 128,
+        .ranks_per_host = 1,
         .n_threads = 1,
     };
 }
@@ -157,6 +166,9 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
         return tagc_fail(TAGC_ERR_ARGUMENT, "ratio is %.10g, must be 0 (from the union) or in [1, 1000]",
                          options->ratio);
     *out = *options;
+    if (options->exchange == TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (direct), which this build has not yet",
+                         options->exchange);
     int is_dense = options->exchange == TAGC_EXCHANGE_DENSE;
     if (options->wire != TAGC_WIRE_FP32 && !is_dense)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d (bf16), which only exchange %d (dense) has",
@@ -183,6 +195,8 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     TAGC_TRY(check_struct(options->struct_bytes, sizeof *options, "tagc_gatherer_options_init"));
     TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, options));
     TAGC_TRY(check_shape(options->n_elems, world_size, UINT32_MAX - 63));
+    if (options->wire > TAGC_GATHER_BF16 || options->ranks_per_host || options->check_every)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d, which this build has not yet", options->wire);
     *out = *options;
     return TAGC_OK;
 }

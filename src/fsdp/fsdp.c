@@ -197,6 +197,28 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *f, int unit) {
     return unit >= 0 && unit < f->n_units ? f->units[unit].name : "?";
 }
 
+int tagc_fsdp_n_flats(const tagc_fsdp *f) {
+    return f->n_flats;
+}
+
+tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_fsdp_flat *out) {
+    if (flat < 0 || flat >= f->n_flats)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->n_flats - 1);
+    const tagc_flat *from = &f->flats[flat];
+    tagc_gatherer_options gatherer;
+    *out = (tagc_fsdp_flat){
+        .unit = from->unit, .class_ = from->compressed, .n_elems = from->n_elems, .n_padded = from->n_padded};
+    tagc_fsdp_exchange_options(f, from, &out->reducer, &gatherer);
+    return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
+    (void)f;
+    (void)flat;
+    (void)options;
+    return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_exchange: not in this build yet");
+}
+
 void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {
     *out = f->memory;
 }

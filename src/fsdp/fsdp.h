@@ -16,9 +16,10 @@
 typedef struct tagc_fsdp tagc_fsdp;
 
 typedef enum tagc_sharding {
-    TAGC_SHARD_FULL = 0, /* ZeRO-3: parameters gathered for forward and again for backward */
-    TAGC_SHARD_GRAD = 1, /* ZeRO-2: parameters gathered once per step, gradients and optimizer sharded */
-    TAGC_SHARD_NONE = 2  /* DDP: everything replicated, gradients all-reduced */
+    TAGC_SHARD_FULL = 0,  /* ZeRO-3: parameters gathered for forward and again for backward */
+    TAGC_SHARD_GRAD = 1,  /* ZeRO-2: parameters gathered once per step, gradients and optimizer sharded */
+    TAGC_SHARD_NONE = 2,  /* DDP: everything replicated, gradients all-reduced */
+    TAGC_SHARD_HYBRID = 3 /* FULL inside each host, replicas across hosts (HSDP) */
 } tagc_sharding;
 
 typedef enum tagc_wrap {
@@ -35,6 +36,14 @@ typedef enum tagc_policy {
     TAGC_POLICY_NAMES = 4                 /* what matches one of the name patterns */
 } tagc_policy;
 
+/* How the gradient of a tensor travels. A unit has one flat per class that its tensors have. */
+typedef enum tagc_class {
+    TAGC_CLASS_DENSE = 0,      /* norms, biases, and whatever no other class takes */
+    TAGC_CLASS_COMPRESSED = 1, /* what the policy compresses */
+    TAGC_CLASS_MILD =
+        2 /* with options.mild: matrices that the policy leaves out (attention QKV, positions) */
+} tagc_class;
+
 typedef struct tagc_fsdp_options {
     int sharding;      /* tagc_sharding, default FULL */
     int wrap;          /* tagc_wrap, default STAGE */
@@ -42,20 +51,25 @@ typedef struct tagc_fsdp_options {
     const char *names; /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
     tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
     int dense_wire;               /* tagc_wire of dense flats, default FP32 */
-    int gather_wire;              /* tagc_wire of parameter gathers, default FP32 */
-    int prefetch;                 /* [0, 64], default 1: units gathered ahead of use */
+    tagc_reducer_options mild; /* of mild flats; its exchange is DENSE (default: there are none) or DIRECT */
+    int gather_wire;           /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
+    int gather_check_every;    /* tagc_gatherer_options.check_every, default 0 */
+    int ranks_per_host;        /* [1, W], divides W, default 1: of hybrid sharding and of two_level */
+    int two_level;       /* 1: direct flats are added within a host before they are encoded; default 0 */
+    int prefetch;        /* [0, 64], default 1: units gathered ahead of use */
     int grads_in_flight; /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): at the last one only; 1: as the published loop does */
     double beta1, beta2, epsilon; /* AdamW, defaults 0.9, 0.95, 1e-8 */
+    double beta1_compressed;      /* of compressed flats; -1 (default): beta1 */
     double weight_decay;          /* >= 0, default 0.1; tensors with `decay` only */
     double clip_norm;             /* >= 0, default 1.0; 0 is off */
 } tagc_fsdp_options;
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
 
-/* 1 when the policy of `options` compresses this tensor. */
-int tagc_fsdp_compresses(const tagc_fsdp_options *options, const tagc_tensor_info *tensor);
+/* The class that `options` give this tensor. */
+tagc_class tagc_fsdp_class(const tagc_fsdp_options *options, const tagc_tensor_info *tensor);
 
 /* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied; trace may be
  * NULL, else it outlives the engine, as comm does. */
@@ -114,6 +128,20 @@ uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, w
 uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
 int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
+
+/* A flat: the tensors of one class of one unit. */
+typedef struct tagc_fsdp_flat {
+    int unit, class_;             /* tagc_class */
+    uint64_t n_elems, n_padded;   /* without and with padding */
+    tagc_reducer_options reducer; /* in use */
+} tagc_fsdp_flat;
+int tagc_fsdp_n_flats(const tagc_fsdp *fsdp);
+tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_fsdp_flat *out);
+/* Collective, between steps: from the next step on this flat's gradient is exchanged by `options` (n_elems, tag, op,
+ * all_reduce, ranks_per_host and n_threads are the engine's). Nothing of the residual is lost: it goes over to the new
+ * exchange, or, where that has none, into the next gradient. On failure the flat is as before. */
+tagc_status tagc_fsdp_set_exchange(tagc_fsdp *fsdp, int flat, const tagc_reducer_options *options);
+
 /* Bytes this rank holds, by purpose. */
 typedef struct tagc_fsdp_memory {
     uint64_t parameters, gradients, optimizer, residuals;

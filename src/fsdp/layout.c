@@ -24,7 +24,7 @@ static int matches(const char *patterns, const char *name) {
     return 0;
 }
 
-int tagc_fsdp_compresses(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
+static int is_compressed(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
     switch (options->policy) {
     case TAGC_POLICY_NON_ATTENTION_LINEAR:
         return t->kind == TAGC_TENSOR_MLP || t->kind == TAGC_TENSOR_EMBEDDING ||
@@ -38,6 +38,12 @@ int tagc_fsdp_compresses(const tagc_fsdp_options *options, const tagc_tensor_inf
     default:
         return 0;
     }
+}
+
+tagc_class tagc_fsdp_class(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
+    if (is_compressed(options, t)) return TAGC_CLASS_COMPRESSED;
+    return t->n_cols > 1 && options->mild.exchange != TAGC_EXCHANGE_DENSE ? TAGC_CLASS_MILD
+                                                                          : TAGC_CLASS_DENSE;
 }
 
 static tagc_status check_tensor(const tagc_tensor_info *t, int i) {
@@ -170,7 +176,7 @@ static void make_flats(tagc_fsdp *f) {
             flat->unit_offset = u->n_padded;
             for (int i = 0; i < f->n_tensors; i++) {
                 if (f->places[i].unit != unit ||
-                    tagc_fsdp_compresses(&f->options, &f->tensors[i]) != compressed)
+                    (int)tagc_fsdp_class(&f->options, &f->tensors[i]) != compressed)
                     continue;
                 f->places[i].flat = f->n_flats;
                 f->places[i].offset = flat->n_elems;

@@ -12,17 +12,21 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .wrap = TAGC_WRAP_STAGE,
         .policy = TAGC_POLICY_NON_ATTENTION_LINEAR,
         .dense_wire = TAGC_WIRE_FP32,
-        .gather_wire = TAGC_WIRE_FP32,
+        .gather_wire = TAGC_GATHER_FP32,
+        .ranks_per_host = 1,
         .prefetch = 1,
         .grads_in_flight = 2,
         .n_micro_steps = 1,
         .beta1 = 0.9,
         .beta2 = 0.95,
         .epsilon = 1e-8,
+        .beta1_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
     };
     tagc_reducer_options_init(&options->reducer);
+    tagc_reducer_options_init(&options->mild);
+    options->mild.exchange = TAGC_EXCHANGE_DENSE;
 }
 
 static tagc_status check_int(const char *name, int value, int min, int max) {
@@ -36,11 +40,13 @@ static tagc_status check_real(const char *name, double value, int allowed, const
 }
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
-    TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_NONE));
+    TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID));
+    if (o->sharding == TAGC_SHARD_HYBRID || o->two_level || o->mild.exchange != TAGC_EXCHANGE_DENSE)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sharding is %d, which this build has not yet", o->sharding);
     TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
     TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
-    TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
+    TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
     TAGC_TRY(check_int("prefetch", o->prefetch, 0, 64));
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
