@@ -6,18 +6,25 @@
 #include "core/status.h"
 #include "tagc/tagc.h"
 
-/* What a step of an indexed exchange depends on beside its options. */
+/* What a step of an indexed or direct exchange depends on beside its options. */
 typedef struct tagc_volume_data {
     const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each */
-    double union_density;    /* [0, 1] */
+    double union_density;    /* [0, 1]; direct: of sums that come back */
     const uint64_t *n_left;  /* (W,) items of each shard that its sketch does not give back; NULL: none */
+    /* direct with positions */
+    const uint64_t
+        *n_body; /* (W,) bytes of the bodies that `rank` sends to each owner; NULL: what positions that fall
+                               independently take on average */
+    double kept_density; /* [0, 1] of each fragment, where n_body is NULL */
+    uint64_t n_sums;     /* bytes of the body of `rank`'s sums that come back; 0: as for n_body NULL */
 } tagc_volume_data;
 
 typedef struct tagc_volume {
-    double n_bytes[TAGC_N_LEGS];       /* sent to all other ranks together; whole where n_union is given */
-    uint64_t n_transfers[TAGC_N_LEGS]; /* posted, whatever the number of their messages */
-    size_t chunk_elems;                /* dense: of a shard that travel at a time; 0 for the others */
-    int sketching;                     /* a sketch that keeps everything sends no cells */
+    double n_bytes[TAGC_N_LEGS];        /* sent to all other ranks together; whole where n_union is given */
+    double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host: ranks_per_host > 1 */
+    uint64_t n_transfers[TAGC_N_LEGS];  /* posted, whatever the number of their messages */
+    size_t chunk_elems;                 /* dense: of a shard that travel at a time; 0 for the others */
+    int sketching;                      /* a sketch that keeps everything sends no cells */
 } tagc_volume;
 
 /* Bytes that `rank` sends in one step without non-finite values. data may be NULL for dense. TAGC_ERR_ARGUMENT or
