@@ -25,8 +25,10 @@ typedef struct tagc_code_options {
 
 typedef struct tagc_encoded {
     size_t n_bytes; /* of the body, at most max_bytes */
-    size_t n_kept;  /* topk: k or fewer; blocks: n */
-    int nonfinite;  /* some gradient + residual is NaN or Inf: body and residual are garbage, n_bytes is 0 */
+    size_t
+        n_index_bytes; /* of these, the first so many say where values belong (topk); the rest are values */
+    size_t n_kept;     /* topk: k or fewer; blocks: n */
+    int nonfinite; /* some gradient + residual is NaN or Inf: body and residual are garbage, n_bytes is 0 */
 } tagc_encoded;
 
 typedef struct tagc_code {
