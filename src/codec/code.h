@@ -1,5 +1,5 @@
 /* Codes of a fragment: what `direct` sends instead of an index and its values. One table per code, so that exchange,
- * bench and a later device see four functions and no details.
+ * bench and a later device see a few functions and no details.
  *
  *   topk    the k largest of gradient + residual: positions as gaps, values in one of the formats
  *   blocks  every element, in order: no positions
@@ -31,6 +31,11 @@ typedef struct tagc_encoded {
     int nonfinite; /* some gradient + residual is NaN or Inf: body and residual are garbage, n_bytes is 0 */
 } tagc_encoded;
 
+typedef struct tagc_body {
+    const uint8_t *bytes;
+    size_t n_bytes;
+} tagc_body;
+
 typedef struct tagc_code {
     const char *name;
     /* Worst case of a body, and scratch of the other functions (TAGC_ALIGNMENT-aligned). */
@@ -40,17 +45,21 @@ typedef struct tagc_code {
      * body, exactly where the body is exact. residual_in and residual_out may both be NULL: nothing is carried over. */
     void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
                    float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
-    /* Encodes sums (n): topk every non-zero of them (at most k are there), blocks all. sums become what a receiver
-     * decodes; what that loses is multiplied by `unscale` and added to error (n), which may be NULL. */
+    /* Encodes sums (n), all finite: topk every non-zero of them (at most k are there), blocks all. sums become what a
+     * receiver decodes; what that loses is multiplied by `unscale` and added to error (n), which may be NULL. */
     void (*encode_sums)(const tagc_code_options *options, float *sums, float *error, float unscale,
-                        uint8_t *body, void *scratch, tagc_encoded *out);
-    /* TAGC_ERR_CORRUPT unless decode_add can take these bytes without leaving body or sums and without making a
+                        uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
+    /* TAGC_ERR_CORRUPT unless decode can take these bytes without leaving body or sums and without making a
      * non-finite value. Any bytes are allowed. */
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
-    /* sums (n) += scale * value for every value of a validated body. */
-    void (*decode_add)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes, float scale,
-                       float *sums, void *scratch);
+    /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order,
+     * with `add` to what sums hold, else to zero. Many at once cost fewer trips to memory than one after the other,
+     * and give the same bits. All are validated; n_bodies may be 0. */
+    void (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                   float scale, float *sums, void *scratch, tagc_pool *pool);
 } tagc_code;
+
+extern const tagc_code tagc_code_topk, tagc_code_blocks;
 
 /* The table for these options; never NULL for options in range. */
 const tagc_code *tagc_code_of(const tagc_code_options *options);
