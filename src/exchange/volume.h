@@ -3,6 +3,7 @@
 #ifndef TAGC_EXCHANGE_VOLUME_H
 #define TAGC_EXCHANGE_VOLUME_H
 
+#include "codec/code.h"
 #include "core/status.h"
 #include "tagc/tagc.h"
 
@@ -12,11 +13,11 @@ typedef struct tagc_volume_data {
     double union_density;    /* [0, 1]; direct: of sums that come back */
     const uint64_t *n_left;  /* (W,) items of each shard that its sketch does not give back; NULL: none */
     /* direct with positions */
-    const uint64_t
-        *n_body; /* (W,) bytes of the bodies that `rank` sends to each owner; NULL: what positions that fall
-                               independently take on average */
-    double kept_density; /* [0, 1] of each fragment, where n_body is NULL */
-    uint64_t n_sums;     /* bytes of the body of `rank`'s sums that come back; 0: as for n_body NULL */
+    const tagc_encoded
+        *bodies; /* (W,) that `rank` sends to each owner; NULL: what kept_density of every fragment takes
+                                   on average where positions fall independently */
+    double kept_density;      /* [0, 1] */
+    const tagc_encoded *sums; /* the body of `rank`'s sums that come back; NULL: the same of union_density */
 } tagc_volume_data;
 
 typedef struct tagc_volume {
