@@ -158,8 +158,8 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
         setting *s = find_setting(list, &flat->reducer);
         flat_size size = {.n_elems = flat->n_padded};
         for (int k = 0; k < layout->n_flats; k++)
-            size.n_flats += layout->flats[k].n_padded == flat->n_padded &&
-                            layout->flats[k].compressed == flat->compressed;
+            size.n_flats +=
+                layout->flats[k].n_padded == flat->n_padded && layout->flats[k].class_ == flat->class_;
         if (s) add_size(s, size);
     }
     tagc_layout_destroy(layout);

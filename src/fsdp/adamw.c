@@ -23,19 +23,21 @@ typedef struct factors {
 
 static void update_block(const factors *f, float *restrict master, float *restrict moment1,
                          float *restrict moment2, const float *restrict gradient, size_t n) {
-    float root[BLOCK_ELEMS];
+    float mean[BLOCK_ELEMS], root[BLOCK_ELEMS];
     for (size_t i = 0; i < n; i++) {
-        float g = gradient[i] * f->scale;
-        float change = g - moment1[i];
-        /* from the nearer end, so that beta1 = 0 gives the gradient itself */
-        moment1[i] = f->weight1 < 0.5f ? moment1[i] + f->weight1 * change : g - change * (1.0f - f->weight1);
-        moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
-        root[i] = moment2[i];
+        float g = mean[i] = gradient[i] * f->scale;
+        root[i] = moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
     }
+    if (f->weight1 < 1.0f)
+        for (size_t i = 0; i < n; i++) {
+            float g = mean[i], change = g - moment1[i]; /* from the nearer end */
+            mean[i] = moment1[i] =
+                f->weight1 < 0.5f ? moment1[i] + f->weight1 * change : g - change * (1.0f - f->weight1);
+        }
     take_roots(root, n);
     for (size_t i = 0; i < n; i++) {
         float denominator = root[i] / f->root_correction2 + f->epsilon;
-        master[i] = master[i] * f->keep - f->step * (moment1[i] / denominator);
+        master[i] = master[i] * f->keep - f->step * (mean[i] / denominator);
     }
 }
 
@@ -55,6 +57,11 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
     for (size_t at = 0; at < n; at += BLOCK_ELEMS)
         update_block(&f, master + at, moment1 + at, moment2 + at, gradient + at,
                      n - at < BLOCK_ELEMS ? n - at : BLOCK_ELEMS);
+}
+
+double tagc_fsdp_beta1(const tagc_fsdp_options *options, int class_) {
+    return class_ == TAGC_CLASS_COMPRESSED && options->beta1_compressed >= 0 ? options->beta1_compressed
+                                                                             : options->beta1;
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {

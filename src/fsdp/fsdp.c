@@ -54,14 +54,16 @@ static tagc_status check_agreement(tagc_fsdp *f) {
 
 int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
                                tagc_gatherer_options *g) {
-    if (flat->compressed) {
+    if (flat->class_ == TAGC_CLASS_COMPRESSED) {
         *r = f->options.reducer;
+    } else if (flat->class_ == TAGC_CLASS_MILD) {
+        *r = f->options.mild;
     } else {
         tagc_reducer_options_init(r);
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->wire = f->options.dense_wire;
-        r->n_threads = f->options.reducer.n_threads;
     }
+    r->n_threads = f->options.reducer.n_threads;
     r->n_elems = flat->n_padded;
     r->tag = (uint64_t)flat->unit;
     r->op = TAGC_OP_AVG;
@@ -183,10 +185,18 @@ uint64_t tagc_fsdp_n_params(const tagc_fsdp *f) {
     return n;
 }
 
-uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *f) {
+static uint64_t n_of_class(const tagc_fsdp *f, tagc_class class_) {
     uint64_t n = 0;
-    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].compressed ? f->flats[i].n_elems : 0;
+    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].class_ == (int)class_ ? f->flats[i].n_elems : 0;
     return n;
+}
+
+uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *f) {
+    return n_of_class(f, TAGC_CLASS_COMPRESSED);
+}
+
+uint64_t tagc_fsdp_n_mild(const tagc_fsdp *f) {
+    return n_of_class(f, TAGC_CLASS_MILD);
 }
 
 int tagc_fsdp_n_units(const tagc_fsdp *f) {
@@ -207,7 +217,7 @@ tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_fsdp_flat *ou
     const tagc_flat *from = &f->flats[flat];
     tagc_gatherer_options gatherer;
     *out = (tagc_fsdp_flat){
-        .unit = from->unit, .class_ = from->compressed, .n_elems = from->n_elems, .n_padded = from->n_padded};
+        .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};
     tagc_fsdp_exchange_options(f, from, &out->reducer, &gatherer);
     return TAGC_OK;
 }

@@ -3,7 +3,7 @@
  *
  *   tensor   one parameter of the model, reached through _use / _done / _grad / _grad_done
  *   unit     the tensors that are gathered and released together (a stage, or one large matrix)
- *   flat     the compressed or the dense half of a unit: its tensors end to end, padded to (W, shard)
+ *   flat     the tensors of one class (compressed, mild, dense) of a unit end to end, padded to (W, shard)
  *
  * A step: for each micro-step { _forward_begin, model forward, _backward_begin, model backward }, then _step. */
 #ifndef TAGC_FSDP_FSDP_H
@@ -41,7 +41,8 @@ typedef enum tagc_class {
     TAGC_CLASS_DENSE = 0,      /* norms, biases, and whatever no other class takes */
     TAGC_CLASS_COMPRESSED = 1, /* what the policy compresses */
     TAGC_CLASS_MILD =
-        2 /* with options.mild: matrices that the policy leaves out (attention QKV, positions) */
+        2, /* with options.mild: matrices that the policy leaves out (attention QKV, positions) */
+    TAGC_N_CLASSES = 3
 } tagc_class;
 
 typedef struct tagc_fsdp_options {
@@ -114,6 +115,8 @@ typedef struct tagc_fsdp_stats {
     int skipped; /* a non-finite gradient: parameters and moments are as before, and the residuals of the
                                 flats that held it (others were sent before it was known) */
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed; /* over the compressed flats */
+    uint64_t n_mild, n_mild_kept;                               /* over the mild flats */
+    uint64_t n_class_bytes_sent[TAGC_N_CLASSES];                /* of gradients, all legs */
     double load;                                                /* largest of any sketch */
     int peel_rounds;                                            /* largest */
 } tagc_fsdp_stats;
@@ -126,6 +129,7 @@ tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 
 uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, without padding */
 uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
+uint64_t tagc_fsdp_n_mild(const tagc_fsdp *fsdp);       /* of these, in mild flats */
 int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 

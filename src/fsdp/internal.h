@@ -31,7 +31,7 @@ typedef struct tagc_place {
 } tagc_place;
 
 typedef struct tagc_flat {
-    int unit, compressed;
+    int unit, class_;            /* tagc_class */
     int first_member, n_members; /* in tagc_fsdp.members */
     uint64_t n_elems, n_padded;  /* without and with padding */
     uint64_t first_owned, n_owned;
@@ -134,6 +134,9 @@ typedef struct tagc_adamw {
     double gradient_scale; /* clipping and the mean over micro-steps */
     uint64_t n_updates;    /* this one included */
 } tagc_adamw;
+/* Of tensors in flats of this class. */
+double tagc_fsdp_beta1(const tagc_fsdp_options *options, int class_);
+/* With beta1 = 0 the first moment is not touched. */
 void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
                        const float *gradient, size_t n);
 double tagc_sum_of_squares(const float *x, size_t n); /* in double, order fixed */

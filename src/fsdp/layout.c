@@ -1,4 +1,4 @@
-/* Who lies where: tensors into units by the wrap, into a compressed and a dense flat per unit by the policy,
+/* Who lies where: tensors into units by the wrap, into one flat per unit and class by the policy,
  * units into slots by their order. A pure function of table, options, rank and world size. */
 #include "fsdp/internal.h"
 #include <fnmatch.h>
@@ -164,19 +164,20 @@ static void order_backward(tagc_fsdp *f) {
 }
 
 static void make_flats(tagc_fsdp *f) {
+    static const int order[TAGC_N_CLASSES] = {TAGC_CLASS_COMPRESSED, TAGC_CLASS_MILD, TAGC_CLASS_DENSE};
     int n_members = 0;
     for (int unit = 0; unit < f->n_units; unit++) {
         tagc_unit *u = &f->units[unit];
         u->first_flat = f->n_flats;
-        for (int compressed = 1; compressed >= 0; compressed--) {
+        for (int k = 0; k < TAGC_N_CLASSES; k++) {
             tagc_flat *flat = &f->flats[f->n_flats];
             flat->unit = unit;
-            flat->compressed = compressed;
+            flat->class_ = order[k];
             flat->first_member = n_members;
             flat->unit_offset = u->n_padded;
             for (int i = 0; i < f->n_tensors; i++) {
                 if (f->places[i].unit != unit ||
-                    (int)tagc_fsdp_class(&f->options, &f->tensors[i]) != compressed)
+                    (int)tagc_fsdp_class(&f->options, &f->tensors[i]) != order[k])
                     continue;
                 f->places[i].flat = f->n_flats;
                 f->places[i].offset = flat->n_elems;

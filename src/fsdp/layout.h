@@ -6,7 +6,7 @@
 #include "fsdp/fsdp.h"
 
 typedef struct tagc_layout_flat {
-    int unit, compressed;
+    int unit, class_;             /* tagc_class */
     uint64_t n_elems, n_padded;   /* without and with padding */
     tagc_reducer_options reducer; /* as the engine asks for it */
     int has_gatherer;             /* 0 where parameters are replicated */
@@ -29,7 +29,7 @@ typedef struct tagc_layout {
     int *backward_order; /* (n_units) */
     tagc_layout_unit *units;
     tagc_layout_flat *flats;
-    uint64_t n_params, n_compressed;
+    uint64_t n_params, n_compressed, n_mild;
     tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used tells of the engine; the same on every rank */
     uint64_t n_owned;        /* elements of the masters of one rank, padding included */
 } tagc_layout;

@@ -41,8 +41,11 @@ static tagc_status check_real(const char *name, double value, int allowed, const
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID));
-    if (o->sharding == TAGC_SHARD_HYBRID || o->two_level || o->mild.exchange != TAGC_EXCHANGE_DENSE)
+    if (o->sharding == TAGC_SHARD_HYBRID || o->two_level)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "sharding is %d, which this build has not yet", o->sharding);
+    if (o->mild.exchange != TAGC_EXCHANGE_DENSE && o->mild.exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "mild.exchange is %d, allowed is %d (dense) or %d (direct)",
+                         o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
     TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
@@ -52,6 +55,9 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
+    TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
+                        o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
+                        "-1 (as beta1) or [0, 1)"));
     TAGC_TRY(check_real("beta2", o->beta2, o->beta2 >= 0 && o->beta2 < 1, "[0, 1)"));
     TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
@@ -77,14 +83,16 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
                               XXH3_64bits(t->name, strlen(t->name))};
         tensors = XXH3_64bits_withSeed(numbers, sizeof numbers, tensors);
     }
-    snprintf(
-        text, TAGC_OPTIONS_TEXT_BYTES,
-        "n_tensors=%d tensors=%016llx sharding=%d wrap=%d policy=%d names=%016llx exchange=%d dense_wire=%d "
-        "gather_wire=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d exchange_each_micro_step=%d "
-        "beta1=%.17g "
-        "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g",
-        fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
-        (unsigned long long)names, o->reducer.exchange, o->dense_wire, o->gather_wire, o->prefetch,
-        o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta2, o->epsilon,
-        o->weight_decay, o->clip_norm);
+    snprintf(text, TAGC_OPTIONS_TEXT_BYTES,
+             "n_tensors=%d tensors=%016llx sharding=%d wrap=%d policy=%d names=%016llx exchange=%d mild=%d "
+             "dense_wire=%d "
+             "gather_wire=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
+             "exchange_each_micro_step=%d "
+             "beta1=%.17g beta1_compressed=%.17g "
+             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g",
+             fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
+             (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_wire, o->gather_wire,
+             o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
+             o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
+             o->weight_decay, o->clip_norm);
 }

@@ -37,7 +37,6 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
 static void update(tagc_fsdp *f, double lr, double clip) {
     const tagc_fsdp_options *o = &f->options;
     tagc_adamw adamw = {.lr = lr,
-                        .beta1 = o->beta1,
                         .beta2 = o->beta2,
                         .epsilon = o->epsilon,
                         .gradient_scale = clip / o->n_micro_steps,
@@ -46,6 +45,7 @@ static void update(tagc_fsdp *f, double lr, double clip) {
         const tagc_place *p = &f->places[i];
         const tagc_flat *flat = &f->flats[p->flat];
         adamw.weight_decay = f->tensors[i].decay ? o->weight_decay : 0;
+        adamw.beta1 = tagc_fsdp_beta1(o, flat->class_);
         tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
                           flat->gradient + p->at, p->n);
     }

@@ -14,6 +14,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
                          .n_gradient_slots = f->n_gradient_slots,
                          .n_params = tagc_fsdp_n_params(f),
                          .n_compressed = tagc_fsdp_n_compressed(f),
+                         .n_mild = tagc_fsdp_n_mild(f),
                          .memory = f->memory};
     out->unit_of_tensor = calloc(n_tensors, sizeof *out->unit_of_tensor);
     out->backward_order = calloc(n_units, sizeof *out->backward_order);
@@ -40,7 +41,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         const tagc_flat *flat = &f->flats[i];
         tagc_layout_flat *to = &out->flats[i];
         to->unit = flat->unit;
-        to->compressed = flat->compressed;
+        to->class_ = flat->class_;
         to->n_elems = flat->n_elems;
         to->n_padded = flat->n_padded;
         to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);

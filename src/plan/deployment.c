@@ -242,7 +242,8 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     }
     int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
     for (int i = 0; i < d.layout->n_flats; i++)
-        for (int k = 0; d.layout->flats[i].compressed && k < d.flats[i].n_reductions; k++)
+        for (int k = 0; d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED && k < d.flats[i].n_reductions;
+             k++)
             for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
                 volume->n_bytes_compressed += n_exchanges * d.flats[i].reductions[k].volume.n_bytes[leg];
     if (memory) tagc_deployment_memory(&d, memory);

@@ -68,7 +68,7 @@ static uint64_t count_compressed(const table *t, int policy, const char *names) 
     assert_int_equal(lay_out(&f, t, 0, 2, TAGC_WRAP_STAGE, policy, names), TAGC_OK);
     uint64_t n = tagc_fsdp_n_compressed(&f), sum = 0;
     for (int i = 0; i < t->n; i++)
-        if (f.flats[f.places[i].flat].compressed) sum += t->tensors[i].n_elems;
+        if (f.flats[f.places[i].flat].class_ == TAGC_CLASS_COMPRESSED) sum += t->tensors[i].n_elems;
     assert_true(sum == n);
     tagc_memory_destroy(f.tables);
     return n;
@@ -95,6 +95,42 @@ static void policies_compress_what_they_say(void **state) {
     print_message("compressed of GPT-2 162M: paper %.2f %%, non-attention linear %.2f %%\n", 100 * paper,
                   100 * linear);
     assert_true(paper > 0.815 && paper < 0.825);
+}
+
+/* With a mild exchange every matrix leaves the dense class, and nothing else moves. */
+static void mild_takes_the_other_matrices(void **state) {
+    (void)state;
+    table t;
+    make_gpt2_162m(&t);
+    uint64_t n_mild[] = {0, 12 * 3 * 768ull * 768 + 1024 * 768, 0, 0, 0}, n_vectors = 12 * 13 * 768 + 2 * 768;
+    n_mild[TAGC_POLICY_PAPER] = n_mild[TAGC_POLICY_NON_ATTENTION_LINEAR] + 12 * 768ull * 768;
+    n_mild[TAGC_POLICY_NONE] =
+        n_mild[TAGC_POLICY_PAPER] + count_compressed(&t, TAGC_POLICY_PAPER, NULL); /* all */
+    for (int policy = TAGC_POLICY_NONE; policy <= TAGC_POLICY_ALL; policy++) {
+        tagc_fsdp f = {.world_size = 2};
+        tagc_fsdp_options_init(&f.options);
+        f.options.policy = policy;
+        f.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
+        f.options.mild.sparsity = 0.8;
+        assert_int_equal(tagc_fsdp_layout(&f, t.tensors, t.n), TAGC_OK);
+        assert_int_equal(tagc_fsdp_n_compressed(&f), count_compressed(&t, policy, NULL));
+        assert_int_equal(tagc_fsdp_n_mild(&f), n_mild[policy]);
+        uint64_t n_dense = tagc_fsdp_n_params(&f) - tagc_fsdp_n_mild(&f) - tagc_fsdp_n_compressed(&f);
+        assert_int_equal(n_dense, policy == TAGC_POLICY_ALL ? 0 : n_vectors);
+        for (int i = 0; i < f.n_flats; i++) {
+            tagc_fsdp_flat flat;
+            assert_int_equal(tagc_fsdp_flat_info(&f, i, &flat), TAGC_OK);
+            const tagc_tensor_info *first = &t.tensors[f.members[f.flats[i].first_member]];
+            assert_int_equal(flat.class_, tagc_fsdp_class(&f.options, first));
+            assert_int_equal(flat.reducer.exchange, flat.class_ == TAGC_CLASS_MILD    ? TAGC_EXCHANGE_DIRECT
+                                                    : flat.class_ == TAGC_CLASS_DENSE ? TAGC_EXCHANGE_DENSE
+                                                                                      : TAGC_EXCHANGE_PACKED);
+            if (flat.class_ == TAGC_CLASS_MILD) assert_true(flat.reducer.sparsity == 0.8);
+        }
+        int n_classes = policy == TAGC_POLICY_ALL ? 1 : policy == TAGC_POLICY_NONE ? 2 : 3;
+        assert_int_equal(f.units[3].n_flats, n_classes); /* a block */
+        tagc_memory_destroy(f.tables);
+    }
 }
 
 /* Every element has one owner, in every world. */
@@ -188,7 +224,8 @@ static void bad_options_are_refused(void **state) {
         size_t at;
         int value;
     } bad[] = {
-        {offsetof(tagc_fsdp_options, sharding), 3},
+        {offsetof(tagc_fsdp_options, sharding), 4},
+        {offsetof(tagc_fsdp_options, mild.exchange), TAGC_EXCHANGE_PACKED},
         {offsetof(tagc_fsdp_options, wrap), -1},
         {offsetof(tagc_fsdp_options, policy), 5},
         {offsetof(tagc_fsdp_options, policy), TAGC_POLICY_NAMES},
@@ -210,9 +247,13 @@ static void bad_options_are_refused(void **state) {
         size_t at;
         double value;
     } bad_reals[] = {
-        {offsetof(tagc_fsdp_options, beta1), 1},       {offsetof(tagc_fsdp_options, beta2), -0.1},
-        {offsetof(tagc_fsdp_options, epsilon), 0},     {offsetof(tagc_fsdp_options, weight_decay), -1},
+        {offsetof(tagc_fsdp_options, beta1), 1},
+        {offsetof(tagc_fsdp_options, beta2), -0.1},
+        {offsetof(tagc_fsdp_options, epsilon), 0},
+        {offsetof(tagc_fsdp_options, weight_decay), -1},
         {offsetof(tagc_fsdp_options, clip_norm), NAN},
+        {offsetof(tagc_fsdp_options, beta1_compressed), -0.5},
+        {offsetof(tagc_fsdp_options, beta1_compressed), 1},
     };
     for (size_t i = 0; i < sizeof bad_reals / sizeof *bad_reals; i++) {
         tagc_fsdp_options_init(&o);
@@ -274,6 +315,7 @@ static void disagree(tagc_comm *comm, void *arg) {
     toy_model model = d->model;
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.mild.exchange = TAGC_EXCHANGE_DIRECT;
     if (rank == 1) {
         switch (d->kind) {
         case 0:
@@ -290,6 +332,12 @@ static void disagree(tagc_comm *comm, void *arg) {
             break;
         case 4:
             model.n_tensors--;
+            break;
+        case 5:
+            options.mild.exchange = TAGC_EXCHANGE_DENSE;
+            break;
+        case 6:
+            options.beta1_compressed = 0;
             break;
         default:
             options.reducer.exchange = TAGC_EXCHANGE_DENSE;
@@ -309,8 +357,10 @@ static void ranks_must_agree(void **state) {
                                         "rank 1: prefetch is 99, allowed is 0 to 64",
                                         "rank 1 with tensors=",
                                         "rank 0 was started with n_tensors=14",
+                                        "mild=3, rank 1 with mild=0",
+                                        "beta1_compressed=0",
                                         "exchange=0"};
-    for (int kind = 0; kind < 6; kind++) {
+    for (int kind = 0; kind < 8; kind++) {
         disagreement d = {.kind = kind};
         toy_gpt(&d.model, 2, 4, 0);
         toy_run(2, disagree, &d);
@@ -323,9 +373,13 @@ static void ranks_must_agree(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(policies_compress_what_they_say), cmocka_unit_test(units_cover_the_model),
-        cmocka_unit_test(bad_tables_are_refused),          cmocka_unit_test(bad_options_are_refused),
-        cmocka_unit_test(sharding_saves_memory),           cmocka_unit_test(ranks_must_agree),
+        cmocka_unit_test(policies_compress_what_they_say),
+        cmocka_unit_test(mild_takes_the_other_matrices),
+        cmocka_unit_test(units_cover_the_model),
+        cmocka_unit_test(bad_tables_are_refused),
+        cmocka_unit_test(bad_options_are_refused),
+        cmocka_unit_test(sharding_saves_memory),
+        cmocka_unit_test(ranks_must_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
