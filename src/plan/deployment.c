@@ -71,9 +71,9 @@ static double unpeeled_share(double load) {
 }
 
 /* A sketch too small for the union sends what does not peel plainly, or at least where it is. */
-static tagc_status add_leftovers(const tagc_deployment *d, tagc_reduction *r) {
+static tagc_status add_leftovers(tagc_reduction *r) {
     size_t n_ranks = (size_t)r->n_ranks;
-    double n_items = d->union_density * (double)r->options.n_elems / (double)n_ranks;
+    double n_items = r->union_density * (double)r->options.n_elems / (double)n_ranks;
     double n_cells = r->volume.n_bytes[TAGC_LEG_VALUES] / (4 * ((double)n_ranks - 1));
     r->load = n_items / n_cells;
     r->unpeeled = unpeeled_share(r->load);
@@ -81,24 +81,34 @@ static tagc_status add_leftovers(const tagc_deployment *d, tagc_reduction *r) {
     uint64_t *n_left = calloc(n_ranks, sizeof *n_left);
     if (!n_left) return tagc_fail(TAGC_ERR_MEMORY, "no memory for leftovers of %zu ranks", n_ranks);
     for (size_t i = 0; i < n_ranks; i++) n_left[i] = (uint64_t)llround(r->unpeeled * n_items);
-    tagc_volume_data data = {.union_density = d->union_density, .n_left = n_left};
+    tagc_volume_data data = {.union_density = r->union_density, .n_left = n_left};
     tagc_status status = tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
     free(n_left);
     return status;
 }
 
+/* What was measured or given is of the engine's sparsity. */
+static void set_densities(const tagc_setup *s, tagc_reduction *r) {
+    int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
+    r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
+    r->union_density =
+        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, r->n_ranks);
+}
+
 static tagc_status add_reduction(const tagc_deployment *d, tagc_flat_plan *flat,
                                  const tagc_reducer_options *options, int n_ranks, double share) {
     tagc_reduction *r = &flat->reductions[flat->n_reductions++];
-    tagc_volume_data data = {.union_density = d->union_density};
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks, .remote_share = share};
+    set_densities(d->setup, r);
+    tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
     TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));
-    return r->volume.sketching && n_ranks > 1 ? add_leftovers(d, r) : TAGC_OK;
+    return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 
-static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat *from, tagc_flat_plan *to) {
+static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat *from,
+                               const tagc_reducer_options *reducer, tagc_flat_plan *to) {
     int n_hosts = d->setup->n_hosts, per_host = d->n_ranks_copy;
-    tagc_reducer_options within, across = from->reducer;
+    tagc_reducer_options within, across = *reducer;
     tagc_reducer_options_init(&within);
     within.exchange = TAGC_EXCHANGE_DENSE;
     within.wire = d->engine.dense_wire;
@@ -109,7 +119,24 @@ static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat 
     return add_reduction(d, to, &across, n_hosts, 1);
 }
 
-static tagc_status plan_flat(const tagc_deployment *d, const tagc_layout_flat *from, tagc_flat_plan *to) {
+/* As tagc_fsdp_set_exchange: what is the engine's stays the engine's. */
+static tagc_reducer_options reducer_of(const tagc_deployment *d, int flat) {
+    const tagc_reducer_options *engine = &d->layout->flats[flat].reducer;
+    if (!d->setup->flat_reducers) return *engine;
+    tagc_reducer_options r = d->setup->flat_reducers[flat];
+    r.struct_bytes = engine->struct_bytes;
+    r.n_elems = engine->n_elems;
+    r.tag = engine->tag;
+    r.op = engine->op;
+    r.all_reduce = engine->all_reduce;
+    r.ranks_per_host = engine->ranks_per_host;
+    r.n_threads = engine->n_threads;
+    return r;
+}
+
+static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan *to) {
+    const tagc_layout_flat *from = &d->layout->flats[flat];
+    tagc_reducer_options reducer = reducer_of(d, flat);
     *to = (tagc_flat_plan){.n_owned = from->n_padded};
     if (from->has_gatherer) {
         tagc_volume gather;
@@ -117,17 +144,22 @@ static tagc_status plan_flat(const tagc_deployment *d, const tagc_layout_flat *f
         to->gather_bytes = gather.n_bytes[TAGC_LEG_GATHER];
         to->n_owned = from->n_padded / (uint64_t)d->n_ranks_copy;
     }
-    if (d->setup->placement == TAGC_PLACE_HYBRID) return plan_hybrid(d, from, to);
-    return add_reduction(d, to, &from->reducer, d->setup->world_size, remote_share(d->setup));
+    if (d->setup->placement == TAGC_PLACE_HYBRID) return plan_hybrid(d, from, &reducer, to);
+    return add_reduction(d, to, &reducer, d->setup->world_size, remote_share(d->setup));
 }
 
-static tagc_status lay_out(tagc_deployment *d) {
-    const tagc_gpt2_config *model = &d->setup->model;
-    int n_tensors = tagc_gpt2_n_tensors(model);
+tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
+    *out = NULL;
+    TAGC_TRY(tagc_setup_check(setup));
+    const tagc_gpt2_config *model = &setup->model;
+    tagc_fsdp_options engine = setup->engine;
+    int n_tensors = tagc_gpt2_n_tensors(model), is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
+    engine.sharding = sharding_of(setup->placement);
     tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
     if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a table of %d tensors", n_tensors);
     for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
-    tagc_status status = tagc_layout_create(tensors, n_tensors, &d->engine, d->n_ranks_copy, &d->layout);
+    tagc_status status = tagc_layout_create(
+        tensors, n_tensors, &engine, is_hybrid ? setup->world_size / setup->n_hosts : setup->world_size, out);
     free(tensors);
     return status;
 }
@@ -139,15 +171,13 @@ tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out
     *d = (tagc_deployment){.setup = setup,
                            .engine = setup->engine,
                            .n_ranks_copy = is_hybrid ? setup->world_size / setup->n_hosts : setup->world_size,
-                           .gather_share = is_hybrid ? 0 : remote_share(setup),
-                           .union_density = tagc_setup_union(setup)};
+                           .gather_share = is_hybrid ? 0 : remote_share(setup)};
     d->engine.sharding = sharding_of(setup->placement);
-    TAGC_TRY(lay_out(d));
+    TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;
     if (!d->flats) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for %d flats", d->layout->n_flats);
-    for (int i = 0; status == TAGC_OK && i < d->layout->n_flats; i++)
-        status = plan_flat(d, &d->layout->flats[i], &d->flats[i]);
+    for (int i = 0; status == TAGC_OK && i < d->layout->n_flats; i++) status = plan_flat(d, i, &d->flats[i]);
     if (status != TAGC_OK) tagc_deployment_destroy(d);
     return status;
 }

@@ -19,8 +19,9 @@ typedef struct tagc_reduction {
     int n_ranks;         /* of the group */
     double remote_share; /* of its bytes, that leave the host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
-    double load;         /* of a sketch: items of the union per cell; else 0 */
-    double unpeeled;     /* share of the union that it cannot give back */
+    double union_density, kept_density;
+    double load;     /* of a sketch: items of the union per cell; else 0 */
+    double unpeeled; /* share of the union that it cannot give back */
 } tagc_reduction;
 
 typedef struct tagc_flat_plan {
@@ -35,7 +36,6 @@ typedef struct tagc_deployment {
     tagc_fsdp_options engine; /* with the sharding of the placement */
     int n_ranks_copy;    /* ranks that hold one copy of the model together, or each one, when replicated */
     double gather_share; /* of a gather's bytes, that leave the host */
-    double union_density;
     tagc_layout *layout;
     tagc_flat_plan *flats; /* (layout->n_flats) */
 } tagc_deployment;

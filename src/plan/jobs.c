@@ -42,8 +42,7 @@ static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_cost
     return best;
 }
 
-tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs, double union_density,
-                                tagc_phase_work *out) {
+tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
     *out = (tagc_phase_work){0};
     if (!costs || r->n_ranks == 1) return TAGC_OK;
     if (r->options.exchange == TAGC_EXCHANGE_DENSE) {
@@ -54,7 +53,7 @@ tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs
             return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s takes to compute",
                              r->options.exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed");
         /* Encoding and decoding touch the union, selecting and indexing the whole unit. */
-        double scale = cost->union_density > 0 ? union_density / cost->union_density : 1;
+        double scale = cost->union_density > 0 ? r->union_density / cost->union_density : 1;
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
             int of_union = phase == TAGC_PHASE_ENCODE || phase == TAGC_PHASE_DECODE;
             out->phase_s[phase] = cost->elem_s[phase] * (double)r->options.n_elems * (of_union ? scale : 1);

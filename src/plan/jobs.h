@@ -12,7 +12,7 @@ typedef struct tagc_phase_work {
 
 /* TAGC_ERR_UNSUPPORTED when the costs say nothing of the reduction's exchange. costs NULL: free. */
 tagc_status tagc_reduction_work(const tagc_reduction *reduction, const tagc_costs *costs,
-                                double union_density, tagc_phase_work *out);
+                                tagc_phase_work *out);
 
 /* The steps of all reductions of a flat, one after the other. */
 tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *work, tagc_sim_job *out);

@@ -7,7 +7,7 @@
 #ifndef TAGC_PLAN_PLAN_H
 #define TAGC_PLAN_PLAN_H
 
-#include "fsdp/fsdp.h"
+#include "fsdp/layout.h"
 #include "gpt2/gpt2.h"
 
 /* ---- setup ---- */
@@ -35,8 +35,13 @@ typedef struct tagc_setup {
     int n_batch, n_tokens;   /* of a rank and micro-step */
     int placement;
     tagc_fsdp_options engine; /* its sharding is the placement's */
+    /* What each flat of the layout does in place of what the engine's options say, as after tagc_fsdp_set_exchange;
+     * NULL: nothing else. */
+    const tagc_reducer_options *flat_reducers; /* (n_flats) */
     double
-        union_density; /* of what indexed exchanges keep; < 0: 1 - sparsity of every rank, independent of the others */
+        union_density; /* of what all ranks keep together, of flats with the engine's sparsity; < 0: as if each
+                             rank kept 1 - sparsity, independently of the others */
+    double kept_density; /* of what direct keeps, of the same flats; 0: 1 - sparsity */
 } tagc_setup;
 
 /* TAGC_ERR_ARGUMENT names what is wrong. */
@@ -45,6 +50,8 @@ tagc_status tagc_setup_check(const tagc_setup *setup);
 double tagc_setup_flops(const tagc_setup *setup);
 /* The density that counts: union_density, or 1 - (1 - p)^ranks. */
 double tagc_setup_union(const tagc_setup *setup);
+/* The layout of the engine that the setup's placement makes; flat_reducers is not read. */
+tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);
 
 /* ---- volume and memory ---- */
 

@@ -273,8 +273,7 @@ static tagc_status prepare(simulation *s) {
         tagc_phase_work work[2] = {{{0}}, {{0}}};
         for (int k = 0; k < s->d->flats[i].n_reductions; k++)
             TAGC_TRY(tagc_reduction_work(&s->d->flats[i].reductions[k],
-                                         s->costs->n_codec >= 0 ? s->costs : NULL, s->d->union_density,
-                                         &work[k]));
+                                         s->costs->n_codec >= 0 ? s->costs : NULL, &work[k]));
         TAGC_TRY(tagc_job_create(&s->d->flats[i], work, &s->jobs[i]));
     }
     return TAGC_OK;

@@ -4,6 +4,7 @@
 #include "small_gpt2.h"
 
 #include "codec/sketch.h"
+#include "exchange/volume.h"
 #include "plan/plan.h"
 
 #ifdef TAGC_SANITIZED
@@ -210,11 +211,63 @@ static void long_accumulation(void **state) {
     }
 }
 
+/* Flats that exchange as they were told to, not as the engine's options say: what each one's reducer sends by itself, and
+ * no flat's own n_elems, tag or all_reduce counts. */
+static void flats_of_their_own(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        tagc_setup setup = {.model = tied,
+                            .world_size = 4,
+                            .n_hosts = 2,
+                            .n_batch = 1,
+                            .n_tokens = 8,
+                            .placement = variant % 2 ? TAGC_PLACE_NONE : TAGC_PLACE_ZERO2,
+                            .union_density = variant / 2 ? 0.2 : -1};
+        tagc_layout *layout;
+        tagc_plan_volume v;
+        double expected[TAGC_N_LEGS] = {0};
+        tagc_fsdp_options_init(&setup.engine);
+        setup.engine.reducer.sparsity = 0.9;
+        assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
+        tagc_reducer_options *own = calloc((size_t)layout->n_flats, sizeof *own);
+        for (int i = 0; i < layout->n_flats; i++) {
+            tagc_reducer_options_init(&own[i]);
+            own[i].exchange = i % 2 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DENSE;
+            own[i].wire = i % 2 ? TAGC_WIRE_FP32 : TAGC_WIRE_BF16;
+            own[i].sparsity = i % 4 == 1 ? 0.9 : 0.5;
+            own[i].n_elems = 12345;
+            own[i].all_reduce = variant % 2 == 0;
+            tagc_reducer_options real = own[i];
+            real.n_elems = layout->flats[i].n_padded;
+            real.all_reduce = variant % 2;
+            double p = 1 - real.sparsity;
+            tagc_volume_data data = {.union_density =
+                                         p < 0.2 && variant / 2 ? 0.2 : 1 - pow(1 - p, setup.world_size)};
+            tagc_volume one;
+            assert_int_equal(tagc_reducer_volume(&real, setup.world_size, 0, &data, &one), TAGC_OK);
+            for (int leg = 0; leg < TAGC_N_LEGS; leg++) expected[leg] += one.n_bytes[leg];
+            if (layout->flats[i].has_gatherer)
+                assert_int_equal(tagc_gatherer_volume(&layout->flats[i].gatherer, setup.world_size, &one),
+                                 TAGC_OK);
+            if (layout->flats[i].has_gatherer) expected[TAGC_LEG_GATHER] += one.n_bytes[TAGC_LEG_GATHER];
+        }
+        expected[TAGC_LEG_CONTROL] += (double)tagc_norm_bytes(setup.world_size);
+        setup.flat_reducers = own;
+        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            if (fabs(v.n_bytes[leg] - expected[leg]) > 1e-6 * expected[leg])
+                fail_msg("%s: %g instead of %g", tagc_leg_name(leg), v.n_bytes[leg], expected[leg]);
+        free(own);
+        tagc_layout_destroy(layout);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_placement),      cmocka_unit_test(both_wraps),
         cmocka_unit_test(every_wire_and_index), cmocka_unit_test(sketches),
         cmocka_unit_test(long_accumulation),    cmocka_unit_test(overload_is_planned),
+        cmocka_unit_test(flats_of_their_own),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
