@@ -64,7 +64,10 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
         &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
         tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),
         tagc_human_bytes((double)memory.optimizer, c), tagc_human_bytes((double)memory.residuals, d));
-    if (t->step > 0)
+    if (t->options.fork)
+        tagc_progress_say(&t->progress, "begins at step %llu of %s", (unsigned long long)t->step,
+                          t->options.fork);
+    else if (t->step > 0)
         tagc_progress_say(&t->progress, "goes on after step %llu of %lld", (unsigned long long)t->step,
                           (long long)t->options.steps);
 }

@@ -46,6 +46,8 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
     json_object_set_new(root, "world_size", json_integer(saved->world_size));
     json_object_set_new(root, "position", json_integer((json_int_t)saved->position));
     json_object_set_new(root, "n_tokens", json_integer((json_int_t)saved->n_tokens));
+    if (saved->fork_step > 0)
+        json_object_set_new(root, "fork_step", json_integer((json_int_t)saved->fork_step));
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
@@ -77,6 +79,10 @@ static tagc_status read_fields(const json_t *root, tagc_saved *out) {
     out->position = (uint64_t)value;
     TAGC_TRY(read_count(root, "n_tokens", (json_int_t)1 << 62, &value));
     out->n_tokens = (uint64_t)value;
+    if (json_object_get(root, "fork_step")) {
+        TAGC_TRY(read_count(root, "fork_step", (json_int_t)1 << 62, &value));
+        out->fork_step = (uint64_t)value;
+    }
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
@@ -100,6 +106,18 @@ tagc_status tagc_saved_read(const char *text, tagc_saved *out) {
 void tagc_saved_destroy(tagc_saved *saved) {
     json_decref(saved->options);
     saved->options = NULL;
+}
+
+tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values) {
+    static const char *const names[] = {"model",      "n-layer",    "n-head", "n-embd",
+                                        "block-size", "vocab-size", "tied"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *text = json_string_value(json_object_get(saved->options, names[i]));
+        int row = tagc_options_find(parsed->command, names[i]);
+        if (!text || parsed->given[row]) continue;
+        TAGC_TRY(tagc_options_set(parsed->command, values, row, text, "in the checkpoint, "));
+    }
+    return TAGC_OK;
 }
 
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,

@@ -12,6 +12,7 @@ typedef struct tagc_saved {
     uint64_t position; /* of the loader */
     uint64_t n_tokens; /* seen so far */
     int world_size;
+    uint64_t fork_step;   /* where this run left another one; 0: it did not */
     double best_val_loss; /* infinity before the first evaluation */
     char tokenizer[64];   /* of the token file, "" when it does not say */
     json_t *options;      /* {name: text}; texts of merged options live here */
@@ -26,6 +27,9 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
 /* TAGC_ERR_CORRUPT names what is missing or wrong. */
 tagc_status tagc_saved_read(const char *text, tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
+
+/* For a fork: the model's options that were not given become the checkpoint's. */
+tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values);
 
 /* Options that were not given become the checkpoint's. Given ones that differ are refused where the
  * checkpoint could not go on with them, and noted otherwise. */

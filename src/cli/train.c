@@ -67,8 +67,9 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
         TAGC_TRY(micro_step(t, &params, &loss));
         sum += loss;
     }
-    report->lr = tagc_schedule_cosine(t->step + 1, (uint64_t)t->options.warmup, (uint64_t)t->options.steps,
-                                      t->options.lr, t->options.min_lr);
+    uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
+    report->lr = tagc_schedule_cosine(t->step + 1 - from, (uint64_t)t->options.warmup,
+                                      (uint64_t)t->options.steps - from, t->options.lr, t->options.min_lr);
     TAGC_TRY(tagc_fsdp_step(t->fsdp, report->lr, &report->stats));
     tagc_busy_take(t->rank->busy, &report->busy);
     report->step = ++t->step;
@@ -126,7 +127,7 @@ static int is_due(int64_t every, uint64_t step) {
 static tagc_status steps(tagc_trainer *t) {
     uint64_t n_steps = (uint64_t)t->options.steps;
     int interrupted = 0, is_traced = 0;
-    if (t->step == 0) TAGC_TRY(validate(t));
+    if (t->step == 0 || t->options.fork) TAGC_TRY(validate(t));
     if (t->step >= n_steps && n_steps > 0)
         tagc_progress_say(&t->progress,
                           "nothing left to do: step %llu of %llu is done; raise --steps to go on",

@@ -48,6 +48,9 @@ static const tagc_option rows[] = {
     REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate"),
     REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step"),
     INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr"),
+    CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
+           "where warm-up and cosine begin: at step 0, so that a fork with the options of its origin goes on along the same"
+           " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"),
     REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
     REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
     REAL(NULL, "compressed-beta1", FREE, compressed_beta1, -1, 0.999999, NULL, "-1",
@@ -119,6 +122,9 @@ static const tagc_option rows[] = {
     INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"),
     TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
          "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
+    TEXT(NULL, "fork", RUN, fork, NULL, NULL, "PATH",
+         "a new run that begins with the weights, moments and step number of another run's checkpoint; any other option"
+         " and the number of ranks may differ, residuals start empty, data from their beginning; the model is the checkpoint's"),
     TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
          "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
     TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, NULL, "FIRST-LAST",
@@ -239,6 +245,9 @@ tagc_status tagc_train_check(const tagc_train_options *options) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress names needs --compress-names PATTERNS");
     if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
+    if (options->fork && (options->resume || options->init_from))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
+                         options->resume ? "--resume" : "--init-from");
     uint64_t first, last;
     return options->trace_steps ? tagc_train_trace_steps(options->trace_steps, &first, &last) : TAGC_OK;
 }

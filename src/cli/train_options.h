@@ -28,7 +28,8 @@ typedef struct tagc_train_options {
     int64_t ranks, codec_threads, blas_threads;
     int transport;
     double timeout;
-    const char *out, *resume, *trace, *trace_steps, *config;
+    const char *out, *resume, *fork, *trace, *trace_steps, *config;
+    int schedule_from;
     int64_t eval_every, eval_batches, save_every, keep;
     int quiet;
 } tagc_train_options;

@@ -14,19 +14,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Finds the checkpoint to go on from and takes over its options. path: TAGC_PATH_BYTES. */
+/* What the checkpoint at or under `from` says. path: TAGC_PATH_BYTES. */
+static tagc_status read_saved(tagc_trainer *t, const char *from, char *path) {
+    int world_size;
+    char *extra = NULL;
+    TAGC_TRY(tagc_checkpoint_find(t->rank->comm, from, path, TAGC_PATH_BYTES));
+    TAGC_TRY(tagc_checkpoint_info(path, &t->step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &t->saved);
+    free(extra);
+    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
+}
+
+/* A new run from where another one stood: of its checkpoint's text only the model and the step stay. */
+static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    TAGC_TRY(read_saved(t, t->options.fork, path));
+    TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
+    t->saved.fork_step = t->step;
+    t->saved.position = 0;
+    t->saved.best_val_loss = (double)INFINITY;
+    if ((uint64_t)t->options.steps < t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--steps is %lld, but %s was left at step %llu: a fork goes on counting from there",
+                         (long long)t->options.steps, path, (unsigned long long)t->step);
+    return tagc_train_check(&t->options);
+}
+
+/* Finds the checkpoint to go on from and takes over its options. */
 static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
     int is_latest = strcmp(t->options.resume, "latest") == 0;
     if (is_latest && !t->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
-    int world_size;
-    char *extra = NULL;
-    TAGC_TRY(tagc_checkpoint_find(t->rank->comm, is_latest ? t->options.out : t->options.resume, path,
-                                  TAGC_PATH_BYTES));
-    TAGC_TRY(tagc_checkpoint_info(path, &t->step, &world_size, &extra));
-    tagc_status status = tagc_saved_read(extra, &t->saved);
-    free(extra);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    TAGC_TRY(read_saved(t, is_latest ? t->options.out : t->options.resume, path));
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
     if (t->saved.world_size != t->rank->world_size)
         tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
@@ -108,7 +126,7 @@ static tagc_status choose_model(tagc_trainer *t) {
         return tagc_fail(
             TAGC_ERR_ARGUMENT, "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u",
             tagc_tokens_path(t->train_tokens), info.vocab_size - 1, config.vocab_size, info.vocab_size);
-    if (t->options.resume && memcmp(&config, &t->saved.model, sizeof config) != 0)
+    if ((t->options.resume || t->options.fork) && memcmp(&config, &t->saved.model, sizeof config) != 0)
         return tagc_fail(
             TAGC_ERR_MISMATCH,
             "the checkpoint's model has %d layers, width %d and vocabulary %d; these options and data ask"
@@ -169,6 +187,12 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
         free(extra);
         return tagc_loader_seek(t->loader, t->saved.position);
     }
+    if (t->options.fork) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_fork(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        return TAGC_OK;
+    }
     if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
     return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
 }
@@ -194,6 +218,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     tagc_progress_init(&t->progress, t->options.quiet || rank->rank != 0, 0);
     TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
+    if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;
     TAGC_TRY(open_trace(t));

@@ -28,6 +28,10 @@ tagc_status tagc_checkpoint_newest(const char *dir, uint64_t *step, int *found);
 tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
                                  char **extra);
 
+/* As _load, but residuals start empty: what another run begins with, whatever it compresses. */
+tagc_status tagc_checkpoint_fork(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
+                                 char **extra);
+
 /* Local: reads the manifest alone. */
 tagc_status tagc_checkpoint_info(const char *path, uint64_t *step, int *world_size, char **extra);
 

@@ -22,6 +22,7 @@ typedef struct tagc_mapping {
 typedef struct tagc_load {
     tagc_fsdp *fsdp;
     const char *path;
+    int forks; /* residuals stay behind */
     tagc_manifest *manifest;
     tagc_mapping *files; /* (old W) */
 } tagc_load;
@@ -44,7 +45,7 @@ static tagc_status compare_tensors(const tagc_load *load) {
                              now->name, now->n_rows, now->n_cols);
         uint64_t n_residual;
         tagc_reducer_residual(f->flats[f->places[i].flat].reducer, &n_residual);
-        if (m->flats[old->flat].n_residual > 0 && n_residual == 0)
+        if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(TAGC_ERR_MISMATCH,
                              "%s holds a residual of %s, which is not compressed here and would lose it",
                              load->path, now->name);
@@ -152,6 +153,7 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     uint64_t n_residual;
     tagc_reducer_residual(flat->reducer, &n_residual);
     if (n_residual == 0) return TAGC_OK;
+    if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
     collect_residual(load, index, flat->full_gradient);
     TAGC_TRY(tagc_reducer_scale_residual(flat->reducer, 0));
     TAGC_TRY(tagc_reducer_set_sparsity(flat->reducer, 1));
@@ -159,9 +161,9 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     return tagc_reducer_set_sparsity(flat->reducer, f->options.reducer.sparsity);
 }
 
-tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
-                                 char **extra) {
-    tagc_load load = {.fsdp = fsdp, .path = path};
+static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
+                                   uint64_t *step, char **extra) {
+    tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) load_values(&load);
@@ -176,4 +178,14 @@ tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *p
     free(load.files);
     tagc_manifest_destroy(load.manifest);
     return status;
+}
+
+tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
+                                 char **extra) {
+    return load_checkpoint(fsdp, comm, path, 0, step, extra);
+}
+
+tagc_status tagc_checkpoint_fork(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
+                                 char **extra) {
+    return load_checkpoint(fsdp, comm, path, 1, step, extra);
 }

@@ -39,7 +39,7 @@ for command in train eval generate data; do
             if [ "$type" = int ]; then
                 below=$((low - 1)) above=$(awk -v h="$high" 'BEGIN { printf "%.0f", h + 1 }')
             else
-                below=$(awk -v l="$low" 'BEGIN { printf "%.9g", l - 0.0001 - l * 1e-4 }')
+                below=$(awk -v l="$low" 'BEGIN { printf "%.9g", l - 0.0001 - (l < 0 ? -l : l) * 1e-4 }')
                 [ "$low" = 0.001 ] && below=0.0009
                 above=$(awk -v h="$high" 'BEGIN { printf "%.9g", h * 1.01 }')
             fi

@@ -233,6 +233,94 @@ static void moments_move_too(void **state) {
     script_free(b);
 }
 
+/* ---- forks ---- */
+
+/* Master and moments of a tensor on every rank, end to end: (3, n_params) with zeros where others own. */
+static void read_owned(const tagc_fsdp *f, float *out) {
+    size_t n_params = 0, at = 0;
+    for (int t = 0; t < f->n_tensors; t++) n_params += f->tensors[t].n_elems;
+    memset(out, 0, 3 * n_params * sizeof *out);
+    for (int t = 0; t < f->n_tensors; t++) {
+        const tagc_place *p = &f->places[t];
+        const tagc_flat *flat = &f->flats[p->flat];
+        const float *from[] = {flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at};
+        for (int i = 0; i < 3 && p->n > 0; i++)
+            memcpy(out + (size_t)i * n_params + at + p->first, from[i], p->n * sizeof *out);
+        at += f->tensors[t].n_elems;
+    }
+}
+
+typedef struct fork_script {
+    script *s;
+    int forks; /* 0: trains and saves */
+    float *state[TOY_MAX_RANKS];
+} fork_script;
+
+static void fork_rank(tagc_comm *comm, void *arg) {
+    fork_script *fork = arg;
+    script *s = fork->s;
+    tagc_fsdp *f = make(s, comm);
+    uint64_t step = 0, n;
+    char *extra = NULL, path[1024];
+    /* A fork into a used engine, too: its own residuals must go. */
+    for (int i = 0; i < 3; i++) toy_step(&s->model, comm, f, s->options.n_micro_steps, (uint64_t)i, LR, NULL);
+    if (!fork->forks) {
+        CHECK_OK(tagc_checkpoint_save(f, comm, s->dir, 3, "x"));
+    } else {
+        CHECK_OK(tagc_checkpoint_find(comm, s->dir, path, sizeof path));
+        CHECK_OK(tagc_checkpoint_fork(f, comm, path, &step, &extra));
+        CHECK(step == 3 && f->n_updates == 3);
+        for (int i = 0; i < f->n_flats; i++) {
+            const float *residual = tagc_reducer_residual(f->flats[i].reducer, &n);
+            for (uint64_t j = 0; j < n; j++) CHECK(residual[j] == 0);
+        }
+        free(extra);
+    }
+    read_owned(f, fork->state[tagc_comm_rank(comm)]);
+    tagc_fsdp_destroy(f);
+}
+
+/* Every element of weights and moments is owned by somebody, and has the bits it had. */
+static void forks_keep_weights_and_moments(void **state) {
+    char dir[1024];
+    snprintf(dir, sizeof dir, "%s/fork", (char *)*state);
+    struct {
+        int world_size, sharding, policy, wrap;
+    } variants[] = {{2, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
+                    {4, TAGC_SHARD_FULL, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
+                    {2, TAGC_SHARD_GRAD, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_STAGE},
+                    {3, TAGC_SHARD_GRAD, TAGC_POLICY_NONE, TAGC_WRAP_MATRIX},
+                    {1, TAGC_SHARD_NONE, TAGC_POLICY_ALL, TAGC_WRAP_STAGE},
+                    {2, TAGC_SHARD_NONE, TAGC_POLICY_NON_ATTENTION_LINEAR, TAGC_WRAP_MATRIX}};
+    float *before = NULL;
+    size_t n = 0;
+    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+        script *s = script_make(dir);
+        fork_script fork = {.s = s, .forks = v > 0};
+        s->options.sharding = variants[v].sharding;
+        s->options.policy = variants[v].policy;
+        s->options.wrap = variants[v].wrap;
+        n = 3 * toy_n_params(&s->model);
+        for (int i = 0; i < TOY_MAX_RANKS; i++) fork.state[i] = calloc(n, sizeof(float));
+        toy_run(variants[v].world_size, fork_rank, &fork);
+        float *now = calloc(n, sizeof *now);
+        for (int rank = 0; rank < variants[v].world_size; rank++)
+            for (size_t i = 0; i < n; i++)
+                if (fork.state[rank][i] != 0) now[i] = fork.state[rank][i];
+        if (v == 0)
+            before = now;
+        else
+            assert_memory_equal(before, now, n * sizeof *now);
+        for (int i = 0; i < TOY_MAX_RANKS; i++) free(fork.state[i]);
+        if (v > 0) free(now);
+        script_free(s);
+    }
+    size_t n_set = 0;
+    for (size_t i = 0; i < n; i++) n_set += before[i] != 0;
+    assert_true(n_set > n * 3 / 4);
+    free(before);
+}
+
 /* ---- damage ---- */
 
 static void change_byte(const char *path, long at) { /* at < 0: from the end */
@@ -424,6 +512,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(resume_is_exact, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(resume_in_another_world, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(forks_keep_weights_and_moments, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(damaged_files_are_refused, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(other_models_are_refused, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(disk_full_leaves_the_old, make_dir, remove_dir),
