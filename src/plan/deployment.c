@@ -87,18 +87,39 @@ static tagc_status add_leftovers(tagc_reduction *r) {
     return status;
 }
 
+double tagc_reduction_remote(const tagc_reduction *r, int leg) {
+    double within = r->volume.n_within_bytes[leg];
+    return (r->volume.n_bytes[leg] - within) * r->remote_share + within * r->within_share;
+}
+
+double tagc_reduction_decoded(const tagc_reduction *r) {
+    return r->kept_density + (r->options.all_reduce == 1 ? r->union_density : 0);
+}
+
+/* Groups of ranks_per_host need not be the hosts that there are: a rank has so many neighbours of its group, and of
+ * its peers in other groups, on its own host. */
+static void set_shares(const tagc_setup *s, tagc_reduction *r) {
+    int per_host = s->world_size / s->n_hosts, per_group = r->options.ranks_per_host;
+    int n_groups = s->world_size / per_group;
+    int n_near = per_group < per_host ? per_group : per_host, n_groups_near = per_host / n_near;
+    r->within_share = (double)(per_group - n_near) / (per_group - 1);
+    r->remote_share = n_groups > 1 ? (double)(n_groups - n_groups_near) / (n_groups - 1) : 0;
+}
+
 /* What was measured or given is of the engine's sparsity. */
 static void set_densities(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
-    r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, r->n_ranks);
+    r->union_density = is_the_engines && s->union_density >= 0
+                           ? s->union_density
+                           : 1 - pow(1 - r->kept_density, r->n_ranks / r->options.ranks_per_host);
 }
 
 static tagc_status add_reduction(const tagc_deployment *d, tagc_flat_plan *flat,
                                  const tagc_reducer_options *options, int n_ranks, double share) {
     tagc_reduction *r = &flat->reductions[flat->n_reductions++];
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks, .remote_share = share};
+    if (options->ranks_per_host > 1) set_shares(d->setup, r);
     set_densities(d->setup, r);
     tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
     TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));

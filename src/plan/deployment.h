@@ -16,8 +16,10 @@
 
 typedef struct tagc_reduction {
     tagc_reducer_options options;
-    int n_ranks;         /* of the group */
-    double remote_share; /* of its bytes, that leave the host */
+    int n_ranks; /* of the group */
+    double
+        remote_share; /* of its bytes, that leave the host; of those between hosts where it has two levels */
+    double within_share; /* two levels: of bytes between the ranks of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
     double union_density, kept_density;
     double load;     /* of a sketch: items of the union per cell; else 0 */
@@ -39,6 +41,11 @@ typedef struct tagc_deployment {
     tagc_layout *layout;
     tagc_flat_plan *flats; /* (layout->n_flats) */
 } tagc_deployment;
+
+/* Bytes of a leg that leave the host. */
+double tagc_reduction_remote(const tagc_reduction *reduction, int leg);
+/* Of the elements of a unit, those that are decoded: direct only. */
+double tagc_reduction_decoded(const tagc_reduction *reduction);
 
 /* On failure nothing is left behind. `setup` must outlive it. */
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out);

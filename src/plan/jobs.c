@@ -1,4 +1,4 @@
-/* The order of work and transfers in src/exchange/dense.c and indexed.c. Many small pieces are drawn together into a
+/* The order of work and transfers in src/exchange/dense.c, indexed.c and direct.c. Many small pieces are drawn together into a
  * few: how finely a transfer is cut matters little, in which order it waits matters much. */
 #include "plan/jobs.h"
 
@@ -11,7 +11,7 @@ enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12 };
 typedef struct builder {
     tagc_sim_job *job;
     int capacity_ops, capacity_transfers, failed;
-    double remote_share;
+    double remote_share; /* of what is posted next */
 } builder;
 
 /* ---- work ---- */
@@ -26,20 +26,61 @@ static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *
     if (is_bf16 && r->options.all_reduce) out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
 }
 
-/* The measured setting that is nearest: the same exchange, then sparsity, then ratio. */
+/* Codes without positions are another kind than those with. */
+static int is_blocks(int exchange, double sparsity) {
+    return exchange == TAGC_EXCHANGE_DIRECT && sparsity == 0;
+}
+
+/* The measured setting that is nearest: the same exchange, then sparsity, then format or ratio. */
 static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_costs *costs) {
     const tagc_codec_cost *best = NULL;
     double least = (double)INFINITY;
     for (int i = 0; i < costs->n_codec; i++) {
         const tagc_codec_cost *c = &costs->codec[i];
-        if (c->exchange != r->options.exchange) continue;
+        if (c->exchange != r->options.exchange ||
+            is_blocks(c->exchange, c->sparsity) != is_blocks(r->options.exchange, r->options.sparsity))
+            continue;
         double density = fmax(1 - r->options.sparsity, 1e-6), measured = fmax(1 - c->sparsity, 1e-6);
         double off = 4 * fabs(log(density / measured)) + fabs(log((r->options.ratio + 1) / (c->ratio + 1)));
+        if (c->exchange == TAGC_EXCHANGE_DIRECT) off += c->values != r->options.values;
         if (off >= least) continue;
         least = off;
         best = c;
     }
     return best;
+}
+
+static const char *exchange_name(int exchange) {
+    return exchange == TAGC_EXCHANGE_SKETCH   ? "sketch"
+           : exchange == TAGC_EXCHANGE_PACKED ? "packed"
+                                              : "direct";
+}
+
+/* Selecting and indexing touch the whole unit, encoding and decoding what of it travels. Of direct, encoding is one
+ * pass over all, and where hosts add their gradients first, only their sums are encoded. */
+static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
+    const tagc_codec_cost *cost = find_cost(r, costs);
+    int is_direct = r->options.exchange == TAGC_EXCHANGE_DIRECT;
+    if (!cost)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s%s takes to compute",
+                         exchange_name(r->options.exchange),
+                         is_blocks(r->options.exchange, r->options.sparsity) ? " at sparsity 0" : "");
+    double n = (double)r->options.n_elems / (is_direct ? r->options.ranks_per_host : 1);
+    double touched = is_direct ? tagc_reduction_decoded(r) : r->union_density;
+    double scale = cost->union_density > 0 ? touched / cost->union_density : 1;
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+        int is_scaled = phase == TAGC_PHASE_DECODE || (phase == TAGC_PHASE_ENCODE && !is_direct);
+        out->phase_s[phase] = cost->elem_s[phase] * n * (is_scaled ? scale : 1);
+    }
+    return TAGC_OK;
+}
+
+/* A dense step among the ranks of a host, bf16 on the wire unless values are fp32; with all_reduce sums come back. */
+static void within_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
+    double n_unit = (double)r->options.n_elems, n_ranks = r->options.ranks_per_host;
+    int is_bf16 = r->options.values != TAGC_VALUES_FP32;
+    out->send_within_s = is_bf16 ? n_unit * 6 * byte_s : 0;
+    out->add_within_s = n_unit / n_ranks * n_ranks * ((is_bf16 ? 6 : 0) + 12) * byte_s;
 }
 
 tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
@@ -48,18 +89,12 @@ tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs
     if (r->options.exchange == TAGC_EXCHANGE_DENSE) {
         dense_work(r, costs->byte_s, out);
     } else {
-        const tagc_codec_cost *cost = find_cost(r, costs);
-        if (!cost)
-            return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s takes to compute",
-                             r->options.exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed");
-        /* Encoding and decoding touch the union, selecting and indexing the whole unit. */
-        double scale = cost->union_density > 0 ? r->union_density / cost->union_density : 1;
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
-            int of_union = phase == TAGC_PHASE_ENCODE || phase == TAGC_PHASE_DECODE;
-            out->phase_s[phase] = cost->elem_s[phase] * (double)r->options.n_elems * (of_union ? scale : 1);
-        }
+        TAGC_TRY(codec_work(r, costs, out));
+        if (r->options.ranks_per_host > 1) within_work(r, costs->byte_s, out);
     }
     for (int phase = 0; phase < TAGC_N_PHASES; phase++) out->phase_s[phase] *= costs->codec_factor;
+    out->send_within_s *= costs->codec_factor;
+    out->add_within_s *= costs->codec_factor;
     return TAGC_OK;
 }
 
@@ -172,6 +207,40 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT]));
 }
 
+/* Peers as above. All of the own shard is decoded in one go when the last body is here. */
+static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_work *w) {
+    const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
+    int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
+    int n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
+    double own = 1.0 / n_hosts, each = n > 0 ? (1 - own) / n : 0;
+    double encode_s =
+        w->phase_s[TAGC_PHASE_SELECT] + w->phase_s[TAGC_PHASE_INDEX] + w->phase_s[TAGC_PHASE_ENCODE];
+    double body = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - n_within[TAGC_LEG_VALUES];
+    double result = n_bytes[TAGC_LEG_RESULT] - n_within[TAGC_LEG_RESULT];
+    if (n_within[TAGC_LEG_VALUES] > 0) {
+        b->remote_share = r->within_share;
+        work(b, w->send_within_s);
+        wait(b, post(b, n_within[TAGC_LEG_VALUES]));
+        work(b, w->add_within_s);
+    }
+    b->remote_share = r->remote_share;
+    for (int s = 0; s < n; s++) {
+        work(b, each * encode_s);
+        moving[s] = post(b, body / n);
+    }
+    work(b, own * encode_s);
+    for (int s = 0; s < n; s++) wait(b, moving[s]);
+    /* Sums that come back are decoded as well. */
+    double first = r->options.all_reduce ? r->kept_density / tagc_reduction_decoded(r) : 1;
+    work(b, first * w->phase_s[TAGC_PHASE_DECODE]);
+    agree(b, n_bytes[TAGC_LEG_CONTROL]);
+    if (result > 0) wait(b, post(b, result));
+    work(b, (1 - first) * w->phase_s[TAGC_PHASE_DECODE]);
+    if (n_within[TAGC_LEG_RESULT] == 0) return;
+    b->remote_share = r->within_share;
+    wait(b, post(b, n_within[TAGC_LEG_RESULT]));
+}
+
 tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *phases, tagc_sim_job *out) {
     *out = (tagc_sim_job){0};
     builder b = {.job = out};
@@ -181,6 +250,8 @@ tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *p
         if (r->n_ranks == 1) continue; /* nothing travels, and what is computed is next to nothing */
         if (r->options.exchange == TAGC_EXCHANGE_DENSE)
             dense_step(&b, r, phases[k].phase_s);
+        else if (r->options.exchange == TAGC_EXCHANGE_DIRECT)
+            direct_step(&b, r, &phases[k]);
         else
             indexed_step(&b, r, phases[k].phase_s);
     }

@@ -8,6 +8,7 @@
 /* Work in seconds of one step over a whole unit. */
 typedef struct tagc_phase_work {
     double phase_s[TAGC_N_PHASES];
+    double send_within_s, add_within_s; /* two levels: before that, among the ranks of a host */
 } tagc_phase_work;
 
 /* TAGC_ERR_UNSUPPORTED when the costs say nothing of the reduction's exchange. costs NULL: free. */

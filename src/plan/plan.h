@@ -77,8 +77,10 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
 
 /* Seconds per element of a unit on the codec, for one kind of exchange. */
 typedef struct tagc_codec_cost {
-    int exchange; /* tagc_exchange: sketch or packed */
-    double sparsity, ratio, union_density;
+    int exchange; /* tagc_exchange: sketch, packed or direct */
+    int values;   /* tagc_values; direct */
+    double sparsity, ratio;
+    double union_density; /* direct: of what is decoded: what was kept, and with all_reduce the sums */
     double elem_s[TAGC_N_PHASES]; /* WAIT is not used */
     double weight;                /* elements it was measured on */
 } tagc_codec_cost;

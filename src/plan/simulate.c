@@ -161,8 +161,10 @@ static void begin_exchange(simulation *s, int unit) {
         tagc_clock_submit(&s->clock, &s->jobs[i]);
         for (int k = 0; k < s->d->flats[i].n_reductions; k++) {
             const tagc_reduction *r = &s->d->flats[i].reductions[k];
-            for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-                count(s, (tagc_leg)leg, r->volume.n_bytes[leg], r->remote_share);
+            for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+                s->forecast.n_bytes[leg] += r->volume.n_bytes[leg];
+                s->remote[leg] += tagc_reduction_remote(r, leg);
+            }
         }
     }
 }
@@ -270,7 +272,7 @@ static tagc_status prepare(simulation *s) {
     for (int i = 0; i < s->layout->n_units; i++) s->gradient_holder[i] = -1;
     make_absent(s);
     for (size_t i = 0; i < n_flats; i++) {
-        tagc_phase_work work[2] = {{{0}}, {{0}}};
+        tagc_phase_work work[2] = {0};
         for (int k = 0; k < s->d->flats[i].n_reductions; k++)
             TAGC_TRY(tagc_reduction_work(&s->d->flats[i].reductions[k],
                                          s->costs->n_codec >= 0 ? s->costs : NULL, &work[k]));
