@@ -268,6 +268,9 @@ TAGC_API const float *tagc_reducer_residual(const tagc_reducer *reducer, uint64_
 /* Multiplies the residual by `factor` (finite, >= 0): when a loss scale changes, or to let it decay. */
 TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double factor);
 
+/* Puts `values` (n_elems as _residual tells, all finite) in place of the residual. Not between begin and end. */
+TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
+
 /* The residual as bytes with header and checksum (docs/wire-format.md). Per rank; not between begin and end.
  * _load refuses what _save of the same n_elems did not write, and leaves the residual alone then. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);

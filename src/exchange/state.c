@@ -33,6 +33,20 @@ tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
     return TAGC_OK;
 }
 
+tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
+    TAGC_TRY(check_idle(r, "set_residual"));
+    uint64_t n;
+    if (tagc_reducer_residual(r, &n) == NULL || n != n_elems)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be %llu", (unsigned long long)n_elems,
+                         (unsigned long long)n);
+    if (!values) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
+    for (uint64_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
+    memcpy(r->residual, values, n * sizeof *values);
+    return TAGC_OK;
+}
+
 uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
     if (!r) return 0;
     return TAGC_WIRE_HEADER_BYTES + (r->residual ? r->options.n_elems * sizeof(float) : 0);

@@ -218,6 +218,7 @@ static void order_body(rank_run *run) {
     CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_scale_residual(reducer, 1) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_set_residual(reducer, gradient, 64 * 4) == TAGC_ERR_STATE);
     CHECK(run, tagc_reducer_end(reducer, NULL) == TAGC_OK);
     CHECK(run, tagc_reducer_end(NULL, NULL) == TAGC_ERR_ARGUMENT);
     CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) ==
@@ -302,6 +303,17 @@ static void state_body(rank_run *run) {
     CHECK(run, tagc_reducer_scale_residual(two, 1e300) == TAGC_ERR_ARGUMENT);
     CHECK(run, tagc_reducer_scale_residual(two, 0) == TAGC_OK);
     for (size_t i = 0; i < n; i++) CHECK(run, bits_of(tagc_reducer_residual(two, NULL)[i]) == 0x80000000u);
+
+    /* put in place */
+    CHECK(run, tagc_reducer_set_residual(two, again, n - 1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_set_residual(two, NULL, n) == TAGC_ERR_ARGUMENT);
+    float kept = again[5];
+    again[5] = NAN;
+    CHECK(run, tagc_reducer_set_residual(two, again, n) == TAGC_ERR_ARGUMENT);
+    CHECK(run, bits_of(tagc_reducer_residual(two, NULL)[6]) == 0x80000000u);
+    again[5] = kept;
+    CHECK(run, tagc_reducer_set_residual(two, again, n) == TAGC_OK);
+    CHECK(run, memcmp(again, tagc_reducer_residual(two, NULL), n * sizeof *again) == 0);
     tagc_reducer_destroy(one);
     tagc_reducer_destroy(two);
     free(gradient);
