@@ -1,0 +1,164 @@
+/* Code `blocks`: every element in order, no positions. A body is the values (values.h) and nothing else, so that its
+ * length is known. The residual is made block by block while gradient, residual and body are in the cache. */
+#include "codec/code.h"
+#include "codec/select_kernels.h"
+#include "codec/values.h"
+
+#include <string.h>
+
+enum { RUN = TAGC_VALUES_MAX_BLOCK, INF_BITS = 0x7f800000 }; /* elements at a time: whole blocks */
+
+typedef struct job {
+    tagc_value_format format;
+    size_t n, n_runs;
+    const float *gradient, *residual_in;
+    float *residual_out, *sums, *error;
+    float scale;
+    uint8_t *body;
+    const tagc_body *bodies;
+    int n_bodies, add;
+    int nonfinite; /* set by any thread */
+} job;
+
+static job job_of(const tagc_code_options *o) {
+    return (job){.format = {.values = o->values, .block = o->block, .rotate = o->rotate},
+                 .n = o->n,
+                 .n_runs = (o->n + RUN - 1) / RUN};
+}
+
+static size_t run_elems(const job *j, size_t run) {
+    return j->n - run * RUN < RUN ? j->n - run * RUN : RUN;
+}
+
+static size_t blocks_scratch_bytes(const tagc_code_options *options, int n_threads) {
+    (void)options, (void)n_threads;
+    return 0;
+}
+
+static size_t blocks_max_bytes(const tagc_code_options *options) {
+    job j = job_of(options);
+    return tagc_values_bytes(&j.format, j.n);
+}
+
+static int holds_nonfinite(const float *values, size_t n) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = tagc_abs_bits(values[i]);
+        if (bits > most) most = bits;
+    }
+    return most >= INF_BITS;
+}
+
+static void encode_work(void *arg, int index, int n_threads) {
+    job *j = arg;
+    float values[RUN], errors[RUN];
+    int nonfinite = 0;
+    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
+        size_t at = run * RUN, n = run_elems(j, run);
+        if (j->residual_in)
+            for (size_t i = 0; i < n; i++) values[i] = j->gradient[at + i] + j->residual_in[at + i];
+        else
+            memcpy(values, j->gradient + at, n * sizeof *values);
+        nonfinite |= holds_nonfinite(values, n);
+        if (nonfinite) continue;
+        tagc_values_encode(&j->format, values, errors, at, n, j->n, j->body);
+        if (j->residual_out) memcpy(j->residual_out + at, errors, n * sizeof *errors);
+    }
+    if (nonfinite) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+}
+
+static void finish(const job *j, tagc_encoded *out) {
+    *out = (tagc_encoded){.nonfinite = j->nonfinite};
+    if (j->nonfinite) return;
+    out->n_kept = j->n;
+    out->n_bytes = tagc_values_bytes(&j->format, j->n);
+}
+
+static void blocks_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
+                          float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool,
+                          tagc_encoded *out) {
+    job j = job_of(options);
+    (void)scratch;
+    j.gradient = gradient;
+    j.residual_in = residual_in;
+    j.residual_out = residual_out;
+    j.body = body;
+    tagc_pool_run(pool, encode_work, &j);
+    finish(&j, out);
+}
+
+static void sums_work(void *arg, int index, int n_threads) {
+    job *j = arg;
+    float errors[RUN];
+    int nonfinite = 0;
+    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
+        size_t at = run * RUN, n = run_elems(j, run);
+        float *sums = j->sums + at;
+        nonfinite |= holds_nonfinite(sums, n);
+        if (nonfinite) continue;
+        tagc_values_encode(&j->format, sums, errors, at, n, j->n, j->body);
+        for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
+        if (j->error)
+            for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];
+    }
+    if (nonfinite) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+}
+
+static void blocks_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
+                               uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
+    job j = job_of(options);
+    (void)scratch;
+    j.sums = sums;
+    j.error = error;
+    j.scale = unscale;
+    j.body = body;
+    tagc_pool_run(pool, sums_work, &j);
+    finish(&j, out);
+}
+
+static tagc_status blocks_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
+    job j = job_of(options);
+    size_t expected = tagc_values_bytes(&j.format, j.n);
+    if (n_bytes != expected)
+        return tagc_fail(TAGC_ERR_CORRUPT, "body of a fragment has %zu bytes, its %zu values need %zu",
+                         n_bytes, j.n, expected);
+    if (!tagc_values_valid(&j.format, body, j.n))
+        return tagc_fail(TAGC_ERR_CORRUPT, "values of a fragment are damaged (%zu of them)", j.n);
+    return TAGC_OK;
+}
+
+static void decode_work(void *arg, int index, int n_threads) {
+    job *j = arg;
+    float values[RUN];
+    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
+        size_t at = run * RUN, n = run_elems(j, run);
+        float *sums = j->sums + at;
+        if (!j->add) memset(sums, 0, n * sizeof *sums);
+        for (int b = 0; b < j->n_bodies; b++) {
+            tagc_values_decode(&j->format, j->bodies[b].bytes, at, n, j->n, values);
+            for (size_t i = 0; i < n; i++) sums[i] += j->scale * values[i];
+        }
+    }
+}
+
+static void blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                          float scale, float *sums, void *scratch, tagc_pool *pool) {
+    job j = job_of(options);
+    (void)scratch;
+    j.bodies = bodies;
+    j.n_bodies = n_bodies;
+    j.add = add;
+    j.scale = scale;
+    j.sums = sums;
+    tagc_pool_run(pool, decode_work, &j);
+}
+
+const tagc_code tagc_code_blocks = {
+    .name = "blocks",
+    .max_bytes = blocks_max_bytes,
+    .scratch_bytes = blocks_scratch_bytes,
+    .encode = blocks_encode,
+    .encode_sums = blocks_encode_sums,
+    .validate = blocks_validate,
+    .decode = blocks_decode,
+};

@@ -1,0 +1,59 @@
+/* Positions of the kept elements of a fragment, in little more than their entropy.
+ *
+ * The fragment is cut into chunks of `chunk` elements (the last may be shorter), so that a decoder can jump, threads
+ * can split, and sums are added to while they are in the cache. Both sides know n and k, and so the chunk: the smallest
+ * power of two from 2048 to 32768 with chunk * k >= 640 * n. Bytes, little-endian, unaligned:
+ *
+ *   0       u32   n_items, at most k
+ *   4       u8    form: 0 a bitmap, 2 to 15 gaps of so many bits
+ *   5       u8    3 zeros
+ *   8       per chunk: u16 items, u16 codes (0 in a bitmap)
+ *   8 + 4 * n_chunks    per chunk:
+ *             bitmap: ceil(elements of the chunk / 8) bytes; element i is bit i % 8 of byte i / 8
+ *             gaps:   ceil(codes * bits / 8) bytes; code j is bits [j * bits, (j + 1) * bits), lowest first
+ *
+ * A position starts at 0 in each chunk. Code 2^bits - 1 adds itself to the position; any smaller code v adds v, marks an
+ * item there, and adds 1. Bits after the last code are zero. Gaps of a random support at density p take
+ * bits / (1 - (1 - p)^(2^bits - 1)) bits per item; a clumped one less.
+ *
+ * The bits are those that take the fewest bytes. A bitmap is taken where it is at most an eighth larger than that. */
+#ifndef TAGC_CODEC_GAPS_H
+#define TAGC_CODEC_GAPS_H
+
+#include "core/pool.h"
+#include <stddef.h>
+#include <stdint.h>
+
+#define TAGC_GAPS_MAX_CHUNK 32768 /* elements */
+
+typedef struct tagc_gaps {
+    size_t n, k; /* elements of the fragment, < 2^32; items at most */
+    size_t chunk, n_chunks;
+} tagc_gaps;
+
+void tagc_gaps_init(tagc_gaps *gaps, size_t n, size_t k);
+size_t tagc_gaps_max_bytes(const tagc_gaps *gaps);
+size_t tagc_gaps_scratch_bytes(const tagc_gaps *gaps); /* of encode */
+
+/* indices (n_items): ascending, each < n; n_items <= k. Writes at most max_bytes; returns how many. */
+size_t tagc_gaps_encode(const tagc_gaps *gaps, const uint32_t *indices, size_t n_items, uint8_t *bytes,
+                        void *scratch, tagc_pool *pool);
+
+/* How long the code at the front of `bytes` (any n_bytes of them) is, and its items; 0 when it is damaged. */
+size_t tagc_gaps_validate(const tagc_gaps *gaps, const uint8_t *bytes, size_t n_bytes, size_t *n_items);
+
+/* Where a chunk begins in a code that is valid. */
+typedef struct tagc_gaps_cursor {
+    size_t chunk;  /* its number */
+    size_t item;   /* its first */
+    size_t offset; /* of its bits, in bytes */
+} tagc_gaps_cursor;
+
+size_t tagc_gaps_items(const uint8_t *bytes); /* of a valid code */
+size_t tagc_gaps_bytes(const tagc_gaps *gaps, const uint8_t *bytes);
+void tagc_gaps_seek(const tagc_gaps *gaps, const uint8_t *bytes, size_t chunk, tagc_gaps_cursor *cursor);
+/* Positions in the fragment (chunk, of which as many as it returns) of the chunk at the cursor, which moves on. */
+size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cursor *cursor,
+                      uint32_t *positions);
+
+#endif

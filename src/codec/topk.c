@@ -1,0 +1,195 @@
+/* Code `topk`: the k largest of gradient + residual. A body is their positions (gaps.h), then their values (values.h)
+ * in the same order. */
+#include "codec/code.h"
+#include "codec/gaps.h"
+#include "codec/select.h"
+#include "codec/select_kernels.h"
+#include "codec/values.h"
+#include "core/memory.h"
+
+#include <string.h>
+
+enum { RADIX_BITS = 11, N_RADIX = 1 << RADIX_BITS, INF_BITS = 0x7f800000 };
+
+typedef struct topk {
+    tagc_value_format format;
+    tagc_gaps gaps;
+    uint32_t *indices;      /* (k) */
+    float *values, *errors; /* (k) */
+    void *scratch;          /* of selection, then of gaps */
+    uint32_t *positions;    /* (chunk) of decode */
+    float *decoded;         /* (chunk) */
+} topk;
+
+static size_t max_of(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena, topk *t) {
+    *t = (topk){.format = {.values = o->values, .block = o->block, .sparse = 1}};
+    tagc_gaps_init(&t->gaps, o->n, o->k);
+    t->indices = tagc_arena_take(arena, o->k, sizeof *t->indices);
+    t->values = tagc_arena_take(arena, o->k, sizeof *t->values);
+    t->errors = tagc_arena_take(arena, o->k, sizeof *t->errors);
+    t->scratch = tagc_arena_take(
+        arena, max_of(tagc_select_scratch_bytes(o->n, o->k, n_threads), tagc_gaps_scratch_bytes(&t->gaps)),
+        1);
+    t->positions = tagc_arena_take(arena, t->gaps.chunk, sizeof *t->positions);
+    t->decoded = tagc_arena_take(arena, t->gaps.chunk, sizeof *t->decoded);
+}
+
+static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads) {
+    topk t;
+    tagc_arena arena = {0};
+    lay_out(options, n_threads, &arena, &t);
+    return arena.n_bytes;
+}
+
+static size_t topk_max_bytes(const tagc_code_options *options) {
+    topk t;
+    tagc_arena arena = {0};
+    lay_out(options, 1, &arena, &t);
+    return tagc_gaps_max_bytes(&t.gaps) + tagc_values_bytes(&t.format, options->k);
+}
+
+/* ---- encode ---- */
+
+/* Of |gradient| the bits of the k-th largest; *n_above so many are larger. 1 <= k <= n. */
+static uint32_t threshold_of(const float *gradient, size_t n, size_t k, size_t *n_above) {
+    uint32_t prefix = 0;
+    *n_above = 0;
+    for (int shift = 33 - RADIX_BITS, shift_prefix = 33; shift_prefix > 0;
+         shift_prefix = shift, shift -= RADIX_BITS) {
+        size_t counts[N_RADIX] = {0};
+        uint32_t digit = N_RADIX - 1;
+        for (size_t i = 0; i < n; i++) {
+            uint64_t bits = tagc_abs_bits(gradient[i]);
+            if (bits >> shift_prefix == prefix) counts[bits >> shift & (N_RADIX - 1)]++;
+        }
+        for (; *n_above + counts[digit] < k; digit--) *n_above += counts[digit];
+        prefix = prefix << RADIX_BITS | digit;
+    }
+    return prefix;
+}
+
+/* Selection where nothing is carried over: the same choice as tagc_select's of a residual of zeros. */
+static void select_alone(const float *gradient, size_t n, size_t k, uint32_t *indices, float *values,
+                         tagc_selection *result) {
+    *result = (tagc_selection){.n_passes = 1};
+    for (size_t i = 0; i < n; i++)
+        if (tagc_abs_bits(gradient[i]) >= INF_BITS) result->nonfinite = 1;
+    if (result->nonfinite || k == 0) return;
+    size_t n_above, n_kept = 0;
+    uint32_t threshold = threshold_of(gradient, n, k, &n_above);
+    size_t n_ties = threshold || k == n ? k - n_above : 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = tagc_abs_bits(gradient[i]);
+        int is_tie = bits == threshold && n_ties > 0;
+        if (bits <= threshold && !is_tie) continue;
+        n_ties -= (size_t)is_tie;
+        indices[n_kept] = (uint32_t)i;
+        values[n_kept++] = gradient[i];
+    }
+    result->n_kept = n_kept;
+}
+
+/* indices and values of n_kept are there; values become what is decoded. */
+static void write_body(topk *t, size_t n_kept, uint8_t *body, tagc_pool *pool, tagc_encoded *out) {
+    out->n_kept = n_kept;
+    out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_kept, body, t->scratch, pool);
+    tagc_values_encode(&t->format, t->values, t->errors, 0, n_kept, n_kept, body + out->n_index_bytes);
+    out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_kept);
+}
+
+static void topk_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
+                        float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool,
+                        tagc_encoded *out) {
+    topk t;
+    tagc_arena arena = {.base = scratch};
+    tagc_selection selection;
+    lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
+    *out = (tagc_encoded){0};
+    if (residual_in)
+        tagc_select(gradient, residual_in, residual_out, options->n, options->k, t.indices, t.values,
+                    t.scratch, pool, &selection);
+    else
+        select_alone(gradient, options->n, options->k, t.indices, t.values, &selection);
+    out->nonfinite = selection.nonfinite;
+    if (selection.nonfinite) return;
+    write_body(&t, selection.n_kept, body, pool, out);
+    if (residual_out && options->values != TAGC_VALUES_FP32)
+        for (size_t i = 0; i < out->n_kept; i++) residual_out[t.indices[i]] = t.errors[i];
+}
+
+static void topk_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
+                             uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out) {
+    topk t;
+    tagc_arena arena = {.base = scratch};
+    size_t n_kept = 0;
+    lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
+    *out = (tagc_encoded){0};
+    for (size_t i = 0; i < options->n; i++) {
+        uint32_t bits = tagc_abs_bits(sums[i]);
+        if (bits >= INF_BITS) out->nonfinite = 1;
+        if (bits == 0 || n_kept == options->k) continue;
+        t.indices[n_kept] = (uint32_t)i;
+        t.values[n_kept++] = sums[i];
+    }
+    if (out->nonfinite) return;
+    write_body(&t, n_kept, body, pool, out);
+    for (size_t i = 0; i < n_kept; i++) {
+        sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
+        if (error) error[t.indices[i]] += unscale * t.errors[i];
+    }
+}
+
+/* ---- decode ---- */
+
+static tagc_status topk_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
+    tagc_value_format format = {.values = options->values, .block = options->block, .sparse = 1};
+    tagc_gaps gaps;
+    size_t n_items;
+    tagc_gaps_init(&gaps, options->n, options->k);
+    size_t n_index_bytes = tagc_gaps_validate(&gaps, body, n_bytes, &n_items);
+    if (n_index_bytes == 0)
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "positions of a fragment are damaged (body of %zu bytes, %zu of %zu kept)", n_bytes,
+                         options->k, options->n);
+    size_t expected = n_index_bytes + tagc_values_bytes(&format, n_items);
+    if (n_bytes != expected)
+        return tagc_fail(TAGC_ERR_CORRUPT, "body of a fragment has %zu bytes, its %zu values need %zu",
+                         n_bytes, n_items, expected);
+    if (!tagc_values_valid(&format, body + n_index_bytes, n_items))
+        return tagc_fail(TAGC_ERR_CORRUPT, "values of a fragment are damaged (%zu of them)", n_items);
+    return TAGC_OK;
+}
+
+static void add_body(topk *t, const uint8_t *body, float scale, float *sums) {
+    size_t n_items = tagc_gaps_items(body), n_index_bytes = tagc_gaps_bytes(&t->gaps, body);
+    tagc_gaps_cursor cursor;
+    tagc_gaps_seek(&t->gaps, body, 0, &cursor);
+    while (cursor.chunk < t->gaps.n_chunks) {
+        size_t first = cursor.item, n = tagc_gaps_next(&t->gaps, body, &cursor, t->positions);
+        tagc_values_decode(&t->format, body + n_index_bytes, first, n, n_items, t->decoded);
+        for (size_t i = 0; i < n; i++) sums[t->positions[i]] += scale * t->decoded[i];
+    }
+}
+
+static void topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                        float scale, float *sums, void *scratch, tagc_pool *pool) {
+    topk t;
+    tagc_arena arena = {.base = scratch};
+    lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
+    if (!add) memset(sums, 0, options->n * sizeof *sums);
+    for (int i = 0; i < n_bodies; i++) add_body(&t, bodies[i].bytes, scale, sums);
+}
+
+const tagc_code tagc_code_topk = {
+    .name = "topk",
+    .max_bytes = topk_max_bytes,
+    .scratch_bytes = topk_scratch_bytes,
+    .encode = topk_encode,
+    .encode_sums = topk_encode_sums,
+    .validate = topk_validate,
+    .decode = topk_decode,
+};

@@ -1,0 +1,299 @@
+/* Fragment codes: what goes in comes out of body and residual together, a decoder written here from the documented layout
+ * sees the same values, and no bytes make a decoder do harm. */
+#include "codec/code.h"
+#include "codec/select.h"
+#include "core/memory.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t random_state = 7;
+
+static uint64_t random_u64(void) {
+    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static size_t random_below(size_t limit) {
+    return (size_t)(random_u64() % limit);
+}
+
+static float random_normal(void) {
+    double sum = 0;
+    for (int i = 0; i < 6; i++) sum += (double)(random_u64() >> 11) * 0x1p-53;
+    return (float)((sum - 3) * 1.41421356);
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* Exactly so many bytes, unaligned when offset is odd: ASan sees a step over either end. */
+static void *bytes_of(size_t n_bytes) {
+    void *memory = malloc(n_bytes ? n_bytes : 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+static void *aligned_bytes(size_t n_bytes) {
+    void *memory = NULL;
+    assert_int_equal(tagc_memory_create(n_bytes ? n_bytes : 1, "scratch", &memory), TAGC_OK);
+    memset(memory, 0xa5, n_bytes);
+    return memory;
+}
+
+/* ---- inputs ---- */
+
+enum { HEAVY, TIES, ZEROS, FEW, DENORMALS, HUGE_ONES, CLUMPED, N_FILLS };
+
+static void fill(int kind, float *x, size_t n) {
+    size_t begin = n ? random_below(n) : 0;
+    for (size_t i = 0; i < n; i++) {
+        switch (kind) {
+        case HEAVY:
+            x[i] = random_normal() * expf(random_normal());
+            break;
+        case TIES:
+            x[i] = (float)((int)random_below(5) - 2);
+            break;
+        case ZEROS:
+            x[i] = random_below(2) ? 0.0f : -0.0f;
+            break;
+        case FEW:
+            x[i] = random_below(40) ? 0.0f : random_normal();
+            break;
+        case DENORMALS:
+            x[i] = float_of((uint32_t)random_below(1u << (1 + random_below(24))) | (uint32_t)random_below(2)
+                                                                                       << 31);
+            break;
+        case HUGE_ONES:
+            x[i] = (random_below(2) ? 1.0f : -1.0f) * (random_below(4) ? FLT_MAX / 2 : random_normal());
+            break;
+        default:
+            x[i] = random_normal() * (i >= begin && i < begin + 30 ? 1000.0f : 1.0f);
+        }
+    }
+}
+
+/* ---- a decoder from the documented layout, one bit at a time ---- */
+
+typedef struct bit_reader {
+    const uint8_t *bytes;
+    size_t at; /* bit */
+} bit_reader;
+
+static uint32_t read_bits(bit_reader *r, int n_bits) {
+    uint32_t value = 0;
+    for (int i = 0; i < n_bits; i++, r->at++) value |= (uint32_t)(r->bytes[r->at / 8] >> r->at % 8 & 1) << i;
+    return value;
+}
+
+static uint32_t naive_load(const uint8_t *bytes, int n_bytes) {
+    uint32_t value = 0;
+    for (int i = 0; i < n_bytes; i++) value |= (uint32_t)bytes[i] << 8 * i;
+    return value;
+}
+
+static void naive_transform(float *x, size_t n) {
+    float *y = bytes_of(n * sizeof *y);
+    for (size_t half = 1; half < n; half *= 2) {
+        for (size_t i = 0; i < n; i++) y[i] = i & half ? x[i ^ half] - x[i] : x[i] + x[i ^ half];
+        memcpy(x, y, n * sizeof *x);
+    }
+    for (size_t i = 0; i < n; i++) x[i] *= 1.0f / sqrtf((float)n);
+    free(y);
+}
+
+static size_t naive_values(const tagc_code_options *o, const uint8_t *bytes, size_t n, float *out) {
+    static const int widths[] = {32, 16, 8, 4, 2, 1};
+    int width = widths[o->values];
+    size_t block = (size_t)o->block, n_scales = o->values >= TAGC_VALUES_INT8 ? (n + block - 1) / block : 0;
+    bit_reader r = {bytes + 2 * n_scales, 0};
+    for (size_t i = 0; i < n; i++) {
+        uint32_t code = read_bits(&r, width);
+        float scale = n_scales ? float_of(naive_load(bytes + 2 * (i / block), 2) << 16) : 0;
+        switch (o->values) {
+        case TAGC_VALUES_FP32:
+            out[i] = float_of(code);
+            break;
+        case TAGC_VALUES_BF16:
+            out[i] = float_of(code << 16);
+            break;
+        case TAGC_VALUES_INT8:
+        case TAGC_VALUES_INT4:
+            out[i] = scale * (float)(code >> (width - 1) ? (int)code - (1 << width) : (int)code);
+            break;
+        case TAGC_VALUES_INT2:
+            out[i] = (code & 2 ? -1.0f : 1.0f) * (scale * (!(code & 1) ? 1.0f : o->sparse ? 2.0f : 3.0f));
+            break;
+        default:
+            out[i] = code ? -scale : scale;
+        }
+    }
+    if (o->rotate && n_scales && !o->sparse)
+        for (size_t i = 0; i + block <= n; i += block) naive_transform(out + i, block);
+    return 2 * n_scales + (r.at + 7) / 8;
+}
+
+/* out (n) dense; returns the length of the body. */
+static size_t naive_decode(const tagc_code_options *o, const uint8_t *body, float *out) {
+    if (!o->sparse) return naive_values(o, body, o->n, out);
+    size_t n_items = naive_load(body, 4), chunk = 2048, item = 0;
+    int bits = body[4];
+    while (chunk < 32768 && chunk * o->k < 640 * o->n) chunk *= 2;
+    size_t n_chunks = (o->n + chunk - 1) / chunk, at = 8 + 4 * n_chunks;
+    uint32_t *positions = bytes_of(4 * n_items);
+    float *values = bytes_of(4 * n_items);
+    for (size_t c = 0; c < n_chunks; c++) {
+        size_t n_here = naive_load(body + 8 + 4 * c, 2), n_codes = naive_load(body + 10 + 4 * c, 2);
+        size_t n_elems = o->n - c * chunk < chunk ? o->n - c * chunk : chunk, position = 0, first = item;
+        bit_reader r = {body + at, 0};
+        if (bits == 0)
+            for (; position < n_elems; position++) {
+                if (read_bits(&r, 1)) positions[item++] = (uint32_t)(c * chunk + position);
+            }
+        else
+            for (size_t j = 0; j < n_codes; j++) {
+                uint32_t code = read_bits(&r, bits);
+                position += code;
+                if (code < (1u << bits) - 1) positions[item++] = (uint32_t)(c * chunk + position++);
+            }
+        assert_int_equal(item - first, n_here);
+        at += (r.at + 7) / 8;
+    }
+    assert_int_equal(item, n_items);
+    at += naive_values(o, body + at, n_items, values);
+    for (size_t i = 0; i < o->n; i++) out[i] = 0;
+    for (size_t i = 0; i < n_items; i++) out[positions[i]] = 0.0f + values[i];
+    free(positions), free(values);
+    return at;
+}
+
+/* ---- one fragment ---- */
+
+typedef struct fragment {
+    tagc_code_options options;
+    const tagc_code *code;
+    float *gradient, *residual_in, *residual_out, *decoded; /* (n) */
+    uint8_t *body;                                          /* exactly n_bytes */
+    tagc_encoded encoded;
+} fragment;
+
+static fragment encode(const tagc_code_options *options, int kind, int carry, tagc_pool *pool) {
+    size_t n = options->n, most;
+    fragment f = {.options = *options, .code = tagc_code_of(options)};
+    float **arrays[] = {&f.gradient, &f.residual_in, &f.residual_out, &f.decoded};
+    for (size_t i = 0; i < 4; i++) *arrays[i] = bytes_of(n * sizeof(float));
+    fill(kind, f.gradient, n);
+    fill(kind == HUGE_ONES ? ZEROS : kind, f.residual_in, n);
+    most = f.code->max_bytes(options);
+    uint8_t *body = bytes_of(most);
+    void *scratch = aligned_bytes(f.code->scratch_bytes(options, tagc_pool_n_threads(pool)));
+    f.code->encode(options, f.gradient, carry ? f.residual_in : NULL, carry ? f.residual_out : NULL, body,
+                   scratch, pool, &f.encoded);
+    assert_false(f.encoded.nonfinite);
+    assert_in_range(f.encoded.n_bytes, 0, most);
+    assert_in_range(f.encoded.n_index_bytes, 0, f.encoded.n_bytes);
+    f.body = memcpy(bytes_of(f.encoded.n_bytes), body, f.encoded.n_bytes);
+    assert_int_equal(f.code->validate(options, f.body, f.encoded.n_bytes), TAGC_OK);
+    tagc_body one = {f.body, f.encoded.n_bytes};
+    f.code->decode(options, &one, 1, 0, 1, f.decoded, scratch, pool);
+    free(body);
+    tagc_memory_destroy(scratch);
+    return f;
+}
+
+static void fragment_free(fragment *f) {
+    free(f->gradient), free(f->residual_in), free(f->residual_out), free(f->decoded), free(f->body);
+}
+
+static void check_naive(const fragment *f) {
+    float *expected = bytes_of(f->options.n * sizeof(float));
+    assert_int_equal(naive_decode(&f->options, f->body, expected), f->encoded.n_bytes);
+    for (size_t i = 0; i < f->options.n; i++)
+        assert_int_equal(bits_of(f->decoded[i]), bits_of(0.0f + expected[i]));
+    free(expected);
+}
+
+static void check_conserved(const fragment *f) {
+    int is_exact = f->options.values == TAGC_VALUES_FP32;
+    float largest = 0;
+    for (size_t i = 0; i < f->options.n; i++)
+        largest = fmaxf(largest, fabsf(f->gradient[i] + f->residual_in[i]));
+    for (size_t i = 0; i < f->options.n; i++) {
+        float acc = f->gradient[i] + f->residual_in[i], sum = f->decoded[i] + f->residual_out[i];
+        assert_true(isfinite(f->residual_out[i]));
+        assert_false(bits_of(f->residual_out[i]) == 0); /* its zero is -0.0 */
+        if (is_exact)
+            assert_true(acc == sum);
+        else
+            assert_true(fabsf(acc - sum) <=
+                        1e-6f * (f->options.rotate ? largest : fmaxf(fabsf(acc), fabsf(f->decoded[i]))));
+    }
+}
+
+static void each_shape(void (*check)(const tagc_code_options *options)) {
+    static const size_t large[] = {2048, 2049, 4097, 70000, 300001};
+    static const int blocks[] = {16, 128, 4096};
+    static const double densities[] = {0, 0.001, 0.0125, 0.1, 0.5, 1};
+    for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
+        for (size_t i = 0; i < 16 + 5; i++) {
+            size_t n = i < 16 ? 16 + random_below(185) : large[i - 16];
+            tagc_code_options o = {.n = n, .k = n, .values = values, .block = blocks[i % 3]};
+            check(&o);
+            o.rotate = values >= TAGC_VALUES_INT8;
+            if (o.rotate) check(&o);
+            o.rotate = 0;
+            o.sparse = 1;
+            for (size_t d = 0; d < 6; d++) {
+                o.k = tagc_select_count(n, 1 - densities[d]);
+                check(&o);
+            }
+            o.k = n - 1;
+            check(&o);
+            o.k = 1;
+            check(&o);
+        }
+}
+
+static void round_trip(const tagc_code_options *options) {
+    for (int kind = 0; kind < N_FILLS; kind++) {
+        if (options->n > 100000 && kind != HEAVY) continue;
+        for (int carry = 0; carry < 2; carry++) {
+            fragment f = encode(options, kind, carry, NULL);
+            check_naive(&f);
+            if (carry) check_conserved(&f);
+            fragment_free(&f);
+        }
+    }
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    each_shape(round_trip);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
