@@ -90,10 +90,13 @@ static void take_given(tagc_plan_request *request) {
     tagc_costs_init(c);
     c->flop_s = o->compute_s / tagc_setup_flops(&setup);
     c->optimizer_s = 1e-9 * o->optimizer_ns;
-    for (int i = 0; o->codec_ns > 0 && i < 2; i++) {
+    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
+    for (size_t i = 0; o->codec_ns > 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
         tagc_codec_cost *codec = &c->codec[c->n_codec++];
-        *codec = (tagc_codec_cost){.exchange = i ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED,
-                                   .sparsity = 0.9875};
+        *codec = kinds[i];
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
             codec->elem_s[phase] = 1e-9 * o->codec_ns / TAGC_PHASE_WAIT;
     }

@@ -13,15 +13,29 @@ enum { HUMAN_BYTES = 16 };
 
 /* ---- rows ---- */
 
-static int is_indexed(const tagc_setup *setup) {
+static int compresses(const tagc_setup *setup) {
     return setup->engine.policy != TAGC_POLICY_NONE && setup->engine.reducer.exchange != TAGC_EXCHANGE_DENSE;
+}
+
+/* What direct sends does not depend on what others keep, where nothing comes back. */
+static int has_union(const tagc_setup *setup) {
+    return compresses(setup) &&
+           (setup->engine.reducer.exchange != TAGC_EXCHANGE_DIRECT || setup->placement == TAGC_PLACE_NONE);
+}
+
+/* Measured, or as many as the sparsity lets. */
+static void find_kept(const tagc_plan_request *request, tagc_plan_row *row) {
+    tagc_setup *s = &row->setup;
+    if (!compresses(s) || s->engine.reducer.exchange != TAGC_EXCHANGE_DIRECT) return;
+    s->kept_density = 1 - s->engine.reducer.sparsity;
+    (void)tagc_points_kept(&request->profile, s->engine.reducer.sparsity, &s->kept_density);
 }
 
 /* Given, measured, or as if ranks chose independently of each other. */
 static void find_union(const tagc_plan_request *request, tagc_plan_row *row) {
     int n_ranks = row->setup.placement == TAGC_PLACE_HYBRID ? row->setup.n_hosts : row->setup.world_size;
     row->setup.union_density = -1;
-    if (!is_indexed(&row->setup)) return;
+    if (!has_union(&row->setup)) return;
     row->union_source = "independent choices";
     if (request->options.union_density > 0) {
         row->setup.union_density = request->options.union_density;
@@ -65,6 +79,10 @@ static tagc_status make_row(const tagc_plan_request *request, int world_size, co
     s->n_tokens = arm->options.seq_len > 0 ? (int)arm->options.seq_len : request->n_tokens;
     tagc_train_fsdp(&arm->options, &s->engine);
     s->placement = placement >= 0 ? placement : tagc_placement_of_sharding(s->engine.sharding);
+    /* Whatever an arm says of hosts, these are the ones that there are. */
+    if (s->engine.two_level || s->placement == TAGC_PLACE_HYBRID)
+        s->engine.ranks_per_host = world_size / s->n_hosts;
+    find_kept(request, row);
     find_union(request, row);
     tagc_status status = tagc_plan_count(s, &row->volume, &row->memory);
     if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
@@ -238,6 +256,8 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         "union_density", row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
     json_object_set_new(json, "union_source",
                         row->union_source ? json_string(row->union_source) : json_null());
+    json_object_set_new(json, "kept_density",
+                        row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());
     json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());
     json_object_set_new(json, "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null());
     json_object_set_new(json, "iteration_s", tagc_json_real(has_time ? f->iteration_s : none));

@@ -93,7 +93,7 @@ double tagc_reduction_remote(const tagc_reduction *r, int leg) {
 }
 
 double tagc_reduction_decoded(const tagc_reduction *r) {
-    return r->kept_density + (r->options.all_reduce == 1 ? r->union_density : 0);
+    return r->kept_density + (r->options.all_reduce ? r->union_density : 0);
 }
 
 /* Groups of ranks_per_host need not be the hosts that there are: a rank has so many neighbours of its group, and of

@@ -3,10 +3,11 @@
 #include "plan/jobs.h"
 
 #include "core/status.h"
+#include "exchange/wire.h"
 #include <math.h>
 #include <stdlib.h>
 
-enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12 };
+enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, DIRECT_DEPTH = 4, HOST_DEPTH = 2 };
 
 typedef struct builder {
     tagc_sim_job *job;
@@ -89,7 +90,8 @@ tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs
     if (r->options.exchange == TAGC_EXCHANGE_DENSE) {
         dense_work(r, costs->byte_s, out);
     } else {
-        TAGC_TRY(codec_work(r, costs, out));
+        int is_coded = r->n_ranks > r->options.ranks_per_host; /* else all ranks are of one host */
+        if (is_coded) TAGC_TRY(codec_work(r, costs, out));
         if (r->options.ranks_per_host > 1) within_work(r, costs->byte_s, out);
     }
     for (int phase = 0; phase < TAGC_N_PHASES; phase++) out->phase_s[phase] *= costs->codec_factor;
@@ -207,38 +209,81 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT]));
 }
 
-/* Peers as above. All of the own shard is decoded in one go when the last body is here. */
+typedef struct direct_builder {
+    builder *b;
+    const tagc_reduction *r;
+    const tagc_phase_work *w;
+    int n_stages, last;  /* other hosts drawn together, then the own one; the last that is sent */
+    double each, own;    /* shares of the unit in a stage */
+    double header, body; /* bytes of a stage */
+    double within;       /* bytes of a stage among the ranks of a host */
+    int header_out[MAX_PEERS], body_out[MAX_PEERS], host_in[MAX_PEERS + 1];
+} direct_builder;
+
+static void post_host_rows(direct_builder *d, int s) {
+    if (d->within == 0 || s >= d->n_stages) return;
+    d->b->remote_share = d->r->within_share;
+    work(d->b, (s < d->n_stages - 1 ? d->each : d->own) * d->w->send_within_s);
+    d->host_in[s] = post(d->b, d->within);
+    d->b->remote_share = d->r->remote_share;
+}
+
+static void post_body(direct_builder *d, int s) {
+    wait(d->b, d->header_out[s]);
+    d->body_out[s] = post(d->b, d->body);
+}
+
+static void send_fragments(direct_builder *d) {
+    const double *phase_s = d->w->phase_s;
+    double encode_s = phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] + phase_s[TAGC_PHASE_ENCODE];
+    for (int s = 0; s < d->n_stages; s++) {
+        double share = s <= d->last ? d->each : d->own;
+        if (d->within > 0) {
+            wait(d->b, d->host_in[s]);
+            work(d->b, share * d->w->add_within_s);
+            post_host_rows(d, s + HOST_DEPTH);
+        }
+        if (s >= DIRECT_DEPTH) wait(d->b, d->body_out[s - DIRECT_DEPTH]);
+        work(d->b, share * encode_s);
+        if (s > d->last) break;
+        d->header_out[s] = post(d->b, d->header);
+        if (s > 0) post_body(d, s - 1);
+        if (s == d->last) post_body(d, s);
+    }
+}
+
+/* Peers as above. With two levels a stage begins with the sum of what the ranks of the host have for it. */
 static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
-    int n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
-    double own = 1.0 / n_hosts, each = n > 0 ? (1 - own) / n : 0;
-    double encode_s =
-        w->phase_s[TAGC_PHASE_SELECT] + w->phase_s[TAGC_PHASE_INDEX] + w->phase_s[TAGC_PHASE_ENCODE];
-    double body = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - n_within[TAGC_LEG_VALUES];
-    double result = n_bytes[TAGC_LEG_RESULT] - n_within[TAGC_LEG_RESULT];
-    if (n_within[TAGC_LEG_VALUES] > 0) {
-        b->remote_share = r->within_share;
-        work(b, w->send_within_s);
-        wait(b, post(b, n_within[TAGC_LEG_VALUES]));
-        work(b, w->add_within_s);
+    int n = n_others < MAX_PEERS ? n_others : MAX_PEERS;
+    double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
+    double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, values = n_within[TAGC_LEG_VALUES];
+    direct_builder d = {.b = b, .r = r, .w = w, .n_stages = n + 1, .last = n - 1, .own = 1.0 / n_hosts};
+    d.within = values / d.n_stages;
+    if (n > 0) {
+        d.each = (1 - d.own) / n;
+        d.header = headers / n;
+        d.body = (n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - values) / n;
     }
     b->remote_share = r->remote_share;
-    for (int s = 0; s < n; s++) {
-        work(b, each * encode_s);
-        moving[s] = post(b, body / n);
-    }
-    work(b, own * encode_s);
-    for (int s = 0; s < n; s++) wait(b, moving[s]);
+    for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
+    b->job->n_start = b->job->n_ops;
+    send_fragments(&d);
     /* Sums that come back are decoded as well. */
-    double first = r->options.all_reduce ? r->kept_density / tagc_reduction_decoded(r) : 1;
-    work(b, first * w->phase_s[TAGC_PHASE_DECODE]);
-    agree(b, n_bytes[TAGC_LEG_CONTROL]);
-    if (result > 0) wait(b, post(b, result));
-    work(b, (1 - first) * w->phase_s[TAGC_PHASE_DECODE]);
-    if (n_within[TAGC_LEG_RESULT] == 0) return;
-    b->remote_share = r->within_share;
-    wait(b, post(b, n_within[TAGC_LEG_RESULT]));
+    double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
+    double decode_s = w->phase_s[TAGC_PHASE_DECODE], first = r->kept_density / tagc_reduction_decoded(r);
+    for (int s = 0; s < n; s++) {
+        wait(b, d.body_out[s]);
+        work(b, first * decode_s * d.each);
+    }
+    work(b, first * decode_s * d.own);
+    if (results > 0) {
+        agree(b, others);
+        wait(b, post(b, results));
+        work(b, (1 - first) * decode_s);
+    }
+    agree(b, agreement);
 }
 
 tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *phases, tagc_sim_job *out) {
@@ -255,11 +300,12 @@ tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *p
         else
             indexed_step(&b, r, phases[k].phase_s);
     }
-    /* Only a dense step ends in a wait that the next may overlap. */
-    if (flat->n_reductions == 1 && flat->reductions[0].options.exchange == TAGC_EXCHANGE_DENSE)
-        out->finish_at = out->n_ops - 1;
-    else
-        out->finish_at = out->n_ops, out->n_start = 0;
+    /* An indexed step does not end in a wait that the next may overlap. */
+    int last = flat->reductions[0].options.exchange;
+    int has_finish = flat->n_reductions == 1 && out->n_ops > 0 &&
+                     (last == TAGC_EXCHANGE_DENSE || last == TAGC_EXCHANGE_DIRECT);
+    out->finish_at = has_finish ? out->n_ops - 1 : out->n_ops;
+    if (!has_finish) out->n_start = 0;
     if (!b.failed) return TAGC_OK;
     tagc_job_destroy(out);
     return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");

@@ -85,7 +85,13 @@ typedef struct tagc_codec_cost {
     double weight;                /* elements it was measured on */
 } tagc_codec_cost;
 
-enum { TAGC_MAX_CODEC_COSTS = 64 };
+/* Seconds per element: of the owner's shard to encode, of the whole unit to decode. */
+typedef struct tagc_gather_cost {
+    double encode_s, decode_s;
+    double weight; /* elements it was measured on; 0: never, as much as touching the memory costs */
+} tagc_gather_cost;
+
+enum { TAGC_MAX_CODEC_COSTS = 64, TAGC_N_GATHERS = TAGC_GATHER_DELTA2 + 1 };
 
 typedef struct tagc_costs {
     double flop_s;         /* of a matrix product */
@@ -100,6 +106,7 @@ typedef struct tagc_costs {
     double cores;          /* of a machine */
     tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
     int n_codec;
+    tagc_gather_cost gather[TAGC_N_GATHERS]; /* by tagc_gather */
 } tagc_costs;
 
 /* All that is known without a measurement: nothing costs anything, one core per rank. */

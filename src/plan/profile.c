@@ -169,7 +169,8 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     tagc_points *points = r->points;
     for (int i = 0; i < points->n_codec; i++) {
         tagc_codec_cost *c = &points->codec[i];
-        if (c->exchange != cost->exchange || c->sparsity != cost->sparsity || c->ratio != cost->ratio)
+        if (c->exchange != cost->exchange || c->sparsity != cost->sparsity || c->ratio != cost->ratio ||
+            c->values != cost->values)
             continue;
         double share = cost->weight / (c->weight + cost->weight);
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
@@ -185,22 +186,43 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     return TAGC_OK;
 }
 
+/* What of the elements encoding and decoding touched: as codec costs have it. */
+static double touched(const tagc_point *point, int is_mild, const tagc_reducer_options *reducer) {
+    if (reducer->exchange != TAGC_EXCHANGE_DIRECT) return point->union_density;
+    int all = point->setup.engine.sharding == TAGC_SHARD_NONE;
+    double kept =
+        !is_mild && point->setup.kept_density > 0 ? point->setup.kept_density : 1 - reducer->sparsity;
+    return kept + (all ? 1 - pow(1 - kept, point->setup.world_size) : 0);
+}
+
 /* Where a bench measured no codec and no memory by themselves: what phases took in the iterations of an arm. */
 static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, tagc_point *point) {
+    const tagc_reducer_options *reducers[] = {&point->setup.engine.reducer, &point->setup.engine.mild};
+    double n_values[] = {n_compressed, json_number_value(json_object_get(arm, "n_mild"))}, n_coded = 0;
+    for (int k = 0; k < 2; k++) n_coded += reducers[k]->exchange != TAGC_EXCHANGE_DENSE ? n_values[k] : 0;
+
     const json_t *iterations = json_object_get(arm, "iterations");
     const tagc_fsdp_options *o = &point->setup.engine;
     int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1, n_ranks = point->setup.world_size;
     double phase_s[TAGC_N_PHASES] = {0}, n_params = (double)tagc_gpt2_n_params(&point->setup.model);
-    tagc_codec_cost cost = {.exchange = o->reducer.exchange,
-                            .sparsity = o->reducer.sparsity,
-                            .ratio = o->reducer.ratio,
-                            .union_density = point->union_density,
-                            .weight = n_compressed};
-    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
         TAGC_TRY(get_median(r, iterations, "phase_s", tagc_phase_name(phase), &phase_s[phase]));
-        if (n_compressed > 0) cost.elem_s[phase] = phase_s[phase] / n_compressed / n_exchanges;
+    /* What takes how much of it, nobody knows: each element as much as another. */
+    for (int k = 0; k < 2; k++) {
+        const tagc_reducer_options *reducer = reducers[k];
+        int per_host = reducer->exchange == TAGC_EXCHANGE_DIRECT && o->two_level ? o->ranks_per_host : 1;
+        if (reducer->exchange == TAGC_EXCHANGE_DENSE || !(n_values[k] > 0)) continue;
+        tagc_codec_cost cost = {.exchange = reducer->exchange,
+                                .values = reducer->values,
+                                .sparsity = reducer->sparsity,
+                                .ratio = reducer->ratio,
+                                .union_density = touched(point, k, reducer),
+                                .weight = n_values[k]};
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            cost.elem_s[phase] = phase_s[phase] / n_coded / n_exchanges * per_host;
+        TAGC_TRY(add_codec(r, &cost));
     }
-    if (point->union_density > 0) return add_codec(r, &cost);
+    if (n_coded > 0) return TAGC_OK;
     /* Plain sums: of every element of a shard, 12 bytes for each rank and 12 more, as jobs.c has it. */
     if (point->byte_s == 0 && o->dense_wire == TAGC_WIRE_FP32)
         point->byte_s = phase_s[TAGC_PHASE_DECODE] / n_exchanges / (n_params / n_ranks * 12 * (n_ranks + 1));
@@ -212,6 +234,20 @@ static tagc_point *grow(tagc_points *points) {
     if (!more) return NULL;
     points->points = more;
     return &points->points[points->n_points++];
+}
+
+/* Where only the sums of hosts are encoded, n_kept is of these. */
+static void set_densities(double n_compressed, double n_union, double n_kept, tagc_point *point) {
+    const tagc_fsdp_options *o = &point->setup.engine;
+    int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1;
+    int is_direct = o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
+    double n = n_compressed * n_exchanges, kept = n > 0 && is_direct ? n_kept / n : 0;
+    if (o->two_level || o->sharding == TAGC_SHARD_HYBRID) kept *= o->ranks_per_host;
+    point->setup.kept_density = fmin(kept, 1);
+    point->union_density = -1;
+    if (n > 0 && !is_direct && o->reducer.exchange != TAGC_EXCHANGE_DENSE)
+        point->union_density = fmin(n_union / n, 1);
+    point->setup.union_density = point->union_density;
 }
 
 static tagc_status read_arm(const reader *r, const tagc_point *common, int has_codec, const json_t *arm) {
@@ -236,11 +272,7 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     tagc_status status = r->read_engine(options, &point.setup.engine);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s: arm %.60s", r->file, name);
     point.setup.placement = tagc_placement_of_sharding(point.setup.engine.sharding);
-    int is_indexed = n_compressed > 0 && point.setup.engine.reducer.exchange != TAGC_EXCHANGE_DENSE;
-    int n_exchanges = point.setup.engine.exchange_each_micro_step ? point.setup.engine.n_micro_steps : 1;
-    double density = is_indexed ? n_union / n_compressed / n_exchanges : -1;
-    if (density > 1) density = 1;
-    point.union_density = point.setup.union_density = density;
+    set_densities(n_compressed, n_union, json_number_value(json_object_get(arm, "n_kept")), &point);
     if (!has_codec) TAGC_TRY(read_phases(r, arm, n_compressed, &point));
     tagc_point *to = grow(r->points);
     if (!to) return tagc_fail(TAGC_ERR_MEMORY, "no memory for points");
@@ -248,27 +280,70 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     return TAGC_OK;
 }
 
+static int find_word(const char *const *words, int n, const char *word) {
+    for (int i = 0; word && i < n; i++)
+        if (strcmp(words[i], word) == 0) return i;
+    return -1;
+}
+
+/* The code of parameters on their way: a shard encoded, a unit decoded. */
+static tagc_status read_gather(const reader *r, const tagc_point *common, const json_t *entry, double n_elems,
+                               double n_tensors) {
+    static const char *const wires[TAGC_N_GATHERS] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
+    const json_t *phases = json_object_get(entry, "phase_s");
+    int wire = find_word(wires, TAGC_N_GATHERS, json_string_value(json_object_get(entry, "wire")));
+    double encode_s, decode_s;
+    if (wire < 0) return missing(r, "codec", "wire", "the format of a gather");
+    TAGC_TRY(get_number(r, phases, "codec.phase_s", "encode", &encode_s));
+    TAGC_TRY(get_number(r, phases, "codec.phase_s", "decode", &decode_s));
+    tagc_gather_cost *c = &r->points->gather[wire];
+    c->weight += n_elems * n_tensors;
+    double share = n_elems * n_tensors / c->weight;
+    c->encode_s += share * (encode_s / (n_elems / common->setup.world_size) - c->encode_s);
+    c->decode_s += share * (decode_s / n_elems - c->decode_s);
+    return TAGC_OK;
+}
+
+/* Of direct: of what is decoded. Everything without sparsity, else as many as were kept, and the sums that come back. */
+static double decoded(const json_t *entry, double sparsity, double n_elems, int n_ranks) {
+    double n_kept = json_number_value(json_object_get(entry, "n_kept"));
+    double kept = n_kept > 0 ? fmin(n_kept / n_elems, 1) : 1 - sparsity;
+    return kept + (json_is_true(json_object_get(entry, "all_reduce")) ? 1 - pow(1 - kept, n_ranks) : 0);
+}
+
 /* Seconds per element, over all sizes that were measured. */
 static tagc_status read_codec(const reader *r, const tagc_point *common, const json_t *entry) {
-    const char *exchange = json_string_value(json_object_get(entry, "exchange"));
+    static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "gather"};
+    static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+    enum {
+        N_EXCHANGES = sizeof exchanges / sizeof exchanges[0],
+        N_FORMATS = sizeof formats / sizeof formats[0]
+    };
+    const char *name = json_string_value(json_object_get(entry, "exchange"));
     const json_t *phases = json_object_get(entry, "phase_s");
-    double n_elems, n_tensors, n_union = 0;
-    tagc_codec_cost cost = {0};
-    if (!exchange) return missing(r, "codec", "exchange", "a text");
-    if (strcmp(exchange, "dense") == 0) return TAGC_OK;
-    cost.exchange = strcmp(exchange, "sketch") == 0 ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED;
+    double n_elems, n_tensors, n_union = json_number_value(json_object_get(entry, "n_union"));
+    int n_ranks = common->setup.world_size;
+    tagc_codec_cost cost = {.exchange = find_word(exchanges, N_EXCHANGES, name)};
+    if (cost.exchange < 0)
+        return missing(r, "codec", "exchange", "one of dense, sketch, packed, direct, gather");
+    if (cost.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
     TAGC_TRY(get_number(r, entry, "codec", "sparsity", &cost.sparsity));
     TAGC_TRY(get_number(r, entry, "codec", "ratio", &cost.ratio));
     TAGC_TRY(get_above(r, entry, "codec", "n_elems", &n_elems));
     TAGC_TRY(get_above(r, entry, "codec", "n_tensors", &n_tensors));
     if (!json_is_object(phases)) return missing(r, "codec", "phase_s", "an object");
+    if (cost.exchange > TAGC_EXCHANGE_DIRECT) return read_gather(r, common, entry, n_elems, n_tensors);
     for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
         double s;
         TAGC_TRY(get_number(r, phases, "codec.phase_s", tagc_phase_name(phase), &s));
         cost.elem_s[phase] = s / n_elems;
     }
-    n_union = json_number_value(json_object_get(entry, "n_union"));
-    cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, common->setup.world_size);
+    cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, n_ranks);
+    if (cost.exchange == TAGC_EXCHANGE_DIRECT) {
+        cost.values = find_word(formats, N_FORMATS, json_string_value(json_object_get(entry, "values")));
+        if (cost.values < 0) return missing(r, "codec", "values", "the format of values");
+        cost.union_density = decoded(entry, cost.sparsity, n_elems, n_ranks);
+    }
     cost.weight = n_elems * n_tensors;
     return add_codec(r, &cost);
 }
@@ -362,6 +437,19 @@ tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_en
 void tagc_points_destroy(tagc_points *points) {
     free(points->points);
     *points = (tagc_points){0};
+}
+
+int tagc_points_kept(const tagc_points *points, double sparsity, double *density) {
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < points->n_points; i++) {
+        const tagc_setup *s = &points->points[i].setup;
+        if (s->kept_density <= 0 || fabs(s->engine.reducer.sparsity - sparsity) > 1e-9) continue;
+        sum += s->kept_density;
+        n++;
+    }
+    if (n > 0) *density = sum / n;
+    return n > 0;
 }
 
 int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density) {

@@ -13,7 +13,7 @@ typedef struct tagc_point {
     char place[TAGC_POINT_PLACE_BYTES]; /* file, world size and link, for people */
     tagc_setup setup;
     tagc_plan_link link;
-    double union_density; /* of the compressed flats; < 0: nothing is compressed */
+    double union_density;                              /* of the compressed flats; < 0: nothing is indexed */
     double total_s, compute_s, exposed_s, optimizer_s; /* medians of an iteration */
     double byte_s;                                     /* of memory; 0: not measured */
     double cores;                                      /* of a machine */
@@ -25,6 +25,7 @@ typedef struct tagc_points {
     int n_points;
     tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
     int n_codec;
+    tagc_gather_cost gather[TAGC_N_GATHERS];
     char model[TAGC_POINT_NAME_BYTES]; /* of the first file */
 } tagc_points;
 
@@ -40,6 +41,9 @@ void tagc_points_destroy(tagc_points *points);
  * was measured with other numbers of ranks is extended: each rank after the first counts as the same part of an
  * independent one. */
 int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density);
+
+/* 1 when a point of that sparsity tells what direct exchanges really keep, which may be less where gradients are zero. */
+int tagc_points_kept(const tagc_points *points, double sparsity, double *density);
 
 /* Costs that make the simulated iterations of all points that are not held out fit the measured ones; the root mean
  * square of log(simulated / measured) is told. TAGC_ERR_ARGUMENT when there is nothing to fit. */

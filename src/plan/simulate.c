@@ -44,13 +44,25 @@ static void blocked(simulation *s, double start_s, double *total_s) {
 
 /* ---- parameters, as in pass.c ---- */
 
+/* bf16 is narrowed and widened at the speed of memory; codes of few bits were measured, or read and write the master
+ * and the replica. */
+static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
+    int wire = gather->wire;
+    if (wire == TAGC_GATHER_FP32) return 0;
+    if (wire == TAGC_GATHER_BF16) return 6 * s->costs->byte_s;
+    const tagc_gather_cost *cost = &s->costs->gather[wire];
+    double elem_s = decodes ? cost->decode_s : cost->encode_s;
+    return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
+}
+
 static void begin_gather(simulation *s, int unit) {
     const tagc_layout_unit *u = &s->layout->units[unit];
     s->holder[u->slot] = unit;
     s->units[unit].residency = COMING;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         double n_bytes = s->d->flats[i].gather_bytes, share = s->d->gather_share;
-        if (s->d->engine.gather_wire == TAGC_WIRE_BF16) touch(s, 6 * (double)s->d->flats[i].n_owned);
+        const tagc_gatherer_options *gather = &s->layout->flats[i].gatherer;
+        tagc_clock_work(&s->clock, gather_work(s, gather, 0) * (double)s->d->flats[i].n_owned);
         s->gathers[i] =
             (tagc_sim_transfer){.remote_bytes = n_bytes * share, .local_bytes = n_bytes * (1 - share)};
         tagc_clock_post(&s->clock, &s->gathers[i]);
@@ -64,7 +76,8 @@ static void end_gather(simulation *s, int unit) {
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_clock_wait(&s->clock, &s->gathers[i]);
-        if (s->d->engine.gather_wire == TAGC_WIRE_BF16) touch(s, 6 * (double)s->layout->flats[i].n_padded);
+        const tagc_layout_flat *flat = &s->layout->flats[i];
+        tagc_clock_work(&s->clock, gather_work(s, &flat->gatherer, 1) * (double)flat->n_padded);
     }
     s->units[unit].residency = PRESENT;
     blocked(s, start_s, &s->forecast.wait_gather_s);
