@@ -2,63 +2,69 @@
  *
  * With lanes the caller posts the transfer itself, beside whatever reducers are doing; without, it is a job
  * among theirs, so that all ranks post in one order. */
-#include "core/memory.h"
+#include "exchange/gatherer.h"
+#include "codec/delta.h"
 #include "exchange/bf16.h"
 #include "exchange/options.h"
-#include "transport/comm.h"
 
-struct tagc_gatherer {
-    tagc_comm *comm;
-    tagc_gatherer_options options;
-    int rank, world_size;
-    size_t shard;
-    int begun;
-    int posted;       /* by the caller, on the gather lane; otherwise by a job */
-    const float *own; /* (shard) */
-    float *full;      /* (W, shard) */
-    tagc_ticket ticket;
-    tagc_job job;
-    /* One arena: | arrays of the ticket | halves |, behind this struct's own block. */
-    void *arena;
-    uint64_t *n_bytes, *send_offset, *recv_offset; /* (W,) */
-    uint16_t *halves;                              /* (W, shard) bf16 wire */
-};
+#include <stdint.h>
+
+static int bits_of_wire(int wire) {
+    switch (wire) {
+    case TAGC_GATHER_INT8:
+    case TAGC_GATHER_DELTA8:
+        return 8;
+    case TAGC_GATHER_DELTA4:
+        return 4;
+    case TAGC_GATHER_DELTA2:
+        return 2;
+    default:
+        return 0;
+    }
+}
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
-    size_t n_ranks = (size_t)g->world_size,
-           n_halves = g->options.wire == TAGC_WIRE_BF16 ? n_ranks * g->shard : 0;
+    size_t n_ranks = (size_t)g->world_size;
     g->n_bytes = tagc_arena_take(arena, n_ranks, sizeof *g->n_bytes);
     g->send_offset = tagc_arena_take(arena, n_ranks, sizeof *g->send_offset);
     g->recv_offset = tagc_arena_take(arena, n_ranks, sizeof *g->recv_offset);
-    g->halves = tagc_arena_take(arena, n_halves, sizeof *g->halves);
+    g->rows = tagc_arena_take(arena, (size_t)g->n_rows, g->row_bytes);
+}
+
+tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options *options, int world_size,
+                                  int rank, tagc_arena *arena) {
+    TAGC_TRY(tagc_gatherer_options_check(options, world_size, &g->options));
+    g->rank = rank;
+    g->world_size = world_size;
+    g->n_rows = g->options.ranks_per_host;
+    g->row = rank % g->n_rows;
+    g->first_rank = rank - g->row;
+    g->bits = bits_of_wire(g->options.wire);
+    g->is_delta = g->options.wire >= TAGC_GATHER_DELTA8;
+    g->is_whole_next = g->is_delta;
+    g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
+    size_t n_bytes = g->is_delta ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
+                     : g->options.wire == TAGC_GATHER_FP32 ? 0
+                                                           : tagc_gatherer_message_bytes(g);
+    g->row_bytes = (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
+    place(g, arena);
+    if (!arena->overflow) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MEMORY,
+                     "n_elems is %llu: the gatherer's buffer does not fit into the address space",
+                     (unsigned long long)g->options.n_elems);
 }
 
 static tagc_status make(tagc_comm *comm, const tagc_gatherer_options *options, tagc_gatherer **out) {
-    tagc_gatherer_options checked;
     void *memory;
     *out = NULL;
-    TAGC_TRY(tagc_gatherer_options_check(options, tagc_comm_world_size(comm), &checked));
     TAGC_TRY(tagc_memory_create(sizeof(tagc_gatherer), "gatherer", &memory));
     tagc_gatherer *g = *out = memory;
     g->comm = comm;
-    g->options = checked;
-    g->rank = tagc_comm_rank(comm);
-    g->world_size = tagc_comm_world_size(comm);
-    g->shard = (size_t)(checked.n_elems / (uint64_t)g->world_size);
     tagc_arena arena = {0};
-    place(g, &arena);
-    if (arena.overflow)
-        return tagc_fail(TAGC_ERR_MEMORY,
-                         "n_elems is %llu: the gatherer's buffer does not fit into the address space",
-                         (unsigned long long)checked.n_elems);
+    TAGC_TRY(tagc_gatherer_lay_out(g, options, tagc_comm_world_size(comm), tagc_comm_rank(comm), &arena));
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
-    size_t width = checked.wire == TAGC_WIRE_BF16 ? sizeof *g->halves : sizeof *g->full;
-    for (int d = 0; d < g->world_size; d++) {
-        g->n_bytes[d] = g->shard * width;
-        g->recv_offset[d] = (uint64_t)d * g->n_bytes[d]; /* send_offset stays zero: everybody gets the same */
-    }
     return TAGC_OK;
 }
 
@@ -77,15 +83,32 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
     return TAGC_OK;
 }
 
+/* The own row as it travels. */
+static const void *encode(tagc_gatherer *g) {
+    if (g->options.wire == TAGC_GATHER_FP32) return g->own;
+    uint8_t *row = tagc_gatherer_row(g, g->row);
+    if (g->is_delta)
+        tagc_gatherer_delta_encode(g);
+    else if (g->bits)
+        tagc_delta_encode(g->bits, g->own, NULL, g->shard, row);
+    else
+        tagc_bf16_narrow(g->own, (uint16_t *)(void *)row, g->shard);
+    return row;
+}
+
 static void post(tagc_gatherer *g) {
-    int is_bf16 = g->options.wire == TAGC_WIRE_BF16;
-    uint16_t *own_halves = g->halves + (is_bf16 ? (size_t)g->rank * g->shard : 0);
-    if (is_bf16) tagc_bf16_narrow(g->own, own_halves, g->shard);
+    const void *send = encode(g);
+    int is_plain = g->options.wire == TAGC_GATHER_FP32;
+    size_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
+    for (int r = 0; r < g->n_rows; r++) { /* send_offset stays zero: everybody gets the same */
+        g->n_bytes[g->first_rank + r] = tagc_gatherer_message_bytes(g);
+        g->recv_offset[g->first_rank + r] = (uint64_t)r * stride;
+    }
     g->ticket = (tagc_ticket){
-        .transfer = {.send = is_bf16 ? (const void *)own_halves : (const void *)g->own,
+        .transfer = {.send = send,
                      .send_bytes = g->n_bytes,
                      .send_offset = g->send_offset,
-                     .recv = is_bf16 ? (void *)g->halves : (void *)g->full,
+                     .recv = is_plain ? (void *)g->full : (void *)g->rows,
                      .recv_bytes = g->n_bytes,
                      .recv_offset = g->recv_offset},
         .leg = TAGC_LEG_GATHER,
@@ -96,8 +119,15 @@ static void post(tagc_gatherer *g) {
 
 static tagc_status finish(tagc_gatherer *g) {
     TAGC_TRY(tagc_comm_wait(g->comm, &g->ticket));
-    if (g->options.wire == TAGC_WIRE_BF16)
-        tagc_bf16_widen(g->halves, g->full, (size_t)g->world_size * g->shard);
+    if (g->is_delta) return tagc_gatherer_delta_decode(g);
+    for (int r = 0; r < g->n_rows && g->row_bytes; r++) {
+        float *to = g->full + (size_t)r * g->shard;
+        const uint8_t *row = tagc_gatherer_row(g, r);
+        if (g->bits)
+            tagc_delta_decode(g->bits, row, to, g->shard);
+        else
+            tagc_bf16_widen((const uint16_t *)(const void *)row, to, g->shard);
+    }
     return TAGC_OK;
 }
 
@@ -106,14 +136,32 @@ static tagc_status post_and_finish(void *arg) {
     return finish(arg);
 }
 
+/* A delta is taken from the master to what the last gather left. */
+static tagc_status check_replica(const tagc_gatherer *g, const float *shard, const float *full) {
+    uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
+    uintptr_t end = begin + (size_t)g->n_rows * g->shard * sizeof *full;
+    if (from < end && begin < from + g->shard * sizeof *shard)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "shard lies in full, but wire %d (a delta) needs the master apart from"
+                         " the replica",
+                         g->options.wire);
+    if (!g->is_whole_next && full != g->full)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "full is not the array of the last gather, whose values a delta changes: call"
+                         " tagc_gatherer_reset first");
+    return TAGC_OK;
+}
+
 tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *full) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!shard) return tagc_fail(TAGC_ERR_ARGUMENT, "shard is NULL");
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
+    if (g->is_delta) TAGC_TRY(check_replica(g, shard, full));
     g->own = shard;
     g->full = full;
     g->begun = 1;
+    if (g->is_delta) tagc_gatherer_delta_begin(g);
     g->posted = tagc_comm_has_lanes(g->comm);
     if (g->posted) {
         post(g);
@@ -130,6 +178,13 @@ tagc_status tagc_gatherer_end(tagc_gatherer *g) {
     if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no gather is under way");
     g->begun = 0;
     return g->posted ? finish(g) : tagc_comm_join(g->comm, &g->job);
+}
+
+tagc_status tagc_gatherer_reset(tagc_gatherer *g) {
+    if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
+    if (g->begun) return tagc_fail(TAGC_ERR_STATE, "reset after begin: a gather is under way, end it first");
+    g->is_whole_next = g->is_delta;
+    return TAGC_OK;
 }
 
 void tagc_gatherer_destroy(tagc_gatherer *g) {

@@ -194,10 +194,12 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(check_struct(options->struct_bytes, sizeof *options, "tagc_gatherer_options_init"));
     TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, options));
-    TAGC_TRY(check_shape(options->n_elems, world_size, UINT32_MAX - 63));
-    if (options->wire > TAGC_GATHER_BF16 || options->ranks_per_host || options->check_every)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d, which this build has not yet", options->wire);
     *out = *options;
+    if (out->ranks_per_host == 0) out->ranks_per_host = world_size;
+    if (world_size % out->ranks_per_host != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
+                         options->ranks_per_host, world_size);
+    TAGC_TRY(check_shape(options->n_elems, out->ranks_per_host, UINT32_MAX - 63));
     return TAGC_OK;
 }
 

@@ -2,6 +2,7 @@
  * chunks, cells and buffers. */
 #include "exchange/volume.h"
 
+#include "exchange/gatherer.h"
 #include "exchange/options.h"
 #include "exchange/reducer.h"
 
@@ -112,11 +113,10 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
 
 tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world_size, tagc_volume *out) {
     *out = (tagc_volume){0};
-    tagc_gatherer_options checked;
-    TAGC_TRY(tagc_gatherer_options_check(options, world_size, &checked));
-    uint64_t n_ranks = (uint64_t)world_size, width = options->wire == TAGC_WIRE_BF16 ? 2 : 4;
-    uint64_t shard = options->n_elems / n_ranks;
-    add(out, TAGC_LEG_GATHER, (double)((n_ranks - 1) * shard * width));
+    tagc_gatherer g = {0};
+    tagc_arena arena = {0};
+    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena));
+    add(out, TAGC_LEG_GATHER, (double)((uint64_t)g.n_rows - 1) * (double)tagc_gatherer_message_bytes(&g));
     return TAGC_OK;
 }
 
@@ -136,9 +136,9 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
 }
 
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes) {
-    tagc_gatherer_options checked;
-    TAGC_TRY(tagc_gatherer_options_check(options, world_size, &checked));
-    *n_bytes = 3 * (uint64_t)world_size * sizeof(uint64_t);
-    if (options->wire == TAGC_WIRE_BF16) *n_bytes += options->n_elems * sizeof(uint16_t);
+    tagc_gatherer g = {0};
+    tagc_arena arena = {0};
+    TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena));
+    *n_bytes = arena.n_bytes;
     return TAGC_OK;
 }

@@ -87,7 +87,8 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
     memcpy(&sum, bytes + AT_CHECKSUM, 8);
     if (sum != checksum(bytes, header->body_bytes))
         return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
-    if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_STATE)
+    if ((header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_STATE) &&
+        header->kind != TAGC_WIRE_PARAMETERS)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, 5]", header->kind);
     if (header->coding > TAGC_INDEX_SUM1)
         return tagc_fail(TAGC_ERR_CORRUPT, "index coding is %d, must be in [0, 2]", header->coding);

@@ -15,8 +15,10 @@ typedef enum tagc_wire_kind {
     TAGC_WIRE_UNION = 2, /* body: what any rank kept of the sender's shard */
     TAGC_WIRE_AGREE = 3, /* no body: how the sender fares */
     TAGC_WIRE_LEFTOVER =
-        4,              /* body: positions of the sender's shard that its sketch did not give back, uint32 */
-    TAGC_WIRE_STATE = 5 /* body: a residual, float */
+        4,               /* body: positions of the sender's shard that its sketch did not give back, uint32 */
+    TAGC_WIRE_STATE = 5, /* body: a residual, float */
+    TAGC_WIRE_PARAMETERS =
+        7 /* gathers of deltas: coding 0 whole (bf16), 1 a delta, behind n_items checksums */
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */

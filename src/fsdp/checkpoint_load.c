@@ -122,7 +122,6 @@ static void load_values(tagc_load *load) {
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT2, flat->moment2 + p->at);
     }
     f->n_updates = load->manifest->n_updates;
-    tagc_fsdp_make_absent(f);
 }
 
 /* What this rank takes over, laid out as the flat is now. out (n_padded). */
@@ -166,6 +165,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
+    if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
     if (status == TAGC_OK) load_values(&load);
     for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);
     if (status == TAGC_OK) {

@@ -72,6 +72,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;
     g->wire = f->options.gather_wire;
+    g->check_every = f->options.gather_check_every;
     return f->options.sharding != TAGC_SHARD_NONE;
 }
 
@@ -130,12 +131,12 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
 }
 
 tagc_status tagc_fsdp_fill(tagc_fsdp *f, tagc_fill_fn fill, void *context) {
+    TAGC_TRY(tagc_fsdp_renew(f));
     for (int i = 0; i < f->n_tensors; i++) {
         const tagc_place *p = &f->places[i];
         if (p->n == 0) continue;
         TAGC_TRY(fill(context, i, p->first, p->n, f->flats[p->flat].master + p->at));
     }
-    tagc_fsdp_make_absent(f);
     return TAGC_OK;
 }
 

@@ -108,7 +108,9 @@ typedef struct tagc_fsdp_stats {
     double wait_reduce_s; /* exposed: ... for gradients */
     double optimizer_s;
     double phase_s[TAGC_N_PHASES];      /* of all reducers, on the codec stream */
-    uint64_t n_bytes_sent[TAGC_N_LEGS]; /* by this rank in this step, counted by the transport */
+    /* By this rank in this step, counted by the transport. With sharding GRAD a step's gathers are those of the
+     * parameters that it used: begun by the update before it, or in front of the first step. */
+    uint64_t n_bytes_sent[TAGC_N_LEGS];
     uint64_t n_bytes_received[TAGC_N_LEGS];
     double bits_per_param[TAGC_N_LEGS]; /* n_bytes_sent * 8 / n_params */
     double grad_norm;                   /* of the averaged gradient, before clipping */

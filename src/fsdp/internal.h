@@ -98,7 +98,7 @@ struct tagc_fsdp {
     double step_start_s;
     int span_unit; /* of the present compute span, or -1 */
     double span_start_s;
-    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS];
+    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS]; /* sharding GRAD: gathers since an update */
     tagc_fsdp_stats stats;
 };
 
@@ -122,7 +122,12 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tag
 /* ---- pass.c ---- */
 tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */
 tagc_status tagc_fsdp_end_exchange(tagc_fsdp *fsdp, int unit); /* waits, adds to the gradient shard */
-void tagc_fsdp_make_absent(tagc_fsdp *fsdp);                   /* gathered parameters are out of date */
+tagc_status tagc_fsdp_begin_gather(tagc_fsdp *fsdp, int unit);
+tagc_status tagc_fsdp_end_gathers(tagc_fsdp *fsdp); /* waits for all that are under way */
+void tagc_fsdp_make_absent(tagc_fsdp *fsdp);        /* gathered parameters are out of date; none are under way */
+/* Before masters change from outside, or where what is gathered must not depend on what was: no gather is under way,
+ * and the next ones are whole. */
+tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);
 /* The time since start_s was spent blocked: adds it to *total_s and to the trace. */
 void tagc_fsdp_blocked(tagc_fsdp *fsdp, double start_s, double *total_s, int unit);
 void tagc_fsdp_event(tagc_fsdp *fsdp, const char *name, double start_s, double end_s, uint64_t tag);

@@ -50,6 +50,14 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
     TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
     TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
+    if (o->gather_wire >= TAGC_GATHER_DELTA8 && o->sharding != TAGC_SHARD_GRAD)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "gather_wire is %d (a delta), which sharding %d does not allow: deltas need sharding %d (grad),"
+            " others have %d (fp32), %d (bf16) or %d (int8)",
+            o->gather_wire, o->sharding, TAGC_SHARD_GRAD, TAGC_GATHER_FP32, TAGC_GATHER_BF16,
+            TAGC_GATHER_INT8);
+    TAGC_TRY(check_int("gather_check_every", o->gather_check_every, 0, 2147483647));
     TAGC_TRY(check_int("prefetch", o->prefetch, 0, 64));
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));

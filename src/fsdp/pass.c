@@ -43,7 +43,7 @@ void tagc_fsdp_blocked(tagc_fsdp *f, double start_s, double *total_s, int unit) 
 
 /* ---- parameters ---- */
 
-static tagc_status begin_gather(tagc_fsdp *f, int unit) {
+tagc_status tagc_fsdp_begin_gather(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
     f->slots[u->slot].holder = unit;
     u->residency = TAGC_COMING;
@@ -60,6 +60,11 @@ static tagc_status end_gather(tagc_fsdp *f, int unit) {
         TAGC_TRY(tagc_gatherer_end(f->flats[i].gatherer));
     u->residency = TAGC_PRESENT;
     tagc_fsdp_blocked(f, start_s, &f->stats.wait_gather_s, unit);
+    return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_end_gathers(tagc_fsdp *f) {
+    for (int unit = 0; unit < f->n_units; unit++) TAGC_TRY(end_gather(f, unit));
     return TAGC_OK;
 }
 
@@ -91,7 +96,7 @@ static tagc_status gather_ahead(tagc_fsdp *f) {
         tagc_unit *u = &f->units[unit];
         if (u->residency != TAGC_ABSENT || !comes_ahead(f, u) || is_finished(f, u)) continue;
         if (f->slots[u->slot].holder >= 0) return TAGC_OK;
-        TAGC_TRY(begin_gather(f, unit));
+        TAGC_TRY(tagc_fsdp_begin_gather(f, unit));
     }
     return TAGC_OK;
 }
@@ -117,7 +122,7 @@ static tagc_status need(tagc_fsdp *f, int unit) {
                              "unit %s is used while %s is in its place: prefetch %d is too small for the "
                              "model's order of use",
                              u->name, f->units[holder].name, f->options.prefetch);
-        TAGC_TRY(begin_gather(f, unit));
+        TAGC_TRY(tagc_fsdp_begin_gather(f, unit));
     }
     TAGC_TRY(gather_ahead(f));
     return end_gather(f, unit);
@@ -137,6 +142,14 @@ void tagc_fsdp_make_absent(tagc_fsdp *f) {
     if (f->options.sharding == TAGC_SHARD_NONE) return;
     for (int i = 0; i < f->n_units; i++) f->units[i].residency = TAGC_ABSENT;
     for (int i = 0; i < f->n_slots; i++) f->slots[i].holder = -1;
+}
+
+tagc_status tagc_fsdp_renew(tagc_fsdp *f) {
+    TAGC_TRY(tagc_fsdp_end_gathers(f));
+    tagc_fsdp_make_absent(f);
+    for (int i = 0; i < f->n_flats; i++)
+        if (f->flats[i].gatherer != NULL) TAGC_TRY(tagc_gatherer_reset(f->flats[i].gatherer));
+    return TAGC_OK;
 }
 
 /* ---- gradients ---- */
@@ -238,7 +251,8 @@ static tagc_status begin_pass(tagc_fsdp *f, int pass) {
     for (int i = 0; i < f->n_units; i++) {
         tagc_unit *u = &f->units[i];
         u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
-        u->stays = u->residency == TAGC_PRESENT;
+        /* In forward what is coming was begun by the last step. */
+        u->stays = u->residency == TAGC_PRESENT || (u->residency == TAGC_COMING && pass == TAGC_PASS_FORWARD);
     }
     reach_from(f, 0);
     return gather_ahead(f);
@@ -247,7 +261,12 @@ static tagc_status begin_pass(tagc_fsdp *f, int pass) {
 static void begin_step(tagc_fsdp *f) {
     f->step_start_s = tagc_time_s();
     memset(&f->stats, 0, sizeof f->stats);
+    uint64_t sent = f->sent_before[TAGC_LEG_GATHER], received = f->received_before[TAGC_LEG_GATHER];
     tagc_comm_bytes(f->comm, f->sent_before, f->received_before);
+    if (f->options.sharding == TAGC_SHARD_GRAD) { /* its gathers are counted from the last update on */
+        f->sent_before[TAGC_LEG_GATHER] = sent;
+        f->received_before[TAGC_LEG_GATHER] = received;
+    }
     for (int i = 0; i < f->n_units; i++) f->units[i].gradients_zeroed = f->units[i].n_exchanged = 0;
 }
 
@@ -255,8 +274,7 @@ tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
     TAGC_TRY(tagc_fsdp_finish_backward(f));
     tagc_fsdp_close_span(f, tagc_time_s());
-    for (int unit = 0; unit < f->n_units; unit++)
-        TAGC_TRY(end_gather(f, unit)); /* of a pass that was given up */
+    if (f->options.sharding != TAGC_SHARD_GRAD) TAGC_TRY(tagc_fsdp_end_gathers(f)); /* a pass was given up */
     if (training && f->micro_step == 0) begin_step(f);
     f->training = training;
     if (f->options.sharding == TAGC_SHARD_FULL) tagc_fsdp_make_absent(f);

@@ -34,32 +34,46 @@ static tagc_status global_norm(tagc_fsdp *f, double *norm) {
     return TAGC_OK;
 }
 
-static void update(tagc_fsdp *f, double lr, double clip) {
+/* Unit by unit in the order of the forward pass. Where parameters stay gathered (sharding GRAD) a unit's gather begins as
+ * soon as its owners have updated it, and travels beside the rest of the update and the next forward pass. */
+static tagc_status update(tagc_fsdp *f, double lr, double clip) {
     const tagc_fsdp_options *o = &f->options;
     tagc_adamw adamw = {.lr = lr,
                         .beta2 = o->beta2,
                         .epsilon = o->epsilon,
                         .gradient_scale = clip / o->n_micro_steps,
                         .n_updates = ++f->n_updates};
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_place *p = &f->places[i];
-        const tagc_flat *flat = &f->flats[p->flat];
-        adamw.weight_decay = f->tensors[i].decay ? o->weight_decay : 0;
-        adamw.beta1 = tagc_fsdp_beta1(o, flat->class_);
-        tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
-                          flat->gradient + p->at, p->n);
-    }
     tagc_fsdp_make_absent(f);
+    for (int unit = 0; unit < f->n_units; unit++) {
+        const tagc_unit *u = &f->units[unit];
+        for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+            const tagc_flat *flat = &f->flats[i];
+            adamw.beta1 = tagc_fsdp_beta1(o, flat->class_);
+            for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
+                int tensor = f->members[member];
+                const tagc_place *p = &f->places[tensor];
+                adamw.weight_decay = f->tensors[tensor].decay ? o->weight_decay : 0;
+                tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
+                                  flat->gradient + p->at, p->n);
+            }
+        }
+        if (o->sharding == TAGC_SHARD_GRAD) TAGC_TRY(tagc_fsdp_begin_gather(f, unit));
+    }
+    return TAGC_OK;
 }
 
+/* Everything of this step has been sent, and nothing of the next. */
 static void count_bytes(tagc_fsdp *f) {
     tagc_fsdp_stats *s = &f->stats;
     tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received);
+    uint64_t sent = s->n_bytes_sent[TAGC_LEG_GATHER], received = s->n_bytes_received[TAGC_LEG_GATHER];
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         s->n_bytes_sent[leg] -= f->sent_before[leg];
         s->n_bytes_received[leg] -= f->received_before[leg];
         s->bits_per_param[leg] = (double)s->n_bytes_sent[leg] * 8 / (double)tagc_fsdp_n_params(f);
     }
+    f->sent_before[TAGC_LEG_GATHER] = sent;
+    f->received_before[TAGC_LEG_GATHER] = received;
 }
 
 tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
@@ -71,6 +85,7 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     TAGC_TRY(tagc_fsdp_finish_backward(f));
     tagc_fsdp_close_span(f, tagc_time_s());
     for (int at = 0; at < f->n_units; at++) TAGC_TRY(tagc_fsdp_end_exchange(f, f->backward_order[at]));
+    TAGC_TRY(tagc_fsdp_end_gathers(f)); /* of units that no pass has used */
     double norm;
     double start_s = tagc_time_s(), waited_s = f->stats.wait_reduce_s;
     TAGC_TRY(global_norm(f, &norm));
@@ -79,14 +94,14 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     f->stats.skipped = !isfinite(norm);
     double clip_norm = f->options.clip_norm;
     double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
-    if (!f->stats.skipped) update(f, lr, clip);
+    count_bytes(f);
+    if (!f->stats.skipped) TAGC_TRY(update(f, lr, clip));
     double end_s = tagc_time_s();
     tagc_fsdp_event(f, "optimizer", update_s, end_s, UINT64_MAX);
     f->stats.optimizer_s = end_s - start_s - (f->stats.wait_reduce_s - waited_s);
     f->stats.total_s = end_s - f->step_start_s;
     f->stats.compute_s =
         f->stats.total_s - f->stats.wait_gather_s - f->stats.wait_reduce_s - f->stats.optimizer_s;
-    count_bytes(f);
     f->micro_step = 0;
     f->pass = TAGC_PASS_NONE;
     if (stats != NULL) *stats = f->stats;

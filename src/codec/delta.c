@@ -1,0 +1,152 @@
+/* Low-bit blocks: the loops per instruction set, and the bodies around them. */
+#include "codec/delta.h"
+#include "codec/delta_kernels.h"
+#include "core/status.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#define SCALE_NAN 0x7fc0u
+#define MIN_NORMAL_BITS 0x00800000u /* 2^-126: smaller scales have no inverse, such a block stays as it is */
+
+static inline float scale_from(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
+static inline float scale_at(const uint8_t *scale) {
+    uint16_t half;
+    memcpy(&half, scale, sizeof half);
+    return scale_from(half);
+}
+
+/* 0 for a block that holds nothing, or what cannot be said. */
+static inline float inverse_of(uint16_t scale) {
+    return scale == 0 || scale == SCALE_NAN ? 0.0f : 1.0f / scale_from(scale);
+}
+
+#if defined(__x86_64__)
+#define KERNELS_NAME "avx512"
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define NAME(x) x##_avx512
+#include "codec/delta_body.h"
+#undef KERNELS_NAME
+#undef TARGET
+#undef NAME
+
+#define KERNELS_NAME "avx2"
+#define TARGET __attribute__((target("avx2")))
+#define NAME(x) x##_avx2
+#include "codec/delta_body.h"
+#undef KERNELS_NAME
+#undef TARGET
+#undef NAME
+#endif
+
+#define KERNELS_NAME "plain"
+#define TARGET
+#define NAME(x) x##_plain
+#include "codec/delta_body.h"
+
+const tagc_delta_kernels *const *tagc_delta_kernels_all(void) {
+    static const tagc_delta_kernels *const tables[] = {
+#if defined(__x86_64__)
+        &kernels_avx512,
+        &kernels_avx2,
+#endif
+        &kernels_plain,
+        NULL
+    };
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return tables;
+    return tables + (__builtin_cpu_supports("avx2") ? 1 : 2);
+#else
+    return tables;
+#endif
+}
+
+/* ---- bodies ---- */
+
+static size_t n_blocks_of(size_t n) {
+    return n / TAGC_DELTA_BLOCK + (n % TAGC_DELTA_BLOCK != 0);
+}
+
+static size_t code_bytes(int bits) {
+    return (size_t)bits * (TAGC_DELTA_BLOCK / 8);
+}
+
+size_t tagc_delta_bytes(int bits, size_t n) {
+    return n_blocks_of(n) * (sizeof(uint16_t) + code_bytes(bits));
+}
+
+int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values,
+                           const float *base, size_t n, uint8_t *body) {
+    uint8_t *codes = body + n_blocks_of(n) * sizeof(uint16_t);
+    int nonfinite = 0;
+    for (size_t at = 0; at < n; at += TAGC_DELTA_BLOCK, body += sizeof(uint16_t), codes += code_bytes(bits)) {
+        size_t m = n - at;
+        const float *from = values + at, *old = base ? base + at : NULL;
+        float last_values[TAGC_DELTA_BLOCK] = {0}, last_base[TAGC_DELTA_BLOCK] = {0};
+        if (m < TAGC_DELTA_BLOCK) {
+            from = memcpy(last_values, from, m * sizeof *from);
+            if (base) old = memcpy(last_base, old, m * sizeof *old);
+        }
+        uint16_t scale = kernels->encode(bits, from, old, codes);
+        memcpy(body, &scale, sizeof scale);
+        nonfinite |= scale == SCALE_NAN;
+    }
+    return nonfinite;
+}
+
+tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
+    (void)bits;
+    for (size_t b = 0; b < n_blocks_of(n); b++) {
+        uint16_t scale;
+        memcpy(&scale, body + b * sizeof scale, sizeof scale);
+        if (scale >= 0x7f80u)
+            return tagc_fail(TAGC_ERR_CORRUPT,
+                             "the scale of block %zu is %g, must be finite and not negative", b,
+                             (double)scale_from(scale));
+    }
+    return TAGC_OK;
+}
+
+/* All whole blocks in place, and the rest by way of a block of its own. */
+static void walk(void (*kernel)(int, const uint8_t *, const uint8_t *, float *, size_t), int bits,
+                 const uint8_t *body, float *values, size_t n) {
+    size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;
+    const uint8_t *codes = body + n_blocks_of(n) * sizeof(uint16_t);
+    kernel(bits, body, codes, values, n_whole);
+    if (m == 0) return;
+    float last[TAGC_DELTA_BLOCK] = {0};
+    values += n_whole * TAGC_DELTA_BLOCK;
+    memcpy(last, values, m * sizeof *last);
+    kernel(bits, body + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, 1);
+    memcpy(values, last, m * sizeof *last);
+}
+
+void tagc_delta_apply_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *replica,
+                           size_t n) {
+    walk(kernels->apply, bits, body, replica, n);
+}
+
+void tagc_delta_decode_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *values,
+                            size_t n) {
+    walk(kernels->decode, bits, body, values, n);
+}
+
+int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body) {
+    return tagc_delta_encode_with(tagc_delta_kernels_all()[0], bits, values, base, n, body);
+}
+
+void tagc_delta_apply(int bits, const uint8_t *body, float *replica, size_t n) {
+    tagc_delta_apply_with(tagc_delta_kernels_all()[0], bits, body, replica, n);
+}
+
+void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n) {
+    tagc_delta_decode_with(tagc_delta_kernels_all()[0], bits, body, values, n);
+}

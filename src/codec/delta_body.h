@@ -1,0 +1,121 @@
+/* The loops of delta_kernels.h. Included by delta.c once per instruction set, with TARGET (a function attribute), NAME(x)
+ * (the suffix) and KERNELS_NAME defined; hence no include guard. Trip counts are constants and every operation is on one
+ * element, so that compilers make vectors of any width of them and all widths give the same bits.
+ *
+ * Bytes hold elements that lie a half or a quarter of a block apart: no shuffles, neither here nor there. */
+
+#define INLINE TARGET static inline __attribute__((always_inline))
+#define KERNEL TARGET static
+
+/* Positive and finite: up to the next bf16, so that no code is larger than the largest there is. */
+INLINE uint16_t NAME(scale_of)(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits < MIN_NORMAL_BITS ? 0 : (uint16_t)((bits + 0xffffu) >> 16);
+}
+
+INLINE uint16_t NAME(choose_scale)(int bits, const float *restrict difference) {
+    int32_t largest = 0;
+    for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
+        int32_t magnitude;
+        memcpy(&magnitude, &difference[i], sizeof magnitude);
+        magnitude &= 0x7fffffff;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    if (largest >= 0x7f800000) return SCALE_NAN;
+    float max;
+    memcpy(&max, &largest, sizeof max);
+    return NAME(scale_of)(max * (bits == 8 ? 1.0f / 127 : bits == 4 ? 1.0f / 7 : 0.5f));
+}
+
+/* To the nearest integer, ties to even: what is left of the fraction is cut off by adding 1.5 * 2^23. */
+INLINE void NAME(to_integers)(const float *restrict difference, float inverse, int32_t largest,
+                              int32_t *restrict integers) {
+    for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
+        float shifted = difference[i] * inverse + 12582912.0f;
+        int32_t integer;
+        memcpy(&integer, &shifted, sizeof integer);
+        integer -= 0x4b400000;
+        integer = integer > largest ? largest : integer;
+        integers[i] = integer < -largest ? -largest : integer;
+    }
+}
+
+KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float *restrict base,
+                             uint8_t *restrict codes) {
+    enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
+    float difference[TAGC_DELTA_BLOCK];
+    int32_t q[TAGC_DELTA_BLOCK];
+    if (base)
+        for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) difference[i] = values[i] - base[i];
+    else
+        memcpy(difference, values, sizeof difference);
+    uint16_t scale = NAME(choose_scale)(bits, difference);
+    int32_t largest = bits == 8 ? 127 : bits == 4 ? 7 : 1;
+    NAME(to_integers)(difference, inverse_of(scale), largest, q);
+    if (bits == 8)
+        for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) codes[i] = (uint8_t)(q[i] + 128);
+    else if (bits == 4)
+        for (size_t i = 0; i < HALF; i++) codes[i] = (uint8_t)((q[i] + 8) | (q[i + HALF] + 8) << 4);
+    else
+        for (size_t i = 0; i < QUARTER; i++)
+            codes[i] = (uint8_t)((q[i] + 2) | (q[i + QUARTER] + 2) << 2 | (q[i + 2 * QUARTER] + 2) << 4 |
+                                 (q[i + 3 * QUARTER] + 2) << 6);
+    return scale;
+}
+
+INLINE float NAME(moved)(float replica, float change) {
+    float sum = replica + change;
+    uint32_t bits;
+    memcpy(&bits, &sum, sizeof bits);
+    bits = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+    memcpy(&sum, &bits, sizeof sum);
+    return sum;
+}
+
+#define CODE_8(i) ((float)((int32_t)codes[i] - 128) * scale)
+#define CODE_4(i, part) ((float)((int32_t)(codes[i] >> 4 * (part)&15) - 8) * scale)
+#define CODE_2(i, part) ((float)((int32_t)(codes[i] >> 2 * (part)&3) - 2) * scale)
+
+KERNEL void NAME(apply)(int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
+                        float *restrict out, size_t n_blocks) {
+    enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
+    for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += (size_t)bits * 32, out += TAGC_DELTA_BLOCK) {
+        const float scale = scale_at(scales);
+        if (bits == 8)
+            for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) out[i] = NAME(moved)(out[i], CODE_8(i));
+        else if (bits == 4)
+            for (int part = 0; part < 2; part++)
+                for (size_t i = 0; i < HALF; i++)
+                    out[(size_t)part * HALF + i] = NAME(moved)(out[(size_t)part * HALF + i], CODE_4(i, part));
+        else
+            for (int part = 0; part < 4; part++)
+                for (size_t i = 0; i < QUARTER; i++)
+                    out[(size_t)part * QUARTER + i] =
+                        NAME(moved)(out[(size_t)part * QUARTER + i], CODE_2(i, part));
+    }
+}
+
+KERNEL void NAME(decode)(int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
+                         float *restrict out, size_t n_blocks) {
+    enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
+    for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += (size_t)bits * 32, out += TAGC_DELTA_BLOCK) {
+        const float scale = scale_at(scales);
+        if (bits == 8)
+            for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) out[i] = CODE_8(i);
+        else if (bits == 4)
+            for (int part = 0; part < 2; part++)
+                for (size_t i = 0; i < HALF; i++) out[(size_t)part * HALF + i] = CODE_4(i, part);
+        else
+            for (int part = 0; part < 4; part++)
+                for (size_t i = 0; i < QUARTER; i++) out[(size_t)part * QUARTER + i] = CODE_2(i, part);
+    }
+}
+
+static const tagc_delta_kernels NAME(kernels) = {KERNELS_NAME, NAME(encode), NAME(apply), NAME(decode)};
+
+#undef CODE_8
+#undef CODE_4
+#undef CODE_2
+#undef INLINE
+#undef KERNEL

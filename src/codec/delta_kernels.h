@@ -1,0 +1,27 @@
+/* The inner loops of low-bit blocks, one table per instruction set; all tables give the same bits. Apart from delta.c
+ * only tests look in here, to run every table that the processor has. */
+#ifndef TAGC_CODEC_DELTA_KERNELS_H
+#define TAGC_CODEC_DELTA_KERNELS_H
+
+#include "codec/delta.h"
+
+typedef struct tagc_delta_kernels {
+    const char *name;
+    /* One block of 256 each. codes: 256 * bits / 8 bytes. encode returns the scale as bf16, 0x7fc0 (NaN) where a value
+     * is not finite; base may be NULL. apply and decode go over n_blocks of them. */
+    uint16_t (*encode)(int bits, const float *values, const float *base, uint8_t *codes);
+    void (*apply)(int bits, const uint8_t *scales, const uint8_t *codes, float *replica, size_t n_blocks);
+    void (*decode)(int bits, const uint8_t *scales, const uint8_t *codes, float *values, size_t n_blocks);
+} tagc_delta_kernels;
+
+/* NULL-terminated, best first: what this processor can run. */
+const tagc_delta_kernels *const *tagc_delta_kernels_all(void);
+
+void tagc_delta_apply_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *replica,
+                           size_t n);
+void tagc_delta_decode_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *values,
+                            size_t n);
+int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values,
+                           const float *base, size_t n, uint8_t *body);
+
+#endif

@@ -1,0 +1,57 @@
+/* Inside of a gatherer, shared by gatherer.c (life, plain wires) and gatherer_delta.c (deltas). */
+#ifndef TAGC_EXCHANGE_GATHERER_H
+#define TAGC_EXCHANGE_GATHERER_H
+
+#include "core/memory.h"
+#include "transport/comm.h"
+
+struct tagc_gatherer {
+    tagc_comm *comm;
+    tagc_gatherer_options options; /* ranks_per_host resolved */
+    int rank, world_size;
+    int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
+    int bits;                    /* of a code; 0 for fp32 and bf16 */
+    int is_delta;
+    size_t shard;
+    int begun;
+    int posted;       /* by the caller, on the gather lane; otherwise by a job */
+    const float *own; /* (shard) */
+    float *full;      /* (n_rows, shard) */
+    tagc_ticket ticket;
+    tagc_job job;
+
+    /* deltas */
+    uint64_t n_begun;
+    int is_whole;        /* this gather; all ranks of the host know */
+    int is_whole_next;   /* or not: learnt from messages that all of them got */
+    int is_checked;      /* this gather brings checksums along */
+    tagc_status failure; /* of this rank in the last gather: told in the next */
+
+    /* One arena: | arrays of the ticket | rows |, behind this struct's own block. */
+    void *arena;
+    uint64_t *n_bytes, *send_offset, *recv_offset; /* (W,) */
+    size_t row_bytes;                              /* at most, of one row; 0 for fp32 */
+    uint8_t *rows;                                 /* (n_rows, row_bytes) as they travel; row `row` is sent */
+};
+
+static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
+    return g->rows + (size_t)row * g->row_bytes;
+}
+
+/* Everything that decides on sizes; *arena holds the bytes of its buffers. */
+tagc_status tagc_gatherer_lay_out(tagc_gatherer *gatherer, const tagc_gatherer_options *options,
+                                  int world_size, int rank, tagc_arena *arena);
+
+/* At most, of one rank's message. */
+size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);
+/* What this gather sends to each other rank of the host: known to all beforehand. */
+size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
+
+/* Decides what this gather is; before the message is written. */
+void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);
+/* Writes the own message. */
+void tagc_gatherer_delta_encode(tagc_gatherer *gatherer);
+/* From messages that have arrived to `full`. */
+tagc_status tagc_gatherer_delta_decode(tagc_gatherer *gatherer);
+
+#endif

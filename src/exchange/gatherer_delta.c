@@ -1,0 +1,173 @@
+/* Deltas: what the owner's master has over the replica, in low-bit blocks, to all who hold the replica.
+ *
+ * What a gather is (whole or a delta, with checksums or without) follows from what all ranks know before it: their
+ * options, how many gathers there were, and the headers of the last one. So lengths are agreed without a message.
+ *
+ * Nothing is asked twice and nobody waits for an answer: a rank that got a damaged message fails at once and says so in
+ * its next one; that gather fails on all ranks, and the one after it is whole. */
+#include "codec/delta.h"
+#include "exchange/bf16.h"
+#include "exchange/gatherer.h"
+#include "exchange/wire.h"
+
+#include <math.h>
+#include <string.h>
+#include <xxhash.h>
+
+enum { CODING_WHOLE = 0, CODING_DELTA = 1 };
+
+static size_t checksum_bytes(int n_rows) {
+    return (size_t)n_rows * sizeof(uint64_t);
+}
+
+size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows) {
+    size_t whole = shard * sizeof(uint16_t), delta = tagc_delta_bytes(bits, shard) + checksum_bytes(n_rows);
+    return TAGC_WIRE_HEADER_BYTES + (whole > delta ? whole : delta);
+}
+
+static size_t body_bytes(const tagc_gatherer *g) {
+    if (g->is_whole) return g->shard * sizeof(uint16_t);
+    return tagc_delta_bytes(g->bits, g->shard) + (g->is_checked ? checksum_bytes(g->n_rows) : 0);
+}
+
+size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
+    if (g->is_delta) return TAGC_WIRE_HEADER_BYTES + body_bytes(g);
+    return g->bits                               ? tagc_delta_bytes(g->bits, g->shard)
+           : g->options.wire == TAGC_GATHER_BF16 ? g->shard * sizeof(uint16_t)
+                                                 : g->shard * sizeof(float);
+}
+
+void tagc_gatherer_delta_begin(tagc_gatherer *g) {
+    uint64_t every = (uint64_t)g->options.check_every;
+    g->n_begun++;
+    g->is_whole = g->is_whole_next;
+    g->is_whole_next = 0;
+    g->is_checked = every > 0 && g->n_begun % every == 0 && !g->is_whole;
+}
+
+/* ---- the own message ---- */
+
+static void put_checksums(const tagc_gatherer *g, uint8_t *to) {
+    for (int r = 0; r < g->n_rows; r++, to += sizeof(uint64_t)) {
+        uint64_t sum = XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
+        memcpy(to, &sum, sizeof sum);
+    }
+}
+
+/* bf16 of the master; 1 when one of them is not finite. */
+static int put_whole(const tagc_gatherer *g, uint8_t *body) {
+    uint16_t *halves = (uint16_t *)(void *)body, largest = 0;
+    tagc_bf16_narrow(g->own, halves, g->shard);
+    for (size_t i = 0; i < g->shard; i++) {
+        uint16_t magnitude = halves[i] & 0x7fffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest >= 0x7f80u;
+}
+
+void tagc_gatherer_delta_encode(tagc_gatherer *g) {
+    uint8_t *message = tagc_gatherer_row(g, g->row), *body = message + TAGC_WIRE_HEADER_BYTES;
+    if (g->is_checked) {
+        put_checksums(g, body);
+        body += checksum_bytes(g->n_rows);
+    }
+    int nonfinite =
+        g->is_whole ? put_whole(g, body)
+                    : tagc_delta_encode(g->bits, g->own, g->full + (size_t)g->row * g->shard, g->shard, body);
+    tagc_wire_header header = {
+        .kind = TAGC_WIRE_PARAMETERS,
+        .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
+        .flags = nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0,
+        .rank = (uint32_t)g->rank,
+        .n_elems = g->shard,
+        .n_items = g->is_checked ? (uint32_t)g->n_rows : 0,
+        .status = (uint32_t)g->failure,
+        .body_bytes = body_bytes(g),
+        .step = g->n_begun,
+    };
+    tagc_wire_write(&header, message);
+}
+
+/* ---- everyone's ---- */
+
+static const uint8_t *body_of(const tagc_gatherer *g, int row) {
+    return tagc_gatherer_row(g, row) + TAGC_WIRE_HEADER_BYTES +
+           (g->is_checked ? checksum_bytes(g->n_rows) : 0);
+}
+
+static tagc_status read_message(const tagc_gatherer *g, int row, tagc_wire_header *header) {
+    tagc_wire_header expected = {
+        .kind = TAGC_WIRE_PARAMETERS,
+        .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
+        .rank = (uint32_t)(g->first_rank + row),
+        .n_elems = g->shard,
+        .step = g->n_begun,
+    };
+    tagc_status status = tagc_wire_read(tagc_gatherer_row(g, row), tagc_gatherer_message_bytes(g), header);
+    if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
+    if (status == TAGC_OK && header->n_items != (g->is_checked ? (uint32_t)g->n_rows : 0))
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%u checksums, expected %d", header->n_items,
+                           g->is_checked ? g->n_rows : 0);
+    if (status == TAGC_OK && !g->is_whole && !(header->flags & TAGC_WIRE_FLAG_NONFINITE))
+        status = tagc_delta_validate(g->bits, body_of(g, row), g->shard);
+    return status == TAGC_OK ? status : tagc_fail_in(status, "parameters from rank %d", g->first_rank + row);
+}
+
+static uint64_t checksum_of(const tagc_gatherer *g, int sender, int row) {
+    uint64_t sum;
+    memcpy(&sum, tagc_gatherer_row(g, sender) + TAGC_WIRE_HEADER_BYTES + (size_t)row * sizeof sum,
+           sizeof sum);
+    return sum;
+}
+
+/* All ranks hold the same table of checksums, so all say the same. */
+static tagc_status compare_checksums(const tagc_gatherer *g) {
+    for (int row = 0; row < g->n_rows; row++)
+        for (int sender = 0; sender < g->n_rows; sender++)
+            if (checksum_of(g, sender, row) != checksum_of(g, row, row))
+                return tagc_fail(
+                    TAGC_ERR_CORRUPT,
+                    "replicas differ: row %d is %016llx on its owner, rank %d, and %016llx on rank %d", row,
+                    (unsigned long long)checksum_of(g, row, row), g->first_rank + row,
+                    (unsigned long long)checksum_of(g, sender, row), g->first_rank + sender);
+    return TAGC_OK;
+}
+
+static void take_row(const tagc_gatherer *g, int row, int nonfinite) {
+    float *to = g->full + (size_t)row * g->shard;
+    const uint8_t *body = body_of(g, row);
+    if (g->is_whole)
+        tagc_bf16_widen((const uint16_t *)(const void *)body, to, g->shard);
+    else if (!nonfinite)
+        tagc_delta_apply(g->bits, body, to, g->shard);
+    else
+        for (size_t i = 0; i < g->shard; i++)
+            to[i] = NAN; /* seen by whoever reads it, and mended by the next */
+}
+
+tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
+    tagc_status told = TAGC_OK;
+    tagc_wire_header header;
+    int damaged = -1, teller = 0;
+    for (int row = 0; row < g->n_rows; row++) {
+        if (read_message(g, row, &header) != TAGC_OK) {
+            damaged = damaged < 0 ? row : damaged;
+            continue;
+        }
+        int nonfinite = (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
+        g->is_whole_next |= nonfinite || header.status != TAGC_OK;
+        if (header.status != TAGC_OK && told == TAGC_OK) {
+            told = (tagc_status)header.status;
+            teller = g->first_rank + row;
+        }
+        take_row(g, row, nonfinite);
+    }
+    g->failure = TAGC_OK;
+    if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
+    if (told != TAGC_OK)
+        return tagc_fail(told, "rank %d got damaged parameters in the gather before this one", teller);
+    if (!g->is_checked) return TAGC_OK;
+    tagc_status status = compare_checksums(g);
+    g->is_whole_next |= status != TAGC_OK;
+    return status;
+}
