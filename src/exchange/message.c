@@ -67,6 +67,10 @@ tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message) {
     return status;
 }
 
+int tagc_message_done(const tagc_reducer *r, const tagc_message *message) {
+    return !message->in_flight || tagc_comm_is_done(r->comm, &message->ticket);
+}
+
 void tagc_messages_drain(tagc_reducer *r) {
     for (int m = 0; m < r->n_messages; m++) (void)tagc_message_wait(r, &r->messages[m]);
 }

@@ -156,6 +156,30 @@ static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_sh
     return TAGC_OK;
 }
 
+/* What only direct has. */
+static tagc_status check_direct(const tagc_reducer_options *options, int world_size) {
+    int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
+    if (options->block & (options->block - 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be a power of two in [16, 4096]",
+                         options->block);
+    if (world_size % options->ranks_per_host != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
+                         options->ranks_per_host, world_size);
+    if (options->ranks_per_host != 1 && !is_direct)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, which only exchange %d (direct) has",
+                         options->ranks_per_host, TAGC_EXCHANGE_DIRECT);
+    if (options->all_reduce == 2 && !is_direct)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "all_reduce is 2 (host shard), which only exchange %d (direct) has",
+                         TAGC_EXCHANGE_DIRECT);
+    if (options->rotate && !(is_direct && options->sparsity == 0))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "rotate is 1, which only exchange %d (direct) has, at sparsity 0: exchange is %d, "
+                         "sparsity %.10g",
+                         TAGC_EXCHANGE_DIRECT, options->exchange, options->sparsity);
+    return TAGC_OK;
+}
+
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
@@ -166,9 +190,7 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
         return tagc_fail(TAGC_ERR_ARGUMENT, "ratio is %.10g, must be 0 (from the union) or in [1, 1000]",
                          options->ratio);
     *out = *options;
-    if (options->exchange == TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (direct), which this build has not yet",
-                         options->exchange);
+    TAGC_TRY(check_direct(options, world_size));
     int is_dense = options->exchange == TAGC_EXCHANGE_DENSE;
     if (options->wire != TAGC_WIRE_FP32 && !is_dense)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d (bf16), which only exchange %d (dense) has",

@@ -6,8 +6,11 @@
  *   | messages | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | kept 0.1 |
  *   | list, bits, plan, scratch: of one shard | counts per rank | agreement |
  *
- * and of a dense one: | messages | chunks under way | agreement |. The residual and the spare it takes turns
- * with are blocks of their own, because they change places. */
+ * of a dense one: | messages | chunks under way | agreement |, and of a direct one:
+ *
+ *   | messages | scratch | headers | bodies going out | bodies coming in, one per rank or host | rows of the host |
+ *
+ * The residual and the spare it takes turns with are blocks of their own, because they change places. */
 #include "exchange/reducer.h"
 #include "core/clock.h"
 #include "exchange/options.h"
@@ -18,9 +21,21 @@ void tagc_reducer_stats_init(tagc_reducer_stats *stats) {
     if (stats) *stats = (tagc_reducer_stats){.struct_bytes = sizeof *stats};
 }
 
-static void place(tagc_reducer *r, tagc_arena *arena) {
+uint64_t tagc_residual_elems(const tagc_reducer_options *options, int world_size) {
+    if (options->exchange == TAGC_EXCHANGE_DIRECT) return tagc_direct_residual(options, world_size);
+    return options->exchange == TAGC_EXCHANGE_DENSE ? 0 : options->n_elems;
+}
+
+uint64_t tagc_output_elems(const tagc_reducer_options *options, int world_size) {
+    if (options->exchange == TAGC_EXCHANGE_DIRECT) return tagc_direct_output(options, world_size);
+    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
+}
+
+void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     if (r->options.exchange == TAGC_EXCHANGE_DENSE)
         tagc_dense_place(r, arena);
+    else if (r->options.exchange == TAGC_EXCHANGE_DIRECT)
+        tagc_direct_place(r, arena);
     else
         tagc_indexed_place(r, arena);
     r->agree_send = tagc_arena_take(arena, 1, TAGC_WIRE_HEADER_BYTES);
@@ -29,27 +44,29 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 
 static tagc_status lay_out(tagc_reducer *r) {
     tagc_arena arena = {0};
-    place(r, &arena);
+    tagc_reducer_place(r, &arena);
     if (arena.overflow)
         return tagc_fail(TAGC_ERR_MEMORY,
                          "n_elems is %llu: the reducer's buffers do not fit into the address space",
                          (unsigned long long)r->options.n_elems);
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "reducer buffers", &r->arena));
     arena = (tagc_arena){.base = r->arena};
-    place(r, &arena);
+    tagc_reducer_place(r, &arena);
     return TAGC_OK;
 }
 
 static tagc_status make_residual(tagc_reducer *r) {
     void *memory;
-    if (r->options.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
-    if (r->options.n_elems > SIZE_MAX / sizeof(float))
+    uint64_t n = tagc_residual_elems(&r->options, r->world_size);
+    if (n == 0) return TAGC_OK;
+    if (n > SIZE_MAX / sizeof(float))
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
-    TAGC_TRY(tagc_memory_create((size_t)r->options.n_elems * sizeof(float), "residual", &memory));
+    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "residual", &memory));
     r->residual = memory;
-    for (uint64_t i = 0; i < r->options.n_elems; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
-    return tagc_comm_spare_acquire(r->comm, r->options.n_elems, &r->spare);
+    r->n_residual = n;
+    for (uint64_t i = 0; i < n; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
+    return tagc_comm_spare_acquire(r->comm, n, &r->spare);
 }
 
 /* Everything that one rank does alone; *out may be half-made on failure. */
@@ -67,7 +84,8 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     TAGC_TRY(make_residual(r));
-    if (checked.n_threads > 1 && r->residual) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
+    if (checked.n_threads > 1 && checked.exchange != TAGC_EXCHANGE_DENSE)
+        TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 
@@ -103,7 +121,8 @@ static void start_step(void *arg) {
     r->start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->stats);
     r->failure = TAGC_OK;
-    if (!r->residual) tagc_dense_start(r);
+    if (r->options.exchange == TAGC_EXCHANGE_DENSE) tagc_dense_start(r);
+    if (r->options.exchange == TAGC_EXCHANGE_DIRECT) tagc_direct_start(r);
 }
 
 /* After a failure nothing of the step may be under way when its memory goes back to the caller. */
@@ -117,18 +136,23 @@ static tagc_status settle(tagc_reducer *r, tagc_status status) {
 
 static tagc_status run_step(void *arg) {
     tagc_reducer *r = arg;
-    return settle(r, r->residual ? tagc_indexed_step(r) : tagc_dense_step(r));
+    int exchange = r->options.exchange;
+    return settle(r, exchange == TAGC_EXCHANGE_DENSE    ? tagc_dense_step(r)
+                     : exchange == TAGC_EXCHANGE_DIRECT ? tagc_direct_step(r)
+                                                        : tagc_indexed_step(r));
 }
 
 static tagc_status finish_step(void *arg) {
     tagc_reducer *r = arg;
-    if (!r->residual) TAGC_TRY(settle(r, tagc_agree_end(r)));
+    if (r->options.exchange == TAGC_EXCHANGE_DENSE) TAGC_TRY(settle(r, tagc_agree_end(r)));
+    if (r->options.exchange == TAGC_EXCHANGE_DIRECT) TAGC_TRY(settle(r, tagc_direct_finish(r)));
     if (r->residual && !r->stats.nonfinite) {
         float *before = r->residual;
         r->residual = r->spare->values;
         r->spare->values = before;
     }
-    r->stats.sparsity = 1.0 - (double)r->stats.n_kept / (double)r->options.n_elems;
+    uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
+    r->stats.sparsity = 1.0 - (double)r->stats.n_kept / (double)n_selected_from;
     r->stats.total_s = tagc_clock_s() - r->start_s;
     return TAGC_OK;
 }
@@ -143,7 +167,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
     if (r->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
-    if (overlap(gradient, r->options.n_elems, output, r->options.all_reduce ? r->options.n_elems : r->shard))
+    if (overlap(gradient, r->options.n_elems, output, tagc_output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
     r->gradient = gradient;
     r->output = output;
@@ -183,15 +207,16 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (r->begun) return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
+    if (sparsity > 0 && r->options.rotate)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g and rotate is 1, which needs sparsity 0",
+                         sparsity);
     tagc_reducer fresh = *r;
     fresh.options.sparsity = sparsity;
-    fresh.arena = NULL;
-    if (r->residual) {
+    if (r->options.exchange != TAGC_EXCHANGE_DENSE) {
+        fresh.arena = NULL;
         TAGC_TRY(lay_out(&fresh));
         tagc_memory_destroy(r->arena);
-    } else {
-        fresh.arena = r->arena;
     }
     *r = fresh;
-    return TAGC_OK;
+    return r->residual ? TAGC_OK : make_residual(r); /* direct: where all was sent, something now stays */
 }

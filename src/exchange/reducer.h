@@ -1,6 +1,6 @@
 /* Inside of a reducer, shared by the files that make it up: reducer.c (life), state.c (residual), message.c
- * (what is under way), dense.c, and indexed.c with packed.c and sketch.c (the two ways to send the values of
- * an index).
+ * (what is under way), dense.c, indexed.c with packed.c and sketch.c (the two ways to send the values of an index), and
+ * direct.c with direct_hosts.c and direct_results.c.
  *
  * All of a step runs as one job on the worker of the comm. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
@@ -9,6 +9,7 @@
 #include "codec/select.h"
 #include "codec/sketch.h"
 #include "core/memory.h"
+#include "exchange/direct.h"
 #include "exchange/wire.h"
 #include "transport/comm.h"
 
@@ -28,8 +29,9 @@ struct tagc_reducer {
     size_t shard;
     float scale;       /* of the sum: 1 or 1/W */
     tagc_pool *pool;   /* NULL with one thread */
-    tagc_spare *spare; /* NULL for dense, as the residual */
-    float *residual;   /* (W, shard) */
+    tagc_spare *spare; /* NULL where there is no residual */
+    float *residual;   /* (n_residual): (W, shard), of direct (hosts, shard), or NULL: dense */
+    uint64_t n_residual;
 
     /* One arena, see reducer.c. */
     void *arena;
@@ -48,7 +50,7 @@ struct tagc_reducer {
     uint16_t *sum_halves;    /* (DEPTH, chunk) bf16 wire and all-reduce */
     uint16_t *sums_recv;     /* (DEPTH, W, chunk) */
 
-    /* sketch and packed */
+    /* sketch and packed; k and scratch of direct, too */
     int sketching;           /* 0 also for a sketch that keeps everything: it would only be larger */
     size_t k;                /* kept of a shard at most */
     size_t max_union;        /* elements of a shard's union at most */
@@ -74,12 +76,14 @@ struct tagc_reducer {
     uint32_t *attempt;        /* (W,) added to the seed */
     uint32_t *n_left;         /* (W,) leftovers of each shard */
 
+    tagc_direct direct;
+
     /* the step under way */
     tagc_job job;
     int begun;
     double start_s;
     const float *gradient; /* (W, shard) */
-    float *output;         /* (shard), or (W, shard) with all_reduce */
+    float *output;         /* (shard), or (W, shard) with all_reduce, (hosts, shard) with all_reduce 2 */
     uint64_t step;
     tagc_reducer_stats stats;
     tagc_status failure; /* of this rank, told to all in the next agreement */
@@ -103,6 +107,8 @@ void tagc_message_pair(tagc_reducer *r, tagc_message *message, int to, uint64_t 
 void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, const void *send, void *recv);
 /* Waits, when it is under way at all, and counts its bytes. */
 tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);
+/* 1 when _wait would not wait. */
+int tagc_message_done(const tagc_reducer *r, const tagc_message *message);
 /* Waits for all that is under way; failures are known already. */
 void tagc_messages_drain(tagc_reducer *r);
 
@@ -135,6 +141,11 @@ void tagc_dense_place(tagc_reducer *r, tagc_arena *arena);
 void tagc_dense_start(tagc_reducer *r);
 tagc_status tagc_dense_step(tagc_reducer *r);
 int tagc_holds_nonfinite(const float *values, size_t n);
+/* Lays out all buffers; twice, as tagc_arena says. */
+void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena);
+/* Values that a reducer of these (checked) options keeps as residual, and writes to its output. */
+uint64_t tagc_residual_elems(const tagc_reducer_options *options, int world_size);
+uint64_t tagc_output_elems(const tagc_reducer_options *options, int world_size);
 void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena);
 tagc_status tagc_indexed_step(tagc_reducer *r);
 

@@ -6,7 +6,7 @@
 
 const float *tagc_reducer_residual(const tagc_reducer *r, uint64_t *n_elems) {
     const float *residual = r ? r->residual : NULL;
-    if (n_elems) *n_elems = residual ? r->options.n_elems : 0;
+    if (n_elems) *n_elems = residual ? r->n_residual : 0;
     return residual;
 }
 
@@ -20,7 +20,7 @@ tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
     TAGC_TRY(check_idle(r, "scale_residual"));
     if (!(factor >= 0) || isinf(factor))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and not negative", factor);
-    uint64_t n = r->residual ? r->options.n_elems : 0;
+    uint64_t n = r->n_residual;
     float largest = 0;
     for (uint64_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(r->residual[i]));
     if (!isfinite((float)(largest * factor)))
@@ -49,7 +49,7 @@ tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint
 
 uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
     if (!r) return 0;
-    return TAGC_WIRE_HEADER_BYTES + (r->residual ? r->options.n_elems * sizeof(float) : 0);
+    return TAGC_WIRE_HEADER_BYTES + r->n_residual * sizeof(float);
 }
 
 static tagc_status check_buffer(const tagc_reducer *r, const void *buffer, uint64_t n_bytes) {
@@ -91,7 +91,7 @@ tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_
             "saved residual: %llu bytes of a unit of %llu elements, this reducer has %llu of %llu",
             (unsigned long long)n_bytes, (unsigned long long)header.n_elems,
             (unsigned long long)tagc_reducer_state_bytes(r), (unsigned long long)r->options.n_elems);
-    uint64_t n = r->residual ? header.n_elems : 0;
+    uint64_t n = r->n_residual;
     for (uint64_t i = 0; i < n; i++)
         if (!isfinite(state_value(buffer, i)))
             return tagc_fail(TAGC_ERR_CORRUPT, "saved residual: element %llu is not finite",

@@ -15,11 +15,7 @@ static tagc_status sketch_out(const tagc_reducer_options *options, int world_siz
     *arena = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options));
     r->shard = (size_t)(options->n_elems / (uint64_t)world_size);
-    if (options->exchange == TAGC_EXCHANGE_DENSE)
-        tagc_dense_place(r, arena);
-    else
-        tagc_indexed_place(r, arena);
-    tagc_arena_take(arena, 1 + (size_t)world_size, TAGC_WIRE_HEADER_BYTES); /* agreement */
+    tagc_reducer_place(r, arena);
     if (!arena->overflow) return TAGC_OK;
     return tagc_fail(TAGC_ERR_MEMORY,
                      "n_elems is %llu: the reducer's buffers do not fit into the address space",
@@ -129,8 +125,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     tagc_reducer r;
     tagc_arena arena;
     TAGC_TRY(sketch_out(options, world_size, &r, &arena));
-    uint64_t residual =
-        options->exchange == TAGC_EXCHANGE_DENSE ? 0 : options->n_elems * (uint64_t)sizeof(float);
+    uint64_t residual = tagc_residual_elems(&r.options, world_size) * (uint64_t)sizeof(float);
     *out = (tagc_exchange_memory){.buffers = arena.n_bytes, .residual = residual, .spare = residual};
     return TAGC_OK;
 }

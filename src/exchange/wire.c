@@ -25,8 +25,10 @@ enum { /* byte offsets of the fields */
        AT_N_ELEMS = 16,
        AT_N_ITEMS = 24,
        AT_ATTEMPT = 28,
+       AT_BODY_SUM = 28, /* fragment */
        AT_MAX_ABS = 32,
        AT_STATUS = 36,
+       AT_INDEX_BYTES = 36, /* fragment */
        AT_BODY_BYTES = 40,
        AT_STEP = 48,
        AT_CHECKSUM = 56
@@ -34,6 +36,10 @@ enum { /* byte offsets of the fields */
 
 static uint64_t checksum(const uint8_t *bytes, uint64_t body_bytes) {
     return XXH3_64bits_withSeed(bytes + TAGC_WIRE_HEADER_BYTES, body_bytes, XXH3_64bits(bytes, AT_CHECKSUM));
+}
+
+uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes) {
+    return XXH3_64bits(body, n_bytes);
 }
 
 void tagc_wire_write(const tagc_wire_header *header, void *message) {
@@ -47,13 +53,64 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
     memcpy(bytes + AT_K, &header->k, 4);
     memcpy(bytes + AT_N_ELEMS, &header->n_elems, 8);
     memcpy(bytes + AT_N_ITEMS, &header->n_items, 4);
-    memcpy(bytes + AT_ATTEMPT, &header->attempt, 4);
-    memcpy(bytes + AT_MAX_ABS, &header->max_abs, 4);
-    memcpy(bytes + AT_STATUS, &header->status, 4);
+    int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
+    if (is_fragment) {
+        memcpy(bytes + AT_BODY_SUM, &header->body_sum, 8);
+        memcpy(bytes + AT_INDEX_BYTES, &header->index_bytes, 4);
+    } else {
+        memcpy(bytes + AT_ATTEMPT, &header->attempt, 4);
+        memcpy(bytes + AT_MAX_ABS, &header->max_abs, 4);
+        memcpy(bytes + AT_STATUS, &header->status, 4);
+    }
     memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
-    uint64_t sum = checksum(bytes, header->body_bytes);
+    uint64_t sum = checksum(bytes, is_fragment ? 0 : header->body_bytes);
     memcpy(bytes + AT_CHECKSUM, &sum, 8);
+}
+
+static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
+    *header =
+        (tagc_wire_header){.kind = bytes[AT_KIND], .coding = bytes[AT_CODING], .flags = bytes[AT_FLAGS]};
+    memcpy(&header->rank, bytes + AT_RANK, 4);
+    memcpy(&header->k, bytes + AT_K, 4);
+    memcpy(&header->n_elems, bytes + AT_N_ELEMS, 8);
+    memcpy(&header->n_items, bytes + AT_N_ITEMS, 4);
+    if (header->kind == TAGC_WIRE_FRAGMENT) {
+        memcpy(&header->body_sum, bytes + AT_BODY_SUM, 8);
+        memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
+    } else {
+        memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
+        memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);
+        memcpy(&header->status, bytes + AT_STATUS, 4);
+    }
+    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
+    memcpy(&header->step, bytes + AT_STEP, 8);
+}
+
+/* After the checksum: what is wrong now was sent so. */
+static tagc_status check_fields(const tagc_wire_header *header) {
+    int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
+    int max_coding = is_fragment ? TAGC_VALUES_SIGN : TAGC_INDEX_SUM1;
+    if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_PARAMETERS)
+        return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
+                         TAGC_WIRE_PARAMETERS);
+    if (header->coding > max_coding)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s coding is %d, must be in [0, %d]",
+                         is_fragment ? "value" : "index", header->coding, max_coding);
+    if (header->flags > TAGC_WIRE_FLAG_NONFINITE)
+        return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known is 1", header->flags);
+    if (!isfinite(header->max_abs) || header->max_abs < 0)
+        return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
+                         (double)header->max_abs);
+    if (header->status > TAGC_ERR_INTERRUPTED)
+        return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, 9]", header->status);
+    if (header->index_bytes > header->body_bytes)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%u of %llu bytes are positions", header->index_bytes,
+                         (unsigned long long)header->body_bytes);
+    if (is_fragment && header->flags && header->body_bytes)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow of what is not finite",
+                         (unsigned long long)header->body_bytes);
+    return TAGC_OK;
 }
 
 tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_header *header) {
@@ -67,39 +124,16 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
     if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
                          TAGC_WIRE_VERSION);
-    header->kind = bytes[AT_KIND];
-    header->coding = bytes[AT_CODING];
-    header->flags = bytes[AT_FLAGS];
-    memcpy(&header->rank, bytes + AT_RANK, 4);
-    memcpy(&header->k, bytes + AT_K, 4);
-    memcpy(&header->n_elems, bytes + AT_N_ELEMS, 8);
-    memcpy(&header->n_items, bytes + AT_N_ITEMS, 4);
-    memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
-    memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);
-    memcpy(&header->status, bytes + AT_STATUS, 4);
-    memcpy(&header->body_bytes, bytes + AT_BODY_BYTES, 8);
-    memcpy(&header->step, bytes + AT_STEP, 8);
-    if (header->body_bytes != n_bytes - TAGC_WIRE_HEADER_BYTES)
+    read_fields(bytes, header);
+    uint64_t n_behind = header->kind == TAGC_WIRE_FRAGMENT ? 0 : header->body_bytes;
+    if (n_behind != n_bytes - TAGC_WIRE_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "the header says %llu bytes follow, there are %llu",
-                         (unsigned long long)header->body_bytes,
+                         (unsigned long long)n_behind,
                          (unsigned long long)(n_bytes - TAGC_WIRE_HEADER_BYTES));
     uint64_t sum;
     memcpy(&sum, bytes + AT_CHECKSUM, 8);
-    if (sum != checksum(bytes, header->body_bytes))
-        return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
-    if ((header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_STATE) &&
-        header->kind != TAGC_WIRE_PARAMETERS)
-        return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, 5]", header->kind);
-    if (header->coding > TAGC_INDEX_SUM1)
-        return tagc_fail(TAGC_ERR_CORRUPT, "index coding is %d, must be in [0, 2]", header->coding);
-    if (header->flags > TAGC_WIRE_FLAG_NONFINITE)
-        return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known is 1", header->flags);
-    if (!isfinite(header->max_abs) || header->max_abs < 0)
-        return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
-                         (double)header->max_abs);
-    if (header->status > TAGC_ERR_INTERRUPTED)
-        return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, 9]", header->status);
-    return TAGC_OK;
+    if (sum != checksum(bytes, n_behind)) return tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
+    return check_fields(header);
 }
 
 static tagc_status expect(const char *field, uint64_t value, uint64_t expected) {
@@ -110,7 +144,7 @@ static tagc_status expect(const char *field, uint64_t value, uint64_t expected) 
 
 tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_header *expected) {
     TAGC_TRY(expect("message kind", (uint64_t)header->kind, (uint64_t)expected->kind));
-    TAGC_TRY(expect("index coding", (uint64_t)header->coding, (uint64_t)expected->coding));
+    TAGC_TRY(expect("coding", (uint64_t)header->coding, (uint64_t)expected->coding));
     TAGC_TRY(expect("rank", header->rank, expected->rank));
     TAGC_TRY(expect("n_elems", header->n_elems, expected->n_elems));
     TAGC_TRY(expect("step", header->step, expected->step));

@@ -17,6 +17,8 @@ typedef enum tagc_wire_kind {
     TAGC_WIRE_LEFTOVER =
         4,               /* body: positions of the sender's shard that its sketch did not give back, uint32 */
     TAGC_WIRE_STATE = 5, /* body: a residual, float */
+    TAGC_WIRE_FRAGMENT =
+        6, /* direct: the body follows in transfers of its own, since only now its length is known */
     TAGC_WIRE_PARAMETERS =
         7 /* gathers of deltas: coding 0 whole (bf16), 1 a delta, behind n_items checksums */
 } tagc_wire_kind;
@@ -24,25 +26,31 @@ typedef enum tagc_wire_kind {
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
 
 typedef struct tagc_wire_header {
-    int kind;            /* tagc_wire_kind */
-    int coding;          /* tagc_index of an index or union body, else 0 */
-    uint32_t flags;      /* TAGC_WIRE_FLAG_ */
-    uint32_t rank;       /* of the sender */
-    uint32_t k;          /* most elements that the sender keeps of a shard */
-    uint64_t n_elems;    /* of the shard; of the unit in a state */
-    uint32_t n_items;    /* elements in the body; in agreement: leftovers of the sender's shard */
-    uint32_t attempt;    /* union: added to the seed of the sketch's hashes */
-    float max_abs;       /* index: largest |acc| of the fragment; union: the largest over ranks */
-    uint32_t status;     /* agreement: tagc_status of the sender */
-    uint64_t body_bytes; /* behind the header */
-    uint64_t step;       /* how many steps the reducer had begun before this one */
+    int kind;             /* tagc_wire_kind */
+    int coding;           /* tagc_index of an index or union body, tagc_values of a fragment, else 0 */
+    uint32_t flags;       /* TAGC_WIRE_FLAG_ */
+    uint32_t rank;        /* of the sender */
+    uint32_t k;           /* most elements that the sender keeps of a shard */
+    uint64_t n_elems;     /* of the shard; of the unit in a state */
+    uint32_t n_items;     /* elements in the body; in agreement: leftovers of the sender's shard */
+    uint32_t attempt;     /* union: added to the seed of the sketch's hashes */
+    float max_abs;        /* index: largest |acc| of the fragment; union: the largest over ranks */
+    uint32_t status;      /* agreement: tagc_status of the sender */
+    uint64_t body_sum;    /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
+    uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
+    uint64_t body_bytes;  /* behind the header; fragment: of the body that follows */
+    uint64_t step;        /* how many steps the reducer had begun before this one */
 } tagc_wire_header;
 
-/* Writes the header in front of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES. */
+/* Checksum of a fragment's body. */
+uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes);
+
+/* Writes the header in front of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES; a fragment's is
+ * elsewhere. */
 void tagc_wire_write(const tagc_wire_header *header, void *message);
 
 /* TAGC_ERR_CORRUPT unless the n_bytes are one whole message: magic, version, known kind, fields in range, a
- * body of exactly the length said, checksum. */
+ * body of exactly the length said (a fragment's header stands alone), checksum. */
 tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_header *header);
 
 /* TAGC_ERR_CORRUPT, or TAGC_ERR_MISMATCH for k, unless the fields that the receiver knows beforehand (kind,

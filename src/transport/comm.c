@@ -210,6 +210,13 @@ tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket) {
     return ticket->status == TAGC_OK ? TAGC_OK : tagc_fail(ticket->status, "%s", comm->error);
 }
 
+int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
+    pthread_mutex_lock(&comm->lock);
+    int is_done = ticket->state == TICKET_DONE;
+    pthread_mutex_unlock(&comm->lock);
+    return is_done;
+}
+
 /* ---- life ---- */
 
 void tagc_comm_options_init(tagc_comm_options *options) {

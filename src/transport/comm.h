@@ -34,6 +34,7 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
                     tagc_ticket *ticket); /* never blocks, never fails: see wait */
 tagc_status tagc_comm_wait(tagc_comm *comm,
                            tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
+int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket); /* 1 when _wait would not block */
 
 /* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for.
  *

@@ -15,7 +15,7 @@ typedef struct bad_field {
 #define INT_FIELD(name, low, high)                                                                           \
     { #name, offsetof(tagc_reducer_options, name), 0, low, high }
 static const bad_field bad_fields[] = {
-    INT_FIELD(exchange, -1, 3),
+    INT_FIELD(exchange, -1, 4),
     INT_FIELD(index, -1, 3),
     {"sparsity", offsetof(tagc_reducer_options, sparsity), 1, -1e-9, 1.0000001},
     {"ratio", offsetof(tagc_reducer_options, ratio), 1, -1, 1000.1},
@@ -23,7 +23,11 @@ static const bad_field bad_fields[] = {
     INT_FIELD(unpeeled, -1, 3),
     INT_FIELD(fill_union, -2, 2),
     INT_FIELD(op, -1, 2),
-    INT_FIELD(all_reduce, -1, 2),
+    INT_FIELD(all_reduce, -1, 3),
+    INT_FIELD(values, -1, 6),
+    INT_FIELD(block, 15, 4097),
+    INT_FIELD(rotate, -1, 2),
+    INT_FIELD(ranks_per_host, 0, 65537),
     INT_FIELD(wire, -1, 2),
     INT_FIELD(n_threads, 0, 257),
 };

@@ -1,0 +1,162 @@
+/* A step of the direct exchange by plain loops, all ranks in view: who adds what to whom, in which order, and what
+ * stays. How a fragment is coded is the codec's business and has tests of its own. */
+#ifndef TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
+#define TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
+
+#include "codec/code.h"
+#include "codec/select.h"
+#include "exchange/bf16.h"
+#include "tagc/tagc.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct direct_model {
+    const tagc_reducer_options *options;
+    size_t n_ranks, n_hosts, per_host, n, shard;
+    int coded, carries;
+    float scale;
+} direct_model;
+
+static inline direct_model direct_model_of(const tagc_reducer_options *o, int world_size) {
+    direct_model m = {.options = o, .n_ranks = (size_t)world_size, .per_host = (size_t)o->ranks_per_host};
+    m.n_hosts = m.n_ranks / m.per_host;
+    m.n = (size_t)o->n_elems;
+    m.shard = m.n / m.n_ranks;
+    m.coded = m.n_hosts > 1 || m.per_host == 1;
+    m.carries = m.coded && (o->sparsity > 0 || o->values > TAGC_VALUES_BF16);
+    m.scale = o->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f;
+    return m;
+}
+
+/* Values of a rank's residual and of its output. */
+static inline size_t direct_residual(const direct_model *m) {
+    return m->carries ? m->n / m->per_host : 0;
+}
+static inline size_t direct_output(const direct_model *m) {
+    int all = m->options->all_reduce;
+    return all == 1 ? m->n : all == 2 ? m->n / m->per_host : m->shard;
+}
+
+/* First element of the unit that the rank `local` of `host` owns. */
+static inline size_t direct_begin(const direct_model *m, size_t host, size_t local) {
+    size_t row = m->options->all_reduce == 2 ? local * m->n_hosts + host : host * m->per_host + local;
+    return row * m->shard;
+}
+
+static inline float direct_narrowed(const direct_model *m, float x) {
+    uint16_t half;
+    if (m->options->values == TAGC_VALUES_FP32) return x;
+    tagc_bf16_narrow(&x, &half, 1);
+    tagc_bf16_widen(&half, &x, 1);
+    return x;
+}
+
+/* What the rank (host, local) has for an owner's elements: the sum over its host. */
+static inline void direct_host_sum(const direct_model *m, const float *gradients, size_t host, size_t local,
+                                   size_t begin, float *sum) {
+    for (size_t i = 0; i < m->shard; i++)
+        for (size_t l = 0; l < m->per_host; l++) {
+            float part = gradients[(host * m->per_host + l) * m->n + begin + i];
+            if (l != local) part = direct_narrowed(m, part);
+            sum[i] = l == 0 ? part : sum[i] + part;
+        }
+}
+
+static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
+    size_t k = tagc_select_count(m->shard, m->options->sparsity);
+    if (of_sums) k = k * m->n_hosts < m->shard ? k * m->n_hosts : m->shard;
+    return (tagc_code_options){.n = m->shard,
+                               .k = k,
+                               .sparse = k < m->shard,
+                               .values = m->options->values,
+                               .block = m->options->block,
+                               .rotate = m->options->rotate};
+}
+
+/* values (shard) = what a receiver gets of gradient + residual; the residual (NULL where nothing is carried) follows. */
+static inline void direct_code_fragment(const direct_model *m, const float *gradient, float *residual,
+                                        float *values, uint64_t *n_kept) {
+    tagc_code_options o = direct_code(m, 0);
+    const tagc_code *code = tagc_code_of(&o);
+    uint8_t *body = malloc(code->max_bytes(&o) + 1);
+    void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
+    float *after = malloc(m->shard * sizeof *after);
+    tagc_encoded encoded;
+    code->encode(&o, gradient, residual, residual ? after : NULL, body, scratch, NULL, &encoded);
+    tagc_body one = {body, encoded.n_bytes};
+    code->decode(&o, &one, 1, 0, 1, values, scratch, NULL);
+    if (residual) memcpy(residual, after, m->shard * sizeof *after);
+    *n_kept += encoded.n_kept;
+    free(body);
+    free(scratch);
+    free(after);
+}
+
+static inline void direct_code_sums(const direct_model *m, float *sums, float *error) {
+    tagc_code_options o = direct_code(m, 1);
+    const tagc_code *code = tagc_code_of(&o);
+    uint8_t *body = malloc(code->max_bytes(&o) + 1);
+    void *scratch = aligned_alloc(64, (code->scratch_bytes(&o, 1) + 127) / 64 * 64);
+    tagc_encoded encoded;
+    code->encode_sums(&o, sums, error, 1 / m->scale, body, scratch, NULL, &encoded);
+    free(body);
+    free(scratch);
+}
+
+/* The owned sums of the rank (host, local), from contributions (hosts, shard). */
+static inline void direct_owner(const direct_model *m, const float *contributions, float *error,
+                                float *sums) {
+    for (size_t i = 0; i < m->shard; i++) {
+        sums[i] = 0;
+        for (size_t h = 0; h < m->n_hosts; h++) sums[i] += m->scale * contributions[h * m->shard + i];
+    }
+    if (m->options->all_reduce) direct_code_sums(m, sums, error);
+}
+
+/* One host: dense. */
+static inline void direct_dense_owner(const direct_model *m, const float *gradients, size_t local,
+                                      size_t begin, float *sums) {
+    direct_host_sum(m, gradients, 0, local, begin, sums);
+    for (size_t i = 0; i < m->shard; i++) {
+        if (m->scale != 1) sums[i] *= m->scale;
+        if (m->options->all_reduce == 1) sums[i] = direct_narrowed(m, sums[i]);
+    }
+}
+
+/* gradients (W, n); residuals (W, n): of each rank the first direct_residual values, which become those after the step;
+ * owned (n): the sums of all owners at their place in the unit; n_kept (W,) is added to. */
+static inline void direct_step(const direct_model *m, const float *gradients, float *residuals, float *owned,
+                               uint64_t *n_kept) {
+    size_t shard = m->shard;
+    float *sum = malloc(shard * sizeof *sum), *contributions = malloc(m->n_hosts * shard * sizeof *sum);
+    for (size_t local = 0; local < m->per_host; local++) {
+        for (size_t to = 0; to < m->n_hosts; to++) {
+            size_t begin = direct_begin(m, to, local);
+            for (size_t h = 0; m->coded && h < m->n_hosts; h++) {
+                size_t rank = h * m->per_host + local;
+                float *residual = m->carries ? residuals + rank * m->n + to * shard : NULL;
+                direct_host_sum(m, gradients, h, local, begin, sum);
+                direct_code_fragment(m, sum, residual, contributions + h * shard, &n_kept[rank]);
+            }
+            size_t owner = to * m->per_host + local;
+            float *error = m->carries ? residuals + owner * m->n + to * shard : NULL;
+            if (m->coded)
+                direct_owner(m, contributions, error, owned + begin);
+            else
+                direct_dense_owner(m, gradients, local, begin, owned + begin);
+        }
+    }
+    free(sum);
+    free(contributions);
+}
+
+/* output (direct_output) of one rank, from all owners' sums. */
+static inline void direct_expected(const direct_model *m, size_t rank, const float *owned, float *output) {
+    size_t host = rank / m->per_host, local = rank % m->per_host, n = direct_output(m);
+    size_t begin = m->options->all_reduce == 0   ? direct_begin(m, host, local)
+                   : m->options->all_reduce == 1 ? 0
+                                                 : local * m->n_hosts * m->shard;
+    memcpy(output, owned + begin, n * sizeof *output);
+}
+
+#endif
