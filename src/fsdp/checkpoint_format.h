@@ -8,15 +8,17 @@
  *                   then per flat, fp32: master (n_owned), first moment (n_owned), second moment (n_owned),
  *                   residual (n_residual)
  *
- * Sharded: n_owned = n_padded / W, rank R holds values [R * n_owned, (R + 1) * n_owned) of every flat.
- * Replicated: rank 0 holds all, the others only residuals. A residual is a rank's own and covers the whole
- * flat. */
+ * Sharded: n_owned = n_padded / W. Rank R = h * L + l of hosts of L ranks (hybrid; else L = W) holds n_owned values
+ * of every flat from l * n_padded / L + h * n_owned on.
+ * Replicated: rank 0 holds all, the others only residuals.
+ * A residual is a rank's own and covers the whole flat; or, where the ranks of a host add first, every L-th piece of
+ * it: pieces are n_padded / L long (hybrid: one each) or n_padded / W. */
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
 #include "fsdp/tensor.h"
 
-#define TAGC_CHECKPOINT_VERSION 1
+#define TAGC_CHECKPOINT_VERSION 2 /* 1: without hybrid sharding and residuals of hosts */
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -28,7 +30,7 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual; /* n_padded, or 0 where the exchange keeps none */
+    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 where the exchange keeps none */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {
@@ -37,7 +39,8 @@ typedef struct tagc_manifest_file {
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
-    int world_size, sharded, n_tensors, n_flats;
+    int version, world_size, sharded, n_tensors, n_flats;
+    int n_owners; /* ranks that hold one copy together: the world size unless hybrid; no more than that */
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;
     tagc_manifest_file *files; /* (world_size) */
@@ -67,6 +70,15 @@ typedef enum tagc_section {
 /* Where rank's values of a flat begin, and how many they are, the same for the first three sections. */
 void tagc_manifest_owned(const tagc_manifest *manifest, int flat, int rank, uint64_t *first,
                          uint64_t *n_owned);
+/* Residual of `flat` on `rank` at `position` of the flat, with n_residual values where n_padded is: does it cover that
+ * position, where in the residual, and for how many positions from there on is the answer of the same kind. A rank
+ * covers a position together with those of the same local index; *copy: which of them it is, of *n_copies. */
+typedef struct tagc_cover {
+    int covers, copy, n_copies;
+    uint64_t at, n_run;
+} tagc_cover;
+tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
+                               uint64_t position);
 /* Byte offset of a section; with flat = n_flats the size of the file. */
 uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat, tagc_section section);
 void tagc_rank_file_header(const tagc_manifest *manifest, int rank,

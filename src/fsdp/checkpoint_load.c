@@ -1,8 +1,9 @@
 /* Loading: files are mapped and proven whole by all ranks before the first value is changed.
  *
  * Values are found tensor by tensor, so that another world size, wrap, sharding or policy finds them too.
- * A residual e on one of W ranks adds e / W to the mean gradient. When W' ranks go on, rank r takes those of
- * the old ranks r, r + W', ... and multiplies by W' / W: what is still to come from it stays the same. */
+ * A residual e on one of W ranks adds e / W to the mean gradient. Of the C copies in which a position is held (one per
+ * rank, or one per host) copy c goes on with those of the old copies c, c + C, ..., times W' / W where W' ranks go on:
+ * what is still to come stays the same. */
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/internal.h"
@@ -46,9 +47,11 @@ static tagc_status compare_tensors(const tagc_load *load) {
         uint64_t n_residual;
         tagc_reducer_residual(f->flats[f->places[i].flat].reducer, &n_residual);
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
-            return tagc_fail(TAGC_ERR_MISMATCH,
-                             "%s holds a residual of %s, which is not compressed here and would lose it",
-                             load->path, now->name);
+            return tagc_fail(
+                TAGC_ERR_MISMATCH,
+                "%s holds a residual of %s, which is not compressed here and would lose it: go on with"
+                " what it was compressed by, or fork it, which leaves residuals behind",
+                load->path, now->name);
     }
     return TAGC_OK;
 }
@@ -118,46 +121,55 @@ static void load_values(tagc_load *load) {
         const tagc_manifest_tensor *old = &load->manifest->tensors[i];
         uint64_t begin = old->offset + p->first;
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MASTER, flat->master + p->at);
-        copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT1, flat->moment1 + p->at);
+        if (tagc_fsdp_beta1(&f->options, flat->class_) > 0)
+            copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT1, flat->moment1 + p->at);
+        else /* not kept up to date: better none than an old one for whoever goes on with it */
+            memset(flat->moment1 + p->at, 0, p->n * sizeof *flat->moment1);
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT2, flat->moment2 + p->at);
     }
     f->n_updates = load->manifest->n_updates;
 }
 
-/* What this rank takes over, laid out as the flat is now. out (n_padded). */
-static void collect_residual(const tagc_load *load, int index, float *out) {
+/* Adds what the old copies that are this rank's hold of one tensor; out (n_residual) of the flat as it is now. */
+static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual, float *out) {
     const tagc_fsdp *f = load->fsdp;
-    const tagc_flat *flat = &f->flats[index];
     const tagc_manifest *m = load->manifest;
-    for (uint64_t i = 0; i < flat->n_padded; i++) out[i] = -0.0f; /* what adds nothing, not even a sign */
-    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
-        int tensor = f->members[i];
-        const tagc_manifest_tensor *old = &m->tensors[tensor];
-        if (m->flats[old->flat].n_residual == 0) continue;
-        float *to = out + f->places[tensor].offset;
-        for (int rank = f->rank; rank < m->world_size; rank += f->world_size) {
-            const float *from = section_of(load, rank, old->flat, TAGC_SECTION_RESIDUAL) + old->offset;
-            for (uint64_t j = 0; j < old->n_elems; j++) to[j] += from[j];
+    const tagc_manifest_tensor *old = &m->tensors[tensor];
+    const tagc_manifest_flat *before = &m->flats[old->flat];
+    const tagc_place *place = &f->places[tensor];
+    float factor = (float)f->world_size / (float)m->world_size;
+    for (uint64_t i = 0, n; i < old->n_elems; i += n) {
+        tagc_cover to = tagc_residual_cover(f->flats[place->flat].n_padded, n_residual, f->world_size,
+                                            f->n_owners, f->rank, place->offset + i);
+        n = old->n_elems - i < to.n_run ? old->n_elems - i : to.n_run;
+        for (int rank = 0; rank < m->world_size; rank++) {
+            tagc_cover from = tagc_residual_cover(before->n_padded, before->n_residual, m->world_size,
+                                                  m->n_owners, rank, old->offset + i);
+            n = n < from.n_run ? n : from.n_run; /* the same for all ranks */
+            if (!to.covers || !from.covers || from.copy % to.n_copies != to.copy) continue;
+            const float *values = section_of(load, rank, old->flat, TAGC_SECTION_RESIDUAL) + from.at;
+            for (uint64_t k = 0; k < n; k++) out[to.at + k] += values[k];
         }
-        if (m->world_size == f->world_size) continue;
-        float factor = (float)f->world_size / (float)m->world_size;
-        for (uint64_t j = 0; j < old->n_elems; j++) to[j] *= factor;
+        for (uint64_t k = 0; to.covers && k < n && m->world_size != f->world_size; k++)
+            out[to.at + k] *= factor;
     }
 }
 
-/* A step that keeps nothing moves its whole gradient into the residual: that is how one is put in place. */
+/* What this rank takes over; other copies of what it had are forgotten. */
 static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_fsdp *f = load->fsdp;
     tagc_flat *flat = &f->flats[index];
     uint64_t n_residual;
+    tagc_fsdp_drop_carry(f, flat);
     tagc_reducer_residual(flat->reducer, &n_residual);
     if (n_residual == 0) return TAGC_OK;
     if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
-    collect_residual(load, index, flat->full_gradient);
-    TAGC_TRY(tagc_reducer_scale_residual(flat->reducer, 0));
-    TAGC_TRY(tagc_reducer_set_sparsity(flat->reducer, 1));
-    TAGC_TRY(tagc_reducer_run(flat->reducer, flat->full_gradient, flat->gradient, NULL));
-    return tagc_reducer_set_sparsity(flat->reducer, f->options.reducer.sparsity);
+    float *out = flat->full_gradient;                         /* free between steps, and no smaller */
+    for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* what adds nothing, not even a sign */
+    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
+        if (load->manifest->flats[load->manifest->tensors[f->members[i]].flat].n_residual > 0)
+            add_residual(load, f->members[i], n_residual, out);
+    return tagc_reducer_set_residual(flat->reducer, out, n_residual);
 }
 
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
@@ -166,8 +178,11 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    if (status == TAGC_OK) load_values(&load);
-    for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);
+    if (status == TAGC_OK) {
+        load_values(&load);
+        for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);
+        status = tagc_agree(comm, status); /* a residual that is not finite is found by one rank */
+    }
     if (status == TAGC_OK) {
         *step = load.manifest->step;
         *extra = load.manifest->extra;

@@ -26,12 +26,13 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->step = step;
     m->n_updates = f->n_updates;
     m->sharded = f->options.sharding != TAGC_SHARD_NONE;
+    m->n_owners = m->sharded ? f->n_owners : f->world_size;
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
     for (int i = 0; i < f->n_flats; i++) {
         m->flats[i].n_elems = f->flats[i].n_elems;
         m->flats[i].n_padded = f->flats[i].n_padded;
-        tagc_reducer_residual(f->flats[i].reducer, &m->flats[i].n_residual);
+        tagc_fsdp_residual(&f->flats[i], &m->flats[i].n_residual);
     }
     for (int i = 0; i < f->n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
@@ -74,10 +75,11 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
         const tagc_flat *flat = &f->flats[i];
         uint64_t first, n_owned, n_residual;
         tagc_manifest_owned(save->manifest, i, f->rank, &first, &n_owned);
-        const float *residual = tagc_reducer_residual(flat->reducer, &n_residual);
-        TAGC_TRY(write_bytes(fd, flat->master, n_owned * sizeof(float), hash, path));
-        TAGC_TRY(write_bytes(fd, flat->moment1, n_owned * sizeof(float), hash, path));
-        TAGC_TRY(write_bytes(fd, flat->moment2, n_owned * sizeof(float), hash, path));
+        const float *residual = tagc_fsdp_residual(flat, &n_residual);
+        uint64_t at = n_owned > 0 ? first - flat->first_owned : 0;
+        TAGC_TRY(write_bytes(fd, flat->master + at, n_owned * sizeof(float), hash, path));
+        TAGC_TRY(write_bytes(fd, flat->moment1 + at, n_owned * sizeof(float), hash, path));
+        TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
         TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
     }
     return TAGC_OK;

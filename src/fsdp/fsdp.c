@@ -52,41 +52,6 @@ static tagc_status check_agreement(tagc_fsdp *f) {
     return status;
 }
 
-int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
-                               tagc_gatherer_options *g) {
-    if (flat->class_ == TAGC_CLASS_COMPRESSED) {
-        *r = f->options.reducer;
-    } else if (flat->class_ == TAGC_CLASS_MILD) {
-        *r = f->options.mild;
-    } else {
-        tagc_reducer_options_init(r);
-        r->exchange = TAGC_EXCHANGE_DENSE;
-        r->wire = f->options.dense_wire;
-    }
-    r->n_threads = f->options.reducer.n_threads;
-    r->n_elems = flat->n_padded;
-    r->tag = (uint64_t)flat->unit;
-    r->op = TAGC_OP_AVG;
-    r->all_reduce = f->options.sharding == TAGC_SHARD_NONE;
-    tagc_gatherer_options_init(g);
-    g->n_elems = flat->n_padded;
-    g->tag = (uint64_t)flat->unit;
-    g->wire = f->options.gather_wire;
-    g->check_every = f->options.gather_check_every;
-    return f->options.sharding != TAGC_SHARD_NONE;
-}
-
-static tagc_status make_exchange(tagc_fsdp *f, tagc_flat *flat) {
-    tagc_reducer_options r;
-    tagc_gatherer_options g;
-    int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
-    TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
-    uint64_t n_residual = 0;
-    tagc_reducer_residual(flat->reducer, &n_residual);
-    f->memory.residuals += n_residual * sizeof(float);
-    return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
-}
-
 tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, int n_tensors,
                              const tagc_fsdp_options *options, tagc_trace *trace, tagc_fsdp **out) {
     *out = NULL;
@@ -105,7 +70,8 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
     }
     status = tagc_agree(comm, status);
     if (status == TAGC_OK) status = check_agreement(f);
-    for (int i = 0; status == TAGC_OK && i < f->n_flats; i++) status = make_exchange(f, &f->flats[i]);
+    for (int i = 0; status == TAGC_OK && i < f->n_flats; i++)
+        status = tagc_fsdp_make_exchange(f, &f->flats[i]);
     if (status != TAGC_OK) {
         tagc_fsdp_destroy(f);
         return status;
@@ -123,6 +89,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
         if (flat->gatherer != NULL && f->units[flat->unit].residency == TAGC_COMING)
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
+        tagc_fsdp_drop_carry(f, flat);
     }
     tagc_memory_destroy(f->values);
     tagc_memory_destroy(f->tables);
@@ -143,8 +110,9 @@ tagc_status tagc_fsdp_fill(tagc_fsdp *f, tagc_fill_fn fill, void *context) {
 /* The part of [begin, begin + n) of a flat that `rank` owns, relative to begin. */
 static uint64_t part_of(const tagc_fsdp *f, const tagc_flat *flat, const tagc_place *p, uint64_t n, int rank,
                         uint64_t *first) {
-    uint64_t shard = flat->n_padded / (uint64_t)f->world_size;
-    uint64_t begin = (uint64_t)rank * shard, end = begin + shard;
+    uint64_t begin, n_owned;
+    tagc_fsdp_owned(f, flat->n_padded, rank, &begin, &n_owned);
+    uint64_t end = begin + n_owned;
     begin = begin < p->offset ? p->offset : begin;
     end = end > p->offset + n ? p->offset + n : end;
     *first = begin - p->offset;
@@ -156,7 +124,7 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor, f->n_tensors - 1);
     const tagc_place *p = &f->places[tensor];
     const tagc_flat *flat = &f->flats[p->flat];
-    uint64_t n = f->tensors[tensor].n_elems, n_part = flat->n_padded / (uint64_t)f->world_size;
+    uint64_t n = f->tensors[tensor].n_elems, n_part = flat->n_owned;
     if (f->options.sharding == TAGC_SHARD_NONE) {
         memcpy(values, flat->master + p->at, n * sizeof *values);
         return TAGC_OK;
@@ -172,7 +140,7 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
         if (p->n > 0) memcpy(own, flat->master + p->at, p->n * sizeof *own);
         status = tagc_comm_all_gather(f->comm, own, n_part * sizeof *own, parts);
     }
-    for (int rank = 0; status == TAGC_OK && rank < f->world_size; rank++) {
+    for (int rank = 0; status == TAGC_OK && rank < f->n_owners; rank++) {
         uint64_t first, n_owned = part_of(f, flat, p, n, rank, &first);
         if (n_owned > 0) memcpy(values + first, parts + (uint64_t)rank * n_part, n_owned * sizeof *values);
     }
@@ -221,13 +189,6 @@ tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_fsdp_flat *ou
         .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};
     tagc_fsdp_exchange_options(f, from, &out->reducer, &gatherer);
     return TAGC_OK;
-}
-
-tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
-    (void)f;
-    (void)flat;
-    (void)options;
-    return tagc_fail(TAGC_ERR_UNSUPPORTED, "set_exchange: not in this build yet");
 }
 
 void tagc_fsdp_memory_used(const tagc_fsdp *f, tagc_fsdp_memory *out) {

@@ -3,7 +3,7 @@
  * What a rank holds, all of it in one arena made once:
  *
  *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
- *   slots      parameters (W, shard) of the units that are gathered at present; absent for SHARD_NONE, where
+ *   slots      parameters (n_padded) of the units that are gathered at present; absent for SHARD_NONE, where
  *              the master is the whole flat
  *   slots      gradients (W, shard) of the units that are in backward or under way
  *
@@ -40,6 +40,9 @@ typedef struct tagc_flat {
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned) */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
+    tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
+    int is_asked, carry_sent;
+    float *carry; /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
 } tagc_flat;
 
 typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
@@ -72,6 +75,7 @@ struct tagc_fsdp {
     tagc_comm *comm;
     tagc_trace *trace; /* may be NULL */
     int rank, world_size;
+    int n_owners; /* ranks that hold one copy of a flat together: W, those of a host, or 1 where all is replicated */
     tagc_fsdp_options options;
     char *names; /* copy of options.names */
 
@@ -98,7 +102,8 @@ struct tagc_fsdp {
     double step_start_s;
     int span_unit; /* of the present compute span, or -1 */
     double span_start_s;
-    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS]; /* sharding GRAD: gathers since an update */
+    uint64_t sent_before[TAGC_N_LEGS],
+        received_before[TAGC_N_LEGS]; /* sharding GRAD: gathers since an update */
     tagc_fsdp_stats stats;
 };
 
@@ -109,25 +114,36 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *options);
 void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_BYTES]);
 
 /* ---- layout.c ---- */
+/* What `rank` holds of a flat of n_padded values: row rank % n_owners of (n_owners, n_owned). The rows are the same on
+ * all hosts; the part that `rank` alone answers for, where every value must count once: _own_part, n_padded / W. */
+void tagc_fsdp_owned(const tagc_fsdp *fsdp, uint64_t n_padded, int rank, uint64_t *first, uint64_t *n_owned);
+uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank);
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
 /* How much _place would allocate, and fsdp->memory. */
 tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
 
-/* ---- fsdp.c ---- */
+/* ---- exchange.c ---- */
 /* What a flat asks of its reducer and, where it returns 1, of its gatherer. */
 int tagc_fsdp_exchange_options(const tagc_fsdp *fsdp, const tagc_flat *flat, tagc_reducer_options *reducer,
                                tagc_gatherer_options *gatherer);
+
+tagc_status tagc_fsdp_make_exchange(tagc_fsdp *fsdp, tagc_flat *flat);
+void tagc_fsdp_drop_carry(tagc_fsdp *fsdp, tagc_flat *flat);
+/* What is still to come of this rank's gradients: the carry where there is one, else the reducer's residual, which is
+ * zero then. */
+const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
 
 /* ---- pass.c ---- */
 tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */
 tagc_status tagc_fsdp_end_exchange(tagc_fsdp *fsdp, int unit); /* waits, adds to the gradient shard */
 tagc_status tagc_fsdp_begin_gather(tagc_fsdp *fsdp, int unit);
 tagc_status tagc_fsdp_end_gathers(tagc_fsdp *fsdp); /* waits for all that are under way */
-void tagc_fsdp_make_absent(tagc_fsdp *fsdp);        /* gathered parameters are out of date; none are under way */
+void tagc_fsdp_make_absent(tagc_fsdp *fsdp); /* gathered parameters are out of date; none are under way */
 /* Before masters change from outside, or where what is gathered must not depend on what was: no gather is under way,
  * and the next ones are whole. */
 tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);
+int tagc_fsdp_releases(const tagc_fsdp *fsdp); /* parameters go when their unit is done */
 /* The time since start_s was spent blocked: adds it to *total_s and to the trace. */
 void tagc_fsdp_blocked(tagc_fsdp *fsdp, double start_s, double *total_s, int unit);
 void tagc_fsdp_event(tagc_fsdp *fsdp, const char *name, double start_s, double end_s, uint64_t tag);

@@ -163,6 +163,16 @@ static void order_backward(tagc_fsdp *f) {
     for (int at = 0; at < f->n_units; at++) f->units[f->backward_order[at]].position[TAGC_PASS_BACKWARD] = at;
 }
 
+void tagc_fsdp_owned(const tagc_fsdp *f, uint64_t n_padded, int rank, uint64_t *first, uint64_t *n_owned) {
+    *n_owned = n_padded / (uint64_t)f->n_owners;
+    *first = (uint64_t)(rank % f->n_owners) * *n_owned;
+}
+
+uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank) {
+    uint64_t host = (uint64_t)(rank / n_owners), row = (uint64_t)(rank % n_owners);
+    return row * (n_padded / (uint64_t)n_owners) + host * (n_padded / (uint64_t)world_size);
+}
+
 static void make_flats(tagc_fsdp *f) {
     static const int order[TAGC_N_CLASSES] = {TAGC_CLASS_COMPRESSED, TAGC_CLASS_MILD, TAGC_CLASS_DENSE};
     int n_members = 0;
@@ -187,10 +197,7 @@ static void make_flats(tagc_fsdp *f) {
             flat->n_members = n_members - flat->first_member;
             if (flat->n_members == 0) continue;
             flat->n_padded = tagc_padded_elems(flat->n_elems, f->world_size);
-            uint64_t shard = flat->n_padded / (uint64_t)f->world_size;
-            int whole = f->options.sharding == TAGC_SHARD_NONE;
-            flat->first_owned = whole ? 0 : (uint64_t)f->rank * shard;
-            flat->n_owned = whole ? flat->n_padded : shard;
+            tagc_fsdp_owned(f, flat->n_padded, f->rank, &flat->first_owned, &flat->n_owned);
             u->n_padded += flat->n_padded;
             u->n_flats++;
             f->n_flats++;
@@ -233,6 +240,14 @@ static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradie
 tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors) {
     if (tensors == NULL || n_tensors < 1 || n_tensors > 1000000)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_tensors is %d, allowed is 1 to 1000000", n_tensors);
+    const tagc_fsdp_options *o = &f->options;
+    if (o->ranks_per_host > f->world_size || f->world_size % o->ranks_per_host != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "ranks_per_host is %d, allowed is what divides the world size of %d",
+                         o->ranks_per_host, f->world_size);
+    f->n_owners = o->sharding == TAGC_SHARD_NONE     ? 1
+                  : o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host
+                                                     : f->world_size;
     f->n_tensors = n_tensors;
     tagc_arena arena = {0};
     place_tables(f, &arena);
@@ -249,10 +264,9 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     order_backward(f);
     make_flats(f);
     find_owned(f);
-    const tagc_fsdp_options *o = &f->options;
     int accumulates = o->n_micro_steps > 1 && !o->exchange_each_micro_step;
     if (o->sharding != TAGC_SHARD_NONE)
-        f->n_slots = assign_slots(f, f->slots, o->sharding == TAGC_SHARD_FULL ? o->prefetch + 1 : 0, 0);
+        f->n_slots = assign_slots(f, f->slots, tagc_fsdp_releases(f) ? o->prefetch + 1 : 0, 0);
     f->n_gradient_slots = assign_slots(f, f->gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
     return TAGC_OK;
 }

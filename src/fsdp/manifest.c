@@ -2,6 +2,7 @@
  */
 #include "core/status.h"
 #include "fsdp/checkpoint_format.h"
+#include "fsdp/internal.h"
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,8 @@ tagc_status tagc_manifest_create(int world_size, int n_tensors, int n_flats, tag
     *out = NULL;
     tagc_manifest *m = calloc(1, sizeof *m);
     if (m == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
-    m->world_size = world_size;
+    m->version = TAGC_CHECKPOINT_VERSION;
+    m->world_size = m->n_owners = world_size;
     m->n_tensors = n_tensors;
     m->n_flats = n_flats;
     m->tensors = calloc((size_t)n_tensors, sizeof *m->tensors);
@@ -61,10 +63,11 @@ static json_t *content_of(const tagc_manifest *m) {
         json_array_append_new(
             files, json_pack("{s:I, s:s}", "n_bytes", (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum));
     }
-    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
-                     "version", TAGC_CHECKPOINT_VERSION, "step", (json_int_t)m->step, "n_updates",
-                     (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "tensors",
-                     tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
+    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
+                     "version", m->version, "step", (json_int_t)m->step, "n_updates",
+                     (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "owners",
+                     m->n_owners, "tensors", tensors, "flats", flats, "files", files, "extra",
+                     m->extra != NULL ? m->extra : "");
 }
 
 static int hash_content(const json_t *content, char hex[20]) {
@@ -104,12 +107,20 @@ static tagc_status get_number(const json_t *object, const char *key, uint64_t ma
     return TAGC_OK;
 }
 
+/* What the ranks of a host hold together: every L-th piece, L a divisor of the world size. */
+static int is_residual(const tagc_manifest_flat *f, uint64_t world_size) {
+    if (f->n_residual == 0 || f->n_residual == f->n_padded) return 1;
+    if (f->n_padded % f->n_residual != 0) return 0;
+    uint64_t n_local = f->n_padded / f->n_residual;
+    return n_local <= world_size && world_size % n_local == 0;
+}
+
 static tagc_status parse_flat(const json_t *json, int world_size, tagc_manifest_flat *f) {
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
     if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)world_size != 0 ||
-        (f->n_residual != 0 && f->n_residual != f->n_padded))
+        !is_residual(f, (uint64_t)world_size))
         return corrupt("the sizes of a flat contradict each other");
     return TAGC_OK;
 }
@@ -160,25 +171,31 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
 }
 
 static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
-    uint64_t version = 0, world_size = 0, step = 0, n_updates = 0;
+    uint64_t version = 0, world_size = 0, n_owners = 0, step = 0, n_updates = 0;
     TAGC_TRY(get_number(content, "version", UINT32_MAX, &version));
-    if (version != TAGC_CHECKPOINT_VERSION)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "checkpoint of version %llu, this program reads version %d",
+    if (version < 1 || version > TAGC_CHECKPOINT_VERSION)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "checkpoint of version %llu, this program reads versions 1 to %d",
                          (unsigned long long)version, TAGC_CHECKPOINT_VERSION);
     TAGC_TRY(get_number(content, "world_size", MAX_RANKS, &world_size));
+    n_owners = world_size;
+    if (version > 1) TAGC_TRY(get_number(content, "owners", MAX_RANKS, &n_owners));
     TAGC_TRY(get_number(content, "step", INT64_MAX, &step));
     TAGC_TRY(get_number(content, "n_updates", INT64_MAX, &n_updates));
     size_t n_tensors = json_array_size(json_object_get(content, "tensors"));
     size_t n_flats = json_array_size(json_object_get(content, "flats"));
     const json_t *sharded = json_object_get(content, "sharded"), *extra = json_object_get(content, "extra");
-    if (world_size == 0 || n_tensors == 0 || n_tensors > MAX_ENTRIES || n_flats == 0 || n_flats > n_tensors ||
+    if (world_size == 0 || n_owners == 0 || world_size % n_owners != 0 || n_tensors == 0 ||
+        n_tensors > MAX_ENTRIES || n_flats == 0 || n_flats > n_tensors ||
         json_array_size(json_object_get(content, "files")) != world_size || !json_is_boolean(sharded) ||
         !json_is_string(extra))
         return corrupt("its tables are missing or of the wrong size");
     tagc_manifest *m;
     TAGC_TRY(tagc_manifest_create((int)world_size, (int)n_tensors, (int)n_flats, &m));
+    m->version = (int)version;
     m->step = step;
     m->n_updates = n_updates;
+    m->n_owners = (int)n_owners;
     m->sharded = json_is_true(sharded);
     m->extra = strdup(json_string_value(extra));
     tagc_status status =
@@ -214,8 +231,23 @@ tagc_status tagc_manifest_parse(const char *text, size_t n_bytes, int verify, ta
 
 void tagc_manifest_owned(const tagc_manifest *m, int flat, int rank, uint64_t *first, uint64_t *n_owned) {
     uint64_t n_padded = m->flats[flat].n_padded, shard = n_padded / (uint64_t)m->world_size;
-    *first = m->sharded ? (uint64_t)rank * shard : 0;
+    *first = m->sharded ? tagc_fsdp_own_part(n_padded, m->world_size, m->n_owners, rank) : 0;
     *n_owned = m->sharded ? shard : rank == 0 ? n_padded : 0;
+}
+
+tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
+                               uint64_t position) {
+    int n_local = n_residual > 0 ? (int)(n_padded / n_residual) : 1;
+    /* hybrid sharding has one piece per rank of a host */
+    uint64_t piece = n_local == 1          ? n_padded
+                     : n_local == n_owners ? n_residual
+                                           : n_padded / (uint64_t)world_size;
+    uint64_t index = position / piece, local = (uint64_t)n_local;
+    return (tagc_cover){.covers = n_residual > 0 && index % local == (uint64_t)(rank % n_local),
+                        .copy = rank / n_local,
+                        .n_copies = world_size / n_local,
+                        .at = index / local * piece + position % piece,
+                        .n_run = piece - position % piece};
 }
 
 uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_section section) {
@@ -233,7 +265,8 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
 
 /* Ties a rank's file to the tables its values were laid out by. */
 static uint64_t layout_hash(const tagc_manifest *m) {
-    uint64_t hash = (uint64_t)m->sharded;
+    uint64_t hash =
+        (uint64_t)m->sharded + (uint64_t)(m->world_size / m->n_owners - 1) * 2; /* as in version 1 */
     for (int i = 0; i < m->n_flats; i++) {
         uint64_t numbers[] = {m->flats[i].n_elems, m->flats[i].n_padded, m->flats[i].n_residual};
         hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
@@ -254,7 +287,7 @@ static void put(unsigned char *at, uint64_t value, int n_bytes) {
 void tagc_rank_file_header(const tagc_manifest *m, int rank, unsigned char header[TAGC_RANK_HEADER_BYTES]) {
     memset(header, 0, TAGC_RANK_HEADER_BYTES);
     memcpy(header, "TAGCCKPT", 8);
-    put(header + 8, TAGC_CHECKPOINT_VERSION, 4);
+    put(header + 8, (uint64_t)m->version, 4);
     put(header + 12, (uint64_t)m->world_size, 4);
     put(header + 16, (uint64_t)rank, 4);
     put(header + 20, (uint64_t)m->n_flats, 4);

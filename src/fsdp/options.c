@@ -41,8 +41,6 @@ static tagc_status check_real(const char *name, double value, int allowed, const
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID));
-    if (o->sharding == TAGC_SHARD_HYBRID || o->two_level)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sharding is %d, which this build has not yet", o->sharding);
     if (o->mild.exchange != TAGC_EXCHANGE_DENSE && o->mild.exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_ARGUMENT, "mild.exchange is %d, allowed is %d (dense) or %d (direct)",
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
@@ -58,6 +56,8 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
             o->gather_wire, o->sharding, TAGC_SHARD_GRAD, TAGC_GATHER_FP32, TAGC_GATHER_BF16,
             TAGC_GATHER_INT8);
     TAGC_TRY(check_int("gather_check_every", o->gather_check_every, 0, 2147483647));
+    TAGC_TRY(check_int("ranks_per_host", o->ranks_per_host, 1, 65536));
+    TAGC_TRY(check_int("two_level", o->two_level, 0, 1));
     TAGC_TRY(check_int("prefetch", o->prefetch, 0, 64));
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
@@ -70,6 +70,14 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
     TAGC_TRY(check_real("clip_norm", o->clip_norm, o->clip_norm >= 0, "0 (off) or more"));
+    int exchange = o->policy == TAGC_POLICY_NONE ? TAGC_EXCHANGE_DENSE : o->reducer.exchange;
+    if (o->sharding == TAGC_SHARD_HYBRID && exchange != TAGC_EXCHANGE_DENSE &&
+        exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "exchange is %d, hybrid sharding has %d (dense) and %d (direct): only direct adds within"
+            " hosts first",
+            exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "names is empty, policy by names needs patterns such as h.*.mlp.*");

@@ -128,9 +128,13 @@ static tagc_status need(tagc_fsdp *f, int unit) {
     return end_gather(f, unit);
 }
 
+int tagc_fsdp_releases(const tagc_fsdp *f) {
+    return f->options.sharding == TAGC_SHARD_FULL || f->options.sharding == TAGC_SHARD_HYBRID;
+}
+
 static tagc_status release(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
-    if (f->options.sharding != TAGC_SHARD_FULL || u->residency == TAGC_ABSENT) return TAGC_OK;
+    if (!tagc_fsdp_releases(f) || u->residency == TAGC_ABSENT) return TAGC_OK;
     if (u->spans && f->pass == TAGC_PASS_FORWARD && f->training) return TAGC_OK;
     TAGC_TRY(end_gather(f, unit)); /* when it came for nothing */
     u->residency = TAGC_ABSENT;
@@ -185,6 +189,8 @@ tagc_status tagc_fsdp_end_exchange(tagc_fsdp *f, int unit) {
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_reducer_end(f->flats[i].reducer, &stats));
         add_stats(f, &f->flats[i], &stats);
+        if (f->flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->flats[i]);
+        f->flats[i].carry_sent = 0;
     }
     u->exchanging = 0;
     f->gradient_slots[u->gradient_slot].holder = -1;
@@ -216,11 +222,19 @@ static tagc_status open_gradients(tagc_fsdp *f, int unit) {
     return TAGC_OK;
 }
 
+/* Once per step: with the gradient that the optimizer will see. */
+static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
+    if (flat->carry == NULL || f->micro_step != f->options.n_micro_steps) return;
+    for (uint64_t i = 0; i < flat->n_padded; i++) flat->full_gradient[i] += flat->carry[i];
+    flat->carry_sent = 1;
+}
+
 static tagc_status begin_exchange(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
     u->exchanging = 1;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->flats[i];
+        add_carry(f, flat);
         float *output = flat->received != NULL ? flat->received : flat->gradient;
         TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output));
     }
@@ -277,7 +291,7 @@ tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {
     if (f->options.sharding != TAGC_SHARD_GRAD) TAGC_TRY(tagc_fsdp_end_gathers(f)); /* a pass was given up */
     if (training && f->micro_step == 0) begin_step(f);
     f->training = training;
-    if (f->options.sharding == TAGC_SHARD_FULL) tagc_fsdp_make_absent(f);
+    if (tagc_fsdp_releases(f)) tagc_fsdp_make_absent(f);
     return begin_pass(f, TAGC_PASS_FORWARD);
 }
 

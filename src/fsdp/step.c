@@ -4,20 +4,13 @@
 #include <math.h>
 #include <string.h>
 
-/* Owned values of a flat that are no padding, as [0, n). */
-static uint64_t n_real(const tagc_flat *flat) {
-    if (flat->first_owned >= flat->n_elems) return 0;
-    uint64_t n = flat->n_elems - flat->first_owned;
-    return n < flat->n_owned ? n : flat->n_owned;
-}
-
-/* Where all is replicated each rank sums the part it would own, so that every value counts once. */
+/* What replicas hold alike is summed by one of them, and padding by nobody. */
 static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
-    if (f->options.sharding != TAGC_SHARD_NONE) return tagc_sum_of_squares(flat->gradient, n_real(flat));
-    uint64_t shard = flat->n_padded / (uint64_t)f->world_size, begin = (uint64_t)f->rank * shard;
+    uint64_t n = flat->n_padded / (uint64_t)f->world_size,
+             begin = tagc_fsdp_own_part(flat->n_padded, f->world_size, f->n_owners, f->rank);
     if (begin >= flat->n_elems) return 0;
-    uint64_t n = flat->n_elems - begin < shard ? flat->n_elems - begin : shard;
-    return tagc_sum_of_squares(flat->gradient + begin, n);
+    if (n > flat->n_elems - begin) n = flat->n_elems - begin;
+    return tagc_sum_of_squares(flat->gradient + (begin - flat->first_owned), n);
 }
 
 /* Added in rank order: the same bits, and the same verdict on non-finite gradients, on every rank. */

@@ -46,7 +46,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         to->n_padded = flat->n_padded;
         to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
         if (to->reducer.exchange != TAGC_EXCHANGE_DENSE)
-            out->memory.residuals += flat->n_padded * sizeof(float);
+            out->memory.residuals += flat->n_padded / (uint64_t)to->reducer.ranks_per_host * sizeof(float);
         out->n_owned += flat->n_owned;
     }
     return TAGC_OK;

@@ -1,0 +1,178 @@
+/* How each flat's gradient travels: what the engine's options say, and what was asked for since.
+ *
+ * A change of exchange loses nothing of a residual. It moves where the new exchange has one; else, or where only the
+ * ranks of a host together hold one, it waits as the flat's carry and is added to the next gradient. */
+#include "fsdp/checkpoint_format.h"
+#include "fsdp/internal.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* What is no caller's choice. Between hosts only direct knows how, which sends all values where dense was asked
+ * for. */
+static void set_own_fields(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r) {
+    int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
+    if (is_hybrid && r->exchange == TAGC_EXCHANGE_DENSE) {
+        r->exchange = TAGC_EXCHANGE_DIRECT;
+        r->sparsity = 0;
+        r->values = r->wire == TAGC_WIRE_BF16 ? TAGC_VALUES_BF16 : TAGC_VALUES_FP32;
+        r->rotate = 0;
+        r->wire = TAGC_WIRE_FP32;
+    }
+    int by_hosts = is_hybrid || (f->options.two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
+    r->n_elems = flat->n_padded;
+    r->tag = (uint64_t)flat->unit;
+    r->op = TAGC_OP_AVG;
+    r->all_reduce = is_hybrid ? 2 : f->options.sharding == TAGC_SHARD_NONE;
+    r->ranks_per_host = by_hosts ? f->options.ranks_per_host : 1;
+    r->n_threads = f->options.reducer.n_threads;
+}
+
+int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
+                               tagc_gatherer_options *g) {
+    if (flat->is_asked) {
+        *r = flat->asked;
+    } else if (flat->class_ == TAGC_CLASS_COMPRESSED) {
+        *r = f->options.reducer;
+    } else if (flat->class_ == TAGC_CLASS_MILD) {
+        *r = f->options.mild;
+    } else {
+        tagc_reducer_options_init(r);
+        r->exchange = TAGC_EXCHANGE_DENSE;
+        r->wire = f->options.dense_wire;
+    }
+    set_own_fields(f, flat, r);
+    tagc_gatherer_options_init(g);
+    g->n_elems = flat->n_padded;
+    g->tag = (uint64_t)flat->unit;
+    g->wire = f->options.gather_wire;
+    g->check_every = f->options.gather_check_every;
+    g->ranks_per_host = f->options.sharding == TAGC_SHARD_HYBRID ? f->options.ranks_per_host : 0;
+    return f->options.sharding != TAGC_SHARD_NONE;
+}
+
+tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
+    tagc_reducer_options r;
+    tagc_gatherer_options g;
+    int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
+    TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
+    uint64_t n_residual = 0;
+    tagc_reducer_residual(flat->reducer, &n_residual);
+    f->memory.residuals += n_residual * sizeof(float);
+    return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
+}
+
+/* ---- a change between steps ---- */
+
+void tagc_fsdp_drop_carry(tagc_fsdp *f, tagc_flat *flat) {
+    if (flat->carry == NULL) return;
+    free(flat->carry);
+    flat->carry = NULL;
+    flat->carry_sent = 0;
+    f->memory.residuals -= flat->n_padded * sizeof(float);
+}
+
+const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems) {
+    const float *residual = tagc_reducer_residual(flat->reducer, n_elems);
+    if (flat->carry == NULL) return residual;
+    *n_elems = flat->n_padded;
+    return flat->carry;
+}
+
+/* What is still to come of this flat from this rank, laid out as its gradient. values (n_padded). */
+static void spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *values) {
+    uint64_t n_residual;
+    const float *residual = tagc_fsdp_residual(flat, &n_residual);
+    for (uint64_t i = 0, n; i < flat->n_padded; i += n) {
+        tagc_cover from =
+            tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners, f->rank, i);
+        n = from.n_run;
+        for (uint64_t k = 0; k < n; k++) values[i + k] = from.covers ? residual[from.at + k] : -0.0f;
+    }
+}
+
+static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
+    if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
+    if (f->micro_step != 0)
+        return tagc_fail(TAGC_ERR_STATE, "a change of exchange between a backward pass and its step");
+    if (flat < 0 || flat >= f->n_flats)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->n_flats - 1);
+    if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
+    if (f->options.sharding == TAGC_SHARD_HYBRID && options->exchange != TAGC_EXCHANGE_DENSE &&
+        options->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "exchange is %d, hybrid sharding has %d (dense) and %d (direct)", options->exchange,
+                         TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+    return TAGC_OK;
+}
+
+/* Every rank's number must be the same. */
+static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
+    double own = flat, *all = f->norms; /* (W), free between steps */
+    TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, all));
+    for (int rank = 1; rank < f->world_size; rank++)
+        if (all[rank] != all[0])
+            return tagc_fail(TAGC_ERR_MISMATCH, "rank 0 changes the exchange of flat %.0f, rank %d of %.0f",
+                             all[0], rank, all[rank]);
+    return TAGC_OK;
+}
+
+/* Puts what is still to come into `fresh`, or says in *is_carried that it has to wait for the next gradient. */
+static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const float *values,
+                             int *is_carried) {
+    uint64_t n_before, n_after;
+    const float *before = tagc_reducer_residual(flat->reducer, &n_before);
+    tagc_reducer_residual(fresh, &n_after);
+    *is_carried = flat->carry != NULL || n_before > 0;
+    if (*is_carried && n_after == flat->n_padded) {
+        *is_carried = 0;
+        return tagc_reducer_set_residual(fresh, values, n_after);
+    }
+    if (n_before == 0 || n_before != n_after) return TAGC_OK;
+    *is_carried = flat->carry != NULL; /* then `before` is zero: carries go with the next step */
+    return tagc_reducer_set_residual(fresh, before, n_after);
+}
+
+tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
+    tagc_status status = check_change(f, index, options);
+    tagc_flat *flat = status == TAGC_OK ? &f->flats[index] : NULL;
+    float *values = flat != NULL ? malloc(flat->n_padded * sizeof *values) : NULL;
+    if (status == TAGC_OK && values == NULL)
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a residual of %llu values",
+                           (unsigned long long)flat->n_padded);
+    status = tagc_agree(f->comm, status);
+    if (status == TAGC_OK) status = agree_on_flat(f, index);
+    tagc_reducer *fresh = NULL;
+    tagc_flat changed;
+    int is_carried = 0;
+    if (status == TAGC_OK) {
+        changed = *flat;
+        changed.asked = *options;
+        changed.is_asked = 1;
+        tagc_reducer_options asked;
+        tagc_gatherer_options gatherer;
+        tagc_fsdp_exchange_options(f, &changed, &asked, &gatherer);
+        status = tagc_reducer_create(f->comm, &asked, &fresh);
+    }
+    if (status == TAGC_OK) {
+        spread_residual(f, flat, values);
+        status = tagc_agree(f->comm, hand_over(flat, fresh, values, &is_carried));
+    }
+    if (status != TAGC_OK) {
+        tagc_reducer_destroy(fresh);
+        free(values);
+        return status;
+    }
+    uint64_t n_before, n_after;
+    tagc_reducer_residual(flat->reducer, &n_before);
+    tagc_reducer_residual(fresh, &n_after);
+    tagc_fsdp_drop_carry(f, flat);
+    tagc_reducer_destroy(flat->reducer);
+    f->memory.residuals += (n_after + (is_carried ? flat->n_padded : 0)) * sizeof(float);
+    f->memory.residuals -= n_before * sizeof(float);
+    flat->asked = changed.asked;
+    flat->is_asked = 1;
+    flat->reducer = fresh;
+    flat->carry = is_carried ? values : NULL;
+    if (!is_carried) free(values);
+    return TAGC_OK;
+}
