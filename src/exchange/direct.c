@@ -52,7 +52,6 @@ float *tagc_direct_sums(const tagc_reducer *r) {
 
 static void choose_codes(tagc_reducer *r) {
     tagc_direct *d = &r->direct;
-    size_t n_hosts = (size_t)d->n_hosts;
     r->k = tagc_select_count(r->shard, r->options.sparsity);
     d->fragment = (tagc_code_options){.n = r->shard,
                                       .k = r->k,
@@ -61,7 +60,10 @@ static void choose_codes(tagc_reducer *r) {
                                       .block = r->options.block,
                                       .rotate = r->options.rotate};
     d->sums = d->fragment;
-    d->sums.k = r->k < r->shard / n_hosts ? r->k * n_hosts : r->shard;
+    if ((uint64_t)r->k * (uint64_t)d->n_hosts < r->shard)
+        d->sums.k = r->k * (size_t)d->n_hosts;
+    else
+        d->sums.k = r->shard;
     d->sums.sparse = d->sums.k < r->shard;
     d->fragment_code = tagc_code_of(&d->fragment);
     d->sums_code = tagc_code_of(&d->sums);

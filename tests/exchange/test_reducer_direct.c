@@ -148,9 +148,53 @@ static void test_formats(void **state) {
             }
 }
 
+/* Sums to all ranks, with what the owner's rounding loses in its residual. */
+static void test_all_reduce(void **state) {
+    (void)state;
+    for (int w = 0; w < N_WORLDS; w++)
+        for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
+            for (int i = 0; i < 5; i++) {
+                experiment x = make_experiment(world_sizes[w], (size_t[]){700, 257, 16}[(w + values) % 3], 3,
+                                               (uint64_t)(w * 200 + i));
+                x.options.all_reduce = 1 + (w + i) % 2;
+                x.options.values = values;
+                x.options.sparsity = sparsities[i];
+                x.options.block = 16 << i % 4;
+                x.options.op = (w + values) % 2;
+                x.options.rotate = sparsities[i] == 0 && i % 2;
+                assert_as_oracle(&x);
+                if (i == 1)
+                    for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
+                        assert_memory_equal(x.outputs, x.outputs + row_of(&x, 0, (size_t)r),
+                                            x.options.n_elems * sizeof(float));
+                destroy_experiment(&x);
+            }
+}
+
+/* Every way to put W ranks on hosts. */
+static void test_hosts(void **state) {
+    (void)state;
+    for (int w = 0; w < N_WORLDS; w++)
+        for (int per_host = 1; per_host <= world_sizes[w]; per_host++)
+            for (int variant = 0; variant < 9 && world_sizes[w] % per_host == 0; variant++) {
+                static const int formats[] = {TAGC_VALUES_FP32, TAGC_VALUES_INT4, TAGC_VALUES_BF16};
+                experiment x = make_experiment(world_sizes[w], (size_t[]){5000, 333, 48}[variant % 3], 3,
+                                               (uint64_t)(w * 300 + variant));
+                x.options.ranks_per_host = per_host;
+                x.options.all_reduce = variant / 3;
+                x.options.values = formats[(variant + per_host) % 3];
+                x.options.sparsity = variant % 4 == 3 ? 0 : 0.95;
+                x.options.op = variant % 2;
+                assert_as_oracle(&x);
+                destroy_experiment(&x);
+            }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_all_reduce),
+        cmocka_unit_test(test_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
