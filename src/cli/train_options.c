@@ -82,9 +82,10 @@ static const tagc_option rows[] = {
            " elements; everything; or what --compress-names matches. The rest travels dense"),
     TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
          "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
-    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct", "packed",
+    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "packed",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
-           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner"),
+           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
+           " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"),
     CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign", "int4",
            "direct: how a value travels; what rounding loses stays in the residual"),
     INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
@@ -196,7 +197,8 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->beta2 = options->beta2;
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
-    out->reducer.exchange = options->exchange;
+    int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+    out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
     out->reducer.index = options->index;
     out->reducer.sparsity = options->sparsity;
     out->reducer.ratio = options->ratio;
@@ -210,10 +212,10 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->reducer.seed = (uint64_t)options->seed;
     /* The engine refuses a 16-bit wire for compressed values, which have none. */
     out->reducer.wire = options->exchange == TAGC_EXCHANGE_DENSE ? options->wire : TAGC_WIRE_FP32;
-    if (options->mild > 0) {
+    if (options->mild > 0 || is_auto) {
         out->mild = out->reducer;
         out->mild.exchange = TAGC_EXCHANGE_DIRECT;
-        out->mild.values = options->mild;
+        out->mild.values = options->mild > 0 ? options->mild : TAGC_VALUES_INT4;
         out->mild.sparsity = options->mild_sparsity;
         out->mild.wire = TAGC_WIRE_FP32;
     }

@@ -7,6 +7,7 @@
 #include "gpt2/gpt2.h"
 
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
+enum { TAGC_TRAIN_EXCHANGE_AUTO = TAGC_EXCHANGE_DIRECT + 1 }; /* the word after those of tagc_exchange */
 
 typedef struct tagc_train_options {
     const char *data, *val_data;

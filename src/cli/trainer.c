@@ -197,6 +197,23 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
 }
 
+static void say_line(void *context, const char *line) {
+    tagc_progress_say(context, "%s", line);
+}
+
+static tagc_status open_chooser(tagc_trainer *t) {
+    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO || t->rank->world_size == 1) return TAGC_OK;
+    tagc_auto_setup setup = {.comm = t->rank->comm,
+                             .fsdp = t->fsdp,
+                             .model = t->saved.model,
+                             .n_batch = (int)t->options.batch_size,
+                             .n_tokens = t->n_tokens,
+                             .say = say_line,
+                             .context = &t->progress};
+    tagc_train_fsdp(&t->options, &setup.engine);
+    return tagc_auto_create(&setup, &t->chooser);
+}
+
 static tagc_status begin_metrics(tagc_trainer *t) {
     if (!t->metrics) return TAGC_OK;
     TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step));
@@ -243,7 +260,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
             .targets = t->targets,
         };
     tagc_greet(t, parsed);
-    return TAGC_OK;
+    return open_chooser(t);
 }
 
 tagc_status tagc_trainer_save(tagc_trainer *t) {
@@ -259,6 +276,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
 
 void tagc_trainer_close(tagc_trainer *t) {
     tagc_metrics_close(t->metrics);
+    tagc_auto_destroy(t->chooser);
     tagc_gpt2_destroy(t->model);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);

@@ -2,6 +2,7 @@
 #ifndef TAGC_CLI_TRAINER_H
 #define TAGC_CLI_TRAINER_H
 
+#include "cli/auto.h"
 #include "cli/evaluate.h"
 #include "cli/metrics.h"
 #include "cli/progress.h"
@@ -18,6 +19,7 @@ typedef struct tagc_trainer {
     tagc_loader *loader, *val_loader; /* val_loader NULL: no validation */
     tagc_gpt2 *model;
     tagc_fsdp *fsdp;
+    tagc_auto *chooser;    /* --exchange auto, else NULL */
     int *tokens, *targets; /* (batch_size, n_tokens) */
     int n_tokens;          /* per sequence */
     uint64_t step;         /* done so far */

@@ -1,0 +1,239 @@
+/* Measured with what the library offers to anyone: a gatherer for the link, and reducers among one rank for codecs. */
+#include "cli/auto_measure.h"
+
+#include "cli/bench.h"
+#include "core/clock.h"
+#include "core/measure.h"
+#include "core/memory.h"
+#include "core/status.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { CODEC_ELEMS = 1 << 20, CODEC_TURNS = 3, FIRST_ELEMS = 1 << 12, MOST_ELEMS = 1 << 23, LINK_TURNS = 3 };
+
+static const double long_enough_s = 0.05;
+
+/* ---- candidates ---- */
+
+static void add(tagc_candidate *candidates, int *n, const char *name, const tagc_reducer_options *compressed,
+                const tagc_reducer_options *mild) {
+    tagc_candidate *c = &candidates[(*n)++];
+    snprintf(c->name, sizeof c->name, "%s", name);
+    c->compressed = *compressed;
+    c->mild = *mild;
+}
+
+static void add_blocks(const tagc_fsdp_options *engine, int values, const char *name,
+                       tagc_candidate *candidates, int *n) {
+    tagc_reducer_options compressed = engine->reducer, mild = engine->mild;
+    if (compressed.sparsity == 0 && compressed.values == values) return; /* is asked for: comes last */
+    compressed.sparsity = mild.sparsity = 0;
+    compressed.values = mild.values = values;
+    add(candidates, n, name, &compressed, &mild);
+}
+
+int tagc_auto_candidates(const tagc_fsdp_options *engine,
+                         tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES]) {
+    static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+    int n = 0;
+    char name[48];
+    tagc_reducer_options dense = engine->reducer, packed = engine->reducer;
+    dense.exchange = TAGC_EXCHANGE_DENSE;
+    dense.wire = engine->dense_wire;
+    dense.ranks_per_host = 1;
+    dense.rotate = 0;
+    add(candidates, &n, engine->dense_wire == TAGC_WIRE_BF16 ? "dense bf16" : "dense fp32", &dense, &dense);
+    add_blocks(engine, TAGC_VALUES_INT8, "int8 blocks", candidates, &n);
+    add_blocks(engine, TAGC_VALUES_INT4, "int4 blocks", candidates, &n);
+    snprintf(name, sizeof name, "direct %.4g %% %s", 100 * engine->reducer.sparsity,
+             formats[engine->reducer.values]);
+    add(candidates, &n, name, &engine->reducer, &engine->mild);
+    if (engine->ranks_per_host == 1 && engine->sharding != TAGC_SHARD_HYBRID) {
+        packed.exchange = TAGC_EXCHANGE_PACKED;
+        packed.sparsity = 0.9875;
+        packed.rotate = 0;
+        add(candidates, &n, "packed 98.75 %", &packed, &dense);
+    }
+    return n;
+}
+
+/* ---- codec and memory ---- */
+
+typedef struct codec_buffers {
+    float *gradient, *output, *next; /* (CODEC_ELEMS) */
+} codec_buffers;
+
+static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const tagc_reducer_options *options,
+                              tagc_codec_cost *cost) {
+    tagc_reducer_options o = *options;
+    tagc_reducer *reducer;
+    o.n_elems = CODEC_ELEMS;
+    o.all_reduce = 0;
+    o.ranks_per_host = 1;
+    TAGC_TRY(tagc_reducer_create(alone, &o, &reducer));
+    *cost = (tagc_codec_cost){.exchange = o.exchange,
+                              .sparsity = o.sparsity,
+                              .values = o.values,
+                              .union_density = 1 - o.sparsity,
+                              .weight = CODEC_ELEMS};
+    tagc_status status = TAGC_OK;
+    for (int turn = 0; status == TAGC_OK && turn < CODEC_TURNS; turn++) {
+        tagc_reducer_stats stats;
+        tagc_reducer_stats_init(&stats);
+        status = tagc_reducer_run(reducer, b->gradient, b->output, &stats);
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+            double elem_s = stats.time_s[phase] / CODEC_ELEMS;
+            if (turn == 0 || elem_s < cost->elem_s[phase]) cost->elem_s[phase] = elem_s;
+        }
+    }
+    tagc_reducer_destroy(reducer);
+    return status;
+}
+
+static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, const tagc_candidate *candidates,
+                                  int n, tagc_machine *machine) {
+    uint64_t random = 1;
+    tagc_fill_gradient(b->gradient, CODEC_ELEMS, &random);
+    machine->n_codec = 0;
+    for (int i = 1; i < n; i++) /* the first is dense */
+        TAGC_TRY(time_codec(alone, b, &candidates[i].compressed, &machine->codec[machine->n_codec++]));
+    double least_s = (double)INFINITY;
+    for (int turn = 0; turn < CODEC_TURNS; turn++)
+        least_s = fmin(least_s, tagc_time_floor(NULL, b->gradient, b->output, b->next, CODEC_ELEMS));
+    machine->byte_s = least_s / (12.0 * CODEC_ELEMS);
+    return TAGC_OK;
+}
+
+tagc_status tagc_auto_measure_codec(const tagc_candidate *candidates, int n, tagc_machine *machine) {
+    tagc_local_group *group = NULL;
+    tagc_comm *alone = NULL;
+    void *memory = NULL;
+    tagc_status status =
+        tagc_memory_create((size_t)3 * CODEC_ELEMS * sizeof(float), "a codec's measurement", &memory);
+    if (status == TAGC_OK) status = tagc_local_group_create(1, &group);
+    if (status == TAGC_OK) status = tagc_comm_create_local(group, 0, NULL, &alone);
+    if (status == TAGC_OK) {
+        float *values = memory;
+        codec_buffers b = {values, values + CODEC_ELEMS, values + 2 * (size_t)CODEC_ELEMS};
+        status = measure_codecs(alone, &b, candidates, n, machine);
+    }
+    tagc_comm_destroy(alone);
+    tagc_local_group_destroy(group);
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+/* ---- hosts and link ---- */
+
+tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine) {
+    tagc_bench_hosts hosts;
+    tagc_status status = tagc_bench_hosts_find(comm, &hosts);
+    machine->n_hosts = hosts.n_hosts;
+    machine->n_here = hosts.n_here;
+    machine->cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    tagc_bench_hosts_destroy(&hosts);
+    if (status == TAGC_OK && tagc_comm_world_size(comm) % machine->n_hosts != 0)
+        machine->n_hosts = 1; /* hosts of different sizes: taken as if every rank had its share of one link */
+    return status;
+}
+
+/* Seconds of the slowest rank for a gather of n elements from each. */
+static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float *full, double *seconds) {
+    tagc_gatherer_options options;
+    tagc_gatherer *gatherer;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = n * (uint64_t)tagc_comm_world_size(comm);
+    TAGC_TRY(tagc_gatherer_create(comm, &options, &gatherer));
+    tagc_status status = tagc_comm_barrier(comm);
+    double start_s = tagc_clock_s();
+    if (status == TAGC_OK) status = tagc_gatherer_begin(gatherer, shard, full);
+    if (status == TAGC_OK) status = tagc_gatherer_end(gatherer);
+    *seconds = tagc_clock_s() - start_s;
+    tagc_gatherer_destroy(gatherer);
+    return status == TAGC_OK ? tagc_bench_max(comm, seconds, 1) : status;
+}
+
+static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most,
+                                double *bytes_per_s) {
+    double seconds, least_s = (double)INFINITY;
+    uint64_t n = FIRST_ELEMS < most ? FIRST_ELEMS : most;
+    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* makes the connections */
+    for (;;) {
+        TAGC_TRY(time_gather(comm, n, shard, full, &seconds));
+        if (seconds >= long_enough_s || 4 * n > most) break;
+        n *= 4;
+    }
+    for (int turn = 0; turn < LINK_TURNS; turn++) {
+        TAGC_TRY(time_gather(comm, n, shard, full, &seconds));
+        least_s = fmin(least_s, seconds);
+    }
+    *bytes_per_s = 4 * (double)n / least_s; /* of a rank to one other */
+    return TAGC_OK;
+}
+
+static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
+    double least_s = (double)INFINITY;
+    for (int turn = 0; turn < 20; turn++) {
+        double start_s = tagc_clock_s();
+        TAGC_TRY(tagc_comm_barrier(comm));
+        least_s = fmin(least_s, tagc_clock_s() - start_s);
+    }
+    *latency_s = least_s;
+    return tagc_bench_max(comm, latency_s, 1);
+}
+
+tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
+    uint64_t world_size = (uint64_t)tagc_comm_world_size(comm), most = MOST_ELEMS / world_size;
+    int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
+    void *memory;
+    machine->link = (tagc_plan_link){.bytes_per_s = (double)INFINITY};
+    if (world_size == 1) return TAGC_OK;
+    tagc_status status = tagc_memory_create((size_t)((world_size + 1) * most) * sizeof(float),
+                                            "a link's measurement", &memory);
+    if (status != TAGC_OK) {
+        tagc_comm_abort(comm, tagc_last_error());
+        return status;
+    }
+    float *shard = memory, *full = shard + most;
+    for (uint64_t i = 0; i < most; i++) shard[i] = 0;
+    double bytes_per_s = 0;
+    status = measure_rate(comm, shard, full, most, &bytes_per_s);
+    if (status == TAGC_OK) status = measure_latency(comm, &machine->link.latency_s);
+    tagc_memory_destroy(memory);
+    if (status != TAGC_OK) return status;
+    double n_others = (double)world_size - 1, n_remote = (double)world_size - n_here;
+    machine->link.bytes_per_s = bytes_per_s * (n_hosts > 1 ? n_here * n_remote : n_others);
+    if (n_hosts == 1) machine->link.host_bytes_per_s = bytes_per_s * n_others;
+    return TAGC_OK;
+}
+
+/* ---- as a plan ---- */
+
+void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
+                    const tagc_fsdp_stats *dense_stats, tagc_setup *plan, tagc_costs *costs) {
+    int world_size = tagc_comm_world_size(setup->comm), n_here = world_size / machine->n_hosts;
+    *plan = (tagc_setup){.model = setup->model,
+                         .world_size = world_size,
+                         .n_hosts = machine->n_hosts,
+                         .n_batch = setup->n_batch,
+                         .n_tokens = setup->n_tokens,
+                         .placement = tagc_placement_of_sharding(setup->engine.sharding),
+                         .engine = setup->engine,
+                         .union_density = -1};
+    tagc_costs_init(costs);
+    double n_owned = (double)tagc_fsdp_n_params(setup->fsdp) /
+                     (setup->engine.sharding == TAGC_SHARD_NONE ? 1 : world_size);
+    double cores = machine->cores / n_here;
+    costs->cores = machine->cores;
+    /* What the caller took, it took beside transfers; more cores than one it does not use. */
+    costs->flop_s = dense_stats->compute_s / tagc_setup_flops(plan) * (cores < 1 ? cores : 1);
+    costs->optimizer_s = dense_stats->optimizer_s / n_owned;
+    costs->byte_s = machine->byte_s;
+    costs->cpu_s_per_byte = 3e-10;
+    costs->poll_cores = 0.1;
+    costs->overhead_s = 5e-5;
+    costs->queue_bytes = 1e5;
+    costs->n_codec = machine->n_codec;
+    for (int i = 0; i < machine->n_codec; i++) costs->codec[i] = machine->codec[i];
+}

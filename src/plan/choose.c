@@ -1,0 +1,100 @@
+/* Uniform settings first, then flat by flat: those whose compression does not show in the forecast travel dense, small
+ * ones before large ones. */
+#include "plan/choose.h"
+
+#include "core/status.h"
+
+#include <stdlib.h>
+
+static const double shows = 0.002; /* of an iteration: less is within a forecast's error */
+
+typedef struct chooser {
+    tagc_setup setup;
+    const tagc_costs *costs;
+    const tagc_plan_link *link;
+    const tagc_layout *layout;
+    tagc_reducer_options *flats; /* (n_flats) */
+} chooser;
+
+static tagc_status forecast(const chooser *c, double *iteration_s) {
+    tagc_forecast f;
+    TAGC_TRY(tagc_plan_simulate(&c->setup, c->costs, c->link, &f));
+    *iteration_s = f.iteration_s;
+    return TAGC_OK;
+}
+
+static void fill(chooser *c, const tagc_candidate *candidate) {
+    for (int i = 0; i < c->layout->n_flats; i++) {
+        int class_ = c->layout->flats[i].class_;
+        if (class_ == TAGC_CLASS_DENSE) continue;
+        c->flats[i] = class_ == TAGC_CLASS_COMPRESSED ? candidate->compressed : candidate->mild;
+    }
+}
+
+/* The next larger flat than the one before; n_flats at the end. Flats of one size go by number. */
+static int next_larger(const tagc_layout *layout, int before) {
+    int best = layout->n_flats;
+    for (int i = 0; i < layout->n_flats; i++) {
+        uint64_t n = layout->flats[i].n_padded;
+        if (layout->flats[i].class_ == TAGC_CLASS_DENSE) continue;
+        if (before < layout->n_flats) {
+            uint64_t last = layout->flats[before].n_padded;
+            if (n < last || (n == last && i <= before)) continue;
+        }
+        if (best == layout->n_flats || n < layout->flats[best].n_padded) best = i;
+    }
+    return best;
+}
+
+static tagc_status thin_out(chooser *c, const tagc_candidate *dense, tagc_choice *out) {
+    double limit_s = out->chosen_s * (1 + shows), now_s;
+    int n = c->layout->n_flats;
+    for (int i = next_larger(c->layout, n); i < n; i = next_larger(c->layout, i)) {
+        tagc_reducer_options compressed = c->flats[i];
+        c->flats[i] = c->layout->flats[i].class_ == TAGC_CLASS_COMPRESSED ? dense->compressed : dense->mild;
+        TAGC_TRY(forecast(c, &now_s));
+        if (now_s <= limit_s) continue;
+        c->flats[i] = compressed;
+        out->n_kept++;
+    }
+    return forecast(c, &out->chosen_s);
+}
+
+static tagc_status choose(chooser *c, const tagc_candidate *candidates, int n, double tolerance,
+                          tagc_choice *out) {
+    double *iteration_s = calloc((size_t)n, sizeof *iteration_s);
+    if (!iteration_s) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d forecasts", n);
+    tagc_status status = TAGC_OK;
+    for (int i = 0; status == TAGC_OK && i < n; i++) {
+        fill(c, &candidates[i]);
+        status = forecast(c, &iteration_s[i]);
+        if (i == 0 || iteration_s[i] < iteration_s[out->fastest]) out->fastest = i;
+    }
+    if (status == TAGC_OK) {
+        out->dense_s = iteration_s[0];
+        out->fastest_s = iteration_s[out->fastest];
+        while (iteration_s[out->candidate] > out->fastest_s * (1 + tolerance)) out->candidate++;
+        out->chosen_s = iteration_s[out->candidate];
+        fill(c, &candidates[out->candidate]);
+        for (int i = 0; i < c->layout->n_flats; i++)
+            out->n_flats += c->layout->flats[i].class_ != TAGC_CLASS_DENSE;
+        if (out->candidate > 0) status = thin_out(c, &candidates[0], out);
+    }
+    free(iteration_s);
+    return status;
+}
+
+tagc_status tagc_plan_choose(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
+                             const tagc_candidate *candidates, int n, double tolerance,
+                             tagc_reducer_options *flats, tagc_choice *out) {
+    *out = (tagc_choice){0};
+    if (n < 1) return tagc_fail(TAGC_ERR_ARGUMENT, "n is %d, must be 1 or more candidates", n);
+    tagc_layout *layout;
+    TAGC_TRY(tagc_setup_layout(setup, &layout));
+    for (int i = 0; i < layout->n_flats; i++) flats[i] = layout->flats[i].reducer;
+    chooser c = {.setup = *setup, .costs = costs, .link = link, .layout = layout, .flats = flats};
+    c.setup.flat_reducers = flats;
+    tagc_status status = choose(&c, candidates, n, tolerance, out);
+    tagc_layout_destroy(layout);
+    return status;
+}
