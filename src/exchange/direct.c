@@ -266,6 +266,11 @@ static int has_arrived(const tagc_reducer *r, int host) {
     return tagc_message_done(r, &d->index_out[slot]) && tagc_message_done(r, &d->value_out[slot]);
 }
 
+static tagc_status wait_from(tagc_reducer *r, int host) {
+    int s = stage_from(&r->direct, host);
+    return host != r->direct.host && is_slot_of(&r->direct, s) ? wait_body(r, s) : TAGC_OK;
+}
+
 /* Puts what `host` sent behind the n bodies that are to be decoded; returns their number. */
 static int take_body(tagc_reducer *r, int host, int n) {
     tagc_direct *d = &r->direct;
@@ -287,11 +292,13 @@ static tagc_status add_fragments(tagc_reducer *r) {
     float *sums = tagc_direct_sums(r);
     for (int host = 0, first = 0; first < d->n_hosts; first = host) {
         int n = 0;
-        if (first != d->host && is_slot_of(d, stage_from(d, first)))
-            TAGC_TRY(wait_body(r, stage_from(d, first)));
+        do {
+            TAGC_TRY(wait_from(r, host));
+            double start_s = tagc_clock_s();
+            n = take_body(r, host++, n);
+            tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+        } while (host < d->n_hosts && has_arrived(r, host));
         double start_s = tagc_clock_s();
-        do n = take_body(r, host++, n);
-        while (host < d->n_hosts && has_arrived(r, host));
         d->fragment_code->decode(&d->fragment, d->bodies, n, first > 0, r->scale, sums, r->scratch, r->pool);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }

@@ -68,6 +68,12 @@ size_t tagc_direct_row(const struct tagc_reducer *r, int host, int local);
 uint64_t tagc_direct_residual(const tagc_reducer_options *options, int world_size);
 uint64_t tagc_direct_output(const tagc_reducer_options *options, int world_size);
 
+struct tagc_volume;
+struct tagc_volume_data;
+/* What the rank of a reducer that is laid out sends in a step; see volume.h. */
+void tagc_direct_volume(const struct tagc_reducer *r, const struct tagc_volume_data *data,
+                        struct tagc_volume *out);
+
 void tagc_direct_place(struct tagc_reducer *r, tagc_arena *arena);
 /* Posts what needs no waiting; the rest up to the begin of the agreement; its end, which posts nothing. */
 void tagc_direct_start(struct tagc_reducer *r);

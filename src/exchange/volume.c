@@ -9,9 +9,9 @@
 #include <math.h>
 
 /* Everything of a reducer that decides on sizes; *arena holds the bytes of its buffers. */
-static tagc_status sketch_out(const tagc_reducer_options *options, int world_size, tagc_reducer *r,
+static tagc_status sketch_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
                               tagc_arena *arena) {
-    *r = (tagc_reducer){.world_size = world_size};
+    *r = (tagc_reducer){.world_size = world_size, .rank = rank};
     *arena = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options));
     r->shard = (size_t)(options->n_elems / (uint64_t)world_size);
@@ -88,6 +88,20 @@ static void dense_volume(const tagc_reducer *r, tagc_volume *v) {
     add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
 }
 
+static int is_share(double x) {
+    return x >= 0 && x <= 1;
+}
+
+static tagc_status check_direct(const tagc_reducer *r, const tagc_volume_data *data) {
+    if (!r->direct.coded || !r->direct.fragment.sparse) return TAGC_OK;
+    if (!data || !(data->bodies || is_share(data->kept_density)))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "kept_density is %g, must be in [0, 1]",
+                         data ? data->kept_density : -1.0);
+    if (r->options.all_reduce && !data->sums && !is_share(data->union_density))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]", data->union_density);
+    return TAGC_OK;
+}
+
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
                                 const tagc_volume_data *data, tagc_volume *out) {
     *out = (tagc_volume){0};
@@ -95,9 +109,14 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
     tagc_arena arena;
     if (rank < 0 || rank >= world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
-    TAGC_TRY(sketch_out(options, world_size, &r, &arena));
+    TAGC_TRY(sketch_out(options, world_size, rank, &r, &arena));
     if (options->exchange == TAGC_EXCHANGE_DENSE) {
         dense_volume(&r, out);
+        return TAGC_OK;
+    }
+    if (options->exchange == TAGC_EXCHANGE_DIRECT) {
+        TAGC_TRY(check_direct(&r, data));
+        tagc_direct_volume(&r, data, out);
         return TAGC_OK;
     }
     if (!data || !(data->n_union || (data->union_density >= 0 && data->union_density <= 1)))
@@ -124,7 +143,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
                                 tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena;
-    TAGC_TRY(sketch_out(options, world_size, &r, &arena));
+    TAGC_TRY(sketch_out(options, world_size, 0, &r, &arena));
     uint64_t residual = tagc_residual_elems(&r.options, world_size) * (uint64_t)sizeof(float);
     *out = (tagc_exchange_memory){.buffers = arena.n_bytes, .residual = residual, .spare = residual};
     return TAGC_OK;

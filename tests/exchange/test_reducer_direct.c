@@ -11,10 +11,10 @@ typedef struct experiment {
     tagc_reducer_options options;
     int n_steps, world_size;
     double sparsity[MAX_STEPS]; /* of each step */
-    int reload_at;              /* the step before which residuals go through save and load, in a new reducer; 0: none */
-    float *gradients;           /* (steps, W, n) */
-    float *outputs;             /* (steps, W, n), of which as many as there are */
-    float *residuals;           /* (steps, W, n), the same */
+    int reload_at; /* the step before which residuals go through save and load, in a new reducer; 0: none */
+    float *gradients; /* (steps, W, n) */
+    float *outputs;   /* (steps, W, n), of which as many as there are */
+    float *residuals; /* (steps, W, n), the same */
     tagc_reducer_stats stats[MAX_STEPS][MAX_RANKS];
 } experiment;
 

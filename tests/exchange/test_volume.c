@@ -5,6 +5,8 @@
 #include "exchange/reducer.h"
 #include "exchange/volume.h"
 
+#include <math.h>
+
 enum { N_STEPS = 2, N_ELEMS = 6000 };
 
 typedef struct volume_case {
@@ -122,6 +124,168 @@ static void sketch(void **state) {
     assert_true(n_left > 1000);
 }
 
+/* ---- direct ---- */
+
+static float plain_gradient(uint64_t seed, int rank, uint64_t i) {
+    uint64_t x = mix(seed * 1000003 + (uint64_t)rank * 7919 + i);
+    double u = (double)(x >> 40) / 16777216.0 - 0.5; /* nothing that is kept is near what is kept before */
+    return (float)(u * u * u);
+}
+
+/* Bodies that this rank sends, as their owners have them; a reducer without results still knows. */
+static void gather_bodies(rank_run *run, const tagc_direct *d, tagc_encoded *bodies) {
+    tagc_fragment own[MAX_RANKS] = {{0}}, all[MAX_RANKS][MAX_RANKS];
+    for (int host = 0; d->coded && host < d->n_hosts; host++) own[host] = d->received[host];
+    CHECK(run, tagc_comm_all_gather(run->comm, own, sizeof own, all) == TAGC_OK);
+    for (int q = 0; q < run->world_size; q++)
+        bodies[q] =
+            (tagc_encoded){.n_bytes = all[q][d->host].n_bytes, .n_index_bytes = all[q][d->host].index_bytes};
+}
+
+/* Of one step, with and without its results; returns 0 when planned and sent differ by more than `tolerance`. */
+static void direct_once(rank_run *run) {
+    volume_case *c = run->shared;
+    tagc_reducer_options options = c->options, scatter;
+    options.n_elems = tagc_padded_elems(c->n_elems, run->world_size);
+    scatter = options;
+    if (options.all_reduce == 1 && options.ranks_per_host == 1) scatter.all_reduce = 0; /* the same rows */
+    tagc_reducer *reducer, *plain;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &scatter, &plain) == TAGC_OK)) return;
+    float *gradient = malloc(options.n_elems * sizeof *gradient);
+    float *output = malloc(options.n_elems * sizeof *output);
+    for (uint64_t i = 0; i < options.n_elems; i++) gradient[i] = plain_gradient(1, run->rank, i);
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    CHECK(run, tagc_reducer_run(plain, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    tagc_encoded bodies[MAX_RANKS], sums = {0};
+    gather_bodies(run, &plain->direct, bodies);
+    const tagc_direct *d = &reducer->direct;
+    size_t own = (size_t)(options.all_reduce == 1 ? run->rank : d->host);
+    if (d->coded && options.all_reduce)
+        sums = (tagc_encoded){.n_bytes = d->received[own].n_bytes,
+                              .n_index_bytes = d->received[own].index_bytes};
+    tagc_volume_data data = {.bodies = bodies, .sums = &sums};
+    if (options.sparsity == 0) data = (tagc_volume_data){0}; /* one length only */
+    tagc_volume planned;
+    CHECK(run, tagc_reducer_volume(&options, run->world_size, run->rank, &data, &planned) == TAGC_OK);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        if (planned.n_bytes[leg] != (double)stats.n_bytes_sent[leg] && !run->failure[0])
+            snprintf(run->failure, sizeof run->failure,
+                     "values %d sparsity %g all %d per host %d: leg %s planned %.17g, sent %llu",
+                     options.values, options.sparsity, options.all_reduce, options.ranks_per_host,
+                     tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
+    tagc_exchange_memory memory;
+    uint64_t n_residual;
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, &memory) == TAGC_OK);
+    tagc_reducer_residual(reducer, &n_residual);
+    CHECK(run, memory.residual == n_residual * sizeof(float));
+    tagc_reducer_destroy(reducer);
+    tagc_reducer_destroy(plain);
+    free(gradient);
+    free(output);
+}
+
+/* To the byte: all that does not depend on bodies of others (sums that are handed on within a host, and bodies that
+ * results overwrite) or has one length only. */
+static void direct(void **state) {
+    (void)state;
+    static const double sparsities[] = {0, 0.5, 0.95, 1};
+    static const int worlds[] = {1, 2, 3, 6, 8};
+    for (int w = 0; w < 5; w++)
+        for (int per_host = 1; per_host <= worlds[w]; per_host++)
+            for (int variant = 0; variant < 24 && worlds[w] % per_host == 0; variant++) {
+                volume_case c = {.n_elems = N_ELEMS + 37};
+                tagc_reducer_options_init(&c.options);
+                c.options.exchange = TAGC_EXCHANGE_DIRECT;
+                c.options.values = (variant + w) % 6;
+                c.options.sparsity = sparsities[variant % 4];
+                c.options.all_reduce = variant / 4 % 3;
+                c.options.ranks_per_host = per_host;
+                if (c.options.sparsity > 0 && per_host > 1) c.options.all_reduce = 0;
+                if (c.options.sparsity > 0 && c.options.all_reduce == 2) c.options.all_reduce = 1;
+                rank_run runs[MAX_RANKS];
+                run_ranks(worlds[w], direct_once, &c, NULL, runs);
+            }
+}
+
+typedef struct expectation {
+    tagc_reducer_options options;
+    double sent[MAX_RANKS], planned[MAX_RANKS]; /* all legs */
+    double within[MAX_RANKS];
+} expectation;
+
+static void expect_once(rank_run *run) {
+    expectation *e = run->shared;
+    size_t n = (size_t)e->options.n_elems;
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &e->options, &reducer) == TAGC_OK)) return;
+    float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output);
+    for (uint64_t i = 0; i < n; i++) gradient[i] = plain_gradient(7, run->rank, i);
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
+    double density = 1 - e->options.sparsity;
+    tagc_volume planned;
+    tagc_volume_data data = {.kept_density = density,
+                             .union_density = 1 - pow(1 - density, reducer->direct.n_hosts)};
+    CHECK(run, tagc_reducer_volume(&e->options, run->world_size, run->rank, &data, &planned) == TAGC_OK);
+    e->sent[run->rank] = e->planned[run->rank] = e->within[run->rank] = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        e->sent[run->rank] += (double)stats.n_bytes_sent[leg];
+        e->planned[run->rank] += planned.n_bytes[leg];
+        e->within[run->rank] += planned.n_within_bytes[leg];
+    }
+    tagc_reducer_destroy(reducer);
+    free(gradient);
+    free(output);
+}
+
+/* Without the bodies: an expectation that is near, also with results and hosts. */
+static void direct_expected_length(void **state) {
+    (void)state;
+    static const double sparsities[] = {0.8, 0.9, 0.95, 0.9875};
+    for (int variant = 0; variant < 24; variant++) {
+        expectation e = {0};
+        int world_size = variant % 2 ? 4 : 8;
+        tagc_reducer_options_init(&e.options);
+        e.options.exchange = TAGC_EXCHANGE_DIRECT;
+        e.options.n_elems = 20000 * (uint64_t)world_size;
+        e.options.values = variant % 6;
+        e.options.sparsity = sparsities[variant % 4];
+        e.options.all_reduce = variant / 8;
+        e.options.ranks_per_host = variant % 3 ? 1 : 2;
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, expect_once, &e, NULL, runs);
+        for (int r = 0; r < world_size; r++) {
+            assert_true(fabs(e.sent[r] / e.planned[r] - 1) < 0.02);
+            assert_true(e.options.ranks_per_host > 1 ? e.within[r] > 0 : e.within[r] == 0);
+        }
+    }
+}
+
+/* What a rank sends of a unit, before the factor (W - 1) / W, is the same for 2 ranks and for 16. */
+static void direct_does_not_grow(void **state) {
+    (void)state;
+    double first = 0;
+    for (int world_size = 2; world_size <= 16; world_size *= 2) {
+        expectation e = {0};
+        tagc_reducer_options_init(&e.options);
+        e.options.exchange = TAGC_EXCHANGE_DIRECT;
+        e.options.n_elems = 4 << 20;
+        e.options.sparsity = 0.95;
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, expect_once, &e, NULL, runs);
+        double bits = 0;
+        for (int r = 0; r < world_size; r++)
+            bits += 8 * e.sent[r] / (world_size - 1) / (double)e.options.n_elems;
+        print_message("direct, int4, 95 %%, W = %2d: %.4f bits per element and rank\n", world_size, bits);
+        if (world_size == 2) first = bits;
+        assert_true(fabs(bits / first - 1) < 0.02);
+    }
+}
+
 static void gather_once(rank_run *run) {
     for (int wire = TAGC_WIRE_FP32; wire <= TAGC_WIRE_BF16; wire++) {
         tagc_gatherer_options options;
@@ -177,6 +341,9 @@ int main(void) {
         cmocka_unit_test(dense),
         cmocka_unit_test(packed),
         cmocka_unit_test(sketch),
+        cmocka_unit_test(direct),
+        cmocka_unit_test(direct_expected_length),
+        cmocka_unit_test(direct_does_not_grow),
         cmocka_unit_test(gather),
         cmocka_unit_test(refuses_what_a_reducer_refuses),
     };
