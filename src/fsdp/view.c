@@ -1,4 +1,5 @@
 /* The layout of an engine for those who only want to look. */
+#include "exchange/volume.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
 #include <stdlib.h>
@@ -45,8 +46,9 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         to->n_elems = flat->n_elems;
         to->n_padded = flat->n_padded;
         to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
-        if (to->reducer.exchange != TAGC_EXCHANGE_DENSE)
-            out->memory.residuals += flat->n_padded / (uint64_t)to->reducer.ranks_per_host * sizeof(float);
+        tagc_exchange_memory memory;
+        TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size, &memory));
+        out->memory.residuals += memory.residual;
         out->n_owned += flat->n_owned;
     }
     return TAGC_OK;

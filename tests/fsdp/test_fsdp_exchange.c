@@ -1,0 +1,382 @@
+/* A flat's exchange changes between steps and nothing is lost: what ranks held back before, plus this step's gradient,
+ * is what owners receive plus what ranks hold back after, element by element, with an oracle for the gradient. */
+#include "toy.h"
+
+#include "fsdp/checkpoint.h"
+#include "fsdp/checkpoint_format.h"
+#include "fsdp/internal.h"
+
+typedef struct stage {
+    int exchange, values;
+    double sparsity;
+} stage;
+
+typedef struct run {
+    toy_model model;
+    tagc_fsdp_options options;
+    const stage *stages;
+    int n_stages;
+    int poison_stage; /* -1: none */
+    double tolerance;
+    pthread_barrier_t barrier;
+    pthread_mutex_t lock;
+    double *pending, *before, *received; /* (n_params) sums over ranks */
+    double held;                         /* largest of pending after any step */
+} run;
+
+static int is_first(const tagc_comm *comm) {
+    return tagc_comm_rank(comm) == 0;
+}
+
+/* What is still to come from all ranks, in r->pending. */
+static void sum_pending(run *r, tagc_comm *comm, const tagc_fsdp *f) {
+    size_t n = toy_n_params(&r->model), at = 0;
+    if (is_first(comm)) memset(r->pending, 0, n * sizeof *r->pending);
+    pthread_barrier_wait(&r->barrier);
+    pthread_mutex_lock(&r->lock);
+    for (int t = 0; t < r->model.n_tensors; t++)
+        for (size_t i = 0; i < r->model.tensors[t].n_elems; i++, at++) {
+            const tagc_place *p = &f->places[t];
+            const tagc_flat *flat = &f->flats[p->flat];
+            uint64_t n_residual;
+            const float *residual = tagc_fsdp_residual(flat, &n_residual);
+            tagc_cover c = tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners,
+                                               f->rank, p->offset + i);
+            if (c.covers) r->pending[at] += (double)residual[c.at];
+        }
+    pthread_mutex_unlock(&r->lock);
+    pthread_barrier_wait(&r->barrier);
+}
+
+static void set_all(run *r, tagc_fsdp *f, const stage *s) {
+    for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
+        tagc_fsdp_flat info;
+        CHECK_OK(tagc_fsdp_flat_info(f, i, &info));
+        if (info.class_ != TAGC_CLASS_COMPRESSED) continue;
+        tagc_reducer_options o = r->options.reducer;
+        o.exchange = s->exchange;
+        o.values = s->values;
+        o.sparsity = s->sparsity;
+        CHECK_OK(tagc_fsdp_set_exchange(f, i, &o));
+        CHECK_OK(tagc_fsdp_flat_info(f, i, &info));
+        int is_hybrid = r->options.sharding == TAGC_SHARD_HYBRID;
+        if (!is_hybrid || s->exchange == TAGC_EXCHANGE_DIRECT)
+            CHECK(info.reducer.exchange == s->exchange && info.reducer.values == s->values &&
+                  info.reducer.sparsity == s->sparsity);
+    }
+}
+
+/* Adds what owners got, times W: the sum over ranks. */
+static void sum_received(run *r, tagc_comm *comm, const tagc_fsdp *f) {
+    int world_size = tagc_comm_world_size(comm);
+    if (f->rank >= f->n_owners) return; /* a replica */
+    pthread_mutex_lock(&r->lock);
+    double *out = r->received;
+    for (int t = 0; t < r->model.n_tensors; out += r->model.tensors[t].n_elems, t++) {
+        const tagc_place *p = &f->places[t];
+        for (size_t i = 0; i < p->n; i++)
+            out[p->first + i] += (double)f->flats[p->flat].gradient[p->at + i] * world_size;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* Sum over ranks and micro-steps of the gradients of one element. */
+static double gradient_of(const run *r, int tensor, size_t i, float p, uint64_t step, int world_size) {
+    int n_micro = r->options.n_micro_steps, n = r->model.n_samples / (world_size * n_micro);
+    double sum = 0;
+    for (int s = 0; s < r->model.n_samples; s++)
+        sum += (double)p - (double)toy_target(tensor, i, step * (uint64_t)r->model.n_samples + (uint64_t)s);
+    return (double)toy_stiffness(tensor) * sum / n;
+}
+
+static void compare(run *r, const float *params, uint64_t step, int world_size) {
+    size_t at = 0;
+    double worst = 0;
+    for (int t = 0; t < r->model.n_tensors; t++)
+        for (size_t i = 0; i < r->model.tensors[t].n_elems; i++, at++) {
+            double in = r->before[at] + gradient_of(r, t, i, params[at], step, world_size);
+            worst = fmax(worst, fabs(in - r->received[at] - r->pending[at]));
+            r->held = fmax(r->held, fabs(r->pending[at]));
+        }
+    if (!(worst <= r->tolerance))
+        print_error("W %d sharding %d two_level %d micro %d each %d stage %d: off by %g\n", world_size,
+                    r->options.sharding, r->options.two_level, r->options.n_micro_steps,
+                    r->options.exchange_each_micro_step, (int)step, worst);
+    CHECK(worst <= r->tolerance);
+}
+
+static void keep_accounts(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    size_t n = toy_n_params(&r->model);
+    int world_size = tagc_comm_world_size(comm);
+    float *params = malloc(n * sizeof *params);
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    for (int k = 0; k < r->n_stages; k++) {
+        sum_pending(r, comm, f);
+        if (is_first(comm)) memcpy(r->before, r->pending, n * sizeof *r->before);
+        set_all(r, f, &r->stages[k]);
+        sum_pending(r, comm, f);
+        for (size_t i = 0; i < n && is_first(comm); i++) CHECK(fabs(r->before[i] - r->pending[i]) <= 1e-6);
+        toy_read(&r->model, f, params);
+        if (is_first(comm)) memset(r->received, 0, n * sizeof *r->received);
+        pthread_barrier_wait(&r->barrier);
+        toy_model model = r->model;
+        if (k == r->poison_stage && is_first(comm)) model.poison = 1;
+        tagc_fsdp_stats stats;
+        toy_step(&model, comm, f, r->options.n_micro_steps, (uint64_t)k, 0.003, &stats);
+        CHECK(stats.skipped == (k == r->poison_stage));
+        if (!stats.skipped) sum_received(r, comm, f);
+        sum_pending(r, comm, f);
+        if (is_first(comm) && !stats.skipped) compare(r, params, (uint64_t)k, world_size);
+        if (is_first(comm) && stats.skipped) /* the token embedding's flat is as before */
+            for (size_t i = 0; i < r->model.tensors[0].n_elems; i++)
+                CHECK(fabs(r->before[i] - r->pending[i]) <= 1e-6);
+        tagc_fsdp_memory memory;
+        tagc_fsdp_memory_used(f, &memory);
+        uint64_t n_residuals = 0;
+        for (int i = 0; i < f->n_flats; i++) {
+            uint64_t n_residual;
+            tagc_reducer_residual(f->flats[i].reducer, &n_residual);
+            n_residuals += n_residual + (f->flats[i].carry != NULL ? f->flats[i].n_padded : 0);
+            CHECK(stats.skipped || f->flats[i].carry == NULL);
+        }
+        CHECK(memory.residuals == n_residuals * sizeof(float));
+        pthread_barrier_wait(&r->barrier);
+    }
+    free(params);
+    tagc_fsdp_destroy(f);
+}
+
+static void run_one(run *r, int world_size) {
+    size_t n = toy_n_params(&r->model);
+    r->pending = calloc(3 * n, sizeof *r->pending);
+    r->before = r->pending + n;
+    r->received = r->before + n;
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_barrier_init(&r->barrier, NULL, (unsigned)world_size);
+    toy_run(world_size, keep_accounts, r);
+    assert_true(r->held > 0.01);
+    pthread_barrier_destroy(&r->barrier);
+    pthread_mutex_destroy(&r->lock);
+    free(r->pending);
+}
+
+static void run_init(run *r, const stage *stages, int n_stages) {
+    *r = (run){.stages = stages, .n_stages = n_stages, .poison_stage = -1, .tolerance = 4e-5};
+    toy_gpt(&r->model, 1, 9, 0);
+    tagc_fsdp_options_init(&r->options);
+    r->options.clip_norm = 0;
+    r->options.reducer.sparsity = 0.9;
+    r->options.reducer.block = 16;
+}
+
+#define DENSE                                                                                                \
+    { TAGC_EXCHANGE_DENSE, 0, 0.9 }
+#define PACKED                                                                                               \
+    { TAGC_EXCHANGE_PACKED, 0, 0.9 }
+#define SKETCH                                                                                               \
+    { TAGC_EXCHANGE_SKETCH, 0, 0.95 }
+#define DIRECT(values, sparsity)                                                                             \
+    { TAGC_EXCHANGE_DIRECT, TAGC_VALUES_##values, sparsity }
+
+static void nothing_is_lost(void **state) {
+    (void)state;
+    static const stage stages[] = {PACKED,
+                                   DIRECT(FP32, 0.95),
+                                   DENSE,
+                                   DIRECT(INT4, 0.9),
+                                   DIRECT(INT8, 0),
+                                   SKETCH,
+                                   DIRECT(SIGN, 0),
+                                   DENSE,
+                                   DIRECT(BF16, 0.8),
+                                   PACKED,
+                                   DENSE,
+                                   DENSE};
+    static const int worlds[] = {1, 2, 3, 4, 8};
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
+        for (int variant = 0; variant < 9; variant++) {
+            run r;
+            run_init(&r, stages, sizeof stages / sizeof *stages);
+            r.options.sharding = variant % 3;
+            r.options.n_micro_steps = variant < 3 ? 1 : worlds[w] == 8 ? 3 : 2;
+            r.options.exchange_each_micro_step = variant >= 6;
+            run_one(&r, worlds[w]);
+        }
+}
+
+/* Ranks of a host hold one residual together. Between fp32 values nothing is rounded, else rows within a host are. */
+static void hosts_lose_nothing(void **state) {
+    (void)state;
+    static const stage exact[] = {
+        DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95), PACKED, DIRECT(FP32, 0), DENSE};
+    static const stage hosts_only[] = {DIRECT(FP32, 0.9), DIRECT(FP32, 0.5), DENSE, DIRECT(FP32, 0.95),
+                                       DENSE};
+    static const stage rounded[] = {DIRECT(INT4, 0.9), DENSE, DIRECT(INT8, 0), DIRECT(SIGN, 0.5), DENSE};
+    static const int worlds[][2] = {{2, 2}, {4, 2}, {4, 4}, {6, 2}, {6, 3}, {8, 4}, {4, 1}};
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
+        for (int variant = 0; variant < 8; variant++) {
+            run r;
+            int sharding = variant % 4;
+            if (variant >= 4)
+                run_init(&r, rounded, sizeof rounded / sizeof *rounded);
+            else if (sharding == TAGC_SHARD_HYBRID)
+                run_init(&r, hosts_only, sizeof hosts_only / sizeof *hosts_only);
+            else
+                run_init(&r, exact, sizeof exact / sizeof *exact);
+            if (variant >= 4) r.tolerance = 0.1;          /* 2^-9 of sums below 50 */
+            if (worlds[w][0] == worlds[w][1]) r.held = 1; /* one host alone encodes nothing */
+            r.options.sharding = sharding;
+            r.options.two_level = 1;
+            r.options.ranks_per_host = worlds[w][1];
+            if (sharding == TAGC_SHARD_HYBRID) r.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+            run_one(&r, worlds[w][0]);
+        }
+}
+
+/* What waits for the next gradient waits on when that was no number. */
+static void a_skipped_step_keeps_what_waits(void **state) {
+    (void)state;
+    static const stage stages[] = {PACKED, DENSE, DENSE, PACKED, DENSE};
+    for (int sharding = 0; sharding < 3; sharding++) {
+        run r;
+        run_init(&r, stages, sizeof stages / sizeof *stages);
+        r.options.sharding = sharding;
+        r.poison_stage = 1;
+        run_one(&r, 2);
+    }
+}
+
+/* ---- failures ---- */
+
+static void fail_alike(tagc_comm *comm, void *arg) {
+    (void)arg;
+    toy_model m;
+    toy_gpt(&m, 1, 9, 0);
+    tagc_fsdp_options options;
+    tagc_fsdp_options_init(&options);
+    options.reducer.sparsity = 0.9;
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    toy_step(&m, comm, f, 1, 0, 0.01, NULL);
+    uint64_t n;
+    const tagc_reducer *before = f->flats[0].reducer;
+    const float *residual = tagc_reducer_residual(before, &n);
+    float *copy = malloc(n * sizeof *copy);
+    memcpy(copy, residual, n * sizeof *copy);
+    tagc_fsdp_memory memory, after;
+    tagc_fsdp_memory_used(f, &memory);
+    int last = tagc_comm_rank(comm) == tagc_comm_world_size(comm) - 1;
+    tagc_reducer_options direct = options.reducer;
+    direct.exchange = TAGC_EXCHANGE_DIRECT;
+    for (int kind = 0; kind < 6; kind++) {
+        tagc_reducer_options o = direct;
+        int flat = 0;
+        tagc_status expected = TAGC_ERR_ARGUMENT;
+        if (last && kind == 0) flat = f->n_flats;
+        if (last && kind == 1) flat = -1;
+        if (last && kind == 2) flat = 1, expected = TAGC_ERR_MISMATCH;
+        if (last && kind == 3) o.block = 17;
+        if (last && kind == 4) o.values = TAGC_VALUES_SIGN;
+        if (kind == 2 || kind == 4) expected = TAGC_ERR_MISMATCH;
+        CHECK(tagc_fsdp_set_exchange(f, flat, last && kind == 5 ? NULL : &o) == expected);
+        CHECK(f->flats[0].reducer == before && tagc_reducer_residual(before, NULL) == residual);
+        CHECK(memcmp(copy, residual, n * sizeof *copy) == 0);
+        tagc_fsdp_memory_used(f, &after);
+        CHECK(memcmp(&memory, &after, sizeof memory) == 0);
+    }
+    toy_forward(&m, f, 1, 0, 1);
+    toy_backward(&m, f, 0, 1);
+    CHECK(tagc_fsdp_set_exchange(f, 0, &direct) == TAGC_ERR_STATE);
+    CHECK_OK(tagc_fsdp_step(f, 0.01, NULL));
+    CHECK_OK(tagc_fsdp_set_exchange(f, 0, &direct));
+    toy_step(&m, comm, f, 1, 1, 0.01, NULL);
+    free(copy);
+    tagc_fsdp_destroy(f);
+}
+
+static void failures_change_nothing(void **state) {
+    (void)state;
+    toy_run(2, fail_alike, NULL);
+    toy_run(4, fail_alike, NULL);
+}
+
+/* ---- with a checkpoint in between ---- */
+
+typedef struct saved_run {
+    const char *dir;
+    double *pending; /* (2, n_params) */
+    pthread_mutex_t lock;
+} saved_run;
+
+static void add_pending(saved_run *r, const toy_model *m, const tagc_fsdp *f, double *out) {
+    pthread_mutex_lock(&r->lock);
+    for (int t = 0; t < m->n_tensors; t++)
+        for (size_t i = 0; i < m->tensors[t].n_elems; i++) {
+            uint64_t n;
+            const float *residual = tagc_fsdp_residual(&f->flats[f->places[t].flat], &n);
+            if (n > 0) *out += (double)residual[f->places[t].offset + i];
+            out++;
+        }
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void save_while_it_waits(tagc_comm *comm, void *arg) {
+    saved_run *r = arg;
+    toy_model m;
+    toy_gpt(&m, 1, 9, 0);
+    tagc_fsdp_options options;
+    tagc_fsdp_options_init(&options);
+    options.reducer.sparsity = 0.9;
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    toy_step(&m, comm, f, 1, 0, 0.01, NULL);
+    tagc_reducer_options dense = options.reducer;
+    dense.exchange = TAGC_EXCHANGE_DENSE;
+    for (int i = 0; i < f->n_flats; i++) CHECK_OK(tagc_fsdp_set_exchange(f, i, &dense));
+    add_pending(r, &m, f, r->pending);
+    CHECK_OK(tagc_checkpoint_save(f, comm, r->dir, 1, ""));
+    tagc_fsdp_destroy(f);
+    CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
+    char path[1024], *extra;
+    uint64_t step;
+    CHECK_OK(tagc_checkpoint_find(comm, r->dir, path, sizeof path));
+    CHECK_OK(tagc_checkpoint_load(f, comm, path, &step, &extra));
+    free(extra);
+    add_pending(r, &m, f, r->pending + toy_n_params(&m));
+    tagc_fsdp_destroy(f);
+}
+
+static void what_waits_is_saved(void **state) {
+    (void)state;
+    char dir[] = "/tmp/tagc-exchange-XXXXXX", command[64];
+    toy_model m;
+    toy_gpt(&m, 1, 9, 0);
+    size_t n = toy_n_params(&m);
+    assert_non_null(mkdtemp(dir));
+    saved_run r = {.dir = dir, .pending = calloc(2 * n, sizeof(double))};
+    pthread_mutex_init(&r.lock, NULL);
+    toy_run(2, save_while_it_waits, &r);
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        assert_true(fabs(r.pending[i] - r.pending[n + i]) <= 1e-6);
+        largest = fmax(largest, fabs(r.pending[i]));
+    }
+    assert_true(largest > 0.01);
+    free(r.pending);
+    snprintf(command, sizeof command, "rm -rf '%s'", dir);
+    assert_int_equal(system(command), 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nothing_is_lost),         cmocka_unit_test(hosts_lose_nothing),
+        cmocka_unit_test(failures_change_nothing), cmocka_unit_test(a_skipped_step_keeps_what_waits),
+        cmocka_unit_test(what_waits_is_saved),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
