@@ -140,6 +140,10 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     json_object_set_new(line, "n_bytes_received", tagc_json_leg_bytes(stats->n_bytes_received));
     json_object_set_new(line, "bits_sent_per_param", tagc_json_leg_reals(stats->bits_per_param));
     add_codec(line, stats);
+    if (report->kept_factor > 0) {
+        json_object_set_new(line, "kept_factor", tagc_json_real(report->kept_factor));
+        json_object_set_new(line, "residual_norm", tagc_json_real(report->residual_norm));
+    }
     return write_line(metrics, line);
 }
 

@@ -14,6 +14,7 @@ typedef struct tagc_step_report {
     int world_size;
     tagc_fsdp_stats stats;
     tagc_busy_times busy;
+    double kept_factor, residual_norm; /* of the guard, at the end of the step; 0 and 0 without one */
 } tagc_step_report;
 
 /* Bits per parameter before the factor (W-1)/W, over all legs in [first, last]; 0 for one rank. */

@@ -57,6 +57,22 @@ static tagc_status micro_step(tagc_trainer *t, const tagc_params *params, double
     return tagc_gpt2_backward(t->model, params, 1.0f);
 }
 
+/* Loss and norms are the same on all ranks, and so is what is made of them. */
+static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
+    static const char *const reasons[] = {"", "the residual has outgrown the gradient", "the loss has jumped",
+                                          "calm again"};
+    if (t->options.guard <= 0) return TAGC_OK;
+    TAGC_TRY(tagc_fsdp_residual_norm(t->fsdp, &report->residual_norm));
+    tagc_guard_change change =
+        tagc_guard_update(&t->guard, report->loss, report->stats.grad_norm, report->residual_norm);
+    report->kept_factor = t->guard.factor;
+    if (change == TAGC_GUARD_SAME) return TAGC_OK;
+    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+    tagc_progress_say(&t->progress, "step %llu  guard: %s; sends %g times what it would",
+                      (unsigned long long)t->step, reasons[change], t->guard.factor);
+    return TAGC_OK;
+}
+
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
     tagc_params params = tagc_engine_params(t->fsdp);
     tagc_busy_times before;
@@ -79,6 +95,7 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
     t->saved.n_tokens += report->n_tokens;
     report->loss = sum / (double)t->options.accumulate;
     TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
+    TAGC_TRY(watch(t, report));
     report->wall_s = tagc_clock_s() - start_s;
     return TAGC_OK;
 }

@@ -259,6 +259,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
             .tokens = t->tokens,
             .targets = t->targets,
         };
+    if (t->options.guard > 0) tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
     tagc_greet(t, parsed);
     return open_chooser(t);
 }

@@ -8,6 +8,7 @@
 #include "cli/progress.h"
 #include "cli/saved.h"
 #include "cli/train_options.h"
+#include "fsdp/guard.h"
 
 typedef struct tagc_trainer {
     tagc_rank *rank;
@@ -25,6 +26,7 @@ typedef struct tagc_trainer {
     uint64_t step;         /* done so far */
     uint64_t trace_first, trace_last;
     tagc_evaluation evaluation;
+    tagc_guard guard; /* with --guard only */
 } tagc_trainer;
 
 /* Collective. *out can be closed after success and failure alike. */

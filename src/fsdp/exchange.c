@@ -57,7 +57,8 @@ tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
-    f->memory.residuals += n_residual * sizeof(float);
+    TAGC_TRY(tagc_recipe_make(&f->options, flat));
+    f->memory.residuals += n_residual * sizeof(float) + flat->recipe.n_bytes;
     return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }
 
@@ -172,6 +173,7 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     flat->asked = changed.asked;
     flat->is_asked = 1;
     flat->reducer = fresh;
+    flat->recipe.sparsity = -1;
     flat->carry = is_carried ? values : NULL;
     if (!is_carried) free(values);
     return TAGC_OK;

@@ -66,6 +66,7 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         f->world_size = tagc_comm_world_size(comm);
         f->pass = TAGC_PASS_NONE;
         f->span_unit = -1;
+        f->kept_factor = 1;
         status = prepare(f, tensors, n_tensors, options);
     }
     status = tagc_agree(comm, status);
@@ -90,6 +91,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
         tagc_fsdp_drop_carry(f, flat);
+        tagc_recipe_free(flat);
     }
     tagc_memory_destroy(f->values);
     tagc_memory_destroy(f->tables);

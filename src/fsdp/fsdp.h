@@ -45,6 +45,14 @@ typedef enum tagc_class {
     TAGC_N_CLASSES = 3
 } tagc_class;
 
+/* Variations of error feedback (src/fsdp/recipe.h); the defaults are none. */
+typedef struct tagc_recipes {
+    double residual_decay; /* [0, 1], default 1: residuals times this before every step */
+    int sparsity_warmup;   /* >= 0, default 0: steps over which what is kept falls from 25 % to the target */
+    double local_momentum; /* [0, 1), default 0: of what enters the selection of compressed flats */
+    int residual_bf16;     /* 1: residuals are rounded after every step; default 0 */
+} tagc_recipes;
+
 typedef struct tagc_fsdp_options {
     int sharding;      /* tagc_sharding, default FULL */
     int wrap;          /* tagc_wrap, default STAGE */
@@ -65,6 +73,7 @@ typedef struct tagc_fsdp_options {
     double beta1_compressed;      /* of compressed flats; -1 (default): beta1 */
     double weight_decay;          /* >= 0, default 0.1; tensors with `decay` only */
     double clip_norm;             /* >= 0, default 1.0; 0 is off */
+    tagc_recipes recipes;
 } tagc_fsdp_options;
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
@@ -107,7 +116,7 @@ typedef struct tagc_fsdp_stats {
     double wait_gather_s; /* exposed: compute stood still for parameters */
     double wait_reduce_s; /* exposed: ... for gradients */
     double optimizer_s;
-    double phase_s[TAGC_N_PHASES];      /* of all reducers, on the codec stream */
+    double phase_s[TAGC_N_PHASES]; /* of all reducers, on the codec stream */
     /* By this rank in this step, counted by the transport. With sharding GRAD a step's gathers are those of the
      * parameters that it used: begun by the update before it, or in front of the first step. */
     uint64_t n_bytes_sent[TAGC_N_LEGS];
@@ -126,6 +135,13 @@ typedef struct tagc_fsdp_stats {
 /* Collective. Waits for the exchanges, clips, updates the owned shards with learning rate `lr`.
  * The model adds gradients of its mean loss; the engine makes the mean over ranks and over micro-steps. */
 tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
+
+/* ---- backing off ---- */
+
+/* Collective: root of the mean over ranks of the squared norm of a rank's residuals. */
+tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
+/* From the next step on compressed flats keep this times their share, at most all; collective in effect. */
+void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);
 
 /* ---- what it looks like ---- */
 

@@ -15,6 +15,7 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
+#include "fsdp/recipe.h"
 #include "fsdp/trace.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
@@ -30,7 +31,7 @@ typedef struct tagc_place {
     uint64_t first, at, n;
 } tagc_place;
 
-typedef struct tagc_flat {
+struct tagc_flat {
     int unit, class_;            /* tagc_class */
     int first_member, n_members; /* in tagc_fsdp.members */
     uint64_t n_elems, n_padded;  /* without and with padding */
@@ -43,7 +44,8 @@ typedef struct tagc_flat {
     tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
     int is_asked, carry_sent;
     float *carry; /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
-} tagc_flat;
+    tagc_recipe recipe;
+};
 
 typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
 
@@ -96,6 +98,8 @@ struct tagc_fsdp {
     int gather_next, gather_reach; /* positions: the next to be gathered, the last that may be */
     int n_open;                    /* units that are not finished in this pass */
     uint64_t n_updates;            /* optimizer steps taken, for the bias correction */
+    uint64_t n_steps_begun;        /* by this engine */
+    double kept_factor;            /* what is kept of compressed flats, times this */
     tagc_status deferred;          /* of a failure in _done, which cannot return it */
     char deferred_text[TAGC_ERROR_TEXT_BYTES];
 

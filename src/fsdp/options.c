@@ -23,6 +23,7 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .beta1_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
+        .recipes = {.residual_decay = 1},
     };
     tagc_reducer_options_init(&options->reducer);
     tagc_reducer_options_init(&options->mild);
@@ -78,6 +79,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
             "exchange is %d, hybrid sharding has %d (dense) and %d (direct): only direct adds within"
             " hosts first",
             exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
+    TAGC_TRY(tagc_recipes_check(o));
     if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "names is empty, policy by names needs patterns such as h.*.mlp.*");
@@ -111,4 +113,6 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
              o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
              o->weight_decay, o->clip_norm);
+    size_t n = strlen(text);
+    snprintf(text + n, TAGC_OPTIONS_TEXT_BYTES - n, " sparsity_warmup=%d", o->recipes.sparsity_warmup);
 }

@@ -188,6 +188,7 @@ tagc_status tagc_fsdp_end_exchange(tagc_fsdp *f, int unit) {
     tagc_reducer_stats_init(&stats);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_reducer_end(f->flats[i].reducer, &stats));
+        TAGC_TRY(tagc_recipe_after(&f->options, &f->flats[i], stats.nonfinite));
         add_stats(f, &f->flats[i], &stats);
         if (f->flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->flats[i]);
         f->flats[i].carry_sent = 0;
@@ -236,6 +237,7 @@ static tagc_status begin_exchange(tagc_fsdp *f, int unit) {
         tagc_flat *flat = &f->flats[i];
         add_carry(f, flat);
         float *output = flat->received != NULL ? flat->received : flat->gradient;
+        tagc_recipe_before(&f->options, flat, flat->full_gradient);
         TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output));
     }
     return TAGC_OK;
@@ -272,7 +274,7 @@ static tagc_status begin_pass(tagc_fsdp *f, int pass) {
     return gather_ahead(f);
 }
 
-static void begin_step(tagc_fsdp *f) {
+static tagc_status begin_step(tagc_fsdp *f) {
     f->step_start_s = tagc_time_s();
     memset(&f->stats, 0, sizeof f->stats);
     uint64_t sent = f->sent_before[TAGC_LEG_GATHER], received = f->received_before[TAGC_LEG_GATHER];
@@ -282,6 +284,7 @@ static void begin_step(tagc_fsdp *f) {
         f->received_before[TAGC_LEG_GATHER] = received;
     }
     for (int i = 0; i < f->n_units; i++) f->units[i].gradients_zeroed = f->units[i].n_exchanged = 0;
+    return tagc_recipes_begin_step(f);
 }
 
 tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {
@@ -289,7 +292,7 @@ tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {
     TAGC_TRY(tagc_fsdp_finish_backward(f));
     tagc_fsdp_close_span(f, tagc_time_s());
     if (f->options.sharding != TAGC_SHARD_GRAD) TAGC_TRY(tagc_fsdp_end_gathers(f)); /* a pass was given up */
-    if (training && f->micro_step == 0) begin_step(f);
+    if (training && f->micro_step == 0) TAGC_TRY(begin_step(f));
     f->training = training;
     if (tagc_fsdp_releases(f)) tagc_fsdp_make_absent(f);
     return begin_pass(f, TAGC_PASS_FORWARD);

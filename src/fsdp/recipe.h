@@ -1,0 +1,36 @@
+/* Variations of error feedback that training may want, kept apart from the engine so that each can go without a trace.
+ *
+ *   decay         residual *= decay before every step: what waited too long fades
+ *   warm-up       the kept share falls from 25 % to its target over some steps (deep gradient compression)
+ *   momentum      u = m u + (1 - m) g enters the selection instead of g; what was sent is cleared from u, so that old
+ *                 momentum does not follow it (deep gradient compression's correction)
+ *   bf16          the residual is rounded after every step: what half the memory would cost in loss
+ *
+ * Their own state (u, the place in the warm-up) is not in a checkpoint. */
+#ifndef TAGC_FSDP_RECIPE_H
+#define TAGC_FSDP_RECIPE_H
+
+#include "core/status.h"
+#include "fsdp/fsdp.h"
+
+typedef struct tagc_flat tagc_flat;
+
+/* Of a flat. */
+typedef struct tagc_recipe {
+    float *momentum; /* (n_padded) u, or NULL */
+    float *before;   /* (n_padded) residual + what enters, to see what was sent; or scratch; or NULL */
+    double sparsity; /* in use; the target is the flat's option */
+    uint64_t n_bytes;
+} tagc_recipe;
+
+tagc_status tagc_recipes_check(const tagc_fsdp_options *options);
+/* A flat's reducer has just been made. */
+tagc_status tagc_recipe_make(const tagc_fsdp_options *options, tagc_flat *flat);
+void tagc_recipe_free(tagc_flat *flat);
+/* Before the first gather of a step. */
+tagc_status tagc_recipes_begin_step(tagc_fsdp *fsdp);
+/* Around the exchange of a flat whose reducer is idle; gradient (n_padded) may be changed. */
+void tagc_recipe_before(const tagc_fsdp_options *options, tagc_flat *flat, float *gradient);
+tagc_status tagc_recipe_after(const tagc_fsdp_options *options, tagc_flat *flat, int nonfinite);
+
+#endif
