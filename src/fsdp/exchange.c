@@ -4,13 +4,14 @@
  * ranks of a host together hold one, it waits as the flat's carry and is added to the next gradient. */
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
+#include "fsdp/layout.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* What is no caller's choice. Between hosts only direct knows how, which sends all values where dense was asked
- * for. */
-static void set_own_fields(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r) {
-    int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
+/* Between hosts only direct knows how, which sends all values where dense was asked for. */
+void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
+                            tagc_reducer_options *r) {
+    int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;
     if (is_hybrid && r->exchange == TAGC_EXCHANGE_DENSE) {
         r->exchange = TAGC_EXCHANGE_DIRECT;
         r->sparsity = 0;
@@ -18,13 +19,13 @@ static void set_own_fields(const tagc_fsdp *f, const tagc_flat *flat, tagc_reduc
         r->rotate = 0;
         r->wire = TAGC_WIRE_FP32;
     }
-    int by_hosts = is_hybrid || (f->options.two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
-    r->n_elems = flat->n_padded;
-    r->tag = (uint64_t)flat->unit;
+    int by_hosts = is_hybrid || (engine->two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
+    r->n_elems = n_padded;
+    r->tag = (uint64_t)unit;
     r->op = TAGC_OP_AVG;
-    r->all_reduce = is_hybrid ? 2 : f->options.sharding == TAGC_SHARD_NONE;
-    r->ranks_per_host = by_hosts ? f->options.ranks_per_host : 1;
-    r->n_threads = f->options.reducer.n_threads;
+    r->all_reduce = is_hybrid ? 2 : engine->sharding == TAGC_SHARD_NONE;
+    r->ranks_per_host = by_hosts ? engine->ranks_per_host : 1;
+    r->n_threads = engine->reducer.n_threads;
 }
 
 int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_reducer_options *r,
@@ -40,7 +41,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->wire = f->options.dense_wire;
     }
-    set_own_fields(f, flat, r);
+    tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;

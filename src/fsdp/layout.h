@@ -39,4 +39,8 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
                                const tagc_fsdp_options *options, int world_size, tagc_layout **out);
 void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
 
+/* The fields of a flat's reducer that are the engine's and no caller's choice, as tagc_fsdp_set_exchange sets them. */
+void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
+                            tagc_reducer_options *reducer);
+
 #endif

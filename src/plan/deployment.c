@@ -13,7 +13,7 @@ static const tagc_placement_info placements[] = {
                           1},
     [TAGC_PLACE_ZERO3] = {"zero3", "sharded, gathered on use", "sharded", "sharded", "replicated", 1},
     [TAGC_PLACE_HYBRID] = {"hybrid", "sharded within a host, gathered on use", "sharded within a host",
-                           "sharded within a host", "of the own shard", 0},
+                           "sharded within a host", "once per host", 1},
 };
 enum { N_PLACEMENTS = sizeof placements / sizeof placements[0] };
 
@@ -22,15 +22,25 @@ const tagc_placement_info *tagc_placement_describe(int placement) {
 }
 
 int tagc_placement_of_sharding(int sharding) {
-    return sharding == TAGC_SHARD_FULL   ? TAGC_PLACE_ZERO3
-           : sharding == TAGC_SHARD_GRAD ? TAGC_PLACE_ZERO2
-                                         : TAGC_PLACE_NONE;
+    static const int placement[] = {[TAGC_SHARD_FULL] = TAGC_PLACE_ZERO3,
+                                    [TAGC_SHARD_GRAD] = TAGC_PLACE_ZERO2,
+                                    [TAGC_SHARD_NONE] = TAGC_PLACE_NONE,
+                                    [TAGC_SHARD_HYBRID] = TAGC_PLACE_HYBRID};
+    return placement[sharding];
 }
 
-static int sharding_of(int placement) {
-    if (placement == TAGC_PLACE_NONE) return TAGC_SHARD_NONE;
-    return placement == TAGC_PLACE_ZERO3 || placement == TAGC_PLACE_HYBRID ? TAGC_SHARD_FULL
-                                                                           : TAGC_SHARD_GRAD;
+/* Where hybrid sharding is the placement's idea and not the engine's, its hosts are those that there are. */
+static tagc_fsdp_options engine_of(const tagc_setup *s) {
+    static const int sharding[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
+                                   [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
+                                   [TAGC_PLACE_ZERO2] = TAGC_SHARD_GRAD,
+                                   [TAGC_PLACE_ZERO3] = TAGC_SHARD_FULL,
+                                   [TAGC_PLACE_HYBRID] = TAGC_SHARD_HYBRID};
+    tagc_fsdp_options engine = s->engine;
+    if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
+        engine.ranks_per_host = s->world_size / s->n_hosts;
+    engine.sharding = sharding[s->placement];
+    return engine;
 }
 
 tagc_status tagc_setup_check(const tagc_setup *s) {
@@ -50,17 +60,12 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
 
 double tagc_setup_union(const tagc_setup *s) {
     if (s->union_density >= 0) return s->union_density;
-    int n_ranks = s->placement == TAGC_PLACE_HYBRID ? s->n_hosts : s->world_size;
-    return 1 - pow(s->engine.reducer.sparsity, n_ranks);
+    tagc_fsdp_options engine = engine_of(s);
+    int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || engine.two_level;
+    return 1 - pow(engine.reducer.sparsity, s->world_size / (by_hosts ? engine.ranks_per_host : 1));
 }
 
 /* ---- reductions ---- */
-
-/* Of the other ranks, those on other hosts. */
-static double remote_share(const tagc_setup *s) {
-    int per_host = s->world_size / s->n_hosts;
-    return s->world_size > 1 ? (double)(s->world_size - per_host) / (s->world_size - 1) : 0;
-}
 
 /* Of a sketch with `load` items per cell, the share of items that peeling cannot reach: edges of the 2-core of a random
  * 3-uniform hypergraph. x is the chance that a cell of an item keeps other items for ever; none below 0.818. */
@@ -96,14 +101,17 @@ double tagc_reduction_decoded(const tagc_reduction *r) {
     return r->kept_density + (r->options.all_reduce ? r->union_density : 0);
 }
 
-/* Groups of ranks_per_host need not be the hosts that there are: a rank has so many neighbours of its group, and of
- * its peers in other groups, on its own host. */
+/* Of the others in a group of neighbouring ranks, those on other hosts. Groups need not be the hosts that there are. */
+static double remote_within(const tagc_setup *s, int per_group) {
+    int per_host = s->world_size / s->n_hosts, n_near = per_group < per_host ? per_group : per_host;
+    return per_group > 1 ? (double)(per_group - n_near) / (per_group - 1) : 0;
+}
+
 static void set_shares(const tagc_setup *s, tagc_reduction *r) {
     int per_host = s->world_size / s->n_hosts, per_group = r->options.ranks_per_host;
-    int n_groups = s->world_size / per_group;
-    int n_near = per_group < per_host ? per_group : per_host, n_groups_near = per_host / n_near;
-    r->within_share = (double)(per_group - n_near) / (per_group - 1);
-    r->remote_share = n_groups > 1 ? (double)(n_groups - n_groups_near) / (n_groups - 1) : 0;
+    int n_groups = s->world_size / per_group, n_near = per_host > per_group ? per_host / per_group : 1;
+    r->within_share = remote_within(s, per_group);
+    r->remote_share = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
 /* What was measured or given is of the engine's sparsity. */
@@ -115,85 +123,56 @@ static void set_densities(const tagc_setup *s, tagc_reduction *r) {
                            : 1 - pow(1 - r->kept_density, r->n_ranks / r->options.ranks_per_host);
 }
 
-static tagc_status add_reduction(const tagc_deployment *d, tagc_flat_plan *flat,
-                                 const tagc_reducer_options *options, int n_ranks, double share) {
-    tagc_reduction *r = &flat->reductions[flat->n_reductions++];
-    *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks, .remote_share = share};
-    if (options->ranks_per_host > 1) set_shares(d->setup, r);
+static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_options *options,
+                                  tagc_reduction *r) {
+    int n_ranks = d->setup->world_size;
+    *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
+    set_shares(d->setup, r);
     set_densities(d->setup, r);
     tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
     TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));
     return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 
-static tagc_status plan_hybrid(const tagc_deployment *d, const tagc_layout_flat *from,
-                               const tagc_reducer_options *reducer, tagc_flat_plan *to) {
-    int n_hosts = d->setup->n_hosts, per_host = d->n_ranks_copy;
-    tagc_reducer_options within, across = *reducer;
-    tagc_reducer_options_init(&within);
-    within.exchange = TAGC_EXCHANGE_DENSE;
-    within.wire = d->engine.dense_wire;
-    within.n_elems = from->n_padded;
-    across.n_elems = tagc_padded_elems(from->n_padded / (uint64_t)per_host, n_hosts);
-    across.all_reduce = 1;
-    TAGC_TRY(add_reduction(d, to, &within, per_host, 0));
-    return add_reduction(d, to, &across, n_hosts, 1);
-}
-
-/* As tagc_fsdp_set_exchange: what is the engine's stays the engine's. */
-static tagc_reducer_options reducer_of(const tagc_deployment *d, int flat) {
-    const tagc_reducer_options *engine = &d->layout->flats[flat].reducer;
-    if (!d->setup->flat_reducers) return *engine;
-    tagc_reducer_options r = d->setup->flat_reducers[flat];
-    r.struct_bytes = engine->struct_bytes;
-    r.n_elems = engine->n_elems;
-    r.tag = engine->tag;
-    r.op = engine->op;
-    r.all_reduce = engine->all_reduce;
-    r.ranks_per_host = engine->ranks_per_host;
-    r.n_threads = engine->n_threads;
-    return r;
-}
-
 static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan *to) {
     const tagc_layout_flat *from = &d->layout->flats[flat];
-    tagc_reducer_options reducer = reducer_of(d, flat);
+    tagc_reducer_options reducer = from->reducer;
+    int n_ranks = d->setup->world_size;
     *to = (tagc_flat_plan){.n_owned = from->n_padded};
     if (from->has_gatherer) {
         tagc_volume gather;
-        TAGC_TRY(tagc_gatherer_volume(&from->gatherer, d->n_ranks_copy, &gather));
+        int per_group = from->gatherer.ranks_per_host;
+        TAGC_TRY(tagc_gatherer_volume(&from->gatherer, n_ranks, &gather));
         to->gather_bytes = gather.n_bytes[TAGC_LEG_GATHER];
-        to->n_owned = from->n_padded / (uint64_t)d->n_ranks_copy;
+        to->n_owned = from->n_padded / (uint64_t)(per_group > 0 ? per_group : n_ranks);
     }
-    if (d->setup->placement == TAGC_PLACE_HYBRID) return plan_hybrid(d, from, &reducer, to);
-    return add_reduction(d, to, &reducer, d->setup->world_size, remote_share(d->setup));
+    if (d->setup->flat_reducers) {
+        reducer = d->setup->flat_reducers[flat];
+        tagc_layout_own_fields(&d->engine, from->n_padded, from->unit, &reducer);
+    }
+    return plan_reduction(d, &reducer, &to->reduction);
 }
 
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
     *out = NULL;
     TAGC_TRY(tagc_setup_check(setup));
     const tagc_gpt2_config *model = &setup->model;
-    tagc_fsdp_options engine = setup->engine;
-    int n_tensors = tagc_gpt2_n_tensors(model), is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
-    engine.sharding = sharding_of(setup->placement);
+    tagc_fsdp_options engine = engine_of(setup);
+    int n_tensors = tagc_gpt2_n_tensors(model);
     tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
     if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a table of %d tensors", n_tensors);
     for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
-    tagc_status status = tagc_layout_create(
-        tensors, n_tensors, &engine, is_hybrid ? setup->world_size / setup->n_hosts : setup->world_size, out);
+    tagc_status status = tagc_layout_create(tensors, n_tensors, &engine, setup->world_size, out);
     free(tensors);
     return status;
 }
 
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
     TAGC_TRY(tagc_setup_check(setup));
-    int is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
     tagc_deployment *d = out;
-    *d = (tagc_deployment){.setup = setup,
-                           .engine = setup->engine,
-                           .n_ranks_copy = is_hybrid ? setup->world_size / setup->n_hosts : setup->world_size,
-                           .gather_share = is_hybrid ? 0 : remote_share(setup)};
-    d->engine.sharding = sharding_of(setup->placement);
+    *d = (tagc_deployment){.setup = setup, .engine = engine_of(setup)};
+    int is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
+    d->gather_share = remote_within(setup, is_hybrid ? d->engine.ranks_per_host : setup->world_size);
     TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;
@@ -211,14 +190,14 @@ void tagc_deployment_destroy(tagc_deployment *d) {
 
 /* ---- memory ---- */
 
-/* Reducers of one size share a spare. */
-static int has_spare_before(const tagc_deployment *d, int flat, int reduction) {
-    const tagc_reducer_options *own = &d->flats[flat].reductions[reduction].options;
-    for (int i = 0; i < flat; i++)
-        for (int k = 0; k < d->flats[i].n_reductions; k++) {
-            const tagc_reducer_options *other = &d->flats[i].reductions[k].options;
-            if (other->exchange != TAGC_EXCHANGE_DENSE && other->n_elems == own->n_elems) return 1;
-        }
+/* Reducers whose residuals are of one size share a spare. */
+static int has_spare_before(const tagc_deployment *d, int flat, uint64_t n_bytes) {
+    for (int i = 0; i < flat; i++) {
+        tagc_exchange_memory memory = {0};
+        const tagc_reduction *r = &d->flats[i].reduction;
+        (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory);
+        if (memory.spare == n_bytes) return 1;
+    }
     return 0;
 }
 
@@ -232,17 +211,14 @@ static uint64_t state_bytes(const tagc_deployment *d, int flat) {
 }
 
 static void add_exchanges(const tagc_deployment *d, int flat, tagc_plan_memory *out) {
-    const tagc_flat_plan *plan = &d->flats[flat];
+    const tagc_reduction *r = &d->flats[flat].reduction;
+    const tagc_layout_flat *about = &d->layout->flats[flat];
+    tagc_exchange_memory memory = {0};
     uint64_t n_bytes = 0;
-    for (int k = 0; k < plan->n_reductions; k++) {
-        tagc_exchange_memory memory = {0};
-        const tagc_reduction *r = &plan->reductions[k];
-        (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory); /* that the options hold is known */
-        out->engine.residuals += memory.residual;
-        out->buffers += memory.buffers + (has_spare_before(d, flat, k) ? 0 : memory.spare);
-    }
-    if (d->layout->flats[flat].has_gatherer)
-        (void)tagc_gatherer_memory(&d->layout->flats[flat].gatherer, d->n_ranks_copy, &n_bytes);
+    (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory); /* that the options hold is known */
+    out->engine.residuals += memory.residual;
+    out->buffers += memory.buffers + (has_spare_before(d, flat, memory.spare) ? 0 : memory.spare);
+    if (about->has_gatherer) (void)tagc_gatherer_memory(&about->gatherer, r->n_ranks, &n_bytes);
     out->buffers += n_bytes;
 }
 
@@ -265,14 +241,13 @@ void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
 /* Over all sketches, weighed by what they hold. */
 static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
     double n = 0;
-    for (int i = 0; i < d->layout->n_flats; i++)
-        for (int k = 0; k < d->flats[i].n_reductions; k++) {
-            const tagc_reduction *r = &d->flats[i].reductions[k];
-            if (!(r->load > 0)) continue;
-            volume->load = fmax(volume->load, r->load);
-            volume->unpeeled += r->unpeeled * (double)r->options.n_elems;
-            n += (double)r->options.n_elems;
-        }
+    for (int i = 0; i < d->layout->n_flats; i++) {
+        const tagc_reduction *r = &d->flats[i].reduction;
+        if (!(r->load > 0)) continue;
+        volume->load = fmax(volume->load, r->load);
+        volume->unpeeled += r->unpeeled * (double)r->options.n_elems;
+        n += (double)r->options.n_elems;
+    }
     if (n > 0) volume->unpeeled /= n;
 }
 
@@ -293,10 +268,9 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     }
     int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
     for (int i = 0; i < d.layout->n_flats; i++)
-        for (int k = 0; d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED && k < d.flats[i].n_reductions;
-             k++)
-            for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
-                volume->n_bytes_compressed += n_exchanges * d.flats[i].reductions[k].volume.n_bytes[leg];
+        for (int leg = TAGC_LEG_INDEX; leg <= TAGC_LEG_RESULT; leg++)
+            if (d.layout->flats[i].class_ == TAGC_CLASS_COMPRESSED)
+                volume->n_bytes_compressed += n_exchanges * d.flats[i].reduction.volume.n_bytes[leg];
     if (memory) tagc_deployment_memory(&d, memory);
     tagc_deployment_destroy(&d);
     return status;

@@ -1,12 +1,13 @@
 /* Inside of the room: a setup worked out as far as no time is needed. Per flat of the engine, who reduces what with
  * whom, and how large it is.
  *
- * Every placement is made of the two things that there are, reducers and gatherers over a group of ranks:
+ * Every placement is made of the two things that there are, a reducer and a gatherer of each flat:
  *
- *   none            one all-reduce over all ranks
+ *   none            an all-reduce over all ranks
  *   zero1, zero2    a reduce-scatter over all ranks; a gather once per step
  *   zero3           a reduce-scatter over all ranks; gathers for forward and again for backward
- *   hybrid          as zero3 within a host, dense; then an all-reduce of the shard across hosts */
+ *   hybrid          a reduce-scatter within a host and an all-reduce of the shard across hosts in one; gathers as zero3,
+ *                   within a host */
 #ifndef TAGC_PLAN_DEPLOYMENT_H
 #define TAGC_PLAN_DEPLOYMENT_H
 
@@ -16,9 +17,8 @@
 
 typedef struct tagc_reduction {
     tagc_reducer_options options;
-    int n_ranks; /* of the group */
-    double
-        remote_share; /* of its bytes, that leave the host; of those between hosts where it has two levels */
+    int n_ranks;
+    double remote_share; /* of bytes that leave the host; of those between hosts where it has two levels */
     double within_share; /* two levels: of bytes between the ranks of ranks_per_host */
     tagc_volume volume;  /* of one rank and step, mean over ranks */
     double union_density, kept_density;
@@ -27,8 +27,7 @@ typedef struct tagc_reduction {
 } tagc_reduction;
 
 typedef struct tagc_flat_plan {
-    int n_reductions; /* 2 for hybrid: within the host, then across */
-    tagc_reduction reductions[2];
+    tagc_reduction reduction;
     double gather_bytes; /* of one gather, sent by one rank; 0 when there is none */
     uint64_t n_owned;    /* masters of this rank */
 } tagc_flat_plan;
@@ -36,8 +35,7 @@ typedef struct tagc_flat_plan {
 typedef struct tagc_deployment {
     const tagc_setup *setup;
     tagc_fsdp_options engine; /* with the sharding of the placement */
-    int n_ranks_copy;    /* ranks that hold one copy of the model together, or each one, when replicated */
-    double gather_share; /* of a gather's bytes, that leave the host */
+    double gather_share;      /* of a gather's bytes, that leave the host */
     tagc_layout *layout;
     tagc_flat_plan *flats; /* (layout->n_flats) */
 } tagc_deployment;

@@ -22,7 +22,7 @@
 
 enum { MAX_ROUNDS = 60 };
 
-static const double compute_weight = 0.1, pull_weight = 1e-4, outlier = 0.1;
+static const double compute_weight = 0.1, pull_weight = 1e-5, outlier = 0.1;
 static const double probe = 0.02; /* of a logarithm: larger than the jumps where events change places */
 
 typedef struct knob {
@@ -107,12 +107,20 @@ static double speed_alone(const tagc_point *p) {
     return cores > 0 && cores < 1 ? cores : 1;
 }
 
+/* With ZeRO-2 gathers run beside the update and slow it down: where there are others, they tell what it takes alone. */
+static int updates_alone(const tagc_points *points, const tagc_point *p) {
+    for (int i = 0; i < points->n_points && p->setup.engine.sharding == TAGC_SHARD_GRAD; i++)
+        if (!points->points[i].is_held_out && points->points[i].setup.engine.sharding != TAGC_SHARD_GRAD)
+            return 0;
+    return 1;
+}
+
 /* What needs no search, and where the search starts. */
 static tagc_status start(fit *f, tagc_costs *costs) {
     const tagc_points *points = f->points;
     double *flop_s = calloc((size_t)points->n_points * 3, sizeof *flop_s);
     double *optimizer_s = flop_s + points->n_points, *byte_s = optimizer_s + points->n_points;
-    int n = 0, n_bytes = 0;
+    int n = 0, n_updates = 0, n_bytes = 0;
     if (!flop_s) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a fit");
     for (int i = 0; i < points->n_points; i++) {
         const tagc_point *p = &points->points[i];
@@ -120,12 +128,12 @@ static tagc_status start(fit *f, tagc_costs *costs) {
         double n_owned = 0, flops = tagc_setup_flops(&p->setup), alone = speed_alone(p);
         for (int k = 0; k < f->deployments[i].layout->n_flats; k++)
             n_owned += (double)f->deployments[i].flats[k].n_owned;
-        flop_s[n] = p->compute_s * alone / flops;
-        optimizer_s[n++] = p->optimizer_s * alone / n_owned;
+        flop_s[n++] = p->compute_s * alone / flops;
+        if (updates_alone(points, p)) optimizer_s[n_updates++] = p->optimizer_s * alone / n_owned;
         if (p->byte_s > 0) byte_s[n_bytes++] = p->byte_s;
     }
     tagc_costs_init(costs);
-    costs->optimizer_s = median_of(optimizer_s, n);
+    costs->optimizer_s = median_of(optimizer_s, n_updates);
     costs->byte_s = median_of(byte_s, n_bytes);
     costs->flop_s = median_of(flop_s, n);
     costs->n_codec = points->n_codec;

@@ -19,17 +19,24 @@ typedef struct builder {
 
 /* A dense step touches memory and little else. */
 static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
-    double n_unit = (double)r->options.n_elems, n_shard = n_unit / r->n_ranks;
-    int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
+    int per_host = r->options.ranks_per_host, n_senders = r->n_ranks / per_host;
+    double n_unit = (double)r->options.n_elems / per_host, n_shard = n_unit / n_senders;
+    int is_bf16 = r->options.wire == TAGC_WIRE_BF16 ||
+                  (r->options.exchange == TAGC_EXCHANGE_DIRECT && r->options.values == TAGC_VALUES_BF16);
     double add = (is_bf16 ? 6 : 0) + 12; /* widen, then read two and write one */
     if (is_bf16) out->phase_s[TAGC_PHASE_ENCODE] = n_unit * 6 * byte_s;
-    out->phase_s[TAGC_PHASE_DECODE] = n_shard * (r->n_ranks * add + 12) * byte_s; /* scale, look for NaN */
+    out->phase_s[TAGC_PHASE_DECODE] = n_shard * (n_senders * add + 12) * byte_s; /* scale, look for NaN */
     if (is_bf16 && r->options.all_reduce) out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
 }
 
 /* Codes without positions are another kind than those with. */
 static int is_blocks(int exchange, double sparsity) {
     return exchange == TAGC_EXCHANGE_DIRECT && sparsity == 0;
+}
+
+/* Every value as it is, or half of its bits. */
+static int is_plain(const tagc_reducer_options *o) {
+    return is_blocks(o->exchange, o->sparsity) && o->values <= TAGC_VALUES_BF16;
 }
 
 /* The measured setting that is nearest: the same exchange, then sparsity, then format or ratio. */
@@ -62,6 +69,10 @@ static const char *exchange_name(int exchange) {
 static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
     const tagc_codec_cost *cost = find_cost(r, costs);
     int is_direct = r->options.exchange == TAGC_EXCHANGE_DIRECT;
+    if (!cost && is_plain(&r->options)) { /* nothing but moving memory, as in a dense step */
+        dense_work(r, costs->byte_s, out);
+        return TAGC_OK;
+    }
     if (!cost)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s%s takes to compute",
                          exchange_name(r->options.exchange),
@@ -286,26 +297,20 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
     agree(b, agreement);
 }
 
-tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *phases, tagc_sim_job *out) {
+tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, tagc_sim_job *out) {
     *out = (tagc_sim_job){0};
-    builder b = {.job = out};
-    for (int k = 0; k < flat->n_reductions; k++) {
-        const tagc_reduction *r = &flat->reductions[k];
-        b.remote_share = r->remote_share;
-        if (r->n_ranks == 1) continue; /* nothing travels, and what is computed is next to nothing */
-        if (r->options.exchange == TAGC_EXCHANGE_DENSE)
-            dense_step(&b, r, phases[k].phase_s);
-        else if (r->options.exchange == TAGC_EXCHANGE_DIRECT)
-            direct_step(&b, r, &phases[k]);
-        else
-            indexed_step(&b, r, phases[k].phase_s);
-    }
-    /* An indexed step does not end in a wait that the next may overlap. */
-    int last = flat->reductions[0].options.exchange;
-    int has_finish = flat->n_reductions == 1 && out->n_ops > 0 &&
-                     (last == TAGC_EXCHANGE_DENSE || last == TAGC_EXCHANGE_DIRECT);
-    out->finish_at = has_finish ? out->n_ops - 1 : out->n_ops;
-    if (!has_finish) out->n_start = 0;
+    builder b = {.job = out, .remote_share = r->remote_share};
+    int exchange = r->options.exchange;
+    if (r->n_ranks == 1) return TAGC_OK; /* nothing travels, and what is computed is next to nothing */
+    if (exchange == TAGC_EXCHANGE_DENSE)
+        dense_step(&b, r, w->phase_s);
+    else if (exchange == TAGC_EXCHANGE_DIRECT)
+        direct_step(&b, r, w);
+    else
+        indexed_step(&b, r, w->phase_s);
+    /* Dense and direct end in a wait that the next may overlap. */
+    int has_finish = exchange == TAGC_EXCHANGE_DENSE || exchange == TAGC_EXCHANGE_DIRECT;
+    out->finish_at = out->n_ops - has_finish;
     if (!b.failed) return TAGC_OK;
     tagc_job_destroy(out);
     return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");

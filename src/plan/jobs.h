@@ -15,8 +15,7 @@ typedef struct tagc_phase_work {
 tagc_status tagc_reduction_work(const tagc_reduction *reduction, const tagc_costs *costs,
                                 tagc_phase_work *out);
 
-/* The steps of all reductions of a flat, one after the other. */
-tagc_status tagc_job_create(const tagc_flat_plan *flat, const tagc_phase_work *work, tagc_sim_job *out);
+tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_phase_work *work, tagc_sim_job *out);
 void tagc_job_destroy(tagc_sim_job *job);
 
 #endif

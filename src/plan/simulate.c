@@ -120,9 +120,13 @@ static tagc_status need(simulation *s, int unit) {
     return TAGC_OK;
 }
 
+static int releases(const simulation *s) {
+    return s->d->engine.sharding == TAGC_SHARD_FULL || s->d->engine.sharding == TAGC_SHARD_HYBRID;
+}
+
 static void release(simulation *s, int unit) {
     const tagc_layout_unit *u = &s->layout->units[unit];
-    if (s->d->engine.sharding != TAGC_SHARD_FULL || s->units[unit].residency == ABSENT) return;
+    if (!releases(s) || s->units[unit].residency == ABSENT) return;
     if (u->spans && s->pass == FORWARD) return;
     end_gather(s, unit);
     s->units[unit].residency = ABSENT;
@@ -172,12 +176,10 @@ static void begin_exchange(simulation *s, int unit) {
     s->units[unit].exchanging = 1;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_clock_submit(&s->clock, &s->jobs[i]);
-        for (int k = 0; k < s->d->flats[i].n_reductions; k++) {
-            const tagc_reduction *r = &s->d->flats[i].reductions[k];
-            for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-                s->forecast.n_bytes[leg] += r->volume.n_bytes[leg];
-                s->remote[leg] += tagc_reduction_remote(r, leg);
-            }
+        const tagc_reduction *r = &s->d->flats[i].reduction;
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+            s->forecast.n_bytes[leg] += r->volume.n_bytes[leg];
+            s->remote[leg] += tagc_reduction_remote(r, leg);
         }
     }
 }
@@ -191,7 +193,7 @@ static void begin_pass(simulation *s, int pass) {
     for (int i = 0; i < s->layout->n_units; i++) {
         unit_state *u = &s->units[i];
         u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
-        u->stays = u->residency == PRESENT;
+        u->stays = u->residency == PRESENT || (u->residency == COMING && pass == FORWARD);
     }
     if (s->d->engine.sharding == TAGC_SHARD_NONE) return;
     reach_from(s, 0);
@@ -235,7 +237,7 @@ static tagc_status call(simulation *s, const tagc_call *c) {
 static tagc_status run_micro_step(simulation *s) {
     const tagc_program *p = &s->program;
     const tagc_fsdp_options *o = &s->d->engine;
-    if (o->sharding == TAGC_SHARD_FULL) make_absent(s);
+    if (releases(s)) make_absent(s);
     begin_pass(s, FORWARD);
     for (int i = 0; i < p->n_forward; i++) TAGC_TRY(call(s, &p->calls[i]));
     s->micro_step++;
@@ -246,8 +248,21 @@ static tagc_status run_micro_step(simulation *s) {
     return TAGC_OK;
 }
 
+/* As in step.c: where parameters stay gathered, a unit's gather begins when its owners have updated it. */
+static void update(simulation *s) {
+    make_absent(s);
+    for (int unit = 0; unit < s->layout->n_units; unit++) {
+        const tagc_layout_unit *u = &s->layout->units[unit];
+        double n_owned = 0;
+        for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
+            n_owned += (double)s->d->flats[i].n_owned;
+        tagc_clock_work(&s->clock, n_owned * s->costs->optimizer_s);
+        if (s->d->engine.sharding == TAGC_SHARD_GRAD) begin_gather(s, unit);
+    }
+}
+
 static void finish_step(simulation *s) {
-    double n_ranks = s->d->setup->world_size, n_owned = 0;
+    double n_ranks = s->d->setup->world_size;
     for (int at = 0; at < s->layout->n_units; at++) end_exchange(s, s->layout->backward_order[at]);
     tagc_sim_transfer norm = {.remote_bytes = (double)tagc_norm_bytes((int)n_ranks)};
     count(s, TAGC_LEG_CONTROL, norm.remote_bytes,
@@ -257,8 +272,7 @@ static void finish_step(simulation *s) {
     tagc_clock_wait(&s->clock, &norm);
     blocked(s, start_s, &s->forecast.wait_reduce_s);
     start_s = s->clock.now_s;
-    for (int i = 0; i < s->layout->n_flats; i++) n_owned += (double)s->d->flats[i].n_owned;
-    tagc_clock_work(&s->clock, n_owned * s->costs->optimizer_s);
+    update(s);
     s->forecast.optimizer_s = s->clock.now_s - start_s;
 }
 
@@ -285,11 +299,10 @@ static tagc_status prepare(simulation *s) {
     for (int i = 0; i < s->layout->n_units; i++) s->gradient_holder[i] = -1;
     make_absent(s);
     for (size_t i = 0; i < n_flats; i++) {
-        tagc_phase_work work[2] = {0};
-        for (int k = 0; k < s->d->flats[i].n_reductions; k++)
-            TAGC_TRY(tagc_reduction_work(&s->d->flats[i].reductions[k],
-                                         s->costs->n_codec >= 0 ? s->costs : NULL, &work[k]));
-        TAGC_TRY(tagc_job_create(&s->d->flats[i], work, &s->jobs[i]));
+        const tagc_reduction *r = &s->d->flats[i].reduction;
+        tagc_phase_work work;
+        TAGC_TRY(tagc_reduction_work(r, s->costs->n_codec >= 0 ? s->costs : NULL, &work));
+        TAGC_TRY(tagc_job_create(r, &work, &s->jobs[i]));
     }
     return TAGC_OK;
 }
@@ -326,11 +339,17 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
     tagc_clock_init(&s.clock, &machine);
     s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
+    /* What the update before has left under way is the start of a step; its own leaves as much to the next. */
+    if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) update(&s);
+    double start_s = s.clock.now_s, comm_s = s.clock.comm_s, n_gathered = s.forecast.n_bytes[TAGC_LEG_GATHER],
+           remote_gathered = s.remote[TAGC_LEG_GATHER];
     for (int i = 0; status == TAGC_OK && i < n_micro_steps; i++) status = run_micro_step(&s);
     if (status == TAGC_OK) {
         finish_step(&s);
-        s.forecast.iteration_s = s.clock.now_s;
-        s.forecast.comm_s = s.clock.comm_s;
+        s.forecast.n_bytes[TAGC_LEG_GATHER] -= n_gathered;
+        s.remote[TAGC_LEG_GATHER] -= remote_gathered;
+        s.forecast.iteration_s = s.clock.now_s - start_s;
+        s.forecast.comm_s = s.clock.comm_s - comm_s;
         s.forecast.codec_s = s.clock.codec_s;
         s.forecast.compute_s = s.forecast.iteration_s - s.forecast.wait_gather_s - s.forecast.wait_reduce_s -
                                s.forecast.optimizer_s;
