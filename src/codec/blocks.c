@@ -21,7 +21,7 @@ typedef struct job {
 } job;
 
 static job job_of(const tagc_code_options *o) {
-    return (job){.format = {.values = o->values, .block = o->block, .rotate = o->rotate},
+    return (job){.format = tagc_values_format(o->values, o->block, 0, o->rotate),
                  .n = o->n,
                  .n_runs = (o->n + RUN - 1) / RUN};
 }
@@ -61,7 +61,7 @@ static void encode_work(void *arg, int index, int n_threads) {
             memcpy(values, j->gradient + at, n * sizeof *values);
         nonfinite |= holds_nonfinite(values, n);
         if (nonfinite) continue;
-        tagc_values_encode(&j->format, values, errors, at, n, j->n, j->body);
+        tagc_values_encode(&j->format, values, NULL, errors, at, n, j->n, j->body);
         if (j->residual_out) memcpy(j->residual_out + at, errors, n * sizeof *errors);
     }
     if (nonfinite) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
@@ -96,7 +96,7 @@ static void sums_work(void *arg, int index, int n_threads) {
         float *sums = j->sums + at;
         nonfinite |= holds_nonfinite(sums, n);
         if (nonfinite) continue;
-        tagc_values_encode(&j->format, sums, errors, at, n, j->n, j->body);
+        tagc_values_encode(&j->format, sums, sums, errors, at, n, j->n, j->body);
         for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
         if (j->error)
             for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];

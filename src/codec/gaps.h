@@ -16,19 +16,23 @@
  * item there, and adds 1. Bits after the last code are zero. Gaps of a random support at density p take
  * bits / (1 - (1 - p)^(2^bits - 1)) bits per item; a clumped one less.
  *
- * The bits are those that take the fewest bytes. A bitmap is taken where it is at most an eighth larger than that. */
+ * The sender takes the bits that take the fewest bytes (of a sample of chunks), or a bitmap where that is at most an
+ * eighth larger; both are the receiver's to accept. */
 #ifndef TAGC_CODEC_GAPS_H
 #define TAGC_CODEC_GAPS_H
 
+#include "codec/code_kernels.h"
 #include "core/pool.h"
 #include <stddef.h>
 #include <stdint.h>
 
-#define TAGC_GAPS_MAX_CHUNK 32768 /* elements */
+#define TAGC_GAPS_MAX_CHUNK 32768       /* elements */
+#define TAGC_GAPS_SLACK TAGC_CODE_LANES /* positions that next may write past the last */
 
 typedef struct tagc_gaps {
     size_t n, k; /* elements of the fragment, < 2^32; items at most */
     size_t chunk, n_chunks;
+    const tagc_code_kernels *kernels; /* the best; tests put another here */
 } tagc_gaps;
 
 void tagc_gaps_init(tagc_gaps *gaps, size_t n, size_t k);
@@ -52,7 +56,9 @@ typedef struct tagc_gaps_cursor {
 size_t tagc_gaps_items(const uint8_t *bytes); /* of a valid code */
 size_t tagc_gaps_bytes(const tagc_gaps *gaps, const uint8_t *bytes);
 void tagc_gaps_seek(const tagc_gaps *gaps, const uint8_t *bytes, size_t chunk, tagc_gaps_cursor *cursor);
-/* Positions in the fragment (chunk, of which as many as it returns) of the chunk at the cursor, which moves on. */
+size_t tagc_gaps_chunk_elems(const tagc_gaps *gaps, size_t chunk);
+/* Positions, from the chunk's first element, of the items of the chunk at the cursor, which moves on; returns how many.
+ * positions: room for as many, and TAGC_GAPS_SLACK. */
 size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cursor *cursor,
                       uint32_t *positions);
 

@@ -26,7 +26,7 @@ static size_t max_of(size_t a, size_t b) {
 }
 
 static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena, topk *t) {
-    *t = (topk){.format = {.values = o->values, .block = o->block, .sparse = 1}};
+    *t = (topk){.format = tagc_values_format(o->values, o->block, 1, 0)};
     tagc_gaps_init(&t->gaps, o->n, o->k);
     t->indices = tagc_arena_take(arena, o->k, sizeof *t->indices);
     t->values = tagc_arena_take(arena, o->k, sizeof *t->values);
@@ -34,8 +34,8 @@ static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena
     t->scratch = tagc_arena_take(
         arena, max_of(tagc_select_scratch_bytes(o->n, o->k, n_threads), tagc_gaps_scratch_bytes(&t->gaps)),
         1);
-    t->positions = tagc_arena_take(arena, t->gaps.chunk, sizeof *t->positions);
-    t->decoded = tagc_arena_take(arena, t->gaps.chunk, sizeof *t->decoded);
+    t->positions = tagc_arena_take(arena, t->gaps.chunk + TAGC_GAPS_SLACK, sizeof *t->positions);
+    t->decoded = tagc_arena_take(arena, t->gaps.chunk + TAGC_CODE_LANES, sizeof *t->decoded);
 }
 
 static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads) {
@@ -97,7 +97,8 @@ static void select_alone(const float *gradient, size_t n, size_t k, uint32_t *in
 static void write_body(topk *t, size_t n_kept, uint8_t *body, tagc_pool *pool, tagc_encoded *out) {
     out->n_kept = n_kept;
     out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_kept, body, t->scratch, pool);
-    tagc_values_encode(&t->format, t->values, t->errors, 0, n_kept, n_kept, body + out->n_index_bytes);
+    tagc_values_encode(&t->format, t->values, t->values, t->errors, 0, n_kept, n_kept,
+                       body + out->n_index_bytes);
     out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_kept);
 }
 
@@ -146,7 +147,7 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
 /* ---- decode ---- */
 
 static tagc_status topk_validate(const tagc_code_options *options, const uint8_t *body, size_t n_bytes) {
-    tagc_value_format format = {.values = options->values, .block = options->block, .sparse = 1};
+    tagc_value_format format = tagc_values_format(options->values, options->block, 1, 0);
     tagc_gaps gaps;
     size_t n_items;
     tagc_gaps_init(&gaps, options->n, options->k);
@@ -169,9 +170,11 @@ static void add_body(topk *t, const uint8_t *body, float scale, float *sums) {
     tagc_gaps_cursor cursor;
     tagc_gaps_seek(&t->gaps, body, 0, &cursor);
     while (cursor.chunk < t->gaps.n_chunks) {
-        size_t first = cursor.item, n = tagc_gaps_next(&t->gaps, body, &cursor, t->positions);
-        tagc_values_decode(&t->format, body + n_index_bytes, first, n, n_items, t->decoded);
-        for (size_t i = 0; i < n; i++) sums[t->positions[i]] += scale * t->decoded[i];
+        size_t first = cursor.item / TAGC_CODE_LANES * TAGC_CODE_LANES, n_before = cursor.item - first;
+        float *chunk = sums + cursor.chunk * t->gaps.chunk;
+        size_t n = tagc_gaps_next(&t->gaps, body, &cursor, t->positions);
+        tagc_values_decode(&t->format, body + n_index_bytes, first, n_before + n, n_items, t->decoded);
+        for (size_t i = 0; i < n; i++) chunk[t->positions[i]] += scale * t->decoded[n_before + i];
     }
 }
 

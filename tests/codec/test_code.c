@@ -142,7 +142,7 @@ static size_t naive_values(const tagc_code_options *o, const uint8_t *bytes, siz
             out[i] = scale * (float)(code >> (width - 1) ? (int)code - (1 << width) : (int)code);
             break;
         case TAGC_VALUES_INT2:
-            out[i] = (code & 2 ? -1.0f : 1.0f) * (scale * (!(code & 1) ? 1.0f : o->sparse ? 2.0f : 3.0f));
+            out[i] = (code & 2 ? -1.0f : 1.0f) * (scale * (!(code & 1) ? 1.0f : o->sparse ? 2.0f : 4.0f));
             break;
         default:
             out[i] = code ? -scale : scale;

@@ -1,0 +1,101 @@
+/* The loops of code_body.h with AVX-512, and gaps 16 codes at a time. */
+#include "codec/code_kernels.h"
+#include "tagc/tagc.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi2,popcnt")))
+#define BMI2 1
+#define NAME(x) avx512_##x
+#include "codec/code_body.h"
+
+/* How 16 codes lie in 2 * bits bytes: lane j begins at bit j * bits, and two 16-bit words hold all of it. */
+typedef struct unpacking {
+    __m512i words, shifts, escape;
+    __mmask32 inside; /* the bytes */
+} unpacking;
+
+TARGET static inline unpacking unpacking_of(int bits) {
+    const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i begin = _mm512_mullo_epi32(iota, _mm512_set1_epi32(bits));
+    __m512i low = _mm512_srli_epi32(begin, 4), high = _mm512_add_epi32(low, _mm512_set1_epi32(1));
+    return (unpacking){.words = _mm512_or_si512(low, _mm512_slli_epi32(high, 16)),
+                       .shifts = _mm512_and_si512(begin, _mm512_set1_epi32(15)),
+                       .escape = _mm512_set1_epi32((1 << bits) - 1),
+                       .inside = (__mmask32)((1ull << 2 * bits) - 1)};
+}
+
+TARGET static inline __m512i unpack_codes(const unpacking *u, const uint8_t *bytes) {
+    __m512i packed = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(u->inside, bytes));
+    __m512i words = _mm512_permutexvar_epi16(u->words, packed);
+    return _mm512_and_si512(_mm512_srlv_epi32(words, u->shifts), u->escape);
+}
+
+TARGET static inline __m512i prefix_sums(__m512i v) {
+    const __m512i zero = _mm512_setzero_si512();
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 15));
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 14));
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 12));
+    return _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 8));
+}
+
+TARGET static size_t avx512_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
+    const unpacking u = unpacking_of(bits);
+    const __m512i last = _mm512_set1_epi32(15), one = _mm512_set1_epi32(1);
+    __m512i at = _mm512_set1_epi32(-1); /* of the last item or skip, so that an item's position is its sum */
+    size_t n = 0, i = 0;
+    for (; i + 16 <= n_codes; i += 16) {
+        __m512i codes = unpack_codes(&u, bytes + i / 8 * (size_t)bits);
+        __mmask16 is_item = _mm512_cmpneq_epi32_mask(codes, u.escape);
+        __m512i sums = prefix_sums(_mm512_mask_add_epi32(codes, is_item, codes, one));
+        _mm512_storeu_si512(positions + n, _mm512_maskz_compress_epi32(is_item, _mm512_add_epi32(at, sums)));
+        at = _mm512_add_epi32(at, _mm512_permutexvar_epi32(last, sums));
+        n += (size_t)_mm_popcnt_u32(is_item);
+    }
+    uint32_t next = (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(at)) + 1;
+    return n + avx512_read_from(bytes, i, n_codes, bits, next, positions + n);
+}
+
+TARGET static size_t avx512_check_codes(const uint8_t *bytes, size_t n_codes, int bits, size_t *end) {
+    const unpacking u = unpacking_of(bits);
+    __m512i sums = _mm512_setzero_si512(); /* a chunk has at most 2^16 codes below 2^15 */
+    size_t n = 0, i = 0;
+    for (; i + 16 <= n_codes; i += 16) {
+        __m512i codes = unpack_codes(&u, bytes + i / 8 * (size_t)bits);
+        n += (size_t)_mm_popcnt_u32(_mm512_cmpneq_epi32_mask(codes, u.escape));
+        sums = _mm512_add_epi32(sums, codes);
+    }
+    *end = n + (uint32_t)_mm512_reduce_add_epi32(sums);
+    return n + avx512_check_from(bytes, i, n_codes, bits, end);
+}
+
+TARGET static void avx512_copy_around(float *to, const float *from, size_t n) {
+    for (; n > 0 && ((uintptr_t)to & 63); n--) *to++ = *from++;
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) _mm512_stream_ps(to + i, _mm512_loadu_ps(from + i));
+    for (; i < n; i++) to[i] = from[i];
+    _mm_sfence();
+}
+
+const tagc_code_kernels tagc_code_avx512 = {
+    .name = "avx512",
+    .count_codes = avx512_count_codes,
+    .write_codes = avx512_write_codes,
+    .read_codes = avx512_read_codes,
+    .check_codes = avx512_check_codes,
+    .accumulate = avx512_accumulate,
+    .largest = avx512_largest,
+    .mean = avx512_mean,
+    .refit = avx512_refit,
+    .round = avx512_round,
+    .narrow = avx512_narrow,
+    .widen = avx512_widen,
+    .subtract = avx512_subtract,
+    .transform = avx512_transform,
+    .add = avx512_add,
+    .copy_around = avx512_copy_around,
+};
+#endif

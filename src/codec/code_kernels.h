@@ -1,0 +1,84 @@
+/* The inner loops of gaps and values, one table per instruction set; all tables give the same bytes and bits. Apart
+ * from gaps.c and values.c only tests look in here, to run every table that the processor has. */
+#ifndef TAGC_CODEC_CODE_KERNELS_H
+#define TAGC_CODEC_CODE_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TAGC_CODE_LANES 16 /* values that go together; a block's partial sums */
+
+typedef struct tagc_code_kernels {
+    const char *name;
+
+    /* ---- gaps: indices (n) ascending, of one chunk; `next` is the chunk's first element ---- */
+
+    size_t (*count_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits);
+    /* codes: what count_codes says. Writes ceil(codes * bits / 8) bytes and nothing past them. */
+    void (*write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
+                        uint8_t *bytes);
+    /* Positions in the chunk, which must be valid, and up to LANES more of garbage. Returns how many. */
+    size_t (*read_codes)(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions);
+    /* Any bytes: items among the codes, and in *end the position after the last code. */
+    size_t (*check_codes)(const uint8_t *bytes, size_t n_codes, int bits, size_t *end);
+
+    /* ---- values: level is the multiple of the scale that the large ones of int2 have ---- */
+
+    /* acc = gradient + residual (n); returns the bits of the largest magnitude. */
+    uint32_t (*accumulate)(const float *gradient, const float *residual, float *acc, size_t n);
+    uint32_t (*largest)(const float *x, size_t n); /* the same of x */
+    float (*mean)(const float *x, size_t n);       /* of the magnitudes; n up to 4096 */
+    /* The scale with the least squared error for the levels that `scale` gives; n up to 4096. */
+    float (*refit)(const float *x, size_t n, float level, float scale);
+    /* Rounds one block. decoded and errors (n) may be NULL, or x itself. Writes ceil(n * bits / 8) bytes. */
+    void (*round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
+                  float *errors, uint8_t *packed);
+    void (*narrow)(const float *x, size_t n, float *decoded, float *errors, uint8_t *halves);
+    /* Values [first, first + n) of an integer format; first a multiple of LANES. */
+    void (*widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
+                  size_t first, size_t n, float *out);
+    /* errors = wanted - decoded (n), zeros as -0.0f. */
+    void (*subtract)(const float *wanted, const float *decoded, float *errors, size_t n);
+    void (*transform)(float *x, size_t n); /* Hadamard, orthonormal; n a power of two from 16 to 4096 */
+    void (*add)(float *sums, const float *x, float scale, size_t n); /* sums += scale * x */
+    void (*copy_around)(float *to, const float *from, size_t n);     /* past the cache where that can be */
+} tagc_code_kernels;
+
+extern const tagc_code_kernels tagc_code_scalar;
+#if defined(__x86_64__)
+extern const tagc_code_kernels tagc_code_avx2;
+extern const tagc_code_kernels tagc_code_avx512;
+#endif
+
+#define TAGC_CODE_MAX_KERNELS 3
+
+/* What this processor can run, best first; returns how many. The scalar one is always among them. */
+size_t tagc_code_available(const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS]);
+const tagc_code_kernels *tagc_code_best(void);
+
+static inline uint32_t tagc_load16(const uint8_t *bytes) {
+    return bytes[0] | (uint32_t)bytes[1] << 8;
+}
+
+static inline void tagc_store16(uint8_t *bytes, uint32_t value) {
+    bytes[0] = (uint8_t)value;
+    bytes[1] = (uint8_t)(value >> 8);
+}
+
+static inline uint32_t tagc_float_bits(float x) {
+    union {
+        float value;
+        uint32_t bits;
+    } u = {.value = x};
+    return u.bits;
+}
+
+static inline float tagc_bits_float(uint32_t bits) {
+    union {
+        uint32_t bits;
+        float value;
+    } u = {.bits = bits};
+    return u.value;
+}
+
+#endif
