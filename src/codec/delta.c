@@ -9,6 +9,14 @@
 #define SCALE_NAN 0x7fc0u
 #define MIN_NORMAL_BITS 0x00800000u /* 2^-126: smaller scales have no inverse, such a block stays as it is */
 
+/* The scale over the largest magnitude. Measured as the mean square of what replica and master differ by in the steady
+ * state, over that of a step, for Gaussian steps (in brackets: where each step is 0.9 of the last): 4 bits 0.011 (0.012),
+ * codes from -7 to 7 would have 0.016; 2 bits 0.17 (0.27), three levels 0.24 (at best 0.58), four around 0 0.14 (0.28), but
+ * those move what stands still, and have thrice the error where few values move. What is clipped comes with the next. */
+static inline float share_of_largest(int bits) {
+    return bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f;
+}
+
 static inline float scale_from(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
     float scale;
@@ -107,9 +115,8 @@ tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
     for (size_t b = 0; b < n_blocks_of(n); b++) {
         uint16_t scale;
         memcpy(&scale, body + b * sizeof scale, sizeof scale);
-        if (scale >= 0x7f80u)
-            return tagc_fail(TAGC_ERR_CORRUPT,
-                             "the scale of block %zu is %g, must be finite and not negative", b,
+        if ((scale & 0x7fffu) >= 0x7f80u)
+            return tagc_fail(TAGC_ERR_CORRUPT, "the scale of block %zu is %g, must be finite", b,
                              (double)scale_from(scale));
     }
     return TAGC_OK;

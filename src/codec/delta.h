@@ -3,6 +3,8 @@
  *
  *   | scales: bf16 per block | codes: 256 * bits / 8 bytes per block |        the last block is padded with zeros
  *
+ * value = (code - 2^(bits-1)) * scale, where the scale has the sign that puts the block's largest value at code 0.
+ *
  * A delta is the difference of the owner's fp32 master from the bf16 replica that all ranks hold. Everyone adds the same
  * decoded delta to the same replica and rounds to bf16, so replicas stay alike to the bit, and what a delta could not say
  * is in the next difference: error feedback without a residual.
@@ -22,7 +24,7 @@ size_t tagc_delta_bytes(int bits, size_t n);
  * then has a scale of NaN, the others are as always. */
 int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body);
 
-/* TAGC_ERR_CORRUPT unless all scales are finite and not negative. Any codes will do. */
+/* TAGC_ERR_CORRUPT unless all scales are finite. Any codes will do. */
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n);
 
 /* replica (n) = bf16(replica + decoded body), as fp32. */

@@ -7,37 +7,37 @@
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define KERNEL TARGET static
 
-/* Positive and finite: up to the next bf16, so that no code is larger than the largest there is. */
-INLINE uint16_t NAME(scale_of)(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits < MIN_NORMAL_BITS ? 0 : (uint16_t)((bits + 0xffffu) >> 16);
-}
-
+/* The sign says where the largest lies: at the lowest code, of which there is one more than at the other end. */
 INLINE uint16_t NAME(choose_scale)(int bits, const float *restrict difference) {
-    int32_t largest = 0;
+    int32_t up = 0, down = 0; /* largest of the positive ones, largest magnitude of the others */
     for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
-        int32_t magnitude;
-        memcpy(&magnitude, &difference[i], sizeof magnitude);
-        magnitude &= 0x7fffffff;
-        largest = magnitude > largest ? magnitude : largest;
+        int32_t as_integer, flipped;
+        memcpy(&as_integer, &difference[i], sizeof as_integer);
+        flipped = (int32_t)((uint32_t)as_integer ^ 0x80000000u);
+        up = as_integer > up ? as_integer : up;
+        down = flipped > down ? flipped : down;
     }
+    int32_t largest = up > down ? up : down;
     if (largest >= 0x7f800000) return SCALE_NAN;
-    float max;
-    memcpy(&max, &largest, sizeof max);
-    return NAME(scale_of)(max * (bits == 8 ? 1.0f / 127 : bits == 4 ? 1.0f / 7 : 0.5f));
+    float scale;
+    memcpy(&scale, &largest, sizeof scale);
+    scale *= share_of_largest(bits);
+    uint32_t rounded;
+    memcpy(&rounded, &scale, sizeof rounded);
+    if (rounded < MIN_NORMAL_BITS) return 0;
+    return (uint16_t)((rounded + 0x7fffu + (rounded >> 16 & 1)) >> 16 | (up > down ? 0x8000u : 0));
 }
 
 /* To the nearest integer, ties to even: what is left of the fraction is cut off by adding 1.5 * 2^23. */
-INLINE void NAME(to_integers)(const float *restrict difference, float inverse, int32_t largest,
+INLINE void NAME(to_integers)(const float *restrict difference, float inverse, int32_t n_half,
                               int32_t *restrict integers) {
     for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
         float shifted = difference[i] * inverse + 12582912.0f;
         int32_t integer;
         memcpy(&integer, &shifted, sizeof integer);
         integer -= 0x4b400000;
-        integer = integer > largest ? largest : integer;
-        integers[i] = integer < -largest ? -largest : integer;
+        integer = integer >= n_half ? n_half - 1 : integer;
+        integers[i] = integer < -n_half ? -n_half : integer;
     }
 }
 
@@ -51,8 +51,7 @@ KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float
     else
         memcpy(difference, values, sizeof difference);
     uint16_t scale = NAME(choose_scale)(bits, difference);
-    int32_t largest = bits == 8 ? 127 : bits == 4 ? 7 : 1;
-    NAME(to_integers)(difference, inverse_of(scale), largest, q);
+    NAME(to_integers)(difference, inverse_of(scale), (int32_t)1 << (bits - 1), q);
     if (bits == 8)
         for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) codes[i] = (uint8_t)(q[i] + 128);
     else if (bits == 4)

@@ -1,0 +1,490 @@
+/* Gathers in low-bit blocks: int8, and deltas on bf16 replicas. Every rank knows all masters and follows them with a
+ * naive coder of its own: what it is given must be the same to the bit, at any number of ranks, step after step. Then what
+ * goes wrong: replicas that drift, masters that are not finite, damaged and made-up messages. */
+#include "exchange/volume.h"
+#include "exchange/wire.h"
+#include "oracle.h"
+#include "ranks.h"
+#include "tagc/transport.h"
+
+enum { BLOCK = 256, MAX_SHARD = 1500 };
+
+/* ---- the naive coder ---- */
+
+static float to_bf16(float x) {
+    uint32_t bits = bits_of(x), low = bits & 0xffff0000u, high = low + 0x10000u;
+    float a, b;
+    memcpy(&a, &low, sizeof a);
+    memcpy(&b, &high, sizeof b);
+    double below = fabs((double)x - (double)a), above = fabs((double)b - (double)x);
+    if (below != above) return below < above ? a : b;
+    return low & 0x10000u ? b : a;
+}
+
+/* decoded (n): what is left of x after its blocks were rounded. */
+static void naive_round(int bits, const float *x, size_t n, float *decoded) {
+    for (size_t at = 0; at < n; at += BLOCK) {
+        size_t m = n - at < BLOCK ? n - at : BLOCK;
+        float up = 0, down = 0;
+        for (size_t i = at; i < at + m; i++) {
+            up = x[i] > up ? x[i] : up;
+            down = -x[i] > down ? -x[i] : down;
+        }
+        float share = bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f;
+        float scale = up > down ? -to_bf16(up * share) : to_bf16(down * share);
+        for (size_t i = at; i < at + m; i++) {
+            double q = scale == 0 ? 0 : nearbyint((double)(x[i] * (1.0f / scale))), half = 1 << (bits - 1);
+            decoded[i] =
+                (float)(fmin(fmax(q, -half), half - 1) + 0.0) * scale; /* + 0: an integer has no -0 */
+        }
+    }
+}
+
+static void naive_follow(int bits, const float *master, float *replica, size_t n) {
+    float difference[MAX_SHARD] = {0}, decoded[MAX_SHARD];
+    for (size_t i = 0; i < n; i++) difference[i] = master[i] - replica[i];
+    naive_round(bits, difference, n, decoded);
+    for (size_t i = 0; i < n; i++) replica[i] = to_bf16(replica[i] + decoded[i]);
+}
+
+/* ---- a transport without lanes that can damage what one rank receives ---- */
+
+typedef void (*damage_fn)(uint8_t *bytes, uint64_t n_bytes, uint64_t where);
+
+typedef struct trial {
+    tagc_gatherer_options options;
+    size_t shard;
+    int n_steps, has_lanes;
+    /* without lanes: in gather number `step`, what `from` sends to `to` */
+    int step, from, to, n_damaged;
+    uint64_t where;
+    damage_fn damage;
+    int now[MAX_RANKS];
+    pthread_barrier_t barrier;
+    const tagc_transfer *transfers[MAX_RANKS];
+} trial;
+
+typedef struct seat {
+    trial *t;
+    int rank, world_size;
+} seat;
+
+static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
+    seat *self = context;
+    trial *t = self->t;
+    t->transfers[self->rank] = transfer;
+    pthread_barrier_wait(&t->barrier);
+    int same = 1;
+    for (int s = 0; s < self->world_size; s++) {
+        const tagc_transfer *peer = t->transfers[s];
+        uint64_t n_bytes = transfer->recv_bytes[s];
+        same &= peer->send_bytes[self->rank] == n_bytes;
+        uint8_t *to = (uint8_t *)transfer->recv + transfer->recv_offset[s];
+        if (n_bytes && same)
+            memmove(to, (const uint8_t *)peer->send + peer->send_offset[self->rank], n_bytes);
+        if (t->damage && n_bytes && t->now[self->rank] == t->step && s == t->from && self->rank == t->to) {
+            t->damage(to, n_bytes, t->where);
+            t->n_damaged++;
+        }
+    }
+    pthread_barrier_wait(&t->barrier);
+    return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
+}
+
+/* ---- one rank's view of a trial ---- */
+
+typedef struct view {
+    rank_run *run;
+    trial *t;
+    seat seat;
+    tagc_comm *comm;
+    tagc_gatherer *gatherer;
+    int n_rows, row, first_rank;
+    size_t n;
+    float *masters;  /* (n_rows, shard) of the ranks that exchange */
+    float *expected; /* (n_rows, shard) */
+    float *full;     /* (n_rows, shard) */
+} view;
+
+static int bits_of_wire(int wire) {
+    return wire == TAGC_GATHER_DELTA4 ? 4 : wire == TAGC_GATHER_DELTA2 ? 2 : 8;
+}
+
+static float step_of(int step, int rank, size_t i) {
+    return random_gradient((uint64_t)step + 100, rank, i) * (step == 0 ? 10.0f : 1.0f);
+}
+
+static int open_view(rank_run *run, view *v) {
+    trial *t = run->shared;
+    *v = (view){.run = run, .t = t, .seat = {t, run->rank, run->world_size}, .comm = run->comm};
+    if (!t->has_lanes)
+        CHECK(run, tagc_comm_create_callback(exchange_all, &v->seat, run->rank, run->world_size, NULL,
+                                             &v->comm) == TAGC_OK);
+    v->n_rows = t->options.ranks_per_host ? t->options.ranks_per_host : run->world_size;
+    v->row = run->rank % v->n_rows;
+    v->first_rank = run->rank - v->row;
+    v->n = (size_t)v->n_rows * t->shard;
+    v->masters = calloc(v->n, sizeof(float));
+    v->expected = calloc(v->n, sizeof(float));
+    v->full = calloc(v->n, sizeof(float));
+    tagc_gatherer_options options = t->options;
+    options.n_elems = v->n;
+    t->now[run->rank] = -1;
+    return CHECK(run, tagc_gatherer_create(v->comm, &options, &v->gatherer) == TAGC_OK);
+}
+
+static void close_view(view *v) {
+    tagc_gatherer_destroy(v->gatherer);
+    if (!v->t->has_lanes) tagc_comm_destroy(v->comm);
+    free(v->masters);
+    free(v->expected);
+    free(v->full);
+}
+
+/* They stay about as large as they are. */
+static void move_masters(view *v, int step) {
+    for (size_t i = 0; i < v->n; i++)
+        v->masters[i] =
+            0.95f * v->masters[i] + step_of(step, v->first_rank + (int)(i / v->t->shard), i % v->t->shard);
+}
+
+static tagc_status gather(view *v, int step) {
+    v->t->now[v->run->rank] = step;
+    tagc_status status = tagc_gatherer_begin(v->gatherer, v->masters + (size_t)v->row * v->t->shard, v->full);
+    if (status == TAGC_OK) status = tagc_gatherer_end(v->gatherer);
+    return status;
+}
+
+static void expect(view *v, int whole) {
+    size_t shard = v->t->shard;
+    for (int r = 0; r < v->n_rows; r++) {
+        float *row = v->expected + (size_t)r * shard;
+        const float *master = v->masters + (size_t)r * shard;
+        if (v->t->options.wire == TAGC_GATHER_INT8)
+            naive_round(8, master, shard, row);
+        else if (whole)
+            for (size_t i = 0; i < shard; i++) row[i] = to_bf16(master[i]);
+        else
+            naive_follow(bits_of_wire(v->t->options.wire), master, row, shard);
+    }
+}
+
+static int is_as_expected(const view *v) {
+    return memcmp(v->full, v->expected, v->n * sizeof *v->full) == 0;
+}
+
+static uint64_t sent_bytes(const view *v) {
+    uint64_t sent[TAGC_N_LEGS];
+    tagc_comm_bytes(v->comm, sent, NULL);
+    return sent[TAGC_LEG_GATHER];
+}
+
+static void run_trial(trial *t, int world_size, void (*body)(rank_run *run)) {
+    rank_run runs[MAX_RANKS];
+    pthread_barrier_init(&t->barrier, NULL, (unsigned)world_size);
+    run_ranks(world_size, body, t, NULL, runs);
+    pthread_barrier_destroy(&t->barrier);
+}
+
+static trial make_trial(int wire, int has_lanes) {
+    trial t = {.shard = 700, .n_steps = 6, .has_lanes = has_lanes};
+    tagc_gatherer_options_init(&t.options);
+    t.options.wire = wire;
+    return t;
+}
+
+/* ---- what goes well ---- */
+
+/* Whole, deltas, a reset, deltas: bits and bytes, the planned ones too. */
+static void follow_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    tagc_gatherer_options options = v.t->options;
+    options.n_elems = v.n;
+    tagc_volume planned;
+    CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
+    size_t n_blocks = (v.t->shard + BLOCK - 1) / BLOCK;
+    for (int step = 0; step < v.t->n_steps; step++) {
+        int is_delta = options.wire != TAGC_GATHER_INT8, whole = is_delta && (step == 0 || step == 3);
+        uint64_t before = sent_bytes(&v);
+        move_masters(&v, step);
+        if (step == 3) {
+            CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
+            for (size_t i = 0; i < v.n; i++) v.full[i] = (float)run->rank; /* whatever it was */
+        }
+        CHECK(run, gather(&v, step) == TAGC_OK);
+        expect(&v, whole);
+        CHECK(run, is_as_expected(&v));
+        uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_wire(options.wire));
+        uint64_t bytes = (is_delta ? 64 : 0) + (whole ? 2 * v.t->shard : body);
+        bytes *= (uint64_t)v.n_rows - 1;
+        CHECK(run, sent_bytes(&v) - before == bytes);
+        if (!whole) CHECK(run, planned.n_bytes[TAGC_LEG_GATHER] == (double)bytes);
+    }
+    close_view(&v);
+}
+
+static void all_worlds_follow(void **state) {
+    (void)state;
+    for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++)
+        for (int world_size = 1; world_size <= 16; world_size += world_size < 5 ? 1 : 3) {
+            trial t = make_trial(wire, wire % 2 || world_size > 4);
+            t.shard = world_size == 2 ? 1 : world_size == 3 ? 256 : 700;
+            run_trial(&t, world_size, follow_body);
+        }
+}
+
+/* Only ranks of one host exchange, each host on its own masters. */
+static void hosts_keep_to_themselves(void **state) {
+    (void)state;
+    static const int worlds[][2] = {{4, 2}, {6, 3}, {6, 1}, {4, 4}};
+    for (size_t w = 0; w < 4; w++)
+        for (int wire = TAGC_GATHER_INT8; wire <= TAGC_GATHER_DELTA2; wire++) {
+            trial t = make_trial(wire, (w + (size_t)wire) % 2);
+            t.options.ranks_per_host = worlds[w][1];
+            run_trial(&t, worlds[w][0], follow_body);
+        }
+}
+
+static void plain_hosts_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    for (int step = 0; step < 3; step++) {
+        move_masters(&v, step);
+        CHECK(run, gather(&v, step) == TAGC_OK);
+        for (size_t i = 0; i < v.n; i++)
+            v.expected[i] = v.t->options.wire == TAGC_GATHER_BF16 ? to_bf16(v.masters[i]) : v.masters[i];
+        CHECK(run, is_as_expected(&v));
+    }
+    uint64_t width = v.t->options.wire == TAGC_GATHER_BF16 ? 2 : 4;
+    CHECK(run, sent_bytes(&v) == 3 * ((uint64_t)v.n_rows - 1) * v.t->shard * width);
+    close_view(&v);
+}
+
+static void plain_wires_keep_to_hosts(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        trial t = make_trial(variant % 2, variant / 2);
+        t.options.ranks_per_host = 2;
+        run_trial(&t, 6, plain_hosts_body);
+    }
+}
+
+/* Two hundred deltas: the replica stays as near as one delta brings it, at the end as at the beginning. */
+static void long_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    double early = 0, late = 0, steps = 0;
+    for (int step = 0; step < v.t->n_steps; step++) {
+        float before[MAX_SHARD], scale_share = bits_of_wire(v.t->options.wire) == 8 ? 1.0f / 128 : 0.625f;
+        const float *own = v.masters + (size_t)v.row * v.t->shard, *row = v.full + (size_t)v.row * v.t->shard;
+        memcpy(before, row, v.t->shard * sizeof *before);
+        move_masters(&v, step);
+        CHECK(run, gather(&v, step) == TAGC_OK);
+        expect(&v, step == 0);
+        CHECK(run, is_as_expected(&v));
+        double error = 0;
+        for (size_t at = 0; at < v.t->shard && step > 0; at += BLOCK) {
+            size_t end = at + BLOCK < v.t->shard ? at + BLOCK : v.t->shard;
+            float most = 0;
+            for (size_t i = at; i < end; i++) most = fmaxf(most, fabsf(own[i] - before[i]));
+            for (size_t i = at; i < end; i++) {
+                CHECK(run, fabsf(own[i] - row[i]) <= most * scale_share * 1.01f + fabsf(row[i]) / 128);
+                error += pow((double)(own[i] - row[i]), 2);
+                steps += pow((double)step_of(step, run->rank, i), 2) / v.t->n_steps;
+            }
+        }
+        if (step >= 100) *(step < 150 ? &early : &late) += error / 50;
+    }
+    CHECK(run, late < 1.25 * early && early < 1.25 * late);
+    CHECK(run, late < steps);
+    close_view(&v);
+}
+
+static void nothing_accumulates(void **state) {
+    (void)state;
+    for (int wire = TAGC_GATHER_DELTA8; wire <= TAGC_GATHER_DELTA2; wire++) {
+        trial t = make_trial(wire, wire % 2);
+        t.n_steps = 200;
+        run_trial(&t, 2, long_body);
+    }
+}
+
+/* ---- what goes wrong ---- */
+
+/* A bit flips in one rank's replica: told by all ranks at the next comparison, mended by the gather after it. */
+static void flipped_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    int culprit = run->world_size - 1, row = run->world_size > 2 ? 1 : 0;
+    for (int step = 0; step < 10; step++) { /* gathers 1, 2, ...; compared in 3, 6 and 9 */
+        if (step == 3 && run->rank == culprit) v.full[(size_t)row * v.t->shard + 5] += 0x1p-3f;
+        move_masters(&v, step);
+        tagc_status status = keep_status(run, gather(&v, step));
+        if (step != 5) {
+            CHECK(run, status == TAGC_OK);
+            expect(&v, step == 0 || step == 6);
+            if (step < 3 || step > 5 || run->rank != culprit) CHECK(run, is_as_expected(&v));
+            continue;
+        }
+        expect(&v, 0);
+        char expected[64];
+        snprintf(expected, sizeof expected, "row %d is", row);
+        CHECK(run, status == TAGC_ERR_CORRUPT && strstr(run->text, expected));
+        snprintf(expected, sizeof expected, "on rank %d", culprit);
+        CHECK(run, strstr(run->text, expected));
+    }
+    close_view(&v);
+}
+
+static void a_flipped_bit_is_found(void **state) {
+    (void)state;
+    for (int world_size = 2; world_size <= 5; world_size++) {
+        trial t = make_trial(TAGC_GATHER_DELTA4, world_size % 2);
+        t.options.check_every = 3;
+        run_trial(&t, world_size, flipped_body);
+    }
+}
+
+/* NaN or Inf in one master: its row is NaN on every rank, the next gather is whole; when the master is well, so are they. */
+static void nonfinite_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    int sick = run->world_size - 1;
+    size_t shard = v.t->shard, at = (size_t)sick * shard + 300;
+    for (int step = 0; step < 7; step++) {
+        move_masters(&v, step);
+        float healthy = v.masters[at];
+        if (step == 2 || step == 3) v.masters[at] = step == 2 ? NAN : INFINITY;
+        CHECK(run, gather(&v, step) == TAGC_OK);
+        expect(&v, step == 0 || step == 3 || step == 4);
+        for (int r = 0; r < v.n_rows; r++) {
+            const float *row = v.full + (size_t)r * shard;
+            int as_expected = memcmp(row, v.expected + (size_t)r * shard, shard * sizeof *row) == 0;
+            if (r != sick || step < 2 || step > 3) CHECK(run, as_expected);
+            if (r == sick && step == 2) CHECK(run, isnan(row[0]) && isnan(row[shard - 1]));
+            if (r == sick && step == 3) CHECK(run, isinf(row[300]) && isfinite(row[0]));
+        }
+        v.masters[at] = healthy;
+    }
+    close_view(&v);
+}
+
+static void a_sick_master_is_seen_and_heals(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 3; world_size++) {
+        trial t = make_trial(TAGC_GATHER_DELTA4 + world_size % 2, world_size % 2);
+        run_trial(&t, world_size, nonfinite_body);
+    }
+}
+
+static void flip_bit(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    bytes[where / 8 % n_bytes] ^= (uint8_t)(1 << where % 8);
+}
+
+/* Well-formed, with a scale that no encoder writes. */
+static void poison_scale(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    uint16_t scale = where % 2 ? 0x7f80 : 0xffc1;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    memcpy(bytes + TAGC_WIRE_HEADER_BYTES + 8 * header.n_items + 2, &scale, sizeof scale);
+    tagc_wire_write(&header, bytes);
+}
+
+static void pretend(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    if (where % 5 == 0) header.rank ^= 1;
+    if (where % 5 == 1) header.coding ^= 1;
+    if (where % 5 == 2) header.step++;
+    if (where % 5 == 3) header.n_items += 3;
+    if (where % 5 == 4) header.n_elems++;
+    tagc_wire_write(&header, bytes);
+}
+
+/* Who gets it fails at once, all fail in the next gather, the one after it is whole and well. */
+static void hostile_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    trial *t = v.t;
+    for (int step = 0; step < t->step + 5; step++) {
+        move_masters(&v, step);
+        tagc_status status = keep_status(run, gather(&v, step));
+        if (step == t->step) {
+            CHECK(run, status == (run->rank == t->to ? TAGC_ERR_CORRUPT : TAGC_OK));
+            char expected[64];
+            snprintf(expected, sizeof expected, "parameters from rank %d: ", t->from);
+            if (run->rank == t->to) CHECK(run, strstr(run->text, expected));
+        } else if (step == t->step + 1) {
+            char expected[64];
+            snprintf(expected, sizeof expected, "rank %d got damaged parameters", t->to);
+            CHECK(run, status == TAGC_ERR_CORRUPT && strstr(run->text, expected));
+        } else {
+            CHECK(run, status == TAGC_OK);
+        }
+        if (step <= t->step + 1)
+            expect(&v, step == 0);
+        else
+            expect(&v, step == t->step + 2);
+        if (step < t->step || step > t->step + 1) CHECK(run, is_as_expected(&v));
+    }
+    close_view(&v);
+}
+
+static void damage_is_told_to_all(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 60; variant++) {
+        int world_size = 2 + variant % 3;
+        trial t = make_trial(TAGC_GATHER_DELTA8 + variant % 3, 0);
+        t.options.check_every = variant % 4 == 3 ? 2 : 0;
+        t.step = variant % 10 == 0 ? 0 : 3; /* in a whole one, or in a delta */
+        t.to = variant % world_size;
+        t.from = (t.to + 1) % world_size;
+        t.damage = variant % 3 == 0 ? flip_bit : variant % 3 == 1 && t.step ? poison_scale : pretend;
+        t.where = t.damage == flip_bit ? mix((uint64_t)variant) : (uint64_t)variant / 3;
+        run_trial(&t, world_size, hostile_body);
+        assert_int_equal(t.n_damaged, 1);
+    }
+}
+
+static void refused_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    size_t shard = v.t->shard;
+    const float *own = v.masters + (size_t)v.row * shard;
+    CHECK(run, tagc_gatherer_reset(NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_gatherer_begin(v.gatherer, v.full + (size_t)v.row * shard, v.full) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "shard lies in full"));
+    CHECK(run, gather(&v, 0) == TAGC_OK);
+    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "tagc_gatherer_reset"));
+    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.full) == TAGC_OK);
+    CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_ERR_STATE);
+    CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
+    CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
+    CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_OK);
+    CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
+    tagc_gatherer_options bad = v.t->options;
+    tagc_gatherer *none;
+    bad.n_elems = v.n;
+    bad.ranks_per_host = 3;
+    CHECK(run, tagc_gatherer_create(v.comm, &bad, &none) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "ranks_per_host is 3"));
+    close_view(&v);
+}
+
+static void misuse_is_refused(void **state) {
+    (void)state;
+    trial t = make_trial(TAGC_GATHER_DELTA4, 1);
+    run_trial(&t, 4, refused_body);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_worlds_follow),         cmocka_unit_test(hosts_keep_to_themselves),
+        cmocka_unit_test(plain_wires_keep_to_hosts), cmocka_unit_test(nothing_accumulates),
+        cmocka_unit_test(a_flipped_bit_is_found),    cmocka_unit_test(a_sick_master_is_seen_and_heals),
+        cmocka_unit_test(damage_is_told_to_all),     cmocka_unit_test(misuse_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
