@@ -53,8 +53,10 @@ static void forecast(const tagc_plan_request *request, tagc_plan_row *row) {
         snprintf(row->note, sizeof row->note, "no time without --profile or --compute-s");
     } else if (request->n_links == 0) {
         snprintf(row->note, sizeof row->note, "no time without --link-rate or --bytes-per-s");
-    } else if (row->setup.placement == TAGC_PLACE_HYBRID && per_host > 1 && !request->options.host_rate) {
-        snprintf(row->note, sizeof row->note, "no time for hybrid without --host-rate");
+    } else if ((row->setup.placement == TAGC_PLACE_HYBRID || row->setup.engine.two_level) && per_host > 1 &&
+               !request->options.host_rate) {
+        snprintf(row->note, sizeof row->note, "no time for %s without --host-rate",
+                 row->setup.engine.two_level ? "two levels" : "hybrid");
     }
     for (int i = 0; !row->note[0] && i < request->n_links; i++) {
         if (tagc_plan_simulate(&row->setup, &request->costs, &request->links[i], &row->forecasts[i]) ==
@@ -296,16 +298,33 @@ static json_t *plan_json(const tagc_plan_request *request, const tagc_plan_row *
                      "rows", list);
 }
 
+/* Of several placements some do not go with every arm. */
+static void add_left_out(char *text, size_t n_bytes, const char *placement) {
+    size_t used = strlen(text);
+    snprintf(text + used, n_bytes - used, "  (left out, %s: %.200s)\n", placement, tagc_last_error());
+}
+
 tagc_status tagc_plan_world(const tagc_plan_request *request, int world, json_t *results) {
     int n_placements = request->n_placements > 0 ? request->n_placements : 1, n = 0;
     tagc_plan_row *rows = calloc((size_t)(request->n_arms * n_placements), sizeof *rows);
     if (!rows) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan");
     tagc_status status = TAGC_OK;
+    char left_out[1024] = "";
     for (int i = 0; status == TAGC_OK && i < request->n_arms; i++)
-        for (int k = 0; status == TAGC_OK && k < n_placements; k++)
+        for (int k = 0; status == TAGC_OK && k < n_placements; k++) {
             status = make_row(request, request->worlds[world], &request->arms[i],
-                              request->n_placements > 0 ? request->placements[k] : -1, &rows[n++]);
-    if (status == TAGC_OK && !request->options.train.quiet) print_world(request, rows, n);
+                              request->n_placements > 0 ? request->placements[k] : -1, &rows[n]);
+            n += status == TAGC_OK;
+            if (status != TAGC_ERR_UNSUPPORTED || request->n_placements < 2) continue;
+            add_left_out(left_out, sizeof left_out, tagc_placement_describe(request->placements[k])->name);
+            status = TAGC_OK;
+        }
+    if (status == TAGC_OK && n == 0)
+        status = tagc_fail(TAGC_ERR_UNSUPPORTED, "no arm can be placed so: %s", tagc_last_error());
+    if (status == TAGC_OK && !request->options.train.quiet) {
+        print_world(request, rows, n);
+        fputs(left_out, stdout);
+    }
     if (status == TAGC_OK && request->n_links == 0)
         json_array_append_new(results, plan_json(request, rows, n, -1));
     for (int link = 0; status == TAGC_OK && link < request->n_links; link++)

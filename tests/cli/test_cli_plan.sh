@@ -10,7 +10,8 @@ json() {
 
 # ---- tables ----
 run 0 plan --world-size 8 --hosts 4 --arms fsdp,packed --placement none,zero1,zero2,zero3,hybrid
-for text in "8 ranks on 4 hosts" "sharded, gathered on use" "not run by tagc train" "no time without --profile"; do
+for text in "8 ranks on 4 hosts" "sharded, gathered on use" "not run by tagc train" "no time without --profile" \
+    "left out, hybrid: arm packed" "hybrid     sharded within a host"; do
     grep -qF -e "$text" out || fail "the plan lacks \"$text\""
 done
 grep -q Simulated out && fail "times without costs"
