@@ -1,0 +1,278 @@
+/* Ranks in hosts, and three classes of tensors: hybrid sharding and two levels against the oracle in double, replicas
+ * alike to the last bit, and the bytes of every class where they belong. */
+#include "toy.h"
+
+#include "fsdp/internal.h"
+
+typedef struct run {
+    const toy_model *model;
+    tagc_fsdp_options options;
+    int n_steps, n_done;
+    float *result; /* (n_params), the same on all ranks */
+    double norm;
+    tagc_fsdp_stats stats; /* of rank 0's last step */
+    pthread_mutex_t lock;
+} run;
+
+/* Masters and moments of this rank are those of the same rank of every other host. */
+static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
+    for (int i = 0; i < f->n_flats; i++) {
+        const tagc_flat *flat = &f->flats[i];
+        size_t n = (size_t)flat->n_owned;
+        float *own = malloc(3 * n * sizeof *own), *all = malloc(3 * n * (size_t)f->world_size * sizeof *all);
+        memcpy(own, flat->master, n * sizeof *own);
+        memcpy(own + n, flat->moment1, n * sizeof *own);
+        memcpy(own + 2 * n, flat->moment2, n * sizeof *own);
+        CHECK_OK(tagc_comm_all_gather(comm, own, 3 * n * sizeof *own, all));
+        for (int rank = f->rank % f->n_owners; rank < f->world_size; rank += f->n_owners)
+            CHECK(memcmp(own, all + (size_t)rank * 3 * n, 3 * n * sizeof *own) == 0);
+        free(own);
+        free(all);
+    }
+}
+
+static void train(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    size_t n = toy_n_params(r->model);
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, r->model->tensors, r->model->n_tensors, &r->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    tagc_fsdp_stats stats = {0};
+    for (int step = 0; step < r->n_steps; step++) {
+        if (step == 1) toy_forward(r->model, f, 0, 0, 1);
+        toy_step(r->model, comm, f, r->options.n_micro_steps, (uint64_t)step, 0.01, &stats);
+        CHECK(!stats.skipped);
+    }
+    compare_replicas(comm, f);
+    float *values = malloc(n * sizeof *values);
+    toy_read(r->model, f, values);
+    pthread_mutex_lock(&r->lock);
+    if (r->n_done++ == 0) {
+        memcpy(r->result, values, n * sizeof *values);
+        r->norm = stats.grad_norm;
+    }
+    CHECK(memcmp(r->result, values, n * sizeof *values) == 0 && r->norm == stats.grad_norm);
+    if (f->rank == 0) r->stats = stats;
+    pthread_mutex_unlock(&r->lock);
+    free(values);
+    tagc_fsdp_destroy(f);
+}
+
+static void run_one(run *r, int world_size) {
+    r->n_done = 0;
+    pthread_mutex_init(&r->lock, NULL);
+    toy_run(world_size, train, r);
+    pthread_mutex_destroy(&r->lock);
+    assert_int_equal(r->n_done, world_size);
+}
+
+static void compare(const run *r, const toy_oracle *oracle, int world_size) {
+    double worst = 0;
+    for (size_t i = 0; i < oracle->n; i++) worst = fmax(worst, fabs((double)r->result[i] - oracle->p[i]));
+    if (!(worst <= 2e-5))
+        print_error("W %d of hosts of %d, sharding %d micro %d each %d: off by %g\n", world_size,
+                    r->options.ranks_per_host, r->options.sharding, r->options.n_micro_steps,
+                    r->options.exchange_each_micro_step, worst);
+    assert_true(worst <= 2e-5);
+    assert_true(fabs(r->norm - oracle->norm) <= 1e-5 * oracle->norm);
+}
+
+static const int worlds[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
+#ifdef TAGC_SANITIZED
+enum { N_WORLDS = 4, TRAIN_STEPS = 40, N_HOSTS = 1 };
+#else
+enum { N_WORLDS = sizeof worlds / sizeof *worlds, TRAIN_STEPS = 100, N_HOSTS = 3 };
+#endif
+
+/* policy none: every flat travels dense, between hosts too. Else: direct with every value in fp32. */
+static void check_exact(int sharding, int two_level, int policy) {
+    toy_model model;
+    toy_gpt(&model, 2, 5, 1);
+    run r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    tagc_fsdp_options_init(&r.options);
+    r.options.sharding = sharding;
+    r.options.two_level = two_level;
+    r.options.policy = policy;
+    r.options.clip_norm = 2.0;
+    r.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    r.options.reducer.values = TAGC_VALUES_FP32;
+    r.options.reducer.sparsity = 0;
+    toy_oracle oracle = {0};
+    toy_oracle_init(&oracle, &model);
+    for (int step = 0; step < r.n_steps; step++)
+        toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
+    for (int w = 0; w < N_WORLDS; w++)
+        for (int variant = 0; variant < 3; variant++) {
+            r.options.ranks_per_host = worlds[w][1];
+            r.options.prefetch = variant;
+            r.options.n_micro_steps = variant == 0 ? 1 : worlds[w][0] == 8 ? 3 : 2;
+            r.options.exchange_each_micro_step = variant == 2;
+            run_one(&r, worlds[w][0]);
+            compare(&r, &oracle, worlds[w][0]);
+        }
+    toy_oracle_free(&oracle);
+    free(r.result);
+}
+
+static void hybrid_is_exact(void **state) {
+    (void)state;
+    check_exact(TAGC_SHARD_HYBRID, 0, TAGC_POLICY_NONE);
+    check_exact(TAGC_SHARD_HYBRID, 0, TAGC_POLICY_ALL);
+}
+
+static void two_levels_are_exact(void **state) {
+    (void)state;
+    for (int sharding = 0; sharding < 3; sharding++)
+        check_exact(sharding, 1, TAGC_POLICY_NON_ATTENTION_LINEAR);
+}
+
+static double distance(const toy_model *m, const float *params) { /* the targets' mean is 0 */
+    double start = 0, end = 0;
+    size_t at = 0;
+    for (int t = 0; t < m->n_tensors; t++)
+        for (size_t i = 0; i < m->tensors[t].n_elems; i++, at++) {
+            start += pow((double)toy_initial(t, i), 2);
+            end += pow((double)params[at], 2);
+        }
+    return end / start;
+}
+
+static void recipe(tagc_fsdp_options *o) {
+    tagc_fsdp_options_init(o);
+    o->reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    o->reducer.sparsity = 0.9;
+    o->reducer.block = 16;
+    o->beta1_compressed = 0;
+    o->mild = o->reducer;
+    o->mild.sparsity = 0.5;
+    o->weight_decay = 0;
+    o->clip_norm = 0;
+}
+
+/* Low-bit values, mild ones beside: replicas stay alike, and the toy is learnt. */
+static void low_bits_train_in_hosts(void **state) {
+    (void)state;
+    toy_model model;
+    toy_gpt(&model, 2, 12, 0);
+    run r = {.model = &model, .n_steps = TRAIN_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    recipe(&r.options);
+    static const int hosts[][2] = {{4, 2}, {4, 1}, {8, 4}};
+    for (int h = 0; h < N_HOSTS; h++)
+        for (int sharding = 0; sharding < 4; sharding++) {
+            r.options.sharding = sharding;
+            r.options.ranks_per_host = hosts[h][1];
+            r.options.two_level = sharding != TAGC_SHARD_HYBRID;
+            run_one(&r, hosts[h][0]);
+            assert_true(distance(&model, r.result) < 0.4);
+        }
+    r.options.dense_wire = TAGC_WIRE_BF16;
+    r.options.gather_wire = TAGC_GATHER_BF16;
+    r.options.sharding = TAGC_SHARD_HYBRID;
+    r.options.ranks_per_host = 2;
+    run_one(&r, 4);
+    assert_true(distance(&model, r.result) < 0.4);
+    free(r.result);
+}
+
+/* What is sent belongs to a class, to the gathers or to control, and mild is told apart. */
+static void classes_are_counted(void **state) {
+    (void)state;
+    toy_model model;
+    toy_gpt(&model, 2, 32, 0);
+    run r = {.model = &model, .n_steps = 3, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    recipe(&r.options);
+    r.options.sharding = TAGC_SHARD_GRAD;
+    uint64_t n[TAGC_N_CLASSES] = {0}, n_sent = 0, n_class = 0;
+    for (int t = 0; t < model.n_tensors; t++)
+        n[tagc_fsdp_class(&r.options, &model.tensors[t])] += model.tensors[t].n_elems;
+    run_one(&r, 2);
+    const tagc_fsdp_stats *s = &r.stats;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_sent += leg != TAGC_LEG_GATHER ? s->n_bytes_sent[leg] : 0;
+    for (int c = 0; c < TAGC_N_CLASSES; c++) n_class += s->n_class_bytes_sent[c];
+    assert_int_equal(n_sent, n_class + sizeof(double)); /* and the norm */
+    assert_int_equal(s->n_compressed, n[TAGC_CLASS_COMPRESSED]);
+    assert_int_equal(s->n_mild, n[TAGC_CLASS_MILD]);
+    double kept = (double)s->n_kept / (double)s->n_compressed,
+           mild_kept = (double)s->n_mild_kept / (double)s->n_mild;
+    assert_true(kept > 0.05 && kept < 0.11);
+    assert_true(mild_kept > 0.4 && mild_kept < 0.52);
+    /* dense: half of each flat in fp32, headers beside; mild and compressed: far less than that */
+    assert_true(s->n_class_bytes_sent[TAGC_CLASS_DENSE] >= 2 * n[TAGC_CLASS_DENSE]);
+    assert_true(s->n_class_bytes_sent[TAGC_CLASS_MILD] < n[TAGC_CLASS_MILD] * 2);
+    assert_true(s->n_class_bytes_sent[TAGC_CLASS_COMPRESSED] < n[TAGC_CLASS_COMPRESSED]);
+    free(r.result);
+}
+
+/* Parameters stay within a host: between hosts of one rank none travel at all. */
+static void gathers_stay_in_the_host(void **state) {
+    (void)state;
+    toy_model model;
+    toy_gpt(&model, 2, 8, 0);
+    run r = {.model = &model, .n_steps = 2, .result = malloc(toy_n_params(&model) * sizeof(float))};
+    recipe(&r.options);
+    r.options.sharding = TAGC_SHARD_HYBRID;
+    uint64_t n_bytes[2];
+    for (int i = 0; i < 2; i++) {
+        r.options.ranks_per_host = i + 1;
+        run_one(&r, 4);
+        n_bytes[i] = r.stats.n_bytes_sent[TAGC_LEG_GATHER];
+    }
+    assert_int_equal(n_bytes[0], 0);
+    /* half of every flat to one other rank, forward and backward; head and embedding stay in between */
+    assert_true(n_bytes[1] >= toy_n_params(&model) * 2);
+    assert_true(n_bytes[1] <= toy_n_params(&model) * 4 * 3 / 2);
+    free(r.result);
+}
+
+/* ---- refusals ---- */
+
+typedef struct refusal {
+    toy_model model;
+    tagc_fsdp_options options;
+    tagc_status status;
+    char text[TAGC_ERROR_TEXT_BYTES];
+} refusal;
+
+static void refuse(tagc_comm *comm, void *arg) {
+    refusal *r = arg;
+    tagc_fsdp *f;
+    tagc_status status = tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f);
+    CHECK(f == NULL);
+    if (tagc_comm_rank(comm) != 0) return;
+    r->status = status;
+    snprintf(r->text, sizeof r->text, "%s", tagc_last_error());
+}
+
+static void nonsense_is_refused(void **state) {
+    (void)state;
+    static const struct {
+        int world_size, sharding, per_host, exchange;
+        tagc_status status;
+        const char *text;
+    } cases[] = {
+        {4, TAGC_SHARD_HYBRID, 3, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 3"},
+        {2, TAGC_SHARD_FULL, 4, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 4"},
+        {2, TAGC_SHARD_FULL, 0, TAGC_EXCHANGE_DIRECT, TAGC_ERR_ARGUMENT, "ranks_per_host is 0"},
+        {4, TAGC_SHARD_HYBRID, 2, TAGC_EXCHANGE_PACKED, TAGC_ERR_UNSUPPORTED, "hybrid sharding has"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        refusal r = {0};
+        toy_gpt(&r.model, 1, 4, 0);
+        tagc_fsdp_options_init(&r.options);
+        r.options.sharding = cases[i].sharding;
+        r.options.ranks_per_host = cases[i].per_host;
+        r.options.reducer.exchange = cases[i].exchange;
+        toy_run(cases[i].world_size, refuse, &r);
+        assert_int_equal(r.status, cases[i].status);
+        assert_non_null(strstr(r.text, cases[i].text));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hybrid_is_exact),          cmocka_unit_test(two_levels_are_exact),
+        cmocka_unit_test(low_bits_train_in_hosts),  cmocka_unit_test(classes_are_counted),
+        cmocka_unit_test(gathers_stay_in_the_host), cmocka_unit_test(nonsense_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
