@@ -209,17 +209,19 @@ TAGC_API tagc_status tagc_reducer_option_bounds(const char *field, double *min, 
 TAGC_API uint64_t tagc_padded_elems(uint64_t n, int world_size);
 
 typedef enum tagc_phase {
-    TAGC_PHASE_SELECT = 0, /* accumulate, threshold, residual */
+    TAGC_PHASE_SELECT =
+        0, /* accumulate, threshold, residual; direct with positions: encode, too, which is one with it */
     TAGC_PHASE_INDEX = 1,  /* make and OR bitmaps */
-    TAGC_PHASE_ENCODE = 2, /* sketch or pack */
-    TAGC_PHASE_DECODE = 3, /* add, peel or unpack */
+    TAGC_PHASE_ENCODE = 2, /* sketch or pack; direct: blocks, sums, and rows within the host */
+    TAGC_PHASE_DECODE = 3, /* add, peel or unpack; direct: checks of bodies, too */
     TAGC_PHASE_WAIT = 4,   /* the codec had nothing to do: waiting for the wire */
     TAGC_N_PHASES = 5
 } tagc_phase;
 
 TAGC_API const char *tagc_phase_name(int phase);
 
-/* Of one step. Counts "of the unit" cover all W fragments of this rank; "of the shard" only the owned one. */
+/* Of one step. Counts "of the unit" cover all W fragments of this rank, with hosts those of its host that it encodes;
+ * "of the shard" only the owned one. */
 typedef struct tagc_reducer_stats {
     size_t struct_bytes;                    /* set by the caller or by tagc_reducer_stats_init */
     uint64_t n_bytes_sent[TAGC_N_LEGS];     /* to other ranks, as the transport counted them */
@@ -229,7 +231,8 @@ typedef struct tagc_reducer_stats {
     uint64_t n_kept; /* of the unit: elements this rank kept */
     uint64_t
         n_union; /* of the unit: elements that any rank kept; 0 where nobody knows (direct, shard output) */
-    double sparsity;     /* 1 - n_kept / n_elems: what was reached */
+    double
+        sparsity; /* what was reached: 1 - n_kept / n_elems, with hosts 1 - n_kept * ranks_per_host / n_elems */
     uint64_t n_cells;    /* of the shard: cells of its sketch */
     double load;         /* of the shard: items per cell */
     int peel_rounds;     /* of the shard */
@@ -245,7 +248,7 @@ TAGC_API void tagc_reducer_stats_init(tagc_reducer_stats *stats);
 TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options,
                                          tagc_reducer **out);
 
-/* Collective. Starts the exchange of `gradient` (W, shard) into `output` (shard), or (W, shard) with all_reduce.
+/* Collective. Starts the exchange of `gradient` (W, shard) into `output` (shard), or as all_reduce says.
  * Both stay the caller's, must not overlap, and must be left alone until _end; gradient is not changed.
  * Returns at once. Reducers of one comm run in the order of their begins, which must be the same on all ranks. */
 TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const float *gradient, float *output);
@@ -258,11 +261,14 @@ TAGC_API tagc_status tagc_reducer_end(tagc_reducer *reducer, tagc_reducer_stats 
 TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradient, float *output,
                                       tagc_reducer_stats *stats);
 
-/* Changes θ for the steps that follow; collective in effect: every rank must set the same. */
+/* Changes θ for the steps that follow; collective in effect: every rank must set the same. Where they do not, the
+ * next step fails on all ranks: TAGC_ERR_MISMATCH, with direct TAGC_ERR_TRANSPORT (bodies no longer fit). */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
-/* The residual in use, (n_elems,) or NULL and 0 for dense: a view that the next begin invalidates. Its zero is
- * -0.0f, the one value that changes nothing it is added to. */
+/* The residual in use, (n_elems,), with hosts (n_elems / ranks_per_host,), or NULL and 0 for dense and where direct has
+ * nothing to carry over (sparsity 0 and values in fp32 or bf16; one host): a view that the next begin invalidates. With
+ * hosts it belongs to the sums of a host, row h to the rank of the same local index on host h. Its zero is -0.0f, the
+ * one value that changes nothing it is added to. */
 TAGC_API const float *tagc_reducer_residual(const tagc_reducer *reducer, uint64_t *n_elems);
 
 /* Multiplies the residual by `factor` (finite, >= 0): when a loss scale changes, or to let it decay. */
@@ -272,7 +278,8 @@ TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double f
 TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const float *values, uint64_t n_elems);
 
 /* The residual as bytes with header and checksum (docs/wire-format.md). Per rank; not between begin and end.
- * _load refuses what _save of the same n_elems did not write, and leaves the residual alone then. */
+ * _load refuses what _save of the same n_elems and ranks_per_host did not write, and leaves the residual alone
+ * then. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_state_save(const tagc_reducer *reducer, void *buffer, uint64_t n_bytes);
 TAGC_API tagc_status tagc_reducer_state_load(tagc_reducer *reducer, const void *buffer, uint64_t n_bytes);

@@ -1,0 +1,180 @@
+/* Steps of a reducer over a network of the test's own, which damages what it is told to: the second of three. */
+#ifndef TAGC_TESTS_EXCHANGE_NETWORK_H
+#define TAGC_TESTS_EXCHANGE_NETWORK_H
+
+#include "oracle.h"
+#include "ranks.h"
+#include "tagc/transport.h"
+
+#include <errno.h>
+#include <time.h>
+
+/* ---- a network of the test's own, which damages what it is told to ---- */
+
+/* Only in the call that was asked for, and only where `from` sends anything to `to`. */
+typedef void (*damage_fn)(uint8_t *bytes, uint64_t n_bytes, uint64_t where);
+
+typedef struct network {
+    pthread_mutex_t lock;
+    pthread_cond_t turn;
+    int world_size, n_here, is_down;
+    uint64_t round;
+    const tagc_transfer *transfers[MAX_RANKS];
+    /* what to damage: the n-th call of rank `to`, in what `from` sends */
+    int call, n_more, from, to; /* and so many calls after it */
+    uint64_t where;
+    damage_fn damage;
+    int n_damaged, is_message; /* it was a header without a body */
+    int first_call, n_calls;   /* of the second step of rank 0 */
+} network;
+
+typedef struct endpoint {
+    network *net;
+    int rank, n_calls;
+} endpoint;
+
+static inline tagc_status meet(network *net) {
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 5;
+    pthread_mutex_lock(&net->lock);
+    uint64_t round = net->round;
+    if (++net->n_here == net->world_size) {
+        net->n_here = 0;
+        net->round++;
+        pthread_cond_broadcast(&net->turn);
+    }
+    while (round == net->round && !net->is_down)
+        if (pthread_cond_timedwait(&net->turn, &net->lock, &end) == ETIMEDOUT) net->is_down = 1;
+    tagc_status status =
+        round != net->round ? TAGC_OK : tagc_report(TAGC_ERR_TRANSPORT, "the network is down");
+    pthread_mutex_unlock(&net->lock);
+    return status;
+}
+
+/* Whoever is through with it leaves, and the others need not wait until they are sure. */
+static inline void leave(network *net) {
+    pthread_mutex_lock(&net->lock);
+    net->is_down = 1;
+    pthread_cond_broadcast(&net->turn);
+    pthread_mutex_unlock(&net->lock);
+}
+
+static inline tagc_status network_exchange(void *context, const tagc_transfer *transfer) {
+    endpoint *end = context;
+    network *net = end->net;
+    net->transfers[end->rank] = transfer;
+    tagc_status status = meet(net);
+    if (status != TAGC_OK) return status;
+    for (int s = 0; s < net->world_size; s++) {
+        const tagc_transfer *peer = net->transfers[s];
+        uint64_t n_bytes = transfer->recv_bytes[s];
+        if (peer->send_bytes[end->rank] != n_bytes) return tagc_report(TAGC_ERR_TRANSPORT, "lengths differ");
+        uint8_t *to = (uint8_t *)transfer->recv + transfer->recv_offset[s];
+        const uint8_t *from = (const uint8_t *)peer->send + peer->send_offset[end->rank];
+        if (n_bytes && to != from) memcpy(to, from, n_bytes);
+        if (net->damage && n_bytes && s == net->from && end->rank == net->to && end->n_calls >= net->call &&
+            end->n_calls <= net->call + net->n_more) {
+            net->is_message |= n_bytes == 64 && memcmp(to, "TAGC", 4) == 0;
+            net->damage(to, n_bytes, net->where);
+            net->n_damaged++;
+        }
+    }
+    end->n_calls++;
+    return meet(net);
+}
+
+/* ---- one damaged step between two good ones ---- */
+
+typedef struct trial {
+    tagc_reducer_options options;
+    network net;
+    tagc_status statuses[MAX_RANKS];
+    char texts[MAX_RANKS][512];
+} trial;
+
+typedef struct trial_rank {
+    trial *t;
+    int rank;
+    char failure[512];
+} trial_rank;
+
+#define EXPECT(who, condition)                                                                               \
+    do {                                                                                                     \
+        if (!(condition) && !(who)->failure[0])                                                              \
+            snprintf((who)->failure, sizeof(who)->failure, "line %d: %s (%.150s)", __LINE__, #condition,     \
+                     tagc_last_error());                                                                     \
+    } while (0)
+
+static inline void *trial_main(void *arg) {
+    trial_rank *self = arg;
+    trial *t = self->t;
+    endpoint end = {.net = &t->net, .rank = self->rank};
+    size_t n = (size_t)t->options.n_elems;
+    float *gradient = malloc(n * sizeof *gradient), *output = malloc(n * sizeof *output),
+          *before = malloc(n * sizeof *before);
+    tagc_comm *comm;
+    tagc_reducer *reducer = NULL;
+    EXPECT(self, tagc_comm_create_callback(network_exchange, &end, self->rank, t->net.world_size, NULL,
+                                           &comm) == TAGC_OK);
+    EXPECT(self, tagc_reducer_create(comm, &t->options, &reducer) == TAGC_OK);
+    for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, self->rank, i);
+    EXPECT(self, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    uint64_t n_residual;
+    const float *residual = tagc_reducer_residual(reducer, &n_residual);
+    if (residual) memcpy(before, residual, n_residual * sizeof *before);
+    int first_call = end.n_calls;
+    tagc_status status = tagc_reducer_run(reducer, gradient, output, NULL);
+    if (self->rank == 0) t->net.first_call = first_call;
+    if (self->rank == 0) t->net.n_calls = end.n_calls - first_call;
+    if (status == TAGC_ERR_TRANSPORT) leave(&t->net);
+    t->statuses[self->rank] = status;
+    if (status != TAGC_OK) snprintf(t->texts[self->rank], sizeof t->texts[0], "%s", tagc_last_error());
+    residual = tagc_reducer_residual(reducer, NULL);
+    if (status != TAGC_OK && residual)
+        EXPECT(self, memcmp(before, residual, n_residual * sizeof *before) == 0);
+    if (status == TAGC_ERR_CORRUPT) {
+        tagc_status next = tagc_reducer_run(reducer, gradient, output, NULL);
+        EXPECT(self, next == TAGC_OK || next == TAGC_ERR_TRANSPORT);
+    }
+    tagc_reducer_destroy(reducer);
+    tagc_comm_destroy(comm);
+    free(gradient);
+    free(output);
+    free(before);
+    return NULL;
+}
+
+static inline void run_trial(trial *t, int world_size) {
+    pthread_t threads[MAX_RANKS];
+    trial_rank ranks[MAX_RANKS];
+    t->net.world_size = world_size;
+    pthread_mutex_init(&t->net.lock, NULL);
+    pthread_cond_init(&t->net.turn, NULL);
+    for (int r = 0; r < world_size; r++) {
+        ranks[r] = (trial_rank){.t = t, .rank = r};
+        assert_int_equal(pthread_create(&threads[r], NULL, trial_main, &ranks[r]), 0);
+    }
+    for (int r = 0; r < world_size; r++) pthread_join(threads[r], NULL);
+    for (int r = 0; r < world_size; r++)
+        if (ranks[r].failure[0]) fail_msg("rank %d: %s", r, ranks[r].failure);
+    pthread_mutex_destroy(&t->net.lock);
+    pthread_cond_destroy(&t->net.turn);
+}
+
+static inline trial make_trial(int world_size, int exchange, int index) {
+    trial t = {0};
+    tagc_reducer_options_init(&t.options);
+    t.options.n_elems = 2048 * (uint64_t)world_size;
+    t.options.exchange = exchange;
+    t.options.index = index;
+    t.options.cells = TAGC_CELLS_FIXED;
+    t.options.sparsity = 0.95;
+    return t;
+}
+
+static inline void flip_bit(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    bytes[where / 8 % n_bytes] ^= (uint8_t)(1 << where % 8);
+}
+
+#endif

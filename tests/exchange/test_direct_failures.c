@@ -1,0 +1,264 @@
+/* Hostile bytes in a direct exchange: whatever is damaged, all ranks fail, residuals are as before, nobody hangs. */
+#include "exchange/wire.h"
+#include "network.h"
+
+static trial direct_trial(int world_size, int per_host, int all_reduce) {
+    trial t = make_trial(world_size, TAGC_EXCHANGE_DIRECT, TAGC_INDEX_OR);
+    t.options.ranks_per_host = per_host;
+    t.options.all_reduce = all_reduce;
+    t.options.n_elems = 512 * (uint64_t)world_size;
+    return t;
+}
+
+static int count(const trial *t, tagc_status status) {
+    int n = 0;
+    for (int r = 0; r < t->net.world_size; r++) n += t->statuses[r] == status;
+    return n;
+}
+
+static void describe(const trial *t, const char *what) {
+    print_error("%s: W %d, per host %d, all %d, call %d from %d to %d\n", what, t->net.world_size,
+                t->options.ranks_per_host, t->options.all_reduce, t->net.call - t->net.first_call,
+                t->net.from, t->net.to);
+    for (int r = 0; r < t->net.world_size; r++)
+        print_error("  rank %d: %s (%s)\n", r, tagc_status_name(t->statuses[r]), t->texts[r]);
+}
+
+/* What may follow. A body: everybody says so. A header or an agreement: whoever reads it breaks the comm, and only
+ * those who were through may not notice. Rows within a host are plain values, as those of a dense exchange. */
+static void check_outcome(trial *t, const char *what) {
+    int W = t->net.world_size, ok = 0;
+    int n_ok = count(t, TAGC_OK), n_corrupt = count(t, TAGC_ERR_CORRUPT),
+        n_gone = count(t, TAGC_ERR_TRANSPORT);
+    if (t->net.n_damaged == 0)
+        ok = n_ok == W;
+    else if (t->net.is_message)
+        ok = t->statuses[t->net.to] == TAGC_ERR_TRANSPORT && n_gone + n_ok == W;
+    else
+        ok = n_corrupt == W || (t->options.ranks_per_host > 1 && n_ok == W);
+    if (ok) return;
+    describe(t, what);
+    fail();
+}
+
+static void test_every_message(void **state) {
+    (void)state;
+    int n_bodies = 0, n_headers = 0;
+    for (int variant = 0; variant < 4 * 3; variant++) {
+        int world_size = (int[]){2, 3, 4, 4}[variant % 4], per_host = variant % 4 == 3 ? 2 : 1;
+        trial sound = direct_trial(world_size, per_host, variant / 4);
+        run_trial(&sound, world_size);
+        assert_int_equal(count(&sound, TAGC_OK), world_size);
+        for (int call = 0; call < sound.net.n_calls; call++)
+            for (int pair = 0; pair < world_size * world_size; pair++) {
+                trial t = direct_trial(world_size, per_host, variant / 4);
+                if (pair % world_size == pair / world_size) continue;
+                t.net.from = pair % world_size;
+                t.net.to = pair / world_size;
+                t.net.call = sound.net.first_call + call;
+                t.net.where = mix((uint64_t)(variant * 10000 + call * 100 + pair));
+                t.net.damage = flip_bit;
+                run_trial(&t, world_size);
+                check_outcome(&t, "flipped bit");
+                n_headers += t.net.is_message;
+                n_bodies += t.net.n_damaged && !t.net.is_message;
+            }
+    }
+    assert_true(n_headers > 100 && n_bodies > 100);
+}
+
+/* ---- liars: headers whose checksum is right ---- */
+
+typedef struct lie {
+    const char *text; /* of the rank that is lied to */
+    void (*tell)(tagc_wire_header *header);
+} lie;
+
+static void other_kind(tagc_wire_header *header) {
+    header->kind = TAGC_WIRE_AGREE;
+    header->body_bytes = header->coding = 0;
+}
+static void other_format(tagc_wire_header *header) {
+    header->coding = TAGC_VALUES_FP32;
+}
+static void other_rank(tagc_wire_header *header) {
+    header->rank++;
+}
+static void other_sparsity(tagc_wire_header *header) {
+    header->k++;
+}
+static void other_shard(tagc_wire_header *header) {
+    header->n_elems--;
+}
+static void other_step(tagc_wire_header *header) {
+    header->step++;
+}
+static void too_many_items(tagc_wire_header *header) {
+    header->n_items = header->k + 1;
+}
+static void too_many_bytes(tagc_wire_header *header) {
+    header->body_bytes = UINT64_MAX / 2;
+}
+static void too_many_positions(tagc_wire_header *header) {
+    header->index_bytes = (uint32_t)header->body_bytes + 1;
+}
+static void nothing_finite(tagc_wire_header *header) {
+    header->flags = TAGC_WIRE_FLAG_NONFINITE;
+}
+
+static const lie lies[] = {
+    {"message kind is 3, expected 6", other_kind},
+    {"coding is 0, expected 3", other_format},
+    {"rank is", other_rank},
+    {"sparsity: rank", other_sparsity},
+    {"n_elems is 511, expected 512", other_shard},
+    {"step is", other_step},
+    {"elements, at most", too_many_items},
+    {"bytes follow, at most", too_many_bytes},
+    {"bytes are positions", too_many_positions},
+    {"bytes follow of what is not finite", nothing_finite},
+};
+
+static void tell_lie(uint8_t *bytes, uint64_t n_bytes, uint64_t which) {
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    lies[which].tell(&header);
+    tagc_wire_write(&header, bytes);
+}
+
+static void test_lying_headers(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++)
+        for (int of_sums = 0; of_sums < 2; of_sums++) {
+            trial t = direct_trial(2, 1, 1);
+            run_trial(&t, 2);
+            int call = t.net.first_call + (of_sums ? t.net.n_calls - 3 : 0);
+            t = direct_trial(2, 1, 1);
+            t.net.call = call;
+            t.net.from = 1;
+            t.net.damage = tell_lie;
+            t.net.where = i;
+            run_trial(&t, 2);
+            /* of sums up to W * k elements may come */
+            if (of_sums && lies[i].tell == too_many_items) continue;
+            check_outcome(&t, lies[i].text);
+            if (!strstr(t.texts[0], lies[i].text))
+                fail_msg("\"%s\" does not contain \"%s\"", t.texts[0], lies[i].text);
+            assert_non_null(strstr(t.texts[0], "header of the fragment from rank 1"));
+        }
+}
+
+/* A checksum that belongs to another body: the body is refused, and the next step may go on. */
+static void other_body(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    header.body_sum ^= (uint64_t)1 << where % 64;
+    tagc_wire_write(&header, bytes);
+}
+
+/* Less than the sender sends: the transport notices, as lengths differ. */
+static void shorter(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    (void)where;
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    header.body_bytes--;
+    tagc_wire_write(&header, bytes);
+}
+
+static void test_wrong_lengths_and_sums(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        int world_size = 2 + variant % 3;
+        trial t = direct_trial(world_size, 1, 0);
+        run_trial(&t, world_size);
+        int call = t.net.first_call;
+        t = direct_trial(world_size, 1, 0);
+        t.net.call = call;
+        t.net.to = variant % world_size;
+        t.net.from = (t.net.to + world_size - 1) % world_size;
+        t.net.where = mix((uint64_t)variant);
+        t.net.damage = variant / 3 % 2 ? shorter : other_body;
+        run_trial(&t, world_size);
+        assert_int_equal(t.net.n_damaged, 1);
+        assert_int_equal(count(&t, variant / 3 % 2 ? TAGC_ERR_TRANSPORT : TAGC_ERR_CORRUPT), world_size);
+    }
+}
+
+/* ---- a liar with a body to match ---- */
+
+enum { MAX_BODY = 4096 };
+static struct {
+    size_t n_index, n_values;
+    uint8_t body[MAX_BODY];
+} liar;
+
+/* First the values of a sound step are looked at, then the same body, spoiled in one place, comes with the right
+ * checksum: validation is all that is left. */
+static void look(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    size_t at = where ? liar.n_index : 0;
+    assert_true(at + n_bytes <= MAX_BODY);
+    memcpy(liar.body + at, bytes, n_bytes);
+    *(where ? &liar.n_values : &liar.n_index) = n_bytes;
+}
+
+static void look_at(int call, uint64_t where) {
+    trial t = direct_trial(2, 1, 0);
+    t.net.call = call;
+    t.net.from = 1;
+    t.net.damage = look;
+    t.net.where = where;
+    run_trial(&t, 2);
+    assert_int_equal(t.net.n_damaged, 1);
+    assert_int_equal(count(&t, TAGC_OK), 2);
+}
+
+/* Of three calls (header, positions, values) each as it should look. */
+static void send_spoiled(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    (void)where;
+    if (tagc_wire_read(bytes, n_bytes, &header) == TAGC_OK) {
+        header.body_sum = tagc_wire_sum(liar.body, liar.n_index + liar.n_values);
+        tagc_wire_write(&header, bytes);
+    } else {
+        memcpy(bytes, liar.body + (n_bytes == liar.n_values ? liar.n_index : 0), n_bytes);
+    }
+}
+
+static void test_lying_bodies(void **state) {
+    (void)state;
+    trial t = direct_trial(2, 1, 0);
+    run_trial(&t, 2);
+    int call = t.net.first_call, n_refused = 0;
+    look_at(call + 1, 0);
+    look_at(call + 2, 1);
+    assert_true(liar.n_index > 8 && liar.n_values > 2 && liar.n_index != liar.n_values);
+    for (uint64_t i = 0; i < 300; i++) {
+        size_t at = mix(i) % (liar.n_index + (i % 3 ? 0 : liar.n_values));
+        uint8_t before = liar.body[at], spoiled = (uint8_t)mix(i + 1000);
+        if (before == spoiled) continue;
+        liar.body[at] = spoiled;
+        t = direct_trial(2, 1, 0);
+        t.net.call = call;
+        t.net.n_more = 2;
+        t.net.from = 1;
+        t.net.damage = send_spoiled;
+        run_trial(&t, 2);
+        liar.body[at] = before;
+        assert_int_equal(t.net.n_damaged, 3);
+        assert_true(count(&t, TAGC_OK) == 2 || count(&t, TAGC_ERR_CORRUPT) == 2);
+        if (t.statuses[0] == TAGC_ERR_CORRUPT) assert_non_null(strstr(t.texts[0], "fragment from rank 1"));
+        n_refused += t.statuses[0] == TAGC_ERR_CORRUPT;
+    }
+    assert_true(n_refused > 50 &&
+                n_refused < 300); /* another value or position may be as good as the right one */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_message),
+        cmocka_unit_test(test_lying_headers),
+        cmocka_unit_test(test_wrong_lengths_and_sums),
+        cmocka_unit_test(test_lying_bodies),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
