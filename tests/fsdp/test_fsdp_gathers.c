@@ -1,0 +1,248 @@
+/* The parameter leg in the engine: every wire, with lanes and without; gathers that begin in the update and end in the
+ * next pass, whatever comes in between; and bytes that are counted in one step each. */
+#include "toy.h"
+
+#include "exchange/volume.h"
+#include "fsdp/internal.h"
+#include "tagc/transport.h"
+
+enum { N_STEPS = 7, N_RANKS = 3, POISONED = 3, LAYERS = 2 };
+
+/* ---- a transport without lanes ---- */
+
+typedef struct meeting {
+    pthread_barrier_t barrier;
+    const tagc_transfer *transfers[N_RANKS];
+} meeting;
+
+typedef struct seat {
+    meeting *meeting;
+    int rank;
+} seat;
+
+static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
+    seat *self = context;
+    meeting *m = self->meeting;
+    m->transfers[self->rank] = transfer;
+    pthread_barrier_wait(&m->barrier);
+    int same = 1;
+    for (int s = 0; s < N_RANKS; s++) {
+        const tagc_transfer *peer = m->transfers[s];
+        uint64_t n_bytes = transfer->recv_bytes[s];
+        same &= peer->send_bytes[self->rank] == n_bytes;
+        if (n_bytes && same)
+            memmove((char *)transfer->recv + transfer->recv_offset[s],
+                    (const char *)peer->send + peer->send_offset[self->rank], n_bytes);
+    }
+    pthread_barrier_wait(&m->barrier);
+    return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
+}
+
+/* ---- runs ---- */
+
+typedef struct run {
+    toy_model model;
+    tagc_fsdp_options options;
+    int has_lanes;
+    int disturbed; /* by evaluations, readers and saving, between steps */
+    int poisoned;  /* step POISONED has a NaN, and is skipped */
+    meeting meeting;
+    float *values[N_RANKS]; /* (n_params) at the end */
+    double seen[N_RANKS];   /* loss of an evaluation at the end */
+    uint64_t gathered[N_RANKS][N_STEPS];
+    uint64_t steady[N_RANKS], total[N_RANKS];
+} run;
+
+static uint64_t planned(const tagc_fsdp *f) {
+    double n_bytes = 0;
+    for (int i = 0; i < f->n_flats; i++) {
+        tagc_reducer_options reducer;
+        tagc_gatherer_options gatherer;
+        tagc_volume volume;
+        CHECK(tagc_fsdp_exchange_options(f, &f->flats[i], &reducer, &gatherer) == 1);
+        CHECK_OK(tagc_gatherer_volume(&gatherer, f->world_size, &volume));
+        n_bytes += volume.n_bytes[TAGC_LEG_GATHER];
+    }
+    return (uint64_t)n_bytes;
+}
+
+static void disturb(const run *r, tagc_fsdp *f, float *values, int step) {
+    if (step % 3 != 0) toy_forward(&r->model, f, 0, 0, 1);
+    if (step % 2) toy_read(&r->model, f, values);
+    if (step % 3 == 2) toy_forward(&r->model, f, 0, 0, 1);
+}
+
+static void train_on(tagc_comm *comm, run *r) {
+    int rank = tagc_comm_rank(comm);
+    toy_model model = r->model;
+    uint64_t before[TAGC_N_LEGS], after[TAGC_N_LEGS];
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, model.tensors, model.n_tensors, &r->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    tagc_comm_bytes(comm, before, NULL);
+    r->steady[rank] = planned(f);
+    for (int step = 0; step < N_STEPS; step++) {
+        tagc_fsdp_stats stats;
+        model.poison = r->poisoned && step == POISONED ? 1 + rank : 0;
+        if (r->disturbed) disturb(r, f, r->values[rank], step);
+        toy_step(&model, comm, f, 1, (uint64_t)step, 0.01, &stats);
+        CHECK(stats.skipped == (model.poison != 0));
+        CHECK(stats.wait_gather_s >= 0 && stats.wait_gather_s <= stats.total_s);
+        r->gathered[rank][step] = stats.n_bytes_sent[TAGC_LEG_GATHER];
+        CHECK(stats.n_bytes_received[TAGC_LEG_GATHER] == stats.n_bytes_sent[TAGC_LEG_GATHER]);
+    }
+    tagc_comm_bytes(comm, after, NULL);
+    toy_read(&r->model, f, r->values[rank]);
+    r->seen[rank] = toy_forward(&r->model, f, 0, 0, 1);
+    tagc_comm_bytes(comm, after, NULL);
+    r->total[rank] = after[TAGC_LEG_GATHER] - before[TAGC_LEG_GATHER];
+    /* gathers of the last step may be under way when the engine goes, or when all starts over */
+    toy_step(&r->model, comm, f, 1, N_STEPS, 0.01, NULL);
+    if (rank >= 0 && r->disturbed) CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    tagc_fsdp_destroy(f);
+}
+
+static void train(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    if (r->has_lanes) {
+        train_on(comm, r);
+        return;
+    }
+    seat self = {&r->meeting, tagc_comm_rank(comm)};
+    tagc_comm *other;
+    CHECK_OK(tagc_comm_create_callback(exchange_all, &self, self.rank, N_RANKS, NULL, &other));
+    train_on(other, r);
+    tagc_comm_destroy(other);
+}
+
+static void run_one(run *r) {
+    pthread_barrier_init(&r->meeting.barrier, NULL, N_RANKS);
+    toy_run(N_RANKS, train, r);
+    pthread_barrier_destroy(&r->meeting.barrier);
+    for (int rank = 1; rank < N_RANKS; rank++) {
+        assert_memory_equal(r->values[0], r->values[rank], toy_n_params(&r->model) * sizeof(float));
+        assert_true(r->seen[0] == r->seen[rank]);
+    }
+}
+
+static void make_run(run *r, int sharding, int wire) {
+    memset(r, 0, sizeof *r);
+    toy_gpt(&r->model, LAYERS, 12, 1);
+    tagc_fsdp_options_init(&r->options);
+    r->options.sharding = sharding;
+    r->options.policy = TAGC_POLICY_NONE;
+    r->options.gather_wire = wire;
+    r->options.gather_check_every = 2;
+    r->has_lanes = 1;
+    for (int rank = 0; rank < N_RANKS; rank++)
+        r->values[rank] = calloc(toy_n_params(&r->model), sizeof(float));
+}
+
+static void free_run(run *r) {
+    for (int rank = 0; rank < N_RANKS; rank++) free(r->values[rank]);
+}
+
+/* Root of the mean square of the difference. */
+static double distance(const run *a, const run *b) {
+    size_t n = toy_n_params(&a->model);
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += pow((double)(a->values[0][i] - b->values[0][i]), 2);
+    return sqrt(sum / (double)n);
+}
+
+/* Parameters move by 0.01 a step; what a wire rounds away shows in the gradients, and through them here. */
+static void all_wires_train_alike(void **state) {
+    (void)state;
+    static const double most[] = {0, 5e-4, 1e-3, 5e-4, 5e-4, 6e-4};
+    for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_GRAD; sharding++) {
+        run plain;
+        make_run(&plain, sharding, TAGC_GATHER_FP32);
+        run_one(&plain);
+        for (int wire = TAGC_GATHER_FP32; wire <= TAGC_GATHER_DELTA2; wire++) {
+            if (wire >= TAGC_GATHER_DELTA8 && sharding != TAGC_SHARD_GRAD) continue;
+            run r, without;
+            make_run(&r, sharding, wire);
+            run_one(&r);
+            if (distance(&r, &plain) > most[wire]) print_error("wire %d: %g\n", wire, distance(&r, &plain));
+            assert_true(distance(&r, &plain) <= most[wire]);
+            assert_true(fabs(r.seen[0] - plain.seen[0]) <= 20 * most[wire] * plain.seen[0]);
+            if (wire > TAGC_GATHER_FP32) assert_true(distance(&r, &plain) > 0);
+            make_run(&without, sharding, wire);
+            without.has_lanes = 0;
+            run_one(&without);
+            assert_true(distance(&r, &without) == 0 && r.seen[0] == without.seen[0]);
+            free_run(&r);
+            free_run(&without);
+        }
+        free_run(&plain);
+    }
+}
+
+/* Evaluations, readers, prefetch and the time at which a gather ends change no bit and no byte of a step. */
+static void what_comes_between_changes_nothing(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        run calm, r;
+        make_run(&calm, TAGC_SHARD_GRAD, variant % 6);
+        run_one(&calm);
+        make_run(&r, TAGC_SHARD_GRAD, variant % 6);
+        r.disturbed = 1;
+        r.has_lanes = variant / 6;
+        r.options.prefetch = variant % 3;
+        run_one(&r);
+        assert_true(distance(&calm, &r) == 0 && calm.seen[0] == r.seen[0]);
+        assert_memory_equal(calm.gathered, r.gathered, sizeof r.gathered);
+        free_run(&calm);
+        free_run(&r);
+    }
+}
+
+/* Every byte is some step's: the first step's are the whole parameters, the others' what was planned; a step that was
+ * skipped leaves nothing to gather. */
+static void bytes_belong_to_steps(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        run r;
+        int wire = variant % 6, is_delta = wire >= TAGC_GATHER_DELTA8;
+        make_run(&r, TAGC_SHARD_GRAD, wire);
+        r.poisoned = 1;
+        r.has_lanes = variant / 6;
+        r.options.gather_check_every = 0;
+        run_one(&r);
+        uint64_t sum = 0;
+        for (int step = 0; step < N_STEPS; step++) {
+            uint64_t n_bytes = r.gathered[1][step];
+            sum += n_bytes;
+            if (step == 0 && is_delta)
+                assert_true(n_bytes > 3 * (toy_n_params(&r.model) / N_RANKS));
+            else
+                assert_int_equal(n_bytes, step == POISONED + 1 ? 0 : r.steady[1]);
+        }
+        assert_int_equal(r.total[1], sum + r.steady[1]); /* the last update's gathers are nobody's */
+        free_run(&r);
+    }
+}
+
+static void only_some_shardings_take_deltas(void **state) {
+    (void)state;
+    tagc_fsdp_options options;
+    for (int wire = TAGC_GATHER_FP32; wire <= TAGC_GATHER_DELTA2; wire++)
+        for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++) {
+            tagc_fsdp_options_init(&options);
+            options.sharding = sharding;
+            options.gather_wire = wire;
+            int allowed = wire < TAGC_GATHER_DELTA8 || sharding == TAGC_SHARD_GRAD;
+            assert_int_equal(tagc_fsdp_options_check(&options), allowed ? TAGC_OK : TAGC_ERR_ARGUMENT);
+            if (!allowed) assert_non_null(strstr(tagc_last_error(), "deltas need sharding"));
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_wires_train_alike),
+        cmocka_unit_test(what_comes_between_changes_nothing),
+        cmocka_unit_test(bytes_belong_to_steps),
+        cmocka_unit_test(only_some_shardings_take_deltas),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
