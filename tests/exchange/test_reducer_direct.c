@@ -190,11 +190,240 @@ static void test_hosts(void **state) {
             }
 }
 
+/* θ that changes between steps: from everything to little, back, and through nothing at all. */
+static void test_sparsity_changes(void **state) {
+    (void)state;
+    static const double plan[][6] = {{0, 0.9, 0.9875, 0.5, 1, 0.9}, {0.75, 0.9, 0.95, 0.9875, 0.9, 0.2}};
+    for (int variant = 0; variant < 24; variant++) {
+        experiment x = make_experiment(2 + variant % 3 * 2, 600, 6, (uint64_t)variant + 900);
+        x.options.values = variant % 6;
+        x.options.all_reduce = variant / 2 % 3;
+        x.options.ranks_per_host = 1 + variant / 6 % 2;
+        memcpy(x.sparsity, plan[variant % 2], sizeof plan[0]);
+        x.options.sparsity = x.sparsity[0];
+        assert_as_oracle(&x);
+        destroy_experiment(&x);
+    }
+}
+
+/* A run that is interrupted goes on with the same bits. */
+static void test_reload(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        experiment x = make_experiment(4, 500, 5, (uint64_t)variant + 950);
+        x.options.values = variant % 6;
+        x.options.all_reduce = variant % 3;
+        x.options.ranks_per_host = 1 << variant / 4;
+        x.reload_at = 2;
+        assert_as_oracle(&x); /* which knows of no interruption */
+        destroy_experiment(&x);
+    }
+}
+
+/* The same bits whatever the number of threads, and again. */
+static void test_threads(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        experiment one = make_experiment(2, 70000, 2, 970);
+        one.options.values = variant;
+        one.options.all_reduce = variant % 2;
+        one.options.sparsity = variant % 3 ? 0.95 : 0;
+        rank_run runs[MAX_RANKS];
+        run_ranks(2, run_steps, &one, NULL, runs);
+        for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
+            experiment x = make_experiment(2, 70000, 2, 970);
+            x.options = one.options;
+            x.options.n_threads = n_threads;
+            run_ranks(2, run_steps, &x, NULL, runs);
+            size_t n_values = row_of(&x, 2, 0);
+            assert_memory_equal(x.outputs, one.outputs, n_values * sizeof(float));
+            assert_memory_equal(x.residuals, one.residuals, n_values * sizeof(float));
+            destroy_experiment(&x);
+        }
+        destroy_experiment(&one);
+    }
+}
+
+/* What went in has come out or is still there: the sum of outputs, times W where they are means, and of residuals.
+ * Gradients are multiples of 1/128 below 1: exact in bf16, as rows within a host travel, and with fp32 values and W a
+ * power of two every sum is exact. */
+static void check_conserved(experiment *x, double tolerance) {
+    size_t W = (size_t)x->world_size, n = (size_t)x->options.n_elems, n_steps = (size_t)x->n_steps;
+    direct_model m = direct_model_of(&x->options, x->world_size);
+    for (size_t i = 0; i < n_steps * W * n; i++)
+        x->gradients[i] = (float)(rint(fmod(x->gradients[i] * 4e5, 1) * 128) / 128);
+    rank_run runs[MAX_RANKS];
+    run_ranks(x->world_size, run_steps, x, NULL, runs);
+    double *in = calloc(n, sizeof *in), *out = calloc(n, sizeof *out), worst = 0;
+    float *output = malloc(n * sizeof *output);
+    for (size_t step = 0; step < n_steps; step++)
+        for (size_t r = 0; r < W; r++) {
+            const float *gradient = x->gradients + row_of(x, step, r);
+            for (size_t i = 0; i < n; i++) in[i] += (double)gradient[i];
+            size_t host = r / m.per_host, local = r % m.per_host, begin = direct_begin(&m, host, local);
+            const float *owned = x->outputs + row_of(x, step, r);
+            if (x->options.all_reduce == 1) owned += begin;
+            if (x->options.all_reduce == 2) owned += host * m.shard;
+            for (size_t i = 0; i < m.shard; i++) out[begin + i] += (double)owned[i] / (double)m.scale;
+        }
+    for (size_t r = 0; r < W && m.carries; r++)
+        for (size_t to = 0; to < m.n_hosts; to++)
+            for (size_t i = 0; i < m.shard; i++)
+                out[direct_begin(&m, to, r % m.per_host) + i] +=
+                    (double)x->residuals[row_of(x, n_steps - 1, r) + to * m.shard + i];
+    for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(in[i] - out[i]));
+    if (!(worst <= tolerance))
+        fail_msg("W %d, per host %d, values %d, all %d, op %d: %g is missing", x->world_size,
+                 x->options.ranks_per_host, x->options.values, x->options.all_reduce, x->options.op, worst);
+    free(in);
+    free(out);
+    free(output);
+}
+
+static void test_conservation(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6 * 2 * 3 * 3; variant++) {
+        int world_size = variant / 6 % 2 ? 4 : 8, per_host = 1 << variant / 36;
+        experiment x = make_experiment(world_size, 300, MAX_STEPS, (uint64_t)variant);
+        x.options.values = variant % 6;
+        x.options.all_reduce = variant / 12 % 3;
+        x.options.ranks_per_host = per_host;
+        x.options.op = variant % 5 % 2;
+        x.options.sparsity = variant % 7 ? 0.95 : 0;
+        /* exact, or to the rounding of sums; what is rounded where nothing is carried is lost */
+        direct_model m = direct_model_of(&x.options, world_size);
+        double tolerance = x.options.values == TAGC_VALUES_FP32 ? 0 : m.carries ? 1e-4 : 0.5;
+        check_conserved(&x, tolerance);
+        destroy_experiment(&x);
+    }
+}
+
+/* NaN or Inf on one rank: NaN on all, residuals as before, and the next step is as if nothing had been. */
+typedef struct nonfinite_case {
+    experiment *x;
+    int at_rank;
+    size_t at;
+    float what;
+} nonfinite_case;
+
+static void nonfinite_body(rank_run *run) {
+    nonfinite_case *c = run->shared;
+    experiment *x = c->x;
+    size_t n = (size_t)x->options.n_elems;
+    direct_model m = direct_model_of(&x->options, x->world_size);
+    float *bad = malloc(n * sizeof *bad), *before = malloc(n * sizeof *before),
+          *output = malloc(n * sizeof *output);
+    tagc_reducer *reducer;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &x->options, &reducer) == TAGC_OK)) return;
+    for (size_t step = 0; step < 2; step++) {
+        size_t row = row_of(x, step, (size_t)run->rank);
+        CHECK(run, tagc_reducer_run(reducer, x->gradients + row, x->outputs + row, NULL) == TAGC_OK);
+        uint64_t n_residual;
+        const float *residual = tagc_reducer_residual(reducer, &n_residual);
+        if (residual) memcpy(x->residuals + row, residual, n_residual * sizeof *residual);
+        if (residual) memcpy(before, residual, n_residual * sizeof *residual);
+        memcpy(bad, x->gradients + row, n * sizeof *bad);
+        if (run->rank == c->at_rank) bad[c->at] = c->what;
+        tagc_reducer_stats stats;
+        tagc_reducer_stats_init(&stats);
+        CHECK(run, tagc_reducer_run(reducer, bad, output, &stats) == TAGC_OK);
+        CHECK(run, stats.nonfinite == 1);
+        for (size_t i = 0; i < direct_output(&m); i++) CHECK(run, isnan(output[i]));
+        residual = tagc_reducer_residual(reducer, NULL);
+        if (residual) CHECK(run, memcmp(residual, before, n_residual * sizeof *residual) == 0);
+    }
+    tagc_reducer_destroy(reducer);
+    free(bad);
+    free(before);
+    free(output);
+}
+
+static void test_nonfinite(void **state) {
+    (void)state;
+    static const float kinds[] = {NAN, INFINITY, -INFINITY};
+    for (int variant = 0; variant < 72; variant++) {
+        int world_size = (int[]){1, 2, 4}[variant % 3];
+        experiment x = make_experiment(world_size, 200, 2, 980),
+                   plain = make_experiment(world_size, 200, 2, 980);
+        x.options.values = variant / 3 % 6;
+        x.options.sparsity = variant % 4 ? 0.9 : 0;
+        x.options.all_reduce = variant / 18 % 3;
+        x.options.ranks_per_host = world_size == 4 && variant % 2        ? 2
+                                   : world_size == 2 && variant % 5 == 0 ? 2
+                                                                         : 1;
+        plain.options = x.options;
+        nonfinite_case c = {.x = &x, .at_rank = variant % world_size, .what = kinds[variant % 3]};
+        c.at = mix((uint64_t)variant) % x.options.n_elems;
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, nonfinite_body, &c, NULL, runs);
+        run_ranks(world_size, run_steps, &plain, NULL, runs);
+        size_t n_values = row_of(&x, 2, 0);
+        assert_memory_equal(x.outputs, plain.outputs, n_values * sizeof(float));
+        assert_memory_equal(x.residuals, plain.residuals, n_values * sizeof(float));
+        destroy_experiment(&x);
+        destroy_experiment(&plain);
+    }
+}
+
+/* Finite values that add up to more than there are numbers for. */
+static void test_overflow(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++) {
+        experiment x = make_experiment(2, 64, 1, 1);
+        x.options.op = TAGC_OP_SUM;
+        x.options.values = variant % 2; /* fp32, bf16: integers never come near */
+        x.options.all_reduce = variant / 2 % 2;
+        x.options.ranks_per_host = 1 + variant / 4 % 2;
+        x.options.sparsity = variant / 8 ? 0 : 0.9;
+        x.gradients[5] = x.gradients[row_of(&x, 0, 1) + 5] = 3e38f;
+        rank_run runs[MAX_RANKS];
+        run_ranks(2, run_steps, &x, NULL, runs);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(x.stats[0][r].nonfinite, 1);
+            assert_true(isnan(x.outputs[row_of(&x, 0, (size_t)r)]));
+        }
+        destroy_experiment(&x);
+    }
+}
+
+/* What statistics say, where it can be counted otherwise. */
+static void test_stats(void **state) {
+    (void)state;
+    experiment x = make_experiment(3, 800, 1, 990);
+    x.options.all_reduce = 1;
+    x.options.values = TAGC_VALUES_FP32;
+    rank_run runs[MAX_RANKS];
+    run_ranks(3, run_steps, &x, NULL, runs);
+    uint64_t n_union = 0, sent = 0, received = 0;
+    for (size_t i = 0; i < 2400; i++) n_union += x.outputs[i] != 0;
+    for (int r = 0; r < 3; r++) {
+        const tagc_reducer_stats *stats = &x.stats[0][r];
+        assert_int_equal(stats->n_kept, 3 * 40);
+        assert_int_equal(stats->n_union, n_union);
+        assert_true(stats->sparsity == 1 - 120.0 / 2400);
+        assert_int_equal(stats->n_bytes_sent[TAGC_LEG_VALUES], 2 * 40 * 4);
+        assert_true(stats->n_bytes_sent[TAGC_LEG_INDEX] > 2 * 40 / 2);
+        assert_int_equal(stats->n_bytes_sent[TAGC_LEG_CONTROL], 2 * 3 * 64);
+        assert_true(stats->time_s[TAGC_PHASE_SELECT] > 0 && stats->time_s[TAGC_PHASE_DECODE] > 0);
+        double sum = 0;
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum += stats->time_s[phase];
+        assert_true(sum <= stats->total_s);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+            sent += stats->n_bytes_sent[leg];
+            received += stats->n_bytes_received[leg];
+        }
+    }
+    assert_int_equal(sent, received);
+    destroy_experiment(&x);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),
-        cmocka_unit_test(test_all_reduce),
-        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_formats),      cmocka_unit_test(test_all_reduce),
+        cmocka_unit_test(test_hosts),        cmocka_unit_test(test_sparsity_changes),
+        cmocka_unit_test(test_reload),       cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_conservation), cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_stats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
