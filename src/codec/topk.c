@@ -10,6 +10,10 @@
 #include <string.h>
 
 enum { RADIX_BITS = 11, N_RADIX = 1 << RADIX_BITS, INF_BITS = 0x7f800000 };
+enum {
+    BATCH = 32,
+    BEYOND_CACHE = 1 << 21
+}; /* bodies decoded side by side; elements of which lines are long gone */
 
 typedef struct topk {
     tagc_value_format format;
@@ -17,8 +21,6 @@ typedef struct topk {
     uint32_t *indices;      /* (k) */
     float *values, *errors; /* (k) */
     void *scratch;          /* of selection, then of gaps */
-    uint32_t *positions;    /* (chunk) of decode */
-    float *decoded;         /* (chunk) */
 } topk;
 
 static size_t max_of(size_t a, size_t b) {
@@ -34,15 +36,6 @@ static void lay_out(const tagc_code_options *o, int n_threads, tagc_arena *arena
     t->scratch = tagc_arena_take(
         arena, max_of(tagc_select_scratch_bytes(o->n, o->k, n_threads), tagc_gaps_scratch_bytes(&t->gaps)),
         1);
-    t->positions = tagc_arena_take(arena, t->gaps.chunk + TAGC_GAPS_SLACK, sizeof *t->positions);
-    t->decoded = tagc_arena_take(arena, t->gaps.chunk + TAGC_CODE_LANES, sizeof *t->decoded);
-}
-
-static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads) {
-    topk t;
-    tagc_arena arena = {0};
-    lay_out(options, n_threads, &arena, &t);
-    return arena.n_bytes;
 }
 
 static size_t topk_max_bytes(const tagc_code_options *options) {
@@ -165,26 +158,94 @@ static tagc_status topk_validate(const tagc_code_options *options, const uint8_t
     return TAGC_OK;
 }
 
-static void add_body(topk *t, const uint8_t *body, float scale, float *sums) {
-    size_t n_items = tagc_gaps_items(body), n_index_bytes = tagc_gaps_bytes(&t->gaps, body);
-    tagc_gaps_cursor cursor;
-    tagc_gaps_seek(&t->gaps, body, 0, &cursor);
-    while (cursor.chunk < t->gaps.n_chunks) {
-        size_t first = cursor.item / TAGC_CODE_LANES * TAGC_CODE_LANES, n_before = cursor.item - first;
-        float *chunk = sums + cursor.chunk * t->gaps.chunk;
-        size_t n = tagc_gaps_next(&t->gaps, body, &cursor, t->positions);
-        tagc_values_decode(&t->format, body + n_index_bytes, first, n_before + n, n_items, t->decoded);
-        for (size_t i = 0; i < n; i++) chunk[t->positions[i]] += scale * t->decoded[n_before + i];
+/* What each thread needs to decode a chunk. */
+typedef struct chunk_room {
+    uint32_t *positions; /* (chunk and slack) */
+    float *values;       /* (chunk and what comes before in its vector) */
+    float *sums;         /* (chunk) */
+} chunk_room;
+
+typedef struct decode_job {
+    const tagc_code_options *options;
+    tagc_value_format format;
+    tagc_gaps gaps;
+    chunk_room *rooms; /* (n_threads) */
+    int n_bodies, add;
+    const tagc_body *bodies;
+    size_t n_items[BATCH], n_index_bytes[BATCH];
+    float scale;
+    float *sums; /* (n) */
+} decode_job;
+
+static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *arena, decode_job *job) {
+    job->options = o;
+    job->format = tagc_values_format(o->values, o->block, 1, 0);
+    tagc_gaps_init(&job->gaps, o->n, o->k);
+    size_t chunk = job->gaps.chunk;
+    job->rooms = tagc_arena_take(arena, (size_t)n_threads, sizeof *job->rooms);
+    for (int i = 0; i < n_threads; i++) {
+        chunk_room room = {.positions = tagc_arena_take(arena, chunk + TAGC_GAPS_SLACK, sizeof(uint32_t)),
+                           .values = tagc_arena_take(arena, chunk + TAGC_CODE_LANES, sizeof(float)),
+                           .sums = tagc_arena_take(arena, chunk, sizeof(float))};
+        if (job->rooms) job->rooms[i] = room;
+    }
+}
+
+/* Adds the cursor's chunk of one body to sums (chunk). */
+static void add_chunk(const decode_job *job, const chunk_room *room, int body, tagc_gaps_cursor *cursor,
+                      float *sums) {
+    const uint8_t *bytes = job->bodies[body].bytes;
+    size_t first = cursor->item / TAGC_CODE_LANES * TAGC_CODE_LANES, n_before = cursor->item - first;
+    size_t n = tagc_gaps_next(&job->gaps, bytes, cursor, room->positions);
+    tagc_values_decode(&job->format, bytes + job->n_index_bytes[body], first, n_before + n,
+                       job->n_items[body], room->values);
+    const float *values = room->values + n_before;
+    for (size_t i = 0; i < n; i++) sums[room->positions[i]] += job->scale * values[i];
+}
+
+static void decode_work(void *arg, int index, int n_threads) {
+    const decode_job *job = arg;
+    const tagc_gaps *gaps = &job->gaps;
+    const chunk_room *room = &job->rooms[index];
+    tagc_gaps_cursor cursors[BATCH];
+    size_t end = gaps->n_chunks * ((size_t)index + 1) / (size_t)n_threads;
+    size_t begin = gaps->n_chunks * (size_t)index / (size_t)n_threads;
+    int around = !job->add && job->options->n >= BEYOND_CACHE;
+    for (int b = 0; b < job->n_bodies; b++) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
+    for (size_t c = begin; c < end; c++) {
+        float *to = job->sums + c * gaps->chunk, *sums = around ? room->sums : to;
+        size_t n = tagc_gaps_chunk_elems(gaps, c);
+        if (!job->add) memset(sums, 0, n * sizeof *sums);
+        for (int b = 0; b < job->n_bodies; b++) add_chunk(job, room, b, &cursors[b], sums);
+        if (around) gaps->kernels->copy_around(to, sums, n);
     }
 }
 
 static void topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
                         float scale, float *sums, void *scratch, tagc_pool *pool) {
-    topk t;
+    decode_job job = {.scale = scale, .sums = sums};
     tagc_arena arena = {.base = scratch};
-    lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
-    if (!add) memset(sums, 0, options->n * sizeof *sums);
-    for (int i = 0; i < n_bodies; i++) add_body(&t, bodies[i].bytes, scale, sums);
+    place_decode(options, tagc_pool_n_threads(pool), &arena, &job);
+    for (int done = 0; done < n_bodies || (done == 0 && !add); done += BATCH) {
+        job.bodies = bodies + done;
+        job.n_bodies = n_bodies - done < BATCH ? n_bodies - done : BATCH;
+        job.add = add || done > 0;
+        for (int b = 0; b < job.n_bodies; b++) {
+            job.n_items[b] = tagc_gaps_items(job.bodies[b].bytes);
+            job.n_index_bytes[b] = tagc_gaps_bytes(&job.gaps, job.bodies[b].bytes);
+        }
+        tagc_pool_run(pool, decode_work, &job);
+    }
+}
+
+static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads) {
+    topk t;
+    decode_job job;
+    tagc_arena encoding = {0}, decoding = {0};
+    lay_out(options, n_threads, &encoding, &t);
+    job.rooms = NULL;
+    place_decode(options, n_threads, &decoding, &job);
+    return max_of(encoding.n_bytes, decoding.n_bytes);
 }
 
 const tagc_code tagc_code_topk = {
