@@ -358,31 +358,42 @@ KERNEL void NAME(transform)(float *x, size_t n) {
 
 /* ---- gaps ---- */
 
-/* gap / escape rounded down: exact for both below 2^15. */
-INLINE uint32_t NAME(escapes)(uint32_t gap, uint64_t reciprocal) {
-    return (uint32_t)(gap * reciprocal >> 32);
+/* gap / escape rounded down, exact for both below 2^15: the half keeps clear of what rounding can do. */
+INLINE IVEC NAME(escapes)(IVEC gap, float inverse) {
+    return __builtin_convertvector((__builtin_convertvector(gap, VEC) + 0.5f) * inverse, IVEC);
 }
 
-#define RECIPROCAL(escape) (0x100000000u / (escape) + 1)
+INLINE IVEC NAME(gaps)(const uint32_t *indices) { /* of 16; the one before them is there */
+    IVEC here, before;
+    memcpy(&here, indices, sizeof here);
+    memcpy(&before, indices - 1, sizeof before);
+    return here - before - 1;
+}
+
+INLINE uint32_t NAME(escapes_of)(uint32_t gap, float inverse) {
+    return (uint32_t)(((float)(int32_t)gap + 0.5f) * inverse);
+}
 
 KERNEL size_t NAME(count_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits) {
-    uint64_t reciprocal = RECIPROCAL((1u << bits) - 1);
-    size_t n_codes = n;
+    float inverse = 1.0f / (float)((1 << bits) - 1);
+    IVEC sums = {0};
     if (n == 0) return 0;
-    n_codes += NAME(escapes)(indices[0] - next, reciprocal);
-    for (size_t i = 1; i < n; i++) n_codes += NAME(escapes)(indices[i] - indices[i - 1] - 1, reciprocal);
+    size_t n_codes = n + NAME(escapes_of)(indices[0] - next, inverse), i = 1;
+    for (; i + LANES <= n; i += LANES) sums += NAME(escapes)(NAME(gaps)(indices + i), inverse);
+    for (; i < n; i++) n_codes += NAME(escapes_of)(indices[i] - indices[i - 1] - 1, inverse);
+    for (int lane = 0; lane < LANES; lane++) n_codes += (uint32_t)sums[lane];
     return n_codes;
 }
 
-KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
-                              uint8_t *bytes) {
+KERNEL void NAME(write_any)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
+                            uint8_t *bytes) {
     const uint32_t escape = (1u << bits) - 1;
-    const uint64_t reciprocal = RECIPROCAL(escape);
     const uint8_t *end = bytes + (n_codes * (size_t)bits + 7) / 8;
+    float inverse = 1.0f / (float)escape;
     uint64_t acc = 0;
     unsigned n_bits = 0;
     for (size_t i = 0; i < n; i++) {
-        uint32_t gap = indices[i] - next, n_escapes = NAME(escapes)(gap, reciprocal);
+        uint32_t gap = indices[i] - next, n_escapes = NAME(escapes_of)(gap, inverse);
         next = indices[i] + 1;
         for (uint32_t e = n_escapes + 1; e > 0; e--) {
             acc |= (uint64_t)(e > 1 ? escape : gap - n_escapes * escape) << n_bits;
@@ -397,6 +408,58 @@ KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, 
     }
     for (; bytes < end; acc >>= 8) *bytes++ = (uint8_t)acc;
 }
+
+#if BMI2
+/* Packs codes (n_codes, then zeros up to a multiple of 8). */
+INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, uint8_t *bytes) {
+    const uint8_t *end = bytes + (n_codes * (size_t)bits + 7) / 8;
+    for (size_t i = 0; i < n_codes; i += 8, bytes += bits) {
+        uint64_t word;
+        memcpy(&word, codes + i, sizeof word);
+        word = NAME(squeeze)(word, bits);
+        if (end - bytes >= 8)
+            memcpy(bytes, &word, sizeof word);
+        else
+            memcpy(bytes, &word, (size_t)(end - bytes < bits ? end - bytes : bits));
+    }
+}
+
+/* Codes of at most 8 bits as bytes first, escapes being what is there already: no branch for a gap. */
+KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
+                              uint8_t *bytes) {
+    uint8_t codes[TAGC_CODE_MAX_CODES + LANES];
+    const int escape = (1 << bits) - 1;
+    const float inverse = 1.0f / (float)escape;
+    if (bits > 8 || n == 0) {
+        NAME(write_any)(indices, n, next, bits, n_codes, bytes);
+        return;
+    }
+    memset(codes, 255, n_codes);
+    memset(codes + n_codes, 0, LANES);
+    uint32_t gap = indices[0] - next;
+    size_t at = NAME(escapes_of)(gap, inverse), i = 1;
+    codes[at] = (uint8_t)(gap - at * (uint32_t)escape);
+    at++;
+    for (; i + LANES <= n; i += LANES) {
+        IVEC wide = NAME(gaps)(indices + i), escapes = NAME(escapes)(wide, inverse);
+        IVEC rest = wide - escapes * escape;
+        int32_t skip[LANES], code[LANES];
+        memcpy(skip, &escapes, sizeof skip);
+        memcpy(code, &rest, sizeof code);
+        for (int lane = 0; lane < LANES; lane++) {
+            at += (uint32_t)skip[lane];
+            codes[at++] = (uint8_t)code[lane];
+        }
+    }
+    for (; i < n; i++) {
+        gap = indices[i] - indices[i - 1] - 1;
+        uint32_t skip = NAME(escapes_of)(gap, inverse);
+        at += skip;
+        codes[at++] = (uint8_t)(gap - skip * (uint32_t)escape);
+    }
+    NAME(write_bytes)(codes, n_codes, bits, bytes);
+}
+#endif
 
 /* Code i, of which all 8 bytes from its first may be read. */
 INLINE uint32_t NAME(code_at)(const uint8_t *bytes, size_t bit, uint32_t escape) {

@@ -8,6 +8,8 @@
 
 #define TAGC_CODE_LANES 16 /* values that go together; a block's partial sums */
 
+#define TAGC_CODE_MAX_CODES 32768 /* of a chunk, which has no more elements */
+
 typedef struct tagc_code_kernels {
     const char *name;
 

@@ -27,7 +27,7 @@ static void scalar_copy_around(float *to, const float *from, size_t n) {
 const tagc_code_kernels tagc_code_scalar = {
     .name = "scalar",
     .count_codes = scalar_count_codes,
-    .write_codes = scalar_write_codes,
+    .write_codes = scalar_write_any,
     .read_codes = scalar_read_codes,
     .check_codes = scalar_check_codes,
     .accumulate = scalar_accumulate,
