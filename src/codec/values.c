@@ -5,9 +5,9 @@
  *   int8, int4  the largest value is the largest integer. Searching the best scale leaves 15 % less of int4's error when
  *               all is sent (1.2 to 1.0 % of the gradient's energy), 1 to 2 % less residual where 1 to 5 % is sent: not
  *               worth its time.
- *   int2        levels a and L a. L = 4 for all values (normal values alone would have 3, heavy tails 5 and more), 2 for
- *               the largest ones, which begin at the threshold. Refitting the scale to its levels by least squares is
- *               worth a fifth of the error on heavy tails.
+ *   int2        levels a and L a. Where all is sent L = 4: normal values alone would have 3, heavy tails 5 and more;
+ *               refitting a to its levels by least squares is worth a fifth of the error on heavy tails. The largest
+ *               values begin at the threshold: L = 2, and a = 0.9 of the mean magnitude leaves no more than refitting.
  *   sign        the mean magnitude, which is the least squares' choice. */
 #include "codec/values.h"
 
@@ -92,7 +92,7 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
         return tagc_bits_float(k->largest(x, n)) / 7;
     case TAGC_VALUES_INT2:
         scale = k->mean(x, n) * (format->sparse ? 0.9f : 0.5f);
-        for (int i = 0; i < N_REFITS; i++) scale = k->refit(x, n, level, scale);
+        for (int i = 0; !format->sparse && i < N_REFITS; i++) scale = k->refit(x, n, level, scale);
         return scale;
     default:
         return k->mean(x, n);

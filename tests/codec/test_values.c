@@ -1,0 +1,306 @@
+/* Formats of values: all tables give the same bits, scales are what they are said to be, and no accepted bytes decode to
+ * anything that is not finite. */
+#include "codec/values.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_TRIALS = 300, MAX_N = 9000 };
+
+static uint64_t random_state = 5;
+
+static uint64_t random_u64(void) {
+    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static size_t random_below(size_t limit) {
+    return (size_t)(random_u64() % limit);
+}
+
+static float random_normal(void) {
+    double sum = 0;
+    for (int i = 0; i < 6; i++) sum += (double)(random_u64() >> 11) * 0x1p-53;
+    return (float)((sum - 3) * 1.41421356);
+}
+
+static void *bytes_of(size_t n_bytes) { /* exactly, so that ASan sees a step over */
+    void *memory = malloc(n_bytes ? n_bytes : 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+enum { NORMAL, HEAVY, ANY_FINITE, LARGEST, DENORMALS, EQUAL, ZEROS, N_FILLS };
+
+static void fill(int kind, float *x, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        uint32_t sign = (uint32_t)random_below(2) << 31;
+        switch (kind) {
+        case NORMAL:
+            x[i] = random_normal();
+            break;
+        case HEAVY:
+            x[i] = random_normal() * expf(random_normal());
+            break;
+        case ANY_FINITE:
+            x[i] = tagc_bits_float(sign | (uint32_t)random_below(0x7f800000u));
+            break;
+        case LARGEST:
+            x[i] = tagc_bits_float(sign | (0x7f7fffffu - (uint32_t)random_below(1u << random_below(24))));
+            break;
+        case DENORMALS:
+            x[i] = tagc_bits_float(sign | (uint32_t)random_below(1u << (1 + random_below(24))));
+            break;
+        case EQUAL:
+            x[i] = tagc_bits_float(sign | 0x3fc00000u);
+            break;
+        default:
+            x[i] = tagc_bits_float(sign);
+        }
+    }
+}
+
+static tagc_value_format random_format(void) {
+    static const int blocks[] = {16, 32, 128, 1024, 4096};
+    return tagc_values_format((int)random_below(6), blocks[random_below(5)], (int)random_below(2),
+                              (int)random_below(2));
+}
+
+/* ---- every table ---- */
+
+typedef struct result {
+    float *decoded, *errors, *received; /* (n) */
+    uint8_t *bytes;
+} result;
+
+static result run(tagc_value_format format, const tagc_code_kernels *kernels, const float *values, size_t n) {
+    result r = {bytes_of(4 * n), bytes_of(4 * n), bytes_of(4 * n), bytes_of(tagc_values_bytes(&format, n))};
+    format.kernels = kernels;
+    tagc_values_encode(&format, values, r.decoded, r.errors, 0, n, n, r.bytes);
+    assert_true(tagc_values_valid(&format, r.bytes, n));
+    tagc_values_decode(&format, r.bytes, 0, n, n, r.received);
+    return r;
+}
+
+static void result_free(result *r) {
+    free(r->decoded), free(r->errors), free(r->received), free(r->bytes);
+}
+
+static void test_every_table(void **state) {
+    (void)state;
+    const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS];
+    size_t n_available = tagc_code_available(available);
+    for (int trial = 0; trial < N_TRIALS; trial++) {
+        size_t n = 1 + random_below(trial % 4 ? 300 : MAX_N);
+        tagc_value_format format = random_format();
+        float *values = bytes_of(4 * n);
+        fill(trial % N_FILLS, values, n);
+        result expected = run(format, &tagc_code_scalar, values, n);
+        for (size_t i = 0; i < n; i++) {
+            assert_true(isfinite(expected.received[i]) && isfinite(expected.errors[i]));
+            assert_true(expected.decoded[i] == expected.received[i]);
+            assert_true(tagc_float_bits(expected.errors[i]) != 0); /* its zero is -0.0 */
+        }
+        for (size_t i = 0; i < n_available; i++) {
+            result r = run(format, available[i], values, n);
+            assert_memory_equal(r.bytes, expected.bytes, tagc_values_bytes(&format, n));
+            assert_memory_equal(r.decoded, expected.decoded, 4 * n);
+            assert_memory_equal(r.errors, expected.errors, 4 * n);
+            assert_memory_equal(r.received, expected.received, 4 * n);
+            result_free(&r);
+        }
+        result_free(&expected);
+        free(values);
+    }
+}
+
+/* In parts as at once; decoded and errors into the values themselves, or nowhere. */
+static void test_parts(void **state) {
+    (void)state;
+    for (int trial = 0; trial < N_TRIALS; trial++) {
+        size_t n = 1 + random_below(MAX_N);
+        tagc_value_format format = random_format();
+        size_t n_bytes = tagc_values_bytes(&format, n), block = (size_t)format.block,
+               step = block * (1 + random_below(5));
+        float *values = bytes_of(4 * n), *part = bytes_of(4 * n);
+        uint8_t *bytes = bytes_of(n_bytes);
+        fill(HEAVY, values, n);
+        result r = run(format, format.kernels, values, n);
+        memcpy(part, values, 4 * n);
+        for (size_t at = (n - 1) / step * step;; at -= step) {
+            size_t n_here = n - at < step ? n - at : step;
+            tagc_values_encode(&format, part + at, trial % 3 == 0 ? part + at : NULL,
+                               trial % 3 == 1 ? part + at : NULL, at, n_here, n, bytes);
+            if (at == 0) break;
+        }
+        assert_memory_equal(bytes, r.bytes, n_bytes);
+        assert_memory_equal(part, trial % 3 == 0 ? r.decoded : trial % 3 == 1 ? r.errors : values, 4 * n);
+        size_t unit = format.rotate ? block : TAGC_CODE_LANES, begin = random_below(n / unit + 1) * unit,
+               end = format.rotate ? begin + random_below((n - begin) / unit + 1) * unit
+                                   : begin + random_below(n - begin + 1);
+        float *received = bytes_of(4 * (end - begin));
+        tagc_values_decode(&format, bytes, begin, end - begin, n, received);
+        if (end > begin) assert_memory_equal(received, r.received + begin, 4 * (end - begin));
+        result_free(&r);
+        free(values), free(part), free(bytes), free(received);
+    }
+}
+
+/* ---- what a block is worth ---- */
+
+static double error_energy(int values, int sparse, int rotate, int kind) {
+    enum { N = 1 << 15 };
+    static float x[N], errors[N];
+    static uint8_t bytes[4 * N];
+    tagc_value_format format = tagc_values_format(values, 128, sparse, rotate);
+    double energy = 0, lost = 0;
+    fill(kind, x, N);
+    for (size_t i = 0; sparse && i < N; i++) x[i] = copysignf(2 + fabsf(x[i]), x[i]);
+    tagc_values_encode(&format, x, NULL, errors, 0, N, N, bytes);
+    for (size_t i = 0; i < N; i++) energy += (double)x[i] * x[i], lost += (double)errors[i] * errors[i];
+    return lost / energy;
+}
+
+/* Bounds from a search over scales in double arithmetic; twice a format's own error would break them. */
+static void test_errors(void **state) {
+    (void)state;
+    static const struct {
+        int values, sparse, rotate, kind;
+        double most;
+    } cases[] = {
+        {TAGC_VALUES_BF16, 0, 0, NORMAL, 3e-6}, {TAGC_VALUES_INT8, 0, 0, NORMAL, 5e-5},
+        {TAGC_VALUES_INT8, 0, 0, HEAVY, 3e-4},  {TAGC_VALUES_INT4, 0, 0, NORMAL, 0.015},
+        {TAGC_VALUES_INT4, 0, 0, HEAVY, 0.06},  {TAGC_VALUES_INT4, 0, 1, HEAVY, 0.016},
+        {TAGC_VALUES_INT4, 1, 0, NORMAL, 0.01}, {TAGC_VALUES_INT2, 0, 0, NORMAL, 0.14},
+        {TAGC_VALUES_INT2, 0, 0, HEAVY, 0.40},  {TAGC_VALUES_INT2, 0, 1, HEAVY, 0.14},
+        {TAGC_VALUES_INT2, 1, 0, NORMAL, 0.05}, {TAGC_VALUES_SIGN, 0, 0, NORMAL, 0.38},
+        {TAGC_VALUES_SIGN, 0, 1, HEAVY, 0.38},  {TAGC_VALUES_SIGN, 1, 0, NORMAL, 0.06},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        double energy = error_energy(cases[i].values, cases[i].sparse, cases[i].rotate, cases[i].kind);
+        if (energy > cases[i].most) print_message("case %zu: %g\n", i, energy);
+        assert_true(energy <= cases[i].most);
+    }
+}
+
+/* Integers are the nearest; the sign's scale is the mean magnitude. */
+static void test_scales(void **state) {
+    (void)state;
+    for (int trial = 0; trial < N_TRIALS; trial++) {
+        float x[128], decoded[128];
+        uint8_t bytes[2 + 128];
+        double sum = 0, largest = 0;
+        fill(trial % 2 ? NORMAL : HEAVY, x, 128);
+        for (int i = 0; i < 128; i++) sum += fabs(x[i]), largest = fmax(largest, fabs(x[i]));
+        for (int values = TAGC_VALUES_INT8; values <= TAGC_VALUES_SIGN; values++) {
+            tagc_value_format format = tagc_values_format(values, 128, 0, 0);
+            tagc_values_encode(&format, x, decoded, NULL, 0, 128, 128, bytes);
+            float scale = tagc_bits_float(tagc_load16(bytes) << 16);
+            int most = values == TAGC_VALUES_INT8 ? 127 : 7;
+            for (int i = 0; i < 128; i++) assert_false(x[i] * decoded[i] < 0);
+            if (values == TAGC_VALUES_SIGN) assert_true(fabs(scale / (sum / 128) - 1) < 0.005);
+            if (values > TAGC_VALUES_INT4) continue;
+            assert_true(fabs(scale / (largest / most) - 1) < 0.005);
+            for (int i = 0; i < 128; i++)
+                assert_true(fabsf(x[i] - decoded[i]) <= scale * (0.5001f + 0.004f * (float)most));
+        }
+    }
+}
+
+/* ---- the transform ---- */
+
+static void test_transform(void **state) {
+    (void)state;
+    const tagc_code_kernels *k = tagc_code_best();
+    for (size_t n = 16; n <= TAGC_VALUES_MAX_BLOCK; n *= 2) {
+        float *x = bytes_of(4 * n), *y = bytes_of(4 * n);
+        fill(NORMAL, x, n);
+        memcpy(y, x, 4 * n);
+        k->transform(y, n);
+        for (int trial = 0; trial < 20; trial++) {
+            size_t row = random_below(n);
+            double sum = 0;
+            for (size_t i = 0; i < n; i++) sum += __builtin_popcountll(i & row) % 2 ? -x[i] : x[i];
+            assert_true(fabs(sum / sqrt((double)n) - y[row]) < 1e-4);
+        }
+        k->transform(y, n);
+        for (size_t i = 0; i < n; i++) assert_true(fabsf(x[i] - y[i]) < 1e-5f);
+        free(x), free(y);
+    }
+}
+
+/* ---- hostile bytes ---- */
+
+static void check_finite(const tagc_value_format *format, const uint8_t *bytes, size_t n) {
+    float *values = bytes_of(4 * n);
+    tagc_values_decode(format, bytes, 0, n, n, values);
+    for (size_t i = 0; i < n; i++) assert_true(isfinite(values[i]));
+    free(values);
+}
+
+static void test_any_scale(void **state) {
+    (void)state;
+    for (int values = TAGC_VALUES_BF16; values <= TAGC_VALUES_SIGN; values++)
+        for (int rotate = 0; rotate < 2; rotate++) {
+            tagc_value_format format = tagc_values_format(values, 4096, 0, rotate);
+            size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
+            uint8_t *bytes = bytes_of(n_bytes);
+            for (int pattern = 0; pattern < 3; pattern++) {
+                for (size_t i = 0; i < n_bytes; i++)
+                    bytes[i] = (uint8_t)(pattern == 0 ? 0 : pattern == 1 ? 0x88 : random_u64());
+                if (values == TAGC_VALUES_BF16) memset(bytes, 0, n_bytes);
+                for (uint32_t scale = 0; scale < 65536; scale++) {
+                    tagc_store16(bytes, scale);
+                    if (!tagc_values_valid(&format, bytes, n)) continue;
+                    n_good++;
+                    assert_true((scale & 0x7f80u) != 0x7f80u);
+                    if (scale % 61 == 0 || scale > 0x7000u) check_finite(&format, bytes, n);
+                }
+            }
+            assert_true(n_good > 0);
+            free(bytes);
+        }
+}
+
+static void test_hostile(void **state) {
+    (void)state;
+    int n_passed = 0, n_refused = 0;
+    for (int trial = 0; trial < 3 * N_TRIALS; trial++) {
+        size_t n = 1 + random_below(300);
+        tagc_value_format format = random_format();
+        float *values = bytes_of(4 * n);
+        fill(trial % N_FILLS, values, n);
+        result r = run(format, format.kernels, values, n);
+        for (int flips = 0; flips < 3; flips++)
+            r.bytes[random_below(tagc_values_bytes(&format, n))] ^= (uint8_t)(1u << random_below(8));
+        if (tagc_values_valid(&format, r.bytes, n)) {
+            check_finite(&format, r.bytes, n);
+            n_passed++;
+        } else {
+            n_refused++;
+        }
+        result_free(&r);
+        free(values);
+    }
+    assert_true(n_passed > 0 && n_refused > 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_table), cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_errors),      cmocka_unit_test(test_scales),
+        cmocka_unit_test(test_transform),   cmocka_unit_test(test_any_scale),
+        cmocka_unit_test(test_hostile),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
