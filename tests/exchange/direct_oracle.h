@@ -7,6 +7,7 @@
 #include "codec/select.h"
 #include "exchange/bf16.h"
 #include "tagc/tagc.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,7 +111,9 @@ static inline void direct_owner(const direct_model *m, const float *contribution
         sums[i] = 0;
         for (size_t h = 0; h < m->n_hosts; h++) sums[i] += m->scale * contributions[h * m->shard + i];
     }
-    if (m->options->all_reduce) direct_code_sums(m, sums, error);
+    int is_finite = 1; /* else no sum is asked for */
+    for (size_t i = 0; i < m->shard; i++) is_finite &= isfinite(sums[i]);
+    if (m->options->all_reduce && is_finite) direct_code_sums(m, sums, error);
 }
 
 /* One host: dense. */

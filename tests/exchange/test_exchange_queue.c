@@ -8,17 +8,26 @@
 #include <math.h>
 #include <time.h>
 
-enum { N_RANKS = 3, N_STEPS = 3, N_UNITS = 8, CHUNK = 262144 };
+enum { N_RANKS = 3, N_STEPS = 3, N_UNITS = 11, CHUNK = 262144 };
 
-/* Unit 0 is longer than what a dense step has under way; 2 to 4 take turns with one spare; 4 has a NaN in step 1. */
+/* Unit 0 is longer than what a dense step has under way; 2 to 4 and the last two take turns with one spare; 4 has a NaN
+ * in step 1. */
 static const struct {
     int exchange, wire, all_reduce;
     uint64_t shard;
+    int per_host;
 } plan[N_UNITS] = {
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 4 * CHUNK + 5}, {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 0, 3000},
-    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 0, 2000},         {TAGC_EXCHANGE_SKETCH, TAGC_WIRE_FP32, 0, 2000},
-    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 1, 2000},         {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 1, 777},
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 1, CHUNK + 1},     {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 4 * CHUNK + 5, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 0, 3000, 1},
+    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_SKETCH, TAGC_WIRE_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 1, 2000, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 1, 777, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 1, CHUNK + 1, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 1, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 5000, 3}, /* rows within one host start early */
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 2000, 1},
 };
 
 /* ---- a transport without lanes: everybody meets, then copies ---- */
@@ -108,6 +117,7 @@ static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer
         options.all_reduce = plan[u].all_reduce;
         options.n_elems = n_elems(u);
         options.sparsity = 0.9;
+        options.ranks_per_host = plan[u].per_host;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return 0;
     }
     tagc_gatherer_options options;

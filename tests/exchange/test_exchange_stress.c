@@ -1,6 +1,7 @@
 /* Option combinations that nobody thought of, drawn at random: shapes down to one element, values from
  * denormal to near FLT_MAX, sparsity that changes between steps, and two reducers under way at a time.
  * Whatever comes out is compared with the brute-force step. */
+#include "direct_oracle.h"
 #include "oracle.h"
 #include "ranks.h"
 
@@ -51,6 +52,20 @@ static float draw_value(trial *t, int kind) {
     }
 }
 
+/* What direct has of its own; rotation only where no step has positions. */
+static void draw_direct(trial *t, unit *x) {
+    tagc_reducer_options *o = &x->options;
+    o->exchange = TAGC_EXCHANGE_DIRECT;
+    o->values = (int)draw(t, 6);
+    o->block = 16 << draw(t, 9);
+    o->all_reduce = (int)draw(t, 3);
+    do o->ranks_per_host = 1 + (int)draw(t, (uint64_t)t->world_size);
+    while (t->world_size % o->ranks_per_host);
+    o->rotate = draw(t, 4) == 0;
+    for (int step = 0; step < N_STEPS && o->rotate; step++) x->sparsity[step] = 0;
+    o->sparsity = x->sparsity[0];
+}
+
 static void draw_options(trial *t, unit *x) {
     static const double sparsities[] = {0, 0.1, 0.5, 0.8, 0.95, 0.9875, 1}, ratios[] = {0, 0, 1, 1.3, 4, 100};
     tagc_reducer_options *o = &x->options;
@@ -71,6 +86,7 @@ static void draw_options(trial *t, unit *x) {
     for (int step = 0; step < N_STEPS; step++)
         x->sparsity[step] = step && draw(t, 2) ? x->sparsity[step - 1] : sparsities[draw(t, 7)];
     o->sparsity = x->sparsity[0];
+    if (draw(t, 3) == 0) draw_direct(t, x);
 }
 
 static void draw_unit(trial *t, unit *x) {
@@ -105,8 +121,9 @@ static void body(rank_run *run) {
         }
         for (int u = 0; u < N_UNITS; u++) {
             size_t n = (size_t)t->units[u].options.n_elems;
-            const float *residual = tagc_reducer_residual(reducers[u], NULL);
-            if (residual) memcpy(t->units[u].residuals + row * n, residual, n * sizeof *residual);
+            uint64_t n_residual;
+            const float *residual = tagc_reducer_residual(reducers[u], &n_residual);
+            if (residual) memcpy(t->units[u].residuals + row * n, residual, n_residual * sizeof *residual);
         }
     }
     for (int u = 0; u < N_UNITS; u++) tagc_reducer_destroy(reducers[u]);
@@ -202,7 +219,71 @@ static void check_step(const step_view *v) {
         expect_conserved(v);
 }
 
+/* Whether what any rank encodes is finite. */
+static int can_encode(const direct_model *m, const step_view *v, const float *before) {
+    int is_finite = 1;
+    float *sum = malloc(m->shard * sizeof *sum);
+    for (size_t rank = 0; rank < m->n_ranks; rank++)
+        for (size_t to = 0; to < m->n_hosts; to++) {
+            size_t host = rank / m->per_host, local = rank % m->per_host;
+            direct_host_sum(m, v->gradients, host, local, direct_begin(m, to, local), sum);
+            for (size_t i = 0; i < m->shard; i++)
+                is_finite &= isfinite(m->carries ? sum[i] + before[rank * m->n + to * m->shard + i] : sum[i]);
+        }
+    free(sum);
+    return is_finite;
+}
+
+/* before (W, n): residuals, which become those that must be there after the step. */
+static void check_direct(const step_view *v, float *before, int carried) {
+    tagc_reducer_options options = v->x->options;
+    options.sparsity = v->x->sparsity[v->step];
+    direct_model m = direct_model_of(&options, (int)v->W);
+    m.carries |= carried && m.coded;
+    float *expected = malloc(v->W * v->n * sizeof(float)), *owned = calloc(v->n, sizeof(float)),
+          *output = malloc(v->n * sizeof(float));
+    uint64_t n_kept[MAX_RANKS] = {0};
+    int is_finite = can_encode(&m, v, before);
+    memcpy(expected, before, v->W * v->n * sizeof(float));
+    if (is_finite) direct_step(&m, v->gradients, expected, owned, n_kept);
+    for (size_t i = 0; i < v->n; i++) is_finite &= isfinite(owned[i]);
+    if (is_finite) memcpy(before, expected, v->W * v->n * sizeof(float));
+    for (size_t r = 0; r < v->W; r++) {
+        const float *out = v->outputs + r * v->n;
+        EXPECT(v, v->x->stats[v->step][r].nonfinite == !is_finite);
+        direct_expected(&m, r, owned, output);
+        for (size_t i = 0; i < direct_output(&m); i++)
+            EXPECT(v, is_finite ? bits_of(out[i]) == bits_of(output[i]) : isnan(out[i]));
+        EXPECT(v, !m.carries || memcmp(before + r * v->n, v->after + r * v->n,
+                                       direct_residual(&m) * sizeof(float)) == 0);
+    }
+    free(expected);
+    free(owned);
+    free(output);
+}
+
+static void check_direct_unit(const trial *t, const unit *x) {
+    size_t W = (size_t)t->world_size, n = (size_t)x->options.n_elems;
+    float *before = malloc(W * n * sizeof(float));
+    int carried = x->options.values > TAGC_VALUES_BF16;
+    for (size_t i = 0; i < W * n; i++) before[i] = TAGC_ZERO_RESIDUAL;
+    for (size_t step = 0; step < N_STEPS; step++) {
+        size_t at = step * W * n;
+        step_view v = {.t = t, .x = x, .step = step, .W = W, .n = n, .shard = n / W};
+        v.gradients = x->gradients + at;
+        v.outputs = x->outputs + at;
+        v.after = x->residuals + at;
+        carried |= x->sparsity[step] > 0;
+        check_direct(&v, before, carried);
+    }
+    free(before);
+}
+
 static void check_unit(const trial *t, const unit *x) {
+    if (x->options.exchange == TAGC_EXCHANGE_DIRECT) {
+        check_direct_unit(t, x);
+        return;
+    }
     size_t W = (size_t)t->world_size, n = (size_t)x->options.n_elems;
     float *nothing = malloc(W * n * sizeof(float));
     for (size_t i = 0; i < W * n; i++) nothing[i] = TAGC_ZERO_RESIDUAL;

@@ -151,7 +151,7 @@ static void give_up_body(rank_run *run) {
 
 static void test_rank_gives_up(void **state) {
     (void)state;
-    for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_PACKED; exchange++) {
+    for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
         rank_run runs[MAX_RANKS];
         double start_s = tagc_time_s();
         run_ranks(3, give_up_body, &exchange, NULL, runs);

@@ -47,6 +47,35 @@ static void expect_refusal(rank_run *run, const tagc_reducer_options *options, t
     if (!strstr(tagc_last_error(), text)) CHECK(run, !"the text names the field");
 }
 
+/* What only direct has, or only with something else. */
+static void bad_combinations(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size), direct = options;
+    direct.exchange = TAGC_EXCHANGE_DIRECT;
+    options = direct;
+    options.block = 96;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "block is 96, must be a power of two");
+    options = direct;
+    options.rotate = 1;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1");
+    options = direct;
+    options.ranks_per_host = 3;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");
+    options = direct;
+    options.wire = TAGC_WIRE_BF16;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "wire is 1");
+    options = good_options(run->world_size);
+    options.all_reduce = 2;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "all_reduce is 2 (host shard)");
+    options.all_reduce = 0;
+    options.rotate = 1;
+    options.sparsity = 0;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1");
+    if (run->world_size == 1) return;
+    options = good_options(run->world_size);
+    options.ranks_per_host = 2;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "ranks_per_host is 2, which only exchange 3");
+}
+
 static void bad_values(rank_run *run) {
     for (size_t f = 0; f < sizeof bad_fields / sizeof bad_fields[0]; f++)
         for (int side = 0; side < 3; side++) {
@@ -78,6 +107,7 @@ static void bad_values(rank_run *run) {
     options.fill_union = 1;
     options.index = TAGC_INDEX_SUM4;
     expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, run->world_size > 15 ? "15 ranks" : "fill_union");
+    bad_combinations(run);
     expect_refusal(run, NULL, TAGC_ERR_ARGUMENT, "options is NULL");
     CHECK(run, tagc_reducer_create(run->comm, &options, NULL) == TAGC_ERR_ARGUMENT);
 }
@@ -131,6 +161,11 @@ static void one_rank_differs(rank_run *run) {
     if (differs && !strcmp(name, "op")) options.op = TAGC_OP_SUM;
     if (differs && !strcmp(name, "all_reduce")) options.all_reduce = 1;
     if (differs && !strcmp(name, "seed")) options.seed = 1;
+    if (!strcmp(name, "values") || !strcmp(name, "block") || !strcmp(name, "ranks_per_host"))
+        options.exchange = TAGC_EXCHANGE_DIRECT;
+    if (differs && !strcmp(name, "values")) options.values = TAGC_VALUES_SIGN;
+    if (differs && !strcmp(name, "block")) options.block = 64;
+    if (differs && !strcmp(name, "ranks_per_host")) options.ranks_per_host = 2;
     tagc_reducer *reducer;
     keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
     CHECK(run, reducer == NULL);
@@ -181,8 +216,9 @@ static void assert_all(const rank_run *runs, int world_size, tagc_status status,
 
 static void test_mismatch(void **state) {
     (void)state;
-    static const char *const names[] = {"n_elems",  "exchange",   "index", "sparsity",   "ratio", "cells",
-                                        "unpeeled", "fill_union", "op",    "all_reduce", "seed"};
+    static const char *const names[] = {"n_elems",  "exchange",      "index", "sparsity",   "ratio", "cells",
+                                        "unpeeled", "fill_union",    "op",    "all_reduce", "seed",  "values",
+                                        "block",    "ranks_per_host"};
     rank_run runs[MAX_RANKS];
     for (size_t f = 0; f < sizeof names / sizeof names[0]; f++) {
         char expected[64];
@@ -253,6 +289,47 @@ static void test_order(void **state) {
     assert_non_null(strstr(runs[0].text, "sparsity"));
     tagc_reducer_destroy(NULL);
     tagc_gatherer_destroy(NULL);
+}
+
+/* With direct a rank that forgets sends more than the others have room for: all of them hear why, and that is the end. */
+static void direct_order_body(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    float gradient[64 * 4], output[64];
+    tagc_reducer *reducer;
+    options.exchange = TAGC_EXCHANGE_DIRECT;
+    options.rotate = 1;
+    options.sparsity = 0;
+    for (size_t i = 0; i < sizeof gradient / sizeof gradient[0]; i++)
+        gradient[i] = random_gradient(1, run->rank, i);
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "rotate"));
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    tagc_reducer_destroy(reducer);
+
+    options.rotate = 0;
+    options.values = TAGC_VALUES_BF16;
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_residual(reducer, NULL) == NULL && tagc_reducer_state_bytes(reducer) == 64);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.9) == TAGC_OK);
+    CHECK(run,
+          tagc_reducer_residual(reducer, NULL) != NULL && tagc_reducer_state_bytes(reducer) == 64 + 1024);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, run->rank == 1 ? 0.25 : 0.5) == TAGC_OK);
+    keep_status(run, tagc_reducer_run(reducer, gradient, output, NULL));
+    tagc_reducer_destroy(reducer);
+}
+
+static void test_direct_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, direct_order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(runs[r].status, TAGC_ERR_TRANSPORT);
+        assert_non_null(strstr(runs[r].text, "sparsity: rank"));
+    }
 }
 
 /* ---- residual as state ---- */
@@ -335,8 +412,9 @@ static void test_state(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_values), cmocka_unit_test(test_bounds), cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_order),      cmocka_unit_test(test_state),
+        cmocka_unit_test(test_bad_values),   cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_order),
+        cmocka_unit_test(test_direct_order), cmocka_unit_test(test_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
