@@ -291,9 +291,240 @@ static void test_round_trip(void **state) {
     each_shape(round_trip);
 }
 
+/* ---- threads, many bodies, sums ---- */
+
+static tagc_code_options random_options(size_t most) {
+    static const int blocks[] = {16, 128, 512};
+    size_t n = 16 + random_below(most);
+    tagc_code_options o = {.n = n, .k = n, .values = (int)random_below(6), .block = blocks[random_below(3)]};
+    o.sparse = (int)random_below(2);
+    if (o.sparse) o.k = random_below(random_below(4) ? n / 4 + 1 : n + 1);
+    o.rotate = !o.sparse && random_below(2);
+    return o;
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 24; trial++) {
+        tagc_pool *pool = NULL;
+        tagc_code_options o = random_options(200000);
+        uint64_t seed = random_state;
+        assert_int_equal(tagc_pool_create(2 + trial % 4, &pool), TAGC_OK);
+        fragment alone = encode(&o, HEAVY, 1, NULL);
+        random_state = seed;
+        fragment together = encode(&o, HEAVY, 1, pool);
+        assert_int_equal(alone.encoded.n_bytes, together.encoded.n_bytes);
+        assert_memory_equal(alone.body, together.body, alone.encoded.n_bytes);
+        assert_memory_equal(alone.residual_out, together.residual_out, o.n * sizeof(float));
+        assert_memory_equal(alone.decoded, together.decoded, o.n * sizeof(float));
+        fragment_free(&alone), fragment_free(&together);
+        tagc_pool_destroy(pool);
+    }
+}
+
+/* Many bodies at once are one after the other, and both are the plain sum in order; past the size where sums are written
+ * around the cache, too. */
+static void check_many(const tagc_code_options *o, int n_bodies) {
+    fragment *fragments = bytes_of((size_t)n_bodies * sizeof *fragments);
+    tagc_body *bodies = bytes_of((size_t)n_bodies * sizeof *bodies);
+    const tagc_code *code = tagc_code_of(o);
+    void *scratch = aligned_bytes(code->scratch_bytes(o, 1));
+    float *together = bytes_of(4 * o->n), *in_turn = bytes_of(4 * o->n), *plain = bytes_of(4 * o->n);
+    for (size_t i = 0; i < o->n; i++) together[i] = NAN, in_turn[i] = plain[i] = 0;
+    for (int b = 0; b < n_bodies; b++) {
+        fragments[b] = encode(o, HEAVY, 0, NULL);
+        bodies[b] = (tagc_body){fragments[b].body, fragments[b].encoded.n_bytes};
+        code->decode(o, &bodies[b], 1, 1, 0.37f, in_turn, scratch, NULL);
+        for (size_t i = 0; i < o->n; i++) plain[i] += 0.37f * fragments[b].decoded[i];
+    }
+    code->decode(o, bodies, n_bodies, 0, 0.37f, together, scratch, NULL);
+    for (size_t i = 0; i < o->n; i++) {
+        assert_int_equal(bits_of(together[i]), bits_of(in_turn[i]));
+        assert_true(together[i] == plain[i]);
+    }
+    for (int b = 0; b < n_bodies; b++) fragment_free(&fragments[b]);
+    tagc_memory_destroy(scratch);
+    free(fragments), free(bodies), free(together), free(in_turn), free(plain);
+}
+
+static void test_many(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 30; trial++) {
+        tagc_code_options o = random_options(trial % 5 ? 500 : 20000);
+        check_many(&o, trial == 0 ? 0 : trial == 1 ? 70 : 1 + trial % 4);
+    }
+    for (int sparse = 0; sparse < 2; sparse++) {
+        tagc_code_options o = {
+            .n = (1 << 21) + 77, .sparse = sparse, .values = TAGC_VALUES_INT4, .block = 128};
+        o.k = o.n / 50;
+        check_many(&o, 2);
+    }
+}
+
+/* The owner's sums are what a receiver of the body has, and the error is what they lost. */
+static void test_sums(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 200; trial++) {
+        tagc_code_options o = random_options(trial % 10 ? 500 : 50000);
+        const tagc_code *code = tagc_code_of(&o);
+        void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
+        float *sums = bytes_of(4 * o.n), *before = bytes_of(4 * o.n), *error = bytes_of(4 * o.n),
+              *received = bytes_of(4 * o.n);
+        size_t n_non_zero = 0;
+        fill(trial % 3 ? HEAVY : TIES, sums, o.n);
+        for (size_t i = 0; i < o.n; i++) {
+            if (o.sparse && random_below(3)) sums[i] = 0;
+            n_non_zero += sums[i] != 0;
+            error[i] = 3;
+        }
+        if (o.sparse) o.k = n_non_zero + random_below(o.n - n_non_zero + 1);
+        tagc_memory_destroy(scratch);
+        scratch = aligned_bytes(code->scratch_bytes(&o, 1));
+        memcpy(before, sums, 4 * o.n);
+        uint8_t *body = bytes_of(code->max_bytes(&o));
+        tagc_encoded encoded;
+        code->encode_sums(&o, sums, trial % 7 ? error : NULL, 2, body, scratch, NULL, &encoded);
+        assert_false(encoded.nonfinite);
+        if (o.sparse) assert_int_equal(encoded.n_kept, n_non_zero);
+        assert_int_equal(code->validate(&o, body, encoded.n_bytes), TAGC_OK);
+        tagc_body one = {body, encoded.n_bytes};
+        code->decode(&o, &one, 1, 0, 1, received, scratch, NULL);
+        for (size_t i = 0; i < o.n; i++) {
+            assert_int_equal(bits_of(received[i]), bits_of(sums[i]));
+            if (trial % 7) assert_true(fabsf(error[i] - (3 + 2 * (before[i] - sums[i]))) <= 1e-5f);
+        }
+        tagc_memory_destroy(scratch);
+        free(sums), free(before), free(error), free(received), free(body);
+    }
+}
+
+/* ---- what must be told, and what must be refused ---- */
+
+static void test_nonfinite(void **state) {
+    (void)state;
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    for (int trial = 0; trial < 300; trial++) {
+        tagc_code_options o = random_options(3000);
+        const tagc_code *code = tagc_code_of(&o);
+        void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
+        float *gradient = bytes_of(4 * o.n), *residual = bytes_of(4 * o.n), *next = bytes_of(4 * o.n);
+        uint8_t *body = bytes_of(code->max_bytes(&o));
+        tagc_encoded encoded;
+        fill(HEAVY, gradient, o.n);
+        fill(ZEROS, residual, o.n);
+        size_t at = random_below(o.n);
+        if (trial % 4 == 3)
+            gradient[at] = FLT_MAX, residual[at] = FLT_MAX;
+        else
+            gradient[at] = bad[trial % 3];
+        int carry = trial % 4 == 3 || random_below(2);
+        code->encode(&o, gradient, carry ? residual : NULL, carry ? next : NULL, body, scratch, NULL,
+                     &encoded);
+        assert_true(encoded.nonfinite);
+        assert_int_equal(encoded.n_bytes, 0);
+        if (trial % 4 != 3) {
+            code->encode_sums(&o, gradient, NULL, 1, body, scratch, NULL, &encoded);
+            assert_true(encoded.nonfinite);
+        }
+        tagc_memory_destroy(scratch);
+        free(gradient), free(residual), free(next), free(body);
+    }
+}
+
+static void test_damaged(void **state) {
+    (void)state;
+    int n_passed = 0, n_refused = 0;
+    for (int trial = 0; trial < 400; trial++) {
+        tagc_code_options o = random_options(trial % 20 ? 300 : 70000);
+        fragment f = encode(&o, HEAVY, 0, NULL);
+        void *scratch = aligned_bytes(f.code->scratch_bytes(&o, 1));
+        if (f.encoded.n_bytes > 0)
+            for (int i = 0; i < 5; i++) {
+                size_t n_bytes = random_below(f.encoded.n_bytes);
+                uint8_t *shorter = memcpy(bytes_of(n_bytes), f.body, n_bytes);
+                assert_int_equal(f.code->validate(&o, shorter, n_bytes), TAGC_ERR_CORRUPT);
+                free(shorter);
+            }
+        uint8_t *longer = bytes_of(f.encoded.n_bytes + 1);
+        memcpy(longer, f.body, f.encoded.n_bytes);
+        longer[f.encoded.n_bytes] = 0;
+        assert_int_equal(f.code->validate(&o, longer, f.encoded.n_bytes + 1), TAGC_ERR_CORRUPT);
+        free(longer);
+        for (int i = 0; i < 20 && f.encoded.n_bytes > 0; i++) {
+            size_t at = random_below(f.encoded.n_bytes);
+            f.body[at] ^= (uint8_t)(1u << random_below(8));
+            if (f.code->validate(&o, f.body, f.encoded.n_bytes) == TAGC_OK) {
+                tagc_body one = {f.body, f.encoded.n_bytes};
+                f.code->decode(&o, &one, 1, 0, 1, f.decoded, scratch, NULL);
+                for (size_t j = 0; j < o.n; j++) assert_true(isfinite(f.decoded[j]));
+                n_passed++;
+            } else {
+                n_refused++;
+            }
+        }
+        tagc_memory_destroy(scratch);
+        fragment_free(&f);
+    }
+    assert_true(n_passed > 0 && n_refused > 0);
+}
+
+/* Arrays and bodies where they happen to lie, and the residual in place, give the same bytes. */
+static void test_unaligned(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 60; trial++) {
+        tagc_code_options o = random_options(trial % 10 ? 3000 : 2500000);
+        const tagc_code *code = tagc_code_of(&o);
+        fragment f = encode(&o, HEAVY, 1, NULL);
+        size_t offset = 1 + random_below(15), most = code->max_bytes(&o);
+        float *arrays = bytes_of(4 * (3 * o.n + offset)), *gradient = arrays + offset,
+              *residual = gradient + o.n, *sums = residual + o.n;
+        uint8_t *body = bytes_of(most + 1);
+        void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
+        tagc_encoded encoded;
+        memcpy(gradient, f.gradient, 4 * o.n);
+        memcpy(residual, f.residual_in, 4 * o.n);
+        code->encode(&o, gradient, residual, residual, body + 1, scratch, NULL, &encoded);
+        assert_int_equal(encoded.n_bytes, f.encoded.n_bytes);
+        assert_memory_equal(body + 1, f.body, encoded.n_bytes);
+        assert_memory_equal(residual, f.residual_out, 4 * o.n);
+        assert_memory_equal(gradient, f.gradient, 4 * o.n);
+        tagc_body one = {body + 1, encoded.n_bytes};
+        code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
+        assert_memory_equal(sums, f.decoded, 4 * o.n);
+        tagc_memory_destroy(scratch);
+        free(arrays), free(body);
+        fragment_free(&f);
+    }
+}
+
+/* What is not carried over is chosen as if the residual were zero. */
+static void test_alone(void **state) {
+    (void)state;
+    for (int trial = 0; trial < 200; trial++) {
+        tagc_code_options o = random_options(3000);
+        uint64_t seed = random_state;
+        fragment alone = encode(&o, trial % N_FILLS, 0, NULL);
+        const tagc_code *code = alone.code;
+        void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
+        uint8_t *body = bytes_of(code->max_bytes(&o));
+        tagc_encoded encoded;
+        for (size_t i = 0; i < o.n; i++) alone.residual_in[i] = TAGC_ZERO_RESIDUAL;
+        code->encode(&o, alone.gradient, alone.residual_in, alone.residual_out, body, scratch, NULL,
+                     &encoded);
+        assert_int_equal(encoded.n_bytes, alone.encoded.n_bytes);
+        assert_memory_equal(body, alone.body, encoded.n_bytes);
+        random_state = seed + 1;
+        tagc_memory_destroy(scratch);
+        free(body);
+        fragment_free(&alone);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),   cmocka_unit_test(test_many),
+        cmocka_unit_test(test_sums),       cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
