@@ -228,9 +228,17 @@ def compressed_bits(carrier, world_size):
     return (sent - (n - n_compressed) * formulas.dense_bits(carrier["options"])) / n_compressed
 
 
+def link_bits(carrier):
+    """What left the busiest host through its shaper, headers and start of the run included, per parameter and step."""
+    if not carrier.get("shaped_bytes"):
+        return None
+    return 8 * max(carrier["shaped_bytes"]) / carrier["n_params"] / carrier["n_steps"]
+
+
 def bits(result):
     """Per leg over the whole model, and the gradients of the compressed part beside their formula."""
     carried = list(carriers(result))
+    on_link = any(link_bits(carrier) for _, _, carrier in carried)
     used = [leg for leg in results.LEGS if any(c["bits_per_param"][leg] >= 0.005 for _, _, c in carried)]
     rows = []
     for label, world_size, carrier in carried:
@@ -241,9 +249,10 @@ def bits(result):
                      number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
                      number(formulas.lhc_bits(options) if n_compressed else None, 1),
                      *(number(carrier["bits_per_param"][leg]) for leg in used),
-                     number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x")])
+                     number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x"),
+                     *([number(link_bits(carrier))] if on_link else [])])
     head = ["arm", "compressed", "its gradients, counted", "by formula", "by formula in LHC", *used, "all legs",
-            "under 96 bits"]
+            "under 96 bits", *(["left the busiest host"] if on_link else [])]
     text = grid(head, rows) + ("\nBits per parameter, rank and step before the factor (W-1)/W, from bytes that the "
                                "transport counted; legs are over the whole model.\n")
     overheads = [f"{case['interface']['overhead']:.3f}" for case in result["cases"]
