@@ -34,6 +34,8 @@ typedef struct small_run {
     tagc_fsdp_options options;
     int world_size, n_sequences, n_tokens, n_steps; /* n_sequences: of the global batch of a step */
     double lr;
+    const tagc_reducer_options
+        *flat_reducers; /* (n_flats) or NULL: given to each flat before the first step */
     /* results */
     tagc_fsdp_stats stats[MAX_RANKS]; /* of the last step */
     tagc_fsdp_memory memory;
@@ -112,6 +114,8 @@ static inline void *small_main(void *arg) {
     tagc_fsdp *f;
     tagc_gpt2 *model;
     CHECK_OK(tagc_fsdp_create(comm, tensors, n_tensors, &run->options, NULL, &f));
+    for (int i = 0; run->flat_reducers && i < tagc_fsdp_n_flats(f); i++)
+        CHECK_OK(tagc_fsdp_set_exchange(f, i, &run->flat_reducers[i]));
     CHECK_OK(tagc_fsdp_fill(f, small_fill, &run->config));
     CHECK_OK(tagc_gpt2_create(&run->config, run->n_sequences, run->n_tokens, &model));
     for (int step = 0; step < run->n_steps; step++) small_step(run, self->rank, f, model, (uint64_t)step);

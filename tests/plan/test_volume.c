@@ -17,6 +17,8 @@ static const tagc_gpt2_config tiny = {2, 2, 16, 8, 40, 0}, tied = {2, 2, 16, 8, 
 /* Its embedding and head are above 2 M elements: the paper's wrap has something to wrap. */
 static const tagc_gpt2_config large = {1, 1, 64, 8, 31300, 0}, large_tied = {1, 1, 64, 8, 31300, 1};
 
+static const tagc_gpt2_config wide = {1, 2, 128, 8, 40, 0};
+
 /* Elements of compressed flats with their padding: what a density refers to. */
 static double padded_compressed(const small_run *run) {
     tagc_fsdp_options options = run->options;
@@ -52,9 +54,12 @@ static void compare(small_run *run, const char *what) {
                         .n_tokens = run->n_tokens,
                         .placement = tagc_placement_of_sharding(run->options.sharding),
                         .engine = run->options,
+                        .flat_reducers = run->flat_reducers,
                         .union_density = -1};
     double n_union = (double)run->stats[0].n_union;
-    if (n_union > 0 && run->world_size > 1 && run->options.reducer.exchange != TAGC_EXCHANGE_DENSE) {
+    int exchange = run->options.reducer.exchange;
+    if (n_union > 0 && run->world_size > 1 &&
+        (exchange == TAGC_EXCHANGE_SKETCH || exchange == TAGC_EXCHANGE_PACKED)) {
         int n_exchanges = run->options.exchange_each_micro_step ? run->options.n_micro_steps : 1;
         setup.union_density = n_union / n_exchanges / padded_compressed(run);
     }
@@ -262,12 +267,169 @@ static void flats_of_their_own(void **state) {
     }
 }
 
+/* Direct in all its forms: all elements, whose bytes are known to the last, for every sharding and number of hosts;
+ * mild flats beside the compressed ones; memory with residuals once per host group. */
+static void direct_blocks(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4 * 6 * 2; variant++) {
+        static const int worlds[] = {1, 2, 3, 4, 6, 8}, per_host[] = {1, 2, 3, 2, 3, 4};
+        int k = variant / 4 % 6, mild = variant / 24;
+        small_run run = make(variant % 2 ? &tied : &tiny, worlds[k]);
+        run.options.sharding = variant % 4;
+        run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+        run.options.reducer.sparsity = 0;
+        run.options.reducer.values = variant % 6;
+        run.options.reducer.block = 16 << variant % 3;
+        run.options.reducer.rotate = variant % 5 == 0;
+        run.options.two_level = variant % 3 == 0;
+        if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
+            run.options.ranks_per_host = per_host[k];
+        run.options.dense_wire = variant / 2 % 2;
+        if (mild) {
+            run.options.mild = run.options.reducer;
+            run.options.mild.values = (variant + 3) % 6;
+        }
+        if (mild && variant % 2) {
+            run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
+            run.options.reducer.rotate = 0;
+        }
+        if (variant % STRIDE == 0) compare(&run, "direct blocks");
+    }
+}
+
+/* An engine whose flats were each given an exchange of their own, between steps. */
+static void exchanges_set_flat_by_flat(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4 * 2; variant++) {
+        small_run run = make(&tiny, 4);
+        tagc_reducer_options own[64];
+        run.options.sharding = variant % 4;
+        run.options.two_level = variant / 4;
+        if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
+            run.options.ranks_per_host = 2;
+        run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+        for (int i = 0; i < 64; i++) {
+            tagc_reducer_options_init(&own[i]);
+            own[i].exchange = i % 3 ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+            own[i].wire = i % 3 == 0 && i % 2 ? TAGC_WIRE_BF16 : TAGC_WIRE_FP32;
+            own[i].sparsity = 0;
+            own[i].values = i % 6;
+        }
+        run.flat_reducers = own;
+        if (variant % STRIDE == 0) compare(&run, "flat by flat");
+    }
+}
+
+/* Positions take what they take: headers, hosts' rows and all that does not depend on them is equal, bodies are about as
+ * large as where positions fall independently. */
+static void direct_positions(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 4 * 2; variant++) {
+        int n_ranks = 2 + 2 * (variant / 4);
+        small_run run = make(&wide, n_ranks);
+        run.options.sharding = variant % 4;
+        run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+        run.options.reducer.sparsity = variant / 4 ? 0.8 : 0.95;
+        run.options.two_level = variant % 3 == 0;
+        if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
+            run.options.ranks_per_host = 2;
+        if (variant % STRIDE != 0) continue;
+        small_train(&run);
+        tagc_setup setup = {.model = run.config,
+                            .world_size = n_ranks,
+                            .n_hosts = 1,
+                            .n_batch = 1,
+                            .n_tokens = run.n_tokens,
+                            .placement = tagc_placement_of_sharding(run.options.sharding),
+                            .engine = run.options,
+                            .union_density = -1};
+        tagc_plan_volume v;
+        double kept = (double)run.stats[0].n_kept / (double)run.stats[0].n_compressed;
+        setup.kept_density = kept * run.options.ranks_per_host;
+        assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+            double counted = 0, planned = v.n_bytes[leg] * n_ranks;
+            for (int r = 0; r < n_ranks; r++) counted += (double)run.stats[r].n_bytes_sent[leg];
+            double within = leg == TAGC_LEG_INDEX ? 0.2 : leg == TAGC_LEG_VALUES ? 0.005 : 1e-9;
+            if (leg == TAGC_LEG_RESULT) within = 0.3; /* ranks do not choose independently */
+            if (!(fabs(planned - counted) <= within * counted))
+                fail_msg("W %d sharding %d hosts of %d: %s planned %.0f, counted %.0f", n_ranks,
+                         run.options.sharding, run.options.ranks_per_host, tagc_leg_name(leg), planned,
+                         counted);
+        }
+    }
+}
+
+/* Gathers in every wire that a sharding allows, counted when deltas are no longer whole. */
+static void every_gather(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6 * 3 * 2; variant++) {
+        int wire = variant % 6, sharding = variant / 6 % 3;
+        small_run run = make(&tiny, 4);
+        run.n_steps = 3;
+        run.options.sharding = sharding == 2 ? TAGC_SHARD_HYBRID : sharding;
+        run.options.ranks_per_host = sharding == 2 ? 2 : 1;
+        run.options.gather_wire = wire;
+        run.options.policy = TAGC_POLICY_NONE;
+        run.options.n_micro_steps = 1 + variant / 18;
+        if (wire >= TAGC_GATHER_DELTA8 && run.options.sharding != TAGC_SHARD_GRAD) continue;
+        if (variant % STRIDE == 0) compare(&run, "gather");
+    }
+}
+
+/* What leaves a host: with two levels only what was encoded, with hybrid sharding no parameters at all. */
+static void hosts_are_told_apart(void **state) {
+    (void)state;
+    tagc_setup setup = {
+        .model = tiny, .world_size = 8, .n_hosts = 4, .n_batch = 1, .n_tokens = 8, .union_density = -1};
+    tagc_plan_volume v, apart;
+    tagc_fsdp_options_init(&setup.engine);
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    setup.engine.reducer.sparsity = 0.9;
+    setup.engine.policy = TAGC_POLICY_ALL;
+    setup.engine.ranks_per_host = 2;
+    setup.engine.two_level = 1;
+    setup.placement = TAGC_PLACE_ZERO2;
+    assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+    /* Of a dense row in bf16 to the neighbour nothing leaves: of all values, half of them. */
+    double n_padded = 0;
+    tagc_layout *layout;
+    assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
+    for (int i = 0; i < layout->n_flats; i++) n_padded += (double)layout->flats[i].n_padded;
+    tagc_layout_destroy(layout);
+    double rows = n_padded / 2 * 2;
+    assert_true(v.n_bytes[TAGC_LEG_VALUES] > rows);
+    assert_true(fabs(v.n_host_bytes[TAGC_LEG_VALUES] - 2 * (v.n_bytes[TAGC_LEG_VALUES] - rows)) <
+                1e-6 * rows);
+    assert_true(fabs(v.n_host_bytes[TAGC_LEG_INDEX] - 2 * v.n_bytes[TAGC_LEG_INDEX]) < 1e-6);
+    /* Were all ranks hosts of their own, all of it would leave. */
+    setup.n_hosts = 8;
+    assert_int_equal(tagc_plan_count(&setup, &apart, NULL), TAGC_OK);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        assert_true(apart.n_bytes[leg] == v.n_bytes[leg]);
+        assert_true(fabs(apart.n_host_bytes[leg] - v.n_bytes[leg]) <= 1e-9 * v.n_bytes[leg]);
+    }
+    setup.n_hosts = 4;
+    setup.placement = TAGC_PLACE_HYBRID;
+    assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
+    assert_true(v.n_bytes[TAGC_LEG_GATHER] > 0 && v.n_host_bytes[TAGC_LEG_GATHER] == 0);
+    assert_true(v.n_host_bytes[TAGC_LEG_RESULT] == 2 * v.n_bytes[TAGC_LEG_RESULT]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_placement),      cmocka_unit_test(both_wraps),
-        cmocka_unit_test(every_wire_and_index), cmocka_unit_test(sketches),
-        cmocka_unit_test(long_accumulation),    cmocka_unit_test(overload_is_planned),
+        cmocka_unit_test(every_placement),
+        cmocka_unit_test(both_wraps),
+        cmocka_unit_test(every_wire_and_index),
+        cmocka_unit_test(sketches),
+        cmocka_unit_test(long_accumulation),
+        cmocka_unit_test(overload_is_planned),
         cmocka_unit_test(flats_of_their_own),
+        cmocka_unit_test(direct_blocks),
+        cmocka_unit_test(exchanges_set_flat_by_flat),
+        cmocka_unit_test(direct_positions),
+        cmocka_unit_test(every_gather),
+        cmocka_unit_test(hosts_are_told_apart),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
