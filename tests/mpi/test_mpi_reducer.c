@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "../exchange/direct_oracle.h"
 #include "../exchange/oracle.h"
 #include "tagc/mpi.h"
 
@@ -63,6 +64,53 @@ static void test_exchanges(void **state) {
         if (variant == 7) options.ratio = 100; /* overloaded: leftovers travel */
         compare(&options, options.exchange == TAGC_EXCHANGE_PACKED, options.exchange == TAGC_EXCHANGE_SKETCH);
     }
+}
+
+/* The same for direct. */
+static void compare_direct(const tagc_reducer_options *options) {
+    direct_model m = direct_model_of(options, world_size);
+    size_t n = m.n, W = (size_t)world_size;
+    float *gradients = malloc(W * n * sizeof(float)), *residuals = malloc(W * n * sizeof(float));
+    float *owned = malloc(n * sizeof(float)), *expected = malloc(n * sizeof(float)),
+          *output = malloc(n * sizeof(float));
+    tagc_reducer *reducer;
+    assert_int_equal(tagc_reducer_create(comm, options, &reducer), TAGC_OK);
+    for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
+    for (int step = 0; step < 3; step++) {
+        uint64_t n_kept[64] = {0};
+        for (size_t r = 0; r < W; r++)
+            for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
+        direct_step(&m, gradients, residuals, owned, n_kept);
+        direct_expected(&m, (size_t)rank, owned, expected);
+        assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
+        assert_memory_equal(output, expected, direct_output(&m) * sizeof(float));
+        const float *residual = tagc_reducer_residual(reducer, NULL);
+        if (m.carries)
+            assert_memory_equal(residual, residuals + (size_t)rank * n, direct_residual(&m) * sizeof(float));
+    }
+    tagc_reducer_destroy(reducer);
+    free(gradients);
+    free(residuals);
+    free(owned);
+    free(expected);
+    free(output);
+}
+
+static void test_direct(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 12; variant++)
+        for (int per_host = 1; per_host <= world_size; per_host *= 2) {
+            tagc_reducer_options options;
+            tagc_reducer_options_init(&options);
+            if (world_size % per_host) continue;
+            options.n_elems = (variant < 9 ? 3000u : 40000u) * (uint64_t)world_size;
+            options.exchange = TAGC_EXCHANGE_DIRECT;
+            options.values = variant % 6;
+            options.all_reduce = variant % 3;
+            options.ranks_per_host = per_host;
+            options.sparsity = variant % 5 ? 0.95 : 0;
+            compare_direct(&options);
+        }
 }
 
 static void test_dense_chunks(void **state) {
@@ -130,10 +178,8 @@ int main(int argc, char **argv) {
     rank = tagc_comm_rank(comm);
     world_size = tagc_comm_world_size(comm);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exchanges),
-        cmocka_unit_test(test_dense_chunks),
-        cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_overlap),
+        cmocka_unit_test(test_exchanges), cmocka_unit_test(test_direct),  cmocka_unit_test(test_dense_chunks),
+        cmocka_unit_test(test_mismatch),  cmocka_unit_test(test_overlap),
     };
     if (rank != 0) cmocka_set_message_output(CM_OUTPUT_TAP);
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
