@@ -7,7 +7,7 @@ import re
 from common import LAB, LabError, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
-VIEWS = ("times", "exchanges", "bits", "losses", "timeline")
+VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline")
 MOST_HOSTS = 64
 
 
@@ -65,11 +65,14 @@ KEYS = PLACE_KEYS | {
     "memory_gb": _number((int, float), 0.1, 10000),
     "pairs": _list_of(_is_pair, 'a list of pairs of arms, as in [["fsdp", "packed"]]'),
     "seeds": _list_of(_is_seed, "a list of whole numbers"),
+    "base": (_are_options, "a table of options of tagc train, as in steps = 600"),
+    "rates": _list_of(_number(float, 1e-9, 10)[0], "a list of learning rates from 1e-9 to 10"),
+    "simulate": (_are_options, "a table of options of tagc plan, as in compute-s = 0.25"),
     "data": _one_of("manual", "words"),
     "trace": _word(r"\d+(-\d+)?", 'steps, as in "3-4"'),
     "units": (_is_pair, "the two units whose backward the timeline shows"),
 }
-OF_TRAIN = ("seeds", "data", "trace", "units")
+OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
 OF_BENCH = ("pairs",)
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
 DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": "50ms",
@@ -112,9 +115,11 @@ class Experiment:
 
 
 def split_arm(arm):
-    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9"; labels are made as by tagc bench."""
-    begin, *extras = arm.split("+")
-    label = "+".join([pathlib.Path(begin).name.removesuffix(".conf"), *extras])
+    """(label, what it begins with, words) of "configs/packed.conf+sparsity=0.9", whose label is made as by tagc bench, or
+    of "NAME: configs/packed.conf+sparsity=0.9"."""
+    named, _, rest = arm.rpartition(": ")
+    begin, *extras = rest.split("+")
+    label = named.strip() or "+".join([pathlib.Path(begin).name.removesuffix(".conf"), *extras])
     return label, begin, [f"--{extra}" for extra in extras]
 
 
@@ -141,8 +146,9 @@ def _check(where, table, keys):
 def _merged(below, above):
     """`above` wins; tables of options are merged name by name."""
     both = {**below, **above}
-    if "options" in below and "options" in above:
-        both["options"] = {**below["options"], **above["options"]}
+    for key in ("options", "base", "simulate"):
+        if key in below and key in above:
+            both[key] = {**below[key], **above[key]}
     return both
 
 
@@ -176,14 +182,18 @@ def _check_whole(path, settings):
             raise LabError(f'{path}: {key} has no meaning for kind = "{settings["kind"]}"')
     if settings["kind"] == "train":
         for arm in settings["arms"]:
-            if not arm.split("+")[0].endswith(".conf"):
+            if not split_arm(arm)[1].endswith(".conf"):
                 raise LabError(f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
-                               '"configs/packed.conf+sparsity=0.9"')
+                               '"configs/packed.conf+sparsity=0.9", and NAME: before one if wanted')
     labels = [split_arm(arm)[0] for arm in settings["arms"]]
     for label in sum(settings.get("pairs", []), []):
         if label not in labels:
             raise LabError(f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}')
     if len(set(labels)) != len(labels):
         raise LabError(f"{path}: two arms of one name among {', '.join(labels)}")
+    if settings["table"] == "quality" and not ("base" in settings and "seeds" in settings):
+        raise LabError(f'{path}: table = "quality" needs base and seeds')
+    if "rates" in settings and "base" not in settings:
+        raise LabError(f"{path}: rates has no meaning without base")
     if settings["table"] == "timeline" and not ("trace" in settings and "units" in settings):
         raise LabError(f'{path}: table = "timeline" needs trace and units')

@@ -6,7 +6,8 @@ import plans
 import results
 from common import LabError
 
-FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss", "timeline": "window"}
+FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss", "quality": "pareto-all",
+           "timeline": "window"}
 
 
 def draw(path, tagc):

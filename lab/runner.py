@@ -12,6 +12,7 @@ import time
 import corpus
 import hosts
 import linkcheck
+import quality
 import results
 import timeline
 from common import LAB, ROOT, LabError
@@ -26,7 +27,7 @@ class Runner:
         self.experiment, self.tagc, self.command, self.is_quiet = experiment, tagc, command, is_quiet
         self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
         self.traces = {}  # name of the file -> where it lies now
-        self.scratch = self.data = None
+        self.scratch = self.data = self.forks = None
 
     def run(self, out_dir):
         """All cases; the path of the result. Nothing is written unless all went well."""
@@ -36,12 +37,15 @@ class Runner:
         most_hosts = max(case.hosts for case in self.experiment.cases)
         origin = results.origin(self.command, self.tagc, most_hosts)
         if origin["is_busy"]:
-            self._say(f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times will be "
+            self.say(f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times will be "
                       "of little worth")
         self.scratch = pathlib.Path(tempfile.mkdtemp(prefix=f"{hosts.PREFIX}{os.getpid()}-"))
         try:
             if self.experiment.kind == "train":
                 self.data = corpus.folder_of(self.experiment.data or "words", self.tagc, self.scratch)
+            if self.experiment.base:
+                quality.check_base(self.experiment)
+                self.forks = quality.Quality(self)
             cases = [self._case(case) for case in self.experiment.cases]
             return self._write(out_dir, origin, cases)
         finally:
@@ -57,19 +61,19 @@ class Runner:
                              "settings": self.experiment.settings, "cases": cases})
         return path
 
-    def _say(self, text):
+    def say(self, text):
         if not self.is_quiet:
             print(text, flush=True)
 
     def _case(self, case):
-        self._say(f"== {self.experiment.name}: {case.text()}")
+        self.say(f"== {self.experiment.name}: {case.text()}")
         made = {"hosts": case.hosts, "ranks_per_host": case.ranks_per_host, "link": None, "interface": None}
         if case.hosts == 1:
             return made | self._measure(case, None)
         with hosts.Network(case) as network:
             made["link"] = linkcheck.measure(network, 1 if self.experiment.is_quick else 3)
             short = linkcheck.shortfall(made["link"])
-            self._say(f"link: {case.rate}, plain TCP gets " +
+            self.say(f"link: {case.rate}, plain TCP gets " +
                       ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"]) +
                       " Gbit/s in both directions at once" + (f"\nnote: {short}" if short else ""))
             before = network.counters()
@@ -80,6 +84,8 @@ class Runner:
         return made
 
     def _measure(self, case, network):
+        if self.forks:
+            return self.forks.case(case)
         return self._bench(case, network) if self.experiment.kind == "bench" else self._train(case, network)
 
     # ---- the command ----
@@ -113,6 +119,12 @@ class Runner:
             last = log.read_text(errors="replace").strip().splitlines()[-15:]
             raise LabError(f"exit status {process.returncode} of: {' '.join(map(str, words))}\nits last lines:\n" +
                            "\n".join("    " + line for line in last or ["(none)"]))
+
+    def run_command(self, words):
+        """A command of this machine alone; its seconds."""
+        start = time.monotonic()
+        self._run(words, None)
+        return time.monotonic() - start
 
     def _wait(self, process, log, words):
         ended = False
@@ -151,7 +163,7 @@ class Runner:
             runs[-1]["wall_s"] = seconds
             losses = runs[-1].get("evals") or [{"val_loss": None}]
             loss = f", validation loss {losses[-1]['val_loss']:.4f}" if losses[-1]["val_loss"] else ""
-            self._say(f"[{number}/{len(todo)}] {runs[-1]['label']}, seed {seed}: {seconds:.1f} s{loss}")
+            self.say(f"[{number}/{len(todo)}] {runs[-1]['label']}, seed {seed}: {seconds:.1f} s{loss}")
         return {"runs": runs}
 
     def _one_run(self, case, network, seed, arm):
@@ -189,7 +201,7 @@ class Runner:
         counted = sum(sum(run["n_bytes_sent"].values()) * run["n_steps"] for run in runs)
         left = sum(run["shaped_bytes"][0] for run in runs)
         made["interface"] |= {"counted_bytes": counted, "overhead": left / counted}
-        self._say(f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
+        self.say(f"bytes: {counted:.0f} counted by the transport of rank 0, {left} left its host, "
                   f"{left / counted - 1:+.1%}")
 
 

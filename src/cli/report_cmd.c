@@ -17,7 +17,7 @@ typedef struct report_options {
 static const tagc_option rows[] = {
     {"What", "out", TAGC_OPTION_TEXT, 0, AT(out), 0, 0, NULL, NULL, "FILE", "one HTML page that needs nothing else, no network either"},
     {NULL, "svg", TAGC_OPTION_TEXT, 0, AT(svg), 0, 0, NULL, NULL, "FIGURE=FILE",
-     "one figure as a picture, or several with commas between: loss, loss-time, gap, time, bits, timeline, window, memory, codec, link, plan, plan-world"},
+     "one figure as a picture, or several with commas between: loss, loss-time, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, timeline, window, memory, codec, link, plan, plan-world"},
     {NULL, "svg-dir", TAGC_OPTION_TEXT, 0, AT(svg_dir), 0, 0, NULL, NULL, "DIR", "every figure that there is data for as DIR/FIGURE.svg; made when missing"},
     {NULL, "title", TAGC_OPTION_TEXT, 0, AT(title), 0, 0, NULL, NULL, "TEXT", "heading of the page"},
     {NULL, "units", TAGC_OPTION_TEXT, 0, AT(units), 0, 0, NULL, NULL, "NAMES",

@@ -370,6 +370,20 @@ const tagc_figure tagc_figures[] = {
      "seeds. That "
      "of the first arm is how far its seeds are from their mean: a gap inside it says nothing.",
      "two or more runs with validation losses", tagc_draw_gap},
+    {"pareto", "Loss against bits of gradients",
+     "Logarithmic. Each mark is an arm, mean over seeds; whiskers from least to most, paired with the first "
+     "arm's run of the same seed. Line: what nothing else beats in both. Named in bold: the paper's sketch. "
+     "Bits are counted over the whole model, before the factor (W-1)/W.",
+     "runs of two or more ranks with validation losses, of two or more arms", tagc_draw_pareto},
+    {"pareto-all", "Loss against bits of all legs", "The same with the bits of the parameters.",
+     "runs of two or more ranks with validation losses, of two or more arms", tagc_draw_pareto_all},
+    {"loss-slow", "Loss over simulated time, slowest link",
+     "Losses are measured; the time of a step is simulated by tagc plan for a larger model, under the costs "
+     "that the result holds under \"assumed\". Shown: the first arm, the paper's, and those that nothing "
+     "beats in bits of all legs and loss.",
+     "a lab result with simulated steps", tagc_draw_loss_slow},
+    {"loss-fast", "Loss over simulated time, fastest link", "The same over the fastest link.",
+     "a lab result with steps simulated over two links", tagc_draw_loss_fast},
     {"time", "Where the time of a step goes",
      "Exposed: compute stands still and waits for the network. At the end of a bar: median, and how many "
      "times as fast "

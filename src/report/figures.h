@@ -33,6 +33,10 @@ const char *tagc_view_units(const tagc_view *view, const tagc_trace_file *trace,
 int tagc_draw_loss(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
 int tagc_draw_loss_time(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
 int tagc_draw_gap(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
+int tagc_draw_pareto(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
+int tagc_draw_pareto_all(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
+int tagc_draw_loss_slow(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
+int tagc_draw_loss_fast(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
 int tagc_draw_step_line(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
 int tagc_draw_window_line(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);
 int tagc_draw_plan(const tagc_report *report, const tagc_view *view, tagc_canvas *canvas);

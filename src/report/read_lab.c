@@ -82,8 +82,23 @@ static tagc_status read_steps(tagc_runlog *log, const json_t *run, const tagc_js
     return TAGC_OK;
 }
 
-static tagc_status read_run(tagc_report *report, const json_t *run, const char *file, const char *suffix,
-                            const tagc_json_place *at) {
+/* Steps of this arm as a plan has them. */
+static tagc_status read_simulated(tagc_runlog *log, const json_t *item, const char *label,
+                                  const tagc_json_place *at) {
+    const json_t *arms = json_object_get(json_object_get(item, "simulated"), "arms");
+    const json_t *steps = json_object_get(arms, label);
+    for (size_t i = 0; i < json_array_size(steps) && i < TAGC_MAX_LINKS; i++) {
+        tagc_json_place inside = tagc_json_at(at, "simulated", (int)i);
+        const json_t *step = json_array_get(steps, i);
+        TAGC_TRY(tagc_json_number(step, "bits_per_s", &inside, &log->link_bits_per_s[log->n_links]));
+        TAGC_TRY(tagc_json_number(step, "step_s", &inside, &log->link_step_s[log->n_links]));
+        log->n_links++;
+    }
+    return TAGC_OK;
+}
+
+static tagc_status read_run(tagc_report *report, const json_t *item, const json_t *run, const char *file,
+                            const char *suffix, const tagc_json_place *at) {
     const char *label;
     double world_size;
     char name[96];
@@ -106,6 +121,7 @@ static tagc_status read_run(tagc_report *report, const json_t *run, const char *
     TAGC_TRY(tagc_json_number(run, "n_params", at, &log->n_params));
     log->n_compressed = tagc_json_number_or_nan(run, "n_compressed");
     TAGC_TRY(read_steps(log, run, at));
+    TAGC_TRY(read_simulated(log, item, label, at));
     return read_evals(log, run, at);
 }
 
@@ -157,7 +173,7 @@ static tagc_status read_case(tagc_report *report, const json_t *item, const json
     }
     for (size_t i = 0; i < json_array_size(runs); i++) {
         tagc_json_place inside = tagc_json_at(at, "runs", (int)i);
-        TAGC_TRY(read_run(report, json_array_get(runs, i), file, suffix, &inside));
+        TAGC_TRY(read_run(report, item, json_array_get(runs, i), file, suffix, &inside));
     }
     return TAGC_OK;
 }

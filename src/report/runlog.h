@@ -5,6 +5,8 @@
 #include "tagc/tagc.h"
 #include <jansson.h>
 
+enum { TAGC_MAX_LINKS = 4 };
+
 typedef struct tagc_runlog_step {
     double step, loss, wall_s, total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, overlap;
     double between_s;         /* wall_s less total_s: reading data, agreeing with the other ranks */
@@ -25,6 +27,8 @@ typedef struct tagc_runlog {
     int place;                /* 1 and up: the case; 0: a folder */
     double bits[TAGC_N_LEGS]; /* mean over steps */
     double total_s[3];        /* of a step: median, least, most; of n_total steps */
+    double link_bits_per_s[TAGC_MAX_LINKS], link_step_s[TAGC_MAX_LINKS]; /* simulated, n_links of them */
+    int n_links;
     int n_total;
 } tagc_runlog;
 

@@ -154,6 +154,24 @@ def check_timeline(folder):
             raise AssertionError(f"{units} are accepted")
 
 
+def check_quality():
+    # Seeds of dense: 2.00 and 4.00, 66.7 % apart. The other arm is 1 % above and 3 % above: mean 2, deviation sqrt(2).
+    def fork(label, seed, loss, gradients, gather):
+        sent = legs(values=gradients, gather=gather)
+        return run(label, seed, bits_per_param=sent, evals=[{"step": 5, "val_loss": 9}, {"step": 9, "val_loss": loss}],
+                   options=OPTIONS | {"lr": "0.002"})
+    runs = [fork("dense", 1, 2.0, 32, 64), fork("dense", 2, 4.0, 32, 64),
+            fork("topk", 1, 2.02, 0.5, 2), fork("topk", 2, 4.12, 0.7, 4)]
+    one = case(link=None, hosts=1, ranks_per_host=2, runs=runs, base={"n_steps": 70})
+    text = tables.markdown(lab("quality-x", "quality", [one]))
+    equal(row_of(text, "`topk`"), ["`topk`", "0.60", "3.00", "3.60", "0.002", "3.0700", "+2.00 % (+1.00 % to +3.00 %)",
+                                    "1.41 %", "2"])
+    equal(row_of(text, "`dense`")[6:], ["-", "-", "2"])
+    assert "one state of 70 dense steps" in text and "differs by 66.67 %" in text
+    runs[3]["evals"][-1]["val_loss"] = None
+    equal(row_of(tables.markdown(lab("quality-x", "quality", [one])), "`topk`")[6], "no finite loss in 1 of 2")
+
+
 def check_link():
     equal(linkcheck.bits_per_s("500mbit"), 500e6)
     equal(linkcheck.bits_per_s("2.5gbit"), 2.5e9)
@@ -166,6 +184,7 @@ check_bits()
 check_losses()
 check_damaged()
 check_timeline(".")
+check_quality()
 check_link()
 try:
     tables.markdown(lab("x", "times", [case()]))

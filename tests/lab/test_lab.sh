@@ -59,6 +59,9 @@ table = "bits"
 minutes = 1
 arms = ["configs/fsdp.conf"]'
 broken "$good
+rates = [1e-3]" 'rates has no meaning without base'
+broken "${good/bits/quality}" 'table = "quality" needs base and seeds'
+broken "$good
 rate = 5" 'rate is 5, allowed:'
 broken "$good
 hosts = 0" 'hosts is 0, allowed: a whole number from 1 to'
@@ -111,6 +114,45 @@ fi
 
 # ---- tables of hand-made results, against figures worked out by hand ----
 python3 "$root/tests/lab/check_tables.py" "$root/lab" || fail "tables"
+
+# ---- forks of one trained state: no root ----
+cat >copy/lab/experiments/forks.toml <<'END'
+title = "t"
+kind = "train"
+table = "quality"
+minutes = 1
+ranks_per_host = 2
+data = "words"
+seeds = [1, 2]
+rates = [1e-9, 3e-3]
+arms = ["dense: configs/fsdp.conf", "half: configs/packed.conf+sparsity=0.5", "own rate: configs/packed.conf+lr=1e-3"]
+[base]
+model = "tiny"
+ranks = 2
+batch-size = 2
+steps = 6
+[options]
+batch-size = 2
+steps = 12
+schedule-from = "fork"
+warmup = 0
+eval-every = 3
+eval-batches = 2
+[simulate]
+link-rate = "1gbit,10gbit"
+compute-s = 0.25
+codec-ns = 0.1
+END
+timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks"
+grep -q '^base: --model=tiny' out || fail "no base was trained"
+python3 "$root/tests/lab/check_forks.py" results/forks.json || fail "the result of forks"
+grep -q '^| `half` |' out && grep -q '</svg>' results/forks.svg || fail "no table or picture of forks"
+timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks again"
+grep -q '^base: from runs/lab/cache/' out || fail "the base is trained anew"
+sed -i 's/^steps = 12/steps = 6/' copy/lab/experiments/forks.toml
+timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err && fail "forks without a step"
+says "steps is 6, allowed: more than the base's 6"
+rm copy/lab/experiments/forks.toml
 
 # ---- two hosts ----
 "$tagc" version | grep -q 'with MPI' || { echo "skipped from here: tagc is built without MPI"; exit 77; }
