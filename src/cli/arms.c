@@ -7,6 +7,10 @@
 
 enum { MAX_ARMS = 64, MAX_WORDS = 64 };
 
+/* Gradients as each rank's own positions and 4-bit values; matrices that are hurt by more than that milder. */
+#define DIRECT                                                                                               \
+    "--exchange=direct --values=int4 --sparsity=0.95 --compressed-beta1=0 --mild=int4 --mild-sparsity=0.8"
+
 static const struct {
     const char *name, *words, *what;
 } table[] = {
@@ -27,6 +31,15 @@ static const struct {
     {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
      "packed gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
     {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients over replicas"},
+    {"direct", "--sharding=full " DIRECT, "FSDP with direct gradients, 4-bit values; the rest fp32"},
+    {"direct-bf16", "--sharding=full --wire=bf16 --gather=bf16 " DIRECT,
+     "the same; parameters and what stays dense travel as bf16"},
+    {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 " DIRECT,
+     "direct gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
+    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 " DIRECT,
+     "direct gradients over ZeRO-2, parameters as 4-bit deltas once per step"},
+    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 " DIRECT, "the same with 2-bit deltas"},
+    {"ddp-direct", "--sharding=none --wire=bf16 " DIRECT, "direct gradients over replicas"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 

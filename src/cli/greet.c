@@ -3,63 +3,137 @@
 
 #include <stdio.h>
 
+static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+
 static int is_compressing(const tagc_trainer *t) {
     return t->options.exchange != TAGC_EXCHANGE_DENSE && t->options.compress != TAGC_POLICY_NONE;
 }
 
+static int is_auto(const tagc_trainer *t) {
+    return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+}
+
+typedef struct use {
+    const char *option;
+    int has_effect;
+    const char *is_for;
+} use;
+
 static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
-    static const char *const of_sketch[] = {"ratio", "cells", "unpeeled"};
-    static const char *const of_compression[] = {"sparsity", "index", "fill-union"};
-    for (int i = 0; i < 3; i++) {
-        if (!tagc_options_given(parsed, of_sketch[i])) continue;
-        if (t->options.exchange != TAGC_EXCHANGE_SKETCH)
-            tagc_progress_say(&t->progress, "note: --%s is for --exchange sketch and has no effect here",
-                              of_sketch[i]);
-        else if (!is_compressing(t))
-            tagc_progress_say(&t->progress, "note: --%s has no effect with --compress none", of_sketch[i]);
+    const tagc_train_options *o = &t->options;
+    int compresses = is_compressing(t);
+    int sketch = o->exchange == TAGC_EXCHANGE_SKETCH, indexed = sketch || o->exchange == TAGC_EXCHANGE_PACKED;
+    int direct = compresses && (o->exchange == TAGC_EXCHANGE_DIRECT || is_auto(t));
+    int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = direct || mild;
+    int by_hosts = o->sharding == TAGC_SHARD_HYBRID || o->two_level;
+    const use uses[] = {
+        {"ratio", sketch, "--exchange sketch"},
+        {"cells", sketch, "--exchange sketch"},
+        {"unpeeled", sketch, "--exchange sketch"},
+        {"index", indexed || !compresses, "--exchange sketch and packed"},
+        {"fill-union", indexed || !compresses, "--exchange sketch and packed"},
+        {"values", direct, "--exchange direct"},
+        {"block", coded, "--exchange direct and --mild"},
+        {"rotate", (direct && o->sparsity == 0) || (mild && o->mild_sparsity == 0),
+         "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0,"},
+        {"mild", mild || o->mild == 0, "matrices that --compress leaves out"},
+        {"mild-sparsity", mild, "--mild"},
+        {"two-level", coded && o->ranks_per_host > 1, "direct exchanges and --ranks-per-host of 2 or more"},
+        {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
+        {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
+        {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
+    };
+    static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
+                                                 "index", "fill-union", "compressed-beta1"};
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
+        if (tagc_options_given(parsed, uses[i].option) && !uses[i].has_effect)
+            tagc_progress_say(&t->progress, "note: --%s is for %s and has no effect here", uses[i].option,
+                              uses[i].is_for);
+    for (size_t i = sketch ? 0 : 3; i < sizeof of_compression / sizeof of_compression[0]; i++) {
+        int by_class = i == 6; /* has its effect also on what is compressed by name alone */
+        if (!tagc_options_given(parsed, of_compression[i]) ||
+            (by_class ? o->compress != TAGC_POLICY_NONE : compresses))
+            continue;
+        tagc_progress_say(&t->progress, "note: --%s is for compressed gradients and has no effect with %s",
+                          of_compression[i],
+                          o->compress == TAGC_POLICY_NONE ? "--compress none" : "--exchange dense");
     }
-    for (int i = 0; i < 3; i++)
-        if (tagc_options_given(parsed, of_compression[i]) && !is_compressing(t))
-            tagc_progress_say(
-                &t->progress, "note: --%s is for compressed gradients and has no effect with %s",
-                of_compression[i],
-                t->options.exchange == TAGC_EXCHANGE_DENSE ? "--exchange dense" : "--compress none");
+}
+
+/* "direct int4, sparsity 95 %" and the like. */
+static void print_exchange(const tagc_train_options *o, char *text, size_t n_bytes) {
+    static const char *const indexes[] = {"or", "sum4", "sum1"};
+    char ratio[24] = " auto";
+    if (o->ratio > 0) snprintf(ratio, sizeof ratio, " %.4gx", o->ratio);
+    if (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED)
+        snprintf(text, n_bytes, "%s%s, index %s, sparsity %.4g %%",
+                 o->exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed",
+                 o->exchange == TAGC_EXCHANGE_SKETCH ? ratio : "", indexes[o->index], 100 * o->sparsity);
+    else
+        snprintf(text, n_bytes, "%sdirect %s, sparsity %.4g %%",
+                 o->exchange == TAGC_TRAIN_EXCHANGE_AUTO ? "where it pays, " : "", value_names[o->values],
+                 100 * o->sparsity);
 }
 
 static void say_gradients(tagc_trainer *t) {
     static const char *const policies[] = {"none", "non-attention-linear", "paper", "all", "names"};
-    static const char *const indexes[] = {"or", "sum4", "sum1"};
+    const tagc_train_options *o = &t->options;
     double n_params = (double)tagc_fsdp_n_params(t->fsdp);
-    double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp);
-    char exchange[32] = "packed";
-    if (t->options.exchange == TAGC_EXCHANGE_SKETCH && t->options.ratio > 0)
-        snprintf(exchange, sizeof exchange, "sketch %.4gx", t->options.ratio);
-    else if (t->options.exchange == TAGC_EXCHANGE_SKETCH)
-        snprintf(exchange, sizeof exchange, "sketch auto");
-    if (!is_compressing(t))
-        tagc_progress_say(&t->progress, "gradients: dense");
-    else if (n_compressed == 0)
-        tagc_progress_say(&t->progress, "gradients: %s matches no tensor of this model: all dense",
-                          policies[t->options.compress]);
+    double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp), n_mild = (double)tagc_fsdp_n_mild(t->fsdp);
+    const char *dense = o->wire == TAGC_WIRE_BF16 ? "dense, bf16" : "dense";
+    char compressed[128] = "", mild[128] = "", exchange[96];
+    print_exchange(o, exchange, sizeof exchange);
+    if (is_compressing(t) && n_compressed == 0)
+        tagc_progress_say(&t->progress, "note: --compress %s matches no tensor of this model",
+                          policies[o->compress]);
+    if (is_compressing(t) && n_compressed > 0)
+        snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
+                 100 * n_compressed / n_params);
+    if (n_mild > 0)
+        snprintf(mild, sizeof mild, "mild %s, sparsity %.4g %%, on %.1f %%; ",
+                 value_names[o->mild > 0 ? o->mild : TAGC_VALUES_INT4], 100 * o->mild_sparsity,
+                 100 * n_mild / n_params);
+    if (*compressed || *mild)
+        tagc_progress_say(&t->progress, "gradients: %s%sthe rest %s", compressed, mild, dense);
     else
-        tagc_progress_say(&t->progress,
-                          "gradients: %s, index %s, sparsity %.4g %%, on %.1f %% of the parameters; the rest"
-                          " dense",
-                          exchange, indexes[t->options.index], 100 * t->options.sparsity,
-                          100 * n_compressed / n_params);
+        tagc_progress_say(&t->progress, "gradients: %s", dense);
+}
+
+static void say_parameters(tagc_trainer *t) {
+    static const char *const gathers[] = {"fp32",
+                                          "bf16",
+                                          "int8 blocks",
+                                          "bf16, then 8-bit deltas",
+                                          "bf16, then 4-bit deltas",
+                                          "bf16, then 2-bit deltas"};
+    if (t->options.sharding == TAGC_SHARD_NONE || t->rank->world_size == 1) return;
+    tagc_progress_say(&t->progress, "parameters: gathered as %s%s", gathers[t->options.gather],
+                      t->options.sharding == TAGC_SHARD_GRAD ? ", once per step" : "");
+}
+
+static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
+    static const char *const shardings[] = {"fully sharded (ZeRO-3)",
+                                            "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
+    int n = (int)t->options.ranks_per_host;
+    if (t->options.sharding == TAGC_SHARD_HYBRID)
+        snprintf(text, n_bytes, "sharded over the %d ranks of a host, %d replica%s (HSDP)", n,
+                 t->rank->world_size / n, t->rank->world_size > n ? "s" : "");
+    else
+        snprintf(text, n_bytes, "%s%s", shardings[t->options.sharding],
+                 t->options.two_level && n > 1 ? ", hosts add first" : "");
 }
 
 void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
-    static const char *const shardings[] = {"fully sharded (ZeRO-3)",
-                                            "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
-    char params[16], a[16], b[16], c[16], d[16];
+    char sharding[96], params[16], a[16], b[16], c[16], d[16];
     tagc_fsdp_memory memory;
     tagc_fsdp_memory_used(t->fsdp, &memory);
+    print_sharding(t, sharding, sizeof sharding);
     say_unused(t, parsed);
     tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s", t->options.model,
                       tagc_human((double)tagc_fsdp_n_params(t->fsdp), params), t->rank->world_size,
-                      t->rank->world_size > 1 ? "s" : "", shardings[t->options.sharding]);
+                      t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);
+    say_parameters(t);
     tagc_progress_say(
         &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
         tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),

@@ -115,10 +115,17 @@ static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     json_object_set_new(line, "sparsity",
                         n > 0 ? tagc_json_real(1 - (double)stats->n_kept / n) : json_null());
     json_object_set_new(line, "union_density",
-                        n > 0 ? tagc_json_real((double)stats->n_union / n) : json_null());
+                        stats->n_union > 0 ? tagc_json_real((double)stats->n_union / n) : json_null());
     json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
     json_object_set_new(line, "n_kept", json_integer((json_int_t)stats->n_kept));
     json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));
+    json_object_set_new(line, "n_mild", json_integer((json_int_t)stats->n_mild));
+    json_object_set_new(line, "n_mild_kept", json_integer((json_int_t)stats->n_mild_kept));
+    json_object_set_new(line, "n_class_bytes_sent",
+                        json_pack("{s:I, s:I, s:I}", "compressed",
+                                  (json_int_t)stats->n_class_bytes_sent[TAGC_CLASS_COMPRESSED], "mild",
+                                  (json_int_t)stats->n_class_bytes_sent[TAGC_CLASS_MILD], "dense",
+                                  (json_int_t)stats->n_class_bytes_sent[TAGC_CLASS_DENSE]));
     json_object_set_new(line, "n_unpeeled", json_integer((json_int_t)stats->n_unpeeled));
     json_object_set_new(line, "n_lost", json_integer((json_int_t)stats->n_lost));
     json_object_set_new(line, "load", tagc_json_real(stats->load));

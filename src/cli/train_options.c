@@ -222,7 +222,8 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->reducer.fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
     out->reducer.values = options->values;
     out->reducer.block = (int)options->block;
-    out->reducer.rotate = options->rotate;
+    out->reducer.rotate =
+        options->rotate && out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->sparsity == 0;
     out->reducer.n_threads = (int)options->codec_threads;
     out->reducer.seed = (uint64_t)options->seed;
     /* The engine refuses a 16-bit wire for compressed values, which have none. */
@@ -232,6 +233,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
         out->mild.exchange = TAGC_EXCHANGE_DIRECT;
         out->mild.values = options->mild > 0 ? options->mild : TAGC_VALUES_INT4;
         out->mild.sparsity = options->mild_sparsity;
+        out->mild.rotate = options->rotate && options->mild_sparsity == 0;
         out->mild.wire = TAGC_WIRE_FP32;
     }
 }
@@ -249,6 +251,31 @@ tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *
     return TAGC_OK;
 }
 
+/* Combinations that the engine would refuse, in the words of the command line. */
+static tagc_status check_exchange(const tagc_train_options *options) {
+    static const char *const gathers[] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
+    static const char *const exchanges[] = {"dense", "sketch", "packed"};
+    int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;
+    if (options->block & (options->block - 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--block is %lld, allowed: a power of two from 16 to 4096",
+                         (long long)options->block);
+    if (options->gather >= TAGC_GATHER_DELTA8 && options->sharding != TAGC_SHARD_GRAD)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
+            gathers[options->gather]);
+    if (is_hybrid && options->ranks_per_host < 2)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"
+                         " are --sharding none");
+    if (is_hybrid && options->compress != TAGC_POLICY_NONE &&
+        (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--exchange %s does not go with --sharding hybrid, allowed: dense or direct",
+                         exchanges[options->exchange]);
+    return TAGC_OK;
+}
+
 tagc_status tagc_train_check(const tagc_train_options *options) {
     tagc_gpt2_config config = {0};
     TAGC_TRY(tagc_train_model(options, &config));
@@ -262,6 +289,7 @@ tagc_status tagc_train_check(const tagc_train_options *options) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress names needs --compress-names PATTERNS");
     if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
+    TAGC_TRY(check_exchange(options));
     if (options->fork && (options->resume || options->init_from))
         return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
                          options->resume ? "--resume" : "--init-from");

@@ -5,6 +5,7 @@
 #include "cli/agree.h"
 #include "cli/engine.h"
 #include "cli/greet.h"
+#include "cli/host_layout.h"
 #include "cli/paths.h"
 #include "cli/run_folder.h"
 #include "cli/trained.h"
@@ -224,6 +225,7 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
     json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->fsdp)));
     json_object_set_new(run, "n_compressed", json_integer((json_int_t)tagc_fsdp_n_compressed(t->fsdp)));
+    json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->fsdp)));
     json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
     return tagc_metrics_run(t->metrics, run);
 }
@@ -239,6 +241,9 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;
     TAGC_TRY(open_trace(t));
+    if (t->options.ranks_per_host > 1)
+        TAGC_TRY(tagc_host_layout_check(rank, tagc_ranks_is_local(t->options.transport),
+                                        (int)t->options.ranks_per_host, &t->progress));
     TAGC_TRY(open_data(t));
     TAGC_TRY(choose_model(t));
     TAGC_TRY(open_batches(t));

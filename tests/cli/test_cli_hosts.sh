@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Direct exchanges, classes and hosts from the command line: every recipe trains, ranks of one host held to be several
+# give the same numbers under mpirun, checkpoints go on exactly, and what makes no sense is told.
+source "$(dirname "$0")/lib.sh" "$@"
+make_data
+export ASAN_OPTIONS=detect_leaks=0
+
+configs=$here/../../configs
+for conf in direct direct-bf16 zero2-direct all-legs all-legs-2bit ddp-direct; do
+    run 0 train "${tiny[@]}" --no-quiet --config "$configs/$conf.conf" --steps 3 --ranks 2 --batch-size 2 --out $conf
+    grep -q "^note:" out && fail "$conf.conf has an option without effect: $(grep '^note:' out)"
+    grep -Eq "^gradients: direct int4, sparsity 95 %, on [0-9.]+ % of the parameters; mild int4, sparsity 80 %, on [0-9.]+ %; the rest dense" out ||
+        fail "headline of $conf: $(grep gradients: out)"
+    [ "$(column $conf loss | wc -l)" = 3 ] || fail "$conf did not do its steps"
+    [ "$(column $conf n_mild | sort -u)" -gt 0 ] || fail "$conf has no mild class"
+done
+# Fewer bits the further it goes, counted over all parameters.
+bits() { # of leg $2 in the last step of run $1
+    grep '"type":"step"' "$1/metrics.jsonl" | tail -n 1 | grep -o '"bits_sent_per_param":{[^}]*}' | grep -o "\"$2\":[^,}]*" | cut -d: -f2
+}
+awk -v a="$(bits zero2-direct gather)" -v b="$(bits all-legs gather)" -v c="$(bits all-legs-2bit gather)" \
+    'BEGIN { exit !(a > 7.9 && a < 8.6 && b < a / 3 && c < b) }' || # half of 16: two ranks
+    fail "gathers: $(bits zero2-direct gather), $(bits all-legs gather), $(bits all-legs-2bit gather) bits"
+
+# Hosts, with ranks as threads; resumed exactly.
+recipe=(--exchange direct --sparsity 0.9 --mild int8 --mild-sparsity 0.5 --compressed-beta1 0 --batch-size 2)
+for way in "--sharding hybrid" "--sharding full --two-level" "--sharding grad --two-level" "--sharding none --two-level"; do
+    rm -rf whole half
+    # shellcheck disable=SC2086
+    run 0 train "${tiny[@]}" "${recipe[@]}" $way --ranks 4 --ranks-per-host 2 --steps 4 --out whole
+    # shellcheck disable=SC2086
+    run 0 train "${tiny[@]}" "${recipe[@]}" $way --ranks 4 --ranks-per-host 2 --steps 4 --save-every 2 --keep 5 --out half
+    rm -r half/step-00000004
+    run 0 train --out half --resume --quiet
+    same_losses whole half
+done
+run 0 train "${tiny[@]}" --no-quiet "${recipe[@]}" --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 2 --out hybrid
+grep -q "sharded over the 2 ranks of a host, 2 replicas (HSDP)" out || fail "headline: $(head -n 3 out)"
+run 0 train "${tiny[@]}" --compress none --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 2 --batch-size 2 --out hsdp
+run 0 train "${tiny[@]}" --compress none --sharding full --ranks 4 --steps 2 --batch-size 2 --out fsdp
+near_losses hsdp fsdp 1e-5
+
+# What makes no sense.
+run 2 train "${tiny[@]}" --sharding hybrid --exchange direct
+says "--sharding hybrid needs --ranks-per-host"
+run 2 train "${tiny[@]}" --sharding hybrid --ranks-per-host 2 --exchange packed
+says "--exchange packed does not go with --sharding hybrid"
+run 2 train "${tiny[@]}" --gather delta4
+says "--gather delta4 needs --sharding grad"
+run 2 train "${tiny[@]}" --exchange direct --block 100
+says "--block is 100" "power of two"
+run 1 train "${tiny[@]}" --two-level --exchange direct --ranks 4 --ranks-per-host 3 --steps 1
+says "ranks_per_host is 3"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --values int8 --mild-sparsity 0.5 --ranks-per-host 1 --rotate --gather-check-every 3
+for option in values mild-sparsity ranks-per-host rotate gather-check-every; do
+    grep -q "^note: --$option is for .* and has no effect here" out || fail "no note about --$option: $(cat out)"
+done
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --compressed-beta1 0
+grep -q "^note: --compressed-beta1 is for compressed gradients" out || fail "no note about --compressed-beta1"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress all --mild int4
+grep -q "^note: --mild is for matrices that --compress leaves out" out || fail "no note about --mild"
+
+has_mpirun || exit 0
+run 0 train "${tiny[@]}" "${recipe[@]}" --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 3 --out local
+mpi 4 train "${tiny[@]}" --no-quiet "${recipe[@]}" --sharding hybrid --ranks-per-host 2 --steps 3 --out mpi >out 2>err ||
+    fail "mpirun -n 4 tagc train --sharding hybrid"
+same_losses local mpi
+grep -q "^note: --ranks-per-host is 2, but 4 ranks share a host" out || fail "no note about hosts: $(cat out)"
