@@ -123,7 +123,8 @@ typedef struct tagc_bench_candidate {
     const char *name;
     int sharding, is_compressed;
     const double *round_s; /* (n_rounds) median iteration of each */
-    double total_s, exposed_s, codec_s, comm_s;
+    double total_s, exposed_s, compute_s, codec_s, comm_s;
+    double link_s; /* its bytes at the link's full rate; 0: not known */
     uint64_t memory_bytes;
 } tagc_bench_candidate;
 

@@ -10,7 +10,7 @@
 
 static const double least_gain = 1.02;
 
-static const char *const shardings[] = {"full sharding", "ZeRO-2", "replication"};
+static const char *const shardings[] = {"full sharding", "ZeRO-2", "replication", "hybrid sharding"};
 
 /* Fastest arm of a kind, of one sharding or (-1) of any; -1: there is none. */
 static int fastest(const tagc_bench_candidate *candidates, int n, int is_compressed, int sharding) {
@@ -46,21 +46,29 @@ static void say(tagc_bench_advice *out, const char *format, ...) {
     va_end(arguments);
 }
 
-/* What an iteration without compression waits for, and what keeps the compressed one from gaining more. */
+/* What an iteration without compression waits for, and what forbids the compressed one to be faster: the largest of what
+ * must be done in any case. */
 static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
                       const tagc_bench_candidate *packed) {
-    double exposed = plain->exposed_s / plain->total_s;
-    char codec[24], comm[24];
+    double exposed = plain->exposed_s / plain->total_s, left = packed->exposed_s / packed->total_s;
+    char text[24], all[24];
     say(out, "; %s stands still for parameters and gradients in %.0f %% of its time", plain->name,
         100 * exposed);
     if (exposed < 0.05) {
         say(out, ", so that computing is the limit");
         return;
     }
-    say(out, ", %s in %.0f %%", packed->name, 100 * packed->exposed_s / packed->total_s);
-    if (packed->codec_s > packed->comm_s)
-        say(out, " and its codec works longer (%s) than the wire (%s)",
-            tagc_bench_time(packed->codec_s, codec), tagc_bench_time(packed->comm_s, comm));
+    say(out, ", %s in %.0f %%", packed->name, 100 * left);
+    tagc_bench_time(packed->total_s, all);
+    if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
+        say(out, "; more is forbidden by its codec, which works %s of the %s (the wire is busy for less)",
+            tagc_bench_time(packed->codec_s, text), all);
+    else if (packed->link_s > packed->compute_s)
+        say(out, "; more is forbidden by its bytes, which fill the link for %s of the %s",
+            tagc_bench_time(packed->link_s, text), all);
+    else if (packed->compute_s > 0)
+        say(out, "; more is forbidden by computing, which takes %s of the %s",
+            tagc_bench_time(packed->compute_s, text), all);
 }
 
 static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate *candidates, int n,

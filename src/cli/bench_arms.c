@@ -30,7 +30,7 @@ typedef struct arm_bench {
     iteration *iterations; /* (rounds, steps) */
     double *round_s;       /* (rounds) median of each */
     double *speedups;      /* (rounds) */
-    uint64_t n_params, n_compressed;
+    uint64_t n_params, n_compressed, n_mild;
     double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
     int n_steps;
     tagc_fsdp_memory memory;
@@ -214,6 +214,7 @@ static tagc_status open_turn(turn *t) {
     TAGC_TRY(tagc_gpt2_create(&plan->model, (int)train->batch_size, plan->n_tokens, &t->model));
     t->arm->n_params = tagc_fsdp_n_params(t->fsdp);
     t->arm->n_compressed = tagc_fsdp_n_compressed(t->fsdp);
+    t->arm->n_mild = tagc_fsdp_n_mild(t->fsdp);
     tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
     return TAGC_OK;
 }
@@ -412,14 +413,28 @@ static json_t *arm_json(const arms_bench *b, const arm_bench *a) {
     json_t *memory = json_pack("{s:I, s:I, s:I, s:I}", "parameters", (json_int_t)a->memory.parameters,
                                "gradients", (json_int_t)a->memory.gradients, "optimizer",
                                (json_int_t)a->memory.optimizer, "residuals", (json_int_t)a->memory.residuals);
-    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
                      a->arm->name, "options", tagc_saved_options(&tagc_train_command, &a->arm->options),
                      "n_params", (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed,
-                     "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5), "n_kept",
-                     (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent", tagc_json_leg_bytes(n_bytes),
-                     "bits_per_param", tagc_json_leg_reals(n_bits), "iterations", iterations, "total_s",
-                     tagc_json_spread(&a->total), "exposed_s", tagc_json_spread(&a->exposed), "speedup",
-                     tagc_json_spread(&a->speedup), "memory_bytes", memory);
+                     "n_mild", (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5),
+                     "n_kept", (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent",
+                     tagc_json_leg_bytes(n_bytes), "bits_per_param", tagc_json_leg_reals(n_bits),
+                     "iterations", iterations, "total_s", tagc_json_spread(&a->total), "exposed_s",
+                     tagc_json_spread(&a->exposed), "speedup", tagc_json_spread(&a->speedup), "memory_bytes",
+                     memory);
+}
+
+/* Of any leg; bf16 is no compression. */
+static int compresses(const arm_bench *a) {
+    const tagc_train_options *o = &a->arm->options;
+    return (a->n_compressed > 0 && o->exchange != TAGC_EXCHANGE_DENSE) || a->n_mild > 0 ||
+           o->gather > TAGC_GATHER_BF16;
+}
+
+static double link_s(const arms_bench *b, const arm_bench *a) {
+    double n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
+    return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
 }
 
 static tagc_status recommend(const arms_bench *b) {
@@ -428,16 +443,17 @@ static tagc_status recommend(const arms_bench *b) {
     if (!candidates) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d arms", b->n);
     for (int i = 0; i < b->n; i++) {
         const arm_bench *a = &b->arms[i];
-        candidates[i] = (tagc_bench_candidate){
-            .name = a->arm->name,
-            .sharding = a->arm->options.sharding,
-            .is_compressed = a->n_compressed > 0 && a->arm->options.exchange != TAGC_EXCHANGE_DENSE,
-            .round_s = a->round_s,
-            .total_s = a->total.median,
-            .exposed_s = a->exposed.median,
-            .codec_s = a->median.codec_s,
-            .comm_s = a->median.comm_s,
-            .memory_bytes = memory_bytes(a)};
+        candidates[i] = (tagc_bench_candidate){.name = a->arm->name,
+                                               .sharding = a->arm->options.sharding,
+                                               .is_compressed = compresses(a),
+                                               .round_s = a->round_s,
+                                               .total_s = a->total.median,
+                                               .exposed_s = a->exposed.median,
+                                               .compute_s = a->median.compute_s + a->median.optimizer_s,
+                                               .link_s = link_s(b, a),
+                                               .codec_s = a->median.codec_s,
+                                               .comm_s = a->median.comm_s,
+                                               .memory_bytes = memory_bytes(a)};
     }
     tagc_bench_advise(candidates, b->n, b->n_rounds, &advice);
     free(candidates);

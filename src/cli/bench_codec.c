@@ -2,11 +2,13 @@
  *
  * The floor is the least that error feedback can do: read a gradient and a residual, write the residual. The codec is
  * timed where it works, in reducers of all ranks at once, on the flats that the arms' engines would have; time that it
- * waits for the wire is a phase of its own. Gradients are normal * exp(normal), a tail as heavy as training's, and new
+ * waits for the wire is a phase of its own. Codes of parameters need no partner: a shard is encoded and a unit decoded in
+ * memory. Gradients are normal * exp(normal), a tail as heavy as training's, and new
  * at every step. Each turn times the floor too: ratios are of neighbours in time. */
 #include "cli/bench.h"
 
 #include "cli/progress.h"
+#include "codec/delta.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/memory.h"
@@ -17,6 +19,7 @@
 enum {
     N_TURNS = 3,
     MAX_SETTINGS = 64,
+    N_GATHERS = TAGC_GATHER_DELTA2 + 1,
     MAX_SIZES = 3,
     LEAST_ELEMS = 1 << 14,
     FLOOR_LEAST = 1 << 22,
@@ -106,6 +109,7 @@ typedef struct setting {
 typedef struct setting_list {
     int n;
     setting items[MAX_SETTINGS];
+    flat_size gathers[N_GATHERS]; /* the largest flat that travels so, and how many of these; 0: none */
 } setting_list;
 
 static uint64_t weight(const flat_size *size) {
@@ -134,13 +138,19 @@ static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_optio
     if (a->exchange != b->exchange || a->all_reduce != b->all_reduce || a->n_threads != b->n_threads)
         return 0;
     if (a->exchange == TAGC_EXCHANGE_DENSE) return a->wire == b->wire;
+    if (a->exchange == TAGC_EXCHANGE_DIRECT)
+        return a->values == b->values && a->sparsity == b->sparsity && a->block == b->block &&
+               a->rotate == b->rotate;
     if (a->index != b->index || a->sparsity != b->sparsity || a->fill_union != b->fill_union) return 0;
     return a->exchange == TAGC_EXCHANGE_PACKED ||
            (a->ratio == b->ratio && a->cells == b->cells && a->unpeeled == b->unpeeled);
 }
 
-/* Arms that exchange in the same way are measured once. */
-static setting *find_setting(setting_list *list, const tagc_reducer_options *options) {
+/* Arms that exchange in the same way are measured once; the codec of two levels is that of one. */
+static setting *find_setting(setting_list *list, const tagc_reducer_options *asked) {
+    tagc_reducer_options one_level = *asked, *options = &one_level;
+    one_level.ranks_per_host = 1;
+    if (one_level.all_reduce == 2) one_level.all_reduce = 1;
     for (int i = 0; i < list->n; i++)
         if (same_exchange(&list->items[i].options, options)) return &list->items[i];
     if (list->n == MAX_SETTINGS) return NULL;
@@ -161,6 +171,8 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
             size.n_flats +=
                 layout->flats[k].n_padded == flat->n_padded && layout->flats[k].class_ == flat->class_;
         if (s) add_size(s, size);
+        if (flat->has_gatherer && size.n_elems > list->gathers[flat->gatherer.wire].n_elems)
+            list->gathers[flat->gatherer.wire] = size;
     }
     tagc_layout_destroy(layout);
     return TAGC_OK;
@@ -169,7 +181,8 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
 /* ---- one of them ---- */
 
 typedef struct codec_result {
-    uint64_t n_elems, n_union; /* the union of the last step */
+    uint64_t n_elems, n_union; /* the union of the last step; 0 where nobody knows it */
+    double n_kept;             /* in it, by one rank, mean over ranks */
     double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
 } codec_result;
 
@@ -185,6 +198,7 @@ typedef struct step_times {
     double phase_s[TAGC_N_PHASES]; /* mean over ranks */
     double wall_s;                 /* of the slowest rank */
     uint64_t n_union;
+    double n_kept; /* mean over ranks */
 } step_times;
 
 static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_elems, step_times *out) {
@@ -197,6 +211,8 @@ static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_e
     memcpy(out->phase_s, stats.time_s, sizeof stats.time_s);
     out->wall_s = stats.total_s;
     out->n_union = stats.n_union;
+    out->n_kept = (double)stats.n_kept;
+    TAGC_TRY(tagc_bench_mean(comm, &out->n_kept, 1));
     TAGC_TRY(tagc_bench_mean(comm, out->phase_s, TAGC_N_PHASES));
     return tagc_bench_max(comm, &out->wall_s, 1);
 }
@@ -223,44 +239,63 @@ static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_res
     }
     result->total_to_floor = tagc_result_spread_of(ratios[TAGC_N_PHASES], n_turns).median;
     result->n_union = step.n_union;
+    result->n_kept = step.n_kept;
     return TAGC_OK;
 }
 
-static const char *exchange_name(const tagc_reducer_options *o) {
-    static const char *const names[] = {"dense", "sketch", "packed"};
-    return names[o->exchange];
+static const char *const exchanges[] = {"dense", "sketch", "packed", "direct"};
+static const char *const indexes[] = {"or", "sum4", "sum1"};
+static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+
+static void describe(const tagc_reducer_options *o, char what[48]) {
+    const char *name = exchanges[o->exchange], *all = o->all_reduce ? ", all" : "";
+    if (o->exchange == TAGC_EXCHANGE_DENSE)
+        snprintf(what, 48, "dense %s%s", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", all);
+    else if (o->exchange == TAGC_EXCHANGE_DIRECT)
+        snprintf(what, 48, "direct %s%s%s", formats[o->values], o->rotate ? " rotated" : "", all);
+    else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->ratio > 0)
+        snprintf(what, 48, "sketch %.4gx %s%s", o->ratio, indexes[o->index], all);
+    else
+        snprintf(what, 48, "%s %s%s", name, indexes[o->index], all);
+}
+
+/* One line, and the members that all entries have. */
+static json_t *say_entry(codec_bench *c, const char *what, const char *sparsity, int n_flats,
+                         const codec_result *r) {
+    char n_elems[16];
+    double total_s = 0;
+    tagc_bench_say(c->bench, "  %-18s %8s %8s x %-4d", what, sparsity,
+                   tagc_human((double)r->n_elems, n_elems), n_flats);
+    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+        total_s += r->phase_s[phase];
+        tagc_bench_say(c->bench, " %7.2f", r->to_floor[phase]);
+    }
+    tagc_bench_say(c->bench, " %7.2f %9.2f ms\n", r->total_to_floor, 1e3 * total_s);
+    return json_pack("{s:I, s:i, s:o, s:o, s:o}", "n_elems", (json_int_t)r->n_elems, "n_tensors", n_flats,
+                     "phase_s", tagc_json_phases(r->phase_s), "to_floor", tagc_json_phases(r->to_floor),
+                     "total_to_floor", tagc_json_real(r->total_to_floor));
 }
 
 static void report(codec_bench *c, const setting *s, int n_flats, const codec_result *r) {
-    static const char *const indexes[] = {"or", "sum4", "sum1"};
     const tagc_reducer_options *o = &s->options;
-    char what[48], sparsity[16] = "-", n_elems[16];
-    int is_dense = o->exchange == TAGC_EXCHANGE_DENSE;
-    double total_s = 0;
-    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) total_s += r->phase_s[phase];
-    if (is_dense)
-        snprintf(what, sizeof what, "dense %s%s", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32",
-                 o->all_reduce ? ", all" : "");
-    else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->ratio > 0)
-        snprintf(what, sizeof what, "sketch %.4gx %s%s", o->ratio, indexes[o->index],
-                 o->all_reduce ? ", all" : "");
-    else
-        snprintf(what, sizeof what, "%s %s%s", exchange_name(o), indexes[o->index],
-                 o->all_reduce ? ", all" : "");
-    if (!is_dense) snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
-    tagc_bench_say(c->bench, "  %-18s %8s %8s x %-4d", what, sparsity,
-                   tagc_human((double)r->n_elems, n_elems), n_flats);
-    for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-        tagc_bench_say(c->bench, " %7.2f", r->to_floor[phase]);
-    tagc_bench_say(c->bench, " %7.2f %9.2f ms\n", r->total_to_floor, 1e3 * total_s);
-    json_array_append_new(
-        c->list, json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:I, s:i, s:I, s:o, s:o, s:o}", "exchange",
-                           exchange_name(o), "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
-                           is_dense ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
-                           is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "n_elems", (json_int_t)r->n_elems,
-                           "n_tensors", n_flats, "n_union", (json_int_t)r->n_union, "phase_s",
-                           tagc_json_phases(r->phase_s), "to_floor", tagc_json_phases(r->to_floor),
-                           "total_to_floor", tagc_json_real(r->total_to_floor)));
+    char what[48], sparsity[16] = "-";
+    int is_dense = o->exchange == TAGC_EXCHANGE_DENSE, is_direct = o->exchange == TAGC_EXCHANGE_DIRECT;
+    describe(o, what);
+    if (!is_dense && !(is_direct && o->sparsity == 0))
+        snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
+    json_t *about =
+        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o}", "exchange", exchanges[o->exchange],
+                  "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
+                  is_dense || is_direct ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
+                  is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "values",
+                  is_direct ? json_string(formats[o->values]) : json_null(), "block",
+                  is_direct && o->values > TAGC_VALUES_BF16 ? json_integer(o->block) : json_null(), "n_kept",
+                  json_integer((json_int_t)(r->n_kept + 0.5)), "n_union",
+                  r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
+    json_t *figures = say_entry(c, what, sparsity, n_flats, r);
+    json_object_update(about, figures);
+    json_decref(figures);
+    json_array_append_new(c->list, about);
 }
 
 /* Dense flats become no larger than a slow link carries in time, and those that are alike then are one. */
@@ -299,6 +334,78 @@ static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *
     return status;
 }
 
+/* ---- codes of parameters ---- */
+
+static double time_gather(int wire, const float *values, float *replica, uint8_t *body, size_t n,
+                          int decodes) {
+    static const int bits[N_GATHERS] = {0, 0, 8, 8, 4, 2};
+    int is_delta = wire >= TAGC_GATHER_DELTA8;
+    double start_s = tagc_clock_s();
+    if (!decodes)
+        (void)tagc_delta_encode(bits[wire], values, is_delta ? replica : NULL, n, body);
+    else if (is_delta)
+        tagc_delta_apply(bits[wire], body, replica, n);
+    else
+        tagc_delta_decode(bits[wire], body, replica, n);
+    return tagc_clock_s() - start_s;
+}
+
+/* A shard encoded, all of the unit decoded; time is the mean over ranks, all at it together. */
+static tagc_status measure_gather(codec_bench *c, int wire, const flat_size *size, uint8_t *body) {
+    double times[2][N_TURNS], ratios[2][N_TURNS], total[N_TURNS];
+    size_t n_unit = (size_t)size->n_elems, n_shard = n_unit / (size_t)c->bench->rank->world_size;
+    codec_result r = {.n_elems = size->n_elems, .n_kept = (double)size->n_elems};
+    static const int phases[] = {TAGC_PHASE_ENCODE, TAGC_PHASE_DECODE};
+    tagc_fill_gradient(c->gradient, size->n_elems, &c->seed);
+    memset(c->output, 0, n_unit * sizeof *c->output);
+    for (int turn = -1; turn < N_TURNS; turn++) {
+        double floor_s, spent_s[2];
+        TAGC_TRY(floor_time(c->bench, &c->floor, &floor_s));
+        (void)time_gather(wire, c->gradient, c->output, body, n_unit, 0); /* what there is to decode */
+        TAGC_TRY(tagc_comm_barrier(c->bench->rank->comm));
+        spent_s[1] = time_gather(wire, NULL, c->output, body, n_unit, 1);
+        spent_s[0] = time_gather(wire, c->gradient, c->output, body, n_shard, 0);
+        TAGC_TRY(tagc_bench_mean(c->bench->rank->comm, spent_s, 2));
+        if (turn < 0) continue;
+        total[turn] = 0;
+        for (int k = 0; k < 2; k++) {
+            times[k][turn] = spent_s[k];
+            ratios[k][turn] = spent_s[k] / (floor_s * (double)n_unit);
+            total[turn] += ratios[k][turn];
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        r.phase_s[phases[k]] = tagc_result_spread_of(times[k], N_TURNS).median;
+        r.to_floor[phases[k]] = tagc_result_spread_of(ratios[k], N_TURNS).median;
+    }
+    r.total_to_floor = tagc_result_spread_of(total, N_TURNS).median;
+    static const char *const wires[N_GATHERS] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
+    char what[48];
+    snprintf(what, sizeof what, "gather %s", wires[wire]);
+    json_t *about = json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather",
+                              "wire", wires[wire], "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
+                              0.0, "values", "block", "n_kept", (json_int_t)size->n_elems, "n_union");
+    json_t *figures = say_entry(c, what, "-", size->n_flats, &r);
+    json_object_update(about, figures);
+    json_decref(figures);
+    json_array_append_new(c->list, about);
+    return TAGC_OK;
+}
+
+static tagc_status measure_gathers(codec_bench *c, const setting_list *list) {
+    void *body;
+    size_t n_most = 0;
+    for (int wire = TAGC_GATHER_INT8; wire < N_GATHERS; wire++)
+        if (list->gathers[wire].n_elems > n_most) n_most = (size_t)list->gathers[wire].n_elems;
+    if (n_most == 0) return TAGC_OK;
+    TAGC_TRY(tagc_memory_create(tagc_delta_bytes(8, n_most), "a body", &body));
+    tagc_status status = TAGC_OK;
+    for (int wire = TAGC_GATHER_INT8; status == TAGC_OK && wire < N_GATHERS; wire++)
+        if (list->gathers[wire].n_elems > 0) status = measure_gather(c, wire, &list->gathers[wire], body);
+    tagc_memory_destroy(body);
+    return status;
+}
+
 static tagc_status measure_codec(codec_bench *c, setting_list *list) {
     tagc_bench *bench = c->bench;
     void *memory;
@@ -312,6 +419,8 @@ static tagc_status measure_codec(codec_bench *c, setting_list *list) {
         for (int k = 0; k < list->items[i].n_sizes; k++)
             if (list->items[i].sizes[k].n_elems > c->n_max) c->n_max = list->items[i].sizes[k].n_elems;
     }
+    for (int wire = TAGC_GATHER_INT8; wire < N_GATHERS; wire++)
+        if (list->gathers[wire].n_elems > c->n_max) c->n_max = list->gathers[wire].n_elems;
     TAGC_TRY(tagc_bench_check_memory(bench, "measuring the codec", 6 * c->n_max * sizeof(float)));
     TAGC_TRY(tagc_memory_create(c->n_max * sizeof(float), "gradient", &memory));
     c->gradient = memory;
@@ -324,7 +433,7 @@ static tagc_status measure_codec(codec_bench *c, setting_list *list) {
     for (int i = 0; i < list->n; i++)
         for (int k = 0; k < list->items[i].n_sizes; k++)
             TAGC_TRY(time_size(c, &list->items[i], &list->items[i].sizes[k]));
-    return TAGC_OK;
+    return measure_gathers(c, list);
 }
 
 tagc_status tagc_bench_codec(tagc_bench *bench) {

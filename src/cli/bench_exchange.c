@@ -21,14 +21,15 @@ static const struct {
     const char *name;
     kind kind;
     int exchange, wire, all_reduce;
-    double ratio;
-    int n_passes; /* of plain MPI: how often n_elems / W values travel to or from each rank */
+    double ratio, sparsity; /* 0: the default, also for direct, where it is every element */
+    int n_passes;           /* of plain MPI: how often n_elems / W values travel to or from each rank */
 } cases[] = {
     {.name = "link, all to all", .kind = LINK, .n_passes = 1},
     {.name = "reduce-scatter fp32", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .wire = TAGC_WIRE_FP32},
     {.name = "reduce-scatter bf16", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .wire = TAGC_WIRE_BF16},
     {.name = "gather fp32", .kind = GATHERER, .wire = TAGC_WIRE_FP32},
     {.name = "gather bf16", .kind = GATHERER, .wire = TAGC_WIRE_BF16},
+    {.name = "gather delta4", .kind = GATHERER, .wire = TAGC_GATHER_DELTA4},
     {.name = "all-reduce fp32",
      .kind = REDUCER,
      .exchange = TAGC_EXCHANGE_DENSE,
@@ -36,6 +37,13 @@ static const struct {
      .all_reduce = 1},
     {.name = "sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
     {.name = "packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
+    {.name = "direct 95 % int4", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.95},
+    {.name = "direct int4", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT},
+    {.name = "all-reduce direct 95 % int4",
+     .kind = REDUCER,
+     .exchange = TAGC_EXCHANGE_DIRECT,
+     .sparsity = 0.95,
+     .all_reduce = 1},
     {.name = "MPI_Reduce_scatter fp32", .kind = MPI_REDUCE_SCATTER, .n_passes = 1},
     {.name = "MPI_Allgather fp32", .kind = MPI_ALL_GATHER, .n_passes = 1},
     {.name = "MPI_Allreduce fp32", .kind = MPI_ALL_REDUCE, .n_passes = 2},
@@ -45,7 +53,7 @@ enum { N_CASES = sizeof cases / sizeof cases[0] };
 typedef struct exchange_bench {
     tagc_bench *bench;
     uint64_t n_elems, shard;
-    float *gradient, *full; /* (n_elems) each */
+    float *gradient, *full, *replica; /* (n_elems) each; the last is for deltas alone */
     tagc_bench_wire wire;
     tagc_reducer *reducers[N_CASES];
     tagc_gatherer *gatherers[N_CASES];
@@ -101,6 +109,7 @@ static tagc_status open_case(exchange_bench *e, int i) {
     options.exchange = cases[i].exchange;
     options.wire = cases[i].wire;
     options.ratio = cases[i].ratio;
+    if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) options.sparsity = cases[i].sparsity;
     options.all_reduce = cases[i].all_reduce;
     options.n_threads = (int)e->bench->plan->options.train.codec_threads;
     return tagc_reducer_create(e->bench->rank->comm, &options, &e->reducers[i]);
@@ -109,12 +118,14 @@ static tagc_status open_case(exchange_bench *e, int i) {
 static tagc_status open_all(exchange_bench *e) {
     void *memory;
     const tagc_bench *bench = e->bench;
-    /* Two arrays, messages of the link, two residuals and their spare, buffers of the reducers. */
-    TAGC_TRY(tagc_bench_check_memory(bench, "measuring the exchanges", 7 * e->n_elems * sizeof(float)));
+    /* Three arrays, messages of the link, residuals and their spare, buffers of the reducers. */
+    TAGC_TRY(tagc_bench_check_memory(bench, "measuring the exchanges", 12 * e->n_elems * sizeof(float)));
     TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "gradient", &memory));
     e->gradient = memory;
     TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "parameters", &memory));
     e->full = memory;
+    TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "replica", &memory));
+    e->replica = memory;
     uint64_t seed = (uint64_t)bench->rank->rank + 1;
     tagc_fill_gradient(e->gradient, e->n_elems, &seed);
     TAGC_TRY(tagc_bench_wire_create(bench, e->shard * sizeof(float), &e->wire));
@@ -130,6 +141,7 @@ static void close_all(exchange_bench *e) {
     tagc_bench_wire_destroy(&e->wire);
     tagc_memory_destroy(e->gradient);
     tagc_memory_destroy(e->full);
+    tagc_memory_destroy(e->replica);
 }
 
 static tagc_status run_case(exchange_bench *e, int i) {
@@ -137,7 +149,8 @@ static tagc_status run_case(exchange_bench *e, int i) {
     case REDUCER:
         return tagc_reducer_run(e->reducers[i], e->gradient, e->full, NULL);
     case GATHERER:
-        TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient, e->full));
+        TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient,
+                                     cases[i].wire < TAGC_GATHER_DELTA8 ? e->full : e->replica));
         return tagc_gatherer_end(e->gatherers[i]);
     case MPI_REDUCE_SCATTER:
         return tagc_bench_mpi_reduce_scatter(e->gradient, e->full, e->shard);
@@ -204,7 +217,7 @@ static double median_s(const exchange_bench *e, int i) {
 static void say_case(const exchange_bench *e, int i) {
     char n_bytes[16], time[24], rate[24];
     double bytes_per_s = e->n_bytes[i] / median_s(e, i);
-    tagc_bench_say(e->bench, "  %-24s %9s %10s %14s %7.2f\n", cases[i].name,
+    tagc_bench_say(e->bench, "  %-28s %9s %10s %14s %7.2f\n", cases[i].name,
                    tagc_human_bytes(e->n_bytes[i], n_bytes), tagc_bench_time(median_s(e, i), time),
                    tagc_bench_rate(bytes_per_s, rate), bytes_per_s / e->bench->all_to_all_bytes_per_s);
 }
@@ -247,7 +260,7 @@ static tagc_status measure(exchange_bench *e) {
         json_object_set_new(json_object_get(bench->result, "link"), "all_to_all_bytes_per_s",
                             tagc_json_real(bench->all_to_all_bytes_per_s));
     char n_elems[16];
-    tagc_bench_say(bench, "\nExchanges by themselves, %s values\n  %-24s %9s %10s %14s %7s\n",
+    tagc_bench_say(bench, "\nExchanges by themselves, %s values\n  %-28s %9s %10s %14s %7s\n",
                    tagc_human((double)e->n_elems, n_elems), "", "sent", "time", "rate", "of link");
     for (int i = 0; i < N_CASES; i++)
         if (is_wanted(e, i)) say_case(e, i);

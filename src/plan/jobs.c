@@ -50,7 +50,8 @@ static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_cost
             continue;
         double density = fmax(1 - r->options.sparsity, 1e-6), measured = fmax(1 - c->sparsity, 1e-6);
         double off = 4 * fabs(log(density / measured)) + fabs(log((r->options.ratio + 1) / (c->ratio + 1)));
-        if (c->exchange == TAGC_EXCHANGE_DIRECT) off += c->values != r->options.values;
+        if (c->exchange == TAGC_EXCHANGE_DIRECT)
+            off += (c->values != r->options.values) + 2 * (c->all_reduce != (r->options.all_reduce > 0));
         if (off >= least) continue;
         least = off;
         best = c;

@@ -77,8 +77,8 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
 
 /* Seconds per element of a unit on the codec, for one kind of exchange. */
 typedef struct tagc_codec_cost {
-    int exchange; /* tagc_exchange: sketch, packed or direct */
-    int values;   /* tagc_values; direct */
+    int exchange;           /* tagc_exchange: sketch, packed or direct */
+    int values, all_reduce; /* tagc_values, and whether sums came back; direct */
     double sparsity, ratio;
     double union_density; /* direct: of what is decoded: what was kept, and with all_reduce the sums */
     double elem_s[TAGC_N_PHASES]; /* WAIT is not used */

@@ -170,7 +170,7 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     for (int i = 0; i < points->n_codec; i++) {
         tagc_codec_cost *c = &points->codec[i];
         if (c->exchange != cost->exchange || c->sparsity != cost->sparsity || c->ratio != cost->ratio ||
-            c->values != cost->values)
+            c->values != cost->values || c->all_reduce != cost->all_reduce)
             continue;
         double share = cost->weight / (c->weight + cost->weight);
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
@@ -186,10 +186,14 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     return TAGC_OK;
 }
 
+static int comes_back(const tagc_fsdp_options *o) {
+    return o->sharding == TAGC_SHARD_NONE || o->sharding == TAGC_SHARD_HYBRID;
+}
+
 /* What of the elements encoding and decoding touched: as codec costs have it. */
 static double touched(const tagc_point *point, int is_mild, const tagc_reducer_options *reducer) {
     if (reducer->exchange != TAGC_EXCHANGE_DIRECT) return point->union_density;
-    int all = point->setup.engine.sharding == TAGC_SHARD_NONE;
+    int all = comes_back(&point->setup.engine);
     double kept =
         !is_mild && point->setup.kept_density > 0 ? point->setup.kept_density : 1 - reducer->sparsity;
     return kept + (all ? 1 - pow(1 - kept, point->setup.world_size) : 0);
@@ -214,6 +218,7 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
         if (reducer->exchange == TAGC_EXCHANGE_DENSE || !(n_values[k] > 0)) continue;
         tagc_codec_cost cost = {.exchange = reducer->exchange,
                                 .values = reducer->values,
+                                .all_reduce = comes_back(o),
                                 .sparsity = reducer->sparsity,
                                 .ratio = reducer->ratio,
                                 .union_density = touched(point, k, reducer),
@@ -343,6 +348,7 @@ static tagc_status read_codec(const reader *r, const tagc_point *common, const j
         cost.values = find_word(formats, N_FORMATS, json_string_value(json_object_get(entry, "values")));
         if (cost.values < 0) return missing(r, "codec", "values", "the format of values");
         cost.union_density = decoded(entry, cost.sparsity, n_elems, n_ranks);
+        cost.all_reduce = json_is_true(json_object_get(entry, "all_reduce"));
     }
     cost.weight = n_elems * n_tensors;
     return add_codec(r, &cost);

@@ -64,8 +64,9 @@ def check_link(link):
 
 
 def check_exchanges(result):
-    names = ["reduce-scatter fp32", "reduce-scatter bf16", "gather fp32", "gather bf16", "all-reduce fp32",
-             "sketch 10x", "packed"]
+    names = ["reduce-scatter fp32", "reduce-scatter bf16", "gather fp32", "gather bf16", "gather delta4",
+             "all-reduce fp32", "sketch 10x", "packed", "direct 95 % int4", "direct int4",
+             "all-reduce direct 95 % int4"]
     if result["transport"] == "mpi":
         names += ["MPI_Reduce_scatter fp32", "MPI_Allgather fp32", "MPI_Allreduce fp32"]
     assert [e["name"] for e in result["exchanges"]] == names, result["exchanges"]
@@ -75,7 +76,7 @@ def check_exchanges(result):
         positive(e["total_s"]["min"], e["name"])
         assert e["total_s"]["min"] <= e["total_s"]["median"] <= e["total_s"]["max"] and e["total_s"]["n"] >= 3
         near(e["bytes_per_s"] * e["total_s"]["median"], e["n_bytes_sent"], e["name"]) if e["name"] not in (
-            "sketch 10x", "packed") else None  # a mean over ranks, rounded
+            "sketch 10x", "packed") and "direct" not in e["name"] else None  # a mean over ranks, rounded
         near(e["share"], e["bytes_per_s"] / result["link"]["all_to_all_bytes_per_s"], e["name"])
         # Payloads that follow from the number of values; headers come on top.
         shard = e["n_elems"] // result["world_size"]
@@ -96,9 +97,9 @@ def check_codec(result):
     assert result["codec"], "codec is empty"
     seen = set()
     for c in result["codec"]:
-        members(c, ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "n_elems", "n_tensors", "n_union", "phase_s",
-                    "to_floor", "total_to_floor"], "codec")
-        key = tuple(c[k] for k in ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "n_elems"])
+        members(c, ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "values", "block", "n_elems", "n_tensors",
+                    "n_kept", "n_union", "phase_s", "to_floor", "total_to_floor"], "codec")
+        key = tuple(c[k] for k in ["exchange", "wire", "index", "all_reduce", "sparsity", "ratio", "values", "n_elems"])
         assert key not in seen, key
         seen.add(key)
         members(c["phase_s"], PHASES, "phase_s")
@@ -106,12 +107,18 @@ def check_codec(result):
         positive(c["total_to_floor"], key)
         positive(c["n_tensors"], key)
         assert c["n_elems"] % (16 * result["world_size"]) == 0, c["n_elems"]
-        assert 0 < c["n_union"] <= c["n_elems"], (key, c["n_union"])
-        assert c["exchange"] != "dense" or c["n_union"] == c["n_elems"], (key, c["n_union"])
-        if c["exchange"] != "dense":  # at least what one rank keeps, at most what all do
-            kept = (1 - c["sparsity"]) * c["n_elems"]
+        kept = (1 - c["sparsity"]) * c["n_elems"]
+        assert kept * 0.99 - 16 <= c["n_kept"] <= kept + 16 * result["world_size"], (key, c["n_kept"], kept)
+        knows = c["exchange"] in ("dense", "sketch", "packed") or (c["exchange"] == "direct" and c["all_reduce"])
+        assert (c["n_union"] is not None) == knows, (key, c["n_union"])
+        if knows:  # at least what one rank keeps, at most what all do
+            assert 0 < c["n_union"] <= c["n_elems"], (key, c["n_union"])
+            assert c["exchange"] != "dense" or c["n_union"] == c["n_elems"], (key, c["n_union"])
             assert kept * 0.99 - 16 <= c["n_union"] <= kept * result["world_size"] + 16, (key, c["n_union"], kept)
-        works = ["decode"] if c["exchange"] == "dense" else ["select", "index", "encode", "decode"]
+        assert (c["values"] is not None) == (c["exchange"] == "direct"), key
+        works = {"dense": ["decode"], "gather": ["encode", "decode"],
+                 "direct": ["select" if c["sparsity"] > 0 else "encode", "decode"]}.get(
+                     c["exchange"], ["select", "index", "encode", "decode"])
         for phase in works:
             positive(c["phase_s"][phase], (key, phase))
             positive(c["to_floor"][phase], (key, phase))
@@ -122,14 +129,15 @@ def check_arms(result):
     first = result["arms"][0]
     for arm in result["arms"]:
         name = arm["name"]
-        members(arm, ["name", "options", "n_params", "n_compressed", "n_union", "n_kept", "n_bytes_sent",
+        members(arm, ["name", "options", "n_params", "n_compressed", "n_mild", "n_union", "n_kept", "n_bytes_sent",
                       "bits_per_param", "iterations", "total_s", "exposed_s", "speedup", "memory_bytes"], name)
         for option in ["sharding", "compress", "exchange", "sparsity", "wire", "gather", "accumulate", "seq-len"]:
             assert arm["options"][option] != "", (name, option)
         assert arm["n_params"] == result["model"]["n_params"], name
-        for value in ["n_compressed", "n_union", "n_kept"]:
+        for value in ["n_compressed", "n_mild", "n_union", "n_kept"]:
             count(arm[value], (name, value))
-        assert arm["n_kept"] <= arm["n_union"] <= arm["n_params"] + 4096, name
+        knows = arm["options"]["exchange"] != "direct" or arm["options"]["sharding"] == "none"
+        assert arm["n_kept"] <= (arm["n_union"] if knows else arm["n_params"]) <= arm["n_params"] + 4096, name
         members(arm["n_bytes_sent"], LEGS, name)
         members(arm["bits_per_param"], LEGS, name)
         for leg in LEGS:
@@ -137,7 +145,10 @@ def check_arms(result):
             bits = 8 * arm["n_bytes_sent"][leg] / arm["n_params"] * world / (world - 1)
             assert abs(bits - arm["bits_per_param"][leg]) <= 8 / arm["n_params"] * world, (name, leg)
         members(arm["memory_bytes"], ["parameters", "gradients", "optimizer", "residuals"], name)
-        assert (arm["memory_bytes"]["residuals"] > 0) == (arm["n_compressed"] > 0), name
+        # ranks of one host hold none
+        is_one_host = arm["options"]["sharding"] == "hybrid" and int(arm["options"]["ranks-per-host"]) == world
+        compresses = arm["n_compressed"] + arm["n_mild"] > 0 and not is_one_host
+        assert (arm["memory_bytes"]["residuals"] > 0) == compresses, name
         for i in arm["iterations"]:
             members(i, ["round", "phase_s"] + TIMES, name)
             members(i["phase_s"], PHASES, name)
@@ -162,7 +173,7 @@ def check_recommendation(result):
                         for r in {i["round"] for i in a["iterations"]}}
     best = {}
     for arm in result["arms"]:
-        kind = arm["n_compressed"] > 0
+        kind = arm["n_compressed"] + arm["n_mild"] > 0 or arm["options"]["gather"] not in ("fp32", "bf16")
         if kind not in best or arm["total_s"]["median"] < best[kind]["total_s"]["median"]:
             best[kind] = arm
     if len(best) == 2:

@@ -9,7 +9,9 @@ export ASAN_OPTIONS=detect_leaks=0
 
 check() { python3 "$here/bench_check.py" "$@" || fail "the result $1"; }
 quick=(--model tiny --rounds 2 --steps-per-round 2)
-arms=fsdp,fsdp-bf16,zero2-packed,ddp-packed,packed+steps=3,tagc-10x+steps=3+sparsity=0.9+ratio=4
+direct=packed+exchange=direct+steps=3+sharding=grad+mild=int8+gather=delta4
+hosts=packed+exchange=direct+sparsity=0.9+sharding=hybrid+ranks-per-host=2
+arms=fsdp,fsdp-bf16,zero2-packed,ddp-packed,packed+steps=3,tagc-10x+steps=3+sparsity=0.9+ratio=4,$direct,$hosts
 
 run 0 bench "${quick[@]}" --data data --arms $arms --json local.json
 check local.json local
@@ -39,7 +41,9 @@ PY
 train=(--model tiny --data data --batch-size 1 --seq-len 32 --steps 3 --ranks 2 --eval-every never --quiet)
 run 0 train "${train[@]}" --exchange packed --sparsity 0.9875 --out packed
 run 0 train "${train[@]}" --exchange sketch --sparsity 0.9 --ratio 4 --out sketch
+run 0 train "${train[@]}" --exchange direct --sparsity 0.9875 --sharding grad --mild int8 --gather delta4 --out direct
 same_as_training local.json packed+steps=3 packed
+same_as_training local.json $direct direct
 same_as_training local.json tagc-10x+steps=3+sparsity=0.9+ratio=4 sketch
 
 # Accumulation, other ranks, a config file as an arm, synthetic tokens; parts alone.
