@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "codec/bitmap.h"
+#include "codec/code.h"
 #include "codec/select.h"
 #include "exchange/wire.h"
 
@@ -64,6 +65,98 @@ static void test_worked_union(void **state) {
     assert_int_equal(tagc_select_count(24, 0.875), 3);
 }
 
+/* The document's fragment: rank 1 tells rank 0 of six elements of 64, in int4. */
+static const uint8_t fragment_header[TAGC_WIRE_HEADER_BYTES] = {
+    0x54, 0x41, 0x47, 0x43, 0x01, 0x06, 0x03, 0x00, /* magic, version, kind, coding, flags */
+    0x01, 0x00, 0x00, 0x00, 0x06, 0x00, 0x00, 0x00, /* rank, k */
+    0x40, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* n_elems */
+    0x06, 0x00, 0x00, 0x00, 0xba, 0xe6, 0x12, 0xe1, /* n_items, body_sum */
+    0x88, 0x1c, 0x52, 0xf2, 0x10, 0x00, 0x00, 0x00, /* body_sum, index_bytes */
+    0x15, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* body_bytes */
+    0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, /* step */
+    0x74, 0xc5, 0x99, 0x9d, 0x39, 0x53, 0xe1, 0x07, /* checksum */
+};
+static const uint8_t fragment_body[21] = {
+    0x06, 0x00, 0x00, 0x00, 0x04, 0x00, 0x00, 0x00, /* n_items, gaps of 4 bits */
+    0x06, 0x00, 0x08, 0x00,                         /* the only chunk: 6 items, 8 codes */
+    0x43, 0x43, 0xf3, 0x8f,                         /* 3 4 3 4 3 15 15 8 */
+    0xb7, 0x3e,                                     /* scale 0.357421875 */
+    0x7b, 0xe1, 0x63,                               /* -5 7 1 -2 3 6 */
+};
+
+static void test_worked_fragment(void **state) {
+    (void)state;
+    float gradient[64], residual[64], left[64], sums[64];
+    uint8_t body[4096] = {0}, message[TAGC_WIRE_HEADER_BYTES];
+    static _Alignas(64) uint8_t scratch[1 << 20];
+    for (int i = 0; i < 64; i++) {
+        gradient[i] = 0.125f * (float)(i % 3 - 1);
+        residual[i] = TAGC_ZERO_RESIDUAL;
+    }
+    static const int at[] = {3, 8, 12, 17, 21, 60};
+    static const float values[] = {-1.75f, 2.5f, 0.5f, -0.75f, 1.25f, 2};
+    static const float decoded[] = {-1.787109375f, 2.501953125f, 0.357421875f,
+                                    -0.71484375f,  1.072265625f, 2.14453125f};
+    for (int j = 0; j < 6; j++) gradient[at[j]] = values[j];
+    tagc_code_options o = {.n = 64, .k = 6, .sparse = 1, .values = TAGC_VALUES_INT4, .block = 128};
+    const tagc_code *code = tagc_code_of(&o);
+    assert_true(code->max_bytes(&o) <= sizeof body && code->scratch_bytes(&o, 1) <= sizeof scratch);
+    assert_int_equal(tagc_select_count(64, 0.90625), 6);
+    tagc_encoded encoded;
+    code->encode(&o, gradient, residual, left, body, scratch, NULL, &encoded);
+    assert_int_equal(encoded.n_bytes, sizeof fragment_body);
+    assert_memory_equal(body, fragment_body, sizeof fragment_body);
+    tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
+                               .coding = TAGC_VALUES_INT4,
+                               .rank = 1,
+                               .k = 6,
+                               .n_elems = 64,
+                               .n_items = (uint32_t)encoded.n_kept,
+                               .body_sum = tagc_wire_sum(body, encoded.n_bytes),
+                               .index_bytes = (uint32_t)encoded.n_index_bytes,
+                               .body_bytes = encoded.n_bytes,
+                               .step = 1};
+    tagc_wire_write(&header, message);
+    assert_memory_equal(message, fragment_header, sizeof fragment_header);
+    tagc_body one = {fragment_body, sizeof fragment_body};
+    code->decode(&o, &one, 1, 0, 1, sums, scratch, NULL);
+    for (int j = 0; j < 6; j++) {
+        assert_true(sums[at[j]] == decoded[j] && left[at[j]] == values[j] - decoded[j]);
+        sums[at[j]] = 0;
+    }
+    for (int i = 0; i < 64; i++) assert_true(sums[i] == 0);
+}
+
+/* The header of a fragment stands alone, and its fields have places of their own. */
+static void test_fragment_headers(void **state) {
+    (void)state;
+    tagc_wire_header header, back, worked;
+    uint8_t message[TAGC_WIRE_HEADER_BYTES + 8];
+    assert_int_equal(tagc_wire_read(fragment_header, sizeof fragment_header, &worked), TAGC_OK);
+    assert_true(worked.n_items == 6 && worked.index_bytes == 16 && worked.body_bytes == 21 &&
+                worked.body_sum == tagc_wire_sum(fragment_body, sizeof fragment_body));
+    assert_true(worked.attempt == 0 && worked.max_abs == 0 && worked.status == 0);
+    assert_int_equal(tagc_wire_read(fragment_header, sizeof fragment_header - 1, &back), TAGC_ERR_CORRUPT);
+    memcpy(message, fragment_header, sizeof fragment_header);
+    assert_int_equal(tagc_wire_read(message, sizeof message, &back), TAGC_ERR_CORRUPT);
+    for (size_t bit = 0; bit < sizeof fragment_header * 8; bit++) {
+        message[bit / 8] ^= (uint8_t)(1 << bit % 8);
+        assert_int_equal(tagc_wire_read(message, sizeof fragment_header, &back), TAGC_ERR_CORRUPT);
+        message[bit / 8] ^= (uint8_t)(1 << bit % 8);
+    }
+    for (int c = 0; c < 5; c++) {
+        header = worked;
+        if (c == 0) header.coding = TAGC_VALUES_SIGN + 1;
+        if (c == 1) header.index_bytes = 22;
+        if (c == 2) header.flags = TAGC_WIRE_FLAG_NONFINITE;
+        if (c == 3) header.flags = 2;
+        if (c == 4) header.flags = TAGC_WIRE_FLAG_NONFINITE, header.body_bytes = header.index_bytes = 0;
+        tagc_wire_write(&header, message);
+        assert_int_equal(tagc_wire_read(message, sizeof fragment_header, &back),
+                         c == 4 ? TAGC_OK : TAGC_ERR_CORRUPT);
+    }
+}
+
 static void test_round_trip(void **state) {
     (void)state;
     tagc_wire_header header = {.kind = TAGC_WIRE_UNION,
@@ -114,7 +207,7 @@ static void test_hostile_fields(void **state) {
     for (int c = 0; c < 8; c++) {
         tagc_wire_header header = example_header(), back;
         if (c == 0) header.kind = 0;
-        if (c == 1) header.kind = 6;
+        if (c == 1) header.kind = TAGC_WIRE_PARAMETERS + 1;
         if (c == 2) header.coding = 3;
         if (c == 3) header.flags = 2;
         if (c == 4) header.status = 10;
@@ -164,9 +257,10 @@ static void test_index_bodies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_worked_example), cmocka_unit_test(test_worked_union),
-        cmocka_unit_test(test_round_trip),     cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_hostile_fields), cmocka_unit_test(test_index_bodies),
+        cmocka_unit_test(test_worked_example),  cmocka_unit_test(test_worked_union),
+        cmocka_unit_test(test_round_trip),      cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_hostile_fields),  cmocka_unit_test(test_index_bodies),
+        cmocka_unit_test(test_worked_fragment), cmocka_unit_test(test_fragment_headers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
