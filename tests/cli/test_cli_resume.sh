@@ -22,6 +22,7 @@ check packed --exchange packed --sparsity 0.95 --accumulate 2
 check sketch --exchange sketch --sparsity 0.9 --ratio 4 --compress all --sharding grad
 check delta4 --sharding grad --gather delta4 --gather-check-every 2 --sparsity 0.95
 check delta8 --sharding grad --gather delta8 --compress none --exchange dense --accumulate 2
+check direct --sharding grad --exchange direct --sparsity 0.9 --values int4 --gather delta4
 check int8 --gather int8 --sparsity 0.95
 check ddp --sharding none --sparsity 0.9 --gather bf16
 

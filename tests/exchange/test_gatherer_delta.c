@@ -80,8 +80,8 @@ static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
         uint64_t n_bytes = transfer->recv_bytes[s];
         same &= peer->send_bytes[self->rank] == n_bytes;
         uint8_t *to = (uint8_t *)transfer->recv + transfer->recv_offset[s];
-        if (n_bytes && same)
-            memmove(to, (const uint8_t *)peer->send + peer->send_offset[self->rank], n_bytes);
+        const uint8_t *from = (const uint8_t *)peer->send + peer->send_offset[self->rank];
+        if (n_bytes && same && to != from) memcpy(to, from, n_bytes);
         if (t->damage && n_bytes && t->now[self->rank] == t->step && s == t->from && self->rank == t->to) {
             t->damage(to, n_bytes, t->where);
             t->n_damaged++;
