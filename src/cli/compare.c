@@ -106,6 +106,10 @@ static double leg_bits(const tagc_runlog *run, int leg) {
     return tagc_runlog_mean(run, offsetof(tagc_runlog_step, bits) + (size_t)leg * sizeof(double));
 }
 
+static double mild_of(const tagc_runlog *run) {
+    return json_number_value(json_object_get(run->about, "n_mild")); /* 0 in runs of earlier programs */
+}
+
 static void print_bits(const tagc_runlog *runs, int n_runs) {
     printf("bits per parameter and step, per rank, before the factor (W-1)/W\n");
     for (int leg = 0; leg <= TAGC_N_LEGS; leg++) {
@@ -125,6 +129,13 @@ static void print_bits(const tagc_runlog *runs, int n_runs) {
     print_name("parameters compressed");
     for (int i = 0; i < n_runs; i++) print_cell("%.1f %%", 100 * runs[i].n_compressed / runs[i].n_params);
     printf("\n");
+    double n_mild = 0;
+    for (int i = 0; i < n_runs; i++) n_mild = fmax(n_mild, mild_of(&runs[i]));
+    if (n_mild > 0) {
+        print_name("  mildly");
+        for (int i = 0; i < n_runs; i++) print_cell("%.1f %%", 100 * mild_of(&runs[i]) / runs[i].n_params);
+        printf("\n");
+    }
 }
 
 static int same_steps(const tagc_runlog *runs, int n_runs) {

@@ -38,10 +38,11 @@ static void print_tensor(const tagc_tensor_info *tensor) {
 
 static void print_model(const tagc_gpt2_config *config, int with_tensors) {
     static const char *const names[] = {"none", "non-attention-linear", "paper", "all"};
-    char params[16], bytes[16], part[16];
+    char params[16], bytes[16], part[16], rest[16];
     uint64_t n_params = tagc_gpt2_n_params(config);
     tagc_fsdp_options engine;
     tagc_fsdp_options_init(&engine);
+    engine.mild.exchange = TAGC_EXCHANGE_DIRECT;
     printf("  %d layers, %d heads, width %d, %d positions, vocabulary %d, head %s\n", config->n_layer,
            config->n_head, config->n_embd, config->block_size, config->vocab_size,
            config->tied ? "tied to the embedding" : "of its own");
@@ -49,15 +50,17 @@ static void print_model(const tagc_gpt2_config *config, int with_tensors) {
            (unsigned long long)n_params, tagc_human_bytes(4.0 * (double)n_params, bytes),
            tagc_gpt2_n_tensors(config));
     for (int policy = TAGC_POLICY_NON_ATTENTION_LINEAR; policy <= TAGC_POLICY_ALL; policy++) {
-        uint64_t n = 0;
+        uint64_t n[TAGC_N_CLASSES] = {0};
         engine.policy = policy;
         for (int i = 0; i < tagc_gpt2_n_tensors(config); i++) {
             tagc_tensor_info tensor;
             tagc_gpt2_tensor(config, i, &tensor);
-            if (tagc_fsdp_class(&engine, &tensor) == TAGC_CLASS_COMPRESSED) n += tensor.n_elems;
+            n[tagc_fsdp_class(&engine, &tensor)] += tensor.n_elems;
         }
-        printf("  --compress %-20s  %6s parameters, %5.1f %%\n", names[policy], tagc_human((double)n, part),
-               100 * (double)n / (double)n_params);
+        double compressed = (double)n[TAGC_CLASS_COMPRESSED], mild = (double)n[TAGC_CLASS_MILD];
+        printf("  --compress %-20s  %6s parameters, %5.1f %%; matrices left to --mild %6s, %4.1f %%\n",
+               names[policy], tagc_human(compressed, part), 100 * compressed / (double)n_params,
+               tagc_human(mild, rest), 100 * mild / (double)n_params);
     }
     for (int i = 0; with_tensors && i < tagc_gpt2_n_tensors(config); i++) {
         tagc_tensor_info tensor;

@@ -66,3 +66,19 @@ mpi 4 train "${tiny[@]}" --no-quiet "${recipe[@]}" --sharding hybrid --ranks-per
     fail "mpirun -n 4 tagc train --sharding hybrid"
 same_losses local mpi
 grep -q "^note: --ranks-per-host is 2, but 4 ranks share a host" out || fail "no note about hosts: $(cat out)"
+
+# Hosts that are not those of --ranks-per-host; a host is what has a name of its own.
+unshare --uts hostname elsewhere 2>/dev/null || exit 0
+split() { # split <ranks here> <ranks elsewhere> <options>...
+    local n_here=$1 n_there=$2
+    shift 2
+    timeout 120 mpirun --oversubscribe -n "$n_here" "$tagc" train "${tiny[@]}" "${recipe[@]}" "$@" : \
+        -n "$n_there" unshare --uts bash -c 'hostname elsewhere; exec "$0" "$@"' "$tagc" train "${tiny[@]}" "${recipe[@]}" "$@"
+}
+split 2 2 --no-quiet --sharding hybrid --ranks-per-host 2 --steps 3 --out split >out 2>err || fail "two hosts of two"
+same_losses local split
+grep -q "^note:" out && fail "a note about hosts that are as said: $(cat out)"
+split 3 1 --sharding hybrid --ranks-per-host 2 --steps 3 >out 2>err && fail "ranks 2 and 3 are on different hosts"
+says "ranks 2 and 3, which it puts together, are on the hosts" "start neighbouring ranks on one host"
+split 1 1 --two-level --ranks-per-host 2 --steps 3 >out 2>err && fail "two hosts of one taken for one of two"
+says "--ranks-per-host is 2" "as started it is 1"
