@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum { HEADER = 8, ENTRY = 4, MIN_BITS = 2, MAX_BITS = 15, BITMAP = 0 };
-enum { MIN_CHUNK = 2048, ITEMS_WANTED = 640, WORTH_THREADS = 1 << 15 };
+enum { MIN_CHUNK = 2048, ITEMS_WANTED = 1280, WORTH_THREADS = 1 << 15 };
 
 static uint32_t load32(const uint8_t *bytes) {
     return tagc_load16(bytes) | tagc_load16(bytes + 2) << 16;

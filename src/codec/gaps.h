@@ -2,7 +2,7 @@
  *
  * The fragment is cut into chunks of `chunk` elements (the last may be shorter), so that a decoder can jump, threads
  * can split, and sums are added to while they are in the cache. Both sides know n and k, and so the chunk: the smallest
- * power of two from 2048 to 32768 with chunk * k >= 640 * n. Bytes, little-endian, unaligned:
+ * power of two from 2048 to 32768 with chunk * k >= 1280 * n. Bytes, little-endian, unaligned:
  *
  *   0       u32   n_items, at most k
  *   4       u8    form: 0 a bitmap, 2 to 15 gaps of so many bits

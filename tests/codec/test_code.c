@@ -158,7 +158,7 @@ static size_t naive_decode(const tagc_code_options *o, const uint8_t *body, floa
     if (!o->sparse) return naive_values(o, body, o->n, out);
     size_t n_items = naive_load(body, 4), chunk = 2048, item = 0;
     int bits = body[4];
-    while (chunk < 32768 && chunk * o->k < 640 * o->n) chunk *= 2;
+    while (chunk < 32768 && chunk * o->k < 1280 * o->n) chunk *= 2;
     size_t n_chunks = (o->n + chunk - 1) / chunk, at = 8 + 4 * n_chunks;
     uint32_t *positions = bytes_of(4 * n_items);
     float *values = bytes_of(4 * n_items);

@@ -14,10 +14,11 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_LARGE = 200000, N_TRIALS = 100 };
+enum { N_TRIALS = 100 };
 #else
-enum { N_LARGE = 1000000, N_TRIALS = 400 };
+enum { N_TRIALS = 400 };
 #endif
+enum { N_LARGE = 1000000 };
 
 static uint64_t random_state = 11;
 
