@@ -3,6 +3,7 @@
 
 #include "cli/agree.h"
 #include "cli/commands.h"
+#include "cli/host_layout.h"
 #include "cli/origin.h"
 #include "cli/progress.h"
 #include "cli/saved.h"
@@ -50,7 +51,7 @@ enum { N_SHARED = sizeof shared / sizeof shared[0] };
 /* clang-format off */
 static const tagc_option own[] = {
     {"What to measure", "arms", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(arms), 0, 0, NULL,
-     "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,packed-bf16,zero2-packed", "LIST",
+     "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,zero2-packed,zero2-direct,all-legs", "LIST",
      "what to train, the first being what the others are compared with: names of the table below or config files,"
      " each with options behind it, as in packed+sparsity=0.95+gather=bf16"},
     {NULL, "only", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(only), 0, 0, NULL, NULL, "LIST",
@@ -238,6 +239,20 @@ static tagc_status measure(tagc_bench *bench) {
     return TAGC_OK;
 }
 
+/* An arm's hosts must be real ones: else it measures what is not there. */
+static tagc_status check_hosts(const tagc_bench *bench) {
+    tagc_progress progress;
+    tagc_progress_init(&progress, bench->plan->options.train.quiet || bench->rank->rank != 0, 0);
+    for (int i = 0; i < bench->plan->n_arms; i++) {
+        const tagc_arm *arm = &bench->plan->arms[i];
+        if (arm->options.ranks_per_host < 2) continue;
+        tagc_status status =
+            tagc_host_layout_check(bench->rank, !bench->is_mpi, (int)arm->options.ranks_per_host, &progress);
+        if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
+    }
+    return TAGC_OK;
+}
+
 static tagc_status open_rank(tagc_bench *bench) {
     const tagc_bench_plan *plan = bench->plan;
     tagc_rank *rank = bench->rank;
@@ -249,6 +264,7 @@ static tagc_status open_rank(tagc_bench *bench) {
     if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_result_check(plan->options.json));
     TAGC_TRY(tagc_bench_hosts_find(rank->comm, &bench->hosts));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms_check(bench));
+    if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(check_hosts(bench));
     begin_result(bench);
     say_headline(bench);
     return TAGC_OK;

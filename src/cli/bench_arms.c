@@ -3,6 +3,7 @@
  * memory, so each turn makes its own. */
 #include "cli/bench.h"
 
+#include "cli/auto.h"
 #include "cli/busy.h"
 #include "cli/engine.h"
 #include "cli/paths.h"
@@ -166,8 +167,29 @@ typedef struct turn {
     uint64_t random;
     tagc_gpt2 *model;
     tagc_fsdp *fsdp;
+    tagc_auto *chooser; /* NULL: the arm's exchange is what it says */
     uint64_t step;
 } turn;
+
+enum { MOST_SETTLING_STEPS = 64 };
+
+static void say_line(void *context, const char *line) {
+    tagc_bench_say(context, "    %s\n", line);
+}
+
+static tagc_status open_chooser(turn *t, const tagc_fsdp_options *options) {
+    const tagc_bench *bench = t->b->bench;
+    if (t->arm->arm->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    tagc_auto_setup setup = {.comm = bench->rank->comm,
+                             .fsdp = t->fsdp,
+                             .engine = *options,
+                             .model = bench->plan->model,
+                             .n_batch = (int)bench->plan->options.train.batch_size,
+                             .n_tokens = bench->plan->n_tokens,
+                             .say = say_line,
+                             .context = t->b->bench};
+    return tagc_auto_create(&setup, &t->chooser);
+}
 
 /* As often as its rank in a table of words by how common they are: 1 / (k + 1). */
 static int draw_token(uint64_t *state, int vocab_size) {
@@ -216,10 +238,11 @@ static tagc_status open_turn(turn *t) {
     t->arm->n_compressed = tagc_fsdp_n_compressed(t->fsdp);
     t->arm->n_mild = tagc_fsdp_n_mild(t->fsdp);
     tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
-    return TAGC_OK;
+    return open_chooser(t, &options);
 }
 
 static void close_turn(turn *t) {
+    tagc_auto_destroy(t->chooser);
     tagc_gpt2_destroy(t->model);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);
@@ -244,6 +267,7 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
                                      options->lr, options->min_lr);
     TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
     tagc_busy_take(t->b->bench->rank->busy, busy);
+    if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats));
     if (stats->skipped)
         return tagc_fail(TAGC_ERR_CORRUPT, "step %llu has a gradient that is not finite",
                          (unsigned long long)t->step);
@@ -272,8 +296,19 @@ static tagc_status keep_times(const turn *t, const tagc_fsdp_stats *stats, const
     return tagc_bench_mean(t->b->bench->rank->comm, (double *)out, (int)(sizeof *out / sizeof(double)));
 }
 
+/* Until the choice is made: before that a step is one of a measurement. */
+static tagc_status settle(turn *t) {
+    tagc_fsdp_stats stats;
+    tagc_busy_times busy;
+    for (int i = 0; t->chooser && !tagc_auto_is_settled(t->chooser) && i < MOST_SETTLING_STEPS; i++)
+        TAGC_TRY(one_step(t, &stats, &busy));
+    if (t->chooser) tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
+    return TAGC_OK;
+}
+
 static tagc_status run_steps(turn *t, int round) {
     arms_bench *b = t->b;
+    TAGC_TRY(settle(t));
     int64_t n_warmup = b->bench->plan->options.warmup_steps;
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
         tagc_fsdp_stats stats;

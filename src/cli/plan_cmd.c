@@ -40,7 +40,8 @@ enum { N_SHARED = sizeof shared / sizeof shared[0] };
 #define INT(section, name, field, help) \
     {section, name, TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(field), 1, 65536, "auto", "auto", "N", help}
 static const tagc_option own[] = {
-    TEXT("What to plan", "arms", arms, "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,packed-bf16,zero2-packed", "LIST",
+    TEXT("What to plan", "arms", arms, "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,zero2-packed,zero2-direct,all-legs",
+     "LIST",
          "ways to train: names of the table below or config files, each with options behind it, as in"
          " packed+sparsity=0.95+gather=bf16"),
     TEXT(NULL, "placement", placement, NULL, "LIST",

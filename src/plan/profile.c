@@ -247,7 +247,9 @@ static void set_densities(double n_compressed, double n_union, double n_kept, ta
     int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1;
     int is_direct = o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     double n = n_compressed * n_exchanges, kept = n > 0 && is_direct ? n_kept / n : 0;
-    if (o->two_level || o->sharding == TAGC_SHARD_HYBRID) kept *= o->ranks_per_host;
+    int per_host = o->two_level || o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host : 1;
+    /* On one host nothing is encoded. */
+    kept = per_host > 1 && per_host == point->setup.world_size ? 0 : kept * per_host;
     point->setup.kept_density = fmin(kept, 1);
     point->union_density = -1;
     if (n > 0 && !is_direct && o->reducer.exchange != TAGC_EXCHANGE_DENSE)
@@ -261,6 +263,8 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     double n_compressed = 0, n_union = 0, gather_s = 0, reduce_s = 0;
     if (!name) return missing(r, "arms", "name", "a text");
     if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
+    const char *exchange = json_string_value(json_object_get(options, "exchange"));
+    if (exchange && strcmp(exchange, "auto") == 0) return TAGC_OK; /* what it did is not in its options */
     tagc_point point = *common;
     TAGC_TRY(get_median(r, iterations, NULL, "total_s", &point.total_s));
     TAGC_TRY(get_median(r, iterations, NULL, "compute_s", &point.compute_s));
