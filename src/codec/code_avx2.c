@@ -1,4 +1,4 @@
-/* The loops of code_body.h with AVX2 and BMI2: vectors of 16 are two registers. */
+/* The loops of code_body.h with AVX2 and BMI2. */
 #include "codec/code_kernels.h"
 #include "tagc/tagc.h"
 
@@ -7,10 +7,57 @@
 #include <math.h>
 #include <string.h>
 
+typedef float avx2_vec __attribute__((vector_size(32)));
+typedef uint32_t avx2_uvec __attribute__((vector_size(32)));
+typedef int32_t avx2_ivec __attribute__((vector_size(32)));
+#define VEC avx2_vec
+#define UVEC avx2_uvec
+#define IVEC avx2_ivec
 #define TARGET __attribute__((target("avx2,bmi2,popcnt")))
-#define BMI2 1
+#define WIDTH 8
 #define NAME(x) avx2_##x
+#define PARTNERS(v, half)                                                                                    \
+    __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half, 4 ^ half, 5 ^ half, 6 ^ half,      \
+                            7 ^ half)
+#define ALWAYS TARGET static inline __attribute__((always_inline))
+
+ALWAYS UVEC avx2_max(UVEC a, UVEC b) {
+    return (UVEC)_mm256_max_epu32((__m256i)a, (__m256i)b);
+}
+
+ALWAYS VEC avx2_clamp(VEC x, float most) {
+    __m256 above = _mm256_max_ps((__m256)x, _mm256_set1_ps(-most)); /* the second one where x is NaN */
+    return (VEC)_mm256_min_ps(above, _mm256_set1_ps(most));
+}
+
+ALWAYS void avx2_pack(const UVEC *codes, int bits, uint8_t *out) {
+    __m256i halves = _mm256_packus_epi32((__m256i)codes[0], (__m256i)codes[1]);
+    halves = _mm256_permute4x64_epi64(halves, 0xd8);
+    __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    const uint64_t eight = 0x0101010101010101u * ((1u << bits) - 1);
+    uint64_t low = _pext_u64((uint64_t)_mm_cvtsi128_si64(bytes), eight);
+    uint64_t high = _pext_u64((uint64_t)_mm_extract_epi64(bytes, 1), eight);
+    memcpy(out, &low, (size_t)bits);
+    memcpy(out + bits, &high, (size_t)bits);
+}
+
+ALWAYS void avx2_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    const uint64_t eight = 0x0101010101010101u * ((1u << bits) - 1);
+    uint64_t low = 0, high = 0;
+    memcpy(&low, in, (size_t)bits);
+    memcpy(&high, in + bits, (size_t)bits);
+    codes[0] = (UVEC)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)_pdep_u64(low, eight)));
+    codes[1] = (UVEC)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)_pdep_u64(high, eight)));
+}
+
+ALWAYS void avx2_halves(UVEC half, uint8_t *out) {
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)half, (__m256i)half), 0xd8);
+    _mm_storeu_si128((__m128i *)out, _mm256_castsi256_si128(packed));
+}
+
 #include "codec/code_body.h"
+
+#include "codec/code_bmi2.h"
 
 TARGET static size_t avx2_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
     return avx2_read_from(bytes, 0, n_codes, bits, 0, positions);

@@ -7,10 +7,71 @@
 #include <math.h>
 #include <string.h>
 
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,bmi2,popcnt")))
-#define BMI2 1
+typedef float avx512_vec __attribute__((vector_size(64)));
+typedef uint32_t avx512_uvec __attribute__((vector_size(64)));
+typedef int32_t avx512_ivec __attribute__((vector_size(64)));
+#define VEC avx512_vec
+#define UVEC avx512_uvec
+#define IVEC avx512_ivec
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi2,popcnt")))
+#define WIDTH 16
 #define NAME(x) avx512_##x
+#define PARTNERS(v, half)                                                                                    \
+    __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half, 4 ^ half, 5 ^ half, 6 ^ half,      \
+                            7 ^ half, 8 ^ half, 9 ^ half, 10 ^ half, 11 ^ half, 12 ^ half, 13 ^ half,        \
+                            14 ^ half, 15 ^ half)
+#define ALWAYS TARGET static inline __attribute__((always_inline))
+
+ALWAYS UVEC avx512_max(UVEC a, UVEC b) {
+    return (UVEC)_mm512_max_epu32((__m512i)a, (__m512i)b);
+}
+
+ALWAYS VEC avx512_clamp(VEC x, float most) {
+    __m512 above = _mm512_max_ps((__m512)x, _mm512_set1_ps(-most)); /* the second one where x is NaN */
+    return (VEC)_mm512_min_ps(above, _mm512_set1_ps(most));
+}
+
+ALWAYS void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
+    __m128i bytes = _mm512_cvtepi32_epi8((__m512i)codes[0]);
+    if (bits == 8) {
+        _mm_storeu_si128((__m128i *)out, bytes);
+        return;
+    }
+    const uint64_t eight = 0x0101010101010101u * ((1u << bits) - 1);
+    uint64_t low = _pext_u64((uint64_t)_mm_cvtsi128_si64(bytes), eight);
+    uint64_t high = _pext_u64((uint64_t)_mm_extract_epi64(bytes, 1), eight);
+    uint64_t word = low | high << 8 * bits;
+    memcpy(out, &word, 2 * (size_t)bits);
+}
+
+ALWAYS void avx512_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    if (bits == 8) {
+        codes[0] = (UVEC)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)in));
+        return;
+    }
+    int low = 0, high = 0;
+    __m512i words;
+    if (bits == 4) {
+        memcpy(&low, in, sizeof low);
+        memcpy(&high, in + 4, sizeof high);
+        words = _mm512_inserti64x4(_mm512_set1_epi32(low), _mm256_set1_epi32(high), 1);
+    } else {
+        memcpy(&low, in, 2 * (size_t)bits);
+        words = _mm512_set1_epi32(low);
+    }
+    __m512i shifts = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(bits)); /* modulo 32 */
+    shifts = _mm512_and_si512(shifts, _mm512_set1_epi32(31));
+    codes[0] = (UVEC)_mm512_and_si512(_mm512_srlv_epi32(words, shifts), _mm512_set1_epi32((1 << bits) - 1));
+}
+
+ALWAYS void avx512_halves(UVEC half, uint8_t *out) {
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16((__m512i)half));
+}
+
 #include "codec/code_body.h"
+
+#include "codec/code_bmi2.h"
 
 /* How 16 codes lie in 2 * bits bytes: lane j begins at bit j * bits, and two 16-bit words hold all of it. */
 typedef struct unpacking {

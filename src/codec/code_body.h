@@ -1,18 +1,19 @@
-/* The loops of code_kernels.h in vectors of 16, which the compiler splits as far as the instruction set asks. Included
- * once per set with TARGET (a function attribute), NAME(x) (the suffix) and BMI2 (1: pext and pdep are there) defined;
- * hence no include guard. Every operation is one IEEE operation in a fixed order, so that all sets give the same bits. */
+/* The loops of code_kernels.h in vectors of WIDTH lanes. Included once per instruction set with these defined, hence no
+ * include guard:
+ *
+ *   TARGET, NAME(x), WIDTH            function attribute, suffix, lanes: a divisor of TAGC_CODE_LANES
+ *   VEC, UVEC, IVEC                   vectors of float, uint32_t, int32_t
+ *   NAME(max), NAME(clamp)            of UVEC below 2^31; of VEC to [-most, most], NaN to -most
+ *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4, 2 or 1 bits to and from whole bytes
+ *   NAME(halves)                      the lower 16 bits of each lane to 2 * WIDTH bytes
+ *
+ * Every operation is one IEEE operation in a fixed order, and sums are LANES partial sums, so that all sets give the same
+ * bits. */
 
-typedef float NAME(vec) __attribute__((vector_size(64)));
-typedef uint32_t NAME(uvec) __attribute__((vector_size(64)));
-typedef int32_t NAME(ivec) __attribute__((vector_size(64)));
-typedef uint16_t NAME(half) __attribute__((vector_size(32)));
-typedef uint8_t NAME(bytes) __attribute__((vector_size(16)));
-#define VEC NAME(vec)
-#define UVEC NAME(uvec)
-#define IVEC NAME(ivec)
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define KERNEL TARGET static
 #define LANES TAGC_CODE_LANES
+#define PARTS (LANES / WIDTH)
 
 /* ---- vectors ---- */
 
@@ -22,7 +23,7 @@ INLINE VEC NAME(load)(const float *p) {
     return v;
 }
 
-/* The first n < LANES, then zeros. */
+/* The first n < WIDTH, then zeros. */
 INLINE VEC NAME(load_part)(const float *p, size_t n) {
     VEC v = {0};
     memcpy(&v, p, n * sizeof *p);
@@ -41,90 +42,19 @@ INLINE VEC NAME(magnitude)(VEC v) {
     return (VEC)((UVEC)v & 0x7fffffffu);
 }
 
-INLINE float NAME(sum)(VEC v) {
+INLINE float NAME(sum)(const VEC *parts) { /* (PARTS) */
+    float lanes[LANES];
+    memcpy(lanes, parts, sizeof lanes);
     for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    return v[0];
-}
-
-INLINE UVEC NAME(max)(UVEC a, UVEC b) {
-    IVEC larger = (IVEC)a > (IVEC)b; /* both below 2^31 */
-    return (UVEC)((larger & (IVEC)a) | (~larger & (IVEC)b));
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 
 INLINE uint32_t NAME(top)(UVEC v) {
     uint32_t top = 0;
-    for (int i = 0; i < LANES; i++)
+    for (int i = 0; i < WIDTH; i++)
         if (v[i] > top) top = v[i];
     return top;
-}
-
-/* ---- packing: 8 bytes that hold `bits` each, to bits * 8 bits and back ---- */
-
-INLINE uint64_t NAME(squeeze)(uint64_t x, int bits) {
-#if BMI2
-    return _pext_u64(x, 0x0101010101010101u * ((1u << bits) - 1));
-#else
-    if (bits == 4) {
-        x = (x | x >> 4) & 0x00ff00ff00ff00ffu;
-        x = (x | x >> 8) & 0x0000ffff0000ffffu;
-        return (x | x >> 16) & 0xffffffffu;
-    }
-    if (bits == 2) {
-        x = (x | x >> 6) & 0x000f000f000f000fu;
-        x = (x | x >> 12) & 0x000000ff000000ffu;
-        return (x | x >> 24) & 0xffffu;
-    }
-    x = (x | x >> 7) & 0x0003000300030003u;
-    x = (x | x >> 14) & 0x0000000f0000000fu;
-    return (x | x >> 28) & 0xffu;
-#endif
-}
-
-INLINE uint64_t NAME(spread)(uint64_t x, int bits) {
-#if BMI2
-    return _pdep_u64(x, 0x0101010101010101u * ((1u << bits) - 1));
-#else
-    if (bits == 4) {
-        x = (x | x << 16) & 0x0000ffff0000ffffu;
-        x = (x | x << 8) & 0x00ff00ff00ff00ffu;
-        return (x | x << 4) & 0x0f0f0f0f0f0f0f0fu;
-    }
-    if (bits == 2) {
-        x = (x | x << 24) & 0x000000ff000000ffu;
-        x = (x | x << 12) & 0x000f000f000f000fu;
-        return (x | x << 6) & 0x0303030303030303u;
-    }
-    x = (x | x << 28) & 0x0000000f0000000fu;
-    x = (x | x << 14) & 0x0003000300030003u;
-    return (x | x << 7) & 0x0101010101010101u;
-#endif
-}
-
-/* Codes of 16 lanes, none wider than `bits`, to 2 * bits bytes. */
-INLINE void NAME(pack)(UVEC codes, int bits, uint8_t *out) {
-    NAME(bytes) narrow = __builtin_convertvector(codes, NAME(bytes));
-    uint64_t words[2];
-    memcpy(words, &narrow, sizeof words);
-    if (bits < 8) {
-        words[0] = NAME(squeeze)(words[0], bits);
-        words[1] = NAME(squeeze)(words[1], bits);
-    }
-    memcpy(out, &words[0], (size_t)bits);
-    memcpy(out + bits, &words[1], (size_t)bits);
-}
-
-INLINE UVEC NAME(unpack)(const uint8_t *in, int bits) {
-    uint64_t words[2] = {0, 0};
-    NAME(bytes) narrow;
-    memcpy(&words[0], in, (size_t)bits);
-    memcpy(&words[1], in + bits, (size_t)bits);
-    if (bits < 8) {
-        words[0] = NAME(spread)(words[0], bits);
-        words[1] = NAME(spread)(words[1], bits);
-    }
-    memcpy(&narrow, words, sizeof narrow);
-    return __builtin_convertvector(narrow, UVEC);
 }
 
 /* ---- blocks of values ---- */
@@ -132,7 +62,7 @@ INLINE UVEC NAME(unpack)(const uint8_t *in, int bits) {
 KERNEL uint32_t NAME(accumulate)(const float *gradient, const float *residual, float *acc, size_t n) {
     UVEC top = {0};
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
+    for (; i + WIDTH <= n; i += WIDTH) {
         VEC sum = NAME(load)(gradient + i) + NAME(load)(residual + i);
         NAME(store)(acc + i, sum);
         top = NAME(max)(top, (UVEC)NAME(magnitude)(sum));
@@ -149,23 +79,29 @@ KERNEL uint32_t NAME(accumulate)(const float *gradient, const float *residual, f
 KERNEL uint32_t NAME(largest)(const float *x, size_t n) {
     UVEC top = {0}, other = {0};
     size_t i = 0;
-    for (; i + 2 * LANES <= n; i += 2 * LANES) {
+    for (; i + 2 * WIDTH <= n; i += 2 * WIDTH) {
         top = NAME(max)(top, (UVEC)NAME(magnitude)(NAME(load)(x + i)));
-        other = NAME(max)(other, (UVEC)NAME(magnitude)(NAME(load)(x + i + LANES)));
+        other = NAME(max)(other, (UVEC)NAME(magnitude)(NAME(load)(x + i + WIDTH)));
     }
     top = NAME(max)(top, other);
-    for (; i + LANES <= n; i += LANES) top = NAME(max)(top, (UVEC)NAME(magnitude)(NAME(load)(x + i)));
+    for (; i + WIDTH <= n; i += WIDTH) top = NAME(max)(top, (UVEC)NAME(magnitude)(NAME(load)(x + i)));
     if (i < n) top = NAME(max)(top, (UVEC)NAME(magnitude)(NAME(load_part)(x + i, n - i)));
     return NAME(top)(top);
 }
 
+/* Vector `part` of the LANES values at x + i, zeros past n. */
+INLINE VEC NAME(load_of)(const float *x, size_t i, int part, size_t n) {
+    size_t at = i + (size_t)part * WIDTH;
+    if (at + WIDTH <= n) return NAME(load)(x + at);
+    return at < n ? NAME(load_part)(x + at, n - at) : (VEC){0};
+}
+
 /* Shrunk on the way, so that no sum overflows. */
 KERNEL float NAME(mean)(const float *x, size_t n) {
-    VEC sum = {0};
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES) sum += NAME(magnitude)(NAME(load)(x + i)) * 0x1p-12f;
-    if (i < n) sum += NAME(magnitude)(NAME(load_part)(x + i, n - i)) * 0x1p-12f;
-    return NAME(sum)(sum) * (4096.0f / (float)n);
+    VEC sums[PARTS] = {{0}};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int p = 0; p < PARTS; p++) sums[p] += NAME(magnitude)(NAME(load_of)(x, i, p, n)) * 0x1p-12f;
+    return NAME(sum)(sums) * (4096.0f / (float)n);
 }
 
 INLINE IVEC NAME(is_large)(VEC x, float level, float scale) {
@@ -174,22 +110,16 @@ INLINE IVEC NAME(is_large)(VEC x, float level, float scale) {
 
 KERNEL float NAME(refit)(const float *x, size_t n, float level, float scale) {
     const VEC one = (VEC){0} + 1.0f, large = (VEC){0} + level;
-    VEC sum = {0}, squares = {0};
-    for (size_t i = 0; i < n; i += LANES) {
-        VEC v = n - i < LANES ? NAME(load_part)(x + i, n - i) : NAME(load)(x + i);
-        VEC multiple = NAME(choose)(NAME(is_large)(v, level, scale), large, one);
-        sum += NAME(magnitude)(v) * 0x1p-12f * multiple;
-        squares += multiple * multiple;
-    }
+    VEC sums[PARTS] = {{0}}, squares[PARTS] = {{0}};
+    for (size_t i = 0; i < n; i += LANES)
+        for (int p = 0; p < PARTS; p++) {
+            VEC v = NAME(load_of)(x, i, p, n);
+            VEC multiple = NAME(choose)(NAME(is_large)(v, level, scale), large, one);
+            sums[p] += NAME(magnitude)(v) * 0x1p-12f * multiple;
+            squares[p] += multiple * multiple;
+        }
     float unused = (float)((LANES - n % LANES) % LANES); /* the zeros past the end were small ones */
-    return NAME(sum)(sum) / (NAME(sum)(squares) - unused) * 4096.0f;
-}
-
-/* -most to most; NaN becomes -most. */
-INLINE VEC NAME(clamp)(VEC x, float most) {
-    const VEC high = (VEC){0} + most, low = (VEC){0} - most;
-    x = NAME(choose)(x > low, x, low);
-    return NAME(choose)(x < high, x, high);
+    return NAME(sum)(sums) / (NAME(sum)(squares) - unused) * 4096.0f;
 }
 
 /* One vector: codes and what they decode to. `values` is a constant where this is called. */
@@ -212,10 +142,9 @@ INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inver
     return sign >> 31;
 }
 
-/* What is lost, zeros as -0.0f. */
+/* What is lost, zeros as -0.0f. decoded - wanted is +0.0f where they are equal, unless decoded is -0.0f alone. */
 INLINE VEC NAME(lost)(VEC wanted, VEC decoded) {
-    VEC error = wanted - decoded;
-    return (VEC)((UVEC)error | ((UVEC)(error == (VEC){0}) & 0x80000000u));
+    return (VEC)((UVEC)(decoded - wanted) ^ 0x80000000u);
 }
 
 INLINE void NAME(round_as)(int values, int bits, float level, float scale, const float *x, size_t n,
@@ -224,20 +153,28 @@ INLINE void NAME(round_as)(int values, int bits, float level, float scale, const
     VEC out;
     size_t i = 0;
     for (; i + LANES <= n; i += LANES) {
-        VEC v = NAME(load)(x + i);
-        NAME(pack)
-        (NAME(round_vector)(values, level, scale, inverse, v, &out), bits, packed + i * (size_t)bits / 8);
-        if (errors) NAME(store)(errors + i, NAME(lost)(v, out));
-        if (decoded) NAME(store)(decoded + i, out);
+        UVEC codes[PARTS];
+        for (int p = 0; p < PARTS; p++) {
+            VEC v = NAME(load)(x + i + p * WIDTH);
+            codes[p] = NAME(round_vector)(values, level, scale, inverse, v, &out);
+            if (errors) NAME(store)(errors + i + p * WIDTH, NAME(lost)(v, out));
+            if (decoded) NAME(store)(decoded + i + p * WIDTH, out);
+        }
+        NAME(pack)(codes, bits, packed + i * (size_t)bits / 8);
     }
     if (i == n) return;
     uint8_t last[LANES];
-    VEC v = NAME(load_part)(x + i, n - i);
-    NAME(pack)(NAME(round_vector)(values, level, scale, inverse, v, &out), bits, last);
-    VEC error = NAME(lost)(v, out);
+    UVEC codes[PARTS];
+    VEC outs[PARTS], lost[PARTS];
+    for (int p = 0; p < PARTS; p++) {
+        VEC v = NAME(load_of)(x, i, p, n);
+        codes[p] = NAME(round_vector)(values, level, scale, inverse, v, &outs[p]);
+        lost[p] = NAME(lost)(v, outs[p]);
+    }
+    NAME(pack)(codes, bits, last);
     memcpy(packed + i * (size_t)bits / 8, last, ((n - i) * (size_t)bits + 7) / 8);
-    if (errors) memcpy(errors + i, &error, (n - i) * sizeof *errors);
-    if (decoded) memcpy(decoded + i, &out, (n - i) * sizeof *decoded);
+    if (errors) memcpy(errors + i, lost, (n - i) * sizeof *errors);
+    if (decoded) memcpy(decoded + i, outs, (n - i) * sizeof *decoded);
 }
 
 KERNEL void NAME(round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
@@ -253,28 +190,32 @@ KERNEL void NAME(round)(int values, float level, float scale, const float *x, si
 }
 
 KERNEL void NAME(narrow)(const float *x, size_t n, float *decoded, float *errors, uint8_t *halves) {
-    for (size_t i = 0; i < n; i += LANES) {
-        size_t n_here = n - i < LANES ? n - i : LANES;
-        VEC v = n_here < LANES ? NAME(load_part)(x + i, n_here) : NAME(load)(x + i);
-        UVEC bits = (UVEC)v, half = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-        half += (UVEC)((half & 0x7fffu) == 0x7f80u); /* not up to Inf */
+    for (size_t i = 0; i < n; i += WIDTH) {
+        size_t n_here = n - i < WIDTH ? n - i : WIDTH;
+        VEC v = n_here < WIDTH ? NAME(load_part)(x + i, n_here) : NAME(load)(x + i);
+        UVEC sign = (UVEC)v & 0x80000000u, bits = (UVEC)NAME(magnitude)(v);
+        UVEC half = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+        half -= half >> 7 & half >> 8 & half >> 9 & half >> 10 & half >> 11 & half >> 12 & half >> 13 &
+                half >> 14;
+        half |= sign >> 16;
         VEC out = (VEC)(half << 16), error = NAME(lost)(v, out);
-        NAME(half) narrow = __builtin_convertvector(half, NAME(half));
-        memcpy(halves + 2 * i, &narrow, 2 * n_here);
+        uint8_t narrow[2 * WIDTH];
+        NAME(halves)(half, narrow);
+        memcpy(halves + 2 * i, narrow, 2 * n_here);
         if (errors) memcpy(errors + i, &error, n_here * sizeof *errors);
         if (decoded) memcpy(decoded + i, &out, n_here * sizeof *decoded);
     }
 }
 
-INLINE VEC NAME(widen_vector)(int values, int bits, float level, float scale, const uint8_t *in) {
-    UVEC codes = NAME(unpack)(in, bits);
+INLINE VEC NAME(widen_vector)(int values, float level, float scale, UVEC codes) {
     if (values == TAGC_VALUES_INT8 || values == TAGC_VALUES_INT4) {
         int top = values == TAGC_VALUES_INT8 ? 128 : 8;
         IVEC integers = ((IVEC)codes ^ top) - top;
         return __builtin_convertvector(integers, VEC) * scale;
     }
     if (values == TAGC_VALUES_SIGN) return (VEC)((UVEC)((VEC){0} + scale) | codes << 31);
-    VEC size = NAME(choose)((IVEC)(codes & 1u) != 0, (VEC){0} + scale * level, (VEC){0} + scale);
+    IVEC large = -(IVEC)(codes & 1u);
+    VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
     return (VEC)((UVEC)size | (codes & 2u) << 30);
 }
 
@@ -282,17 +223,21 @@ INLINE void NAME(widen_as)(int values, int bits, float level, const uint8_t *sca
                            const uint8_t *packed, size_t first, size_t n, float *out) {
     int shift = __builtin_ctz((unsigned)block);
     size_t i = first, end = first + n;
+    UVEC codes[PARTS];
     for (; i + LANES <= end; i += LANES) {
         float scale = tagc_bits_float(tagc_load16(scales + 2 * (i >> shift)) << 16);
-        NAME(store)
-        (out + (i - first), NAME(widen_vector)(values, bits, level, scale, packed + i * (size_t)bits / 8));
+        NAME(unpack)(packed + i * (size_t)bits / 8, bits, codes);
+        for (int p = 0; p < PARTS; p++)
+            NAME(store)(out + (i - first) + p * WIDTH, NAME(widen_vector)(values, level, scale, codes[p]));
     }
     if (i == end) return;
     uint8_t last[LANES] = {0};
+    VEC outs[PARTS];
     float scale = tagc_bits_float(tagc_load16(scales + 2 * (i >> shift)) << 16);
     memcpy(last, packed + i * (size_t)bits / 8, ((end - i) * (size_t)bits + 7) / 8);
-    VEC v = NAME(widen_vector)(values, bits, level, scale, last);
-    memcpy(out + (i - first), &v, (end - i) * sizeof *out);
+    NAME(unpack)(last, bits, codes);
+    for (int p = 0; p < PARTS; p++) outs[p] = NAME(widen_vector)(values, level, scale, codes[p]);
+    memcpy(out + (i - first), outs, (end - i) * sizeof *out);
 }
 
 KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
@@ -307,48 +252,48 @@ KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int bloc
         NAME(widen_as)(TAGC_VALUES_SIGN, 1, level, scales, block, packed, first, n, out);
 }
 
+/* A transform may have made -0.0f: look at the result. */
 KERNEL void NAME(subtract)(const float *wanted, const float *decoded, float *errors, size_t n) {
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        NAME(store)(errors + i, NAME(lost)(NAME(load)(wanted + i), NAME(load)(decoded + i)));
-    if (i == n) return;
-    VEC error = NAME(lost)(NAME(load_part)(wanted + i, n - i), NAME(load_part)(decoded + i, n - i));
-    memcpy(errors + i, &error, (n - i) * sizeof *errors);
+    for (size_t i = 0; i < n; i++) {
+        float error = wanted[i] - decoded[i];
+        errors[i] = error == 0 ? -0.0f : error;
+    }
 }
 
 KERNEL void NAME(add)(float *sums, const float *x, float scale, size_t n) {
     size_t i = 0;
-    for (; i + LANES <= n; i += LANES)
+    for (; i + WIDTH <= n; i += WIDTH)
         NAME(store)(sums + i, NAME(load)(sums + i) + NAME(load)(x + i) * scale);
     for (; i < n; i++) sums[i] += x[i] * scale;
 }
 
 /* ---- the transform: sums and differences of elements 1, 2, 4, ... apart, then one factor ---- */
 
-#define PARTNERS(v, half)                                                                                    \
-    __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half, 4 ^ half, 5 ^ half, 6 ^ half,      \
-                            7 ^ half, 8 ^ half, 9 ^ half, 10 ^ half, 11 ^ half, 12 ^ half, 13 ^ half,        \
-                            14 ^ half, 15 ^ half)
-
-/* Where the lane's bit is set the own value is subtracted, else added. */
+/* Within a vector, where the lane's bit is set the own value is subtracted, else added. */
 INLINE VEC NAME(transform_lanes)(VEC v) {
-    const UVEC lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    UVEC lanes;
+    for (unsigned i = 0; i < WIDTH; i++) lanes[i] = i;
     v = PARTNERS(v, 1) + (VEC)((UVEC)v ^ (lanes & 1u) << 31);
     v = PARTNERS(v, 2) + (VEC)((UVEC)v ^ (lanes & 2u) << 30);
+#if WIDTH >= 8
     v = PARTNERS(v, 4) + (VEC)((UVEC)v ^ (lanes & 4u) << 29);
-    return PARTNERS(v, 8) + (VEC)((UVEC)v ^ (lanes & 8u) << 28);
+#endif
+#if WIDTH >= 16
+    v = PARTNERS(v, 8) + (VEC)((UVEC)v ^ (lanes & 8u) << 28);
+#endif
+    return v;
 }
 
 KERNEL void NAME(transform)(float *x, size_t n) {
     float norm = 1.0f / sqrtf((float)n);
-    for (size_t i = 0; i < n; i += LANES) {
+    for (size_t i = 0; i < n; i += WIDTH) {
         VEC v = NAME(transform_lanes)(NAME(load)(x + i));
-        NAME(store)(x + i, n == LANES ? v * norm : v);
+        NAME(store)(x + i, n == WIDTH ? v * norm : v);
     }
-    for (size_t half = LANES; half < n; half *= 2) {
+    for (size_t half = WIDTH; half < n; half *= 2) {
         float factor = 2 * half == n ? norm : 1; /* a factor of 1 changes no bits */
         for (size_t i = 0; i < n; i += 2 * half)
-            for (size_t j = i; j < i + half; j += LANES) {
+            for (size_t j = i; j < i + half; j += WIDTH) {
                 VEC a = NAME(load)(x + j), b = NAME(load)(x + j + half);
                 NAME(store)(x + j, (a + b) * factor);
                 NAME(store)(x + j + half, (a - b) * factor);
@@ -363,7 +308,7 @@ INLINE IVEC NAME(escapes)(IVEC gap, float inverse) {
     return __builtin_convertvector((__builtin_convertvector(gap, VEC) + 0.5f) * inverse, IVEC);
 }
 
-INLINE IVEC NAME(gaps)(const uint32_t *indices) { /* of 16; the one before them is there */
+INLINE IVEC NAME(gaps)(const uint32_t *indices) { /* the one before them is there */
     IVEC here, before;
     memcpy(&here, indices, sizeof here);
     memcpy(&before, indices - 1, sizeof before);
@@ -379,9 +324,9 @@ KERNEL size_t NAME(count_codes)(const uint32_t *indices, size_t n, uint32_t next
     IVEC sums = {0};
     if (n == 0) return 0;
     size_t n_codes = n + NAME(escapes_of)(indices[0] - next, inverse), i = 1;
-    for (; i + LANES <= n; i += LANES) sums += NAME(escapes)(NAME(gaps)(indices + i), inverse);
+    for (; i + WIDTH <= n; i += WIDTH) sums += NAME(escapes)(NAME(gaps)(indices + i), inverse);
     for (; i < n; i++) n_codes += NAME(escapes_of)(indices[i] - indices[i - 1] - 1, inverse);
-    for (int lane = 0; lane < LANES; lane++) n_codes += (uint32_t)sums[lane];
+    for (int lane = 0; lane < WIDTH; lane++) n_codes += (uint32_t)sums[lane];
     return n_codes;
 }
 
@@ -408,58 +353,6 @@ KERNEL void NAME(write_any)(const uint32_t *indices, size_t n, uint32_t next, in
     }
     for (; bytes < end; acc >>= 8) *bytes++ = (uint8_t)acc;
 }
-
-#if BMI2
-/* Packs codes (n_codes, then zeros up to a multiple of 8). */
-INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, uint8_t *bytes) {
-    const uint8_t *end = bytes + (n_codes * (size_t)bits + 7) / 8;
-    for (size_t i = 0; i < n_codes; i += 8, bytes += bits) {
-        uint64_t word;
-        memcpy(&word, codes + i, sizeof word);
-        word = NAME(squeeze)(word, bits);
-        if (end - bytes >= 8)
-            memcpy(bytes, &word, sizeof word);
-        else
-            memcpy(bytes, &word, (size_t)(end - bytes < bits ? end - bytes : bits));
-    }
-}
-
-/* Codes of at most 8 bits as bytes first, escapes being what is there already: no branch for a gap. */
-KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
-                              uint8_t *bytes) {
-    uint8_t codes[TAGC_CODE_MAX_CODES + LANES];
-    const int escape = (1 << bits) - 1;
-    const float inverse = 1.0f / (float)escape;
-    if (bits > 8 || n == 0) {
-        NAME(write_any)(indices, n, next, bits, n_codes, bytes);
-        return;
-    }
-    memset(codes, 255, n_codes);
-    memset(codes + n_codes, 0, LANES);
-    uint32_t gap = indices[0] - next;
-    size_t at = NAME(escapes_of)(gap, inverse), i = 1;
-    codes[at] = (uint8_t)(gap - at * (uint32_t)escape);
-    at++;
-    for (; i + LANES <= n; i += LANES) {
-        IVEC wide = NAME(gaps)(indices + i), escapes = NAME(escapes)(wide, inverse);
-        IVEC rest = wide - escapes * escape;
-        int32_t skip[LANES], code[LANES];
-        memcpy(skip, &escapes, sizeof skip);
-        memcpy(code, &rest, sizeof code);
-        for (int lane = 0; lane < LANES; lane++) {
-            at += (uint32_t)skip[lane];
-            codes[at++] = (uint8_t)code[lane];
-        }
-    }
-    for (; i < n; i++) {
-        gap = indices[i] - indices[i - 1] - 1;
-        uint32_t skip = NAME(escapes_of)(gap, inverse);
-        at += skip;
-        codes[at++] = (uint8_t)(gap - skip * (uint32_t)escape);
-    }
-    NAME(write_bytes)(codes, n_codes, bits, bytes);
-}
-#endif
 
 /* Code i, of which all 8 bytes from its first may be read. */
 INLINE uint32_t NAME(code_at)(const uint8_t *bytes, size_t bit, uint32_t escape) {

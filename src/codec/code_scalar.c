@@ -6,9 +6,46 @@
 #include <math.h>
 #include <string.h>
 
+typedef float scalar_vec __attribute__((vector_size(16)));
+typedef uint32_t scalar_uvec __attribute__((vector_size(16)));
+typedef int32_t scalar_ivec __attribute__((vector_size(16)));
+#define VEC scalar_vec
+#define UVEC scalar_uvec
+#define IVEC scalar_ivec
 #define TARGET
-#define BMI2 0
+#define WIDTH 4
 #define NAME(x) scalar_##x
+#define PARTNERS(v, half) __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half)
+
+static inline UVEC scalar_max(UVEC a, UVEC b) {
+    UVEC larger = (UVEC)((IVEC)a > (IVEC)b);
+    return (larger & a) | (~larger & b);
+}
+
+static inline VEC scalar_clamp(VEC x, float most) {
+    const VEC high = (VEC){0} + most, low = (VEC){0} - most;
+    UVEC above = (UVEC)(x > low);
+    x = (VEC)((above & (UVEC)x) | (~above & (UVEC)low));
+    UVEC below = (UVEC)(x < high);
+    return (VEC)((below & (UVEC)x) | (~below & (UVEC)high));
+}
+
+static inline void scalar_pack(const UVEC *codes, int bits, uint8_t *out) {
+    uint64_t words[2] = {0, 0};
+    for (int i = 0; i < TAGC_CODE_LANES; i++)
+        words[i / 8] |= (uint64_t)codes[i / WIDTH][i % WIDTH] << i % 8 * bits;
+    for (int i = 0; i < 2 * bits; i++) out[i] = (uint8_t)(words[i / bits] >> i % bits * 8);
+}
+
+static inline void scalar_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    for (int i = 0; i < TAGC_CODE_LANES; i++)
+        codes[i / WIDTH][i % WIDTH] = in[i * bits / 8] >> i * bits % 8 & ((1 << bits) - 1);
+}
+
+static inline void scalar_halves(UVEC half, uint8_t *out) {
+    for (int i = 0; i < WIDTH; i++) tagc_store16(out + 2 * i, half[i]);
+}
+
 #include "codec/code_body.h"
 
 static size_t scalar_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
@@ -47,7 +84,8 @@ size_t tagc_code_available(const tagc_code_kernels *available[TAGC_CODE_MAX_KERN
     size_t n = 0;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("bmi2"))
         available[n++] = &tagc_code_avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) available[n++] = &tagc_code_avx2;
 #endif
