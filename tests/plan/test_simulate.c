@@ -49,10 +49,11 @@ static double all_bytes(const tagc_forecast *f) {
 static tagc_costs some_codec(void) {
     tagc_costs costs;
     tagc_costs_init(&costs);
-    costs.n_codec = 2;
-    for (int i = 0; i < 2; i++) {
-        costs.codec[i] = (tagc_codec_cost){.exchange = i ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH,
-                                           .sparsity = 0.9875};
+    static const int exchanges[] = {TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_DIRECT,
+                                    TAGC_EXCHANGE_DIRECT};
+    costs.n_codec = 4;
+    for (int i = 0; i < 4; i++) {
+        costs.codec[i] = (tagc_codec_cost){.exchange = exchanges[i], .sparsity = i < 3 ? 0.9875 : 0};
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) costs.codec[i].elem_s[phase] = 1e-9;
     }
     return costs;
@@ -162,15 +163,117 @@ static void two_units_by_hand(void **state) {
     assert_true(late.iteration_s < f.iteration_s + 12 * 1e-4);
 }
 
+static double values_bytes(const tagc_setup *setup) {
+    tagc_plan_volume v;
+    assert_int_equal(tagc_plan_count(setup, &v, NULL), TAGC_OK);
+    return v.n_bytes[TAGC_LEG_VALUES];
+}
+
+/* Blocks to one other: encoded, announced, sent while the own half is encoded, all decoded, agreed. */
+static void direct_by_hand(void **state) {
+    (void)state;
+    const double bytes_per_s = 1e6, latency_s = 0.01, encode_s = 2e-8, decode_s = 1e-8;
+    tagc_setup setup = make("tiny", 2);
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    setup.engine.policy = TAGC_POLICY_ALL;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    setup.engine.reducer.sparsity = 0;
+    setup.engine.reducer.values = TAGC_VALUES_INT8;
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.flop_s = 1e-9;
+    costs.n_codec = 1;
+    costs.codec[0] =
+        (tagc_codec_cost){.exchange = TAGC_EXCHANGE_DIRECT, .values = TAGC_VALUES_INT8, .union_density = 1};
+    costs.codec[0].elem_s[TAGC_PHASE_ENCODE] = encode_s;
+    costs.codec[0].elem_s[TAGC_PHASE_DECODE] = decode_s;
+    double n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
+    double gather_s = n / 2 * 4 / bytes_per_s + latency_s,
+           control_s = (64 + 64 + 8) / bytes_per_s + 3 * latency_s;
+    double body_s = values_bytes(&setup) / bytes_per_s + latency_s;
+    assert_true(body_s > n / 2 * encode_s); /* the own half is encoded beside it */
+    double expected =
+        gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 2 * encode_s + body_s + n * decode_s + control_s;
+    tagc_forecast f = simulate(&setup, &costs, bytes_per_s, latency_s);
+    assert_near(f.iteration_s, expected, 1e-9);
+
+    /* Encoding is slower than the link: the body is there long before the own half is encoded. */
+    costs.codec[0].elem_s[TAGC_PHASE_ENCODE] = 1e-3;
+    f = simulate(&setup, &costs, bytes_per_s, latency_s);
+    assert_near(f.iteration_s, expected - n / 2 * encode_s - body_s + n * 1e-3, 1e-9);
+
+    /* Two hosts of two: rows within a host take no time here, and each rank encodes half of the sums. */
+    costs.codec[0].elem_s[TAGC_PHASE_ENCODE] = encode_s;
+    setup.world_size = 4;
+    setup.n_hosts = 2;
+    setup.engine.two_level = 1;
+    setup.engine.ranks_per_host = 2;
+    n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 4);
+    double rows = n / 2 * 2;       /* bf16 of two quarters' rows to the neighbour */
+    double rate = bytes_per_s / 2; /* two ranks share the link of a host */
+    gather_s = n / 4 * 4 * 2 / rate + latency_s;
+    control_s = (64 + 3 * 64 + 3 * 8) / rate + 3 * latency_s;
+    body_s = (values_bytes(&setup) - rows) / rate + latency_s;
+    expected =
+        gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 4 * encode_s + body_s + n / 2 * decode_s + control_s;
+    f = simulate(&setup, &costs, bytes_per_s, latency_s);
+    assert_near(f.iteration_s, expected, 1e-3); /* whose agreement and norm stay within the host */
+}
+
+/* ZeRO-2, two units: the gather of the first runs beside the update of the second, and no other time is saved. */
+static void gathers_begin_inside_the_update(void **state) {
+    (void)state;
+    const double bytes_per_s = 1e7;
+    tagc_setup setup = make("tiny", 2);
+    setup.placement = TAGC_PLACE_ZERO2;
+    setup.model = (tagc_gpt2_config){1, 1, 64, 32, 31300, 1};
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.flop_s = 1e-10;
+    costs.optimizer_s = 1e-6;
+    tagc_layout *layout;
+    assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
+    assert_int_equal(layout->n_flats, 2);
+    double first_s = 1e-6 * (double)layout->flats[0].n_padded / 2,
+           second_s = 1e-6 * (double)layout->flats[1].n_padded / 2;
+    double gather_s = 4 * (double)layout->flats[0].n_padded / 2 / bytes_per_s;
+    tagc_layout_destroy(layout);
+    assert_true(gather_s > second_s); /* it goes on after the step */
+    tagc_forecast f = simulate(&setup, &costs, bytes_per_s, 0);
+    assert_near(f.iteration_s, all_bytes(&f) / bytes_per_s + 1e-10 * tagc_setup_flops(&setup) + first_s,
+                1e-9);
+    assert_near(f.optimizer_s, first_s + second_s, 1e-9);
+    /* More micro-steps than are simulated one by one gather as often: once. */
+    setup.engine.n_micro_steps = 9;
+    tagc_forecast more = simulate(&setup, &costs, bytes_per_s, 0);
+    assert_near(more.n_bytes[TAGC_LEG_GATHER], f.n_bytes[TAGC_LEG_GATHER], 1e-12);
+    assert_near(more.iteration_s - f.iteration_s, 8e-10 / 9 * tagc_setup_flops(&setup), 1e-9);
+    /* Codes of parameters cost the owner's caller and every rank's. */
+    setup.engine.n_micro_steps = 1;
+    setup.engine.gather_wire = TAGC_GATHER_DELTA4;
+    f = simulate(&setup, &costs, (double)INFINITY, 0);
+    costs.gather[TAGC_GATHER_DELTA4] = (tagc_gather_cost){.encode_s = 1e-7, .decode_s = 3e-7, .weight = 1};
+    more = simulate(&setup, &costs, (double)INFINITY, 0);
+    double n = 2e6 * (first_s + second_s);
+    assert_near(more.iteration_s - f.iteration_s, 1e-7 * n / 2 + 3e-7 * n, 1e-9);
+}
+
 /* A faster link, less latency, faster computing never take longer; and a link that is slow enough decides alone. */
 static void times_go_the_right_way(void **state) {
     (void)state;
-    for (int variant = 0; variant < 4 * 3 * 2; variant++) {
+    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH,
+                                    TAGC_EXCHANGE_DIRECT};
+    for (int variant = 0; variant < 4 * 4 * 2; variant++) {
         tagc_setup setup = make("demo", 2 + variant % 3);
         setup.placement = variant % 4;
-        setup.engine.policy = variant / 4 % 3 ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_NONE;
-        setup.engine.reducer.exchange = variant / 4 % 3 == 1 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH;
-        setup.engine.n_micro_steps = 1 + variant / 12;
+        setup.engine.policy = variant / 4 % 4 ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_NONE;
+        setup.engine.reducer.exchange = exchanges[variant / 4 % 4];
+        if (setup.engine.reducer.exchange == TAGC_EXCHANGE_DIRECT) {
+            setup.engine.mild = setup.engine.reducer;
+            setup.engine.mild.sparsity = 0;
+        }
+        setup.engine.n_micro_steps = 1 + variant / 16;
         tagc_costs costs = some_codec();
         costs.flop_s = 1e-10;
         costs.cores = 1;
@@ -206,6 +309,14 @@ static void what_is_not_known_is_refused(void **state) {
     assert_non_null(strstr(tagc_last_error(), "packed"));
     costs = some_codec();
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+    costs.n_codec = 3; /* positions are known, blocks are not */
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+    setup.engine.reducer.sparsity = 0;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "direct at sparsity 0"));
+    setup.engine.reducer.values = TAGC_VALUES_BF16; /* moves memory, as a dense step does */
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
     link.bytes_per_s = 0;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
     link.bytes_per_s = 1;
@@ -218,6 +329,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_but_computing),  cmocka_unit_test(nothing_but_bytes),
         cmocka_unit_test(one_unit_by_hand),       cmocka_unit_test(two_units_by_hand),
+        cmocka_unit_test(direct_by_hand),         cmocka_unit_test(gathers_begin_inside_the_update),
         cmocka_unit_test(times_go_the_right_way), cmocka_unit_test(what_is_not_known_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
