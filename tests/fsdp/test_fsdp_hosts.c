@@ -79,9 +79,9 @@ static void compare(const run *r, const toy_oracle *oracle, int world_size) {
 
 static const int worlds[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
 #ifdef TAGC_SANITIZED
-enum { N_WORLDS = 4, TRAIN_STEPS = 40, N_HOSTS = 1 };
+enum { N_WORLDS = 4, TRAIN_STEPS = 100, N_HOSTS = 1, LARGEST = 4 };
 #else
-enum { N_WORLDS = sizeof worlds / sizeof *worlds, TRAIN_STEPS = 100, N_HOSTS = 3 };
+enum { N_WORLDS = sizeof worlds / sizeof *worlds, TRAIN_STEPS = 100, N_HOSTS = 2, LARGEST = 8 };
 #endif
 
 /* policy none: every flat travels dense, between hosts too. Else: direct with every value in fp32. */
@@ -103,6 +103,7 @@ static void check_exact(int sharding, int two_level, int policy) {
         toy_oracle_step(&oracle, &model, &r.options, (uint64_t)step, 0.01);
     for (int w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 3; variant++) {
+            if (w != 3 && variant != w % 3) continue; /* all of them in one world */
             r.options.ranks_per_host = worlds[w][1];
             r.options.prefetch = variant;
             r.options.n_micro_steps = variant == 0 ? 1 : worlds[w][0] == 8 ? 3 : 2;
@@ -156,7 +157,7 @@ static void low_bits_train_in_hosts(void **state) {
     toy_gpt(&model, 2, 12, 0);
     run r = {.model = &model, .n_steps = TRAIN_STEPS, .result = malloc(toy_n_params(&model) * sizeof(float))};
     recipe(&r.options);
-    static const int hosts[][2] = {{4, 2}, {4, 1}, {8, 4}};
+    static const int hosts[][2] = {{4, 2}, {4, 1}};
     for (int h = 0; h < N_HOSTS; h++)
         for (int sharding = 0; sharding < 4; sharding++) {
             r.options.sharding = sharding;
@@ -168,8 +169,8 @@ static void low_bits_train_in_hosts(void **state) {
     r.options.dense_wire = TAGC_WIRE_BF16;
     r.options.gather_wire = TAGC_GATHER_BF16;
     r.options.sharding = TAGC_SHARD_HYBRID;
-    r.options.ranks_per_host = 2;
-    run_one(&r, 4);
+    r.options.ranks_per_host = LARGEST / 2;
+    run_one(&r, LARGEST);
     assert_true(distance(&model, r.result) < 0.4);
     free(r.result);
 }
