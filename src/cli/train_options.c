@@ -114,6 +114,8 @@ static const tagc_option rows[] = {
          "of compressed gradients before the selection, cleared where it sends; goes with --compressed-beta1 0"),
     INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"),
+    INT(NULL, "low-rank", FREE, low_rank, 0, 64, NULL, "0",
+        "directions of every compressed fragment that are sent beside the selection; slow, an experiment"),
     FLAG(NULL, "residual-bf16", FREE, residual_bf16, "no", "round the residual after every step: what half its memory would cost"),
     REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
@@ -214,6 +216,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->recipes.local_momentum = options->local_momentum;
     out->recipes.sparsity_warmup = (int)options->sparsity_warmup;
     out->recipes.residual_bf16 = options->residual_bf16;
+    out->recipes.low_rank = (int)options->low_rank;
     out->reducer.index = options->index;
     out->reducer.sparsity = options->sparsity;
     out->reducer.ratio = options->ratio;

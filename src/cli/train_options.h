@@ -26,7 +26,7 @@ typedef struct tagc_train_options {
     int values, mild, rotate;
     double mild_sparsity;
     double residual_decay, local_momentum, guard;
-    int64_t sparsity_warmup;
+    int64_t sparsity_warmup, low_rank;
     int residual_bf16;
     int64_t block;
     int64_t ranks, codec_threads, blas_threads;

@@ -58,7 +58,7 @@ tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
-    TAGC_TRY(tagc_recipe_make(&f->options, flat));
+    TAGC_TRY(tagc_recipe_make(f, flat));
     f->memory.residuals += n_residual * sizeof(float) + flat->recipe.n_bytes;
     return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }

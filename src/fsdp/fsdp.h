@@ -50,7 +50,8 @@ typedef struct tagc_recipes {
     double residual_decay; /* [0, 1], default 1: residuals times this before every step */
     int sparsity_warmup;   /* >= 0, default 0: steps over which what is kept falls from 25 % to the target */
     double local_momentum; /* [0, 1), default 0: of what enters the selection of compressed flats */
-    int residual_bf16;     /* 1: residuals are rounded after every step; default 0 */
+    int low_rank; /* [0, 64], default 0: directions of compressed fragments that are sent beside the selection */
+    int residual_bf16; /* 1: residuals are rounded after every step; default 0 */
 } tagc_recipes;
 
 typedef struct tagc_fsdp_options {

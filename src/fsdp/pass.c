@@ -180,6 +180,10 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_st
     if (s->peel_rounds > sum->peel_rounds) sum->peel_rounds = s->peel_rounds;
 }
 
+static float *output_of(const tagc_flat *flat) {
+    return flat->received != NULL ? flat->received : flat->gradient;
+}
+
 tagc_status tagc_fsdp_end_exchange(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
     if (!u->exchanging) return TAGC_OK;
@@ -188,7 +192,7 @@ tagc_status tagc_fsdp_end_exchange(tagc_fsdp *f, int unit) {
     tagc_reducer_stats_init(&stats);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_reducer_end(f->flats[i].reducer, &stats));
-        TAGC_TRY(tagc_recipe_after(&f->options, &f->flats[i], stats.nonfinite));
+        TAGC_TRY(tagc_recipe_after(f, &f->flats[i], stats.nonfinite, output_of(&f->flats[i])));
         add_stats(f, &f->flats[i], &stats);
         if (f->flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->flats[i]);
         f->flats[i].carry_sent = 0;
@@ -232,13 +236,16 @@ static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
 
 static tagc_status begin_exchange(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
+    for (int other = 0; f->options.recipes.low_rank > 0 && other < f->n_units; other++)
+        TAGC_TRY(tagc_fsdp_end_exchange(f, other)); /* its parts are exchanged here and now */
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+        add_carry(f, &f->flats[i]);
+        TAGC_TRY(tagc_recipe_before(f, &f->flats[i], f->flats[i].full_gradient));
+    }
     u->exchanging = 1;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->flats[i];
-        add_carry(f, flat);
-        float *output = flat->received != NULL ? flat->received : flat->gradient;
-        tagc_recipe_before(&f->options, flat, flat->full_gradient);
-        TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output));
+        TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output_of(flat)));
     }
     return TAGC_OK;
 }

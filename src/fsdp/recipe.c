@@ -16,6 +16,14 @@ tagc_status tagc_recipes_check(const tagc_fsdp_options *o) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "local_momentum is %g, allowed is [0, 1)", r->local_momentum);
     if (r->residual_bf16 != 0 && r->residual_bf16 != 1)
         return tagc_fail(TAGC_ERR_ARGUMENT, "residual_bf16 is %d, allowed is 0 or 1", r->residual_bf16);
+    if (r->low_rank < 0 || r->low_rank > 64)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "low_rank is %d, allowed is 0 to 64", r->low_rank);
+    int is_sharded = o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD;
+    if (r->low_rank > 0 && (!is_sharded || o->two_level || r->local_momentum > 0))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "low_rank is %d, allowed without full or grad sharding, with two_level or"
+                         " local_momentum is 0",
+                         r->low_rank);
     if (r->local_momentum > 0 && o->two_level)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "local_momentum is %g, allowed with two_level is 0: residuals belong to hosts",
@@ -23,10 +31,11 @@ tagc_status tagc_recipes_check(const tagc_fsdp_options *o) {
     return TAGC_OK;
 }
 
-tagc_status tagc_recipe_make(const tagc_fsdp_options *o, tagc_flat *flat) {
+tagc_status tagc_recipe_make(const tagc_fsdp *f, tagc_flat *flat) {
+    const tagc_fsdp_options *o = &f->options;
     tagc_recipe *recipe = &flat->recipe;
     void *memory;
-    uint64_t n_residual, n_bytes = flat->n_padded * sizeof(float);
+    uint64_t n_low, n_residual, n_bytes = flat->n_padded * sizeof(float);
     tagc_reducer_residual(flat->reducer, &n_residual);
     recipe->sparsity = -1;
     if (n_residual == 0) return TAGC_OK;
@@ -34,6 +43,11 @@ tagc_status tagc_recipe_make(const tagc_fsdp_options *o, tagc_flat *flat) {
         TAGC_TRY(tagc_memory_create(n_bytes, "local momentum", &memory));
         recipe->momentum = memory;
         recipe->n_bytes += n_bytes;
+    }
+    if (o->recipes.low_rank > 0 && flat->class_ == TAGC_CLASS_COMPRESSED) {
+        TAGC_TRY(tagc_low_rank_create(f->world_size, o->recipes.low_rank,
+                                      flat->n_padded / (uint64_t)f->world_size, &recipe->low_rank, &n_low));
+        recipe->n_bytes += n_low;
     }
     if (recipe->momentum != NULL || o->recipes.residual_bf16) {
         TAGC_TRY(tagc_memory_create(n_bytes, "a recipe's scratch", &memory));
@@ -46,6 +60,7 @@ tagc_status tagc_recipe_make(const tagc_fsdp_options *o, tagc_flat *flat) {
 void tagc_recipe_free(tagc_flat *flat) {
     tagc_memory_destroy(flat->recipe.momentum);
     tagc_memory_destroy(flat->recipe.before);
+    tagc_low_rank_destroy(flat->recipe.low_rank);
 }
 
 /* ---- the kept share ---- */
@@ -108,16 +123,19 @@ static int is_finite(const float *x, uint64_t n) {
     return sum == 0;
 }
 
-void tagc_recipe_before(const tagc_fsdp_options *o, tagc_flat *flat, float *gradient) {
+tagc_status tagc_recipe_before(tagc_fsdp *f, tagc_flat *flat, float *gradient) {
     float *u = flat->recipe.momentum, *before = flat->recipe.before;
-    float m = (float)o->recipes.local_momentum;
+    float m = (float)f->options.recipes.local_momentum;
     uint64_t n;
     const float *residual = tagc_reducer_residual(flat->reducer, &n);
-    if (u == NULL || n != flat->n_padded || !is_finite(gradient, n)) return;
+    if (flat->recipe.low_rank != NULL && n == flat->n_padded)
+        TAGC_TRY(tagc_low_rank_take(f, flat->recipe.low_rank, residual, gradient));
+    if (u == NULL || n != flat->n_padded || !is_finite(gradient, n)) return TAGC_OK;
     for (uint64_t i = 0; i < flat->n_padded; i++) {
         gradient[i] = u[i] = m * u[i] + (1 - m) * gradient[i];
         before[i] = gradient[i] + residual[i]; /* the selection's own sum */
     }
+    return TAGC_OK;
 }
 
 /* bfloat16 to nearest, ties to even. */
@@ -130,15 +148,18 @@ static float round_bf16(float x) {
     return isfinite(word.value) ? word.value : x;
 }
 
-tagc_status tagc_recipe_after(const tagc_fsdp_options *o, tagc_flat *flat, int nonfinite) {
+tagc_status tagc_recipe_after(tagc_fsdp *f, tagc_flat *flat, int nonfinite, float *output) {
     float *u = flat->recipe.momentum, *before = flat->recipe.before;
-    if (before == NULL || nonfinite) return TAGC_OK;
+    if (nonfinite) return TAGC_OK;
     uint64_t n;
     const float *residual = tagc_reducer_residual(flat->reducer, &n);
+    if (flat->recipe.low_rank != NULL && n == flat->n_padded)
+        tagc_low_rank_give(f, flat->recipe.low_rank, output);
+    if (before == NULL) return TAGC_OK;
     /* Sent is what changed: also a value whose rounding error stayed behind. */
     for (uint64_t i = 0; u != NULL && n == flat->n_padded && i < n; i++)
         if (residual[i] != before[i]) u[i] = 0;
-    if (!o->recipes.residual_bf16 || n == 0) return TAGC_OK;
+    if (!f->options.recipes.residual_bf16 || n == 0) return TAGC_OK;
     for (uint64_t i = 0; i < n; i++) before[i] = round_bf16(residual[i]);
     return tagc_reducer_set_residual(flat->reducer, before, n);
 }

@@ -142,6 +142,89 @@ static void recipes_do_what_they_say(void **state) {
     }
 }
 
+/* ---- low rank ---- */
+
+enum { MAX_LOW = 4096 };
+
+typedef struct low_script {
+    script s;
+    double conserved[MAX_LOW]; /* sum over ranks of what is to be sent, then less what was: 0 in the end */
+    double before[MAX_LOW], left[MAX_LOW];
+    pthread_mutex_t lock;
+} low_script;
+
+/* Over all ranks: gradients and residuals before are what owners got and residuals after. */
+static void run_low_rank(tagc_comm *comm, void *arg) {
+    low_script *low = arg;
+    script *s = &low->s;
+    tagc_fsdp *f;
+    int world_size = tagc_comm_world_size(comm), n_here = s->model.n_samples / world_size;
+    CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    for (int step = 0; step < s->n_steps; step++) {
+        /* lr 0: the gradient of the first step of every rank, each step */
+        toy_step(&s->model, comm, f, 1, 0, 0, NULL);
+        CHECK_OK(tagc_comm_barrier(comm));
+    }
+    const tagc_flat *flat = &f->flats[0];
+    CHECK(flat->n_padded <= MAX_LOW);
+    const float *residual = tagc_reducer_residual(flat->reducer, NULL);
+    pthread_mutex_lock(&low->lock);
+    for (uint64_t j = 0; j < flat->n_padded; j++) low->left[j] += (double)residual[j];
+    for (uint64_t j = 0; j < flat->n_owned; j++)
+        low->conserved[flat->first_owned + j] -= (double)flat->gradient[j] * world_size;
+    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
+        int t = f->members[i];
+        for (size_t j = 0; j < s->model.tensors[t].n_elems; j++) {
+            double sum = 0;
+            for (int sample = 0; sample < n_here; sample++)
+                sum += (double)toy_initial(t, j) -
+                       (double)toy_target(t, j, (uint64_t)(tagc_comm_rank(comm) * n_here + sample));
+            low->before[f->places[t].offset + j] += (double)toy_stiffness(t) * sum / n_here;
+        }
+    }
+    pthread_mutex_unlock(&low->lock);
+    tagc_fsdp_destroy(f);
+}
+
+static void run_low(low_script *low, int world_size, int rank, double sparsity) {
+    memset(low, 0, sizeof *low);
+    pthread_mutex_init(&low->lock, NULL);
+    toy_gpt(&low->s.model, 1, 16, 0);
+    low->s.n_steps = 1;
+    tagc_fsdp_options_init(&low->s.options);
+    low->s.options.policy = TAGC_POLICY_ALL;
+    low->s.options.reducer.sparsity = sparsity;
+    low->s.options.recipes.low_rank = rank;
+    toy_run(world_size, run_low_rank, low);
+}
+
+static double length(const double *x) {
+    double sum = 0;
+    for (int i = 0; i < MAX_LOW; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+static void low_rank_loses_nothing(void **state) {
+    (void)state;
+    low_script *low = calloc(1, sizeof *low);
+    double left[3];
+    for (int v = 0; v < 3; v++) {
+        static const int ranks[] = {0, 2, 32};
+        for (int world_size = 2; world_size <= 4; world_size += 2) {
+            run_low(low, world_size, ranks[v], 0.9375);
+            double wrong = 0;
+            for (int i = 0; i < MAX_LOW; i++)
+                wrong = fmax(wrong, fabs(low->before[i] + low->conserved[i] - low->left[i]));
+            assert_true(wrong < 1e-5 && length(low->before) > 1);
+        }
+        left[v] = length(low->left) / length(low->before);
+    }
+    assert_true(left[0] > 0.1 && left[1] < 0.95 * left[0]);
+    assert_true(left[2] < 1e-4); /* as many directions as there are: all is sent */
+    free(low);
+}
+
 static void run_bad(tagc_comm *comm, void *arg) {
     script *s = arg;
     tagc_fsdp *f;
@@ -156,6 +239,7 @@ static void bad_numbers_are_refused(void **state) {
                                        {.residual_decay = NAN},
                                        {.residual_decay = 1, .sparsity_warmup = -1},
                                        {.residual_decay = 1, .local_momentum = 1},
+                                       {.residual_decay = 1, .low_rank = 65},
                                        {.residual_decay = 1, .residual_bf16 = 2}};
     for (size_t v = 0; v < sizeof bad / sizeof *bad; v++) {
         script s = {.n_steps = 1};
@@ -229,9 +313,8 @@ static void the_guard_backs_off_and_returns(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recipes_do_what_they_say),
-        cmocka_unit_test(bad_numbers_are_refused),
-        cmocka_unit_test(the_engine_follows_the_guard),
+        cmocka_unit_test(recipes_do_what_they_say),        cmocka_unit_test(low_rank_loses_nothing),
+        cmocka_unit_test(bad_numbers_are_refused),         cmocka_unit_test(the_engine_follows_the_guard),
         cmocka_unit_test(the_guard_backs_off_and_returns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
