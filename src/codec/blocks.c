@@ -1,12 +1,13 @@
 /* Code `blocks`: every element in order, no positions. A body is the values (values.h) and nothing else, so that its
  * length is known. The residual is made block by block while gradient, residual and body are in the cache. */
 #include "codec/code.h"
-#include "codec/select_kernels.h"
 #include "codec/values.h"
 
 #include <string.h>
 
 enum { RUN = TAGC_VALUES_MAX_BLOCK, INF_BITS = 0x7f800000 }; /* elements at a time: whole blocks */
+enum { PIECE = 256 };                                        /* elements between fetches */
+enum { BEYOND_CACHE = 1 << 21 };                             /* elements of which lines are long gone */
 
 typedef struct job {
     tagc_value_format format;
@@ -40,31 +41,45 @@ static size_t blocks_max_bytes(const tagc_code_options *options) {
     return tagc_values_bytes(&j.format, j.n);
 }
 
-static int holds_nonfinite(const float *values, size_t n) {
-    uint32_t most = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = tagc_abs_bits(values[i]);
-        if (bits > most) most = bits;
+/* The next run comes from memory while this one is computed. */
+static void fetch(const job *j, size_t begin, size_t n) {
+    if (begin + n > j->n) return;
+    for (size_t i = begin; i < begin + n; i += 16) {
+        __builtin_prefetch(j->gradient + i);
+        if (j->residual_in) __builtin_prefetch(j->residual_in + i);
     }
-    return most >= INF_BITS;
 }
 
+/* The residual is written around the cache where it is large: not in place, which has its lines at hand. */
 static void encode_work(void *arg, int index, int n_threads) {
     job *j = arg;
-    float values[RUN], errors[RUN];
-    int nonfinite = 0;
+    const tagc_code_kernels *k = j->format.kernels;
+    float sums[RUN], errors[RUN];
+    int around = j->n >= BEYOND_CACHE && j->residual_out != j->residual_in;
+    size_t piece = j->format.block < PIECE ? PIECE : (size_t)j->format.block;
     for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
         size_t at = run * RUN, n = run_elems(j, run);
-        if (j->residual_in)
-            for (size_t i = 0; i < n; i++) values[i] = j->gradient[at + i] + j->residual_in[at + i];
-        else
-            memcpy(values, j->gradient + at, n * sizeof *values);
-        nonfinite |= holds_nonfinite(values, n);
-        if (nonfinite) continue;
-        tagc_values_encode(&j->format, values, NULL, errors, at, n, j->n, j->body);
-        if (j->residual_out) memcpy(j->residual_out + at, errors, n * sizeof *errors);
+        const float *values = j->gradient + at;
+        uint32_t largest;
+        if (j->residual_in) {
+            largest = k->accumulate(values, j->residual_in + at, sums, n);
+            values = sums;
+        } else {
+            largest = k->largest(values, n);
+        }
+        if (largest >= INF_BITS) {
+            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+            continue;
+        }
+        float *lost = !j->residual_out ? NULL : around ? errors : j->residual_out + at;
+        for (size_t i = 0; i < n; i += piece) {
+            size_t n_here = n - i < piece ? n - i : piece;
+            fetch(j, at + i + (size_t)n_threads * RUN, n_here);
+            tagc_values_encode(&j->format, values + i, NULL, lost ? lost + i : NULL, at + i, n_here, j->n,
+                               j->body);
+        }
+        if (lost == errors) k->copy_around(j->residual_out + at, errors, n);
     }
-    if (nonfinite) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
 }
 
 static void finish(const job *j, tagc_encoded *out) {
@@ -90,18 +105,18 @@ static void blocks_encode(const tagc_code_options *options, const float *gradien
 static void sums_work(void *arg, int index, int n_threads) {
     job *j = arg;
     float errors[RUN];
-    int nonfinite = 0;
     for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
         size_t at = run * RUN, n = run_elems(j, run);
         float *sums = j->sums + at;
-        nonfinite |= holds_nonfinite(sums, n);
-        if (nonfinite) continue;
+        if (j->format.kernels->largest(sums, n) >= INF_BITS) {
+            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+            continue;
+        }
         tagc_values_encode(&j->format, sums, sums, errors, at, n, j->n, j->body);
         for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
         if (j->error)
             for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];
     }
-    if (nonfinite) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
 }
 
 static void blocks_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
@@ -129,15 +144,18 @@ static tagc_status blocks_validate(const tagc_code_options *options, const uint8
 
 static void decode_work(void *arg, int index, int n_threads) {
     job *j = arg;
-    float values[RUN];
+    const tagc_code_kernels *k = j->format.kernels;
+    float values[RUN], room[RUN];
+    int around = !j->add && j->n >= BEYOND_CACHE;
     for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
         size_t at = run * RUN, n = run_elems(j, run);
-        float *sums = j->sums + at;
+        float *sums = around ? room : j->sums + at;
         if (!j->add) memset(sums, 0, n * sizeof *sums);
         for (int b = 0; b < j->n_bodies; b++) {
             tagc_values_decode(&j->format, j->bodies[b].bytes, at, n, j->n, values);
-            for (size_t i = 0; i < n; i++) sums[i] += j->scale * values[i];
+            k->add(sums, values, j->scale, n);
         }
+        if (around) k->copy_around(j->sums + at, room, n);
     }
 }
 

@@ -88,6 +88,7 @@ const tagc_code_kernels tagc_code_avx2 = {
     .refit = avx2_refit,
     .round = avx2_round,
     .narrow = avx2_narrow,
+    .widen_halves = avx2_widen_halves,
     .widen = avx2_widen,
     .subtract = avx2_subtract,
     .transform = avx2_transform,

@@ -153,6 +153,7 @@ const tagc_code_kernels tagc_code_avx512 = {
     .refit = avx512_refit,
     .round = avx512_round,
     .narrow = avx512_narrow,
+    .widen_halves = avx512_widen_halves,
     .widen = avx512_widen,
     .subtract = avx512_subtract,
     .transform = avx512_transform,

@@ -51,10 +51,14 @@ INLINE float NAME(sum)(const VEC *parts) { /* (PARTS) */
 }
 
 INLINE uint32_t NAME(top)(UVEC v) {
-    uint32_t top = 0;
-    for (int i = 0; i < WIDTH; i++)
-        if (v[i] > top) top = v[i];
-    return top;
+#if WIDTH >= 16
+    v = NAME(max)(v, PARTNERS(v, 8));
+#endif
+#if WIDTH >= 8
+    v = NAME(max)(v, PARTNERS(v, 4));
+#endif
+    v = NAME(max)(v, PARTNERS(v, 2));
+    return NAME(max)(v, PARTNERS(v, 1))[0];
 }
 
 /* ---- blocks of values ---- */
@@ -189,21 +193,37 @@ KERNEL void NAME(round)(int values, float level, float scale, const float *x, si
         NAME(round_as)(TAGC_VALUES_SIGN, 1, level, scale, x, n, decoded, errors, packed);
 }
 
+INLINE UVEC NAME(half_of)(VEC v) {
+    UVEC bits = (UVEC)NAME(magnitude)(v), half = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    half -= (half + 0x80u) >> 15; /* not up to Inf */
+    return half | ((UVEC)v & 0x80000000u) >> 16;
+}
+
 KERNEL void NAME(narrow)(const float *x, size_t n, float *decoded, float *errors, uint8_t *halves) {
-    for (size_t i = 0; i < n; i += WIDTH) {
-        size_t n_here = n - i < WIDTH ? n - i : WIDTH;
-        VEC v = n_here < WIDTH ? NAME(load_part)(x + i, n_here) : NAME(load)(x + i);
-        UVEC sign = (UVEC)v & 0x80000000u, bits = (UVEC)NAME(magnitude)(v);
-        UVEC half = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-        half -= half >> 7 & half >> 8 & half >> 9 & half >> 10 & half >> 11 & half >> 12 & half >> 13 &
-                half >> 14;
-        half |= sign >> 16;
-        VEC out = (VEC)(half << 16), error = NAME(lost)(v, out);
-        uint8_t narrow[2 * WIDTH];
-        NAME(halves)(half, narrow);
-        memcpy(halves + 2 * i, narrow, 2 * n_here);
-        if (errors) memcpy(errors + i, &error, n_here * sizeof *errors);
-        if (decoded) memcpy(decoded + i, &out, n_here * sizeof *decoded);
+    size_t i = 0;
+    for (; i + WIDTH <= n; i += WIDTH) {
+        VEC v = NAME(load)(x + i);
+        UVEC half = NAME(half_of)(v);
+        NAME(halves)(half, halves + 2 * i);
+        if (errors) NAME(store)(errors + i, NAME(lost)(v, (VEC)(half << 16)));
+        if (decoded) NAME(store)(decoded + i, (VEC)(half << 16));
+    }
+    if (i == n) return;
+    VEC v = NAME(load_part)(x + i, n - i);
+    UVEC half = NAME(half_of)(v);
+    VEC out = (VEC)(half << 16), error = NAME(lost)(v, out);
+    uint8_t last[2 * WIDTH];
+    NAME(halves)(half, last);
+    memcpy(halves + 2 * i, last, 2 * (n - i));
+    if (errors) memcpy(errors + i, &error, (n - i) * sizeof *errors);
+    if (decoded) memcpy(decoded + i, &out, (n - i) * sizeof *decoded);
+}
+
+KERNEL void NAME(widen_halves)(const uint8_t *halves, size_t n, float *out) {
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half; /* plain enough for the compiler's own vectors */
+        memcpy(&half, halves + 2 * i, sizeof half);
+        out[i] = tagc_bits_float((uint32_t)half << 16);
     }
 }
 

@@ -36,6 +36,7 @@ typedef struct tagc_code_kernels {
     void (*round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
                   float *errors, uint8_t *packed);
     void (*narrow)(const float *x, size_t n, float *decoded, float *errors, uint8_t *halves);
+    void (*widen_halves)(const uint8_t *halves, size_t n, float *out);
     /* Values [first, first + n) of an integer format; first a multiple of LANES. */
     void (*widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
                   size_t first, size_t n, float *out);

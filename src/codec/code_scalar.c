@@ -73,6 +73,7 @@ const tagc_code_kernels tagc_code_scalar = {
     .refit = scalar_refit,
     .round = scalar_round,
     .narrow = scalar_narrow,
+    .widen_halves = scalar_widen_halves,
     .widen = scalar_widen,
     .subtract = scalar_subtract,
     .transform = scalar_transform,

@@ -228,6 +228,10 @@ size_t tagc_gaps_bytes(const tagc_gaps *gaps, const uint8_t *bytes) {
     return cursor.offset;
 }
 
+size_t tagc_gaps_next_items(const uint8_t *bytes, const tagc_gaps_cursor *cursor) {
+    return tagc_load16(bytes + HEADER + ENTRY * cursor->chunk);
+}
+
 size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cursor *cursor,
                       uint32_t *positions) {
     const uint8_t *entry = bytes + HEADER + ENTRY * cursor->chunk, *from = bytes + cursor->offset;

@@ -57,6 +57,8 @@ size_t tagc_gaps_items(const uint8_t *bytes); /* of a valid code */
 size_t tagc_gaps_bytes(const tagc_gaps *gaps, const uint8_t *bytes);
 void tagc_gaps_seek(const tagc_gaps *gaps, const uint8_t *bytes, size_t chunk, tagc_gaps_cursor *cursor);
 size_t tagc_gaps_chunk_elems(const tagc_gaps *gaps, size_t chunk);
+/* Items of the chunk at the cursor. */
+size_t tagc_gaps_next_items(const uint8_t *bytes, const tagc_gaps_cursor *cursor);
 /* Positions, from the chunk's first element, of the items of the chunk at the cursor, which moves on; returns how many.
  * positions: room for as many, and TAGC_GAPS_SLACK. */
 size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cursor *cursor,

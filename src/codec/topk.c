@@ -191,16 +191,36 @@ static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *
     }
 }
 
-/* Adds the cursor's chunk of one body to sums (chunk). */
-static void add_chunk(const decode_job *job, const chunk_room *room, int body, tagc_gaps_cursor *cursor,
-                      float *sums) {
+/* Adds the cursor's chunk of one body to sums (chunk); positions: what next asks for. Returns its items. */
+static size_t add_chunk(const decode_job *job, const chunk_room *room, int body, tagc_gaps_cursor *cursor,
+                        uint32_t *positions, float *sums) {
     const uint8_t *bytes = job->bodies[body].bytes;
     size_t first = cursor->item / TAGC_CODE_LANES * TAGC_CODE_LANES, n_before = cursor->item - first;
-    size_t n = tagc_gaps_next(&job->gaps, bytes, cursor, room->positions);
+    size_t n = tagc_gaps_next(&job->gaps, bytes, cursor, positions);
     tagc_values_decode(&job->format, bytes + job->n_index_bytes[body], first, n_before + n,
                        job->n_items[body], room->values);
     const float *values = room->values + n_before;
-    for (size_t i = 0; i < n; i++) sums[room->positions[i]] += job->scale * values[i];
+    for (size_t i = 0; i < n; i++) sums[positions[i]] += job->scale * values[i];
+    return n;
+}
+
+/* A chunk whose sums nobody needs to read: made beside the cache's reach and written around it. room->sums is zero before
+ * and after; where few were touched, they alone are made zero again. */
+static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps_cursor *cursors, float *to,
+                        size_t n) {
+    size_t n_touched = 0, n_listed = n / 8;
+    for (int b = 0; b < job->n_bodies; b++) {
+        uint32_t *positions = room->positions + (n_touched < n_listed ? n_touched : 0);
+        size_t n_most = tagc_gaps_next_items(job->bodies[b].bytes, &cursors[b]);
+        if (n_touched + n_most > n_listed) positions = room->positions, n_touched = n_listed;
+        size_t n_here = add_chunk(job, room, b, &cursors[b], positions, room->sums);
+        if (n_touched < n_listed) n_touched += n_here;
+    }
+    job->gaps.kernels->copy_around(to, room->sums, n);
+    if (n_touched == n_listed)
+        memset(room->sums, 0, n * sizeof *room->sums);
+    else
+        for (size_t i = 0; i < n_touched; i++) room->sums[room->positions[i]] = 0;
 }
 
 static void decode_work(void *arg, int index, int n_threads) {
@@ -212,12 +232,16 @@ static void decode_work(void *arg, int index, int n_threads) {
     size_t begin = gaps->n_chunks * (size_t)index / (size_t)n_threads;
     int around = !job->add && job->options->n >= BEYOND_CACHE;
     for (int b = 0; b < job->n_bodies; b++) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
+    if (around) memset(room->sums, 0, gaps->chunk * sizeof *room->sums);
     for (size_t c = begin; c < end; c++) {
-        float *to = job->sums + c * gaps->chunk, *sums = around ? room->sums : to;
+        float *sums = job->sums + c * gaps->chunk;
         size_t n = tagc_gaps_chunk_elems(gaps, c);
+        if (around) {
+            write_chunk(job, room, cursors, sums, n);
+            continue;
+        }
         if (!job->add) memset(sums, 0, n * sizeof *sums);
-        for (int b = 0; b < job->n_bodies; b++) add_chunk(job, room, b, &cursors[b], sums);
-        if (around) gaps->kernels->copy_around(to, sums, n);
+        for (int b = 0; b < job->n_bodies; b++) add_chunk(job, room, b, &cursors[b], room->positions, sums);
     }
 }
 

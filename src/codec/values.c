@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { N_REFITS = 2 };
+enum { N_REFITS = 2, PIECE = 1024, INF_BITS = 0x7f800000 };
 
 #define TRANSFORM_LIMIT 0x1p100f /* a block with larger values is not sent: its transform might overflow */
 
@@ -36,10 +36,6 @@ static size_t n_blocks(const tagc_value_format *format, size_t n) {
 
 static size_t packed_bytes(const tagc_value_format *format, size_t n) {
     return (size_t)(((uint64_t)n * (unsigned)bits_per_value(format->values) + 7) / 8);
-}
-
-tagc_value_format tagc_values_format(int values, int block, int sparse, int rotate) {
-    return (tagc_value_format){values, block, sparse, rotate && has_scales(values), tagc_code_best()};
 }
 
 size_t tagc_values_bytes(const tagc_value_format *format, size_t n) {
@@ -80,6 +76,16 @@ static uint32_t largest_scale(const tagc_value_format *format) {
     return bf16_below(FLT_MAX / room / largest_multiple(format));
 }
 
+tagc_value_format tagc_values_format(int values, int block, int sparse, int rotate) {
+    tagc_value_format format = {.values = values,
+                                .block = block,
+                                .sparse = sparse,
+                                .rotate = rotate && has_scales(values),
+                                .kernels = tagc_code_best()};
+    format.largest_scale = largest_scale(&format);
+    return format;
+}
+
 /* ---- encode ---- */
 
 static float wanted_scale(const tagc_value_format *format, const float *x, size_t n) {
@@ -103,7 +109,7 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
 static uint32_t scale_of(const tagc_value_format *format, const float *x, size_t n) {
     float wanted = wanted_scale(format, x, n);
     if (wanted < FLT_MIN) return 0;
-    uint32_t scale = bf16_nearest(wanted), most = largest_scale(format);
+    uint32_t scale = bf16_nearest(wanted), most = format->largest_scale;
     return scale < most ? scale : most;
 }
 
@@ -166,15 +172,25 @@ void tagc_values_encode(const tagc_value_format *format, const float *values, fl
 
 /* ---- decode ---- */
 
-int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, size_t n) {
-    uint32_t exponent = 0x7f80u, n_bad = 0, bits = (uint32_t)bits_per_value(format->values);
-    if (!has_scales(format->values)) {
-        for (size_t i = 0; i < n; i++)
-            n_bad += (tagc_load16(bytes + (i + 1) * bits / 8 - 2) & exponent) == exponent;
-        return n_bad == 0;
+static int all_finite(const tagc_value_format *format, const uint8_t *bytes, size_t n) {
+    float values[PIECE];
+    size_t width = (size_t)bits_per_value(format->values) / 8;
+    for (size_t i = 0; i < n; i += PIECE) {
+        size_t n_here = n - i < PIECE ? n - i : PIECE;
+        if (format->values == TAGC_VALUES_FP32)
+            memcpy(values, bytes + width * i, width * n_here);
+        else
+            format->kernels->widen_halves(bytes + width * i, n_here, values);
+        if (format->kernels->largest(values, n_here) >= INF_BITS) return 0;
     }
+    return 1;
+}
+
+int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, size_t n) {
+    if (!has_scales(format->values)) return all_finite(format, bytes, n);
+    uint32_t n_bad = 0, bits = (uint32_t)bits_per_value(format->values);
     size_t n_scales = n_blocks(format, n), n_rest = n * bits % 8;
-    uint32_t most = largest_scale(format);
+    uint32_t most = format->largest_scale;
     for (size_t i = 0; i < n_scales; i++) {
         uint32_t scale = tagc_load16(bytes + 2 * i);
         n_bad += scale > most || (scale > 0 && scale < 0x80u);
@@ -191,8 +207,7 @@ void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, s
         return;
     }
     if (format->values == TAGC_VALUES_BF16) {
-        for (size_t i = 0; i < n; i++)
-            values[i] = tagc_bits_float(tagc_load16(bytes + 2 * (first + i)) << 16);
+        format->kernels->widen_halves(bytes + 2 * first, n, values);
         return;
     }
     format->kernels->widen(format->values, level_of_int2(format), bytes, format->block,

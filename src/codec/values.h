@@ -28,6 +28,7 @@ typedef struct tagc_value_format {
     int block;  /* a power of two in [16, 4096] */
     int sparse; /* the values are the largest of many: none is near zero */
     int rotate; /* integers: each whole block is transformed (Hadamard, orthonormal); a shorter last one is not */
+    uint32_t largest_scale;           /* bits of a bf16 */
     const tagc_code_kernels *kernels; /* the best; tests put another here */
 } tagc_value_format;
 
