@@ -10,7 +10,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 
 static tagc_status read_engine(const json_t *options, tagc_fsdp_options *out) {
     tagc_fsdp_options_init(out);
-    out->sharding = (int)json_object_size(options) % 3;
+    int n = (int)json_object_size(options);
+    out->sharding = n % 4;
+    out->reducer.exchange = n / 4 % 4;
+    out->mild.exchange = n % 2 ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+    out->two_level = n % 2;
+    out->ranks_per_host = 1 + n % 3;
     return TAGC_OK;
 }
 
@@ -23,8 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     if (tagc_points_read(&points, path, read_engine) == TAGC_OK)
         for (int i = 0; i < points.n_points; i++) {
             const tagc_point *p = &points.points[i];
-            if (!(p->total_s > 0) || !(p->union_density <= 1) || p->setup.world_size < 1 ||
-                p->setup.world_size % p->setup.n_hosts != 0 ||
+            if (!(p->total_s > 0) || !(p->union_density <= 1) || !(p->setup.kept_density <= 1) ||
+                p->setup.world_size < 1 || p->setup.world_size % p->setup.n_hosts != 0 ||
                 tagc_gpt2_config_check(&p->setup.model) != TAGC_OK)
                 abort();
         }

@@ -258,6 +258,7 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         "union_density", row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
     json_object_set_new(json, "union_source",
                         row->union_source ? json_string(row->union_source) : json_null());
+    json_object_set_new(json, "n_mild", json_integer((json_int_t)v->n_mild));
     json_object_set_new(json, "kept_density",
                         row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());
     json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());

@@ -261,6 +261,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     int per_host = setup->world_size / setup->n_hosts;
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
+    volume->n_mild = d.layout->n_mild;
     find_unpeeled(&d, volume);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];

@@ -59,7 +59,7 @@ typedef struct tagc_plan_volume {
     double n_bytes[TAGC_N_LEGS];      /* sent by one rank in an optimizer step, mean over ranks */
     double n_host_bytes[TAGC_N_LEGS]; /* of these, sent by all ranks of one host to other hosts */
     double n_bytes_compressed; /* gradients' index, values, leftovers and results of compressed flats alone */
-    uint64_t n_params, n_compressed;
+    uint64_t n_params, n_compressed, n_mild;
     double load;     /* of the fullest sketch: items per cell; 0 without sketches */
     double unpeeled; /* share of the unions that sketches cannot give back: none up to a load of 0.818 */
 } tagc_plan_volume;

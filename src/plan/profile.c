@@ -202,7 +202,8 @@ static double touched(const tagc_point *point, int is_mild, const tagc_reducer_o
 /* Where a bench measured no codec and no memory by themselves: what phases took in the iterations of an arm. */
 static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, tagc_point *point) {
     const tagc_reducer_options *reducers[] = {&point->setup.engine.reducer, &point->setup.engine.mild};
-    double n_values[] = {n_compressed, json_number_value(json_object_get(arm, "n_mild"))}, n_coded = 0;
+    double n_values[] = {n_compressed, fmax(json_number_value(json_object_get(arm, "n_mild")), 0)},
+           n_coded = 0;
     for (int k = 0; k < 2; k++) n_coded += reducers[k]->exchange != TAGC_EXCHANGE_DENSE ? n_values[k] : 0;
 
     const json_t *iterations = json_object_get(arm, "iterations");

@@ -26,6 +26,7 @@ static const struct {
     {"packed", TAGC_PLACE_ZERO3, TAGC_EXCHANGE_PACKED, 0.9875, 0, 0},
     {"tagc-10x", TAGC_PLACE_ZERO3, TAGC_EXCHANGE_SKETCH, 0.9875, 10, 0},
     {"zero2-packed", TAGC_PLACE_ZERO2, TAGC_EXCHANGE_PACKED, 0.9875, 0, 1},
+    {"all-legs", TAGC_PLACE_ZERO2, TAGC_EXCHANGE_DIRECT, 0.95, 0, 1},
 };
 enum { N_ARMS = sizeof arms / sizeof arms[0], N_SAMPLES = 3 };
 
@@ -39,6 +40,10 @@ static void set_arm(int arm, tagc_fsdp_options *out) {
         out->reducer.ratio = arms[arm].ratio;
     }
     out->dense_wire = out->gather_wire = arms[arm].is_bf16;
+    if (arms[arm].exchange != TAGC_EXCHANGE_DIRECT) return;
+    out->gather_wire = TAGC_GATHER_DELTA4;
+    out->mild = out->reducer;
+    out->mild.sparsity = 0;
 }
 
 /* The options of these results hold the number of the arm. */
@@ -60,7 +65,16 @@ static tagc_costs hidden_costs(void) {
     c.cpu_s_per_byte = 8e-10;
     c.poll_cores = 0.15;
     c.cores = 2;
-    c.n_codec = 2;
+    c.n_codec = 4;
+    c.gather[TAGC_GATHER_DELTA4] = (tagc_gather_cost){.encode_s = 4e-10, .decode_s = 6e-10, .weight = 1};
+    c.codec[2] = (tagc_codec_cost){.exchange = TAGC_EXCHANGE_DIRECT,
+                                   .values = TAGC_VALUES_INT4,
+                                   .sparsity = 0.95,
+                                   .union_density = 0.05,
+                                   .elem_s = {8e-10, 0, 1e-10, 2e-10}};
+    c.codec[3] = c.codec[2]; /* what is left milder: every element */
+    c.codec[3].sparsity = 0;
+    c.codec[3].union_density = 1;
     for (int i = 0; i < 2; i++)
         c.codec[i] = (tagc_codec_cost){.exchange = i ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED,
                                        .sparsity = 0.9875,
@@ -73,6 +87,13 @@ static tagc_costs hidden_costs(void) {
 static double noise(unsigned *state, double most) {
     *state = *state * 1664525u + 1013904223u;
     return most * ((double)(*state >> 8) / 8388608.0 - 1);
+}
+
+static const char *const exchanges[] = {"dense", "sketch", "packed", "direct"};
+
+/* Of hidden_costs. */
+static int codec_of(int exchange) {
+    return exchange == TAGC_EXCHANGE_PACKED ? 0 : exchange == TAGC_EXCHANGE_SKETCH ? 1 : 2;
 }
 
 static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, double bytes_per_s,
@@ -95,6 +116,7 @@ static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, 
         tagc_plan_volume v;
         assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
         double n_compressed = arms[arm].exchange < 0 ? 0 : (double)v.n_compressed;
+        int is_direct = arms[arm].exchange == TAGC_EXCHANGE_DIRECT;
         json_t *iterations = json_array();
         for (int i = 0; i < N_SAMPLES; i++) {
             double factor = 1 + noise(&state, most_noise);
@@ -105,18 +127,26 @@ static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, 
                                             f.wait_reduce_s * factor, "optimizer_s", f.optimizer_s));
         }
         json_array_append_new(list,
-                              json_pack("{s:s, s:{s:i}, s:f, s:f, s:o}", "name", arms[arm].name, "options",
-                                        "arm", arm, "n_compressed", n_compressed, "n_union",
-                                        n_compressed * tagc_setup_union(&setup), "iterations", iterations));
+                              json_pack("{s:s, s:{s:i}, s:f, s:f, s:f, s:f, s:o}", "name", arms[arm].name,
+                                        "options", "arm", arm, "n_compressed", n_compressed, "n_union",
+                                        is_direct ? 0 : n_compressed * tagc_setup_union(&setup), "n_kept",
+                                        n_compressed * (1 - arms[arm].sparsity), "n_mild", (double)v.n_mild,
+                                        "iterations", iterations));
     }
+    const tagc_gather_cost *gather = &costs->gather[TAGC_GATHER_DELTA4];
+    json_array_append_new(codec,
+                          json_pack("{s:s, s:s, s:f, s:f, s:i, s:i, s:{s:f, s:f}}", "exchange", "gather",
+                                    "wire", "delta4", "sparsity", 0.0, "ratio", 0.0, "n_elems", 1000000,
+                                    "n_tensors", 3, "phase_s", "encode", gather->encode_s * 1e6 / world_size,
+                                    "decode", gather->decode_s * 1e6));
     for (int i = 0; i < costs->n_codec; i++) {
         const tagc_codec_cost *c = &costs->codec[i];
         json_t *phases = json_object();
         for (int phase = 0; phase < TAGC_N_PHASES; phase++)
             json_object_set_new(phases, tagc_phase_name(phase), json_real(c->elem_s[phase] * 1e6));
-        json_array_append_new(codec, json_pack("{s:s, s:f, s:f, s:i, s:i, s:o}", "exchange",
-                                               c->exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed",
-                                               "sparsity", c->sparsity, "ratio", c->ratio, "n_elems", 1000000,
+        json_array_append_new(codec, json_pack("{s:s, s:s, s:f, s:f, s:i, s:i, s:o}", "exchange",
+                                               exchanges[c->exchange], "values", "int4", "sparsity",
+                                               c->sparsity, "ratio", c->ratio, "n_elems", 1000000,
                                                "n_tensors", 3, "phase_s", phases));
     }
     return json_pack(
@@ -293,10 +323,11 @@ static void arms_alone_will_do(void **state) {
         json_t *phases = json_object(), *iteration;
         size_t k;
         n_compressed = json_number_value(json_object_get(arm, "n_compressed"));
+        double n_mild = json_number_value(json_object_get(arm, "n_mild"));
         for (int phase = 0; phase < TAGC_N_PHASES; phase++) {
             double phase_s = 0;
             if (arms[i].exchange >= 0)
-                phase_s = n_compressed * hidden.codec[arms[i].exchange != TAGC_EXCHANGE_PACKED].elem_s[phase];
+                phase_s = (n_compressed + n_mild) * hidden.codec[codec_of(arms[i].exchange)].elem_s[phase];
             else if (phase == TAGC_PHASE_DECODE)
                 phase_s = (double)tagc_gpt2_n_params(&model) / 2 * 36 * hidden.byte_s;
             json_object_set_new(phases, tagc_phase_name(phase), json_real(phase_s));
@@ -312,16 +343,56 @@ static void arms_alone_will_do(void **state) {
     assert_int_equal(read_json(&points, lab, ""), TAGC_OK);
     assert_int_equal(points.n_points, N_ARMS);
     assert_true(points.points[0].link.bytes_per_s == 50e6);
-    assert_int_equal(points.n_codec, 2);
-    for (int c = 0; c < 2; c++)
-        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-            assert_true(
-                fabs(points.codec[c].elem_s[phase] /
-                         hidden.codec[points.codec[c].exchange != TAGC_EXCHANGE_PACKED].elem_s[phase] -
-                     1) < 1e-9);
+    assert_int_equal(points.n_codec, 4);
+    for (int c = 0; c < 4; c++)
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+            double elem_s = hidden.codec[codec_of(points.codec[c].exchange)].elem_s[phase];
+            assert_true(fabs(points.codec[c].elem_s[phase] - elem_s) <= 1e-9 * elem_s);
+        }
     assert_int_equal(tagc_costs_fit(&points, &fitted, &rms), TAGC_OK);
     print_message("arms alone: %.2f %% rms\n", 100 * rms);
     assert_true(rms < 0.02);
+    tagc_points_destroy(&points);
+}
+
+/* What direct kept is told, and flats of both classes share what the phases took; an arm that chose for itself says
+ * nothing. */
+static void direct_arms_are_read(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs();
+    tagc_points points = {0};
+    double density;
+    json_t *bench = make_bench(&hidden, 4, 4, 20e6, 0), *list = json_object_get(bench, "arms");
+    json_t *arm = json_array_get(list, N_ARMS - 1), *phases = json_object(), *iteration;
+    size_t k;
+    double n_compressed = json_number_value(json_object_get(arm, "n_compressed"));
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+        json_object_set_new(phases, tagc_phase_name(phase), json_real(1 + phase));
+    json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
+        json_object_set(iteration, "phase_s", phases);
+    json_decref(phases);
+    json_object_set_new(arm, "n_mild", json_real(n_compressed / 2));
+    json_object_set_new(arm, "n_kept", json_real(n_compressed * 0.04));
+    json_t *chosen = json_deep_copy(arm);
+    json_object_set_new(json_object_get(chosen, "options"), "exchange", json_string("auto"));
+    json_array_append_new(list, chosen);
+    for (int i = 0; i < N_ARMS - 1; i++) json_array_remove(list, 0);
+    json_object_set_new(bench, "codec", json_null());
+    assert_int_equal(read_json(&points, bench, ""), TAGC_OK);
+    assert_int_equal(points.n_points, 1);
+    assert_true(fabs(points.points[0].setup.kept_density - 0.04) < 1e-12);
+    assert_true(points.points[0].union_density < 0);
+    assert_int_equal(tagc_points_kept(&points, 0.95, &density), 1);
+    assert_true(fabs(density - 0.04) < 1e-12);
+    assert_int_equal(tagc_points_kept(&points, 0.9, &density), 0);
+    assert_int_equal(tagc_points_union(&points, 0.95, 4, &density), 0);
+    assert_int_equal(points.n_codec, 2); /* positions, and blocks of the mild flats */
+    for (int c = 0; c < 2; c++) {
+        assert_int_equal(points.codec[c].exchange, TAGC_EXCHANGE_DIRECT);
+        assert_true(points.codec[c].sparsity == (c ? 0 : 0.95));
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            assert_true(fabs(points.codec[c].elem_s[phase] * 1.5 * n_compressed - (1 + phase)) < 1e-9);
+    }
     tagc_points_destroy(&points);
 }
 
@@ -355,6 +426,7 @@ int main(void) {
         cmocka_unit_test(what_is_missing_is_named),
         cmocka_unit_test(torn_files_are_refused),
         cmocka_unit_test(arms_alone_will_do),
+        cmocka_unit_test(direct_arms_are_read),
     };
     int file = mkstemp(path);
     if (file < 0) return 1;
