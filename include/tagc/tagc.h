@@ -311,8 +311,8 @@ typedef struct tagc_gatherer_options {
     int wire;            /* tagc_gather, default FP32 */
     int ranks_per_host; /* [0, W], divides W; 0 (default): W. Only ranks of one host exchange: shard is row l of full
                            (ranks_per_host, shard), shard = n_elems / ranks_per_host */
-    int check_every; /* [0, 2^31), default 0 (never): every so many gathers all ranks compare a checksum of their deltas'
-                        replicas; TAGC_ERR_CORRUPT on all where they differ */
+    int check_every; /* [0, 2^31), default 0 (never): the ranks compare checksums of their replicas with every
+                        so many gathers; TAGC_ERR_CORRUPT on all where they differ. Deltas */
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init(tagc_gatherer_options *options);
@@ -320,8 +320,13 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
                                           tagc_gatherer **out); /* collective */
 
 /* Collective. Starts the gather of every rank's `shard` (shard) into `full` (W, shard). shard may be row `rank` of
- * full. Both must be left alone until _end. Gathers may overlap reducers and are ordered among themselves. */
+ * full, but for deltas must lie apart, and full must be the array of the last gather with the values it left there. Both
+ * must be left alone until _end. Gathers may overlap reducers and each other, and are ordered among themselves.
+ * NaN and Inf travel; with deltas the whole row of an owner who has one is NaN on all ranks, until a gather of finite
+ * values, which is whole. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
+/* Waits for what _begin started. Deltas: a rank that got a damaged message returns TAGC_ERR_CORRUPT, all others do so from
+ * the next gather, and the one after that is whole. */
 TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);
 /* The next gather is whole; collective in effect. For when `full` or the shard was changed from outside. */
 TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);

@@ -7,16 +7,9 @@
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define KERNEL TARGET static
 
-/* The sign says where the largest lies: at the lowest code, of which there is one more than at the other end. */
-INLINE uint16_t NAME(choose_scale)(int bits, const float *restrict difference) {
-    int32_t up = 0, down = 0; /* largest of the positive ones, largest magnitude of the others */
-    for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
-        int32_t as_integer, flipped;
-        memcpy(&as_integer, &difference[i], sizeof as_integer);
-        flipped = (int32_t)((uint32_t)as_integer ^ 0x80000000u);
-        up = as_integer > up ? as_integer : up;
-        down = flipped > down ? flipped : down;
-    }
+/* The sign says where the largest lies: at the lowest code, of which there is one more than at the other end.
+ * up: the largest of the positive differences, down: the largest magnitude of the others, as bits. */
+INLINE uint16_t NAME(choose_scale)(int bits, int32_t up, int32_t down) {
     int32_t largest = up > down ? up : down;
     if (largest >= 0x7f800000) return SCALE_NAN;
     float scale;
@@ -28,38 +21,53 @@ INLINE uint16_t NAME(choose_scale)(int bits, const float *restrict difference) {
     return (uint16_t)((rounded + 0x7fffu + (rounded >> 16 & 1)) >> 16 | (up > down ? 0x8000u : 0));
 }
 
-/* To the nearest integer, ties to even: what is left of the fraction is cut off by adding 1.5 * 2^23. */
-INLINE void NAME(to_integers)(const float *restrict difference, float inverse, int32_t n_half,
-                              int32_t *restrict integers) {
+INLINE void NAME(differ)(const float *restrict values, const float *restrict base, float *restrict difference,
+                         int32_t *restrict up, int32_t *restrict down) {
+    int32_t most = 0, least = 0;
     for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) {
-        float shifted = difference[i] * inverse + 12582912.0f;
-        int32_t integer;
-        memcpy(&integer, &shifted, sizeof integer);
-        integer -= 0x4b400000;
-        integer = integer >= n_half ? n_half - 1 : integer;
-        integers[i] = integer < -n_half ? -n_half : integer;
+        int32_t as_integer, flipped;
+        difference[i] = base ? values[i] - base[i] : values[i];
+        memcpy(&as_integer, &difference[i], sizeof as_integer);
+        flipped = (int32_t)((uint32_t)as_integer ^ 0x80000000u);
+        most = as_integer > most ? as_integer : most;
+        least = flipped > least ? flipped : least;
     }
+    *up = most;
+    *down = least;
+}
+
+/* From 0 on. To the nearest integer, ties to even: the fraction is cut off by adding 1.5 * 2^23, to which the middle code
+ * is added as well. */
+INLINE uint32_t NAME(code_of)(float difference, float inverse, int32_t n_half) {
+    float shifted = difference * inverse + 12582912.0f;
+    int32_t code;
+    memcpy(&code, &shifted, sizeof code);
+    code -= 0x4b400000 - n_half;
+    code = code > 2 * n_half - 1 ? 2 * n_half - 1 : code;
+    return (uint32_t)(code < 0 ? 0 : code);
 }
 
 KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float *restrict base,
                              uint8_t *restrict codes) {
     enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
     float difference[TAGC_DELTA_BLOCK];
-    int32_t q[TAGC_DELTA_BLOCK];
-    if (base)
-        for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) difference[i] = values[i] - base[i];
+    int32_t up = 0, down = 0;
+    if (base) /* once each, for compilers that make no vectors of a loop with a choice in it */
+        NAME(differ)(values, base, difference, &up, &down);
     else
-        memcpy(difference, values, sizeof difference);
-    uint16_t scale = NAME(choose_scale)(bits, difference);
-    NAME(to_integers)(difference, inverse_of(scale), (int32_t)1 << (bits - 1), q);
+        NAME(differ)(values, NULL, difference, &up, &down);
+    const uint16_t scale = NAME(choose_scale)(bits, up, down);
+    const float inverse = inverse_of(scale);
+#define CODE(i) NAME(code_of)(difference[i], inverse, (int32_t)1 << (bits - 1))
     if (bits == 8)
-        for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) codes[i] = (uint8_t)(q[i] + 128);
+        for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) codes[i] = (uint8_t)CODE(i);
     else if (bits == 4)
-        for (size_t i = 0; i < HALF; i++) codes[i] = (uint8_t)((q[i] + 8) | (q[i + HALF] + 8) << 4);
+        for (size_t i = 0; i < HALF; i++) codes[i] = (uint8_t)(CODE(i) | CODE(i + HALF) << 4);
     else
         for (size_t i = 0; i < QUARTER; i++)
-            codes[i] = (uint8_t)((q[i] + 2) | (q[i + QUARTER] + 2) << 2 | (q[i + 2 * QUARTER] + 2) << 4 |
-                                 (q[i + 3 * QUARTER] + 2) << 6);
+            codes[i] = (uint8_t)(CODE(i) | CODE(i + QUARTER) << 2 | CODE(i + 2 * QUARTER) << 4 |
+                                 CODE(i + 3 * QUARTER) << 6);
+#undef CODE
     return scale;
 }
 

@@ -32,6 +32,7 @@ typedef struct tagc_volume {
  * TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
                                 const tagc_volume_data *data, tagc_volume *out);
+/* Of a delta, one without checksums: neither the first nor one after a reset. */
 tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world_size, tagc_volume *out);
 
 /* The step's agreement on the norm: one number to every other rank. */

@@ -216,12 +216,26 @@ static void nothing_accumulates(void **state) {
     }
 }
 
+/* The example of docs/wire-format.md. */
+static void the_documented_block(void **state) {
+    (void)state;
+    static const uint8_t expected[] = {0xcd, 0xbd, 0x80, 0x8a, 0x38, 0x88};
+    float x[131] = {0.85f, -0.2f}, decoded[131];
+    uint8_t body[2 + 128];
+    x[130] = 0.5f;
+    assert_int_equal(tagc_delta_bytes(4, 131), sizeof body);
+    tagc_delta_encode(4, x, NULL, 131, body);
+    assert_memory_equal(body, expected, sizeof expected);
+    for (size_t i = sizeof expected; i < sizeof body; i++) assert_int_equal(body[i], 0x88);
+    tagc_delta_decode(4, body, decoded, 131);
+    assert_true(decoded[0] == 0.80078125f && decoded[1] == -0.2001953125f && decoded[130] == 0.50048828125f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_kernels_agree),
-        cmocka_unit_test(nonfinite_marks_its_block),
-        cmocka_unit_test(hostile_bytes_stay_in_place),
-        cmocka_unit_test(nothing_accumulates),
+        cmocka_unit_test(all_kernels_agree),           cmocka_unit_test(nonfinite_marks_its_block),
+        cmocka_unit_test(hostile_bytes_stay_in_place), cmocka_unit_test(nothing_accumulates),
+        cmocka_unit_test(the_documented_block),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
