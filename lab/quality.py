@@ -121,8 +121,10 @@ class Quality:
         path, steps = self.runner.scratch / "plan.json", {}
         for arm in case.arms:
             label, config, extras = split_arm(arm)
-            own = [word.removeprefix("--") for word in extras]
-            words = [self.runner.tagc, "plan", f"--arms={'+'.join([config, *own])}", f"--world-size={case.world_size}",
+            own = self.runner.scratch / "arm.conf"  # an arm's name has a length, a file has none
+            lines = [" = ".join(word.removeprefix("--").split("=", 1)) for word in extras]
+            own.write_text((ROOT / config).read_text() + "\n" + "\n".join(lines) + "\n")
+            words = [self.runner.tagc, "plan", f"--arms={own}", f"--world-size={case.world_size}",
                      *words_of(self.experiment.simulate), f"--json={path}"]
             self.runner.run_command(words)
             plans = json.loads(path.read_text())
