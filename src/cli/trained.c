@@ -64,13 +64,20 @@ static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_train
     tagc_status status = tagc_saved_read(extra, &trained->saved);
     free(extra);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", trained->path);
-    /* The engine must be laid out as it was when the checkpoint was written. */
     TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &trained->parsed));
     TAGC_TRY(tagc_saved_merge(&trained->saved, &trained->parsed, &options, &silent));
     trained->model = trained->saved.model;
+    /* Parameters travel as in training; of gradients there are none, and these ranks are on other hosts. */
     tagc_train_fsdp(&options, &engine);
-    TAGC_TRY(tagc_engine_create(rank, &trained->model, &engine, &trained->fsdp));
-    TAGC_TRY(tagc_checkpoint_load(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));
+    tagc_fsdp_options plain;
+    tagc_fsdp_options_init(&plain);
+    plain.policy = TAGC_POLICY_NONE;
+    plain.sharding = engine.sharding == TAGC_SHARD_HYBRID ? TAGC_SHARD_FULL : engine.sharding;
+    plain.wrap = engine.wrap;
+    plain.gather_wire = engine.gather_wire;
+    plain.prefetch = engine.prefetch;
+    TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
+    TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));
     free(extra);
     return TAGC_OK;
 }

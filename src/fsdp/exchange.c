@@ -56,6 +56,7 @@ tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_gatherer_options g;
     int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
+    flat->ranks_per_host = r.ranks_per_host;
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
     TAGC_TRY(tagc_recipe_make(f, flat));
@@ -153,6 +154,7 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
         tagc_reducer_options asked;
         tagc_gatherer_options gatherer;
         tagc_fsdp_exchange_options(f, &changed, &asked, &gatherer);
+        changed.ranks_per_host = asked.ranks_per_host;
         status = tagc_reducer_create(f->comm, &asked, &fresh);
     }
     if (status == TAGC_OK) {
@@ -173,6 +175,7 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     f->memory.residuals -= n_before * sizeof(float);
     flat->asked = changed.asked;
     flat->is_asked = 1;
+    flat->ranks_per_host = changed.ranks_per_host;
     flat->reducer = fresh;
     flat->recipe.sparsity = -1;
     flat->carry = is_carried ? values : NULL;

@@ -126,11 +126,13 @@ typedef struct tagc_fsdp_stats {
     double grad_norm;                   /* of the averaged gradient, before clipping */
     int skipped; /* a non-finite gradient: parameters and moments are as before, and the residuals of the
                                 flats that held it (others were sent before it was known) */
-    uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed; /* over the compressed flats */
-    uint64_t n_mild, n_mild_kept;                               /* over the mild flats */
-    uint64_t n_class_bytes_sent[TAGC_N_CLASSES];                /* of gradients, all legs */
-    double load;                                                /* largest of any sketch */
-    int peel_rounds;                                            /* largest */
+    /* Over the compressed flats. Where the ranks of a host add first, n_kept is as if each had kept as many as this
+     * one did of its part. */
+    uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed;
+    uint64_t n_mild, n_mild_kept;                /* over the mild flats */
+    uint64_t n_class_bytes_sent[TAGC_N_CLASSES]; /* of gradients, all legs */
+    double load;                                 /* largest of any sketch */
+    int peel_rounds;                             /* largest */
 } tagc_fsdp_stats;
 
 /* Collective. Waits for the exchanges, clips, updates the owned shards with learning rate `lr`.

@@ -43,6 +43,7 @@ struct tagc_flat {
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
     int is_asked, carry_sent;
+    int ranks_per_host; /* that add before they select: each selects from one part in so many */
     float *carry; /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
     tagc_recipe recipe;
 };

@@ -165,14 +165,15 @@ static int exchanges_now(const tagc_fsdp *f) {
 static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_stats *s) {
     tagc_fsdp_stats *sum = &f->stats;
     for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum->phase_s[phase] += s->time_s[phase];
+    uint64_t n_kept = s->n_kept * (uint64_t)flat->ranks_per_host;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum->n_class_bytes_sent[flat->class_] += s->n_bytes_sent[leg];
     if (flat->class_ == TAGC_CLASS_MILD) {
         sum->n_mild += flat->n_elems;
-        sum->n_mild_kept += s->n_kept;
+        sum->n_mild_kept += n_kept;
     }
     if (flat->class_ != TAGC_CLASS_COMPRESSED) return;
     sum->n_compressed += flat->n_elems;
-    sum->n_kept += s->n_kept;
+    sum->n_kept += n_kept;
     sum->n_union += s->n_union;
     sum->n_unpeeled += s->n_unpeeled;
     sum->n_lost += s->n_lost;

@@ -36,6 +36,12 @@ for way in "--sharding hybrid" "--sharding full --two-level" "--sharding grad --
 done
 run 0 train "${tiny[@]}" --no-quiet "${recipe[@]}" --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 2 --out hybrid
 grep -q "sharded over the 2 ranks of a host, 2 replicas (HSDP)" out || fail "headline: $(head -n 3 out)"
+# Other commands read it on any number of ranks, and see what training saw.
+saw=$(grep -o "validation loss [0-9.]*" out | tail -n 1 | cut -d' ' -f3)
+run 0 eval --from hybrid --data data --batches 2 --ranks 4 --batch-size 2
+grep -q "$saw" out || fail "eval of a hybrid run: $(cat out), training saw $saw"
+run 0 export --from hybrid --out hybrid.safetensors
+run 0 train "${tiny[@]}" "${recipe[@]}" --fork hybrid --sharding grad --ranks 2 --steps 4 --out forked
 run 0 train "${tiny[@]}" --compress none --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 2 --batch-size 2 --out hsdp
 run 0 train "${tiny[@]}" --compress none --sharding full --ranks 4 --steps 2 --batch-size 2 --out fsdp
 near_losses hsdp fsdp 1e-5

@@ -3,6 +3,7 @@
 #include "toy.h"
 
 #include "fsdp/internal.h"
+#include "fsdp/layout.h"
 
 typedef struct run {
     const toy_model *model;
@@ -225,6 +226,46 @@ static void gathers_stay_in_the_host(void **state) {
     free(r.result);
 }
 
+/* A layout without ranks knows what engines of hosts hold, and statistics how much their ranks kept together. */
+typedef struct held {
+    toy_model model;
+    tagc_fsdp_options options;
+} held;
+
+static void hold(tagc_comm *comm, void *arg) {
+    held *h = arg;
+    tagc_fsdp *f;
+    tagc_layout *layout;
+    tagc_fsdp_memory memory;
+    tagc_fsdp_stats stats;
+    CHECK_OK(tagc_fsdp_create(comm, h->model.tensors, h->model.n_tensors, &h->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    CHECK_OK(tagc_layout_create(h->model.tensors, h->model.n_tensors, &h->options, f->world_size, &layout));
+    tagc_fsdp_memory_used(f, &memory);
+    CHECK(memory.parameters == layout->memory.parameters && memory.gradients == layout->memory.gradients);
+    CHECK(memory.optimizer == layout->memory.optimizer && memory.residuals == layout->memory.residuals);
+    CHECK(layout->n_mild == tagc_fsdp_n_mild(f) && layout->n_mild > 0);
+    toy_step(&h->model, comm, f, 1, 0, 0.01, &stats);
+    double share = (double)stats.n_kept / (double)stats.n_compressed;
+    if (f->world_size > h->options.ranks_per_host) CHECK(share > 0.05 && share < 0.15);
+    tagc_layout_destroy(layout);
+    tagc_fsdp_destroy(f);
+}
+
+static void layouts_know_hosts(void **state) {
+    (void)state;
+    held h;
+    toy_gpt(&h.model, 2, 24, 0);
+    recipe(&h.options);
+    h.options.two_level = 1;
+    for (int w = 0; w < N_WORLDS; w++)
+        for (int sharding = 0; sharding < 4; sharding++) {
+            h.options.sharding = sharding;
+            h.options.ranks_per_host = worlds[w][1];
+            toy_run(worlds[w][0], hold, &h);
+        }
+}
+
 /* ---- refusals ---- */
 
 typedef struct refusal {
@@ -274,6 +315,7 @@ int main(void) {
         cmocka_unit_test(hybrid_is_exact),          cmocka_unit_test(two_levels_are_exact),
         cmocka_unit_test(low_bits_train_in_hosts),  cmocka_unit_test(classes_are_counted),
         cmocka_unit_test(gathers_stay_in_the_host), cmocka_unit_test(nonsense_is_refused),
+        cmocka_unit_test(layouts_know_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
