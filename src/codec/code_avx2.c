@@ -57,6 +57,19 @@ ALWAYS void avx2_halves(UVEC half, uint8_t *out) {
 
 #include "codec/code_body.h"
 
+/* The codes of WIDTH indices one by one, with escapes skipped. */
+ALWAYS size_t avx2_fill(const uint32_t *indices, int escape, float inverse, uint8_t *codes, size_t at) {
+    IVEC wide = avx2_gaps(indices), escapes = avx2_escapes(wide, inverse), rest = wide - escapes * escape;
+    int32_t skip[WIDTH], code[WIDTH];
+    memcpy(skip, &escapes, sizeof skip);
+    memcpy(code, &rest, sizeof code);
+    for (int lane = 0; lane < WIDTH; lane++) {
+        at += (uint32_t)skip[lane];
+        codes[at++] = (uint8_t)code[lane];
+    }
+    return at;
+}
+
 #include "codec/code_bmi2.h"
 
 TARGET static size_t avx2_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {

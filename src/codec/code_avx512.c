@@ -13,7 +13,7 @@ typedef int32_t avx512_ivec __attribute__((vector_size(64)));
 #define VEC avx512_vec
 #define UVEC avx512_uvec
 #define IVEC avx512_ivec
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi2,popcnt")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi2,lzcnt,popcnt")))
 #define WIDTH 16
 #define NAME(x) avx512_##x
 #define PARTNERS(v, half)                                                                                    \
@@ -71,6 +71,43 @@ ALWAYS void avx512_halves(UVEC half, uint8_t *out) {
 
 #include "codec/code_body.h"
 
+TARGET static inline __m512i prefix_sums(__m512i v) {
+    const __m512i zero = _mm512_setzero_si512();
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 15));
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 14));
+    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 12));
+    return _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 8));
+}
+
+/* The codes of WIDTH indices one by one, with escapes skipped. */
+ALWAYS size_t avx512_fill_singly(const uint32_t *indices, int escape, float inverse, uint8_t *codes,
+                                 size_t at) {
+    IVEC wide = avx512_gaps(indices), escapes = avx512_escapes(wide, inverse), rest = wide - escapes * escape;
+    int32_t skip[WIDTH], code[WIDTH];
+    memcpy(skip, &escapes, sizeof skip);
+    memcpy(code, &rest, sizeof code);
+    for (int lane = 0; lane < WIDTH; lane++) {
+        at += (uint32_t)skip[lane];
+        codes[at++] = (uint8_t)code[lane];
+    }
+    return at;
+}
+
+/* All at once where they take at most 64 bytes: codes are moved to where escapes leave them. */
+ALWAYS size_t avx512_fill(const uint32_t *indices, int escape, float inverse, uint8_t *codes, size_t at) {
+    const __m512i one = _mm512_set1_epi32(1), bit = _mm512_set1_epi64(1);
+    IVEC wide = avx512_gaps(indices), escapes = avx512_escapes(wide, inverse), rest = wide - escapes * escape;
+    if (_mm512_cmpgt_epi32_mask((__m512i)escapes, _mm512_set1_epi32(3))) /* 16 * 4 = 64 */
+        return avx512_fill_singly(indices, escape, inverse, codes, at);
+    __m512i ends = prefix_sums(_mm512_add_epi32((__m512i)escapes, one)), places = _mm512_sub_epi32(ends, one);
+    __m512i low = _mm512_sllv_epi64(bit, _mm512_cvtepu32_epi64(_mm512_castsi512_si256(places)));
+    __m512i high = _mm512_sllv_epi64(bit, _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(places, 1)));
+    __mmask64 is_item = (__mmask64)_mm512_reduce_or_epi64(_mm512_or_si512(low, high));
+    __m512i bytes = _mm512_castsi128_si512(_mm512_cvtepi32_epi8((__m512i)rest));
+    _mm512_storeu_si512(codes + at, _mm512_mask_expand_epi8(_mm512_set1_epi8(-1), is_item, bytes));
+    return at + 64 - (size_t)_lzcnt_u64(is_item);
+}
+
 #include "codec/code_bmi2.h"
 
 /* How 16 codes lie in 2 * bits bytes: lane j begins at bit j * bits, and two 16-bit words hold all of it. */
@@ -93,14 +130,6 @@ TARGET static inline __m512i unpack_codes(const unpacking *u, const uint8_t *byt
     __m512i packed = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(u->inside, bytes));
     __m512i words = _mm512_permutexvar_epi16(u->words, packed);
     return _mm512_and_si512(_mm512_srlv_epi32(words, u->shifts), u->escape);
-}
-
-TARGET static inline __m512i prefix_sums(__m512i v) {
-    const __m512i zero = _mm512_setzero_si512();
-    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 15));
-    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 14));
-    v = _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 12));
-    return _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 8));
 }
 
 TARGET static size_t avx512_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {

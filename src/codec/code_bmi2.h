@@ -1,4 +1,5 @@
-/* Writing codes of gaps where pext is there: included after code_body.h by the tables that have it. */
+/* Writing codes of gaps where pext is there: included after code_body.h by the tables that have it, with NAME(fill), which
+ * writes the bytes of WIDTH indices from codes[at] on (and at most 64) and returns where the next ones begin. */
 
 /* Packs codes (n_codes, then zeros up to a multiple of 8). */
 INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, uint8_t *bytes) {
@@ -18,7 +19,7 @@ INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, ui
 /* Codes of at most 8 bits as bytes first, escapes being what is there already: no branch for a gap. */
 KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
                               uint8_t *bytes) {
-    uint8_t codes[TAGC_CODE_MAX_CODES + LANES];
+    uint8_t codes[TAGC_CODE_MAX_CODES + 64];
     const int escape = (1 << bits) - 1;
     const float inverse = 1.0f / (float)escape;
     if (bits > 8 || n == 0) {
@@ -26,27 +27,17 @@ KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, 
         return;
     }
     memset(codes, 255, n_codes);
-    memset(codes + n_codes, 0, LANES);
     uint32_t gap = indices[0] - next;
     size_t at = NAME(escapes_of)(gap, inverse), i = 1;
     codes[at] = (uint8_t)(gap - at * (uint32_t)escape);
     at++;
-    for (; i + WIDTH <= n; i += WIDTH) {
-        IVEC wide = NAME(gaps)(indices + i), escapes = NAME(escapes)(wide, inverse);
-        IVEC rest = wide - escapes * escape;
-        int32_t skip[WIDTH], code[WIDTH];
-        memcpy(skip, &escapes, sizeof skip);
-        memcpy(code, &rest, sizeof code);
-        for (int lane = 0; lane < WIDTH; lane++) {
-            at += (uint32_t)skip[lane];
-            codes[at++] = (uint8_t)code[lane];
-        }
-    }
+    for (; i + WIDTH <= n; i += WIDTH) at = NAME(fill)(indices + i, escape, inverse, codes, at);
     for (; i < n; i++) {
         gap = indices[i] - indices[i - 1] - 1;
         uint32_t skip = NAME(escapes_of)(gap, inverse);
         at += skip;
         codes[at++] = (uint8_t)(gap - skip * (uint32_t)escape);
     }
+    memset(codes + n_codes, 0, 8);
     NAME(write_bytes)(codes, n_codes, bits, bytes);
 }

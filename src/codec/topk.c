@@ -208,7 +208,7 @@ static size_t add_chunk(const decode_job *job, const chunk_room *room, int body,
  * and after; where few were touched, they alone are made zero again. */
 static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps_cursor *cursors, float *to,
                         size_t n) {
-    size_t n_touched = 0, n_listed = n / 8;
+    size_t n_touched = 0, n_listed = n / 16;
     for (int b = 0; b < job->n_bodies; b++) {
         uint32_t *positions = room->positions + (n_touched < n_listed ? n_touched : 0);
         size_t n_most = tagc_gaps_next_items(job->bodies[b].bytes, &cursors[b]);
