@@ -165,32 +165,35 @@ def read(path, quick=False):
         _check(f"{path} [[case]]", case, PLACE_KEYS)
     if quick:
         settings, cases = _merged(settings, quicker), [_merged(case, quicker) for case in cases]
-    _check_whole(path, settings)
+    _check_whole(path, settings, cases)
     place = _merged(DEFAULTS, {key: value for key, value in settings.items() if key in PLACE_KEYS})
     made = [Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
             for case in cases]
     return Experiment(path.stem, {**settings, "case": cases, "is_quick": quick}, made)
 
 
-def _check_whole(path, settings):
+def _check_whole(path, settings, cases):
+    lists = [case.get("arms", settings.get("arms")) for case in cases]
     for key in REQUIRED:
-        if key not in settings:
+        if key not in settings and not (key == "arms" and all(lists)):
             raise LabError(f"{path}: {key} is missing, allowed: {KEYS[key][1]}")
     wrong = OF_TRAIN if settings["kind"] == "bench" else OF_BENCH
     for key in wrong:
         if key in settings:
             raise LabError(f'{path}: {key} has no meaning for kind = "{settings["kind"]}"')
     if settings["kind"] == "train":
-        for arm in settings["arms"]:
+        for arm in sum(lists, []):
             if not split_arm(arm)[1].endswith(".conf"):
                 raise LabError(f'{path}: arms has "{arm}", allowed for kind = "train": config files, as in '
                                '"configs/packed.conf+sparsity=0.9", and NAME: before one if wanted')
-    labels = [split_arm(arm)[0] for arm in settings["arms"]]
+    labels = [split_arm(arm)[0] for arm in sum(lists, [])]
     for label in sum(settings.get("pairs", []), []):
         if label not in labels:
             raise LabError(f'{path}: pairs has "{label}"{nearest(label, labels)}; the arms are: {", ".join(labels)}')
-    if len(set(labels)) != len(labels):
-        raise LabError(f"{path}: two arms of one name among {', '.join(labels)}")
+    for arms in lists:
+        own = [split_arm(arm)[0] for arm in arms]
+        if len(set(own)) != len(own):
+            raise LabError(f"{path}: two arms of one name among {', '.join(own)}")
     if settings["table"] == "quality" and not ("base" in settings and "seeds" in settings):
         raise LabError(f'{path}: table = "quality" needs base and seeds')
     if "rates" in settings and "base" not in settings:
