@@ -11,9 +11,12 @@
 
 enum { RADIX_BITS = 11, N_RADIX = 1 << RADIX_BITS, INF_BITS = 0x7f800000 };
 enum {
-    BATCH = 32,
-    BEYOND_CACHE = 1 << 21
-}; /* bodies decoded side by side; elements of which lines are long gone */
+    BATCH = 32,   /* bodies decoded side by side */
+    PIECE = 1024, /* values that one thread takes at a time */
+    LOOK = 16,    /* sums that are looked over together for one that is not zero */
+    WORTH_THREADS = 1 << 15,
+    BEYOND_CACHE = 1 << 21 /* elements of which lines are long gone */
+};
 
 typedef struct topk {
     tagc_value_format format;
@@ -86,13 +89,37 @@ static void select_alone(const float *gradient, size_t n, size_t k, uint32_t *in
     result->n_kept = n_kept;
 }
 
-/* indices and values of n_kept are there; values become what is decoded. */
-static void write_body(topk *t, size_t n_kept, uint8_t *body, tagc_pool *pool, tagc_encoded *out) {
+typedef struct value_job {
+    topk *t;
+    size_t n_kept;
+    uint8_t *bytes;
+    float *residual;               /* (n) gets the errors, or NULL */
+    int keep_decoded, keep_errors; /* in t */
+} value_job;
+
+/* Whole blocks; errors go where they belong while they are in the cache. */
+static void value_work(void *arg, int index, int n_threads) {
+    const value_job *j = arg;
+    const topk *t = j->t;
+    size_t step = t->format.block < PIECE ? PIECE : (size_t)t->format.block;
+    for (size_t at = (size_t)index * step; at < j->n_kept; at += (size_t)n_threads * step) {
+        size_t n = j->n_kept - at < step ? j->n_kept - at : step;
+        float *values = t->values + at, *errors = j->keep_errors ? t->errors + at : NULL;
+        tagc_values_encode(&t->format, values, j->keep_decoded ? values : NULL, errors, at, n, j->n_kept,
+                           j->bytes);
+        if (j->residual)
+            for (size_t i = 0; i < n; i++) j->residual[t->indices[at + i]] = errors[i];
+    }
+}
+
+/* indices and values of n_kept are there; with keep_decoded values become what is decoded. */
+static void write_body(topk *t, size_t n_kept, float *residual, int keep_decoded, uint8_t *body,
+                       tagc_pool *pool, tagc_encoded *out) {
     out->n_kept = n_kept;
     out->n_index_bytes = tagc_gaps_encode(&t->gaps, t->indices, n_kept, body, t->scratch, pool);
-    tagc_values_encode(&t->format, t->values, t->values, t->errors, 0, n_kept, n_kept,
-                       body + out->n_index_bytes);
     out->n_bytes = out->n_index_bytes + tagc_values_bytes(&t->format, n_kept);
+    value_job job = {t, n_kept, body + out->n_index_bytes, residual, keep_decoded, residual || keep_decoded};
+    tagc_pool_run(n_kept < WORTH_THREADS ? NULL : pool, value_work, &job);
 }
 
 static void topk_encode(const tagc_code_options *options, const float *gradient, const float *residual_in,
@@ -110,9 +137,8 @@ static void topk_encode(const tagc_code_options *options, const float *gradient,
         select_alone(gradient, options->n, options->k, t.indices, t.values, &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
-    write_body(&t, selection.n_kept, body, pool, out);
-    if (residual_out && options->values != TAGC_VALUES_FP32)
-        for (size_t i = 0; i < out->n_kept; i++) residual_out[t.indices[i]] = t.errors[i];
+    int is_exact = options->values == TAGC_VALUES_FP32; /* selection left zeros there */
+    write_body(&t, selection.n_kept, is_exact ? NULL : residual_out, 0, body, pool, out);
 }
 
 static void topk_encode_sums(const tagc_code_options *options, float *sums, float *error, float unscale,
@@ -122,15 +148,18 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
     size_t n_kept = 0;
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
-    for (size_t i = 0; i < options->n; i++) {
-        uint32_t bits = tagc_abs_bits(sums[i]);
-        if (bits >= INF_BITS) out->nonfinite = 1;
-        if (bits == 0 || n_kept == options->k) continue;
-        t.indices[n_kept] = (uint32_t)i;
-        t.values[n_kept++] = sums[i];
+    for (size_t at = 0; at < options->n; at += LOOK) {
+        size_t end = options->n - at < LOOK ? options->n : at + LOOK;
+        uint32_t largest = t.format.kernels->largest(sums + at, end - at);
+        if (largest >= INF_BITS) out->nonfinite = 1;
+        for (size_t i = at; largest && i < end && n_kept < options->k; i++) {
+            t.indices[n_kept] = (uint32_t)i;
+            t.values[n_kept] = sums[i];
+            n_kept += sums[i] != 0; /* always written, counted when it counts: no branch to miss */
+        }
     }
     if (out->nonfinite) return;
-    write_body(&t, n_kept, body, pool, out);
+    write_body(&t, n_kept, NULL, 1, body, pool, out);
     for (size_t i = 0; i < n_kept; i++) {
         sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
         if (error) error[t.indices[i]] += unscale * t.errors[i];
