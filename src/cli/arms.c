@@ -8,8 +8,8 @@
 enum { MAX_ARMS = 64, MAX_WORDS = 64 };
 
 /* Gradients as each rank's own positions and 4-bit values; matrices that are hurt by more than that milder. */
-#define DIRECT                                                                                               \
-    "--exchange=direct --values=int4 --sparsity=0.95 --compressed-beta1=0 --mild=int4 --mild-sparsity=0.8"
+#define RECIPE "--values=int4 --sparsity=0.95 --compressed-beta1=0 --mild=int4 --mild-sparsity=0.8"
+#define DIRECT "--exchange=direct " RECIPE
 
 static const struct {
     const char *name, *words, *what;
@@ -39,6 +39,9 @@ static const struct {
     {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 " DIRECT,
      "direct gradients over ZeRO-2, parameters as 4-bit deltas once per step"},
     {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 " DIRECT, "the same with 2-bit deltas"},
+    {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto " RECIPE,
+     "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
+     "faster"},
     {"ddp-direct", "--sharding=none --wire=bf16 " DIRECT, "direct gradients over replicas"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
