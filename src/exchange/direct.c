@@ -318,6 +318,7 @@ tagc_status tagc_direct_step(tagc_reducer *r) {
         TAGC_TRY(send_fragments(r));
         TAGC_TRY(add_fragments(r));
         if (r->options.all_reduce) TAGC_TRY(tagc_direct_results(r));
+        if (!r->direct.fragment.sparse) r->stats.n_union = r->options.n_elems;
     } else {
         TAGC_TRY(tagc_hosts_step(r));
     }

@@ -29,6 +29,31 @@ void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena) {
     d->host_sum = tagc_arena_take(arena, d->coded ? r->shard : 0, sizeof *d->host_sum);
 }
 
+/* One row of work, piece by piece, on as many threads as there are. */
+typedef struct row_job {
+    const tagc_reducer *r;
+    const float *from; /* the own row */
+    uint16_t *halves;  /* narrowing: where it goes */
+    size_t slot;       /* adding: of what arrived */
+    float *sum;
+} row_job;
+
+static size_t piece_elems(const tagc_reducer *r, size_t at) {
+    return r->shard - at < PIECE_ELEMS ? r->shard - at : PIECE_ELEMS;
+}
+
+static void narrow_work(void *arg, int index, int n_threads) {
+    row_job *job = arg;
+    size_t stride = (size_t)n_threads * PIECE_ELEMS;
+    for (size_t at = (size_t)index * PIECE_ELEMS; at < job->r->shard; at += stride)
+        tagc_bf16_narrow(job->from + at, job->halves + at, piece_elems(job->r, at));
+}
+
+static void narrow(const tagc_reducer *r, const float *from, uint16_t *halves) {
+    row_job job = {.r = r, .from = from, .halves = halves};
+    tagc_pool_run(r->pool, narrow_work, &job);
+}
+
 /* To every local rank the row of its counterpart on the host of stage s. */
 void tagc_hosts_post(tagc_reducer *r, int s) {
     tagc_direct *d = &r->direct;
@@ -41,7 +66,7 @@ void tagc_hosts_post(tagc_reducer *r, int s) {
         if (l == d->local) continue;
         int peer = tagc_rank_of(d, d->host, l);
         size_t row = tagc_direct_row(r, tagc_host_to(d, s), l) * r->shard;
-        if (halves) tagc_bf16_narrow(r->gradient + row, halves + (size_t)l * r->shard, r->shard);
+        if (halves) narrow(r, r->gradient + row, halves + (size_t)l * r->shard);
         message->send_bytes[peer] = message->recv_bytes[peer] = r->shard * width;
         message->send_offset[peer] = (halves ? (size_t)l * r->shard : row) * width;
         message->recv_offset[peer] = (size_t)l * r->shard * width;
@@ -51,15 +76,16 @@ void tagc_hosts_post(tagc_reducer *r, int s) {
                       d->host_recv + slot * n_local * r->shard * width);
 }
 
-static void add_piece(const tagc_reducer *r, size_t slot, size_t own_row, size_t at, size_t n, float *sum) {
+static void add_piece(const row_job *job, size_t at, size_t n) {
+    const tagc_reducer *r = job->r;
     const tagc_direct *d = &r->direct;
-    float widened[PIECE_ELEMS];
+    float widened[PIECE_ELEMS], *sum = job->sum + at;
     for (int l = 0; l < d->per_host; l++) {
-        size_t from = (slot * (size_t)d->per_host + (size_t)l) * r->shard + at;
-        const float *part = r->gradient + own_row + at;
-        if (l != d->local && is_wide(r)) part = (const float *)d->host_recv + from;
+        size_t row = (job->slot * (size_t)d->per_host + (size_t)l) * r->shard + at;
+        const float *part = job->from + at;
+        if (l != d->local && is_wide(r)) part = (const float *)d->host_recv + row;
         if (l != d->local && !is_wide(r)) {
-            tagc_bf16_widen((const uint16_t *)d->host_recv + from, widened, n);
+            tagc_bf16_widen((const uint16_t *)d->host_recv + row, widened, n);
             part = widened;
         }
         if (l == 0)
@@ -69,14 +95,21 @@ static void add_piece(const tagc_reducer *r, size_t slot, size_t own_row, size_t
     }
 }
 
+static void add_work(void *arg, int index, int n_threads) {
+    row_job *job = arg;
+    size_t stride = (size_t)n_threads * PIECE_ELEMS;
+    for (size_t at = (size_t)index * PIECE_ELEMS; at < job->r->shard; at += stride)
+        add_piece(job, at, piece_elems(job->r, at));
+}
+
 static tagc_status add_rows(tagc_reducer *r, int s, float *sum) {
     tagc_direct *d = &r->direct;
     size_t slot = (size_t)s % TAGC_HOST_DEPTH;
     size_t own_row = tagc_direct_row(r, tagc_host_to(d, s), d->local) * r->shard;
     TAGC_TRY(tagc_message_wait(r, &d->host_in[slot]));
     double start_s = tagc_clock_s();
-    for (size_t at = 0; at < r->shard; at += PIECE_ELEMS)
-        add_piece(r, slot, own_row, at, r->shard - at < PIECE_ELEMS ? r->shard - at : PIECE_ELEMS, sum + at);
+    row_job job = {.r = r, .from = r->gradient + own_row, .slot = slot, .sum = sum};
+    tagc_pool_run(r->pool, add_work, &job);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return TAGC_OK;
 }
@@ -96,7 +129,7 @@ static tagc_status share_sums(tagc_reducer *r, float *sums) {
     uint16_t *halves = is_wide(r) ? NULL : d->halves_send;
     double start_s = tagc_clock_s();
     if (halves) {
-        tagc_bf16_narrow(sums, halves, r->shard);
+        narrow(r, sums, halves);
         tagc_bf16_widen(halves, sums, r->shard);
         r->stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard); /* rounding up can overflow */
         tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);

@@ -115,6 +115,7 @@ static void assert_as_oracle(experiment *x) {
                              r);
             assert_int_equal(x->stats[step][r].nonfinite, 0);
             if (m.coded) assert_int_equal(x->stats[step][r].n_kept, n_kept[r]);
+            if (options.sparsity == 0) assert_int_equal(x->stats[step][r].n_union, n);
         }
     }
     free(residuals);
@@ -223,18 +224,19 @@ static void test_reload(void **state) {
 /* The same bits whatever the number of threads, and again. */
 static void test_threads(void **state) {
     (void)state;
-    for (int variant = 0; variant < 6; variant++) {
-        experiment one = make_experiment(2, 70000, 2, 970);
-        one.options.values = variant;
+    for (int variant = 0; variant < 9; variant++) {
+        experiment one = make_experiment(4, 30000, 2, 970);
+        one.options.values = variant % 6;
+        one.options.ranks_per_host = variant < 6 ? 1 : 2;
         one.options.all_reduce = variant % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
         rank_run runs[MAX_RANKS];
-        run_ranks(2, run_steps, &one, NULL, runs);
+        run_ranks(4, run_steps, &one, NULL, runs);
         for (int n_threads = 1; n_threads <= 4; n_threads += 3) {
-            experiment x = make_experiment(2, 70000, 2, 970);
+            experiment x = make_experiment(4, 30000, 2, 970);
             x.options = one.options;
             x.options.n_threads = n_threads;
-            run_ranks(2, run_steps, &x, NULL, runs);
+            run_ranks(4, run_steps, &x, NULL, runs);
             size_t n_values = row_of(&x, 2, 0);
             assert_memory_equal(x.outputs, one.outputs, n_values * sizeof(float));
             assert_memory_equal(x.residuals, one.residuals, n_values * sizeof(float));

@@ -192,14 +192,18 @@ static void direct_once(rank_run *run) {
 static void direct(void **state) {
     (void)state;
     static const double sparsities[] = {0, 0.5, 0.95, 1};
+#ifdef TAGC_SANITIZED
+    static const int worlds[] = {1, 2, 6}; /* many threads take their time there */
+#else
     static const int worlds[] = {1, 2, 3, 6, 8};
-    for (int w = 0; w < 5; w++)
+#endif
+    for (size_t w = 0; w < sizeof worlds / sizeof worlds[0]; w++)
         for (int per_host = 1; per_host <= worlds[w]; per_host++)
             for (int variant = 0; variant < 24 && worlds[w] % per_host == 0; variant++) {
                 volume_case c = {.n_elems = N_ELEMS + 37};
                 tagc_reducer_options_init(&c.options);
                 c.options.exchange = TAGC_EXCHANGE_DIRECT;
-                c.options.values = (variant + w) % 6;
+                c.options.values = (variant + (int)w) % 6;
                 c.options.sparsity = sparsities[variant % 4];
                 c.options.all_reduce = variant / 4 % 3;
                 c.options.ranks_per_host = per_host;
