@@ -23,17 +23,22 @@ typedef struct factors {
 
 static void update_block(const factors *f, float *restrict master, float *restrict moment1,
                          float *restrict moment2, const float *restrict gradient, size_t n) {
-    float mean[BLOCK_ELEMS], root[BLOCK_ELEMS];
-    for (size_t i = 0; i < n; i++) {
-        float g = mean[i] = gradient[i] * f->scale;
-        root[i] = moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
-    }
-    if (f->weight1 < 1.0f)
+    float scaled[BLOCK_ELEMS], root[BLOCK_ELEMS];
+    const float *mean = scaled; /* the gradient itself where there is no first moment */
+    if (f->weight1 < 1.0f) {
+        mean = moment1;
         for (size_t i = 0; i < n; i++) {
-            float g = mean[i], change = g - moment1[i]; /* from the nearer end */
-            mean[i] = moment1[i] =
+            float g = gradient[i] * f->scale, change = g - moment1[i]; /* from the nearer end */
+            moment1[i] =
                 f->weight1 < 0.5f ? moment1[i] + f->weight1 * change : g - change * (1.0f - f->weight1);
+            root[i] = moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
         }
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            float g = scaled[i] = gradient[i] * f->scale;
+            root[i] = moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
+        }
+    }
     take_roots(root, n);
     for (size_t i = 0; i < n; i++) {
         float denominator = root[i] / f->root_correction2 + f->epsilon;
