@@ -21,6 +21,21 @@ static void require(int condition) {
     if (!condition) abort();
 }
 
+/* What a rank holds of a flat lies in it, and every position of a residual in the residual. */
+static void check_parts(const tagc_manifest *m, int rank, const tagc_manifest_flat *f, int flat) {
+    uint64_t first, n_owned;
+    tagc_manifest_owned(m, flat, rank, &first, &n_owned);
+    require(first <= f->n_padded && n_owned <= f->n_padded - first);
+    const uint64_t positions[] = {0, f->n_padded / 3, f->n_padded / 2, f->n_padded - 1};
+    for (int i = 0; i < 4; i++) {
+        tagc_cover c =
+            tagc_residual_cover(f->n_padded, f->n_residual, m->world_size, m->n_owners, rank, positions[i]);
+        require(c.n_run > 0 && c.n_run <= f->n_padded - positions[i]);
+        require(c.copy >= 0 && c.copy < c.n_copies);
+        require(!c.covers || (c.at < f->n_residual && c.n_run <= f->n_residual - c.at));
+    }
+}
+
 static void check_tables(const tagc_manifest *m) {
     for (int i = 0; i < m->n_tensors; i++) {
         const tagc_manifest_tensor *t = &m->tensors[i];
@@ -37,6 +52,9 @@ static void check_tables(const tagc_manifest *m) {
                 last = at;
             }
     }
+    for (int rank = 0; rank < m->world_size && rank < 100; rank++)
+        for (int flat = 0; flat < m->n_flats && flat < 100; flat++)
+            check_parts(m, rank, &m->flats[flat], flat);
     char *text;
     require(tagc_manifest_print(m, &text) == TAGC_OK); /* what was read can be written, and read again */
     tagc_manifest *again;
