@@ -63,9 +63,11 @@ static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
     if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
         say(out, "; more is forbidden by its codec, which works %s of the %s (the wire is busy for less)",
             tagc_bench_time(packed->codec_s, text), all);
-    else if (packed->link_s > packed->compute_s)
+    else if (packed->link_s > packed->compute_s && packed->link_s < packed->total_s)
         say(out, "; more is forbidden by its bytes, which fill the link for %s of the %s",
             tagc_bench_time(packed->link_s, text), all);
+    else if (packed->link_s > packed->compute_s)
+        say(out, "; more is forbidden by its bytes, which fill the link all the time");
     else if (packed->compute_s > 0)
         say(out, "; more is forbidden by computing, which takes %s of the %s",
             tagc_bench_time(packed->compute_s, text), all);

@@ -169,6 +169,7 @@ typedef struct turn {
     tagc_fsdp *fsdp;
     tagc_auto *chooser; /* NULL: the arm's exchange is what it says */
     uint64_t step;
+    double end_s, wall_s; /* when the last step ended, and how long it took from the end of the one before */
 } turn;
 
 enum { MOST_SETTLING_STEPS = 64 };
@@ -266,6 +267,9 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
     double lr = tagc_schedule_cosine(++t->step, (uint64_t)options->warmup, (uint64_t)options->steps,
                                      options->lr, options->min_lr);
     TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
+    double end_s = tagc_clock_s();
+    t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;
+    t->end_s = end_s;
     tagc_busy_take(t->b->bench->rank->busy, busy);
     if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats));
     if (stats->skipped)
@@ -281,10 +285,12 @@ static void keep_counts(arm_bench *a, const tagc_fsdp_stats *stats) {
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) a->n_bytes[leg] += (double)stats->n_bytes_sent[leg];
 }
 
-static tagc_status keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_busy_times *busy,
-                              iteration *out) {
-    *out = (iteration){.total_s = stats->total_s,
-                       .compute_s = stats->compute_s,
+/* From end to end: gathers that a step leaves under way take the next one's time. What the engine does not count, as
+ * making a batch, is computing. */
+static void keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_busy_times *busy,
+                       iteration *out) {
+    *out = (iteration){.total_s = t->wall_s,
+                       .compute_s = stats->compute_s + t->wall_s - stats->total_s,
                        .wait_gather_s = stats->wait_gather_s,
                        .wait_reduce_s = stats->wait_reduce_s,
                        .optimizer_s = stats->optimizer_s,
@@ -293,7 +299,6 @@ static tagc_status keep_times(const turn *t, const tagc_fsdp_stats *stats, const
                        .exchange_s = busy->exchange_s,
                        .gradient_s = busy->gradient_s};
     memcpy(out->phase_s, stats->phase_s, sizeof out->phase_s);
-    return tagc_bench_mean(t->b->bench->rank->comm, (double *)out, (int)(sizeof *out / sizeof(double)));
 }
 
 /* Until the choice is made: before that a step is one of a measurement. */
@@ -310,17 +315,18 @@ static tagc_status run_steps(turn *t, int round) {
     arms_bench *b = t->b;
     TAGC_TRY(settle(t));
     int64_t n_warmup = b->bench->plan->options.warmup_steps;
+    iteration *kept = &t->arm->iterations[round * b->n_steps];
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
         tagc_fsdp_stats stats;
         tagc_busy_times busy;
-        iteration times;
         TAGC_TRY(one_step(t, &stats, &busy));
-        TAGC_TRY(keep_times(t, &stats, &busy, &times));
         if (step < n_warmup) continue;
-        t->arm->iterations[round * b->n_steps + (int)(step - n_warmup)] = times;
+        keep_times(t, &stats, &busy, &kept[step - n_warmup]);
         keep_counts(t->arm, &stats);
     }
-    return TAGC_OK;
+    /* Nothing else was sent between the steps. */
+    int n_figures = (int)(sizeof *kept / sizeof(double)) * b->n_steps;
+    return tagc_bench_mean(b->bench->rank->comm, (double *)kept, n_figures);
 }
 
 static double round_median(const arms_bench *b, const arm_bench *a, int round, double *scratch) {

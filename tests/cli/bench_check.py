@@ -109,7 +109,8 @@ def check_codec(result):
         assert c["n_elems"] % (16 * result["world_size"]) == 0, c["n_elems"]
         kept = (1 - c["sparsity"]) * c["n_elems"]
         assert kept * 0.99 - 16 <= c["n_kept"] <= kept + 16 * result["world_size"], (key, c["n_kept"], kept)
-        knows = c["exchange"] in ("dense", "sketch", "packed") or (c["exchange"] == "direct" and c["all_reduce"])
+        knows = c["exchange"] in ("dense", "sketch", "packed") or (
+            c["exchange"] == "direct" and (c["all_reduce"] or c["sparsity"] == 0))
         assert (c["n_union"] is not None) == knows, (key, c["n_union"])
         if knows:  # at least what one rank keeps, at most what all do
             assert 0 < c["n_union"] <= c["n_elems"], (key, c["n_union"])
