@@ -23,10 +23,19 @@ def markdown(plans, grid):
         raise LabError(f"the plan is damaged: {error!r}") from None
 
 
-def cell(row, first):
-    if row["iteration_s"] is None:
+def cell(plan, key):
+    """A row of this plan: what an arm cannot have in some world is left out there."""
+    row = {key_of(row): row for row in plan["rows"]}.get(key)
+    first = plan["rows"][0]
+    if row is None or row["iteration_s"] is None:
         return "-"
+    if first["iteration_s"] is None:
+        return f"{row['iteration_s']:.2f} s"
     return f"{row['iteration_s']:.2f} s ({first['iteration_s'] / row['iteration_s']:.2f}x)"
+
+
+def key_of(row):
+    return row["arm"], row["placement"]["name"]
 
 
 def rate(plan):
@@ -36,14 +45,16 @@ def rate(plan):
 
 def simulated(plans, grid):
     """A table per world size. Rows of one arm under several placements carry theirs in the name."""
-    names = [row["arm"] for row in plans[0]["rows"]]
+    keys = list(dict.fromkeys(key_of(row) for plan in plans for row in plan["rows"]))
+    names = [arm for arm, _ in keys]
     text = ""
     for world_size in dict.fromkeys(plan["world_size"] for plan in plans):
         same = [plan for plan in plans if plan["world_size"] == world_size]
         rows = []
-        for number, name in enumerate(names):
-            shown = name if names.count(name) == 1 else f"{name}, {plans[0]['rows'][number]['placement']['name']}"
-            rows.append([f"`{shown}`"] + [cell(plan["rows"][number], plan["rows"][0]) for plan in same])
+        for key in keys:
+            name, placement = key
+            shown = name if names.count(name) == 1 else f"{name}, {placement}"
+            rows.append([f"`{shown}`"] + [cell(plan, key) for plan in same])
         text += grid([f"simulated, {world_size} ranks"] + [rate(plan) for plan in same], rows) + "\n"
     return text
 
