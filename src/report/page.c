@@ -34,6 +34,7 @@ typedef struct section {
 
 static const section sections[] = {
     {"loss", "Loss", {"loss", "loss-time", "gap"}},
+    {"quality", "Loss against bits", {"pareto", "pareto-all", "loss-slow", "loss-fast"}},
     {"time", "Time of a step", {"time"}},
     {"bits", "Bytes on the wire", {"bits"}},
     {"timeline", "Timeline", {"timeline", "window"}},

@@ -17,7 +17,7 @@ grep -q 'fastest\|told apart\|faster' out || fail "no verdict on the terminal"
 [ "$(awk '{ n = length($0) > n ? length($0) : n } END { print n }' <(LC_ALL=C.UTF-8 cat out))" -le 110 ] || fail "wide output"
 [ -e page.html.partial ] && fail "a partial page is left"
 cmp -s a.svg svg/loss.svg || fail "the same figure, drawn twice, differs"
-for figure in loss loss-time gap time bits timeline window memory codec link plan; do
+for figure in loss loss-time gap pareto pareto-all time bits timeline window memory codec link plan; do
     [ -s "svg/$figure.svg" ] || fail "no svg/$figure.svg"
 done
 grep -q '<title>A &lt;b&gt; &amp; &quot;c&quot;</title>' page.html || fail "the title is not escaped"

@@ -97,6 +97,11 @@ static void test_figures(void **state) {
                  (const char *const[]){"1.00 Gbit/s (s)", "dense: 3 at 300", "fine: 3 at 300", NULL});
     check_figure(&report, "loss-fast",
                  (const char *const[]){"10.0 Gbit/s (s)", "dense: 3 at 10", "paper: 3.09 at 20", NULL});
+    tagc_view view = {0};
+    tagc_text page = {0};
+    tagc_page_print(&report, &view, "t", &page);
+    assert_non_null(strstr(page.data, "<section id=\"quality\""));
+    tagc_text_destroy(&page);
     tagc_report_destroy(&report);
 }
 
