@@ -16,9 +16,8 @@ typedef int32_t avx2_ivec __attribute__((vector_size(32)));
 #define TARGET __attribute__((target("avx2,bmi2,popcnt")))
 #define WIDTH 8
 #define NAME(x) avx2_##x
-#define PARTNERS(v, half)                                                                                    \
-    __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half, 4 ^ half, 5 ^ half, 6 ^ half,      \
-                            7 ^ half)
+#define PARTNERS(v, h)                                                                                       \
+    __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h), 4 ^ (h), 5 ^ (h), 6 ^ (h), 7 ^ (h))
 #define ALWAYS TARGET static inline __attribute__((always_inline))
 
 ALWAYS UVEC avx2_max(UVEC a, UVEC b) {

@@ -16,10 +16,9 @@ typedef int32_t avx512_ivec __attribute__((vector_size(64)));
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi2,lzcnt,popcnt")))
 #define WIDTH 16
 #define NAME(x) avx512_##x
-#define PARTNERS(v, half)                                                                                    \
-    __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half, 4 ^ half, 5 ^ half, 6 ^ half,      \
-                            7 ^ half, 8 ^ half, 9 ^ half, 10 ^ half, 11 ^ half, 12 ^ half, 13 ^ half,        \
-                            14 ^ half, 15 ^ half)
+#define PARTNERS(v, h)                                                                                       \
+    __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h), 4 ^ (h), 5 ^ (h), 6 ^ (h), 7 ^ (h),    \
+                            8 ^ (h), 9 ^ (h), 10 ^ (h), 11 ^ (h), 12 ^ (h), 13 ^ (h), 14 ^ (h), 15 ^ (h))
 #define ALWAYS TARGET static inline __attribute__((always_inline))
 
 ALWAYS UVEC avx512_max(UVEC a, UVEC b) {

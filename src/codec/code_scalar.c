@@ -15,7 +15,7 @@ typedef int32_t scalar_ivec __attribute__((vector_size(16)));
 #define TARGET
 #define WIDTH 4
 #define NAME(x) scalar_##x
-#define PARTNERS(v, half) __builtin_shufflevector(v, v, 0 ^ half, 1 ^ half, 2 ^ half, 3 ^ half)
+#define PARTNERS(v, h) __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h))
 
 static inline UVEC scalar_max(UVEC a, UVEC b) {
     UVEC larger = (UVEC)((IVEC)a > (IVEC)b);
