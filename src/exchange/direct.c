@@ -302,7 +302,9 @@ static tagc_status add_fragments(tagc_reducer *r) {
         d->fragment_code->decode(&d->fragment, d->bodies, n, first > 0, r->scale, sums, r->scratch, r->pool);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }
+    double start_s = tagc_clock_s();
     r->stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard); /* finite values can add up to more */
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return TAGC_OK;
 }
 
