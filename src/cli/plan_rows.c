@@ -19,8 +19,8 @@ static int compresses(const tagc_setup *setup) {
 
 /* What direct sends does not depend on what others keep, where nothing comes back. */
 static int has_union(const tagc_setup *setup) {
-    return compresses(setup) &&
-           (setup->engine.reducer.exchange != TAGC_EXCHANGE_DIRECT || setup->placement == TAGC_PLACE_NONE);
+    int comes_back = setup->placement == TAGC_PLACE_NONE || setup->placement == TAGC_PLACE_HYBRID;
+    return compresses(setup) && (comes_back || setup->engine.reducer.exchange != TAGC_EXCHANGE_DIRECT);
 }
 
 /* Measured, or as many as the sparsity lets. */
@@ -172,6 +172,8 @@ static void print_bits(const tagc_plan_row *rows, int n) {
     }
     for (int i = 0; i < n; i++) {
         const tagc_plan_row *row = &rows[i], *before = i > 0 ? &rows[i - 1] : NULL;
+        if (row->arm->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO && (!before || before->arm != row->arm))
+            printf("  %s: planned as if compressing paid for every flat\n", row->arm->name);
         int is_said =
             before && before->union_source && before->setup.union_density == row->setup.union_density;
         if (row->union_source && !is_said)
@@ -309,19 +311,21 @@ tagc_status tagc_plan_world(const tagc_plan_request *request, int world, json_t 
     int n_placements = request->n_placements > 0 ? request->n_placements : 1, n = 0;
     tagc_plan_row *rows = calloc((size_t)(request->n_arms * n_placements), sizeof *rows);
     if (!rows) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a plan");
-    tagc_status status = TAGC_OK;
+    tagc_status status = TAGC_OK, refusal = TAGC_OK;
     char left_out[1024] = "";
     for (int i = 0; status == TAGC_OK && i < request->n_arms; i++)
         for (int k = 0; status == TAGC_OK && k < n_placements; k++) {
             status = make_row(request, request->worlds[world], &request->arms[i],
                               request->n_placements > 0 ? request->placements[k] : -1, &rows[n]);
             n += status == TAGC_OK;
-            if (status != TAGC_ERR_UNSUPPORTED || request->n_placements < 2) continue;
+            if ((status != TAGC_ERR_UNSUPPORTED && status != TAGC_ERR_ARGUMENT) || request->n_placements < 2)
+                continue;
             add_left_out(left_out, sizeof left_out, tagc_placement_describe(request->placements[k])->name);
+            refusal = status;
             status = TAGC_OK;
         }
     if (status == TAGC_OK && n == 0)
-        status = tagc_fail(TAGC_ERR_UNSUPPORTED, "no arm can be placed so: %s", tagc_last_error());
+        status = tagc_fail_in(refusal, "no arm can be placed so, the last because");
     if (status == TAGC_OK && !request->options.train.quiet) {
         print_world(request, rows, n);
         fputs(left_out, stdout);

@@ -16,6 +16,13 @@ for text in "8 ranks on 4 hosts" "sharded, gathered on use" "not run by tagc tra
 done
 grep -q Simulated out && fail "times without costs"
 
+run 0 plan --world-size 8 --hosts 4 --arms fsdp,all-legs --placement zero2,zero3 --json plan.json
+grep -qF "left out, zero3: arm all-legs: gather_wire is" out || fail "deltas without replicas"
+[ "$(json '[(r["arm"], r["placement"]["name"]) for r in p["rows"]]')" = \
+    "[('fsdp', 'zero2'), ('fsdp', 'zero3'), ('all-legs', 'zero2')]" ] || fail "rows that are left out"
+run 1 plan --world-size 8 --arms all-legs --placement zero3,none
+says "no arm can be placed so" "gather_wire"
+
 # ---- bytes as counted by a run of the same options ----
 legs='"n_bytes_sent":{'
 for sharding in full grad none; do
@@ -33,6 +40,18 @@ for sharding in full grad none; do
             [ "$counted" = "$planned" ] || fail "$arm: $leg counted $counted, planned $planned"
         done
     done
+done
+
+# direct: blocks of mild flats and deltas are the same on every run; positions are about as many
+printf '%s\n' "sharding = grad" "exchange = direct" "sparsity = 0" "values = int8" "mild = int4" "gather = delta4" \
+    "ranks-per-host = 2" "two-level = yes" >direct.conf
+run 0 train "${tiny[@]}" --config direct.conf --ranks 4 --steps 3 --eval-every never --batch-size 2 --out run-direct
+run 0 plan --quiet --model tiny --world-size 4 --hosts 2 --arms direct.conf --json plan.json
+for leg in index values gather control; do
+    counted=$(grep '"type":"step"' run-direct/metrics.jsonl | tail -n 1 | sed "s/.*$legs//; s/}.*//" | tr ',' '\n' |
+        grep "\"$leg\"" | cut -d: -f2)
+    planned=$(json "round(p['rows'][0]['n_bytes_sent']['$leg'])")
+    [ "$counted" = "$planned" ] || fail "direct: $leg counted $counted, planned $planned"
 done
 
 # ---- times ----
