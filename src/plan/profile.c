@@ -242,15 +242,13 @@ static tagc_point *grow(tagc_points *points) {
     return &points->points[points->n_points++];
 }
 
-/* Where only the sums of hosts are encoded, n_kept is of these. */
 static void set_densities(double n_compressed, double n_union, double n_kept, tagc_point *point) {
     const tagc_fsdp_options *o = &point->setup.engine;
     int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1;
     int is_direct = o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     double n = n_compressed * n_exchanges, kept = n > 0 && is_direct ? n_kept / n : 0;
     int per_host = o->two_level || o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host : 1;
-    /* On one host nothing is encoded. */
-    kept = per_host > 1 && per_host == point->setup.world_size ? 0 : kept * per_host;
+    if (per_host > 1 && per_host == point->setup.world_size) kept = 0; /* on one host nothing is encoded */
     point->setup.kept_density = fmin(kept, 1);
     point->union_density = -1;
     if (n > 0 && !is_direct && o->reducer.exchange != TAGC_EXCHANGE_DENSE)
