@@ -15,6 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef TAGC_SANITIZED
+enum { N_SMALL = 4, N_BIG = 3 };
+#else
+enum { N_SMALL = 16, N_BIG = 5 };
+#endif
+
 static uint64_t random_state = 7;
 
 static uint64_t random_u64(void) {
@@ -255,8 +261,8 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
     static const int blocks[] = {16, 128, 4096};
     static const double densities[] = {0, 0.001, 0.0125, 0.1, 0.5, 1};
     for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
-        for (size_t i = 0; i < 16 + 5; i++) {
-            size_t n = i < 16 ? 16 + random_below(185) : large[i - 16];
+        for (size_t i = 0; i < N_SMALL + N_BIG; i++) {
+            size_t n = i < N_SMALL ? 16 + random_below(185) : large[i - N_SMALL];
             tagc_code_options o = {.n = n, .k = n, .values = values, .block = blocks[i % 3]};
             check(&o);
             o.rotate = values >= TAGC_VALUES_INT8;
