@@ -185,10 +185,10 @@ static tagc_status look(tagc_auto *a, double median_s) {
     return begin(a);
 }
 
-tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats) {
+tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats, double wall_s) {
     int n_skipped = a->phase == PHASE_SETTLED ? 0 : SKIPPED_STEPS;
     int n_measured = a->phase == PHASE_SETTLED ? WATCHED_STEPS : MEASURED_STEPS;
-    if (a->n_seen >= n_skipped) a->total_s[a->n_seen - n_skipped] = stats->total_s;
+    if (a->n_seen >= n_skipped) a->total_s[a->n_seen - n_skipped] = wall_s;
     a->n_seen++;
     if (a->phase == PHASE_DENSE) a->dense_stats = *stats;
     if (a->n_seen < n_skipped + n_measured) return TAGC_OK;

@@ -28,8 +28,8 @@ typedef struct tagc_auto_setup {
 
 /* Collective. *out is NULL on failure. */
 tagc_status tagc_auto_create(const tagc_auto_setup *setup, tagc_auto **out);
-/* Collective, after every step. */
-tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats);
+/* Collective, after every step, which took wall_s from end to end: what an engine leaves under way at its end counts. */
+tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats, double wall_s);
 /* 1 when no measurement is under way. */
 int tagc_auto_is_settled(const tagc_auto *a);
 void tagc_auto_destroy(tagc_auto *a); /* accepts NULL */

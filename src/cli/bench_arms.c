@@ -271,7 +271,7 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
     t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;
     t->end_s = end_s;
     tagc_busy_take(t->b->bench->rank->busy, busy);
-    if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats));
+    if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats, t->wall_s));
     if (stats->skipped)
         return tagc_fail(TAGC_ERR_CORRUPT, "step %llu has a gradient that is not finite",
                          (unsigned long long)t->step);

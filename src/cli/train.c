@@ -158,7 +158,7 @@ static tagc_status steps(tagc_trainer *t) {
         is_traced |= trace_on;
         if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
         tagc_progress_step(&t->progress, &report);
-        if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, &report.stats));
+        if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, &report.stats, report.wall_s));
         int is_last = t->step == n_steps, is_saved = 0;
         if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
         if (is_due(t->options.save_every, t->step) || is_last) {
