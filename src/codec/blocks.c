@@ -114,8 +114,10 @@ static void sums_work(void *arg, int index, int n_threads) {
         }
         tagc_values_encode(&j->format, sums, sums, errors, at, n, j->n, j->body);
         for (size_t i = 0; i < n; i++) sums[i] = 0.0f + sums[i]; /* what a receiver adds to its zero */
-        if (j->error)
-            for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];
+        if (!j->error) continue;
+        for (size_t i = 0; i < n; i++) j->error[at + i] += j->scale * errors[i];
+        if (j->format.kernels->largest(j->error + at, n) >= INF_BITS)
+            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
     }
 }
 

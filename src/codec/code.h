@@ -45,8 +45,9 @@ typedef struct tagc_code {
      * body, exactly where the body is exact. residual_in and residual_out may both be NULL: nothing is carried over. */
     void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
                    float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
-    /* Encodes sums (n), all finite: topk every non-zero of them (at most k are there), blocks all. sums become what a
-     * receiver decodes; what that loses is multiplied by `unscale` and added to error (n), which may be NULL. */
+    /* Encodes sums (n): topk every non-zero of them (at most k are there), blocks all. sums become what a receiver
+     * decodes; what that loses is multiplied by `unscale` and added to error (n), which may be NULL. nonfinite: of the
+     * sums, or of what became of error. */
     void (*encode_sums)(const tagc_code_options *options, float *sums, float *error, float unscale,
                         uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
     /* TAGC_ERR_CORRUPT unless decode can take these bytes without leaving body or sums and without making a

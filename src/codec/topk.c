@@ -162,8 +162,11 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
     write_body(&t, n_kept, NULL, 1, body, pool, out);
     for (size_t i = 0; i < n_kept; i++) {
         sums[t.indices[i]] = 0.0f + t.values[i]; /* what a receiver adds to its zero */
-        if (error) error[t.indices[i]] += unscale * t.errors[i];
+        if (!error) continue;
+        error[t.indices[i]] += unscale * t.errors[i];
+        out->nonfinite |= tagc_abs_bits(error[t.indices[i]]) >= INF_BITS;
     }
+    if (out->nonfinite) *out = (tagc_encoded){.nonfinite = 1};
 }
 
 /* ---- decode ---- */

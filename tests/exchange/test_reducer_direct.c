@@ -388,6 +388,35 @@ static void test_overflow(void **state) {
     }
 }
 
+/* Means that are finite where what their rounding loses, times W, is not: told, and not left in a residual for ever. */
+static void test_overflow_of_errors(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 2; variant++) {
+        experiment x = make_experiment(4, 64, 2, 1);
+        memset(x.gradients, 0, row_of(&x, 2, 0) * sizeof(float));
+        x.options.all_reduce = 1;
+        x.options.values = TAGC_VALUES_SIGN;
+        x.options.sparsity = variant ? 0 : 63.0 / 64;
+        x.options.block = 16;
+        for (size_t r = 0; r < 4; r++) { /* two agree on element 0, and on nothing else */
+            float *gradient = x.gradients + row_of(&x, 0, r);
+            for (size_t i = 1; i < 16 && variant && r < 2; i++) gradient[i] = r ? -3e38f : 3e38f;
+            gradient[r < 2 ? 0 : r] = r < 2 ? 3e38f : 1;
+        }
+        rank_run runs[MAX_RANKS];
+        run_ranks(4, run_steps, &x, NULL, runs);
+        for (size_t r = 0; r < 4; r++) {
+            int is_finite = 1;
+            for (size_t i = 0; i < x.options.n_elems; i++)
+                is_finite &= isfinite(x.residuals[row_of(&x, 0, r) + i]) != 0;
+            assert_true(is_finite);
+            assert_int_equal(x.stats[0][r].nonfinite, 1);
+            assert_int_equal(x.stats[1][r].nonfinite, 0);
+        }
+        destroy_experiment(&x);
+    }
+}
+
 /* What statistics say, where it can be counted otherwise. */
 static void test_stats(void **state) {
     (void)state;
@@ -425,7 +454,8 @@ int main(void) {
         cmocka_unit_test(test_hosts),        cmocka_unit_test(test_sparsity_changes),
         cmocka_unit_test(test_reload),       cmocka_unit_test(test_threads),
         cmocka_unit_test(test_conservation), cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_overflow_of_errors),
+        cmocka_unit_test(test_stats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
