@@ -38,9 +38,10 @@ struct tagc_auto {
     tagc_choice choice;
     phase phase;
     int turn, n_seen, n_changed;
-    double total_s[WATCHED_STEPS]; /* of the steps of this window */
-    tagc_fsdp_stats dense_stats;   /* of its last dense step */
-    double dense_s, chosen_s;      /* sums of medians over turns */
+    double total_s[WATCHED_STEPS];         /* of the steps of this window */
+    tagc_fsdp_stats stats[MEASURED_STEPS]; /* of these steps */
+    tagc_fsdp_stats dense_stats;           /* of its median dense step */
+    double dense_s, chosen_s;              /* sums of medians over turns */
     double settled_s;
 };
 
@@ -109,8 +110,12 @@ static void explain(const tagc_auto *a) {
     say(a, "auto: link %.3g Gbit/s, %.0f us; a dense step takes %.3g s, of which %.3g s waiting",
         a->machine.link.bytes_per_s * 8e-9, a->machine.link.latency_s * 1e6, a->dense_s / a->turn,
         a->dense_stats.wait_gather_s + a->dense_stats.wait_reduce_s);
-    if (c->candidate == 0)
-        say(a, "auto: dense stays: the fastest of the others, %s, is forecast to take %.3g s against %.3g s",
+    if (c->n_flats == 0)
+        say(a, "auto: dense stays: there is nothing that could be compressed");
+    else if (c->fastest == 0)
+        say(a, "auto: dense stays: nothing is forecast to be faster than its %.3g s", c->dense_s);
+    else if (c->candidate == 0 || c->n_kept == 0)
+        say(a, "auto: dense stays: the fastest, %s, is forecast to take %.3g s against %.3g s",
             a->candidates[c->fastest].name, c->fastest_s, c->dense_s);
     else
         say(a, "auto: %s for %d of %d flats, forecast %.3g s against %.3g s dense%s%s; trying it",
@@ -185,14 +190,22 @@ static tagc_status look(tagc_auto *a, double median_s) {
     return begin(a);
 }
 
+/* Of an odd number of steps one is the median. */
+static void keep_median(tagc_auto *a, double median_s) {
+    for (int i = 0; i < MEASURED_STEPS; i++)
+        if (a->total_s[i] == median_s) a->dense_stats = a->stats[i];
+}
+
 tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats, double wall_s) {
     int n_skipped = a->phase == PHASE_SETTLED ? 0 : SKIPPED_STEPS;
     int n_measured = a->phase == PHASE_SETTLED ? WATCHED_STEPS : MEASURED_STEPS;
-    if (a->n_seen >= n_skipped) a->total_s[a->n_seen - n_skipped] = wall_s;
-    a->n_seen++;
-    if (a->phase == PHASE_DENSE) a->dense_stats = *stats;
-    if (a->n_seen < n_skipped + n_measured) return TAGC_OK;
+    if (tagc_comm_world_size(a->setup.comm) == 1) return TAGC_OK;
+    int at = a->n_seen++ - n_skipped;
+    if (at >= 0) a->total_s[at] = wall_s;
+    if (at >= 0 && a->phase != PHASE_SETTLED) a->stats[at] = *stats;
+    if (at + 1 < n_measured) return TAGC_OK;
     double median_s = median_of(a->total_s, n_measured);
+    if (a->phase == PHASE_DENSE) keep_median(a, median_s);
     TAGC_TRY(agree_on_time(a, &median_s));
     if (a->phase == PHASE_SETTLED) return look(a, median_s);
     return a->phase == PHASE_DENSE ? end_dense(a, median_s) : end_choice(a, median_s);
@@ -222,7 +235,8 @@ static tagc_status make(tagc_auto *a) {
             flat.class_ == TAGC_CLASS_COMPRESSED ? a->candidates[0].compressed : a->candidates[0].mild;
         a->is_chosen[i] = 1;
     }
-    TAGC_TRY(tagc_auto_measure_codec(a->candidates, a->n_candidates, &a->machine));
+    if (tagc_comm_world_size(a->setup.comm) == 1) return TAGC_OK;
+    TAGC_TRY(tagc_auto_measure_codec(&a->setup.engine, a->candidates, a->n_candidates, &a->machine));
     return tagc_auto_find_hosts(a->setup.comm, &a->machine);
 }
 
@@ -238,6 +252,10 @@ tagc_status tagc_auto_create(const tagc_auto_setup *setup, tagc_auto **out) {
     if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error());
     if (status == TAGC_OK) status = tagc_auto_measure_link(setup->comm, &a->machine);
     if (status == TAGC_OK) status = begin(a);
+    if (status == TAGC_OK && tagc_comm_world_size(setup->comm) == 1) {
+        say(a, "auto: dense stays: of one rank nothing travels");
+        settle(a, 0);
+    }
     if (status != TAGC_OK) {
         tagc_auto_destroy(a);
         return status;

@@ -6,6 +6,8 @@
  *   4  the choice runs for a few steps, in turns with dense; it stays only where it is faster
  *   5  a settled iteration time that changes for long starts again at 2
  *
+ * A search takes 5 to 30 steps, at most half of them slower than dense; the next begins 60 steps later or never.
+ *
  * All ranks take the same decisions from the same numbers. Losses then depend on times, so two runs are not the same
  * bit for bit. */
 #ifndef TAGC_CLI_AUTO_H

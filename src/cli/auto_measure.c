@@ -1,4 +1,4 @@
-/* Measured with what the library offers to anyone: a gatherer for the link, and reducers among one rank for codecs. */
+/* Measured with what the library offers to anyone: a collective for the link, and reducers among one rank for codecs. */
 #include "cli/auto_measure.h"
 
 #include "cli/bench.h"
@@ -6,6 +6,7 @@
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "fsdp/layout.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,15 +47,19 @@ int tagc_auto_candidates(const tagc_fsdp_options *engine,
     add(candidates, &n, engine->dense_wire == TAGC_WIRE_BF16 ? "dense bf16" : "dense fp32", &dense, &dense);
     add_blocks(engine, TAGC_VALUES_INT8, "int8 blocks", candidates, &n);
     add_blocks(engine, TAGC_VALUES_INT4, "int4 blocks", candidates, &n);
+    /* Before direct: the same selection, and values as they are. */
+    if (engine->reducer.sparsity > 0 && engine->ranks_per_host == 1 &&
+        engine->sharding != TAGC_SHARD_HYBRID) {
+        packed.exchange = TAGC_EXCHANGE_PACKED;
+        packed.index = TAGC_INDEX_OR;
+        packed.fill_union = -1;
+        packed.rotate = 0;
+        snprintf(name, sizeof name, "packed %.4g %%", 100 * packed.sparsity);
+        add(candidates, &n, name, &packed, &dense);
+    }
     snprintf(name, sizeof name, "direct %.4g %% %s", 100 * engine->reducer.sparsity,
              formats[engine->reducer.values]);
     add(candidates, &n, name, &engine->reducer, &engine->mild);
-    if (engine->ranks_per_host == 1 && engine->sharding != TAGC_SHARD_HYBRID) {
-        packed.exchange = TAGC_EXCHANGE_PACKED;
-        packed.sparsity = 0.9875;
-        packed.rotate = 0;
-        add(candidates, &n, "packed 98.75 %", &packed, &dense);
-    }
     return n;
 }
 
@@ -91,13 +96,28 @@ static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const ta
     return status;
 }
 
-static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, const tagc_candidate *candidates,
-                                  int n, tagc_machine *machine) {
+/* Unless it is dense, or was measured for another candidate. */
+static tagc_status measure_one(tagc_comm *alone, const codec_buffers *b, const tagc_fsdp_options *engine,
+                               const tagc_reducer_options *options, tagc_machine *machine) {
+    tagc_reducer_options o = *options;
+    tagc_layout_own_fields(engine, CODEC_ELEMS, 0, &o); /* over hosts even dense is direct */
+    if (o.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
+    for (int i = 0; i < machine->n_codec; i++) {
+        const tagc_codec_cost *c = &machine->codec[i];
+        if (c->exchange == o.exchange && c->sparsity == o.sparsity && c->values == o.values) return TAGC_OK;
+    }
+    return time_codec(alone, b, &o, &machine->codec[machine->n_codec++]);
+}
+
+static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, const tagc_fsdp_options *engine,
+                                  const tagc_candidate *candidates, int n, tagc_machine *machine) {
     uint64_t random = 1;
     tagc_fill_gradient(b->gradient, CODEC_ELEMS, &random);
     machine->n_codec = 0;
-    for (int i = 1; i < n; i++) /* the first is dense */
-        TAGC_TRY(time_codec(alone, b, &candidates[i].compressed, &machine->codec[machine->n_codec++]));
+    for (int i = 0; i < n; i++) {
+        TAGC_TRY(measure_one(alone, b, engine, &candidates[i].compressed, machine));
+        TAGC_TRY(measure_one(alone, b, engine, &candidates[i].mild, machine));
+    }
     double least_s = (double)INFINITY;
     for (int turn = 0; turn < CODEC_TURNS; turn++)
         least_s = fmin(least_s, tagc_time_floor(NULL, b->gradient, b->output, b->next, CODEC_ELEMS));
@@ -105,7 +125,8 @@ static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, cons
     return TAGC_OK;
 }
 
-tagc_status tagc_auto_measure_codec(const tagc_candidate *candidates, int n, tagc_machine *machine) {
+tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates, int n,
+                                    tagc_machine *machine) {
     tagc_local_group *group = NULL;
     tagc_comm *alone = NULL;
     void *memory = NULL;
@@ -116,7 +137,7 @@ tagc_status tagc_auto_measure_codec(const tagc_candidate *candidates, int n, tag
     if (status == TAGC_OK) {
         float *values = memory;
         codec_buffers b = {values, values + CODEC_ELEMS, values + 2 * (size_t)CODEC_ELEMS};
-        status = measure_codecs(alone, &b, candidates, n, machine);
+        status = measure_codecs(alone, &b, engine, candidates, n, machine);
     }
     tagc_comm_destroy(alone);
     tagc_local_group_destroy(group);
@@ -138,20 +159,14 @@ tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine) {
     return status;
 }
 
-/* Seconds of the slowest rank for a gather of n elements from each. */
+/* Seconds of the slowest rank for a gather of n elements from each. Not by a gatherer, whose bytes would be counted among
+ * the next step's. */
 static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float *full, double *seconds) {
-    tagc_gatherer_options options;
-    tagc_gatherer *gatherer;
-    tagc_gatherer_options_init(&options);
-    options.n_elems = n * (uint64_t)tagc_comm_world_size(comm);
-    TAGC_TRY(tagc_gatherer_create(comm, &options, &gatherer));
-    tagc_status status = tagc_comm_barrier(comm);
+    TAGC_TRY(tagc_comm_barrier(comm));
     double start_s = tagc_clock_s();
-    if (status == TAGC_OK) status = tagc_gatherer_begin(gatherer, shard, full);
-    if (status == TAGC_OK) status = tagc_gatherer_end(gatherer);
+    TAGC_TRY(tagc_comm_all_gather(comm, shard, n * sizeof *shard, full));
     *seconds = tagc_clock_s() - start_s;
-    tagc_gatherer_destroy(gatherer);
-    return status == TAGC_OK ? tagc_bench_max(comm, seconds, 1) : status;
+    return tagc_bench_max(comm, seconds, 1);
 }
 
 static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most,

@@ -8,11 +8,11 @@
 enum { TAGC_AUTO_MAX_CANDIDATES = 8 };
 
 typedef struct tagc_machine {
-    int n_hosts, n_here; /* hosts, and ranks on this one */
-    double cores;        /* of this host */
-    double byte_s;       /* of memory, read or written */
-    tagc_plan_link link; /* as the slowest rank sees it */
-    tagc_codec_cost codec[TAGC_AUTO_MAX_CANDIDATES];
+    int n_hosts, n_here;                                 /* hosts, and ranks on this one */
+    double cores;                                        /* of this host */
+    double byte_s;                                       /* of memory, read or written */
+    tagc_plan_link link;                                 /* as the slowest rank sees it */
+    tagc_codec_cost codec[2 * TAGC_AUTO_MAX_CANDIDATES]; /* of what compressed and of what mild flats do */
     int n_codec;
 } tagc_machine;
 
@@ -20,8 +20,9 @@ typedef struct tagc_machine {
 int tagc_auto_candidates(const tagc_fsdp_options *engine,
                          tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES]);
 
-/* Local: seconds per element of every candidate, and of memory. */
-tagc_status tagc_auto_measure_codec(const tagc_candidate *candidates, int n, tagc_machine *machine);
+/* Local: seconds per element of all that candidates do in an engine with these options, and of memory. */
+tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates, int n,
+                                    tagc_machine *machine);
 /* Collective. */
 tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine);
 tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine);

@@ -43,6 +43,10 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
         {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
         {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
     };
+    if (is_auto(t) && o->mild == 0 && tagc_options_given(parsed, "mild"))
+        tagc_progress_say(&t->progress,
+                          "note: --mild dense has no effect with --exchange auto, which sends int4"
+                          " where that pays");
     static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
                                                  "index", "fill-union", "compressed-beta1"};
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
@@ -90,7 +94,8 @@ static void say_gradients(tagc_trainer *t) {
         snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
                  100 * n_compressed / n_params);
     if (n_mild > 0)
-        snprintf(mild, sizeof mild, "mild %s, sparsity %.4g %%, on %.1f %%; ",
+        snprintf(mild, sizeof mild, "%smild %s, sparsity %.4g %%, on %.1f %%; ",
+                 is_auto(t) && !*compressed ? "where it pays, " : "",
                  value_names[o->mild > 0 ? o->mild : TAGC_VALUES_INT4], 100 * o->mild_sparsity,
                  100 * n_mild / n_params);
     if (*compressed || *mild)

@@ -91,7 +91,8 @@ static const tagc_option rows[] = {
     INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
     FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"),
     CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign", "dense",
-           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values"),
+           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values; with"
+           " --exchange auto int4 unless others are named, where it pays"),
     REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, NULL, "0", "of those; 0 sends every element"),
     REAL(NULL, "sparsity", FREE, sparsity, 0, 1, NULL, "0.9875",
          "least share of a gradient that stays behind as residual; sketch at ratio 2, 4, 10 is made for 0.8, 0.9,"
@@ -274,7 +275,7 @@ static tagc_status check_exchange(const tagc_train_options *options) {
     if (is_hybrid && options->compress != TAGC_POLICY_NONE &&
         (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--exchange %s does not go with --sharding hybrid, allowed: dense or direct",
+                         "--exchange %s does not go with --sharding hybrid, allowed: dense, direct or auto",
                          exchanges[options->exchange]);
     return TAGC_OK;
 }

@@ -203,7 +203,7 @@ static void say_line(void *context, const char *line) {
 }
 
 static tagc_status open_chooser(tagc_trainer *t) {
-    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO || t->rank->world_size == 1) return TAGC_OK;
+    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
     tagc_auto_setup setup = {.comm = t->rank->comm,
                              .fsdp = t->fsdp,
                              .model = t->saved.model,
