@@ -106,7 +106,8 @@ void tagc_agree_begin(tagc_reducer *r, size_t n_left) {
 tagc_status tagc_agree_end(tagc_reducer *r) {
     TAGC_TRY(tagc_message_wait(r, r->round));
     int nonfinite = 0, failed_rank = -1;
-    tagc_status failure = TAGC_OK;
+    int is_direct = r->options.exchange == TAGC_EXCHANGE_DIRECT;
+    tagc_status failure = TAGC_OK, disagreement = TAGC_OK;
     for (int q = 0; q < r->world_size; q++) {
         tagc_wire_header header, expected = {.kind = TAGC_WIRE_AGREE,
                                              .rank = (uint32_t)q,
@@ -118,6 +119,9 @@ tagc_status tagc_agree_end(tagc_reducer *r) {
         if (status == TAGC_OK)
             expected.k = header.k; /* reported with the index, where all ranks hear of it */
         if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
+        expected.k = (uint32_t)r->k; /* direct: here, since not all ranks send each other fragments */
+        if (status == TAGC_OK && is_direct && disagreement == TAGC_OK)
+            disagreement = tagc_wire_expect(&header, &expected);
         size_t max_left = r->n_union ? r->n_union[q] : 0;
         if (status == TAGC_OK && header.n_items > max_left)
             status = tagc_fail(TAGC_ERR_CORRUPT, "%u leftovers of %zu elements", header.n_items, max_left);
@@ -134,7 +138,7 @@ tagc_status tagc_agree_end(tagc_reducer *r) {
         failure = (tagc_status)header.status;
     }
     r->stats.nonfinite = nonfinite;
-    if (failed_rank < 0) return TAGC_OK;
+    if (failed_rank < 0) return disagreement;
     if (r->failure == failure) return tagc_fail(failure, "%s", r->failure_text);
     return tagc_fail(failure, "rank %d failed in this step: %s", failed_rank, tagc_status_name(failure));
 }

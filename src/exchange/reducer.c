@@ -63,10 +63,15 @@ static tagc_status make_residual(tagc_reducer *r) {
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "residual", &memory));
+    tagc_status status = tagc_comm_spare_acquire(r->comm, n, &r->spare);
+    if (status != TAGC_OK) {
+        tagc_memory_destroy(memory);
+        return status;
+    }
     r->residual = memory;
     r->n_residual = n;
     for (uint64_t i = 0; i < n; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
-    return tagc_comm_spare_acquire(r->comm, n, &r->spare);
+    return TAGC_OK;
 }
 
 /* Everything that one rank does alone; *out may be half-made on failure. */
@@ -213,11 +218,15 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (sparsity == r->options.sparsity) return TAGC_OK;
     tagc_reducer fresh = *r;
     fresh.options.sparsity = sparsity;
-    if (r->options.exchange != TAGC_EXCHANGE_DENSE) {
-        fresh.arena = NULL;
-        TAGC_TRY(lay_out(&fresh));
-        tagc_memory_destroy(r->arena);
+    if (r->options.exchange != TAGC_EXCHANGE_DENSE) TAGC_TRY(lay_out(&fresh));
+    if (!r->residual) { /* direct: where all was sent, something now stays */
+        tagc_status status = make_residual(&fresh);
+        if (status != TAGC_OK) {
+            tagc_memory_destroy(fresh.arena);
+            return status;
+        }
     }
+    if (fresh.arena != r->arena) tagc_memory_destroy(r->arena);
     *r = fresh;
-    return r->residual ? TAGC_OK : make_residual(r); /* direct: where all was sent, something now stays */
+    return TAGC_OK;
 }

@@ -332,6 +332,36 @@ static void test_direct_order(void **state) {
     }
 }
 
+/* Where those who differ send each other no fragments, all hear of it from the agreement, and can go on together. */
+static void hosts_order_body(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    float gradient[64 * 4], output[64];
+    tagc_reducer *reducer;
+    uint64_t n;
+    options.exchange = TAGC_EXCHANGE_DIRECT;
+    options.ranks_per_host = 2;
+    for (size_t i = 0; i < sizeof gradient / sizeof gradient[0]; i++)
+        gradient[i] = random_gradient(1, run->rank, i);
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    CHECK(run, tagc_reducer_set_sparsity(reducer, run->rank % 2 ? 0.25 : 0.5) == TAGC_OK);
+    keep_status(run, tagc_reducer_run(reducer, gradient, output, NULL));
+    const float *residual = tagc_reducer_residual(reducer, &n);
+    for (uint64_t i = 0; i < n; i++) CHECK(run, residual[i] == 0);
+    CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
+    tagc_reducer_destroy(reducer);
+}
+
+static void test_hosts_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, hosts_order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
+        assert_non_null(strstr(runs[r].text, "sparsity: rank"));
+    }
+}
+
 /* ---- residual as state ---- */
 
 static void state_body(rank_run *run) {
@@ -412,9 +442,10 @@ static void test_state(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_values),   cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_mismatch),     cmocka_unit_test(test_order),
-        cmocka_unit_test(test_direct_order), cmocka_unit_test(test_state),
+        cmocka_unit_test(test_bad_values),  cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_mismatch),    cmocka_unit_test(test_order),
+        cmocka_unit_test(test_hosts_order), cmocka_unit_test(test_direct_order),
+        cmocka_unit_test(test_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
