@@ -172,6 +172,9 @@ tagc_status tagc_direct_announced(tagc_reducer *r, size_t row, int from, const t
     if (status == TAGC_OK && header.body_bytes > code->max_bytes(options))
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, code->max_bytes(options));
+    if (status == TAGC_OK && !options->sparse && header.index_bytes)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%u bytes of positions, where all elements are sent",
+                           header.index_bytes);
     if (status == TAGC_OK && header.n_items > options->k)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header.n_items, options->k);
     if (status != TAGC_OK) {

@@ -109,7 +109,7 @@ tagc_status tagc_direct_results(tagc_reducer *r) {
     size_t own = row_of(r, d->host, d->local);
     for (size_t row = 0; row < d->n_rows; row++) {
         int from = is_whole ? (int)row : tagc_rank_of(d, (int)row, d->local);
-        if (is_whole || d->per_host == 1) r->stats.n_union += d->received[row].n_items;
+        if (d->sums.sparse && (is_whole || d->per_host == 1)) r->stats.n_union += d->received[row].n_items;
         if (row == own) continue;
         tagc_body body = tagc_direct_body(r, row);
         int n = tagc_direct_is_sound(r, row, from, d->sums_code, &d->sums);

@@ -148,6 +148,31 @@ static void test_lying_headers(void **state) {
         }
 }
 
+static void claim_positions(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    (void)where;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK) return;
+    header.index_bytes = 8;
+    tagc_wire_write(&header, bytes);
+}
+
+/* Where all is sent there are no positions: nothing would come for the front of the body. */
+static void test_positions_of_blocks(void **state) {
+    (void)state;
+    trial t = direct_trial(2, 1, 0);
+    t.options.sparsity = 0;
+    run_trial(&t, 2);
+    int call = t.net.first_call;
+    t = direct_trial(2, 1, 0);
+    t.options.sparsity = 0;
+    t.net.call = call;
+    t.net.from = 1;
+    t.net.damage = claim_positions;
+    run_trial(&t, 2);
+    check_outcome(&t, "positions of blocks");
+    assert_non_null(strstr(t.texts[0], "8 bytes of positions, where"));
+}
+
 /* A checksum that belongs to another body: the body is refused, and the next step may go on. */
 static void other_body(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_header header;
@@ -255,9 +280,8 @@ static void test_lying_bodies(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_message),
-        cmocka_unit_test(test_lying_headers),
-        cmocka_unit_test(test_wrong_lengths_and_sums),
+        cmocka_unit_test(test_every_message),       cmocka_unit_test(test_lying_headers),
+        cmocka_unit_test(test_positions_of_blocks), cmocka_unit_test(test_wrong_lengths_and_sums),
         cmocka_unit_test(test_lying_bodies),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -445,6 +445,10 @@ static void test_stats(void **state) {
         }
     }
     assert_int_equal(sent, received);
+    x.options.sparsity =
+        0.5; /* 3 * k is more than there are: sums come without positions, and nobody counts them */
+    run_ranks(3, run_steps, &x, NULL, runs);
+    for (int r = 0; r < 3; r++) assert_int_equal(x.stats[0][r].n_union, 0);
     destroy_experiment(&x);
 }
 
