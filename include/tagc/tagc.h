@@ -230,7 +230,8 @@ typedef struct tagc_reducer_stats {
     double total_s;  /* from the start of the work to its end, on tagc's thread */
     uint64_t n_kept; /* of the unit: elements this rank kept */
     uint64_t
-        n_union; /* of the unit: elements that any rank kept; 0 where nobody knows (direct, shard output) */
+        n_union; /* of the unit: elements that any rank kept; 0 where nobody knows. direct knows them of an all-reduce
+                    whose sums have positions, less those that cancelled, and where all are sent */
     double
         sparsity; /* what was reached: 1 - n_kept / n_elems, with hosts 1 - n_kept * ranks_per_host / n_elems */
     uint64_t n_cells;    /* of the shard: cells of its sketch */
@@ -238,8 +239,8 @@ typedef struct tagc_reducer_stats {
     int peel_rounds;     /* of the shard */
     uint64_t n_unpeeled; /* of the shard: items the sketch did not give back */
     uint64_t n_lost;     /* of the unit: elements this rank kept that a lossy index dropped */
-    int nonfinite; /* a rank had NaN or Inf, or fp32 cells overflowed: the output is NaN, the residual as
-                            before the step */
+    int nonfinite; /* a rank had NaN or Inf, or fp32 cells, sums or what their rounding loses overflowed: the output
+                      is NaN, the residual as before the step */
 } tagc_reducer_stats;
 
 TAGC_API void tagc_reducer_stats_init(tagc_reducer_stats *stats);
@@ -261,14 +262,16 @@ TAGC_API tagc_status tagc_reducer_end(tagc_reducer *reducer, tagc_reducer_stats 
 TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradient, float *output,
                                       tagc_reducer_stats *stats);
 
-/* Changes θ for the steps that follow; collective in effect: every rank must set the same. Where they do not, the
- * next step fails on all ranks: TAGC_ERR_MISMATCH, with direct TAGC_ERR_TRANSPORT (bodies no longer fit). */
+/* Changes θ, [0, 1], for the steps that follow; not between begin and end. Makes new buffers where θ is another; on
+ * failure nothing has changed. Collective in effect: every rank must set the same. Where they do not, the next step fails
+ * on all ranks: TAGC_ERR_MISMATCH, or TAGC_ERR_TRANSPORT where ranks of direct that exchange fragments differ (bodies no
+ * longer fit). TAGC_ERR_UNSUPPORTED for θ > 0 with rotate. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* The residual in use, (n_elems,), with hosts (n_elems / ranks_per_host,), or NULL and 0 for dense and where direct has
- * nothing to carry over (sparsity 0 and values in fp32 or bf16; one host): a view that the next begin invalidates. With
- * hosts it belongs to the sums of a host, row h to the rank of the same local index on host h. Its zero is -0.0f, the
- * one value that changes nothing it is added to. */
+ * nothing to carry over (sparsity 0 since it was made and values in fp32 or bf16; one host): a view that the next begin
+ * invalidates. With hosts it belongs to the sums of a host, row h to the rank of the same local index on host h. Its zero
+ * is -0.0f, the one value that changes nothing it is added to. */
 TAGC_API const float *tagc_reducer_residual(const tagc_reducer *reducer, uint64_t *n_elems);
 
 /* Multiplies the residual by `factor` (finite, >= 0): when a loss scale changes, or to let it decay. */
@@ -306,7 +309,8 @@ typedef enum tagc_gather {
 
 typedef struct tagc_gatherer_options {
     size_t struct_bytes; /* set by _init */
-    uint64_t n_elems;    /* as in tagc_reducer_options */
+    uint64_t n_elems;    /* of the whole unit: a positive multiple of ranks_per_host, at most ranks_per_host *
+                            (2^32 - 64). No default. */
     uint64_t tag;        /* as in tagc_reducer_options */
     int wire;            /* tagc_gather, default FP32 */
     int ranks_per_host; /* [0, W], divides W; 0 (default): W. Only ranks of one host exchange: shard is row l of full
@@ -319,9 +323,9 @@ TAGC_API void tagc_gatherer_options_init(tagc_gatherer_options *options);
 TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *options,
                                           tagc_gatherer **out); /* collective */
 
-/* Collective. Starts the gather of every rank's `shard` (shard) into `full` (W, shard). shard may be row `rank` of
- * full, but for deltas must lie apart, and full must be the array of the last gather with the values it left there. Both
- * must be left alone until _end. Gathers may overlap reducers and each other, and are ordered among themselves.
+/* Collective. Starts the gather of every rank's `shard` (shard) into `full` (ranks_per_host, shard). shard may be the own
+ * row of full, but for deltas must lie apart, and full must be the array of the last gather with the values it left there.
+ * Both must be left alone until _end. Gathers may overlap reducers and each other, and are ordered among themselves.
  * NaN and Inf travel; with deltas the whole row of an owner who has one is NaN on all ranks, until a gather of finite
  * values, which is whole. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);

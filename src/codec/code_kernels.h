@@ -1,5 +1,5 @@
 /* The inner loops of gaps and values, one table per instruction set; all tables give the same bytes and bits. Apart
- * from gaps.c and values.c only tests look in here, to run every table that the processor has. */
+ * from gaps.c, values.c and the codes only tests look in here, to run every table that the processor has. */
 #ifndef TAGC_CODEC_CODE_KERNELS_H
 #define TAGC_CODEC_CODE_KERNELS_H
 

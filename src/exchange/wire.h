@@ -39,7 +39,7 @@ typedef struct tagc_wire_header {
     uint64_t body_sum;    /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* behind the header; fragment: of the body that follows */
-    uint64_t step;        /* how many steps the reducer had begun before this one */
+    uint64_t step;        /* how many steps the reducer, or gathers the gatherer, has begun: from 1 */
 } tagc_wire_header;
 
 /* Checksum of a fragment's body. */
