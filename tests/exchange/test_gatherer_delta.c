@@ -447,6 +447,35 @@ static void damage_is_told_to_all(void **state) {
     }
 }
 
+/* The damaged message was the one that made the next gather whole: who got it cannot know, lengths differ, and that is the
+ * end of the comm, for all. */
+static void hidden_body(rank_run *run) {
+    view v;
+    if (!open_view(run, &v)) return;
+    trial *t = v.t;
+    for (int step = 0; step < 5; step++) {
+        move_masters(&v, step);
+        if (step == t->step && v.row == t->from) v.masters[(size_t)v.row * t->shard] = NAN;
+        tagc_status status = gather(&v, step);
+        if (step < t->step) CHECK(run, status == TAGC_OK);
+        if (step == t->step) CHECK(run, status == (run->rank == t->to ? TAGC_ERR_CORRUPT : TAGC_OK));
+        if (step > t->step) CHECK(run, status != TAGC_OK);
+    }
+    close_view(&v);
+}
+
+static void damage_that_hides_a_whole_gather_ends_it(void **state) {
+    (void)state;
+    for (int world_size = 2; world_size <= 4; world_size++) {
+        trial t = make_trial(TAGC_GATHER_DELTA4, 0);
+        t.step = 2;
+        t.to = 1;
+        t.damage = flip_bit;
+        run_trial(&t, world_size, hidden_body);
+        assert_int_equal(t.n_damaged, 1);
+    }
+}
+
 static void refused_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
@@ -481,10 +510,15 @@ static void misuse_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_worlds_follow),         cmocka_unit_test(hosts_keep_to_themselves),
-        cmocka_unit_test(plain_wires_keep_to_hosts), cmocka_unit_test(nothing_accumulates),
-        cmocka_unit_test(a_flipped_bit_is_found),    cmocka_unit_test(a_sick_master_is_seen_and_heals),
-        cmocka_unit_test(damage_is_told_to_all),     cmocka_unit_test(misuse_is_refused),
+        cmocka_unit_test(all_worlds_follow),
+        cmocka_unit_test(hosts_keep_to_themselves),
+        cmocka_unit_test(plain_wires_keep_to_hosts),
+        cmocka_unit_test(nothing_accumulates),
+        cmocka_unit_test(a_flipped_bit_is_found),
+        cmocka_unit_test(a_sick_master_is_seen_and_heals),
+        cmocka_unit_test(damage_is_told_to_all),
+        cmocka_unit_test(damage_that_hides_a_whole_gather_ends_it),
+        cmocka_unit_test(misuse_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
