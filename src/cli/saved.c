@@ -38,6 +38,72 @@ json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     return object;
 }
 
+/* ---- the guard ---- */
+
+static const struct {
+    const char *name;
+    size_t offset;
+} guard_reals[] =
+    {
+        {"factor", offsetof(tagc_guard, factor)},
+        {"residual_norm", offsetof(tagc_guard, residual_norm)},
+        {"grad_norm", offsetof(tagc_guard, grad_norm)},
+        {"loss", offsetof(tagc_guard, loss)},
+        {"spread", offsetof(tagc_guard, spread)},
+},
+  guard_counts[] = {
+      {"n_seen", offsetof(tagc_guard, n_seen)},
+      {"n_calm", offsetof(tagc_guard, n_calm)},
+      {"n_since", offsetof(tagc_guard, n_since)},
+};
+enum {
+    N_GUARD_REALS = sizeof guard_reals / sizeof guard_reals[0],
+    N_GUARD_COUNTS = sizeof guard_counts / sizeof guard_counts[0]
+};
+
+static json_t *guard_object(const tagc_guard *guard) {
+    json_t *object = json_object();
+    for (int i = 0; i < N_GUARD_REALS; i++) /* what is not finite has no number, and is left out */
+        json_object_set_new(object, guard_reals[i].name,
+                            json_real(*(const double *)((const char *)guard + guard_reals[i].offset)));
+    for (int i = 0; i < N_GUARD_COUNTS; i++) {
+        uint64_t count = *(const uint64_t *)((const char *)guard + guard_counts[i].offset);
+        json_object_set_new(object, guard_counts[i].name, json_integer((json_int_t)count));
+    }
+    return object;
+}
+
+static tagc_status read_count(const json_t *object, const char *name, json_int_t max, json_int_t *out) {
+    const json_t *value = json_object_get(object, name);
+    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > max)
+        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 to %lld",
+                         name, (long long)max);
+    *out = json_integer_value(value);
+    return TAGC_OK;
+}
+
+/* A guard that had seen a loss that is no number starts again. */
+static tagc_status read_guard(const json_t *object, tagc_guard *out) {
+    tagc_guard guard = {0};
+    for (int i = 0; i < N_GUARD_REALS; i++) {
+        const json_t *value = json_object_get(object, guard_reals[i].name);
+        if (!value) return TAGC_OK;
+        if (!json_is_number(value) || json_number_value(value) < 0)
+            return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" of the guard is no number from 0 on",
+                             guard_reals[i].name);
+        *(double *)((char *)&guard + guard_reals[i].offset) = json_number_value(value);
+    }
+    for (int i = 0; i < N_GUARD_COUNTS; i++) {
+        json_int_t count;
+        TAGC_TRY(read_count(object, guard_counts[i].name, (json_int_t)1 << 62, &count));
+        *(uint64_t *)((char *)&guard + guard_counts[i].offset) = (uint64_t)count;
+    }
+    *out = guard;
+    return TAGC_OK;
+}
+
+/* ---- all of it ---- */
+
 char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, const void *values) {
     json_t *root = json_object();
     json_object_set_new(root, "tagc", json_string(tagc_version()));
@@ -48,21 +114,13 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
     json_object_set_new(root, "n_tokens", json_integer((json_int_t)saved->n_tokens));
     if (saved->fork_step > 0)
         json_object_set_new(root, "fork_step", json_integer((json_int_t)saved->fork_step));
+    if (saved->guard.n_seen > 0) json_object_set_new(root, "guard", guard_object(&saved->guard));
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);
     return text;
-}
-
-static tagc_status read_count(const json_t *object, const char *name, json_int_t max, json_int_t *out) {
-    const json_t *value = json_object_get(object, name);
-    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > max)
-        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 to %lld",
-                         name, (long long)max);
-    *out = json_integer_value(value);
-    return TAGC_OK;
 }
 
 static tagc_status read_fields(const json_t *root, tagc_saved *out) {
@@ -83,6 +141,7 @@ static tagc_status read_fields(const json_t *root, tagc_saved *out) {
         TAGC_TRY(read_count(root, "fork_step", (json_int_t)1 << 62, &value));
         out->fork_step = (uint64_t)value;
     }
+    TAGC_TRY(read_guard(json_object_get(root, "guard"), &out->guard));
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");

@@ -32,6 +32,7 @@ static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *p
     TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
     t->saved.fork_step = t->step;
     t->saved.position = 0;
+    t->saved.guard = (tagc_guard){0};
     t->saved.best_val_loss = (double)INFINITY;
     if ((uint64_t)t->options.steps < t->step)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -47,6 +48,9 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
     TAGC_TRY(read_saved(t, is_latest ? t->options.out : t->options.resume, path));
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
+    if (t->options.local_momentum > 0 || t->options.low_rank > 0)
+        tagc_progress_say(&t->progress, "note: a checkpoint has no state of --%s, which begins again",
+                          t->options.local_momentum > 0 ? "local-momentum" : "low-rank");
     if (t->saved.world_size != t->rank->world_size)
         tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
                           t->saved.world_size > 1 ? "s" : "", t->rank->world_size);
@@ -186,6 +190,7 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
         char *extra = NULL;
         TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
         free(extra);
+        if (t->saved.fork_step < t->step) tagc_fsdp_set_steps_begun(t->fsdp, t->step - t->saved.fork_step);
         return tagc_loader_seek(t->loader, t->saved.position);
     }
     if (t->options.fork) {
@@ -230,6 +235,14 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     return tagc_metrics_run(t->metrics, run);
 }
 
+static void open_guard(tagc_trainer *t) {
+    if (t->options.guard <= 0) return;
+    tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
+    if (t->saved.guard.n_seen == 0) return;
+    tagc_guard_resume(&t->guard, &t->saved.guard);
+    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+}
+
 tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
     char checkpoint[TAGC_PATH_BYTES] = "";
     *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
@@ -264,7 +277,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
             .tokens = t->tokens,
             .targets = t->targets,
         };
-    if (t->options.guard > 0) tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
+    open_guard(t);
     tagc_greet(t, parsed);
     return open_chooser(t);
 }
@@ -272,6 +285,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
 tagc_status tagc_trainer_save(tagc_trainer *t) {
     if (!t->options.out) return TAGC_OK;
     t->saved.position = tagc_loader_position(t->loader);
+    t->saved.guard = t->guard;
     char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
     if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
     tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);

@@ -145,6 +145,8 @@ tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
 /* From the next step on compressed flats keep this times their share, at most all; collective in effect. */
 void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);
+/* For a run that goes on: of recipes.sparsity_warmup so many steps are over; collective in effect. */
+void tagc_fsdp_set_steps_begun(tagc_fsdp *fsdp, uint64_t n_steps);
 
 /* ---- what it looks like ---- */
 

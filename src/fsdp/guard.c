@@ -17,6 +17,14 @@ void tagc_guard_init(tagc_guard *guard, double max_ratio, double kept) {
     while (guard->max_factor * kept < 1 && guard->max_factor < 1048576) guard->max_factor *= 2;
 }
 
+void tagc_guard_resume(tagc_guard *guard, const tagc_guard *before) {
+    double max_ratio = guard->max_ratio, max_factor = guard->max_factor;
+    *guard = *before;
+    guard->max_ratio = max_ratio;
+    guard->max_factor = max_factor;
+    guard->factor = fmin(fmax(before->factor, 1), max_factor);
+}
+
 static double mix(double memory, double past, double now, uint64_t n_seen) {
     return n_seen == 0 ? now : memory * past + (1 - memory) * now;
 }

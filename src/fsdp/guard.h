@@ -23,6 +23,8 @@ typedef enum tagc_guard_change {
 
 /* kept: the share that is sent of compressed gradients, (0, 1]. */
 void tagc_guard_init(tagc_guard *guard, double max_ratio, double kept);
+/* Goes on where another one, of which only what changes is read, stopped. */
+void tagc_guard_resume(tagc_guard *guard, const tagc_guard *before);
 /* After every step, with the loss and the norms of that step. */
 tagc_guard_change tagc_guard_update(tagc_guard *guard, double loss, double grad_norm, double residual_norm);
 

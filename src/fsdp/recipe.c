@@ -115,6 +115,10 @@ void tagc_fsdp_set_kept_factor(tagc_fsdp *f, double factor) {
     f->kept_factor = factor;
 }
 
+void tagc_fsdp_set_steps_begun(tagc_fsdp *f, uint64_t n_steps) {
+    f->n_steps_begun = n_steps;
+}
+
 /* ---- around an exchange ---- */
 
 static int is_finite(const float *x, uint64_t n) {

@@ -7,7 +7,7 @@
  *   low rank      what lies in few directions of a fragment is sent beside the selection (lowrank.c)
  *   bf16          the residual is rounded after every step: what half the memory would cost in loss
  *
- * Their own state (u, the place in the warm-up) is not in a checkpoint. */
+ * Their own state (u, the low-rank directions) is not in a checkpoint; the place in the warm-up is the caller's to set. */
 #ifndef TAGC_FSDP_RECIPE_H
 #define TAGC_FSDP_RECIPE_H
 

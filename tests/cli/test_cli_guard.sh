@@ -34,3 +34,27 @@ paste <(column with kept_factor) <(column with n_kept) |
 run 0 train "${common[@]}" --fork base --steps 340 --warmup 0 --lr 0.003 --min-lr 0.003 --compress all --exchange packed \
     --sparsity 0.9 --guard 10 --quiet --out calm
 [ "$(column calm kept_factor | sort -u)" = 1.0 ] || fail "a calm run is guarded: $(column calm kept_factor | sort -u)"
+
+# Stopped and gone on with: the guard knows what it knew, and a warm-up of sparsity is where it was; forks begin anew.
+recipe=(--model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --exchange direct --sparsity 0.95 --quiet)
+for way in "--guard 0.5" "--sparsity-warmup 9" "--guard 0.5 --sparsity-warmup 9 --sharding hybrid --ranks 4 --ranks-per-host 2"; do
+    rm -rf whole half
+    # shellcheck disable=SC2086
+    run 0 train "${common[@]}" "${recipe[@]}" $way --steps 20 --out whole
+    # shellcheck disable=SC2086
+    run 0 train "${common[@]}" "${recipe[@]}" $way --steps 20 --save-every 6 --keep 9 --out half
+    for step in 6 12; do
+        rm -rf again && mkdir again && cp half/metrics.jsonl again && cp -r "$(printf half/step-%08d $step)" again
+        run 0 train --out again --resume
+        same_losses whole again
+        diff <(column whole kept_factor; column whole n_kept) <(column again kept_factor; column again n_kept) >differ ||
+            fail "$way, from step $step: $(head -n 4 differ | tr '\n' ' ')"
+    done
+done
+[ "$(column whole kept_factor | sort -u | wc -l)" -gt 2 ] || fail "a guard that does nothing: no test of anything"
+run 0 train "${common[@]}" "${recipe[@]}" --guard 0.5 --sparsity-warmup 9 --fork whole --steps 22 --out anew
+column anew kept_factor | sort -u | grep -qx 1.0 || fail "a fork inherits the guard: $(column anew kept_factor)"
+[ "$(column anew n_kept | head -n 1)" -gt "$((2 * $(column half n_kept | tail -n 1) / 8))" ] || fail "no warm-up in a fork"
+run 0 train "${common[@]}" "${recipe[@]}" --local-momentum 0.5 --steps 2 --out momentum
+run 0 train --out momentum --resume --steps 4 --no-quiet
+grep -q "^note: a checkpoint has no state of --local-momentum, which begins again" out || fail "no note: $(cat out)"
