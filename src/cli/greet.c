@@ -41,6 +41,13 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
         {"two-level", coded && o->ranks_per_host > 1, "direct exchanges and --ranks-per-host of 2 or more"},
         {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
         {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
+        {"residual-decay", compresses || mild, "compressed gradients"},
+        {"residual-bf16", compresses || mild, "compressed gradients"},
+        {"local-momentum", compresses, "compressed gradients"},
+        {"low-rank", compresses, "compressed gradients"},
+        {"sparsity-warmup", compresses && o->sparsity > 0.75,
+         "compressed gradients with --sparsity above 0.75"},
+        {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
         {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
     };
     if (is_auto(t) && o->mild == 0 && tagc_options_given(parsed, "mild"))

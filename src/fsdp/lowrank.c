@@ -8,9 +8,10 @@
  *   N = A^T P                      of this rank; their sum      exchanged, is the next Q
  *
  * P N^T leaves the gradient before the selection sees it, and the owner adds P (sum of N)^T: what neither part sent is in
- * the residual. Both exchanges give all ranks everything, which is what the next step needs, and count as control. */
+ * the residual. Both exchanges give all ranks everything, which is what the next step needs. */
 #include "fsdp/internal.h"
 #include "fsdp/recipe.h"
+#include "transport/comm.h"
 #include <math.h>
 #include <string.h>
 
@@ -56,7 +57,7 @@ void tagc_low_rank_destroy(tagc_low_rank *low_rank) {
 
 /* Sum over ranks in rank order of everybody's (n): the same bits everywhere. */
 static tagc_status sum_over_ranks(tagc_fsdp *f, tagc_low_rank *l, const float *own, size_t n, float *sum) {
-    TAGC_TRY(tagc_comm_all_gather(f->comm, own, n * sizeof *own, l->all));
+    TAGC_TRY(tagc_comm_all_gather_as(f->comm, TAGC_LEG_VALUES, own, n * sizeof *own, l->all));
     memcpy(sum, l->all, n * sizeof *sum);
     for (int rank = 1; rank < f->world_size; rank++)
         for (size_t i = 0; i < n; i++) sum[i] += l->all[(size_t)rank * n + i];

@@ -24,10 +24,12 @@ tagc_status tagc_recipes_check(const tagc_fsdp_options *o) {
                          "low_rank is %d, allowed without full or grad sharding, with two_level or"
                          " local_momentum is 0",
                          r->low_rank);
-    if (r->local_momentum > 0 && o->two_level)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "local_momentum is %g, allowed with two_level is 0: residuals belong to hosts",
-                         r->local_momentum);
+    if (r->local_momentum > 0 && (o->two_level || o->sharding == TAGC_SHARD_HYBRID))
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "local_momentum is %g, allowed with two_level or hybrid sharding is 0: residuals belong"
+            " to hosts",
+            r->local_momentum);
     return TAGC_OK;
 }
 

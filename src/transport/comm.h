@@ -35,6 +35,9 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
 tagc_status tagc_comm_wait(tagc_comm *comm,
                            tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
 int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket); /* 1 when _wait would not block */
+/* As tagc_comm_all_gather, its bytes counted as another leg's than control. */
+tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
+                                    void *recv);
 
 /* Work for the worker thread, run in order of submission. The submitter owns the memory until waited for.
  *

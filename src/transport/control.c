@@ -48,6 +48,7 @@ typedef struct gather_call {
     const void *send;
     size_t n_bytes;
     void *recv;
+    tagc_leg leg;
 } gather_call;
 
 static tagc_status gather(void *arg) {
@@ -64,7 +65,7 @@ static tagc_status gather(void *arg) {
                      .recv = call->recv,
                      .recv_bytes = comm->control_bytes,
                      .recv_offset = comm->control_recv_offset},
-        .leg = TAGC_LEG_CONTROL,
+        .leg = call->leg,
         .tag = UINT64_MAX,
     };
     tagc_comm_post(comm, TAGC_LANE_CONTROL, &ticket);
@@ -72,7 +73,8 @@ static tagc_status gather(void *arg) {
 }
 
 /* Without lanes only the worker may post, so the gather becomes a job in the caller's order. */
-tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv) {
+tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
+                                    void *recv) {
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     if (n_bytes == 0) return TAGC_OK;
     if (!send) return tagc_fail(TAGC_ERR_ARGUMENT, "send is NULL and n_bytes is %zu", n_bytes);
@@ -80,11 +82,15 @@ tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_byt
     if (n_bytes > SIZE_MAX / 2 / (size_t)comm->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at most %zu", n_bytes,
                          SIZE_MAX / 2 / (size_t)comm->world_size);
-    gather_call call = {comm, send, n_bytes, recv};
+    gather_call call = {comm, send, n_bytes, recv, leg};
     if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->worker_thread)) return gather(&call);
     tagc_job job = {.run = gather, .arg = &call};
     tagc_comm_submit(comm, &job);
     return tagc_comm_join(comm, &job);
+}
+
+tagc_status tagc_comm_all_gather(tagc_comm *comm, const void *send, size_t n_bytes, void *recv) {
+    return tagc_comm_all_gather_as(comm, TAGC_LEG_CONTROL, send, n_bytes, recv);
 }
 
 tagc_status tagc_comm_barrier(tagc_comm *comm) {

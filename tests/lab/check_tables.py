@@ -49,6 +49,15 @@ def equal(seen, expected):
     assert seen == expected, f"{seen!r} instead of {expected!r}"
 
 
+def check_compressed_part():
+    # 1 M parameters, half of them compressed, 4 MB sent by one of two ranks in all: 64 bits each, 32 of them dense.
+    carrier = arm("a", [[1.0]], 64, exchange="packed") | {"n_compressed": 500000}
+    equal(tables.compressed_bits(carrier, 2), 96.0)
+    # What mild matrices sent is not known apart, nor what auto compressed.
+    for options in ({"mild": "int4"}, {"exchange": "auto"}):
+        equal(tables.compressed_bits(carrier | {"options": carrier["options"] | options}, 2), None)
+
+
 def check_times():
     # Rounds of 4.0/2.0 and 6.0/4.0: twice and one and a half times as fast.
     bench = {"world_size": 2, "arms": [arm("fsdp", [[4.0, 4.0, 9.0], [6.0]], 96),
@@ -180,6 +189,7 @@ def check_link():
 
 
 check_times()
+check_compressed_part()
 check_bits()
 check_losses()
 check_damaged()
