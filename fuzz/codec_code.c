@@ -3,6 +3,7 @@
  * bit 2: the bytes are laid over a real body instead), 1 format, 1 block, 2 n, 2 k, then the body. */
 #include "codec/code.h"
 #include "codec/gaps.h"
+#include "codec/select.h"
 #include "codec/values.h"
 #include "core/memory.h"
 
@@ -34,20 +35,21 @@ static void *scratch_for(const tagc_code *code, const tagc_code_options *o) {
 static size_t real_body(const tagc_code_options *o, void *scratch, const uint8_t *data, size_t n_data,
                         uint8_t **body) {
     const tagc_code *code = tagc_code_of(o);
-    float *gradient = exactly(4 * o->n);
+    float *gradient = exactly(4 * o->n), *residual = exactly(4 * o->n);
     tagc_encoded encoded;
     uint32_t state = 1;
     for (size_t i = 0; i < o->n; i++) {
         state = state * 1664525u + 1013904223u;
         gradient[i] = (float)(int32_t)state * 0x1p-31f;
         gradient[i] *= gradient[i] * gradient[i];
+        residual[i] = TAGC_ZERO_RESIDUAL;
     }
     *body = exactly(code->max_bytes(o));
-    code->encode(o, gradient, NULL, NULL, *body, scratch, NULL, &encoded);
+    code->encode(o, gradient, residual, residual, *body, scratch, NULL, &encoded);
     require(!encoded.nonfinite && encoded.n_bytes <= code->max_bytes(o));
     require(code->validate(o, *body, encoded.n_bytes) == TAGC_OK);
     for (size_t i = 0; i < n_data && i < encoded.n_bytes; i++) (*body)[i] = (uint8_t)((*body)[i] + data[i]);
-    free(gradient);
+    free(gradient), free(residual);
     return encoded.n_bytes;
 }
 

@@ -42,7 +42,7 @@ typedef struct tagc_code {
     size_t (*max_bytes)(const tagc_code_options *options);
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);
     /* gradient, residual_in, residual_out (n) as in tagc_select: residual_out = gradient + residual_in - decoded
-     * body, exactly where the body is exact. residual_in and residual_out may both be NULL: nothing is carried over. */
+     * body, exactly where the body is exact. Of blocks both residuals may be NULL: nothing is carried over. */
     void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
                    float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
     /* Encodes sums (n): topk every non-zero of them (at most k are there), blocks all. sums become what a receiver

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-enum { RADIX_BITS = 11, N_RADIX = 1 << RADIX_BITS, INF_BITS = 0x7f800000 };
 enum {
+    INF_BITS = 0x7f800000,
     BATCH = 32,   /* bodies decoded side by side */
     PIECE = 1024, /* values that one thread takes at a time */
     LOOK = 16,    /* sums that are looked over together for one that is not zero */
@@ -49,45 +49,6 @@ static size_t topk_max_bytes(const tagc_code_options *options) {
 }
 
 /* ---- encode ---- */
-
-/* Of |gradient| the bits of the k-th largest; *n_above so many are larger. 1 <= k <= n. */
-static uint32_t threshold_of(const float *gradient, size_t n, size_t k, size_t *n_above) {
-    uint32_t prefix = 0;
-    *n_above = 0;
-    for (int shift = 33 - RADIX_BITS, shift_prefix = 33; shift_prefix > 0;
-         shift_prefix = shift, shift -= RADIX_BITS) {
-        size_t counts[N_RADIX] = {0};
-        uint32_t digit = N_RADIX - 1;
-        for (size_t i = 0; i < n; i++) {
-            uint64_t bits = tagc_abs_bits(gradient[i]);
-            if (bits >> shift_prefix == prefix) counts[bits >> shift & (N_RADIX - 1)]++;
-        }
-        for (; *n_above + counts[digit] < k; digit--) *n_above += counts[digit];
-        prefix = prefix << RADIX_BITS | digit;
-    }
-    return prefix;
-}
-
-/* Selection where nothing is carried over: the same choice as tagc_select's of a residual of zeros. */
-static void select_alone(const float *gradient, size_t n, size_t k, uint32_t *indices, float *values,
-                         tagc_selection *result) {
-    *result = (tagc_selection){.n_passes = 1};
-    for (size_t i = 0; i < n; i++)
-        if (tagc_abs_bits(gradient[i]) >= INF_BITS) result->nonfinite = 1;
-    if (result->nonfinite || k == 0) return;
-    size_t n_above, n_kept = 0;
-    uint32_t threshold = threshold_of(gradient, n, k, &n_above);
-    size_t n_ties = threshold || k == n ? k - n_above : 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits = tagc_abs_bits(gradient[i]);
-        int is_tie = bits == threshold && n_ties > 0;
-        if (bits <= threshold && !is_tie) continue;
-        n_ties -= (size_t)is_tie;
-        indices[n_kept] = (uint32_t)i;
-        values[n_kept++] = gradient[i];
-    }
-    result->n_kept = n_kept;
-}
 
 typedef struct value_job {
     topk *t;
@@ -130,11 +91,8 @@ static void topk_encode(const tagc_code_options *options, const float *gradient,
     tagc_selection selection;
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
-    if (residual_in)
-        tagc_select(gradient, residual_in, residual_out, options->n, options->k, t.indices, t.values,
-                    t.scratch, pool, &selection);
-    else
-        select_alone(gradient, options->n, options->k, t.indices, t.values, &selection);
+    tagc_select(gradient, residual_in, residual_out, options->n, options->k, t.indices, t.values, t.scratch,
+                pool, &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
     int is_exact = options->values == TAGC_VALUES_FP32; /* selection left zeros there */

@@ -210,6 +210,7 @@ static fragment encode(const tagc_code_options *options, int kind, int carry, ta
     for (size_t i = 0; i < 4; i++) *arrays[i] = bytes_of(n * sizeof(float));
     fill(kind, f.gradient, n);
     fill(kind == HUGE_ONES ? ZEROS : kind, f.residual_in, n);
+    carry |= options->sparse;
     most = f.code->max_bytes(options);
     uint8_t *body = bytes_of(most);
     void *scratch = aligned_bytes(f.code->scratch_bytes(options, tagc_pool_n_threads(pool)));
@@ -283,7 +284,7 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
 static void round_trip(const tagc_code_options *options) {
     for (int kind = 0; kind < N_FILLS; kind++) {
         if (options->n > 100000 && kind != HEAVY) continue;
-        for (int carry = 0; carry < 2; carry++) {
+        for (int carry = options->sparse; carry < 2; carry++) {
             fragment f = encode(options, kind, carry, NULL);
             check_naive(&f);
             if (carry) check_conserved(&f);
@@ -423,7 +424,7 @@ static void test_nonfinite(void **state) {
             gradient[at] = FLT_MAX, residual[at] = FLT_MAX;
         else
             gradient[at] = bad[trial % 3];
-        int carry = trial % 4 == 3 || random_below(2);
+        int carry = o.sparse || trial % 4 == 3 || random_below(2);
         code->encode(&o, gradient, carry ? residual : NULL, carry ? next : NULL, body, scratch, NULL,
                      &encoded);
         assert_true(encoded.nonfinite);
@@ -503,12 +504,13 @@ static void test_unaligned(void **state) {
     }
 }
 
-/* What is not carried over is chosen as if the residual were zero. */
+/* Where nothing is carried over, blocks are those of a residual of zeros. */
 static void test_alone(void **state) {
     (void)state;
     for (int trial = 0; trial < 200; trial++) {
         tagc_code_options o = random_options(3000);
         uint64_t seed = random_state;
+        o.sparse = 0;
         fragment alone = encode(&o, trial % N_FILLS, 0, NULL);
         const tagc_code *code = alone.code;
         void *scratch = aligned_bytes(code->scratch_bytes(&o, 1));
