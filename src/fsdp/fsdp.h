@@ -141,7 +141,8 @@ tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 
 /* ---- backing off ---- */
 
-/* Collective: root of the mean over ranks of the squared norm of a rank's residuals. */
+/* Collective: root of the mean over ranks of the squared norm of a rank's residuals; where the ranks of a host hold one
+ * together, over hosts, of it divided by their number. */
 tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
 /* From the next step on compressed flats keep this times their share, at most all; collective in effect. */
 void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);

@@ -104,7 +104,8 @@ tagc_status tagc_fsdp_residual_norm(tagc_fsdp *f, double *norm) {
     for (int i = 0; i < f->n_flats; i++) {
         uint64_t n;
         const float *residual = tagc_fsdp_residual(&f->flats[i], &n);
-        sum += tagc_sum_of_squares(residual, n);
+        /* A host's residual is of the sum over its ranks, of which each holds a part. */
+        sum += tagc_sum_of_squares(residual, n) / f->flats[i].ranks_per_host;
     }
     TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
     sum = 0;

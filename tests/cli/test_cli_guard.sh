@@ -72,3 +72,11 @@ run 0 train "${common[@]}" "${recipe[@]}" --steps 1 --no-quiet --exchange dense 
 for option in guard local-momentum sparsity-warmup residual-bf16 residual-decay; do
     grep -q "^note: --$option is for compressed gradients.* and has no effect here" out || fail "no note about --$option: $(cat out)"
 done
+
+# The residual's norm means the same where hosts hold one: what a fork of the same state leaves behind at once.
+norm() { # <options>: after a step without an update
+    run 0 train --data data --ranks 8 --batch-size 8 --eval-every never "${recipe[@]}" --lr 0 --min-lr 0 --guard 1e9 --steps 1 "$@" --out "norm"
+    column norm residual_norm && rm -r norm
+}
+awk -v a="$(norm)" -v b="$(norm --two-level --ranks-per-host 4)" -v c="$(norm --sharding hybrid --ranks-per-host 4)" \
+    'BEGIN { exit !(a > 0 && b > 0.8 * a && b < 1.1 * a && c > 0.8 * a && c < 1.1 * a) }' || fail "norms of residuals differ by hosts"
