@@ -174,7 +174,6 @@ static void blocks_decode(const tagc_code_options *options, const tagc_body *bod
 }
 
 const tagc_code tagc_code_blocks = {
-    .name = "blocks",
     .max_bytes = blocks_max_bytes,
     .scratch_bytes = blocks_scratch_bytes,
     .encode = blocks_encode,

@@ -37,7 +37,6 @@ typedef struct tagc_body {
 } tagc_body;
 
 typedef struct tagc_code {
-    const char *name;
     /* Worst case of a body, and scratch of the other functions (TAGC_ALIGNMENT-aligned). */
     size_t (*max_bytes)(const tagc_code_options *options);
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);

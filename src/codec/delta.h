@@ -7,7 +7,9 @@
  *
  * A delta is the difference of the owner's fp32 master from the bf16 replica that all ranks hold. Everyone adds the same
  * decoded delta to the same replica and rounds to bf16, so replicas stay alike to the bit, and what a delta could not say
- * is in the next difference: error feedback without a residual.
+ * is in the next difference: error feedback without a residual. Hence not a format of values.h: what counts is the error
+ * that deltas settle at, for which codes are not symmetric (figures in delta.c), nobody asks the encoder what is lost, and
+ * blocks are all whole, so that they pack without shuffles.
  *
  * All instruction sets give the same bytes and the same values. */
 #ifndef TAGC_CODEC_DELTA_H

@@ -263,7 +263,6 @@ static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads
 }
 
 const tagc_code tagc_code_topk = {
-    .name = "topk",
     .max_bytes = topk_max_bytes,
     .scratch_bytes = topk_scratch_bytes,
     .encode = topk_encode,
