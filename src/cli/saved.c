@@ -94,7 +94,7 @@ static tagc_status read_guard(const json_t *object, tagc_guard *out) {
         *(double *)((char *)&guard + guard_reals[i].offset) = json_number_value(value);
     }
     for (int i = 0; i < N_GUARD_COUNTS; i++) {
-        json_int_t count;
+        json_int_t count = 0;
         TAGC_TRY(read_count(object, guard_counts[i].name, (json_int_t)1 << 62, &count));
         *(uint64_t *)((char *)&guard + guard_counts[i].offset) = (uint64_t)count;
     }
