@@ -49,7 +49,7 @@ static void test_pays(void **state) {
     says(&advice, "2.00x as fast as fsdp");
     says(&advice, "1.95 to 2.10 in 3 rounds");
     says(&advice, "fsdp stands still for parameters and gradients in 50 %");
-    says_not(&advice, "codec works longer");
+    says_not(&advice, "forbidden by its codec");
 }
 
 /* 1 % is not worth it; 30 % in two rounds and nothing in the third is not sure. */
@@ -72,7 +72,7 @@ static void test_too_little(void **state) {
     assert_int_equal(advice.arm, -1);
     says(&advice, "leave compression off:");
     says(&advice, "1.01x");
-    says(&advice, "codec works longer (500.0 ms) than the wire (100.0 ms)");
+    says(&advice, "forbidden by its codec, which works 500.0 ms of the 1.000 s");
     candidates[0].round_s = c;
     candidates[0].total_s = 1.3;
     advise(candidates, 2, 3, &advice);
