@@ -200,10 +200,10 @@ static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
 
 tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
     uint64_t world_size = (uint64_t)tagc_comm_world_size(comm), most = MOST_ELEMS / world_size;
-    int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
     void *memory;
     machine->link = (tagc_plan_link){.bytes_per_s = (double)INFINITY};
-    if (world_size == 1) return TAGC_OK;
+    if (world_size == 1) return TAGC_OK; /* nobody looked for hosts either */
+    int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
     tagc_status status = tagc_memory_create((size_t)((world_size + 1) * most) * sizeof(float),
                                             "a link's measurement", &memory);
     if (status != TAGC_OK) {

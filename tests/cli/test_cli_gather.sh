@@ -2,6 +2,7 @@
 # How parameters travel: every wire trains alike, over threads and over MPI; bits of each step; what is refused.
 source "$(dirname "$0")/lib.sh" "$@"
 make_data
+export ASAN_OPTIONS=detect_leaks=0 # Open MPI leaks
 
 train() { # <name> <options>...
     local name=$1
