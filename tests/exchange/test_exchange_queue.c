@@ -52,9 +52,10 @@ static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
         const tagc_transfer *peer = m->transfers[s];
         uint64_t n_bytes = transfer->recv_bytes[s];
         same &= peer->send_bytes[self->rank] == n_bytes;
-        if (n_bytes && same)
-            memmove((char *)transfer->recv + transfer->recv_offset[s],
-                    (const char *)peer->send + peer->send_offset[self->rank], n_bytes);
+        char *to = (char *)transfer->recv + transfer->recv_offset[s];
+        const char *from = (const char *)peer->send + peer->send_offset[self->rank];
+        /* To itself at the same place is no copy: others may be reading there. */
+        if (n_bytes && same && to != from) memmove(to, from, n_bytes);
     }
     pthread_barrier_wait(&m->barrier);
     return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
