@@ -43,7 +43,7 @@ asan: ## tests under the address and undefined behaviour sanitizers
 tsan: ## tests of everything that has threads under the thread sanitizer
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
 	@cmake --build build-tsan -j$(JOBS)
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -L '^(core|codec|transport|exchange|fsdp|cli)$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '^test_cli_bench$$' -L '^(core|codec|transport|exchange|fsdp|cli)$$'
 
 bench: build ## codec and exchange against the memory floor
 	@for source in bench/bench_*.c; do \
