@@ -427,22 +427,6 @@ static void print_help(void) {
            MIN_N, MAX_REPEATS);
 }
 
-_Noreturn static void refuse(const char *name, const char *text, const char *allowed) {
-    fprintf(stderr, "bench_codec: %s is %s, must be %s\n", name, text, allowed);
-    exit(2);
-}
-
-static uint64_t number(const char *name, const char *text, uint64_t low, uint64_t high) {
-    char *end, allowed[64];
-    snprintf(allowed, sizeof allowed, "a whole number from %llu to %llu", (unsigned long long)low,
-             (unsigned long long)high);
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || value < low || value > high)
-        refuse(name, text, allowed);
-    return value;
-}
-
 static const tagc_select_kernels *kernels_named(const char *name) {
     const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
     char allowed[64] = "one that this processor has:";

@@ -8,7 +8,6 @@
 #include "codec/select.h"
 #include "measure.h"
 
-#include <errno.h>
 #include <getopt.h>
 #include <time.h>
 
@@ -162,22 +161,6 @@ static void print_help(void) {
            "  --cpu         processor time of the one thread instead of time: for a machine with other work\n"
            "  --help        this text\n",
            MIN_N, MAX_REPEATS);
-}
-
-_Noreturn static void refuse(const char *name, const char *text, const char *allowed) {
-    fprintf(stderr, "bench_codes: %s is %s, must be %s\n", name, text, allowed);
-    exit(2);
-}
-
-static uint64_t number(const char *name, const char *text, uint64_t low, uint64_t high) {
-    char *end, allowed[64];
-    snprintf(allowed, sizeof allowed, "a whole number from %llu to %llu", (unsigned long long)low,
-             (unsigned long long)high);
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || errno || value < low || value > high)
-        refuse(name, text, allowed);
-    return value;
 }
 
 static options read_options(int argc, char **argv) {

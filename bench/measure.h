@@ -6,6 +6,7 @@
 #include "core/measure.h"
 #include "core/memory.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,24 @@ static inline void *take(size_t n, size_t item_bytes, const char *what) {
         exit(1);
     }
     return memory;
+}
+
+/* ---- options ---- */
+
+_Noreturn static inline void refuse(const char *name, const char *text, const char *allowed) {
+    fprintf(stderr, "bench: %s is %s, must be %s\n", name, text, allowed);
+    exit(2);
+}
+
+static inline uint64_t number(const char *name, const char *text, uint64_t low, uint64_t high) {
+    char *end, allowed[64];
+    snprintf(allowed, sizeof allowed, "a whole number from %llu to %llu", (unsigned long long)low,
+             (unsigned long long)high);
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < low || value > high)
+        refuse(name, text, allowed);
+    return value;
 }
 
 /* ---- statistics ---- */

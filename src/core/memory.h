@@ -15,6 +15,11 @@ typedef struct tagc_arena {
     int overflow;   /* a request did not fit into size_t */
 } tagc_arena;
 
+/* n_bytes up to a multiple of TAGC_ALIGNMENT. */
+static inline size_t tagc_aligned(size_t n_bytes) {
+    return (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
+}
+
 /* Next `n` items of `item_bytes` each, aligned to TAGC_ALIGNMENT; NULL while measuring. */
 void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
 

@@ -12,10 +12,6 @@
 #include <math.h>
 #include <string.h>
 
-static size_t round_up(size_t n_bytes) {
-    return (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
-}
-
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
@@ -74,8 +70,8 @@ static void place_bodies(tagc_reducer *r, tagc_arena *arena) {
     int n_threads = r->options.n_threads, is_all = r->options.all_reduce != 0;
     size_t scratch = d->fragment_code->scratch_bytes(&d->fragment, n_threads);
     if (is_all) scratch = larger(scratch, d->sums_code->scratch_bytes(&d->sums, n_threads));
-    d->row_bytes = round_up(d->fragment_code->max_bytes(&d->fragment));
-    if (is_all) d->row_bytes = larger(d->row_bytes, round_up(d->sums_code->max_bytes(&d->sums)));
+    d->row_bytes = tagc_aligned(d->fragment_code->max_bytes(&d->fragment));
+    if (is_all) d->row_bytes = larger(d->row_bytes, tagc_aligned(d->sums_code->max_bytes(&d->sums)));
     d->n_rows = (size_t)(r->options.all_reduce == 1 ? r->world_size : d->n_hosts);
     r->scratch = tagc_arena_take(arena, scratch, 1);
     d->header_send = tagc_arena_take(arena, TAGC_DIRECT_DEPTH, TAGC_WIRE_HEADER_BYTES);

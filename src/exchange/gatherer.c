@@ -46,7 +46,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     size_t n_bytes = g->is_delta ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
                      : g->options.wire == TAGC_GATHER_FP32 ? 0
                                                            : tagc_gatherer_message_bytes(g);
-    g->row_bytes = (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
+    g->row_bytes = tagc_aligned(n_bytes);
     place(g, arena);
     if (!arena->overflow) return TAGC_OK;
     return tagc_fail(TAGC_ERR_MEMORY,

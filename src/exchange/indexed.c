@@ -13,10 +13,6 @@
 #include <math.h>
 #include <string.h>
 
-static size_t round_up(size_t n_bytes) {
-    return (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
-}
-
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
@@ -28,8 +24,9 @@ void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena) {
     r->sketching = r->options.exchange == TAGC_EXCHANGE_SKETCH && r->k < r->shard;
     r->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
     r->max_cells = r->sketching ? tagc_sketch_max_cells(r) : 0;
-    r->index_bytes = TAGC_WIRE_HEADER_BYTES + round_up(tagc_wire_index_bytes(r->options.index, r->shard));
-    r->value_bytes = round_up(TAGC_WIRE_HEADER_BYTES + larger(r->max_union, r->max_cells) * sizeof(float));
+    r->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->options.index, r->shard));
+    r->value_bytes =
+        tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(r->max_union, r->max_cells) * sizeof(float));
 
     tagc_messages_place(r, arena, 1 + 2 * (r->world_size - 1));
     if (r->messages) {

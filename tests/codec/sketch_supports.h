@@ -3,8 +3,10 @@
 #ifndef TAGC_TESTS_SKETCH_SUPPORTS_H
 #define TAGC_TESTS_SKETCH_SUPPORTS_H
 
+#define RANDOM_SEED 3
 #include "codec/sketch.h"
 #include "codec/sketch_locate.h"
+#include "random.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -13,19 +15,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static uint64_t random_state = 3;
-
-static inline uint64_t next_random(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static inline double next_uniform(void) {
-    return (double)(next_random() >> 11) * 0x1p-53;
-}
 
 /* ---- supports ---- */
 
@@ -43,16 +32,16 @@ typedef enum shape {
 /* Positions in [0, n) of about density * n elements; capacity n. ROWS are those of an embedding of width 768
  * that does not start at the fragment's beginning; ONE_COLUMN is a hot column and the rest scattered. */
 static inline size_t support_make(int kind, size_t n, double density, uint32_t *indices) {
-    size_t n_items = 0, offset = (size_t)(next_random() % 768);
+    size_t n_items = 0, offset = (size_t)(random_u64() % 768);
     char hot[1024];
-    for (int c = 0; c < 1024; c++) hot[c] = next_uniform() < density;
+    for (int c = 0; c < 1024; c++) hot[c] = random_uniform() < density;
     size_t stride = (size_t)(1 / density), run = (size_t)(density * (double)n);
-    size_t next = (size_t)(log(1 - next_uniform()) / log1p(-density)),
-           column = (size_t)(next_random() % 1024);
-    int row_is_hot = next_uniform() < density;
+    size_t next = (size_t)(log(1 - random_uniform()) / log1p(-density)),
+           column = (size_t)(random_u64() % 1024);
+    int row_is_hot = random_uniform() < density;
     for (size_t i = 0; i < n; i++) {
         int is_in = 0;
-        if ((i + offset) % 768 == 0) row_is_hot = next_uniform() < density;
+        if ((i + offset) % 768 == 0) row_is_hot = random_uniform() < density;
         switch (kind) {
         case ROWS:
             is_in = row_is_hot;
@@ -71,7 +60,7 @@ static inline size_t support_make(int kind, size_t n, double density, uint32_t *
             break;
         default:
             is_in = i == next || (kind == ONE_COLUMN && i % 1024 == column);
-            if (i == next) next += 1 + (size_t)(log(1 - next_uniform()) / log1p(-density));
+            if (i == next) next += 1 + (size_t)(log(1 - random_uniform()) / log1p(-density));
         }
         if (is_in) indices[n_items++] = (uint32_t)i;
     }

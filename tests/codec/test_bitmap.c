@@ -1,5 +1,7 @@
 /* Bitmaps, nibbles and packed byte sums against one char per element. */
+#define RANDOM_SEED 1
 #include "codec/bitmap.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -7,19 +9,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-static uint64_t random_state = 1;
-
-static uint64_t next_random(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static double next_uniform(void) {
-    return (double)(next_random() >> 11) * 0x1p-53;
-}
 
 /* One char per element and its ascending positions; both exactly as long as needed, so that ASan sees a step
  * over. */
@@ -31,7 +20,7 @@ typedef struct set {
 
 static set set_make(size_t n, double density) {
     set s = {.n = n, .is_set = malloc(n + 1)};
-    for (size_t i = 0; i < n; i++) s.n_set += s.is_set[i] = next_uniform() < density;
+    for (size_t i = 0; i < n; i++) s.n_set += s.is_set[i] = random_uniform() < density;
     s.indices = malloc(s.n_set * sizeof(uint32_t) + 1);
     for (size_t i = 0, k = 0; i < n; i++)
         if (s.is_set[i]) s.indices[k++] = (uint32_t)i;
@@ -168,7 +157,7 @@ static void summing_packed_bytes_loses_what_or_keeps(void **state) {
     b.indices = realloc(b.indices, N * sizeof(uint32_t));
     for (size_t i = 0; i < N; i++) {
         double common = a.is_set[i] ? 0.3 : 0.0125 * 0.7 / (1 - 0.0125);
-        if (next_uniform() < common) b.is_set[i] = 1, b.indices[b.n_set++] = (uint32_t)i;
+        if (random_uniform() < common) b.is_set[i] = 1, b.indices[b.n_set++] = (uint32_t)i;
     }
     size_t n_bytes = tagc_bitmap_bytes(N), n_union = 0;
     uint8_t *x = dirty_bytes(n_bytes), *y = dirty_bytes(n_bytes), *both = dirty_bytes(n_bytes);

@@ -1,7 +1,9 @@
 /* Positions: no more than a tenth above their entropy, alike on every instruction set and thread count, and any bytes
  * read within bounds. */
+#define RANDOM_SEED 11
 #include "codec/gaps.h"
 #include "core/memory.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,23 +21,6 @@ enum { N_TRIALS = 100 };
 enum { N_TRIALS = 400 };
 #endif
 enum { N_LARGE = 1000000 };
-
-static uint64_t random_state = 11;
-
-static uint64_t random_u64(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static size_t random_below(size_t limit) {
-    return (size_t)(random_u64() % limit);
-}
-
-static double random_uniform(void) {
-    return (double)(random_u64() >> 11) * 0x1p-53;
-}
 
 static void *bytes_of(size_t n_bytes) { /* exactly, so that ASan sees a step over */
     void *memory = malloc(n_bytes ? n_bytes : 1);

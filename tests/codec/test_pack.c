@@ -1,6 +1,8 @@
 /* Packing against looking each position up, and unpacking against writing each one out. */
+#define RANDOM_SEED 2
 #include "codec/pack.h"
 #include "codec/select.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -9,21 +11,8 @@
 
 #include <cmocka.h>
 
-static uint64_t random_state = 2;
-
-static uint64_t next_random(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static double next_uniform(void) {
-    return (double)(next_random() >> 11) * 0x1p-53;
-}
-
 static float next_value(void) {
-    return (float)(2 * next_uniform() - 1);
+    return (float)(2 * random_uniform() - 1);
 }
 
 static uint32_t bits_of(float value) {
@@ -45,9 +34,9 @@ static fixture fixture_make(size_t n, double density, double share) {
     uint32_t *positions = malloc(n * 4 + 1), *kept = malloc(n * 4 + 1);
     for (size_t i = 0; i < n; i++) {
         f.residual[i] = next_value();
-        if (next_uniform() >= density) continue;
+        if (random_uniform() >= density) continue;
         positions[f.n_union++] = (uint32_t)i;
-        if (next_uniform() >= share) continue;
+        if (random_uniform() >= share) continue;
         kept[f.n_kept++] = (uint32_t)i;
         f.residual[i] = TAGC_ZERO_RESIDUAL;
     }
@@ -110,7 +99,7 @@ static void packs_runs(void **state) {
         size_t n_kept = 0;
         int on = trial % 2;
         for (size_t i = 0; i < f.n; i++) {
-            if (next_random() % 20 == 0) on = !on;
+            if (random_u64() % 20 == 0) on = !on;
             f.residual[i] = on ? TAGC_ZERO_RESIDUAL : next_value();
             if (on) f.values[n_kept] = next_value(), f.kept[n_kept++] = (uint32_t)i;
         }

@@ -20,7 +20,7 @@ static size_t unpeeled(size_t n, size_t n_cells, uint64_t seed, const uint32_t *
 static void shapes_keep_their_promises(void **state) {
     (void)state;
     for (int trial = 0; trial < 20000; trial++) {
-        size_t asked = (size_t)exp2(next_uniform() * 31.9);
+        size_t asked = (size_t)exp2(random_uniform() * 31.9);
         tagc_sketch s;
         tagc_sketch_init(&s, 1000, asked, 7);
         assert_int_equal(s.n_cells, 3 * s.n_rows * s.width);
@@ -43,11 +43,11 @@ static void all_processors_find_the_same_cells(void **state) {
     (void)state;
     for (int trial = 0; trial < 300; trial++) {
         tagc_sketch s;
-        tagc_sketch_init(&s, UINT32_MAX, (size_t)exp2(5 + next_uniform() * 26.9), next_random());
+        tagc_sketch_init(&s, UINT32_MAX, (size_t)exp2(5 + random_uniform() * 26.9), random_u64());
         tagc_locator locator;
         tagc_locator_init(&locator, &s);
         uint32_t indices[TAGC_LOCATE_CHUNK];
-        for (int k = 0; k < TAGC_LOCATE_CHUNK; k++) indices[k] = (uint32_t)next_random();
+        for (int k = 0; k < TAGC_LOCATE_CHUNK; k++) indices[k] = (uint32_t)random_u64();
         size_t n = trial < 40 ? (size_t)trial : TAGC_LOCATE_CHUNK;
         tagc_located plain, best, avx2;
         memset(&plain, 0, sizeof plain), memset(&best, 0, sizeof best), memset(&avx2, 0, sizeof avx2);
@@ -256,8 +256,7 @@ static void plans_are_what_brute_force_finds(void **state) {
         for (int l = 0; l < 8; l++)
             for (int kind = 0; kind < N_SHAPES; kind++) {
                 size_t n = sizes[s], n_items = support_make(kind, n, n < 1000 ? 0.5 : 0.1, indices);
-                bench b =
-                    bench_make(n, (size_t)((double)n_items / loads[l]), next_random(), indices, n_items);
+                bench b = bench_make(n, (size_t)((double)n_items / loads[l]), random_u64(), indices, n_items);
                 check_plan(&b.plan, &b.sketch, indices, n_items);
                 tagc_plan again;
                 void *memory = malloc(tagc_plan_bytes(n_items));

@@ -1,9 +1,11 @@
 /* Every version of selection, on every number of threads, must give the reference's bits: on gradients as
  * they are and on arrays made to mislead the sample, the bounds or the ends of loops. The reference itself is
  * checked against a sort. */
+#define RANDOM_SEED 1
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 #include "core/memory.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,25 +23,6 @@ enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_PREDICTIONS = 6 };
 enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 40 };
 #endif
 enum { GUARD = 64, MAX_OFFSET = 20 };
-
-static uint64_t random_state = 1;
-
-static uint64_t random_u64(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static size_t random_below(size_t limit) {
-    return (size_t)(random_u64() % limit);
-}
-
-static float random_normal(void) {
-    double sum = 0;
-    for (int i = 0; i < 6; i++) sum += (double)(random_u64() >> 11) * 0x1p-53;
-    return (float)((sum - 3) * 1.41421356);
-}
 
 static float random_heavy(void) {
     return random_normal() * expf(random_normal());

@@ -10,7 +10,7 @@ enum { SLOW = 0 };
 /* Close to normal, and not zero. */
 static float next_value(void) {
     double sum = -6;
-    for (int i = 0; i < 12; i++) sum += next_uniform();
+    for (int i = 0; i < 12; i++) sum += random_uniform();
     return sum == 0 ? 1 : (float)sum;
 }
 
@@ -126,10 +126,10 @@ static void scale_is_the_largest_that_fits(void **state) {
     (void)state;
     assert_int_equal(tagc_sketch_scale_exponent(0, 4), 0);
     for (int trial = 0; trial < 100000; trial++) {
-        float max_abs = ldexpf(0.5f + (float)next_uniform() / 2, (int)(next_random() % 270) - 140);
-        if (trial % 7 == 0) max_abs = ldexpf(1, (int)(next_random() % 200) - 100);
-        if (trial % 7 == 1) max_abs = nextafterf(ldexpf(1, (int)(next_random() % 200) - 100), 0);
-        int n_ranks = trial % 3 ? 1 + (int)(next_random() % 1024) : 1 << (trial % 11);
+        float max_abs = ldexpf(0.5f + (float)random_uniform() / 2, (int)(random_u64() % 270) - 140);
+        if (trial % 7 == 0) max_abs = ldexpf(1, (int)(random_u64() % 200) - 100);
+        if (trial % 7 == 1) max_abs = nextafterf(ldexpf(1, (int)(random_u64() % 200) - 100), 0);
+        int n_ranks = trial % 3 ? 1 + (int)(random_u64() % 1024) : 1 << (trial % 11);
         if (max_abs == 0 || isinf(max_abs)) continue;
         int e = tagc_sketch_scale_exponent(max_abs, n_ranks);
         assert_in_range(e + 126, 0, 252);
@@ -150,7 +150,7 @@ static void check_wrong_index(int is_missing) {
     for (int trial = 0; trial < 50; trial++) {
         size_t n_items = support_make(SCATTERED, N, 0.05, indices), n_wrong = 0;
         for (size_t j = 0; j < n_items; j++) values[j] = next_value() < 0 ? -1 : 1;
-        size_t victim = (size_t)next_random() % n_items;
+        size_t victim = (size_t)random_u64() % n_items;
         for (size_t j = 0; j < n_items; j++) {
             if (j != victim || !is_missing) wrong[n_wrong++] = indices[j];
             if (j == victim && !is_missing && indices[j] + 1 < N &&

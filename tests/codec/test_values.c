@@ -1,6 +1,8 @@
 /* Formats of values: all tables give the same bits, scales are what they are said to be, and no accepted bytes decode to
  * anything that is not finite. */
+#define RANDOM_SEED 5
 #include "codec/values.h"
+#include "random.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,25 +20,6 @@ enum { N_TRIALS = 60, MAX_N = 9000, SCALE_STEP = 97 };
 #else
 enum { N_TRIALS = 300, MAX_N = 9000, SCALE_STEP = 1 };
 #endif
-
-static uint64_t random_state = 5;
-
-static uint64_t random_u64(void) {
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static size_t random_below(size_t limit) {
-    return (size_t)(random_u64() % limit);
-}
-
-static float random_normal(void) {
-    double sum = 0;
-    for (int i = 0; i < 6; i++) sum += (double)(random_u64() >> 11) * 0x1p-53;
-    return (float)((sum - 3) * 1.41421356);
-}
 
 static void *bytes_of(size_t n_bytes) { /* exactly, so that ASan sees a step over */
     void *memory = malloc(n_bytes ? n_bytes : 1);

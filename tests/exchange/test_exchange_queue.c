@@ -1,9 +1,8 @@
 /* Many steps under way at once, against the same steps one by one: when a step's first transfers start before the one
  * ahead of it has ended, nothing may come out different, on any transport, and nothing may be left waiting when a
  * rank gives up. */
+#include "../meeting.h"
 #include "ranks.h"
-
-#include "tagc/transport.h"
 
 #include <math.h>
 #include <time.h>
@@ -29,37 +28,6 @@ static const struct {
     {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1},
     {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 2000, 1},
 };
-
-/* ---- a transport without lanes: everybody meets, then copies ---- */
-
-typedef struct meeting {
-    pthread_barrier_t barrier;
-    const tagc_transfer *transfers[N_RANKS];
-} meeting;
-
-typedef struct seat {
-    meeting *meeting;
-    int rank;
-} seat;
-
-static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
-    seat *self = context;
-    meeting *m = self->meeting;
-    m->transfers[self->rank] = transfer;
-    pthread_barrier_wait(&m->barrier);
-    int same = 1;
-    for (int s = 0; s < N_RANKS; s++) {
-        const tagc_transfer *peer = m->transfers[s];
-        uint64_t n_bytes = transfer->recv_bytes[s];
-        same &= peer->send_bytes[self->rank] == n_bytes;
-        char *to = (char *)transfer->recv + transfer->recv_offset[s];
-        const char *from = (const char *)peer->send + peer->send_offset[self->rank];
-        /* To itself at the same place is no copy: others may be reading there. */
-        if (n_bytes && same && to != from) memmove(to, from, n_bytes);
-    }
-    pthread_barrier_wait(&m->barrier);
-    return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
-}
 
 /* ---- the steps ---- */
 
@@ -169,7 +137,7 @@ static void body(rank_run *run) {
 static void *blocking_main(void *arg) {
     rank_run *run = arg;
     trial *t = run->shared;
-    seat self = {&t->meeting, run->rank};
+    seat self = {&t->meeting, run->rank, N_RANKS};
     if (CHECK(run, tagc_comm_create_callback(exchange_all, &self, run->rank, N_RANKS, NULL, &run->comm) ==
                        TAGC_OK))
         body(run);

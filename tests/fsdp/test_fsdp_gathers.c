@@ -1,42 +1,12 @@
 /* The parameter leg in the engine: every wire, with lanes and without; gathers that begin in the update and end in the
  * next pass, whatever comes in between; and bytes that are counted in one step each. */
+#include "../meeting.h"
 #include "toy.h"
 
 #include "exchange/volume.h"
 #include "fsdp/internal.h"
-#include "tagc/transport.h"
 
 enum { N_STEPS = 7, N_RANKS = 3, POISONED = 3, LAYERS = 2 };
-
-/* ---- a transport without lanes ---- */
-
-typedef struct meeting {
-    pthread_barrier_t barrier;
-    const tagc_transfer *transfers[N_RANKS];
-} meeting;
-
-typedef struct seat {
-    meeting *meeting;
-    int rank;
-} seat;
-
-static tagc_status exchange_all(void *context, const tagc_transfer *transfer) {
-    seat *self = context;
-    meeting *m = self->meeting;
-    m->transfers[self->rank] = transfer;
-    pthread_barrier_wait(&m->barrier);
-    int same = 1;
-    for (int s = 0; s < N_RANKS; s++) {
-        const tagc_transfer *peer = m->transfers[s];
-        uint64_t n_bytes = transfer->recv_bytes[s];
-        same &= peer->send_bytes[self->rank] == n_bytes;
-        char *to = (char *)transfer->recv + transfer->recv_offset[s];
-        const char *from = (const char *)peer->send + peer->send_offset[self->rank];
-        if (n_bytes && same && to != from) memcpy(to, from, n_bytes);
-    }
-    pthread_barrier_wait(&m->barrier);
-    return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
-}
 
 /* ---- runs ---- */
 
@@ -108,7 +78,7 @@ static void train(tagc_comm *comm, void *arg) {
         train_on(comm, r);
         return;
     }
-    seat self = {&r->meeting, tagc_comm_rank(comm)};
+    seat self = {&r->meeting, tagc_comm_rank(comm), N_RANKS};
     tagc_comm *other;
     CHECK_OK(tagc_comm_create_callback(exchange_all, &self, self.rank, N_RANKS, NULL, &other));
     train_on(other, r);
