@@ -167,6 +167,38 @@ void tagc_saved_destroy(tagc_saved *saved) {
     saved->options = NULL;
 }
 
+/* ---- options of other builds ---- */
+
+/* What earlier builds had and saved, with what it says where it was off. */
+static const struct {
+    const char *name, *off;
+} gone[] = {{"residual-decay", "1"}, {"local-momentum", "0"}, {"low-rank", "0"}, {"residual-bf16", "no"}};
+enum { N_GONE = sizeof gone / sizeof gone[0] };
+
+static const char *off_value(const char *name) {
+    for (int i = 0; i < N_GONE; i++)
+        if (strcmp(gone[i].name, name) == 0) return gone[i].off;
+    return NULL;
+}
+
+tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
+                                   tagc_progress *progress) {
+    const char *name;
+    json_t *value;
+    json_object_foreach(saved->options, name, value) {
+        const char *text = json_string_value(value), *off = off_value(name);
+        if (!text || tagc_options_find(command, name) >= 0 || (off && strcmp(text, off) == 0)) continue;
+        if (off)
+            return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                             "the checkpoint was made with --%s %.100s, which this build no longer has: go on"
+                             " with the build that made it, or without that by --fork",
+                             name, text);
+        tagc_progress_say(progress, "note: the checkpoint has --%.40s %.100s, which this build does not know",
+                          name, text);
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values) {
     static const char *const names[] = {"model",      "n-layer",    "n-head", "n-embd",
                                         "block-size", "vocab-size", "tied"};

@@ -30,6 +30,10 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
 tagc_status tagc_saved_read(const char *text, tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
 
+/* To go on: TAGC_ERR_UNSUPPORTED for an option in use that this build no longer has, a note for names that it never had. */
+tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
+                                   tagc_progress *progress);
+
 /* For a fork: the model's options that were not given become the checkpoint's. */
 tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values);
 

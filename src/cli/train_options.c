@@ -109,15 +109,8 @@ static const tagc_option rows[] = {
            "send also what other ranks selected: costs no bytes; auto: yes for packed"),
     CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
 
-    REAL("Error feedback", "residual-decay", FREE, residual_decay, 0, 1, NULL, "1",
-         "the residual times this before every step"),
-    REAL(NULL, "local-momentum", FREE, local_momentum, 0, 0.999999, NULL, "0",
-         "of compressed gradients before the selection, cleared where it sends; goes with --compressed-beta1 0"),
-    INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
+    INT("Error feedback", "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"),
-    INT(NULL, "low-rank", FREE, low_rank, 0, 64, NULL, "0",
-        "directions of every compressed fragment that are sent beside the selection; slow, an experiment"),
-    FLAG(NULL, "residual-bf16", FREE, residual_bf16, "no", "round the residual after every step: what half its memory would cost"),
     REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
          " jumps"),
@@ -213,11 +206,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->clip_norm = options->clip;
     int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
     out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
-    out->recipes.residual_decay = options->residual_decay;
-    out->recipes.local_momentum = options->local_momentum;
-    out->recipes.sparsity_warmup = (int)options->sparsity_warmup;
-    out->recipes.residual_bf16 = options->residual_bf16;
-    out->recipes.low_rank = (int)options->low_rank;
+    out->sparsity_warmup = (int)options->sparsity_warmup;
     out->reducer.index = options->index;
     out->reducer.sparsity = options->sparsity;
     out->reducer.ratio = options->ratio;

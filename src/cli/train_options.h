@@ -25,9 +25,8 @@ typedef struct tagc_train_options {
     double sparsity, ratio;
     int values, mild, rotate;
     double mild_sparsity;
-    double residual_decay, local_momentum, guard;
-    int64_t sparsity_warmup, low_rank;
-    int residual_bf16;
+    double guard;
+    int64_t sparsity_warmup;
     int64_t block;
     int64_t ranks, codec_threads, blas_threads;
     int transport;

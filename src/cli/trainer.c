@@ -47,10 +47,9 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
     if (is_latest && !t->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
     TAGC_TRY(read_saved(t, is_latest ? t->options.out : t->options.resume, path));
+    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command, &t->progress);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
-    if (t->options.local_momentum > 0 || t->options.low_rank > 0)
-        tagc_progress_say(&t->progress, "note: a checkpoint has no state of --%s, which begins again",
-                          t->options.local_momentum > 0 ? "local-momentum" : "low-rank");
     if (t->saved.world_size != t->rank->world_size)
         tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
                           t->saved.world_size > 1 ? "s" : "", t->rank->world_size);

@@ -59,8 +59,8 @@ tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     flat->ranks_per_host = r.ranks_per_host;
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
-    TAGC_TRY(tagc_recipe_make(f, flat));
-    f->memory.residuals += n_residual * sizeof(float) + flat->recipe.n_bytes;
+    flat->sparsity = -1;
+    f->memory.residuals += n_residual * sizeof(float);
     return is_gathered ? tagc_gatherer_create(f->comm, &g, &flat->gatherer) : TAGC_OK;
 }
 
@@ -177,7 +177,7 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     flat->is_asked = 1;
     flat->ranks_per_host = changed.ranks_per_host;
     flat->reducer = fresh;
-    flat->recipe.sparsity = -1;
+    flat->sparsity = -1;
     flat->carry = is_carried ? values : NULL;
     if (!is_carried) free(values);
     return TAGC_OK;

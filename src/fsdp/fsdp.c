@@ -91,7 +91,6 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
         tagc_fsdp_drop_carry(f, flat);
-        tagc_recipe_free(flat);
     }
     tagc_memory_destroy(f->values);
     tagc_memory_destroy(f->tables);

@@ -45,15 +45,6 @@ typedef enum tagc_class {
     TAGC_N_CLASSES = 3
 } tagc_class;
 
-/* Variations of error feedback (src/fsdp/recipe.h); the defaults are none. */
-typedef struct tagc_recipes {
-    double residual_decay; /* [0, 1], default 1: residuals times this before every step */
-    int sparsity_warmup;   /* >= 0, default 0: steps over which what is kept falls from 25 % to the target */
-    double local_momentum; /* [0, 1), default 0: of what enters the selection of compressed flats */
-    int low_rank; /* [0, 64], default 0: directions of compressed fragments that are sent beside the selection */
-    int residual_bf16; /* 1: residuals are rounded after every step; default 0 */
-} tagc_recipes;
-
 typedef struct tagc_fsdp_options {
     int sharding;      /* tagc_sharding, default FULL */
     int wrap;          /* tagc_wrap, default STAGE */
@@ -74,7 +65,7 @@ typedef struct tagc_fsdp_options {
     double beta1_compressed;      /* of compressed flats; -1 (default): beta1 */
     double weight_decay;          /* >= 0, default 0.1; tensors with `decay` only */
     double clip_norm;             /* >= 0, default 1.0; 0 is off */
-    tagc_recipes recipes;
+    int sparsity_warmup; /* >= 0, default 0: steps in which what compressed flats keep falls from 25 % to its target */
 } tagc_fsdp_options;
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
@@ -146,7 +137,7 @@ tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
 tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
 /* From the next step on compressed flats keep this times their share, at most all; collective in effect. */
 void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);
-/* For a run that goes on: of recipes.sparsity_warmup so many steps are over; collective in effect. */
+/* For a run that goes on: of sparsity_warmup so many steps are over; collective in effect. */
 void tagc_fsdp_set_steps_begun(tagc_fsdp *fsdp, uint64_t n_steps);
 
 /* ---- what it looks like ---- */

@@ -15,7 +15,6 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
-#include "fsdp/recipe.h"
 #include "fsdp/trace.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
@@ -31,7 +30,7 @@ typedef struct tagc_place {
     uint64_t first, at, n;
 } tagc_place;
 
-struct tagc_flat {
+typedef struct tagc_flat {
     int unit, class_;            /* tagc_class */
     int first_member, n_members; /* in tagc_fsdp.members */
     uint64_t n_elems, n_padded;  /* without and with padding */
@@ -44,9 +43,9 @@ struct tagc_flat {
     tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
     int is_asked, carry_sent;
     int ranks_per_host; /* that add before they select: each selects from one part in so many */
-    float *carry; /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
-    tagc_recipe recipe;
-};
+    float *carry;    /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
+    double sparsity; /* in use, or -1: as the options say */
+} tagc_flat;
 
 typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
 
@@ -138,6 +137,9 @@ void tagc_fsdp_drop_carry(tagc_fsdp *fsdp, tagc_flat *flat);
 /* What is still to come of this rank's gradients: the carry where there is one, else the reducer's residual, which is
  * zero then. */
 const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
+
+/* ---- kept.c ---- */
+tagc_status tagc_fsdp_begin_kept(tagc_fsdp *fsdp); /* before the first gather of a step */
 
 /* ---- pass.c ---- */
 tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */

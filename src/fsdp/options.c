@@ -23,7 +23,6 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .beta1_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
-        .recipes = {.residual_decay = 1},
     };
     tagc_reducer_options_init(&options->reducer);
     tagc_reducer_options_init(&options->mild);
@@ -63,6 +62,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("grads_in_flight", o->grads_in_flight, 1, 8));
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
+    TAGC_TRY(check_int("sparsity_warmup", o->sparsity_warmup, 0, 2147483647));
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
     TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
@@ -79,7 +79,6 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
             "exchange is %d, hybrid sharding has %d (dense) and %d (direct): only direct adds within"
             " hosts first",
             exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
-    TAGC_TRY(tagc_recipes_check(o));
     if (o->policy == TAGC_POLICY_NAMES && (o->names == NULL || o->names[0] == 0))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "names is empty, policy by names needs patterns such as h.*.mlp.*");
@@ -107,12 +106,10 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "gather_wire=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
-             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g",
+             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d",
              fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
              (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_wire, o->gather_wire,
              o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
              o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
-             o->weight_decay, o->clip_norm);
-    size_t n = strlen(text);
-    snprintf(text + n, TAGC_OPTIONS_TEXT_BYTES - n, " sparsity_warmup=%d", o->recipes.sparsity_warmup);
+             o->weight_decay, o->clip_norm, o->sparsity_warmup);
 }

@@ -193,7 +193,6 @@ tagc_status tagc_fsdp_end_exchange(tagc_fsdp *f, int unit) {
     tagc_reducer_stats_init(&stats);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         TAGC_TRY(tagc_reducer_end(f->flats[i].reducer, &stats));
-        TAGC_TRY(tagc_recipe_after(f, &f->flats[i], stats.nonfinite, output_of(&f->flats[i])));
         add_stats(f, &f->flats[i], &stats);
         if (f->flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->flats[i]);
         f->flats[i].carry_sent = 0;
@@ -237,12 +236,7 @@ static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
 
 static tagc_status begin_exchange(tagc_fsdp *f, int unit) {
     tagc_unit *u = &f->units[unit];
-    for (int other = 0; f->options.recipes.low_rank > 0 && other < f->n_units; other++)
-        TAGC_TRY(tagc_fsdp_end_exchange(f, other)); /* its parts are exchanged here and now */
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        add_carry(f, &f->flats[i]);
-        TAGC_TRY(tagc_recipe_before(f, &f->flats[i], f->flats[i].full_gradient));
-    }
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) add_carry(f, &f->flats[i]);
     u->exchanging = 1;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->flats[i];
@@ -292,7 +286,7 @@ static tagc_status begin_step(tagc_fsdp *f) {
         f->received_before[TAGC_LEG_GATHER] = received;
     }
     for (int i = 0; i < f->n_units; i++) f->units[i].gradients_zeroed = f->units[i].n_exchanged = 0;
-    return tagc_recipes_begin_step(f);
+    return tagc_fsdp_begin_kept(f);
 }
 
 tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {

@@ -57,7 +57,7 @@ run 0 train "${tiny[@]}" "${recipe[@]}" --compress none --ranks 2 --steps 40
 settles 1
 grep -q "^gradients: where it pays, mild int4" out || fail "headline: $(grep gradients: out)"
 # With what else changes how much is sent.
-run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 2 --steps 40 --guard 0.5 --sparsity-warmup 8 --local-momentum 0.5 --compressed-beta1 0
+run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 2 --steps 40 --guard 0.5 --sparsity-warmup 8 --compressed-beta1 0
 settles 1
 
 # What has no effect is told, and what makes no sense refused.

@@ -55,21 +55,10 @@ done
 run 0 train "${common[@]}" "${recipe[@]}" --guard 0.5 --sparsity-warmup 9 --fork whole --steps 22 --out anew
 column anew kept_factor | sort -u | grep -qx 1.0 || fail "a fork inherits the guard: $(column anew kept_factor)"
 [ "$(column anew n_kept | head -n 1)" -gt "$((2 * $(column half n_kept | tail -n 1) / 8))" ] || fail "no warm-up in a fork"
-run 0 train "${common[@]}" "${recipe[@]}" --local-momentum 0.5 --steps 2 --out momentum
-run 0 train --out momentum --resume --steps 4 --no-quiet
-grep -q "^note: a checkpoint has no state of --local-momentum, which begins again" out || fail "no note: $(cat out)"
 
-# What a low-rank part sends is gradient; where residuals belong to hosts there is no momentum; what has no effect is told.
-leg() { tail -n 1 "$1/metrics.jsonl" | grep -o '"n_bytes_sent":{[^}]*}' | grep -o "\"$2\":[^,}]*" | cut -d: -f2; }
-run 0 train "${common[@]}" "${recipe[@]}" --steps 3 --out plain
-run 0 train "${common[@]}" "${recipe[@]}" --steps 3 --low-rank 2 --out low
-[ "$(leg low control)" = "$(leg plain control)" ] && [ "$(leg low values)" -gt "$(leg plain values)" ] ||
-    fail "low rank: control $(leg plain control), $(leg low control), values $(leg plain values), $(leg low values)"
-run 1 train "${common[@]}" "${recipe[@]}" --steps 3 --local-momentum 0.5 --sharding hybrid --ranks 4 --ranks-per-host 2
-says "local_momentum is 0.5, allowed with two_level or hybrid sharding is 0"
-run 0 train "${common[@]}" "${recipe[@]}" --steps 1 --no-quiet --exchange dense --guard 2 --local-momentum 0.5 \
-    --sparsity-warmup 5 --residual-bf16 --residual-decay 0.5
-for option in guard local-momentum sparsity-warmup residual-bf16 residual-decay; do
+# What has no effect is told.
+run 0 train "${common[@]}" "${recipe[@]}" --steps 1 --no-quiet --exchange dense --guard 2 --sparsity-warmup 5
+for option in guard sparsity-warmup; do
     grep -q "^note: --$option is for compressed gradients.* and has no effect here" out || fail "no note about --$option: $(cat out)"
 done
 

@@ -1,5 +1,5 @@
-/* Recipes against a plain loop: parameters stand still (lr 0), so that gradients are known, and every step's selection,
- * residual and momentum is made again by sorting. */
+/* What is kept against a plain loop: parameters stand still (lr 0), so that gradients are known, and every step's selection
+ * and residual is made again by sorting. */
 #include "toy.h"
 
 #include "fsdp/guard.h"
@@ -9,11 +9,11 @@ typedef struct script {
     toy_model model;
     tagc_fsdp_options options;
     int n_steps;
-    uint64_t n_cleared; /* momenta that were cleared */
+    uint64_t n_sent;
 } script;
 
 typedef struct shadow {
-    float *u, *residual, *out; /* (n_padded) */
+    float *residual, *out; /* (n_padded) */
 } shadow;
 
 static const float *sort_values;
@@ -22,16 +22,6 @@ static int by_magnitude(const void *a, const void *b) { /* largest first, then l
     uint32_t i = *(const uint32_t *)a, j = *(const uint32_t *)b;
     float x = fabsf(sort_values[i]), y = fabsf(sort_values[j]);
     return x != y ? (x < y) - (x > y) : (i > j) - (i < j);
-}
-
-static float bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    uint32_t low = bits & 0xffff;
-    bits -= low;
-    if (low > 0x8000 || (low == 0x8000 && (bits & 0x10000))) bits += 0x10000;
-    memcpy(&x, &bits, sizeof x);
-    return x;
 }
 
 /* What the gradient of a flat was: the toy's formula on parameters that do not move. */
@@ -51,33 +41,25 @@ static void gradient_of(const script *s, const tagc_fsdp *f, int index, uint64_t
 }
 
 static void shadow_step(script *s, const tagc_flat *flat, uint64_t step, float *g, shadow *x) {
-    const tagc_recipes *r = &s->options.recipes;
     size_t n = flat->n_padded;
+    int n_warmup = s->options.sparsity_warmup;
     double kept = 1 - s->options.reducer.sparsity;
-    if (step < (uint64_t)r->sparsity_warmup)
-        kept = 0.25 * pow(kept / 0.25, (double)step / r->sparsity_warmup);
+    if (step < (uint64_t)n_warmup) kept = 0.25 * pow(kept / 0.25, (double)step / n_warmup);
     size_t k = (size_t)floor((double)n * kept + 1e-6);
-    float m = (float)r->local_momentum, *acc = calloc(n, sizeof *acc);
     uint32_t *order = calloc(n, sizeof *order);
     for (size_t i = 0; i < n; i++) {
-        x->residual[i] = (float)(x->residual[i] * r->residual_decay);
-        x->u[i] = m * x->u[i] + (1 - m) * g[i];
-        acc[i] = x->u[i] + x->residual[i];
-        order[i] = (uint32_t)i;
+        x->residual[i] += g[i];
         x->out[i] = 0;
-        x->residual[i] = acc[i];
+        order[i] = (uint32_t)i;
     }
-    sort_values = acc;
+    sort_values = x->residual;
     qsort(order, n, sizeof *order, by_magnitude);
     for (size_t i = 0; i < k; i++) {
-        x->out[order[i]] = acc[order[i]];
+        x->out[order[i]] = x->residual[order[i]];
         x->residual[order[i]] = 0;
-        if (acc[order[i]] != 0) x->u[order[i]] = 0;
-        s->n_cleared++;
+        s->n_sent++;
     }
-    for (size_t i = 0; i < n && r->residual_bf16; i++) x->residual[i] = bf16(x->residual[i]);
     free(order);
-    free(acc);
 }
 
 static void compare(const float *a, const float *b, size_t n) {
@@ -92,7 +74,7 @@ static void run_alone(tagc_comm *comm, void *arg) {
     shadow shadows[64] = {0};
     for (int i = 0; i < f->n_flats; i++) {
         size_t n = f->flats[i].n_padded;
-        shadows[i] = (shadow){calloc(n, sizeof(float)), calloc(n, sizeof(float)), calloc(n, sizeof(float))};
+        shadows[i] = (shadow){calloc(n, sizeof(float)), calloc(n, sizeof(float))};
     }
     for (int step = 0; step < s->n_steps; step++) {
         toy_step(&s->model, comm, f, 1, (uint64_t)step, 0, NULL);
@@ -103,7 +85,6 @@ static void run_alone(tagc_comm *comm, void *arg) {
             shadow_step(s, flat, (uint64_t)step, g, &shadows[i]);
             compare(flat->gradient, shadows[i].out, flat->n_padded);
             compare(tagc_reducer_residual(flat->reducer, NULL), shadows[i].residual, flat->n_padded);
-            if (flat->recipe.momentum != NULL) compare(flat->recipe.momentum, shadows[i].u, flat->n_padded);
             free(g);
         }
     }
@@ -114,115 +95,26 @@ static void run_alone(tagc_comm *comm, void *arg) {
             sum += (double)shadows[i].residual[j] * (double)shadows[i].residual[j];
     CHECK(fabs(norm - sqrt(sum)) <= 1e-9 * norm);
     for (int i = 0; i < f->n_flats; i++) {
-        free(shadows[i].u);
         free(shadows[i].residual);
         free(shadows[i].out);
     }
     tagc_fsdp_destroy(f);
 }
 
-static void recipes_do_what_they_say(void **state) {
+static void a_warm_up_keeps_what_it_says(void **state) {
     (void)state;
-    static const tagc_recipes variants[] = {
-        {.residual_decay = 1},
-        {.residual_decay = 0.9},
-        {.residual_decay = 1, .sparsity_warmup = 4},
-        {.residual_decay = 1, .local_momentum = 0.9},
-        {.residual_decay = 1, .residual_bf16 = 1},
-        {.residual_decay = 0.99, .local_momentum = 0.5, .residual_bf16 = 1, .sparsity_warmup = 3}};
-    for (size_t v = 0; v < sizeof variants / sizeof *variants; v++) {
+    static const int steps[] = {0, 3, 4};
+    for (size_t v = 0; v < sizeof steps / sizeof *steps; v++) {
         script s = {.n_steps = 6};
         toy_gpt(&s.model, 2, 7, 0);
         tagc_fsdp_options_init(&s.options);
         s.options.policy = TAGC_POLICY_ALL;
+        s.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
         s.options.reducer.sparsity = 0.9375;
-        s.options.recipes = variants[v];
+        s.options.sparsity_warmup = steps[v];
         toy_run(1, run_alone, &s);
-        assert_true(s.n_cleared > 100);
+        assert_true(s.n_sent > 100);
     }
-}
-
-/* ---- low rank ---- */
-
-enum { MAX_LOW = 4096 };
-
-typedef struct low_script {
-    script s;
-    double conserved[MAX_LOW]; /* sum over ranks of what is to be sent, then less what was: 0 in the end */
-    double before[MAX_LOW], left[MAX_LOW];
-    pthread_mutex_t lock;
-} low_script;
-
-/* Over all ranks: gradients and residuals before are what owners got and residuals after. */
-static void run_low_rank(tagc_comm *comm, void *arg) {
-    low_script *low = arg;
-    script *s = &low->s;
-    tagc_fsdp *f;
-    int world_size = tagc_comm_world_size(comm), n_here = s->model.n_samples / world_size;
-    CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
-    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    for (int step = 0; step < s->n_steps; step++) {
-        /* lr 0: the gradient of the first step of every rank, each step */
-        toy_step(&s->model, comm, f, 1, 0, 0, NULL);
-        CHECK_OK(tagc_comm_barrier(comm));
-    }
-    const tagc_flat *flat = &f->flats[0];
-    CHECK(flat->n_padded <= MAX_LOW);
-    const float *residual = tagc_reducer_residual(flat->reducer, NULL);
-    pthread_mutex_lock(&low->lock);
-    for (uint64_t j = 0; j < flat->n_padded; j++) low->left[j] += (double)residual[j];
-    for (uint64_t j = 0; j < flat->n_owned; j++)
-        low->conserved[flat->first_owned + j] -= (double)flat->gradient[j] * world_size;
-    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
-        int t = f->members[i];
-        for (size_t j = 0; j < s->model.tensors[t].n_elems; j++) {
-            double sum = 0;
-            for (int sample = 0; sample < n_here; sample++)
-                sum += (double)toy_initial(t, j) -
-                       (double)toy_target(t, j, (uint64_t)(tagc_comm_rank(comm) * n_here + sample));
-            low->before[f->places[t].offset + j] += (double)toy_stiffness(t) * sum / n_here;
-        }
-    }
-    pthread_mutex_unlock(&low->lock);
-    tagc_fsdp_destroy(f);
-}
-
-static void run_low(low_script *low, int world_size, int rank, double sparsity) {
-    memset(low, 0, sizeof *low);
-    pthread_mutex_init(&low->lock, NULL);
-    toy_gpt(&low->s.model, 1, 16, 0);
-    low->s.n_steps = 1;
-    tagc_fsdp_options_init(&low->s.options);
-    low->s.options.policy = TAGC_POLICY_ALL;
-    low->s.options.reducer.sparsity = sparsity;
-    low->s.options.recipes.low_rank = rank;
-    toy_run(world_size, run_low_rank, low);
-}
-
-static double length(const double *x) {
-    double sum = 0;
-    for (int i = 0; i < MAX_LOW; i++) sum += x[i] * x[i];
-    return sqrt(sum);
-}
-
-static void low_rank_loses_nothing(void **state) {
-    (void)state;
-    low_script *low = calloc(1, sizeof *low);
-    double left[3];
-    for (int v = 0; v < 3; v++) {
-        static const int ranks[] = {0, 2, 32};
-        for (int world_size = 2; world_size <= 4; world_size += 2) {
-            run_low(low, world_size, ranks[v], 0.9375);
-            double wrong = 0;
-            for (int i = 0; i < MAX_LOW; i++)
-                wrong = fmax(wrong, fabs(low->before[i] + low->conserved[i] - low->left[i]));
-            assert_true(wrong < 1e-5 && length(low->before) > 1);
-        }
-        left[v] = length(low->left) / length(low->before);
-    }
-    assert_true(left[0] > 0.1 && left[1] < 0.95 * left[0]);
-    assert_true(left[2] < 1e-4); /* as many directions as there are: all is sent */
-    free(low);
 }
 
 static void run_bad(tagc_comm *comm, void *arg) {
@@ -233,21 +125,13 @@ static void run_bad(tagc_comm *comm, void *arg) {
     CHECK(f == NULL);
 }
 
-static void bad_numbers_are_refused(void **state) {
+static void a_bad_number_is_refused(void **state) {
     (void)state;
-    static const tagc_recipes bad[] = {{.residual_decay = 1.1},
-                                       {.residual_decay = NAN},
-                                       {.residual_decay = 1, .sparsity_warmup = -1},
-                                       {.residual_decay = 1, .local_momentum = 1},
-                                       {.residual_decay = 1, .low_rank = 65},
-                                       {.residual_decay = 1, .residual_bf16 = 2}};
-    for (size_t v = 0; v < sizeof bad / sizeof *bad; v++) {
-        script s = {.n_steps = 1};
-        toy_gpt(&s.model, 1, 5, 0);
-        tagc_fsdp_options_init(&s.options);
-        s.options.recipes = bad[v];
-        toy_run(2, run_bad, &s);
-    }
+    script s = {.n_steps = 1};
+    toy_gpt(&s.model, 1, 5, 0);
+    tagc_fsdp_options_init(&s.options);
+    s.options.sparsity_warmup = -1;
+    toy_run(2, run_bad, &s);
 }
 
 /* ---- the guard ---- */
@@ -273,6 +157,7 @@ static void the_engine_follows_the_guard(void **state) {
     script s = {.n_steps = 0};
     toy_gpt(&s.model, 2, 24, 0);
     tagc_fsdp_options_init(&s.options);
+    s.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     s.options.reducer.sparsity = 0.9375;
     toy_run(2, a_factor_changes_what_is_kept, &s);
 }
@@ -313,8 +198,9 @@ static void the_guard_backs_off_and_returns(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recipes_do_what_they_say),        cmocka_unit_test(low_rank_loses_nothing),
-        cmocka_unit_test(bad_numbers_are_refused),         cmocka_unit_test(the_engine_follows_the_guard),
+        cmocka_unit_test(a_warm_up_keeps_what_it_says),
+        cmocka_unit_test(a_bad_number_is_refused),
+        cmocka_unit_test(the_engine_follows_the_guard),
         cmocka_unit_test(the_guard_backs_off_and_returns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
