@@ -105,8 +105,8 @@ typedef struct bench {
 static tagc_selection select_range(bench *b, const float *residual, float *next, size_t at, size_t n,
                                    size_t k, size_t out) {
     tagc_selection result;
-    tagc_select_with(b->options->kernels, b->gradient + at, residual + at, next + at, n, k, b->indices + out,
-                     b->values + out, b->select_scratch, b->pool, &result);
+    tagc_select_with(b->options->kernels, b->gradient + at, residual + at, next + at, 0, n, k,
+                     b->indices + out, b->values + out, b->select_scratch, b->pool, &result);
     b->n_two_passes += result.n_passes == 2;
     return result;
 }

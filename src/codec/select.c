@@ -62,6 +62,7 @@ typedef struct selector {
     size_t n, k, n_blocks;
     int beyond_cache; /* the residual is too large to be found in the cache later */
     int bypass;       /* and not in place: the sweep writes around the cache */
+    int leave;        /* acc stays in the residual everywhere */
 
     sample_shape shape;
     uint32_t *sample;  /* (n_windows, LINE) bits of |acc| */
@@ -224,6 +225,7 @@ static void stream_stage(void *arg, int index, int n_threads) {
     own->n_candidates = own->n_band = 0;
     own->max_bits = 0;
     own->overflow = !s->n_candidate_room;
+    const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : s->t_lo;
     uint32_t nowhere_indices[TAGC_SELECT_SLACK];
     float nowhere_values[TAGC_SELECT_SLACK];
     for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
@@ -234,13 +236,14 @@ static void stream_stage(void *arg, int index, int n_threads) {
             own->overflow = 1;
         if (own->overflow) { /* only acc matters now */
             s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at,
-                               TAGC_SELECT_NONE, s->bypass, nowhere_indices, nowhere_values, &own->max_bits);
+                               TAGC_SELECT_NONE, TAGC_SELECT_NONE, s->bypass, nowhere_indices, nowhere_values,
+                               &own->max_bits);
             continue;
         }
         float *values = own->candidate_values + own->n_candidates;
         size_t n_candidates = s->kernels->stream(
-            s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at, s->t_lo, s->bypass,
-            own->candidate_indices + own->n_candidates, values, &own->max_bits);
+            s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at, s->t_lo, t_clear,
+            s->bypass, own->candidate_indices + own->n_candidates, values, &own->max_bits);
         size_t n_band = s->kernels->band(values, n_candidates, s->t_hi, own->band + own->n_band);
         here->n_candidates = (uint32_t)n_candidates;
         here->n_band = (uint32_t)n_band;
@@ -305,7 +308,7 @@ static void keep_from_residual(selector *s, const block *here, size_t begin, siz
         n_ties -= bits == s->threshold;
         s->indices[j] = (uint32_t)i;
         s->values[j++] = s->residual_out[i];
-        s->residual_out[i] = TAGC_ZERO_RESIDUAL;
+        if (!s->leave) s->residual_out[i] = TAGC_ZERO_RESIDUAL;
     }
 }
 
@@ -319,8 +322,8 @@ static void keep_stage(void *arg, int index, int n_threads) {
         else
             s->kernels->keep(own->candidate_indices + here->candidate_begin,
                              own->candidate_values + here->candidate_begin, here->n_candidates, s->threshold,
-                             here->n_ties, s->residual_out, s->beyond_cache, s->indices + here->out_begin,
-                             s->values + here->out_begin, here->n_kept);
+                             here->n_ties, s->leave ? NULL : s->residual_out, s->beyond_cache,
+                             s->indices + here->out_begin, s->values + here->out_begin, here->n_kept);
     }
     if (s->beyond_cache) s->kernels->fence();
 }
@@ -334,8 +337,8 @@ static void keep_all_stage(void *arg, int index, int n_threads) {
         for (size_t i = b * BLOCK; i < b * BLOCK + block_elems(s, b); i++) {
             s->indices[i] = (uint32_t)i;
             s->values[i] = s->gradient[i] + s->residual_in[i];
-            s->residual_out[i] = TAGC_ZERO_RESIDUAL;
             uint32_t bits = tagc_abs_bits(s->values[i]);
+            s->residual_out[i] = s->leave && bits ? s->values[i] : TAGC_ZERO_RESIDUAL;
             if (bits > own->max_bits) own->max_bits = bits;
         }
     }
@@ -417,7 +420,7 @@ static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result
 }
 
 void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
-                      float *residual_out, size_t n, size_t k, uint32_t *indices, float *values,
+                      float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result) {
     *result = (tagc_selection){.n_passes = 1};
     if (n == 0) return;
@@ -425,6 +428,7 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                   .gradient = gradient,
                   .residual_in = residual_in,
                   .residual_out = residual_out,
+                  .leave = leave,
                   .indices = indices,
                   .values = values,
                   .n = n,
@@ -447,7 +451,7 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     if (!all_finite(&s, pool, result) || k == 0) return;
     if (!threshold_from_band(&s, pool)) {
         result->n_passes = 2;
-        tagc_pool_run(pool, restore_stage, &s);
+        if (!leave) tagc_pool_run(pool, restore_stage, &s);
         s.from_residual = 1;
         s.threshold = find_rank(&s, pool, k, 0, 31);
     }
@@ -456,10 +460,21 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     tagc_pool_run(pool, keep_stage, &s);
 }
 
-void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
-                 uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result) {
+static const tagc_select_kernels *best(void) {
     const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
     tagc_select_available(available);
-    tagc_select_with(available[0], gradient, residual_in, residual_out, n, k, indices, values, scratch, pool,
+    return available[0];
+}
+
+void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
+                 uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result) {
+    tagc_select_with(best(), gradient, residual_in, residual_out, 0, n, k, indices, values, scratch, pool,
+                     result);
+}
+
+void tagc_select_leaving(const float *gradient, const float *residual_in, float *residual_out, size_t n,
+                         size_t k, uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
+                         tagc_selection *result) {
+    tagc_select_with(best(), gradient, residual_in, residual_out, 1, n, k, indices, values, scratch, pool,
                      result);
 }

@@ -30,6 +30,12 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads);
 void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
                  uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result);
 
+/* The same, but what is kept is in residual_out too: acc, zeros as TAGC_ZERO_RESIDUAL. For who writes there what will
+ * be lost of it: nothing is then written twice. */
+void tagc_select_leaving(const float *gradient, const float *residual_in, float *residual_out, size_t n,
+                         size_t k, uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
+                         tagc_selection *result);
+
 /* The plain reference: same contract without scratch, in 33 sweeps over the inputs; for tests. */
 void tagc_select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n,
                            size_t k, uint32_t *indices, float *values, tagc_selection *result);

@@ -36,14 +36,15 @@ TARGET static inline uint32_t reduce_max(__m256i v) {
 }
 
 TARGET static size_t avx2_stream(const float *gradient, const float *residual_in, float *residual_out,
-                                 size_t n, uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices,
-                                 float *values, uint32_t *max_bits) {
+                                 size_t n, uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass,
+                                 uint32_t *indices, float *values, uint32_t *max_bits) {
     size_t head = bypass ? (32 - ((uintptr_t)residual_out & 31)) % 32 / sizeof(float) : 0;
     if (head > n) head = n;
-    size_t n_candidates = tagc_select_scalar.stream(gradient, residual_in, residual_out, head, first, t_lo, 0,
-                                                    indices, values, max_bits);
-    /* |acc| and t_lo - 1 are below 2^31: signed comparisons do */
+    size_t n_candidates = tagc_select_scalar.stream(gradient, residual_in, residual_out, head, first, t_lo,
+                                                    t_clear, 0, indices, values, max_bits);
+    /* |acc|, t_lo - 1 and t_clear - 1 are below 2^31: signed comparisons do */
     const __m256i below = _mm256_set1_epi32((int)(t_lo - 1)), zero = _mm256_setzero_si256();
+    const __m256i left = _mm256_set1_epi32((int)(t_clear - 1));
     const __m256 cleared = _mm256_set1_ps(TAGC_ZERO_RESIDUAL);
     __m256i index = _mm256_add_epi32(_mm256_set1_epi32((int)(first + (uint32_t)head)),
                                      _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
@@ -54,7 +55,7 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
         __m256i bits = abs_bits(acc);
         max = _mm256_max_epu32(max, bits);
         __m256i chosen = _mm256_cmpgt_epi32(bits, below);
-        __m256i clear = _mm256_or_si256(chosen, _mm256_cmpeq_epi32(bits, zero));
+        __m256i clear = _mm256_or_si256(_mm256_cmpgt_epi32(bits, left), _mm256_cmpeq_epi32(bits, zero));
         __m256 rest = _mm256_blendv_ps(acc, cleared, _mm256_castsi256_ps(clear));
         if (bypass)
             _mm256_stream_ps(residual_out + i, rest);
@@ -68,8 +69,8 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
     }
     if (reduce_max(max) > *max_bits) *max_bits = reduce_max(max);
     return n_candidates + tagc_select_scalar.stream(gradient + i, residual_in + i, residual_out + i, n - i,
-                                                    first + (uint32_t)i, t_lo, 0, indices + n_candidates,
-                                                    values + n_candidates, max_bits);
+                                                    first + (uint32_t)i, t_lo, t_clear, 0,
+                                                    indices + n_candidates, values + n_candidates, max_bits);
 }
 
 static void avx2_fence(void) {
@@ -117,7 +118,7 @@ TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_
         _mm256_storeu_si256((__m256i *)(kept_indices + j), _mm256_permutevar8x32_epi32(index, order));
         _mm256_storeu_ps(kept_values + j, _mm256_permutevar8x32_ps(v, order));
         j += (size_t)_mm_popcnt_u32(kept);
-        for (uint32_t lost = ~kept & 0xff; lost; lost &= lost - 1) {
+        for (uint32_t lost = residual ? ~kept & 0xff : 0; lost; lost &= lost - 1) {
             size_t at = i + (size_t)__builtin_ctz(lost);
             residual[indices[at]] = values[at];
         }

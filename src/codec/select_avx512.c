@@ -21,7 +21,7 @@ TARGET static inline __m512i abs_bits(__m512 x) {
 }
 
 typedef struct stream_state {
-    __m512i t_lo, t_lo_less_1, max;
+    __m512i t_lo, t_clear_less_1, max;
     uint32_t *indices;
     float *values;
 } stream_state;
@@ -31,8 +31,9 @@ TARGET static inline __m512 stream_vector(stream_state *s, __m512 acc, __m512i i
     __m512i bits = abs_bits(acc);
     s->max = _mm512_max_epu32(s->max, bits);
     __mmask16 chosen = _mm512_cmpge_epu32_mask(bits, s->t_lo);
-    /* 0 - 1 wraps to the top, so that one comparison finds the candidates and the zeros */
-    __mmask16 clear = _mm512_cmpge_epu32_mask(_mm512_sub_epi32(bits, _mm512_set1_epi32(1)), s->t_lo_less_1);
+    /* 0 - 1 wraps to the top, so that one comparison finds the large and the zeros */
+    __mmask16 clear =
+        _mm512_cmpge_epu32_mask(_mm512_sub_epi32(bits, _mm512_set1_epi32(1)), s->t_clear_less_1);
     _mm512_storeu_si512(s->indices, _mm512_maskz_compress_epi32(chosen, index));
     _mm512_storeu_ps(s->values, _mm512_maskz_compress_ps(chosen, acc));
     int n_chosen = _mm_popcnt_u32(chosen);
@@ -50,9 +51,9 @@ TARGET static inline void stream_part(stream_state *s, const float *gradient, co
 }
 
 TARGET static size_t avx512_stream(const float *gradient, const float *residual_in, float *residual_out,
-                                   size_t n, uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices,
-                                   float *values, uint32_t *max_bits) {
-    stream_state s = {_mm512_set1_epi32((int)t_lo), _mm512_set1_epi32((int)(t_lo - 1)),
+                                   size_t n, uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass,
+                                   uint32_t *indices, float *values, uint32_t *max_bits) {
+    stream_state s = {_mm512_set1_epi32((int)t_lo), _mm512_set1_epi32((int)(t_clear - 1)),
                       _mm512_setzero_si512(), indices, values};
     const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i step = _mm512_set1_epi32(LANES);
@@ -128,6 +129,7 @@ static inline __mmask16 lowest_set(__mmask16 mask, size_t n) {
 /* Losers lie lines apart: a plain store would fetch a whole line from memory for each. */
 TARGET static inline void put_back(const uint32_t *indices, const float *values, size_t n, float *residual,
                                    int bypass) {
+    if (!residual) return;
     if (!bypass) {
         for (size_t i = 0; i < n; i++) residual[indices[i]] = values[i];
         return;

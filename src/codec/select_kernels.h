@@ -12,11 +12,11 @@ typedef struct tagc_select_kernels {
     const char *name;
 
     /* acc = gradient + residual_in over (n). |acc| >= t_lo, t_lo >= 1, become candidates (first + position,
-     * acc) with a residual of -0.0f; the others are the residual, zeros as -0.0f. Returns the number of
-     * candidates; raises *max_bits to the largest |acc|. bypass: write residual_out around the cache. */
+     * acc). |acc| >= t_clear, t_lo or NONE, and zeros have a residual of -0.0f; the others are the residual. Returns
+     * the number of candidates; raises *max_bits to the largest |acc|. bypass: write residual_out around the cache. */
     size_t (*stream)(const float *gradient, const float *residual_in, float *residual_out, size_t n,
-                     uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
-                     uint32_t *max_bits);
+                     uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass, uint32_t *indices,
+                     float *values, uint32_t *max_bits);
 
     /* Ends a run of streams or keeps with bypass: what they wrote comes before what this thread writes next.
      * Not at each one's end, where it would stop the flow. */
@@ -29,8 +29,8 @@ typedef struct tagc_select_kernels {
     size_t (*count)(const float *values, size_t n, uint32_t threshold, size_t *n_ties);
 
     /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept
-     * of them; every other value goes back to residual[index], with bypass around the cache where that can be.
-     * Writes nothing past n_kept. */
+     * of them; every other value goes back to residual[index], with bypass around the cache where that can be, or
+     * nowhere where residual is NULL. Writes nothing past n_kept. */
     void (*keep)(const uint32_t *indices, const float *values, size_t n, uint32_t threshold, size_t n_ties,
                  float *residual, int bypass, uint32_t *kept_indices, float *kept_values, size_t n_kept);
 } tagc_select_kernels;
@@ -46,9 +46,9 @@ extern const tagc_select_kernels tagc_select_avx512;
 /* What this processor can run, best first; returns how many. The scalar one is always among them. */
 size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS]);
 
-/* tagc_select with a given table. */
+/* tagc_select with a given table, or with `leave` tagc_select_leaving. */
 void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient, const float *residual_in,
-                      float *residual_out, size_t n, size_t k, uint32_t *indices, float *values,
+                      float *residual_out, int leave, size_t n, size_t k, uint32_t *indices, float *values,
                       void *scratch, tagc_pool *pool, tagc_selection *result);
 
 /* Bits of |x|: ordered like the magnitudes, Inf and NaN on top. */

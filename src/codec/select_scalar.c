@@ -3,8 +3,8 @@
 #include "codec/select_kernels.h"
 
 static size_t scalar_stream(const float *gradient, const float *residual_in, float *residual_out, size_t n,
-                            uint32_t first, uint32_t t_lo, int bypass, uint32_t *indices, float *values,
-                            uint32_t *max_bits) {
+                            uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass, uint32_t *indices,
+                            float *values, uint32_t *max_bits) {
     (void)bypass;
     size_t n_candidates = 0;
     uint32_t max = *max_bits;
@@ -20,7 +20,7 @@ static size_t scalar_stream(const float *gradient, const float *residual_in, flo
             first + (uint32_t)i; /* always written, counted when chosen: no branch to miss */
         values[n_candidates] = acc.value;
         n_candidates += chosen;
-        uint32_t clear = 0u - (chosen | (magnitude == 0));
+        uint32_t clear = 0u - (uint32_t)((magnitude >= t_clear) | (magnitude == 0));
         left.bits = (acc.bits & ~clear) | (clear << 31); /* acc or TAGC_ZERO_RESIDUAL */
         residual_out[i] = left.value;
     }
@@ -63,7 +63,7 @@ static void scalar_keep(const uint32_t *indices, const float *values, size_t n, 
         if (bits > threshold || tie) {
             kept_indices[j] = indices[i];
             kept_values[j++] = values[i];
-        } else {
+        } else if (residual) {
             residual[indices[i]] = values[i];
         }
     }

@@ -13,6 +13,7 @@ enum {
     INF_BITS = 0x7f800000,
     BATCH = 32,   /* bodies decoded side by side */
     PIECE = 1024, /* values that one thread takes at a time */
+    AHEAD = 128,  /* errors whose lines are on their way */
     LOOK = 16,    /* sums that are looked over together for one that is not zero */
     WORTH_THREADS = 1 << 15,
     BEYOND_CACHE = 1 << 21 /* elements of which lines are long gone */
@@ -58,6 +59,16 @@ typedef struct value_job {
     int keep_decoded, keep_errors; /* in t */
 } value_job;
 
+/* Their lines lie far apart and left the cache long ago. Fetched into the outer cache many are on their way at once; the
+ * inner one has fewer places to wait in. n_known indices are known, of them n are written. */
+static void put_errors(const uint32_t *indices, const float *errors, size_t n, size_t n_known,
+                       float *residual) {
+    for (size_t i = 0; i < n; i++) {
+        __builtin_prefetch(residual + indices[i + AHEAD < n_known ? i + AHEAD : i], 0, 1);
+        residual[indices[i]] = errors[i];
+    }
+}
+
 /* Whole blocks; errors go where they belong while they are in the cache. */
 static void value_work(void *arg, int index, int n_threads) {
     const value_job *j = arg;
@@ -69,7 +80,7 @@ static void value_work(void *arg, int index, int n_threads) {
         tagc_values_encode(&t->format, values, j->keep_decoded ? values : NULL, errors, at, n, j->n_kept,
                            j->bytes);
         if (j->residual)
-            for (size_t i = 0; i < n; i++) j->residual[t->indices[at + i]] = errors[i];
+            put_errors(t->indices + at, errors, n, n_threads == 1 ? j->n_kept - at : n, j->residual);
     }
 }
 
@@ -91,11 +102,13 @@ static void topk_encode(const tagc_code_options *options, const float *gradient,
     tagc_selection selection;
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
-    tagc_select(gradient, residual_in, residual_out, options->n, options->k, t.indices, t.values, t.scratch,
-                pool, &selection);
+    int is_exact =
+        options->values == TAGC_VALUES_FP32; /* else errors are written where selection leaves acc */
+    (is_exact ? tagc_select : tagc_select_leaving)(gradient, residual_in, residual_out, options->n,
+                                                   options->k, t.indices, t.values, t.scratch, pool,
+                                                   &selection);
     out->nonfinite = selection.nonfinite;
     if (selection.nonfinite) return;
-    int is_exact = options->values == TAGC_VALUES_FP32; /* selection left zeros there */
     write_body(&t, selection.n_kept, is_exact ? NULL : residual_out, 0, body, pool, out);
 }
 

@@ -211,14 +211,20 @@ static int run_and_compare(const fixture *f, const tagc_select_kernels *kernels,
     if (in_place) memcpy(residual_out, f->residual, n * 4);
 
     tagc_selection result;
-    tagc_select_with(kernels, gradient, in_place ? residual_out : residual_in, residual_out, n, k, indices,
-                     values, scratch, pool, &result);
+    int leave = (int)random_below(2);
+    tagc_select_with(kernels, gradient, in_place ? residual_out : residual_in, residual_out, leave, n, k,
+                     indices, values, scratch, pool, &result);
     assert_int_equal(result.nonfinite, expected->nonfinite);
     if (!expected->nonfinite) {
         assert_int_equal(result.n_kept, expected->n_kept);
         assert_int_equal(bits_of(result.max_abs), bits_of(expected->max_abs));
         assert_memory_equal(indices, f->expected_indices, result.n_kept * 4);
         assert_memory_equal(values, f->expected_values, result.n_kept * 4);
+        for (size_t i = 0; leave && i < result.n_kept; i++) { /* it is there, and then as if it were not */
+            uint32_t left = bits_of(residual_out[indices[i]]), value = bits_of(values[i]);
+            assert_int_equal(left, value << 1 ? value : bits_of(TAGC_ZERO_RESIDUAL));
+            residual_out[indices[i]] = TAGC_ZERO_RESIDUAL;
+        }
         assert_memory_equal(residual_out, f->expected_residual, n * 4);
     }
     assert_memory_equal(gradient, f->gradient, n * 4);
