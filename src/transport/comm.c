@@ -63,17 +63,31 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* Appends what was posted to `active` and starts it, up to the first failure. */
-static void start_posted(tagc_comm *comm, tagc_ticket *posted, tagc_ticket **active) {
+/* Starts, in the order of posting, what waits for nothing, up to the first failure. Returns 1 when there was any. */
+static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **active) {
+    uint32_t held_lanes = 0;
+    int n_started = 0;
     while (*active) active = &(*active)->next;
-    *active = posted;
-    for (tagc_ticket *ticket = posted; ticket; ticket = ticket->next) {
+    while (*waiting) {
+        tagc_ticket *ticket = *waiting;
+        uint32_t lane = 1u << ticket->transfer.lane;
+        if ((held_lanes & lane) || (ticket->after && ticket->after->state != TICKET_DONE)) {
+            held_lanes |= lane;
+            waiting = &ticket->next;
+            continue;
+        }
+        *waiting = ticket->next;
+        ticket->next = NULL;
+        *active = ticket;
+        active = &ticket->next;
+        n_started++;
         ticket->start_s = tagc_clock_s();
         tagc_status status = comm->ops->start(comm->context, &ticket->transfer, &ticket->request);
         if (status == TAGC_OK) continue;
         comm_break_by(comm, ticket, status);
-        return;
+        break;
     }
+    return n_started > 0;
 }
 
 /* Polls everything under way once and finishes what is complete. Returns 1 when anything moved, or broke. */
@@ -109,15 +123,15 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active) {
 
 /* The buffers go back to the posters only after the transport has let go of them. The ticket that broke the
  * comm carries the status that did it. */
-static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *posted) {
+static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting) {
     if (active) comm->ops->cancel(comm->context, comm->error);
     for (tagc_ticket *next; active; active = next) {
         next = active->next;
         finish(comm, active, active->status == TAGC_OK ? TAGC_ERR_TRANSPORT : active->status);
     }
-    for (tagc_ticket *next; posted; posted = next) {
-        next = posted->next;
-        finish(comm, posted, TAGC_ERR_TRANSPORT);
+    for (tagc_ticket *next; waiting; waiting = next) {
+        next = waiting->next;
+        finish(comm, waiting, TAGC_ERR_TRANSPORT);
     }
 }
 
@@ -139,40 +153,47 @@ static void rest(tagc_comm *comm, double still_s) {
 }
 
 /* Returns for how long nothing has moved. */
-static double keep_pace(tagc_pace *pace, double now_s, int posted, int moved) {
+static double keep_pace(tagc_pace *pace, double now_s, int started, int moved) {
     double still_s = now_s - pace->moved_s;
-    if (!moved && !posted) return still_s;
-    /* Right after a post the gap is the time that nobody wanted anything. */
-    if (!posted) pace->gap_s += ((still_s < longest_gap_s ? still_s : longest_gap_s) - pace->gap_s) / 8;
+    if (!moved && !started) return still_s;
+    /* Right after a start the gap is the time that nobody wanted anything. */
+    if (!started) pace->gap_s += ((still_s < longest_gap_s ? still_s : longest_gap_s) - pace->gap_s) / 8;
     pace->moved_s = now_s;
     return 0;
 }
 
+/* With the lock. */
+static void take_posted(tagc_comm *comm, tagc_ticket **waiting) {
+    while (*waiting) waiting = &(*waiting)->next;
+    *waiting = comm->posted;
+    comm->posted = NULL;
+    comm->posted_end = &comm->posted;
+}
+
 static void *comm_main(void *arg) {
     tagc_comm *comm = arg;
-    tagc_ticket *active = NULL;
+    tagc_ticket *waiting = NULL, *active = NULL; /* none waits but for one that is under way */
     tagc_pace pace = {0};
     pthread_mutex_lock(&comm->lock);
     for (;;) {
-        while (!comm->posted && !active && !comm->stopping) pthread_cond_wait(&comm->wake, &comm->lock);
-        if (!comm->posted && !active) break;
-        tagc_ticket *posted = comm->posted;
-        comm->posted = NULL;
-        comm->posted_end = &comm->posted;
-        int broken = comm->broken;
+        while (!comm->posted && !waiting && !active && !comm->stopping)
+            pthread_cond_wait(&comm->wake, &comm->lock);
+        if (!comm->posted && !waiting && !active) break;
+        take_posted(comm, &waiting);
+        int broken = comm->broken, started = 0;
         pthread_mutex_unlock(&comm->lock);
 
         if (broken) {
-            fail_all(comm, active, posted);
-            active = NULL;
+            fail_all(comm, active, waiting);
+            active = waiting = NULL;
         } else {
-            start_posted(comm, posted, &active);
+            started = start_ready(comm, &waiting, &active);
         }
         pthread_mutex_lock(&comm->lock);
         if (!active || comm->broken) continue;
         pthread_mutex_unlock(&comm->lock);
         int moved = poll_active(comm, &active);
-        double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, posted != NULL, moved);
+        double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, started, moved);
         int is_still = still_s > (pace.gap_s < slow_s ? patience_fast_s : patience_slow_s);
         if (still_s > 0 && !is_still) sched_yield();
         pthread_mutex_lock(&comm->lock);

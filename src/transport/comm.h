@@ -3,8 +3,8 @@
  *   caller ---submit job---> worker thread (codec stream, FIFO) ---post ticket---> comm thread (transport)
  *   caller ---------------------------------------------------- post ticket---> comm thread
  *
- * The comm thread is the only one to call the transport. It starts posted tickets in the order of posting,
- * and polls all that are under way. Tickets of different lanes are independent; tickets of one lane are
+ * The comm thread is the only one to call the transport. It starts the posted tickets of a lane in the order of
+ * posting, and polls all that are under way. Tickets of different lanes are independent; tickets of one lane are
  * posted in the same order on all ranks. */
 #ifndef TAGC_TRANSPORT_COMM_H
 #define TAGC_TRANSPORT_COMM_H
@@ -14,13 +14,21 @@
 
 /* Fixed lanes. On a transport without TAGC_TRANSPORT_LANES all of them are lane 0, and whoever posts must do
  * so from a job on the worker, so that the order is the order of submission. */
-typedef enum tagc_lane { TAGC_LANE_REDUCE = 0, TAGC_LANE_GATHER = 1, TAGC_LANE_CONTROL = 2 } tagc_lane;
+typedef enum tagc_lane {
+    TAGC_LANE_REDUCE = 0,
+    TAGC_LANE_GATHER = 1,
+    TAGC_LANE_CONTROL = 2,
+    TAGC_LANE_RELAY = 3 /* of what a gather brought, to the ranks of the own host */
+} tagc_lane;
 
 /* One transfer under way. The poster fills the first part and owns the memory until waited for. */
 typedef struct tagc_ticket {
     tagc_transfer transfer; /* lane is set by _post */
     tagc_leg leg;
     uint64_t tag; /* for events */
+    /* NULL, or a ticket posted before: this one, and what is posted after it on its lane, starts when that is complete.
+     * It sends what that one received, and nobody has to wait in between. Must stay until this one is waited for. */
+    const struct tagc_ticket *after;
     /* filled by the comm: */
     uint64_t n_bytes_sent, n_bytes_received; /* to and from other ranks */
     tagc_status status;
