@@ -309,12 +309,15 @@ typedef enum tagc_gather {
 
 typedef struct tagc_gatherer_options {
     size_t struct_bytes; /* set by _init */
-    uint64_t n_elems;    /* of the whole unit: a positive multiple of ranks_per_host, at most ranks_per_host *
+    uint64_t n_elems;    /* of the whole unit: a positive multiple of the number of rows, at most that times
                             (2^32 - 64). No default. */
     uint64_t tag;        /* as in tagc_reducer_options */
     int wire;            /* tagc_gather, default FP32 */
     int ranks_per_host; /* [0, W], divides W; 0 (default): W. Only ranks of one host exchange: shard is row l of full
                            (ranks_per_host, shard), shard = n_elems / ranks_per_host */
+    int two_level; /* [0, 1], default 0. 1: all ranks exchange, shard is row `rank` of full (W, shard), and each row
+                           crosses to another host once: to the rank of the same local index, which passes it on within
+                           the host. The same bits as without, and as many bytes sent, most of them within hosts */
     int check_every; /* [0, 2^31), default 0 (never): the ranks compare checksums of their replicas with every
                         so many gathers; TAGC_ERR_CORRUPT on all where they differ. Deltas */
 } tagc_gatherer_options;
@@ -323,7 +326,7 @@ TAGC_API void tagc_gatherer_options_init(tagc_gatherer_options *options);
 TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *options,
                                           tagc_gatherer **out); /* collective */
 
-/* Collective. Starts the gather of every rank's `shard` (shard) into `full` (ranks_per_host, shard). shard may be the own
+/* Collective. Starts the gather of every rank's `shard` (shard) into `full` (rows, shard). shard may be the own
  * row of full, but for deltas must lie apart, and full must be the array of the last gather with the values it left there.
  * Both must be left alone until _end. Gathers may overlap reducers and each other, and are ordered among themselves.
  * NaN and Inf travel; with deltas the whole row of an owner who has one is NaN on all ranks, until a gather of finite

@@ -13,6 +13,12 @@ static int is_auto(const tagc_trainer *t) {
     return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
 }
 
+/* Some gradients travel as fragments of direct exchanges. */
+static int is_coded(const tagc_trainer *t) {
+    int is_direct = t->options.exchange == TAGC_EXCHANGE_DIRECT || is_auto(t);
+    return (is_compressing(t) && is_direct) || tagc_fsdp_n_mild(t->fsdp) > 0;
+}
+
 typedef struct use {
     const char *option;
     int has_effect;
@@ -24,8 +30,9 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
     int compresses = is_compressing(t);
     int sketch = o->exchange == TAGC_EXCHANGE_SKETCH, indexed = sketch || o->exchange == TAGC_EXCHANGE_PACKED;
     int direct = compresses && (o->exchange == TAGC_EXCHANGE_DIRECT || is_auto(t));
-    int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = direct || mild;
+    int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = is_coded(t);
     int by_hosts = o->sharding == TAGC_SHARD_HYBRID || o->two_level;
+    int gathers_across = o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD;
     const use uses[] = {
         {"ratio", sketch, "--exchange sketch"},
         {"cells", sketch, "--exchange sketch"},
@@ -38,7 +45,8 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
          "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0,"},
         {"mild", mild || o->mild == 0, "matrices that --compress leaves out"},
         {"mild-sparsity", mild, "--mild"},
-        {"two-level", coded && o->ranks_per_host > 1, "direct exchanges and --ranks-per-host of 2 or more"},
+        {"two-level", (coded || gathers_across) && o->ranks_per_host > 1,
+         o->ranks_per_host > 1 ? "direct exchanges and sharded parameters" : "--ranks-per-host of 2 or more"},
         {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
         {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
         {"sparsity-warmup", compresses && o->sparsity > 0.75,
@@ -114,9 +122,12 @@ static void say_parameters(tagc_trainer *t) {
                                           "bf16, then 8-bit deltas",
                                           "bf16, then 4-bit deltas",
                                           "bf16, then 2-bit deltas"};
-    if (t->options.sharding == TAGC_SHARD_NONE || t->rank->world_size == 1) return;
-    tagc_progress_say(&t->progress, "parameters: gathered as %s%s", gathers[t->options.gather],
-                      t->options.sharding == TAGC_SHARD_GRAD ? ", once per step" : "");
+    const tagc_train_options *o = &t->options;
+    if (o->sharding == TAGC_SHARD_NONE || t->rank->world_size == 1) return;
+    int by_hosts = o->two_level && o->sharding != TAGC_SHARD_HYBRID && o->ranks_per_host > 1;
+    tagc_progress_say(&t->progress, "parameters: gathered as %s%s%s", gathers[o->gather],
+                      o->sharding == TAGC_SHARD_GRAD ? ", once per step" : "",
+                      by_hosts ? ", to each host once" : "");
 }
 
 static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
@@ -128,7 +139,7 @@ static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
                  t->rank->world_size / n, t->rank->world_size > n ? "s" : "");
     else
         snprintf(text, n_bytes, "%s%s", shardings[t->options.sharding],
-                 t->options.two_level && n > 1 ? ", hosts add first" : "");
+                 t->options.two_level && n > 1 && is_coded(t) ? ", hosts add first" : "");
 }
 
 void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {

@@ -71,7 +71,8 @@ static const tagc_option rows[] = {
     INT(NULL, "ranks-per-host", FIXED, ranks_per_host, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
         "neighbouring ranks that share a host, for --sharding hybrid and --two-level"),
     FLAG(NULL, "two-level", FREE, two_level, "no",
-         "direct: add the gradients of a host's ranks first, compress only between hosts"),
+         "parameters cross to each host once; direct: gradients of a host's ranks are added first and compressed only"
+         " between hosts"),
     INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
     FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
          "send gradients at every micro-step, as the paper's loop does, not only at the last"),

@@ -1,7 +1,13 @@
 /* Parameters from their owners to all ranks.
  *
- * With lanes the caller posts the transfer itself, beside whatever reducers are doing; without, it is a job
- * among theirs, so that all ranks post in one order. */
+ * With lanes the caller posts the transfers itself, beside whatever reducers are doing; without, they are a job
+ * among theirs, so that all ranks post in one order.
+ *
+ * In two levels a row crosses to another host once: to the rank of the same local index, which relays it to the ranks
+ * beside it as it came. The comm starts the relays when the rows are there:
+ *
+ *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
+ *   relays     row (h', l) -> (h, l'), one transfer for each h' */
 #include "exchange/gatherer.h"
 #include "codec/delta.h"
 #include "exchange/bf16.h"
@@ -28,6 +34,9 @@ static void place(tagc_gatherer *g, tagc_arena *arena) {
     g->n_bytes = tagc_arena_take(arena, n_ranks, sizeof *g->n_bytes);
     g->send_offset = tagc_arena_take(arena, n_ranks, sizeof *g->send_offset);
     g->recv_offset = tagc_arena_take(arena, n_ranks, sizeof *g->recv_offset);
+    g->relays = tagc_arena_take(arena, (size_t)g->n_relays, sizeof *g->relays);
+    g->relay_bytes = tagc_arena_take(arena, g->n_relays ? n_ranks : 0, sizeof *g->relay_bytes);
+    g->relay_offset = tagc_arena_take(arena, g->n_relays ? n_ranks : 0, sizeof *g->relay_offset);
     g->rows = tagc_arena_take(arena, (size_t)g->n_rows, g->row_bytes);
 }
 
@@ -36,7 +45,9 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     TAGC_TRY(tagc_gatherer_options_check(options, world_size, &g->options));
     g->rank = rank;
     g->world_size = world_size;
-    g->n_rows = g->options.ranks_per_host;
+    g->per_host = g->options.ranks_per_host;
+    g->n_rows = g->options.two_level ? world_size : g->per_host;
+    g->n_relays = g->per_host > 1 ? g->n_rows / g->per_host - 1 : 0;
     g->row = rank % g->n_rows;
     g->first_rank = rank - g->row;
     g->bits = bits_of_wire(g->options.wire);
@@ -96,29 +107,72 @@ static const void *encode(tagc_gatherer *g) {
     return row;
 }
 
+/* Whether a row goes to the other without a rank between: within the host, and across to the same local index. */
+static int is_direct(const tagc_gatherer *g, int row) {
+    return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
+}
+
+/* Rows (h', l) as they came to (h, l'), and (h', l') from there, straight to where they belong. */
+static void post_relays(tagc_gatherer *g, uint64_t n_bytes, uint64_t stride, uint8_t *rows) {
+    int host = g->row / g->per_host, local = g->row % g->per_host;
+    for (int l = 0; g->n_relays > 0 && l < g->per_host; l++) {
+        int peer = g->first_rank + host * g->per_host + l;
+        g->relay_bytes[peer] = l == local ? 0 : n_bytes;
+        g->relay_offset[peer] = (uint64_t)l * stride;
+    }
+    for (int i = 0; i < g->n_relays; i++) {
+        uint8_t *of_host = rows + (uint64_t)((i < host ? i : i + 1) * g->per_host) * stride;
+        g->relays[i] = (tagc_ticket){
+            .transfer = {.send = of_host + (uint64_t)local * stride,
+                         .send_bytes = g->relay_bytes,
+                         .send_offset = g->send_offset,
+                         .recv = of_host,
+                         .recv_bytes = g->relay_bytes,
+                         .recv_offset = g->relay_offset},
+            .leg = TAGC_LEG_GATHER,
+            .tag = g->options.tag,
+            .after = &g->ticket,
+        };
+        tagc_comm_post(g->comm, TAGC_LANE_RELAY, &g->relays[i]);
+    }
+}
+
 static void post(tagc_gatherer *g) {
     const void *send = encode(g);
     int is_plain = g->options.wire == TAGC_GATHER_FP32;
-    size_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
+    uint64_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
+    uint64_t n_bytes = tagc_gatherer_message_bytes(g);
+    uint8_t *rows = is_plain ? (uint8_t *)g->full : g->rows;
     for (int r = 0; r < g->n_rows; r++) { /* send_offset stays zero: everybody gets the same */
-        g->n_bytes[g->first_rank + r] = tagc_gatherer_message_bytes(g);
+        g->n_bytes[g->first_rank + r] = is_direct(g, r) ? n_bytes : 0;
         g->recv_offset[g->first_rank + r] = (uint64_t)r * stride;
     }
     g->ticket = (tagc_ticket){
         .transfer = {.send = send,
                      .send_bytes = g->n_bytes,
                      .send_offset = g->send_offset,
-                     .recv = is_plain ? (void *)g->full : (void *)g->rows,
+                     .recv = rows,
                      .recv_bytes = g->n_bytes,
                      .recv_offset = g->recv_offset},
         .leg = TAGC_LEG_GATHER,
         .tag = g->options.tag,
     };
     tagc_comm_post(g->comm, TAGC_LANE_GATHER, &g->ticket);
+    post_relays(g, n_bytes, stride, rows);
+}
+
+/* All are waited for, whatever becomes of one: until then their memory is the comm's. */
+static tagc_status wait_for_rows(tagc_gatherer *g) {
+    tagc_status status = tagc_comm_wait(g->comm, &g->ticket);
+    for (int i = 0; i < g->n_relays; i++) {
+        tagc_status of_relay = tagc_comm_wait(g->comm, &g->relays[i]);
+        status = status == TAGC_OK ? of_relay : status;
+    }
+    return status;
 }
 
 static tagc_status finish(tagc_gatherer *g) {
-    TAGC_TRY(tagc_comm_wait(g->comm, &g->ticket));
+    TAGC_TRY(wait_for_rows(g));
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
     for (int r = 0; r < g->n_rows && g->row_bytes; r++) {
         float *to = g->full + (size_t)r * g->shard;

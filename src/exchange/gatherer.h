@@ -1,4 +1,4 @@
-/* Inside of a gatherer, shared by gatherer.c (life, plain wires) and gatherer_delta.c (deltas). */
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires) and gatherer_delta.c (deltas). */
 #ifndef TAGC_EXCHANGE_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_H
 
@@ -10,6 +10,7 @@ struct tagc_gatherer {
     tagc_gatherer_options options; /* ranks_per_host resolved */
     int rank, world_size;
     int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
+    int per_host;                /* of these, ranks of one host: all of them, but for two levels */
     int bits;                    /* of a code; 0 for fp32 and bf16 */
     int is_delta;
     size_t shard;
@@ -18,6 +19,8 @@ struct tagc_gatherer {
     const float *own; /* (shard) */
     float *full;      /* (n_rows, shard) */
     tagc_ticket ticket;
+    int n_relays;        /* two levels: one for each other host */
+    tagc_ticket *relays; /* (n_relays) */
     tagc_job job;
 
     /* deltas */
@@ -27,9 +30,10 @@ struct tagc_gatherer {
     int is_checked;      /* this gather brings checksums along */
     tagc_status failure; /* of this rank in the last gather: told in the next */
 
-    /* One arena: | arrays of the ticket | rows |, behind this struct's own block. */
+    /* One arena: | arrays of the ticket | relays and their arrays | rows |, behind this struct's own block. */
     void *arena;
     uint64_t *n_bytes, *send_offset, *recv_offset; /* (W,) */
+    uint64_t *relay_bytes, *relay_offset;          /* (W,) with relays */
     size_t row_bytes;                              /* at most, of one row; 0 for fp32 */
     uint8_t *rows;                                 /* (n_rows, row_bytes) as they travel; row `row` is sent */
 };

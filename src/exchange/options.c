@@ -48,6 +48,7 @@ static const field gatherer_fields[] = {
     {GATHERER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
     {GATHERER(wire), FIELD_INT, 1, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2, TAGC_GATHER_FP32},
     {GATHERER(ranks_per_host), FIELD_INT, 1, 0, 65536, 0},
+    {GATHERER(two_level), FIELD_INT, 1, 0, 1, 0},
     {GATHERER(check_every), FIELD_INT, 1, 0, 2147483647.0, 0},
 };
 enum {
@@ -221,8 +222,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
     if (world_size % out->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
                          options->ranks_per_host, world_size);
-    TAGC_TRY(check_shape(options->n_elems, out->ranks_per_host, UINT32_MAX - 63));
-    return TAGC_OK;
+    return check_shape(options->n_elems, out->two_level ? world_size : out->ranks_per_host, UINT32_MAX - 63);
 }
 
 /* ---- across ranks ---- */

@@ -5,7 +5,8 @@
 #include "core/status.h"
 #include "tagc/tagc.h"
 
-/* Local checks of everything that one rank can see. *out: the options with defaults resolved (fill_union). */
+/* Local checks of everything that one rank can see. *out: the options with defaults resolved (fill_union,
+ * a gatherer's ranks_per_host). */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,

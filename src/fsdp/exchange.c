@@ -47,7 +47,9 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     g->tag = (uint64_t)flat->unit;
     g->wire = f->options.gather_wire;
     g->check_every = f->options.gather_check_every;
-    g->ranks_per_host = f->options.sharding == TAGC_SHARD_HYBRID ? f->options.ranks_per_host : 0;
+    int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
+    g->two_level = !is_hybrid && f->options.two_level;
+    g->ranks_per_host = is_hybrid || g->two_level ? f->options.ranks_per_host : 0;
     return f->options.sharding != TAGC_SHARD_NONE;
 }
 

@@ -56,8 +56,9 @@ typedef struct tagc_fsdp_options {
     int gather_wire;           /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
     int gather_check_every;    /* tagc_gatherer_options.check_every, default 0 */
     int ranks_per_host;        /* [1, W], divides W, default 1: of hybrid sharding and of two_level */
-    int two_level;       /* 1: direct flats are added within a host before they are encoded; default 0 */
-    int prefetch;        /* [0, 64], default 1: units gathered ahead of use */
+    int two_level; /* 1: direct flats are added within a host before they are encoded, and parameters cross to
+                            another host once (FULL and GRAD); default 0 */
+    int prefetch;  /* [0, 64], default 1: units gathered ahead of use */
     int grads_in_flight; /* [1, 8], default 2: full gradients alive at once when exchanged at each backward */
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): at the last one only; 1: as the published loop does */

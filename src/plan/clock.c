@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stddef.h>
 
-enum { IDLE = 0, MOVING = 1, TAIL = 2, DONE = 3 };
+enum { IDLE = 0, MOVING = 1, TAIL = 2, DONE = 3, WAITING = 4 };
 
 static const double little_s = 1e-12, little_bytes = 1e-6;
 static const double least_share = 0.05; /* of the processors that computing keeps beside communication */
@@ -25,7 +25,11 @@ void tagc_clock_post(tagc_clock *clock, tagc_sim_transfer *t) {
     t->remote_left = t->remote_bytes;
     t->local_left = t->local_bytes;
     t->state = t->remote_left + t->local_left > 0 ? MOVING : DONE; /* alone in the world: nothing travels */
-    if (t->state == DONE) return;
+    if (t->then) t->then->state = WAITING;
+    if (t->state == DONE) {
+        if (t->then) tagc_clock_post(clock, t->then);
+        return;
+    }
     t->next = clock->active;
     clock->active = t;
 }
@@ -55,6 +59,8 @@ static void settle_transfers(tagc_clock *clock) {
         if (t->state == TAIL && t->tail_s <= little_s) {
             t->state = DONE;
             *link = t->next;
+            if (t->then)
+                tagc_clock_post(clock, t->then); /* at the front: behind the link, or where it now points */
             continue;
         }
         link = &t->next;

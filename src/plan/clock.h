@@ -21,6 +21,7 @@ typedef struct tagc_sim_machine { /* as far as one rank is concerned */
 
 typedef struct tagc_sim_transfer {
     double remote_bytes, local_bytes; /* to send */
+    struct tagc_sim_transfer *then;   /* NULL, or posted when this one is complete, by nobody's doing */
     /* the clock's */
     double remote_left, local_left, tail_s;
     int state;

@@ -107,11 +107,13 @@ static double remote_within(const tagc_setup *s, int per_group) {
     return per_group > 1 ? (double)(per_group - n_near) / (per_group - 1) : 0;
 }
 
-static void set_shares(const tagc_setup *s, tagc_reduction *r) {
-    int per_host = s->world_size / s->n_hosts, per_group = r->options.ranks_per_host;
-    int n_groups = s->world_size / per_group, n_near = per_host > per_group ? per_host / per_group : 1;
-    r->within_share = remote_within(s, per_group);
-    r->remote_share = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
+/* Groups of neighbouring ranks in two levels: of what a rank sends within its group, and to one rank of each other group,
+ * what leaves the host. */
+static void find_shares(const tagc_setup *s, int per_group, double *within, double *across) {
+    int per_host = s->world_size / s->n_hosts, n_groups = s->world_size / per_group;
+    int n_near = per_host > per_group ? per_host / per_group : 1;
+    *within = remote_within(s, per_group);
+    *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
 /* What was measured or given is of the engine's sparsity. */
@@ -127,25 +129,35 @@ static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_o
                                   tagc_reduction *r) {
     int n_ranks = d->setup->world_size;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
-    set_shares(d->setup, r);
+    find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
     set_densities(d->setup, r);
     tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
     TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));
     return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 
+static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options *options,
+                               tagc_gather_plan *to) {
+    tagc_volume volume;
+    TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
+    double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
+    int per_group = options->ranks_per_host > 0 ? options->ranks_per_host : s->world_size;
+    find_shares(s, per_group, &within, &across);
+    double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
+    double relayed = inside - inside / (double)(options->two_level ? s->world_size / per_group : 1);
+    *to = (tagc_gather_plan){
+        .n_bytes = {n_bytes - relayed, relayed},
+        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
+    return TAGC_OK;
+}
+
 static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan *to) {
     const tagc_layout_flat *from = &d->layout->flats[flat];
     tagc_reducer_options reducer = from->reducer;
     int n_ranks = d->setup->world_size;
-    *to = (tagc_flat_plan){.n_owned = from->n_padded};
-    if (from->has_gatherer) {
-        tagc_volume gather;
-        int per_group = from->gatherer.ranks_per_host;
-        TAGC_TRY(tagc_gatherer_volume(&from->gatherer, n_ranks, &gather));
-        to->gather_bytes = gather.n_bytes[TAGC_LEG_GATHER];
-        to->n_owned = from->n_padded / (uint64_t)(per_group > 0 ? per_group : n_ranks);
-    }
+    int n_owners = d->engine.sharding == TAGC_SHARD_HYBRID ? d->engine.ranks_per_host : n_ranks;
+    *to = (tagc_flat_plan){.n_owned = from->n_padded / (uint64_t)(from->has_gatherer ? n_owners : 1)};
+    if (from->has_gatherer) TAGC_TRY(plan_gather(d->setup, &from->gatherer, &to->gather));
     if (d->setup->flat_reducers) {
         reducer = d->setup->flat_reducers[flat];
         tagc_layout_own_fields(&d->engine, from->n_padded, from->unit, &reducer);
@@ -171,8 +183,6 @@ tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out
     TAGC_TRY(tagc_setup_check(setup));
     tagc_deployment *d = out;
     *d = (tagc_deployment){.setup = setup, .engine = engine_of(setup)};
-    int is_hybrid = setup->placement == TAGC_PLACE_HYBRID;
-    d->gather_share = remote_within(setup, is_hybrid ? d->engine.ranks_per_host : setup->world_size);
     TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;

@@ -26,16 +26,22 @@ typedef struct tagc_reduction {
     double unpeeled; /* share of the union that it cannot give back */
 } tagc_reduction;
 
+/* Of one rank: what leaves at once, and in two levels what is relayed within the host when that has come. */
+enum { TAGC_N_GATHER_LEVELS = 2 };
+typedef struct tagc_gather_plan {
+    double n_bytes[TAGC_N_GATHER_LEVELS];
+    double remote_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to other hosts */
+} tagc_gather_plan;
+
 typedef struct tagc_flat_plan {
     tagc_reduction reduction;
-    double gather_bytes; /* of one gather, sent by one rank; 0 when there is none */
-    uint64_t n_owned;    /* masters of this rank */
+    tagc_gather_plan gather; /* zeros when there is none */
+    uint64_t n_owned;        /* masters of this rank */
 } tagc_flat_plan;
 
 typedef struct tagc_deployment {
     const tagc_setup *setup;
     tagc_fsdp_options engine; /* with the sharding of the placement */
-    double gather_share;      /* of a gather's bytes, that leave the host */
     tagc_layout *layout;
     tagc_flat_plan *flats; /* (layout->n_flats) */
 } tagc_deployment;

@@ -22,7 +22,7 @@ typedef struct simulation {
     tagc_clock clock;
     unit_state *units;             /* (n_units) */
     int *holder, *gradient_holder; /* (n_units) of each slot: unit, or -1 */
-    tagc_sim_transfer *gathers;    /* (n_flats) */
+    tagc_sim_transfer *gathers;    /* (n_flats, TAGC_N_GATHER_LEVELS) */
     tagc_sim_job *jobs;            /* (n_flats) */
     int pass, micro_step, n_micro_steps, gather_next, gather_reach;
     tagc_forecast forecast;
@@ -33,9 +33,9 @@ static void touch(simulation *s, double n_bytes) {
     tagc_clock_work(&s->clock, n_bytes * s->costs->byte_s);
 }
 
-static void count(simulation *s, tagc_leg leg, double n_bytes, double share) {
+static void count(simulation *s, tagc_leg leg, double n_bytes, double remote_bytes) {
     s->forecast.n_bytes[leg] += n_bytes;
-    s->remote[leg] += n_bytes * share;
+    s->remote[leg] += remote_bytes;
 }
 
 static void blocked(simulation *s, double start_s, double *total_s) {
@@ -55,18 +55,27 @@ static double gather_work(const simulation *s, const tagc_gatherer_options *gath
     return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
 }
 
+/* The comm starts the second level when the first is there, whatever the caller does. */
+static void post_gather(simulation *s, int flat) {
+    const tagc_gather_plan *plan = &s->d->flats[flat].gather;
+    tagc_sim_transfer *levels = s->gathers + (size_t)flat * TAGC_N_GATHER_LEVELS;
+    for (int i = 0; i < TAGC_N_GATHER_LEVELS; i++) {
+        levels[i] = (tagc_sim_transfer){.remote_bytes = plan->remote_bytes[i],
+                                        .local_bytes = plan->n_bytes[i] - plan->remote_bytes[i]};
+        if (i > 0) levels[i - 1].then = &levels[i];
+        count(s, TAGC_LEG_GATHER, plan->n_bytes[i], plan->remote_bytes[i]);
+    }
+    tagc_clock_post(&s->clock, &levels[0]);
+}
+
 static void begin_gather(simulation *s, int unit) {
     const tagc_layout_unit *u = &s->layout->units[unit];
     s->holder[u->slot] = unit;
     s->units[unit].residency = COMING;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        double n_bytes = s->d->flats[i].gather_bytes, share = s->d->gather_share;
         const tagc_gatherer_options *gather = &s->layout->flats[i].gatherer;
         tagc_clock_work(&s->clock, gather_work(s, gather, 0) * (double)s->d->flats[i].n_owned);
-        s->gathers[i] =
-            (tagc_sim_transfer){.remote_bytes = n_bytes * share, .local_bytes = n_bytes * (1 - share)};
-        tagc_clock_post(&s->clock, &s->gathers[i]);
-        count(s, TAGC_LEG_GATHER, n_bytes, share);
+        post_gather(s, i);
     }
 }
 
@@ -75,7 +84,8 @@ static void end_gather(simulation *s, int unit) {
     if (s->units[unit].residency != COMING) return;
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        tagc_clock_wait(&s->clock, &s->gathers[i]);
+        const tagc_sim_transfer *levels = s->gathers + (size_t)i * TAGC_N_GATHER_LEVELS;
+        tagc_clock_wait(&s->clock, &levels[TAGC_N_GATHER_LEVELS - 1]);
         const tagc_layout_flat *flat = &s->layout->flats[i];
         tagc_clock_work(&s->clock, gather_work(s, &flat->gatherer, 1) * (double)flat->n_padded);
     }
@@ -265,8 +275,8 @@ static void finish_step(simulation *s) {
     double n_ranks = s->d->setup->world_size;
     for (int at = 0; at < s->layout->n_units; at++) end_exchange(s, s->layout->backward_order[at]);
     tagc_sim_transfer norm = {.remote_bytes = (double)tagc_norm_bytes((int)n_ranks)};
-    count(s, TAGC_LEG_CONTROL, norm.remote_bytes,
-          n_ranks > 1 ? (n_ranks - n_ranks / s->d->setup->n_hosts) / (n_ranks - 1) : 0);
+    double share = n_ranks > 1 ? (n_ranks - n_ranks / s->d->setup->n_hosts) / (n_ranks - 1) : 0;
+    count(s, TAGC_LEG_CONTROL, norm.remote_bytes, norm.remote_bytes * share);
     double start_s = s->clock.now_s;
     tagc_clock_post(&s->clock, &norm);
     tagc_clock_wait(&s->clock, &norm);
@@ -290,7 +300,7 @@ static tagc_status prepare(simulation *s) {
     s->units = calloc(n_units, sizeof *s->units);
     s->holder = calloc(n_units, sizeof *s->holder);
     s->gradient_holder = calloc(n_units, sizeof *s->gradient_holder);
-    s->gathers = calloc(n_flats, sizeof *s->gathers);
+    s->gathers = calloc(n_flats * TAGC_N_GATHER_LEVELS, sizeof *s->gathers);
     s->jobs = calloc(n_flats, sizeof *s->jobs);
     if (!s->units || !s->holder || !s->gradient_holder || !s->gathers || !s->jobs)
         return tagc_fail(TAGC_ERR_MEMORY, "no memory to simulate %d units", s->layout->n_units);

@@ -46,6 +46,18 @@ run 0 train "${tiny[@]}" --compress none --sharding hybrid --ranks 4 --ranks-per
 run 0 train "${tiny[@]}" --compress none --sharding full --ranks 4 --steps 2 --batch-size 2 --out fsdp
 near_losses hsdp fsdp 1e-5
 
+# Parameters in two levels: no loss changes, with any exchange.
+for way in "--sharding full --compress none --gather bf16" "--sharding grad --exchange packed --gather delta4 --gather-check-every 2"; do
+    # shellcheck disable=SC2086
+    run 0 train "${tiny[@]}" $way --ranks 4 --batch-size 2 --steps 4 --out one-level
+    # shellcheck disable=SC2086
+    run 0 train "${tiny[@]}" --no-quiet $way --ranks 4 --batch-size 2 --steps 4 --two-level --ranks-per-host 2 --out two-levels
+    grep -q "^parameters: gathered as bf16.*, to each host once" out || fail "headline: $(grep parameters: out)"
+    grep -q "^note:" out && fail "a note about two levels: $(cat out)"
+    same_losses one-level two-levels
+    rm -rf one-level two-levels
+done
+
 # What makes no sense.
 run 2 train "${tiny[@]}" --sharding hybrid --exchange direct
 says "--sharding hybrid needs --ranks-per-host"
@@ -61,6 +73,10 @@ run 0 train "${tiny[@]}" --no-quiet --steps 1 --values int8 --mild-sparsity 0.5 
 for option in values mild-sparsity ranks-per-host rotate gather-check-every; do
     grep -q "^note: --$option is for .* and has no effect here" out || fail "no note about --$option: $(cat out)"
 done
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --two-level
+grep -q "^note: --two-level is for --ranks-per-host of 2 or more" out || fail "no note about --two-level: $(cat out)"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --two-level --ranks 2 --ranks-per-host 2 --sharding none --exchange packed
+grep -q "^note: --two-level is for direct exchanges and sharded parameters" out || fail "no note about --two-level: $(cat out)"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --compressed-beta1 0
 grep -q "^note: --compressed-beta1 is for compressed gradients" out || fail "no note about --compressed-beta1"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress all --mild int4

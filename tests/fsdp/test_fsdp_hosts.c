@@ -226,6 +226,39 @@ static void gathers_stay_in_the_host(void **state) {
     free(r.result);
 }
 
+/* In two levels parameters take another way: no bit changes, and no rank's number of bytes. */
+static void gathers_in_two_levels_change_no_bit(void **state) {
+    (void)state;
+    toy_model model;
+    toy_gpt(&model, 2, 8, 1);
+    size_t n = toy_n_params(&model);
+    run r = {.model = &model, .n_steps = 4, .result = malloc(n * sizeof(float))};
+    float *one_level = malloc(n * sizeof *one_level);
+    for (int variant = 0; variant < 2 * (TAGC_GATHER_DELTA2 + 1); variant++) {
+        const int *world = worlds[variant % 3 == 2 ? 4 : 3]; /* 4 ranks in hosts of 2, 6 in hosts of 3 */
+        int wire = variant / 2, sharding = variant % 2 ? TAGC_SHARD_GRAD : TAGC_SHARD_FULL;
+        if (wire >= TAGC_GATHER_DELTA8 && sharding != TAGC_SHARD_GRAD) continue;
+        tagc_fsdp_options_init(&r.options);
+        r.options.policy = TAGC_POLICY_NONE;
+        r.options.sharding = sharding;
+        r.options.gather_wire = wire;
+        r.options.gather_check_every = wire % 2 ? 2 : 0;
+        r.options.ranks_per_host = world[1];
+        r.options.prefetch = variant % 4;
+        r.options.n_micro_steps = 1 + variant / 2 % 2;
+        run_one(&r, world[0]);
+        memcpy(one_level, r.result, n * sizeof *one_level);
+        tagc_fsdp_stats before = r.stats;
+        r.options.two_level = 1;
+        run_one(&r, world[0]);
+        assert_memory_equal(one_level, r.result, n * sizeof *one_level);
+        assert_true(r.stats.grad_norm == before.grad_norm);
+        assert_memory_equal(r.stats.n_bytes_sent, before.n_bytes_sent, sizeof before.n_bytes_sent);
+    }
+    free(one_level);
+    free(r.result);
+}
+
 /* A layout without ranks knows what engines of hosts hold, and statistics how much their ranks kept together. */
 typedef struct held {
     toy_model model;
@@ -315,7 +348,7 @@ int main(void) {
         cmocka_unit_test(hybrid_is_exact),          cmocka_unit_test(two_levels_are_exact),
         cmocka_unit_test(low_bits_train_in_hosts),  cmocka_unit_test(classes_are_counted),
         cmocka_unit_test(gathers_stay_in_the_host), cmocka_unit_test(nonsense_is_refused),
-        cmocka_unit_test(layouts_know_hosts),
+        cmocka_unit_test(layouts_know_hosts),       cmocka_unit_test(gathers_in_two_levels_change_no_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,11 +29,12 @@ typedef struct unit {
     float *masters, *expected, *full; /* (W, shard) */
 } unit;
 
-static void open_unit(unit *u, int which, int wire, int ranks_per_host) {
+static void open_unit(unit *u, int which, int wire, int ranks_per_host, int two_level) {
     tagc_gatherer_options options;
     tagc_gatherer_options_init(&options);
     *u = (unit){.shard = shards[which], .n = shards[which] * (size_t)world_size};
-    options.n_elems = ranks_per_host ? u->shard * (size_t)ranks_per_host : u->n;
+    options.n_elems = ranks_per_host && !two_level ? u->shard * (size_t)ranks_per_host : u->n;
+    options.two_level = two_level;
     options.wire = wire;
     options.ranks_per_host = ranks_per_host;
     options.check_every = 2;
@@ -67,10 +68,10 @@ static void follow(unit *u, int bits, int step) {
     free(body);
 }
 
-static void gather_all(int wire, int bits, int ranks_per_host) {
+static void gather_all(int wire, int bits, int ranks_per_host, int two_level) {
     unit units[N_UNITS];
-    int n_rows = ranks_per_host ? ranks_per_host : world_size, first = rank - rank % n_rows;
-    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire, ranks_per_host);
+    int n_rows = ranks_per_host && !two_level ? ranks_per_host : world_size, first = rank - rank % n_rows;
+    for (int w = 0; w < N_UNITS; w++) open_unit(&units[w], w, wire, ranks_per_host, two_level);
     for (int step = 0; step < N_STEPS; step++) {
         for (int w = 0; w < N_UNITS; w++) {
             unit *u = &units[w];
@@ -92,13 +93,16 @@ static void gather_all(int wire, int bits, int ranks_per_host) {
 
 static void test_deltas(void **state) {
     (void)state;
-    gather_all(TAGC_GATHER_DELTA4, 4, 0);
-    gather_all(TAGC_GATHER_DELTA2, 2, 0);
+    gather_all(TAGC_GATHER_DELTA4, 4, 0, 0);
+    gather_all(TAGC_GATHER_DELTA2, 2, 0, 0);
 }
 
 static void test_hosts(void **state) {
     (void)state;
-    gather_all(TAGC_GATHER_DELTA8, 8, world_size > 1 ? world_size / 2 : 1);
+    int per_host = world_size > 1 ? world_size / 2 : 1;
+    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 0);
+    gather_all(TAGC_GATHER_DELTA8, 8, per_host, 1);
+    gather_all(TAGC_GATHER_DELTA2, 2, world_size, 1);
 }
 
 int main(int argc, char **argv) {

@@ -49,6 +49,34 @@ static void a_transfer_takes_bytes_and_latency(void **state) {
     assert_time(clock.now_s, 10.75);
 }
 
+/* 1000 bytes across, 300 beside, then 500 beside: 10.5 s, 5 s with the half second of the first. Others go on meanwhile,
+ * and who only waits for the last has not held it up. */
+static void a_transfer_follows_another(void **state) {
+    (void)state;
+    tagc_sim_machine machine = plain;
+    machine.latency_s = 0.5;
+    machine.local_bytes_per_s = 100;
+    tagc_sim_transfer second = {.local_bytes = 500},
+                      first = {.remote_bytes = 1000, .local_bytes = 300, .then = &second};
+    tagc_clock clock;
+    tagc_clock_init(&clock, &machine);
+    tagc_clock_post(&clock, &first);
+    tagc_clock_wait(&clock, &second);
+    assert_time(clock.now_s, 15.5);
+    tagc_clock_post(&clock, &first); /* and again, beside work that is longer */
+    tagc_clock_work(&clock, 16);
+    tagc_clock_wait(&clock, &second);
+    assert_time(clock.now_s, 31.5);
+    tagc_sim_transfer nothing = {.then = &second}; /* no other host: the second is all there is */
+    tagc_clock_post(&clock, &nothing);
+    tagc_clock_wait(&clock, &second);
+    assert_time(clock.now_s, 36.5);
+    second.local_bytes = 0;
+    tagc_clock_post(&clock, &first);
+    tagc_clock_wait(&clock, &second);
+    assert_time(clock.now_s, 47);
+}
+
 /* 100 and 300 bytes: 50 a second each until 2 s, then 100 a second for the rest. */
 static void transfers_share_the_link(void **state) {
     (void)state;
@@ -212,6 +240,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(work_takes_its_time),
         cmocka_unit_test(a_transfer_takes_bytes_and_latency),
+        cmocka_unit_test(a_transfer_follows_another),
         cmocka_unit_test(transfers_share_the_link),
         cmocka_unit_test(a_queue_delays_on_a_busy_link_only),
         cmocka_unit_test(local_and_remote_bytes_go_side_by_side),

@@ -209,15 +209,40 @@ static void direct_by_hand(void **state) {
     setup.engine.two_level = 1;
     setup.engine.ranks_per_host = 2;
     n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 4);
-    double rows = n / 2 * 2;       /* bf16 of two quarters' rows to the neighbour */
-    double rate = bytes_per_s / 2; /* two ranks share the link of a host */
-    gather_s = n / 4 * 4 * 2 / rate + latency_s;
+    double rows = n / 2 * 2;                 /* bf16 of two quarters' rows to the neighbour */
+    double rate = bytes_per_s / 2;           /* two ranks share the link of a host */
+    gather_s = n / 4 * 4 / rate + latency_s; /* to one rank of the other host, which relays it in no time */
     control_s = (64 + 3 * 64 + 3 * 8) / rate + 3 * latency_s;
     body_s = (values_bytes(&setup) - rows) / rate + latency_s;
     expected =
         gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 4 * encode_s + body_s + n / 2 * decode_s + control_s;
     f = simulate(&setup, &costs, bytes_per_s, latency_s);
     assert_near(f.iteration_s, expected, 1e-3); /* whose agreement and norm stay within the host */
+}
+
+/* Across, then within the host: one after the other, and the second as slow as the host is. */
+static void two_levels_by_hand(void **state) {
+    (void)state;
+    const double bytes_per_s = 1e6, host_bytes_per_s = 4e6, latency_s = 0.01, overhead_s = 0.002;
+    tagc_setup setup = make("tiny", 6);
+    setup.engine.wrap = TAGC_WRAP_MATRIX; /* one unit */
+    setup.engine.two_level = 1;
+    setup.engine.ranks_per_host = 2;
+    setup.n_hosts = 3;
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    costs.overhead_s = overhead_s;
+    double row = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 6) / 6 * 4;
+    tagc_plan_link link = {
+        .bytes_per_s = bytes_per_s, .host_bytes_per_s = host_bytes_per_s, .latency_s = latency_s};
+    tagc_forecast f, fast;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+    /* Two rows across, one beside them to the neighbour, who is reached four times as fast; then two more to it. */
+    double across_s = 2 * row / (bytes_per_s / 2) + latency_s, relay_s = 2 * row / host_bytes_per_s;
+    assert_near(f.wait_gather_s, across_s + relay_s + 2 * overhead_s, 1e-9);
+    link.host_bytes_per_s = 0;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &fast), TAGC_OK);
+    assert_near(fast.wait_gather_s, across_s + 2 * overhead_s, 1e-9);
 }
 
 /* ZeRO-2, two units: the gather of the first runs beside the update of the second, and no other time is saved. */
@@ -327,10 +352,15 @@ static void what_is_not_known_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_but_computing),  cmocka_unit_test(nothing_but_bytes),
-        cmocka_unit_test(one_unit_by_hand),       cmocka_unit_test(two_units_by_hand),
-        cmocka_unit_test(direct_by_hand),         cmocka_unit_test(gathers_begin_inside_the_update),
-        cmocka_unit_test(times_go_the_right_way), cmocka_unit_test(what_is_not_known_is_refused),
+        cmocka_unit_test(nothing_but_computing),
+        cmocka_unit_test(nothing_but_bytes),
+        cmocka_unit_test(one_unit_by_hand),
+        cmocka_unit_test(two_units_by_hand),
+        cmocka_unit_test(direct_by_hand),
+        cmocka_unit_test(two_levels_by_hand),
+        cmocka_unit_test(gathers_begin_inside_the_update),
+        cmocka_unit_test(times_go_the_right_way),
+        cmocka_unit_test(what_is_not_known_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -362,18 +362,19 @@ static void direct_positions(void **state) {
     }
 }
 
-/* Gathers in every wire that a sharding allows, counted when deltas are no longer whole. */
+/* Gathers in every wire that a sharding allows, in one level and in two, counted when deltas are no longer whole. */
 static void every_gather(void **state) {
     (void)state;
-    for (int variant = 0; variant < 6 * 3 * 2; variant++) {
+    for (int variant = 0; variant < 6 * 3 * 2 * 2; variant++) {
         int wire = variant % 6, sharding = variant / 6 % 3;
         small_run run = make(&tiny, 4);
         run.n_steps = 3;
         run.options.sharding = sharding == 2 ? TAGC_SHARD_HYBRID : sharding;
-        run.options.ranks_per_host = sharding == 2 ? 2 : 1;
+        run.options.two_level = variant / 36;
+        run.options.ranks_per_host = sharding == 2 || run.options.two_level ? 2 : 1;
         run.options.gather_wire = wire;
         run.options.policy = TAGC_POLICY_NONE;
-        run.options.n_micro_steps = 1 + variant / 18;
+        run.options.n_micro_steps = 1 + variant / 18 % 2;
         if (wire >= TAGC_GATHER_DELTA8 && run.options.sharding != TAGC_SHARD_GRAD) continue;
         if (variant % STRIDE == 0) compare(&run, "gather");
     }
@@ -404,6 +405,19 @@ static void hosts_are_told_apart(void **state) {
     assert_true(fabs(v.n_host_bytes[TAGC_LEG_VALUES] - 2 * (v.n_bytes[TAGC_LEG_VALUES] - rows)) <
                 1e-6 * rows);
     assert_true(fabs(v.n_host_bytes[TAGC_LEG_INDEX] - 2 * v.n_bytes[TAGC_LEG_INDEX]) < 1e-6);
+    /* A rank sends an eighth of the parameters to one rank of each of three hosts, and to its neighbour what it has of
+     * all four hosts. Hosts that hold two such groups have one group less to send to, and four ranks that do. */
+    double row = n_padded / 8 * 4;
+    assert_true(v.n_bytes[TAGC_LEG_GATHER] == 7 * row && v.n_host_bytes[TAGC_LEG_GATHER] == 2 * 3 * row);
+    setup.n_hosts = 2;
+    assert_int_equal(tagc_plan_count(&setup, &apart, NULL), TAGC_OK);
+    assert_true(apart.n_bytes[TAGC_LEG_GATHER] == 7 * row);
+    assert_true(fabs(apart.n_host_bytes[TAGC_LEG_GATHER] - 4 * 2 * row) < 1e-9 * row);
+    setup.engine.two_level = 0;
+    setup.n_hosts = 4;
+    assert_int_equal(tagc_plan_count(&setup, &apart, NULL), TAGC_OK);
+    assert_true(fabs(apart.n_host_bytes[TAGC_LEG_GATHER] - 2 * 6 * row) < 1e-9 * row);
+    setup.engine.two_level = 1;
     /* Were all ranks hosts of their own, all of it would leave. */
     setup.n_hosts = 8;
     assert_int_equal(tagc_plan_count(&setup, &apart, NULL), TAGC_OK);
