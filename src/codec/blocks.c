@@ -1,12 +1,12 @@
 /* Code `blocks`: every element in order, no positions. A body is the values (values.h) and nothing else, so that its
- * length is known. The residual is made block by block while gradient, residual and body are in the cache. */
+ * length is known. The residual is made piece by piece while gradient, residual and body are in the cache. */
 #include "codec/code.h"
 #include "codec/values.h"
 
 #include <string.h>
 
 enum { RUN = TAGC_VALUES_MAX_BLOCK, INF_BITS = 0x7f800000 }; /* elements at a time: whole blocks */
-enum { PIECE = 256 };                                        /* elements between fetches */
+enum { PIECE = 256 };                                        /* elements that go all the way, or a block */
 enum { BEYOND_CACHE = 1 << 21 };                             /* elements of which lines are long gone */
 
 typedef struct job {
@@ -41,45 +41,32 @@ static size_t blocks_max_bytes(const tagc_code_options *options) {
     return tagc_values_bytes(&j.format, j.n);
 }
 
-/* The next run comes from memory while this one is computed. */
-static void fetch(const job *j, size_t begin, size_t n) {
-    if (begin + n > j->n) return;
-    for (size_t i = begin; i < begin + n; i += 16) {
-        __builtin_prefetch(j->gradient + i);
-        if (j->residual_in) __builtin_prefetch(j->residual_in + i);
+/* A piece goes all the way before the next one begins: gradient, residual and sum of it stay in the innermost cache, and
+ * the reads are even enough for the processor to run ahead of them by itself. */
+static void encode_piece(job *j, size_t at, size_t n) {
+    const tagc_code_kernels *k = j->format.kernels;
+    const float *values = j->gradient + at;
+    float sums[RUN];
+    uint32_t largest;
+    if (j->residual_in) {
+        largest = k->accumulate(values, j->residual_in + at, sums, n);
+        values = sums;
+    } else {
+        largest = k->largest(values, n);
     }
+    if (largest >= INF_BITS)
+        __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
+    else
+        tagc_values_encode(&j->format, values, NULL, j->residual_out ? j->residual_out + at : NULL, at, n,
+                           j->n, j->body);
 }
 
-/* The residual is written around the cache where it is large: not in place, which has its lines at hand. */
 static void encode_work(void *arg, int index, int n_threads) {
     job *j = arg;
-    const tagc_code_kernels *k = j->format.kernels;
-    float sums[RUN], errors[RUN];
-    int around = j->n >= BEYOND_CACHE && j->residual_out != j->residual_in;
     size_t piece = j->format.block < PIECE ? PIECE : (size_t)j->format.block;
-    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads) {
-        size_t at = run * RUN, n = run_elems(j, run);
-        const float *values = j->gradient + at;
-        uint32_t largest;
-        if (j->residual_in) {
-            largest = k->accumulate(values, j->residual_in + at, sums, n);
-            values = sums;
-        } else {
-            largest = k->largest(values, n);
-        }
-        if (largest >= INF_BITS) {
-            __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
-            continue;
-        }
-        float *lost = !j->residual_out ? NULL : around ? errors : j->residual_out + at;
-        for (size_t i = 0; i < n; i += piece) {
-            size_t n_here = n - i < piece ? n - i : piece;
-            fetch(j, at + i + (size_t)n_threads * RUN, n_here);
-            tagc_values_encode(&j->format, values + i, NULL, lost ? lost + i : NULL, at + i, n_here, j->n,
-                               j->body);
-        }
-        if (lost == errors) k->copy_around(j->residual_out + at, errors, n);
-    }
+    for (size_t run = (size_t)index; run < j->n_runs; run += (size_t)n_threads)
+        for (size_t i = 0, n = run_elems(j, run); i < n; i += piece)
+            encode_piece(j, run * RUN + i, n - i < piece ? n - i : piece);
 }
 
 static void finish(const job *j, tagc_encoded *out) {
