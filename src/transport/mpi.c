@@ -13,9 +13,14 @@
 
 static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_bytes = (uint64_t)1 << 30;
 
-enum { TEXT_BYTES = 256 };
+/* MPI sends what it has in the order in which it got it: with all of a long transfer in its hands, a short message of
+ * another lane waits until that has left. So a lane gives it no more than leaves in about this time. */
+static const double window_s = 20e-3;
+static const int least_window = 8, largest_window = 256; /* pieces */
 
-/* One transfer under way: its pieces, receives first. */
+enum { TEXT_BYTES = 256, N_LANES = 8 };
+
+/* One transfer under way: its pieces, receives first. Sends that have not begun have no handle yet. */
 typedef struct request {
     int n_pieces, capacity;
     MPI_Request *pieces;  /* (capacity,); MPI_REQUEST_NULL when complete */
@@ -23,10 +28,20 @@ typedef struct request {
     int *indices;         /* (capacity,) of those that complete in one poll */
     int *peers;           /* (capacity,) */
     int *n_bytes;         /* (capacity,) */
+    const char **from;    /* (capacity,) of sends */
+    double *begun_s;      /* (capacity,) of sends */
     int n_receives;
+    int n_begun; /* receives and sends */
     int n_left;
+    int lane;
     struct request *next;
+    struct request *next_unsent; /* of its lane */
 } request;
+
+typedef struct lane {
+    request *unsent, **unsent_end; /* those with sends that have not begun, in order */
+    int n_leaving, window;         /* sends that have begun and not ended; and how many may */
+} lane;
 
 typedef struct mpi_rank {
     MPI_Comm comm;
@@ -35,6 +50,7 @@ typedef struct mpi_rank {
     int cancelled;
     request *active; /* under way */
     request *pool;   /* for reuse */
+    lane lanes[N_LANES];
 } mpi_rank;
 
 static tagc_status fail_mpi(const char *what, int code) {
@@ -54,6 +70,8 @@ static void request_destroy(request *r) {
     free(r->indices);
     free(r->peers);
     free(r->n_bytes);
+    free((void *)r->from);
+    free(r->begun_s);
     free(r);
 }
 
@@ -61,14 +79,16 @@ static void request_destroy(request *r) {
 static tagc_status request_reserve(request *r, uint64_t n) {
     if (n <= (uint64_t)r->capacity) return TAGC_OK;
     if (n > 1u << 24) return tagc_report(TAGC_ERR_ARGUMENT, "transfer needs more than 2^24 MPI messages");
-    void *old[] = {r->pieces, r->statuses, r->indices, r->peers, r->n_bytes};
-    for (int i = 0; i < 5; i++) free(old[i]);
+    void *old[] = {r->pieces, r->statuses, r->indices, r->peers, r->n_bytes, (void *)r->from, r->begun_s};
+    for (int i = 0; i < 7; i++) free(old[i]);
     r->pieces = malloc(n * sizeof *r->pieces); /* NOLINT(bugprone-sizeof-expression): a handle */
     r->statuses = malloc(n * sizeof *r->statuses);
     r->indices = malloc(n * sizeof *r->indices);
     r->peers = malloc(n * sizeof *r->peers);
     r->n_bytes = malloc(n * sizeof *r->n_bytes);
-    int complete = r->pieces && r->statuses && r->indices && r->peers && r->n_bytes;
+    r->from = malloc(n * sizeof *r->from);
+    r->begun_s = malloc(n * sizeof *r->begun_s);
+    int complete = r->pieces && r->statuses && r->indices && r->peers && r->n_bytes && r->from && r->begun_s;
     r->capacity = complete ? (int)n : 0;
     return complete ? TAGC_OK : tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
 }
@@ -80,34 +100,71 @@ static uint64_t count_pieces(const mpi_rank *self, const uint64_t *n_bytes) {
     return n;
 }
 
-static int start_piece(const mpi_rank *self, request *r, int receive, void *at, int n_bytes, int peer,
-                       int lane) {
-    MPI_Request *piece = &r->pieces[r->n_pieces];
-    int code = receive ? MPI_Irecv(at, n_bytes, MPI_BYTE, peer, lane, self->comm, piece)
-                       : MPI_Isend(at, n_bytes, MPI_BYTE, peer, lane, self->comm, piece);
-    if (code != MPI_SUCCESS) return code;
+static void add_piece(request *r, int n_bytes, int peer, const char *from) {
+    r->pieces[r->n_pieces] = MPI_REQUEST_NULL;
     r->peers[r->n_pieces] = peer;
+    r->from[r->n_pieces] = from;
     r->n_bytes[r->n_pieces++] = n_bytes;
-    return MPI_SUCCESS;
 }
 
-/* Every rank begins with its right neighbour, so that not all send to rank 0 first. */
-static int start_direction(const mpi_rank *self, request *r, int receive, const tagc_transfer *transfer) {
-    const uint64_t *n_bytes = receive ? transfer->recv_bytes : transfer->send_bytes;
-    const uint64_t *offset = receive ? transfer->recv_offset : transfer->send_offset;
-    char *base = receive ? transfer->recv : (char *)transfer->send; /* MPI_Isend does not write */
+static uint64_t piece_bytes(const mpi_rank *self, uint64_t n_bytes, uint64_t done) {
+    if (done >= n_bytes) return 0;
+    return n_bytes - done < self->split_bytes ? n_bytes - done : self->split_bytes;
+}
+
+static int start_receives(const mpi_rank *self, request *r, const tagc_transfer *transfer) {
     for (int step = 1; step < self->world_size; step++) {
-        int distance = receive ? self->world_size - step : step;
-        int peer = (self->rank + distance) % self->world_size;
-        for (uint64_t done = 0; done < n_bytes[peer];) {
-            uint64_t n = n_bytes[peer] - done < self->split_bytes ? n_bytes[peer] - done : self->split_bytes;
-            int code =
-                start_piece(self, r, receive, base + offset[peer] + done, (int)n, peer, (int)transfer->lane);
+        int peer = (self->rank + self->world_size - step) % self->world_size;
+        char *at = (char *)transfer->recv + transfer->recv_offset[peer];
+        for (uint64_t n, done = 0; (n = piece_bytes(self, transfer->recv_bytes[peer], done)) > 0; done += n) {
+            add_piece(r, (int)n, peer, NULL);
+            int code = MPI_Irecv(at + done, (int)n, MPI_BYTE, peer, r->lane, self->comm,
+                                 &r->pieces[r->n_pieces - 1]);
             if (code != MPI_SUCCESS) return code;
-            done += n;
         }
     }
     return MPI_SUCCESS;
+}
+
+/* Every rank begins with its right neighbour, so that not all send to rank 0 first; peers take turns. */
+static void plan_sends(const mpi_rank *self, request *r, const tagc_transfer *transfer) {
+    uint64_t most = 0;
+    for (int peer = 0; peer < self->world_size; peer++)
+        if (peer != self->rank && transfer->send_bytes[peer] > most) most = transfer->send_bytes[peer];
+    for (uint64_t done = 0; done < most; done += self->split_bytes)
+        for (int step = 1; step < self->world_size; step++) {
+            int peer = (self->rank + step) % self->world_size;
+            uint64_t n = piece_bytes(self, transfer->send_bytes[peer], done);
+            if (n > 0)
+                add_piece(r, (int)n, peer, (const char *)transfer->send + transfer->send_offset[peer] + done);
+        }
+}
+
+/* Begins what the lane has room for. MPI keeps the order of messages between two ranks within one tag, so
+ * that a transfer's sends begin after all of the one before it. */
+static int push(mpi_rank *self, int number) {
+    lane *l = &self->lanes[number];
+    for (request *r; (r = l->unsent) != NULL && l->n_leaving < l->window;) {
+        int i = r->n_begun++;
+        int code =
+            MPI_Isend(r->from[i], r->n_bytes[i], MPI_BYTE, r->peers[i], number, self->comm, &r->pieces[i]);
+        if (code != MPI_SUCCESS) return code;
+        r->begun_s[i] = MPI_Wtime();
+        l->n_leaving++;
+        if (r->n_begun < r->n_pieces) continue;
+        l->unsent = r->next_unsent;
+        if (!l->unsent) l->unsent_end = &l->unsent;
+    }
+    return MPI_SUCCESS;
+}
+
+/* The window matters where more is to be sent than it lets through. */
+static void end_send(lane *l, double begun_s) {
+    l->n_leaving--;
+    if (!l->unsent) return;
+    int is_fast = MPI_Wtime() - begun_s < window_s;
+    if (is_fast && l->window < largest_window) l->window++;
+    if (!is_fast && l->window > least_window) l->window--;
 }
 
 static tagc_status check_piece(const mpi_rank *self, const request *r, int i, const MPI_Status *status,
@@ -137,6 +194,7 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
 static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void **handle) {
     mpi_rank *self = context;
     int me = self->rank;
+    if (transfer->lane >= N_LANES) return tagc_report(TAGC_ERR_ARGUMENT, "transfer.lane must be below 8");
     if (transfer->send_bytes[me] != transfer->recv_bytes[me])
         return tagc_report(TAGC_ERR_CORRUPT, "the part of a transfer to its own rank has two sizes");
     if (transfer->send_bytes[me])
@@ -148,15 +206,23 @@ static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void 
     else if (!(r = calloc(1, sizeof *r)))
         return tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
     r->n_pieces = 0;
+    r->lane = (int)transfer->lane;
     r->next = self->active;
     self->active = r; /* from here on cancel and destroy find it */
     tagc_status status = request_reserve(r, count_pieces(self, transfer->send_bytes) +
                                                 count_pieces(self, transfer->recv_bytes));
     if (status != TAGC_OK) return status;
-    int code = start_direction(self, r, 1, transfer);
-    r->n_receives = r->n_pieces;
-    if (code == MPI_SUCCESS) code = start_direction(self, r, 0, transfer);
+    int code = start_receives(self, r, transfer);
+    r->n_receives = r->n_begun = r->n_pieces;
+    if (code == MPI_SUCCESS) plan_sends(self, r, transfer);
     r->n_left = r->n_pieces;
+    if (code == MPI_SUCCESS && r->n_begun < r->n_pieces) {
+        lane *l = &self->lanes[r->lane];
+        r->next_unsent = NULL;
+        *l->unsent_end = r;
+        l->unsent_end = &r->next_unsent;
+        code = push(self, r->lane);
+    }
     if (code != MPI_SUCCESS) return fail_mpi("starting a message", code);
     *handle = r;
     return TAGC_OK;
@@ -175,16 +241,19 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     request *r = handle;
     int n_completed = 0;
     int code =
-        r->n_left ? MPI_Testsome(r->n_pieces, r->pieces, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
+        r->n_left ? MPI_Testsome(r->n_begun, r->pieces, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
     int class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
     if (class != MPI_SUCCESS && class != MPI_ERR_IN_STATUS) return fail_mpi("MPI_Testsome", code);
-    if (n_completed == MPI_UNDEFINED) n_completed = r->n_left;
+    if (n_completed == MPI_UNDEFINED) n_completed = 0; /* none has begun, or all that have are complete */
     for (int i = 0; i < n_completed; i++) {
         int error = class == MPI_ERR_IN_STATUS ? r->statuses[i].MPI_ERROR : MPI_SUCCESS;
         tagc_status status = check_piece(self, r, r->indices[i], &r->statuses[i], error);
         if (status != TAGC_OK) return status;
+        if (r->indices[i] >= r->n_receives) end_send(&self->lanes[r->lane], r->begun_s[r->indices[i]]);
     }
+    code = push(self, r->lane);
+    if (code != MPI_SUCCESS) return fail_mpi("starting a message", code);
     r->n_left -= n_completed;
     progress->moved = n_completed > 0;
     progress->done = r->n_left == 0;
@@ -192,7 +261,7 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
         retire(self, r);
         return TAGC_OK;
     }
-    for (int i = 0; i < r->n_pieces; i++)
+    for (int i = 0; i < r->n_begun; i++)
         if (r->pieces[i] != MPI_REQUEST_NULL) {
             progress->waiting_for = r->peers[i];
             break;
@@ -208,7 +277,7 @@ static void mpi_cancel(void *context, const char *reason) {
     self->cancelled = 1;
     while (self->active) {
         request *r = self->active;
-        for (int i = 0; i < r->n_pieces; i++) {
+        for (int i = 0; i < r->n_pieces; i++) { /* those that have not begun have no handle */
             if (r->pieces[i] == MPI_REQUEST_NULL) continue;
             if (i < r->n_receives) MPI_Cancel(&r->pieces[i]);
             MPI_Request_free(&r->pieces[i]);
@@ -292,6 +361,8 @@ tagc_status tagc_comm_create_mpi_split(MPI_Comm mpi_comm, const tagc_comm_option
     mpi_rank *self = calloc(1, sizeof *self);
     if (!self) return tagc_report(TAGC_ERR_MEMORY, "out of memory for the MPI transport");
     self->split_bytes = split_bytes;
+    for (int i = 0; i < N_LANES; i++)
+        self->lanes[i] = (lane){.unsent_end = &self->lanes[i].unsent, .window = least_window};
     int code = MPI_Comm_dup(mpi_comm, &self->comm);
     if (code != MPI_SUCCESS) {
         free(self);
