@@ -220,9 +220,9 @@ static tagc_status send_fragments(tagc_reducer *r) {
     for (int s = 0; s < d->n_hosts; s++) {
         if (d->per_host > 1) TAGC_TRY(tagc_hosts_add(r, s));
         TAGC_TRY(wait_body(r, s)); /* whatever was in this slot */
-        encode(r, s);
+        if (s >= d->n_ahead) encode(r, s);
         if (s > last) break;
-        post_header(r, s);
+        if (s >= d->n_ahead) post_header(r, s);
         if (s > 0) TAGC_TRY(post_body(r, s - 1));
         if (s == last) TAGC_TRY(post_body(r, s));
     }
@@ -309,9 +309,15 @@ static tagc_status add_fragments(tagc_reducer *r) {
 
 /* ---- a step ---- */
 
+/* The first fragment needs nobody else's, but a place for what stays of it. */
 void tagc_direct_start(tagc_reducer *r) {
-    for (int s = 0; r->direct.per_host > 1 && s < TAGC_HOST_DEPTH && s < r->direct.n_hosts; s++)
-        tagc_hosts_post(r, s);
+    tagc_direct *d = &r->direct;
+    for (int s = 0; d->per_host > 1 && s < TAGC_HOST_DEPTH && s < d->n_hosts; s++) tagc_hosts_post(r, s);
+    d->n_ahead = d->per_host == 1 && d->n_hosts > 1 && !(r->spare && r->spare->in_use);
+    if (!d->n_ahead) return;
+    if (r->spare) r->spare->in_use = 1;
+    encode(r, 0);
+    post_header(r, 0);
 }
 
 tagc_status tagc_direct_step(tagc_reducer *r) {

@@ -34,6 +34,7 @@ typedef struct tagc_direct {
     const tagc_code *fragment_code, *sums_code;
     size_t row_bytes; /* of one body, at most */
     size_t n_rows;    /* of body_recv: hosts, or ranks where results of other local indices come, too */
+    int n_ahead;      /* fragments whose headers went out at the start of the step under way */
 
     struct tagc_message *header_out, *index_out, *value_out; /* (DEPTH,) */
     char *header_send;                                       /* (DEPTH, header) */

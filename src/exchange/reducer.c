@@ -136,12 +136,14 @@ static tagc_status settle(tagc_reducer *r, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     memcpy(text, tagc_last_error(), sizeof text);
     tagc_messages_drain(r); /* their failures are this one's echoes */
+    if (r->spare) r->spare->in_use = 0;
     return tagc_fail(status, "%s", text);
 }
 
 static tagc_status run_step(void *arg) {
     tagc_reducer *r = arg;
     int exchange = r->options.exchange;
+    if (r->spare) r->spare->in_use = 1;
     return settle(r, exchange == TAGC_EXCHANGE_DENSE    ? tagc_dense_step(r)
                      : exchange == TAGC_EXCHANGE_DIRECT ? tagc_direct_step(r)
                                                         : tagc_indexed_step(r));
@@ -151,6 +153,7 @@ static tagc_status finish_step(void *arg) {
     tagc_reducer *r = arg;
     if (r->options.exchange == TAGC_EXCHANGE_DENSE) TAGC_TRY(settle(r, tagc_agree_end(r)));
     if (r->options.exchange == TAGC_EXCHANGE_DIRECT) TAGC_TRY(settle(r, tagc_direct_finish(r)));
+    if (r->spare) r->spare->in_use = 0;
     if (r->residual && !r->stats.nonfinite) {
         float *before = r->residual;
         r->residual = r->spare->values;

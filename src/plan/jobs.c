@@ -229,6 +229,7 @@ typedef struct direct_builder {
     double each, own;    /* shares of the unit in a stage */
     double header, body; /* bytes of a stage */
     double within;       /* bytes of a stage among the ranks of a host */
+    int n_ahead;         /* operations up to the first header */
     int header_out[MAX_PEERS], body_out[MAX_PEERS], host_in[MAX_PEERS + 1];
 } direct_builder;
 
@@ -259,6 +260,7 @@ static void send_fragments(direct_builder *d) {
         work(d->b, share * encode_s);
         if (s > d->last) break;
         d->header_out[s] = post(d->b, d->header);
+        if (s == 0) d->n_ahead = d->b->job->n_ops;
         if (s > 0) post_body(d, s - 1);
         if (s == d->last) post_body(d, s);
     }
@@ -282,6 +284,7 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
     for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
     b->job->n_start = b->job->n_ops;
     send_fragments(&d);
+    if (d.within == 0 && n > 0) b->job->n_start = d.n_ahead; /* the first fragment leaves at the start */
     /* Sums that come back are decoded as well. */
     double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
     double decode_s = w->phase_s[TAGC_PHASE_DECODE], first = r->kept_density / tagc_reduction_decoded(r);

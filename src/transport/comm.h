@@ -73,12 +73,13 @@ void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, doub
 
 /* Spare residuals: a reducer writes its new residual into a spare of the same size and swaps the two when the
  * step has succeeded on all ranks, so that a failed or non-finite step changes nothing. Reducers of one size
- * share one spare, because only one job runs at a time. Counted: _acquire per reducer, _release per reducer.
+ * share one spare and take turns. Counted: _acquire per reducer, _release per reducer.
  */
 typedef struct tagc_spare {
     uint64_t n_elems;
     float *values; /* swap this pointer with the residual's */
     int n_users;
+    int in_use; /* by a step that has written there and has not ended; the worker's alone */
     struct tagc_spare *next;
 } tagc_spare;
 tagc_status tagc_comm_spare_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spare **out);

@@ -7,10 +7,10 @@
 #include <math.h>
 #include <time.h>
 
-enum { N_RANKS = 3, N_STEPS = 3, N_UNITS = 11, CHUNK = 262144 };
+enum { N_RANKS = 3, N_STEPS = 3, N_UNITS = 14, CHUNK = 262144 };
 
-/* Unit 0 is longer than what a dense step has under way; 2 to 4 and the last two take turns with one spare; 4 has a NaN
- * in step 1. */
+/* Unit 0 is longer than what a dense step has under way; 2 to 4, 9, 10 and the last two take turns with one spare;
+ * 4 has a NaN in step 1. */
 static const struct {
     int exchange, wire, all_reduce;
     uint64_t shard;
@@ -27,6 +27,9 @@ static const struct {
     {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 5000, 3}, /* rows within one host start early */
     {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1},
     {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 2000, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 1500, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1}, /* begins before the one ahead has ended */
+    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1}, /* cannot: the spare is taken */
 };
 
 /* ---- the steps ---- */
