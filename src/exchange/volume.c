@@ -131,8 +131,9 @@ tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world
     tagc_gatherer g = {0};
     tagc_arena arena = {0};
     TAGC_TRY(tagc_gatherer_lay_out(&g, options, world_size, 0, &arena));
-    double n_bytes = (double)tagc_gatherer_message_bytes(&g), n_beside = g.per_host - 1;
-    double n_across = g.n_rows / g.per_host - 1;
+    int n_hosts = g.n_rows / g.per_host;
+    double n_bytes = (double)tagc_gatherer_message_bytes(&g), n_beside = g.per_host - 1,
+           n_across = n_hosts - 1;
     add(out, TAGC_LEG_GATHER, (n_across + n_beside) * n_bytes);
     for (int i = 0; i < g.n_relays; i++) add(out, TAGC_LEG_GATHER, n_beside * n_bytes);
     if (g.options.two_level) out->n_within_bytes[TAGC_LEG_GATHER] = (n_across + 1) * n_beside * n_bytes;

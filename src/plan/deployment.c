@@ -62,7 +62,8 @@ double tagc_setup_union(const tagc_setup *s) {
     if (s->union_density >= 0) return s->union_density;
     tagc_fsdp_options engine = engine_of(s);
     int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || engine.two_level;
-    return 1 - pow(engine.reducer.sparsity, s->world_size / (by_hosts ? engine.ranks_per_host : 1));
+    int n_senders = s->world_size / (by_hosts ? engine.ranks_per_host : 1);
+    return 1 - pow(engine.reducer.sparsity, n_senders);
 }
 
 /* ---- reductions ---- */
@@ -119,10 +120,10 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
 /* What was measured or given is of the engine's sparsity. */
 static void set_densities(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
+    int n_senders = r->n_ranks / r->options.ranks_per_host;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
-    r->union_density = is_the_engines && s->union_density >= 0
-                           ? s->union_density
-                           : 1 - pow(1 - r->kept_density, r->n_ranks / r->options.ranks_per_host);
+    r->union_density =
+        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, n_senders);
 }
 
 static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_options *options,
@@ -142,9 +143,10 @@ static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options 
     TAGC_TRY(tagc_gatherer_volume(options, s->world_size, &volume));
     double n_bytes = volume.n_bytes[TAGC_LEG_GATHER], within, across;
     int per_group = options->ranks_per_host > 0 ? options->ranks_per_host : s->world_size;
+    int n_groups = options->two_level ? s->world_size / per_group : 1;
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
-    double relayed = inside - inside / (double)(options->two_level ? s->world_size / per_group : 1);
+    double relayed = inside - inside / n_groups;
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
