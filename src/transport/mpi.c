@@ -15,8 +15,8 @@ static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_byt
 
 /* MPI sends what it has in the order in which it got it: with all of a long transfer in its hands, a short message of
  * another lane waits until that has left. So a lane gives it no more than leaves in about this time. */
-static const double window_s = 20e-3;
-static const int least_window = 8, largest_window = 256; /* pieces */
+static const double window_s = 5e-3;
+static const int least_window = 4, largest_window = 256; /* pieces */
 
 enum { TEXT_BYTES = 256, N_LANES = 8 };
 
