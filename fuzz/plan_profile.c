@@ -16,6 +16,7 @@ static tagc_status read_engine(const json_t *options, tagc_fsdp_options *out) {
     out->mild.exchange = n % 2 ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
     out->two_level = n % 2;
     out->ranks_per_host = 1 + n % 3;
+    tagc_fsdp_options_resolve(out);
     return TAGC_OK;
 }
 

@@ -145,7 +145,8 @@ typedef enum tagc_values {
     TAGC_VALUES_INT8 = 2, /* the integer formats have one scale per block of values */
     TAGC_VALUES_INT4 = 3,
     TAGC_VALUES_INT2 = 4,
-    TAGC_VALUES_SIGN = 5 /* one bit: every magnitude of a block is its mean */
+    TAGC_VALUES_SIGN = 5, /* one bit: every magnitude of a block is its mean */
+    TAGC_VALUES_DEFAULT = TAGC_VALUES_INT4
 } tagc_values;
 
 typedef enum tagc_index {
@@ -174,11 +175,11 @@ typedef struct tagc_reducer_options {
     size_t struct_bytes; /* set by _init */
     uint64_t n_elems; /* of the whole unit: a positive multiple of W, at most W * (2^32 - 64). No default. */
     uint64_t tag;     /* the caller's name for this unit in events; default UINT64_MAX */
-    int exchange;     /* tagc_exchange, default PACKED */
+    int exchange;     /* tagc_exchange, default DIRECT */
     int index;        /* tagc_index, default OR; sketch and packed */
     double
-        sparsity; /* [0, 1], default 0.9875: at least this share of every fragment is zeroed; not for dense. direct at 0
-                     sends every element and no positions */
+        sparsity; /* [0, 1]: at least this share of every fragment is zeroed; not for dense. direct at 0 sends every
+                     element and no positions. -1 (default): the exchange's own, 0.95 for direct, 0.9875 for others */
     double ratio;   /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
     int cells;      /* tagc_cells, default FP32; sketch */
     int unpeeled;   /* tagc_unpeeled, default PACKED; sketch */
@@ -188,7 +189,7 @@ typedef struct tagc_reducer_options {
     int all_reduce; /* 0 (default): output is this rank's shard; 1: output is the whole unit on every rank; 2: direct
                        with hosts: output is the host shard, row l of (ranks_per_host, n_elems / ranks_per_host),
                        on the rank of local index l of every host */
-    int values; /* tagc_values, default INT4; direct */
+    int values; /* tagc_values, default DEFAULT; direct */
     int block;  /* [16, 4096], a power of two, default 128: values per scale; direct */
     int rotate; /* [0, 1], default 0: a Hadamard transform of each block before it is rounded; direct at sparsity 0 */
     int ranks_per_host; /* [1, W], divides W, default 1. direct: rank h * ranks_per_host + l is rank l of host h. Ranks

@@ -7,10 +7,6 @@
 
 enum { MAX_ARMS = 64, MAX_WORDS = 64 };
 
-/* Gradients as each rank's own positions and 4-bit values; matrices that are hurt by more than that milder. */
-#define RECIPE "--values=int4 --sparsity=0.95 --compressed-beta1=0 --mild=int4 --mild-sparsity=0.8"
-#define DIRECT "--exchange=direct " RECIPE
-
 static const struct {
     const char *name, *words, *what;
 } table[] = {
@@ -31,18 +27,19 @@ static const struct {
     {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
      "packed gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
     {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients over replicas"},
-    {"direct", "--sharding=full " DIRECT, "FSDP with direct gradients, 4-bit values; the rest fp32"},
-    {"direct-bf16", "--sharding=full --wire=bf16 --gather=bf16 " DIRECT,
+    {"direct", "--sharding=full --exchange=direct", "FSDP with direct gradients; the rest fp32"},
+    {"direct-bf16", "--sharding=full --wire=bf16 --gather=bf16 --exchange=direct",
      "the same; parameters and what stays dense travel as bf16"},
-    {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 " DIRECT,
+    {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=direct",
      "direct gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
-    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 " DIRECT,
+    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 --exchange=direct",
      "direct gradients over ZeRO-2, parameters as 4-bit deltas once per step"},
-    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 " DIRECT, "the same with 2-bit deltas"},
-    {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto " RECIPE,
+    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct",
+     "the same with 2-bit deltas"},
+    {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto",
      "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
      "faster"},
-    {"ddp-direct", "--sharding=none --wire=bf16 " DIRECT, "direct gradients over replicas"},
+    {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients over replicas"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 
@@ -138,6 +135,7 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_ba
     tagc_status status =
         tagc_options_parse(&tagc_train_command, arm->n_words, arm->words, &arm->options, &arm->parsed);
     if (status == TAGC_OK) status = tagc_train_check(&arm->options);
+    if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 

@@ -2,6 +2,7 @@
 #include "cli/greet.h"
 
 #include <stdio.h>
+#include <string.h>
 
 static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
 
@@ -54,10 +55,6 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
         {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
         {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
     };
-    if (is_auto(t) && o->mild == 0 && tagc_options_given(parsed, "mild"))
-        tagc_progress_say(&t->progress,
-                          "note: --mild dense has no effect with --exchange auto, which sends int4"
-                          " where that pays");
     static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
                                                  "index", "fill-union", "compressed-beta1"};
     for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
@@ -106,13 +103,31 @@ static void say_gradients(tagc_trainer *t) {
                  100 * n_compressed / n_params);
     if (n_mild > 0)
         snprintf(mild, sizeof mild, "%smild %s, sparsity %.4g %%, on %.1f %%; ",
-                 is_auto(t) && !*compressed ? "where it pays, " : "",
-                 value_names[o->mild > 0 ? o->mild : TAGC_VALUES_INT4], 100 * o->mild_sparsity,
-                 100 * n_mild / n_params);
+                 is_auto(t) && !*compressed ? "where it pays, " : "", value_names[o->mild],
+                 100 * o->mild_sparsity, 100 * n_mild / n_params);
     if (*compressed || *mild)
         tagc_progress_say(&t->progress, "gradients: %s%sthe rest %s", compressed, mild, dense);
     else
         tagc_progress_say(&t->progress, "gradients: %s", dense);
+}
+
+/* What defaults came to, which depend on the exchange. */
+static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
+    static const char *const names[] = {"sparsity", "values", "compressed-beta1", "mild", "mild-sparsity"};
+    int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
+    char line[256] = "", text[64];
+    if (!is_compressing(t) || t->options.resume) return; /* resumed: the checkpoint's */
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        int row = tagc_options_find(parsed->command, names[i]);
+        size_t n = strlen(line);
+        tagc_options_get(parsed->command, parsed->values, row, text, sizeof text);
+        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 4 && t->options.mild == 0)) continue;
+        tagc_options_get(parsed->command, &t->options, row, text, sizeof text);
+        snprintf(line + n, sizeof line - n, " --%s %s", names[i], text);
+    }
+    if (*line)
+        tagc_progress_say(&t->progress, "not given:%s: %s", line,
+                          is_direct ? "least loss for its bytes, docs/choosing-options.md" : "as published");
 }
 
 static void say_parameters(tagc_trainer *t) {
@@ -152,6 +167,7 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
                       tagc_human((double)tagc_fsdp_n_params(t->fsdp), params), t->rank->world_size,
                       t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);
+    say_chosen(t, parsed);
     say_parameters(t);
     tagc_progress_say(
         &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",

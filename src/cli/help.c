@@ -44,11 +44,12 @@ static void main_words(const char *words, char *text, size_t n_bytes) {
 }
 
 static void range_text(const tagc_option *option, char *text, size_t n_bytes) {
+    char word[TAGC_OPTION_WORD_BYTES];
     switch (option->type) {
     case TAGC_OPTION_INT:
     case TAGC_OPTION_REAL:
-        snprintf(text, n_bytes, "%s%s%.10g to %.10g", option->words ? option->words : "",
-                 option->words ? " or " : "", option->min, option->max);
+        tagc_option_word(option, word);
+        snprintf(text, n_bytes, "%s%s%.10g to %.10g", word, *word ? " or " : "", option->min, option->max);
         break;
     case TAGC_OPTION_CHOICE:
         snprintf(text, n_bytes, "%s", option->words);

@@ -74,12 +74,18 @@ static void choice_word(const char *words, int number, char *text, size_t n_byte
     snprintf(text, n_bytes, "%.*s", (int)strcspn(words, "/|"), words);
 }
 
+double tagc_option_word(const tagc_option *option, char word[TAGC_OPTION_WORD_BYTES]) {
+    size_t n = option->words ? strcspn(option->words, "=") : 0;
+    snprintf(word, TAGC_OPTION_WORD_BYTES, "%.*s", (int)n, n ? option->words : "");
+    return n && option->words[n] ? strtod(option->words + n + 1, NULL) : 0;
+}
+
 static tagc_status set_number(const tagc_option *option, void *value, const char *text, const char *where) {
     int is_int = option->type == TAGC_OPTION_INT;
-    int is_word = option->words && strcmp(option->words, text) == 0;
-    char *end = (char *)text;
-    long long integer = 0;
-    double real = 0;
+    char *end = (char *)text, word[TAGC_OPTION_WORD_BYTES];
+    double real = tagc_option_word(option, word);
+    int is_word = *word && strcmp(word, text) == 0;
+    long long integer = (long long)real;
     errno = 0;
     if (is_int && !is_word) real = (double)(integer = strtoll(text, &end, 10));
     if (!is_int && !is_word) real = strtod(text, &end);
@@ -89,7 +95,7 @@ static tagc_status set_number(const tagc_option *option, void *value, const char
     if (is_bad && !is_word)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: %s from %.10g to %.10g%s%s", where,
                          option->name, text, is_int ? "a whole number" : "a number", option->min, option->max,
-                         option->words ? " or " : "", option->words ? option->words : "");
+                         *word ? " or " : "", word);
     if (is_int)
         *(int64_t *)value = integer;
     else
@@ -153,8 +159,9 @@ void tagc_options_get(const tagc_command *command, const void *values, int index
     case TAGC_OPTION_REAL: {
         double real =
             option->type == TAGC_OPTION_INT ? (double)*(const int64_t *)value : *(const double *)value;
-        if (real == 0 && option->words)
-            snprintf(text, n_bytes, "%s", option->words);
+        char word[TAGC_OPTION_WORD_BYTES];
+        if (real == tagc_option_word(option, word) && *word)
+            snprintf(text, n_bytes, "%s", word);
         else if (option->type == TAGC_OPTION_INT)
             snprintf(text, n_bytes, "%lld", (long long)*(const int64_t *)value);
         else

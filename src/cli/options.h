@@ -35,7 +35,8 @@ typedef struct tagc_option {
     tagc_option_role role;
     size_t offset; /* of the value in the command's struct */
     double min, max;
-    const char *words;   /* CHOICE: "full/zero3|grad/zero2", aliases behind slashes. INT, REAL: a word for 0.
+    const char *words;   /* CHOICE: "full/zero3|grad/zero2", aliases behind slashes. INT, REAL: a word for 0,
+                            or as "auto=-1" for another number.
                             TEXT:   what a bare --name means */
     const char *initial; /* default; NULL: none */
     const char *value;   /* what the help calls the value */
@@ -49,9 +50,11 @@ typedef struct tagc_command {
     const tagc_option *options;
     int n_options;   /* at most TAGC_MAX_OPTIONS */
     int positionals; /* 1: takes words that are no options */
+    /* NULL, or: puts what it means beside the other values in the place of every "auto" */
+    void (*resolve)(void *values);
 } tagc_command;
 
-enum { TAGC_MAX_OPTIONS = 96 };
+enum { TAGC_MAX_OPTIONS = 96, TAGC_OPTION_WORD_BYTES = 32 };
 
 typedef struct tagc_parsed {
     const tagc_command *command;
@@ -73,6 +76,8 @@ void tagc_options_destroy(tagc_parsed *parsed);
 /* Sets one option from a text; `where` says in an error where the text came from. */
 tagc_status tagc_options_set(const tagc_command *command, void *values, int option, const char *text,
                              const char *where);
+/* Of an INT or REAL with a word: the word, and the number that it stands for. */
+double tagc_option_word(const tagc_option *option, char word[TAGC_OPTION_WORD_BYTES]);
 int tagc_options_find(const tagc_command *command, const char *name); /* -1 when there is none */
 int tagc_options_given(const tagc_parsed *parsed, const char *name);
 

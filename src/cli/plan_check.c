@@ -2,6 +2,7 @@
 #include "cli/plan.h"
 
 #include "cli/result_file.h"
+#include "cli/saved.h"
 #include "core/status.h"
 #include <math.h>
 #include <stdlib.h>
@@ -13,26 +14,22 @@
 static tagc_status read_engine(const json_t *options, tagc_fsdp_options *out) {
     const tagc_command *command = &tagc_train_command;
     tagc_train_options values = {0};
-    const char *name;
-    const json_t *value;
     for (int i = 0; i < command->n_options; i++) {
-        const char *initial = command->options[i].initial;
-        TAGC_TRY(tagc_options_set(command, &values, i, initial ? initial : "", "default of "));
-    }
-    json_object_foreach((json_t *)options, name, value) {
-        int option = tagc_options_find(command, name);
-        const char *text = json_string_value(value);
+        const char *name = command->options[i].name, *initial = command->options[i].initial;
+        const json_t *value = json_object_get(options, name);
+        const char *text = tagc_saved_text(options, name);
         char number[40];
-        if (option < 0 || json_is_null(value)) continue;
-        if (!text && (json_is_number(value) || json_is_boolean(value))) {
+        if (json_is_number(value) || json_is_boolean(value)) {
             if (json_is_number(value))
                 snprintf(number, sizeof number, "%.17g", json_number_value(value));
             else
                 snprintf(number, sizeof number, "%s", json_is_true(value) ? "yes" : "no");
             text = number;
         }
-        if (!text) return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is neither a text nor a number", name);
-        TAGC_TRY(tagc_options_set(command, &values, option, text, "options of the result: "));
+        if (json_is_object(value) || json_is_array(value))
+            return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is neither a text nor a number", name);
+        if (!text) text = initial ? initial : "";
+        TAGC_TRY(tagc_options_set(command, &values, i, text, "options of the result: "));
     }
     /* The names live in the result, which is closed after reading. */
     if (values.compress == TAGC_POLICY_NAMES)

@@ -181,6 +181,33 @@ static const char *off_value(const char *name) {
     return NULL;
 }
 
+/* Where builds before a default's change were silent, or said what no longer can be said. */
+static const struct {
+    const char *name, *text;
+} before[] = {{"exchange", "packed"}, {"sparsity", "0.9875"}, {"values", "int4"},
+              {"mild", "dense"},      {"mild-sparsity", "0"}, {"compressed-beta1", "-1"}};
+enum { N_BEFORE = sizeof before / sizeof before[0] };
+
+static int says(const json_t *options, const char *name, const char *text) {
+    const char *saved = json_string_value(json_object_get(options, name));
+    return saved && strcmp(saved, text) == 0;
+}
+
+const char *tagc_saved_text(const json_t *options, const char *name) {
+    const char *text = json_string_value(json_object_get(options, name));
+    int is_before = json_object_get(options, gone[0].name) != NULL;
+    for (int i = 0; !text && i < N_BEFORE; i++)
+        if (strcmp(before[i].name, name) == 0) text = before[i].text;
+    if (text && strcmp(name, "compressed-beta1") == 0 && strcmp(text, "-1") == 0) {
+        text = json_string_value(json_object_get(options, "beta1"));
+        return text ? text : "0.9";
+    }
+    if (is_before && strcmp(name, "mild") == 0 && says(options, "exchange", "auto") &&
+        says(options, name, "dense"))
+        return "int4";
+    return text;
+}
+
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
                                    tagc_progress *progress) {
     const char *name;
@@ -211,19 +238,30 @@ tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *p
     return TAGC_OK;
 }
 
+/* NULL: of this start of the run, or nothing is saved. */
+static const char *text_of(const tagc_saved *saved, const tagc_option *option) {
+    int is_own = option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL;
+    return is_own ? NULL : tagc_saved_text(saved->options, option->name);
+}
+
 tagc_status tagc_saved_merge(const tagc_saved *saved, const tagc_parsed *parsed, void *values,
                              tagc_progress *progress) {
     const tagc_command *command = parsed->command;
     char now[VALUE_BYTES], then[VALUE_BYTES];
     for (int i = 0; i < command->n_options; i++) {
+        const char *text = text_of(saved, &command->options[i]);
+        if (text && !parsed->given[i])
+            TAGC_TRY(tagc_options_set(command, values, i, text, "in the checkpoint, "));
+    }
+    if (command->resolve)
+        command->resolve(values); /* so that an auto that is given is compared by what it means */
+    for (int i = 0; i < command->n_options; i++) {
         const tagc_option *option = &command->options[i];
-        const char *text = json_string_value(json_object_get(saved->options, option->name));
-        if (option->role == TAGC_ROLE_RUN || option->role == TAGC_ROLE_LOCAL || !text) continue;
+        const char *text = text_of(saved, option);
+        if (!text || !parsed->given[i]) continue;
         tagc_options_get(command, values, i, now, sizeof now);
         snprintf(then, sizeof then, "%s", text);
-        if (!parsed->given[i]) {
-            TAGC_TRY(tagc_options_set(command, values, i, text, "in the checkpoint, "));
-        } else if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
+        if (strcmp(now, then) != 0 && option->role == TAGC_ROLE_FIXED) {
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
                 "--%s is \"%.100s\", but the checkpoint was made with \"%.100s\" and cannot go on"

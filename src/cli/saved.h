@@ -30,6 +30,10 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
 tagc_status tagc_saved_read(const char *text, tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
 
+/* An option's text as saved with a checkpoint or a result ({name: text}), in today's words: what was not said meant the
+ * default of its time. NULL: nothing. */
+const char *tagc_saved_text(const json_t *options, const char *name);
+
 /* To go on: TAGC_ERR_UNSUPPORTED for an option in use that this build no longer has, a note for names that it never had. */
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,
                                    tagc_progress *progress);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { AUTO_VALUES = TAGC_VALUES_SIGN + 1 }; /* the word after those of tagc_values */
+
 #define AT(field) offsetof(tagc_train_options, field)
 #define INT(section, name, role, field, min, max, word, initial, help)                                       \
     { section, name, TAGC_OPTION_INT, role, AT(field), min, max, word, initial, "N", help }
@@ -53,9 +55,9 @@ static const tagc_option rows[] = {
            " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"),
     REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
     REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
-    REAL(NULL, "compressed-beta1", FREE, compressed_beta1, -1, 0.999999, NULL, "-1",
-         "decay of the first moment of compressed tensors; -1: --beta1. 0 suits sparse exchanges, whose residual already"
-         " averages"),
+    REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
+         "decay of the first moment of compressed tensors; auto: 0 for direct above --sparsity 0, whose residual averages"
+         " already, else --beta1"),
     REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
     REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
 
@@ -80,24 +82,26 @@ static const tagc_option rows[] = {
     CHOICE("Compression of gradients", "compress", FIXED, compress, "none|non-attention-linear|paper|all|names",
            "non-attention-linear",
            "which tensors: feed-forward, embedding, head and the projection after attention; every matrix above 2 M"
-           " elements; everything; or what --compress-names matches. The rest travels dense"),
+           " elements; everything; or what --compress-names matches. The rest: --mild"),
     TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
          "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
-    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "packed",
+    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "direct",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
            " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
            " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"),
-    CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign", "int4",
-           "direct: how a value travels; what rounding loses stays in the residual"),
+    CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
+           "direct: how a value travels; what rounding loses stays in the residual; auto: what measured best, told as the"
+           " run begins"),
     INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
     FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"),
-    CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign", "dense",
-           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values; with"
-           " --exchange auto int4 unless others are named, where it pays"),
-    REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, NULL, "0", "of those; 0 sends every element"),
-    REAL(NULL, "sparsity", FREE, sparsity, 0, 1, NULL, "0.9875",
-         "least share of a gradient that stays behind as residual; sketch at ratio 2, 4, 10 is made for 0.8, 0.9,"
-         " 0.9875"),
+    CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
+           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
+           " auto: dense for dense, sketch and packed, else low-bit values as they measured best"),
+    REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
+         "of those; 0 sends every element; auto: 0.8, or --sparsity where that is less"),
+    REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
+         "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
+         " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"),
     REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
          "sketch: values per cell; auto takes as many cells as the index says are needed"),
     CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
@@ -166,13 +170,16 @@ static const char examples[] =
 
 _Static_assert(sizeof rows / sizeof rows[0] <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
+static void resolve(void *values);
+
 const tagc_command tagc_train_command = {.name = "train",
                                          .summary = "train a GPT-2 on one or more ranks",
                                          .usage = "--data DIR [options]",
                                          .examples = examples,
                                          .options = rows,
                                          .n_options = sizeof rows / sizeof rows[0],
-                                         .positionals = 0};
+                                         .positionals = 0,
+                                         .resolve = resolve};
 
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
     if (!options->model) return tagc_fail(TAGC_ERR_ARGUMENT, "--model is empty");
@@ -184,6 +191,10 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
     if (options->vocab_size) out->vocab_size = (int)options->vocab_size;
     if (options->tied) out->tied = options->tied == 1;
     return tagc_gpt2_config_check(out);
+}
+
+static int is_dense_blocks(const tagc_reducer_options *o) {
+    return o->exchange == TAGC_EXCHANGE_DIRECT && o->sparsity == 0;
 }
 
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
@@ -214,22 +225,34 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->reducer.cells = options->cells;
     out->reducer.unpeeled = options->unpeeled;
     out->reducer.fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
-    out->reducer.values = options->values;
+    if (options->values != AUTO_VALUES) out->reducer.values = options->values;
     out->reducer.block = (int)options->block;
-    out->reducer.rotate =
-        options->rotate && out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->sparsity == 0;
     out->reducer.n_threads = (int)options->codec_threads;
     out->reducer.seed = (uint64_t)options->seed;
     /* The engine refuses a 16-bit wire for compressed values, which have none. */
     out->reducer.wire = options->exchange == TAGC_EXCHANGE_DENSE ? options->wire : TAGC_WIRE_FP32;
-    if (options->mild > 0 || is_auto) {
-        out->mild = out->reducer;
-        out->mild.exchange = TAGC_EXCHANGE_DIRECT;
-        out->mild.values = options->mild > 0 ? options->mild : TAGC_VALUES_INT4;
-        out->mild.sparsity = options->mild_sparsity;
-        out->mild.rotate = options->rotate && options->mild_sparsity == 0;
-        out->mild.wire = TAGC_WIRE_FP32;
-    }
+    tagc_reducer_options mild = out->reducer;
+    mild.exchange = options->mild == AUTO_VALUES ? -1
+                    : options->mild > 0          ? TAGC_EXCHANGE_DIRECT
+                                                 : TAGC_EXCHANGE_DENSE;
+    mild.values = options->mild == AUTO_VALUES || options->mild == 0 ? out->mild.values : options->mild;
+    mild.sparsity = options->mild_sparsity;
+    mild.wire = TAGC_WIRE_FP32;
+    out->mild = mild;
+    tagc_fsdp_options_resolve(out);
+    out->reducer.rotate = options->rotate && is_dense_blocks(&out->reducer);
+    out->mild.rotate = options->rotate && is_dense_blocks(&out->mild);
+}
+
+static void resolve(void *values) {
+    tagc_train_options *options = values;
+    tagc_fsdp_options engine;
+    tagc_train_fsdp(options, &engine);
+    options->sparsity = engine.reducer.sparsity;
+    options->values = engine.reducer.values;
+    options->compressed_beta1 = engine.beta1_compressed;
+    options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.values;
+    options->mild_sparsity = engine.mild.sparsity;
 }
 
 tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {

@@ -42,6 +42,7 @@ extern const tagc_command tagc_train_command;
 /* The model's shape: the preset with what was given in its place, checked. */
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);
 
+/* Options of the engine, resolved. */
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out);
 
 /* "FIRST-LAST" or one number, 1-based, FIRST <= LAST. */

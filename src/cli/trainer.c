@@ -250,6 +250,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
     if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
+    tagc_train_command.resolve(&t->options);
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;
     TAGC_TRY(open_trace(t));

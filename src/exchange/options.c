@@ -25,16 +25,16 @@ typedef struct field {
 static const field reducer_fields[] = {
     {REDUCER(n_elems), FIELD_U64, 1, 1, MAX_UNIT_ELEMS, 0},
     {REDUCER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
-    {REDUCER(exchange), FIELD_INT, 1, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED},
+    {REDUCER(exchange), FIELD_INT, 1, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
     {REDUCER(index), FIELD_INT, 1, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
-    {REDUCER(sparsity), FIELD_DOUBLE, 1, 0, 1, 0.9875},
+    {REDUCER(sparsity), FIELD_DOUBLE, 1, -1, 1, -1},
     {REDUCER(ratio), FIELD_DOUBLE, 1, 0, 1000, 0},
     {REDUCER(cells), FIELD_INT, 1, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32},
     {REDUCER(unpeeled), FIELD_INT, 1, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
     {REDUCER(fill_union), FIELD_INT, 1, -1, 1, -1},
     {REDUCER(op), FIELD_INT, 1, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
     {REDUCER(all_reduce), FIELD_INT, 1, 0, 2, 0},
-    {REDUCER(values), FIELD_INT, 1, TAGC_VALUES_FP32, TAGC_VALUES_SIGN, TAGC_VALUES_INT4},
+    {REDUCER(values), FIELD_INT, 1, TAGC_VALUES_FP32, TAGC_VALUES_SIGN, TAGC_VALUES_DEFAULT},
     {REDUCER(block), FIELD_INT, 1, 16, 4096, 128},
     {REDUCER(rotate), FIELD_INT, 1, 0, 1, 0},
     {REDUCER(ranks_per_host), FIELD_INT, 1, 1, 65536, 1},
@@ -61,14 +61,19 @@ void tagc_reducer_options_init(tagc_reducer_options *options) {
     *options = (tagc_reducer_options){
         .struct_bytes = sizeof *options,
         .tag = UINT64_MAX,
-        .exchange = TAGC_EXCHANGE_PACKED,
-        .sparsity = 0.9875,
+        .exchange = TAGC_EXCHANGE_DIRECT,
+        .sparsity = -1,
         .fill_union = -1,
-        .values = TAGC_VALUES_INT4,
+        .values = TAGC_VALUES_DEFAULT,
         .block = 128,
         .ranks_per_host = 1,
         .n_threads = 1,
     };
+}
+
+void tagc_reducer_options_resolve(tagc_reducer_options *options) {
+    if (options->sparsity == -1)
+        options->sparsity = options->exchange == TAGC_EXCHANGE_DIRECT ? 0.95 : 0.9875;
 }
 
 void tagc_gatherer_options_init(tagc_gatherer_options *options) {
@@ -185,13 +190,18 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
                                        tagc_reducer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(check_struct(options->struct_bytes, sizeof *options, "tagc_reducer_options_init"));
+    if (options->sparsity != -1 && !(options->sparsity >= 0 && options->sparsity <= 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
+                         options->sparsity);
     TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, options));
     TAGC_TRY(check_shape(options->n_elems, world_size, UINT32_MAX - 63));
     if (options->ratio > 0 && options->ratio < 1)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ratio is %.10g, must be 0 (from the union) or in [1, 1000]",
                          options->ratio);
     *out = *options;
-    TAGC_TRY(check_direct(options, world_size));
+    tagc_reducer_options_resolve(out);
+    TAGC_TRY(check_direct(out, world_size));
     int is_dense = options->exchange == TAGC_EXCHANGE_DENSE;
     if (options->wire != TAGC_WIRE_FP32 && !is_dense)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d (bf16), which only exchange %d (dense) has",

@@ -5,7 +5,10 @@
 #include "core/status.h"
 #include "tagc/tagc.h"
 
-/* Local checks of everything that one rank can see. *out: the options with defaults resolved (fill_union,
+/* In the place of a default that depends on other fields (sparsity -1): what it means. */
+void tagc_reducer_options_resolve(tagc_reducer_options *options);
+
+/* Local checks of everything that one rank can see. *out: the options with defaults resolved (sparsity, fill_union,
  * a gatherer's ranks_per_host). */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out);

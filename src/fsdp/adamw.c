@@ -65,8 +65,7 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
 }
 
 double tagc_fsdp_beta1(const tagc_fsdp_options *options, int class_) {
-    return class_ == TAGC_CLASS_COMPRESSED && options->beta1_compressed >= 0 ? options->beta1_compressed
-                                                                             : options->beta1;
+    return class_ == TAGC_CLASS_COMPRESSED ? options->beta1_compressed : options->beta1;
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {

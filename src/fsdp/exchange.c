@@ -2,6 +2,7 @@
  *
  * A change of exchange loses nothing of a residual. It moves where the new exchange has one; else, or where only the
  * ranks of a host together hold one, it waits as the flat's carry and is added to the next gradient. */
+#include "exchange/options.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"
@@ -12,6 +13,7 @@
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *r) {
     int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;
+    tagc_reducer_options_resolve(r);
     if (is_hybrid && r->exchange == TAGC_EXCHANGE_DENSE) {
         r->exchange = TAGC_EXCHANGE_DIRECT;
         r->sparsity = 0;

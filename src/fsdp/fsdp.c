@@ -9,6 +9,7 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
     if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_fsdp_options_check(options));
     f->options = *options;
+    tagc_fsdp_options_resolve(&f->options);
     if (options->names != NULL) {
         f->names = strdup(options->names);
         if (f->names == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for names");

@@ -52,10 +52,12 @@ typedef struct tagc_fsdp_options {
     const char *names; /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
     tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
     int dense_wire;               /* tagc_wire of dense flats, default FP32 */
-    tagc_reducer_options mild; /* of mild flats; its exchange is DENSE (default: there are none) or DIRECT */
-    int gather_wire;           /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
-    int gather_check_every;    /* tagc_gatherer_options.check_every, default 0 */
-    int ranks_per_host;        /* [1, W], divides W, default 1: of hybrid sharding and of two_level */
+    /* Of mild flats. Its exchange is DENSE (there are none), DIRECT, or -1 (default): DIRECT where the reducer's is, else
+     * DENSE. Its sparsity -1 (default): 0.8, or the reducer's where that is less. */
+    tagc_reducer_options mild;
+    int gather_wire;        /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
+    int gather_check_every; /* tagc_gatherer_options.check_every, default 0 */
+    int ranks_per_host;     /* [1, W], divides W, default 1: of hybrid sharding and of two_level */
     int two_level; /* 1: direct flats are added within a host before they are encoded, and parameters cross to
                             another host once (FULL and GRAD); default 0 */
     int prefetch;  /* [0, 64], default 1: units gathered ahead of use */
@@ -63,15 +65,20 @@ typedef struct tagc_fsdp_options {
     int n_micro_steps;   /* [1, 65536], default 1: per optimizer step */
     int exchange_each_micro_step; /* 0 (default): at the last one only; 1: as the published loop does */
     double beta1, beta2, epsilon; /* AdamW, defaults 0.9, 0.95, 1e-8 */
-    double beta1_compressed;      /* of compressed flats; -1 (default): beta1 */
-    double weight_decay;          /* >= 0, default 0.1; tensors with `decay` only */
-    double clip_norm;             /* >= 0, default 1.0; 0 is off */
+    /* Of compressed flats, [0, 1). -1 (default): 0 for DIRECT above sparsity 0, whose residual averages already, else beta1. */
+    double beta1_compressed;
+    double weight_decay; /* >= 0, default 0.1; tensors with `decay` only */
+    double clip_norm;    /* >= 0, default 1.0; 0 is off */
     int sparsity_warmup; /* >= 0, default 0: steps in which what compressed flats keep falls from 25 % to its target */
 } tagc_fsdp_options;
 
+/* What was measured to cost least loss for its bytes (docs/choosing-options.md). */
 void tagc_fsdp_options_init(tagc_fsdp_options *options);
+/* In the place of each default that depends on other options (-1): what it means. The engine does so itself; who looks at
+ * options that no engine has seen asks for it first. */
+void tagc_fsdp_options_resolve(tagc_fsdp_options *options);
 
-/* The class that `options` give this tensor. */
+/* The class that `options`, resolved, give this tensor. */
 tagc_class tagc_fsdp_class(const tagc_fsdp_options *options, const tagc_tensor_info *tensor);
 
 /* Collective. The tensor table and options must be the same on all ranks (checked). tensors is copied; trace may be

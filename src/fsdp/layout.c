@@ -42,8 +42,8 @@ static int is_compressed(const tagc_fsdp_options *options, const tagc_tensor_inf
 
 tagc_class tagc_fsdp_class(const tagc_fsdp_options *options, const tagc_tensor_info *t) {
     if (is_compressed(options, t)) return TAGC_CLASS_COMPRESSED;
-    return t->n_cols > 1 && options->mild.exchange != TAGC_EXCHANGE_DENSE ? TAGC_CLASS_MILD
-                                                                          : TAGC_CLASS_DENSE;
+    return t->n_cols > 1 && options->mild.exchange == TAGC_EXCHANGE_DIRECT ? TAGC_CLASS_MILD
+                                                                           : TAGC_CLASS_DENSE;
 }
 
 static tagc_status check_tensor(const tagc_tensor_info *t, int i) {

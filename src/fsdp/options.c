@@ -1,10 +1,14 @@
 /* Options of the engine: defaults, ranges, and the text by which ranks find out that they were started
  * differently. */
+#include "exchange/options.h"
 #include "fsdp/internal.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <xxhash.h>
+
+#define MILD_VALUES TAGC_VALUES_INT4
+#define MILD_SPARSITY 0.8
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){
@@ -26,7 +30,18 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     };
     tagc_reducer_options_init(&options->reducer);
     tagc_reducer_options_init(&options->mild);
-    options->mild.exchange = TAGC_EXCHANGE_DENSE;
+    options->mild.exchange = -1;
+    options->mild.values = MILD_VALUES;
+}
+
+void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
+    tagc_reducer_options *mild = &o->mild;
+    int is_direct = o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
+    tagc_reducer_options_resolve(&o->reducer);
+    if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+    if (mild->sparsity == -1)
+        mild->sparsity = mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(MILD_SPARSITY, o->reducer.sparsity);
+    if (o->beta1_compressed == -1) o->beta1_compressed = is_direct && o->reducer.sparsity > 0 ? 0 : o->beta1;
 }
 
 static tagc_status check_int(const char *name, int value, int min, int max) {
@@ -41,8 +56,10 @@ static tagc_status check_real(const char *name, double value, int allowed, const
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("sharding", o->sharding, TAGC_SHARD_FULL, TAGC_SHARD_HYBRID));
-    if (o->mild.exchange != TAGC_EXCHANGE_DENSE && o->mild.exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "mild.exchange is %d, allowed is %d (dense) or %d (direct)",
+    if (o->mild.exchange != -1 && o->mild.exchange != TAGC_EXCHANGE_DENSE &&
+        o->mild.exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "mild.exchange is %d, allowed is -1 (as the reducer's), %d (dense) or %d (direct)",
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
@@ -66,7 +83,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
     TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
-                        "-1 (as beta1) or [0, 1)"));
+                        "-1 (by the exchange) or [0, 1)"));
     TAGC_TRY(check_real("beta2", o->beta2, o->beta2 >= 0 && o->beta2 < 1, "[0, 1)"));
     TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));

@@ -54,6 +54,91 @@ static void arms_are_their_files(void **state) {
     assert_string_equal(difference("packed", "packed+sparsity=0.9"), "sparsity");
 }
 
+/* What every config file comes to, "*" for low-bit values of whichever default: the paper's and the dense ones train as they
+ * always did. */
+static void files_come_to(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "exchange", "sparsity",      "ratio",    "index", "unpeeled", "compressed-beta1",
+        "mild",     "mild-sparsity", "compress", "wrap",  "sharding"};
+    static const struct {
+        const char *file, *words;
+    } files[] = {
+        {"fsdp", "dense 0.9875 auto or packed 0.9 dense 0 none stage full"},
+        {"demo", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
+        {"packed", "packed 0.9875 auto or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 dense 0 paper matrix full"},
+        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
+        {"direct-bf16", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
+        {"zero2-direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
+        {"all-legs", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
+        {"all-legs-2bit", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
+        {"ddp-direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage none"},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[1024], text[512] = "", word[64];
+        tagc_arm *arm;
+        int n;
+        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../configs/%s.conf", files[i].file);
+        if (tagc_arms_parse(path, 0, NULL, &arm, &n) != TAGC_OK) fail_msg("%s: %s", path, tagc_last_error());
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            tagc_options_get(&tagc_train_command, &arm->options,
+                             tagc_options_find(&tagc_train_command, names[k]), word, sizeof word);
+            int is_low_bit = k == 6 && (strcmp(word, "int4") == 0 || strcmp(word, "int2") == 0);
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", k ? " " : "",
+                     is_low_bit ? "*" : word);
+        }
+        if (strcmp(text, files[i].words) != 0) fail_msg("%s: %s instead of %s", path, text, files[i].words);
+        tagc_arms_destroy(arm, n);
+    }
+}
+
+static void come_to(const char *arm, double sparsity, double beta1_compressed, int mild,
+                    double mild_sparsity) {
+    tagc_fsdp_options o;
+    read_arm(arm, &o);
+    if (o.reducer.sparsity != sparsity || o.beta1_compressed != beta1_compressed || o.mild.exchange != mild ||
+        o.mild.sparsity != mild_sparsity)
+        fail_msg("%s: sparsity %g, compressed-beta1 %g, mild %d at %g", arm, o.reducer.sparsity,
+                 o.beta1_compressed, o.mild.exchange, o.mild.sparsity);
+}
+
+/* What is not given depends on the exchange; what is given stays. */
+static void defaults_follow_the_exchange(void **state) {
+    (void)state;
+    enum { DENSE = TAGC_EXCHANGE_DENSE, DIRECT = TAGC_EXCHANGE_DIRECT };
+    come_to("direct", 0.95, 0, DIRECT, 0.8);
+    come_to("direct+exchange=auto", 0.95, 0, DIRECT, 0.8);
+    come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
+    come_to("direct+exchange=sketch+beta1=0.8", 0.9875, 0.8, DENSE, 0);
+    come_to("direct+exchange=dense", 0.9875, 0.9, DENSE, 0);
+    come_to("direct+compress=none", 0.95, 0.9, DENSE, 0);
+    come_to("direct+sparsity=0", 0, 0.9, DIRECT, 0);
+    come_to("direct+sparsity=0.5", 0.5, 0, DIRECT, 0.5);
+    come_to("direct+sparsity=0.99", 0.99, 0, DIRECT, 0.8);
+    come_to("direct+mild=dense", 0.95, 0, DENSE, 0);
+    come_to("direct+exchange=auto+mild=dense", 0.95, 0, DENSE, 0);
+    come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.8);
+    come_to("direct+mild-sparsity=0.9+sparsity=0.9875", 0.9875, 0, DIRECT, 0.9);
+    come_to("direct+exchange=packed+mild=int8+mild-sparsity=0.5+compressed-beta1=0", 0.9875, 0, DIRECT, 0.5);
+    /* The engine's own defaults are the same. */
+    tagc_fsdp_options init, arm;
+    tagc_fsdp_options_init(&init);
+    tagc_fsdp_options_resolve(&init);
+    read_arm("direct", &arm);
+    assert_true(init.reducer.exchange == arm.reducer.exchange &&
+                init.reducer.sparsity == arm.reducer.sparsity);
+    assert_true(init.reducer.values == arm.reducer.values && init.beta1_compressed == arm.beta1_compressed);
+    assert_true(init.mild.exchange == arm.mild.exchange && init.mild.sparsity == arm.mild.sparsity);
+    assert_true(init.mild.values == arm.mild.values && init.policy == arm.policy);
+}
+
 /* rotate goes where every element is sent, and nowhere else. */
 static void rotate_is_for_dense_blocks(void **state) {
     (void)state;
@@ -62,7 +147,7 @@ static void rotate_is_for_dense_blocks(void **state) {
     assert_true(!o.reducer.rotate && !o.mild.rotate);
     read_arm("direct+rotate=yes+mild-sparsity=0", &o);
     assert_true(!o.reducer.rotate && o.mild.rotate);
-    read_arm("direct+rotate=yes+sparsity=0", &o);
+    read_arm("direct+rotate=yes+sparsity=0+mild-sparsity=0.8", &o);
     assert_true(o.reducer.rotate && !o.mild.rotate);
     read_arm("packed+rotate=yes+sparsity=0", &o);
     assert_true(!o.reducer.rotate);
@@ -71,6 +156,8 @@ static void rotate_is_for_dense_blocks(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arms_are_their_files),
+        cmocka_unit_test(files_come_to),
+        cmocka_unit_test(defaults_follow_the_exchange),
         cmocka_unit_test(rotate_is_for_dense_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

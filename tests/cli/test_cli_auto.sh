@@ -18,7 +18,7 @@ for sharding in full grad none; do
     settles 1
     grep -q "^auto: link [0-9.e+]* Gbit/s, .* a dense step takes " out || fail "no reason: $(grep '^auto:' out)"
     grep -q "^gradients: where it pays, direct int4, sparsity 90 %, .*; mild int4" out || fail "headline: $(grep gradients: out)"
-    run 0 train "${tiny[@]}" --exchange dense --batch-size 2 --sharding $sharding --ranks 2 --steps 40 --out dense-$sharding
+    run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --sharding $sharding --ranks 2 --steps 40 --out dense-$sharding
     # The first five steps are dense, and what measuring sent is not among their bytes.
     diff <(first auto-$sharding) <(first dense-$sharding) >differ || fail "$sharding: not dense at first: $(head -n 2 differ)"
     for leg in gather values; do
@@ -44,7 +44,7 @@ run 0 info steps
 
 # One rank has nobody to send to: it selects nothing.
 run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 1 --steps 6 --out one
-run 0 train "${tiny[@]}" --exchange dense --batch-size 2 --ranks 1 --steps 6 --out one-dense
+run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --ranks 1 --steps 6 --out one-dense
 same_losses one one-dense
 run 0 train "${tiny[@]}" "${recipe[@]}" --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 40
 settles 1
@@ -53,7 +53,7 @@ settles 1
 # Settings none of which is like another: every code that can be asked about is measured.
 run 0 train "${tiny[@]}" "${recipe[@]}" --sparsity 0 --values int4 --mild int8 --mild-sparsity 0.8 --ranks 2 --steps 40
 settles 1
-run 0 train "${tiny[@]}" "${recipe[@]}" --compress none --ranks 2 --steps 40
+run 0 train "${tiny[@]}" "${recipe[@]}" --compress none --mild int4 --ranks 2 --steps 40
 settles 1
 grep -q "^gradients: where it pays, mild int4" out || fail "headline: $(grep gradients: out)"
 # With what else changes how much is sent.
@@ -62,7 +62,8 @@ settles 1
 
 # What has no effect is told, and what makes no sense refused.
 run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 2 --steps 2 --mild dense --index sum4 --ratio 10
-for option in mild index ratio; do grep -q "^note: --$option .* no effect" out || fail "no note about --$option: $(cat out)"; done
+grep -q "^gradients: where it pays, direct .*; the rest dense" out && ! grep -q "mild int" out || fail "--mild dense: $(cat out)"
+for option in index ratio; do grep -q "^note: --$option .* no effect" out || fail "no note about --$option: $(cat out)"; done
 run 2 train "${tiny[@]}" --exchange automatic
 says "--exchange is \"automatic\"" "auto"
 run 2 train "${tiny[@]}" --exchange packed --sharding hybrid --ranks-per-host 2

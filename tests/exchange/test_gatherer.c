@@ -86,6 +86,7 @@ static void overlap_body(rank_run *run) {
     enum { N = 60000, STEPS = 5 };
     tagc_reducer_options reduce;
     tagc_reducer_options_init(&reduce);
+    reduce.exchange = TAGC_EXCHANGE_PACKED;
     reduce.n_elems = N * (uint64_t)run->world_size;
     reduce.tag = 7;
     tagc_gatherer_options gather;

@@ -40,6 +40,7 @@ static float dyadic(uint64_t seed, int rank, size_t i) {
 static trial make_trial(int world_size, size_t shard, uint64_t seed) {
     trial t = {.n_steps = MAX_STEPS};
     tagc_reducer_options_init(&t.options);
+    t.options.exchange = TAGC_EXCHANGE_PACKED;
     size_t W = (size_t)world_size, n = shard * W;
     t.options.n_elems = n;
     t.options.op = TAGC_OP_SUM;

@@ -40,6 +40,7 @@ static void run_steps(rank_run *run) {
 static experiment make_experiment(int world_size, size_t shard, uint64_t seed) {
     experiment x = {.seed = seed};
     tagc_reducer_options_init(&x.options);
+    x.options.exchange = TAGC_EXCHANGE_PACKED;
     x.options.n_elems = shard * (size_t)world_size;
     x.options.sparsity = 0.95;
     x.options.seed = seed;

@@ -96,6 +96,7 @@ static void packed(void **state) {
     for (int variant = 0; variant < 24; variant++) {
         volume_case c = {0};
         tagc_reducer_options_init(&c.options);
+        c.options.exchange = TAGC_EXCHANGE_PACKED;
         c.options.index = variant % 3;
         c.options.sparsity = sparsities[variant / 3 % 4];
         c.options.all_reduce = variant / 12;
@@ -328,6 +329,7 @@ static void refuses_what_a_reducer_refuses(void **state) {
     tagc_volume volume;
     tagc_volume_data data = {.union_density = 1.5};
     tagc_reducer_options_init(&options);
+    options.exchange = TAGC_EXCHANGE_PACKED;
     options.n_elems = 1600;
     assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &volume), TAGC_ERR_ARGUMENT);
     assert_non_null(strstr(tagc_last_error(), "union_density is 1.5"));

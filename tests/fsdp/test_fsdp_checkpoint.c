@@ -131,6 +131,7 @@ static script *script_make(const char *dir) {
     script *s = calloc(1, sizeof *s);
     toy_gpt(&s->model, 2, 7, 0);
     tagc_fsdp_options_init(&s->options);
+    s->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     s->options.reducer.sparsity = 0.8;
     s->dir = dir;
     s->n_steps_before = s->n_steps_after = 3;

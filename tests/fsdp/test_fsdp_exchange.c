@@ -167,6 +167,8 @@ static void run_init(run *r, const stage *stages, int n_stages) {
     *r = (run){.stages = stages, .n_stages = n_stages, .poison_stage = -1, .tolerance = 4e-5};
     toy_gpt(&r->model, 1, 9, 0);
     tagc_fsdp_options_init(&r->options);
+    r->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
+    r->options.mild.exchange = TAGC_EXCHANGE_DENSE;
     r->options.clip_norm = 0;
     r->options.reducer.sparsity = 0.9;
     r->options.reducer.block = 16;
@@ -257,6 +259,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 1, 9, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     options.reducer.sparsity = 0.9;
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
@@ -330,6 +333,7 @@ static void save_while_it_waits(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 1, 9, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     options.reducer.sparsity = 0.9;
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));

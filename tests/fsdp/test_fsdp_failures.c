@@ -167,6 +167,7 @@ static void misuse(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 1, 4, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     tagc_fsdp *f;
     const float *p;
     float *g;
@@ -204,6 +205,7 @@ static void silent(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 1, 4, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
@@ -230,6 +232,7 @@ static void change_mind(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 3, 4, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
     for (uint64_t step = 0; step < 4; step++) {
@@ -280,6 +283,7 @@ static void give_up(tagc_comm *comm, void *arg) {
     toy_gpt(&m, 3, 4, 0);
     tagc_fsdp_options options;
     tagc_fsdp_options_init(&options);
+    options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     options.sharding = *(int *)arg;
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));

@@ -95,6 +95,8 @@ static void check_exact(int sharding, int two_level, int policy) {
     r.options.two_level = two_level;
     r.options.policy = policy;
     r.options.clip_norm = 2.0;
+    r.options.beta1_compressed = 0.9; /* as the oracle */
+    r.options.mild.exchange = TAGC_EXCHANGE_DENSE;
     r.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
     r.options.reducer.values = TAGC_VALUES_FP32;
     r.options.reducer.sparsity = 0;

@@ -57,6 +57,7 @@ static tagc_status lay_out(tagc_fsdp *f, const table *t, int rank, int world_siz
     f->rank = rank;
     f->world_size = world_size;
     tagc_fsdp_options_init(&f->options);
+    f->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     f->options.wrap = wrap;
     f->options.policy = policy;
     f->options.names = names;
@@ -110,6 +111,7 @@ static void mild_takes_the_other_matrices(void **state) {
         tagc_fsdp f = {.world_size = 2};
         tagc_fsdp_options_init(&f.options);
         f.options.policy = policy;
+        f.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
         f.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
         f.options.mild.sparsity = 0.8;
         assert_int_equal(tagc_fsdp_layout(&f, t.tensors, t.n), TAGC_OK);
@@ -283,6 +285,7 @@ static void sharding_saves_memory(void **state) {
     memory_run full, grad, none;
     toy_gpt(&full.model, 6, 32, 0);
     tagc_fsdp_options_init(&full.options);
+    full.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     grad = none = full;
     grad.options.sharding = TAGC_SHARD_GRAD;
     none.options.sharding = TAGC_SHARD_NONE;
@@ -337,7 +340,7 @@ static void disagree(tagc_comm *comm, void *arg) {
             options.mild.exchange = TAGC_EXCHANGE_DENSE;
             break;
         case 6:
-            options.beta1_compressed = 0;
+            options.beta1_compressed = 0.5;
             break;
         default:
             options.reducer.exchange = TAGC_EXCHANGE_DENSE;

@@ -170,6 +170,7 @@ static void compressed_trains(void **state) {
     run r = {.model = &model, .n_steps = 120, .result = malloc(n * sizeof(float))};
     for (int variant = 0; variant < 6; variant += VARIANT_STRIDE) {
         tagc_fsdp_options_init(&r.options);
+        r.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
         r.options.sharding = variant % 3;
         r.options.policy = variant < 3 ? TAGC_POLICY_NON_ATTENTION_LINEAR : TAGC_POLICY_ALL;
         r.options.reducer.sparsity = 0.9;

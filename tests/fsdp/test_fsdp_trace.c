@@ -120,6 +120,7 @@ static void make_run(run *r, int sharding) {
     r->model.compute_us = 1000;
     snprintf(r->model.tensors[2].name, TAGC_TENSOR_NAME_BYTES, "%s", "h.0.\"quoted\\");
     tagc_fsdp_options_init(&r->options);
+    r->options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     r->options.sharding = sharding;
     r->options.reducer.sparsity = 0.9;
     snprintf(r->path, sizeof r->path, "/tmp/tagc-trace-%d.json", (int)getpid());

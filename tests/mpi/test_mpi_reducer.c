@@ -126,6 +126,7 @@ static void test_mismatch(void **state) {
     (void)state;
     tagc_reducer_options options;
     tagc_reducer_options_init(&options);
+    options.exchange = TAGC_EXCHANGE_PACKED;
     options.n_elems = 64 * (uint64_t)world_size;
     if (rank == world_size - 1) options.sparsity = 0.5;
     tagc_reducer *reducer;
@@ -141,6 +142,7 @@ static void test_overlap(void **state) {
     size_t shard = 50000, n = shard * (size_t)world_size;
     tagc_reducer_options reduce;
     tagc_reducer_options_init(&reduce);
+    reduce.exchange = TAGC_EXCHANGE_PACKED;
     reduce.n_elems = n;
     tagc_gatherer_options gather;
     tagc_gatherer_options_init(&gather);

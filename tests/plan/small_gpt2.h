@@ -129,6 +129,7 @@ static inline void *small_main(void *arg) {
 }
 
 static inline void small_train(small_run *run) {
+    tagc_fsdp_options_resolve(&run->options); /* for plans of the same */
     small_rank ranks[MAX_RANKS];
     pthread_t threads[MAX_RANKS];
     CHECK_OK(tagc_local_group_create(run->world_size, &run->group));

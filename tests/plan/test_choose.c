@@ -55,6 +55,7 @@ static void make(fixture *f, int placement, double elem_s, double bytes_per_s, d
                    .link = {.bytes_per_s = bytes_per_s, .latency_s = latency_s}};
     assert_int_equal(tagc_gpt2_preset("tiny", &f->setup.model), TAGC_OK);
     tagc_fsdp_options_init(&f->setup.engine);
+    f->setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
     tagc_costs_init(&f->costs);
     f->costs.flop_s = 1e-10;
     f->costs.byte_s = 1e-10;

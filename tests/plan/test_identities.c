@@ -164,6 +164,7 @@ static void all_legs_of_the_paper(void **state) {
     setup.engine.policy = TAGC_POLICY_PAPER;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
     setup.engine.reducer.ratio = 10;
+    tagc_fsdp_options_resolve(&setup.engine);
     counted tagc = count(&setup);
     assert_near(gathered + tagc.compressed_bits, 69.2, 1e-3);
     assert_near(tagc.bits[TAGC_LEG_GATHER], dense.bits[TAGC_LEG_GATHER], 1e-9);

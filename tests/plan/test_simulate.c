@@ -330,6 +330,8 @@ static void what_is_not_known_is_refused(void **state) {
     tagc_forecast f;
     tagc_costs_init(&costs);
     setup.engine.policy = TAGC_POLICY_ALL;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
+    tagc_fsdp_options_resolve(&setup.engine);
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "packed"));
     costs = some_codec();

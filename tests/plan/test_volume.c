@@ -90,6 +90,7 @@ static small_run make(const tagc_gpt2_config *config, int world_size) {
                      .n_steps = 2,
                      .lr = 1e-3};
     tagc_fsdp_options_init(&run.options);
+    run.options.reducer.exchange = TAGC_EXCHANGE_PACKED;
     return run;
 }
 
@@ -189,6 +190,7 @@ static void overload_is_planned(void **state) {
         tagc_fsdp_options_init(&setup.engine);
         setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
         setup.engine.reducer.ratio = 10;
+        tagc_fsdp_options_resolve(&setup.engine);
         assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
         double real = really_unpeeled(loads[i], 4000000);
         if (fabs(v.unpeeled - real) > 0.01 || fabs(v.load - loads[i]) > 0.005 * loads[i])
@@ -232,6 +234,7 @@ static void flats_of_their_own(void **state) {
         tagc_plan_volume v;
         double expected[TAGC_N_LEGS] = {0};
         tagc_fsdp_options_init(&setup.engine);
+        setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
         setup.engine.reducer.sparsity = 0.9;
         assert_int_equal(tagc_setup_layout(&setup, &layout), TAGC_OK);
         tagc_reducer_options *own = calloc((size_t)layout->n_flats, sizeof *own);
