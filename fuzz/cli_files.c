@@ -22,7 +22,8 @@ static void read_config(char *path) {
     tagc_parsed parsed;
     memset(&options, 0, sizeof options);
     if (tagc_options_parse(&tagc_train_command, 2, argv, &options, &parsed) == TAGC_OK) {
-        if (!(options.sparsity >= 0 && options.sparsity <= 1) || options.ranks < 1 || options.ranks > 1024 ||
+        int is_share = options.sparsity >= 0 && options.sparsity <= 1;
+        if (!(is_share || options.sparsity == -1) || options.ranks < 1 || options.ranks > 1024 ||
             !isfinite(options.lr) || options.accumulate < 1)
             abort();
         tagc_train_check(&options);

@@ -146,7 +146,7 @@ typedef enum tagc_values {
     TAGC_VALUES_INT4 = 3,
     TAGC_VALUES_INT2 = 4,
     TAGC_VALUES_SIGN = 5, /* one bit: every magnitude of a block is its mean */
-    TAGC_VALUES_DEFAULT = TAGC_VALUES_INT4
+    TAGC_VALUES_DEFAULT = TAGC_VALUES_INT2
 } tagc_values;
 
 typedef enum tagc_index {
@@ -231,8 +231,8 @@ typedef struct tagc_reducer_stats {
     double total_s;  /* from the start of the work to its end, on tagc's thread */
     uint64_t n_kept; /* of the unit: elements this rank kept */
     uint64_t
-        n_union; /* of the unit: elements that any rank kept; 0 where nobody knows. direct knows them of an all-reduce
-                    whose sums have positions, less those that cancelled, and where all are sent */
+        n_union; /* of the unit: elements that any rank kept; 0 where nobody knows. direct knows them of an all-reduce,
+                    less those that cancelled, and where all are sent */
     double
         sparsity; /* what was reached: 1 - n_kept / n_elems, with hosts 1 - n_kept * ranks_per_host / n_elems */
     uint64_t n_cells;    /* of the shard: cells of its sketch */

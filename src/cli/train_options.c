@@ -98,7 +98,7 @@ static const tagc_option rows[] = {
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
            " auto: dense for dense, sketch and packed, else low-bit values as they measured best"),
     REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
-         "of those; 0 sends every element; auto: 0.8, or --sparsity where that is less"),
+         "of those; 0 sends every element; auto: 0.85, or --sparsity where that is less"),
     REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
          "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
          " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"),

@@ -55,12 +55,10 @@ static void choose_codes(tagc_reducer *r) {
                                       .values = r->options.values,
                                       .block = r->options.block,
                                       .rotate = r->options.rotate};
+    /* Sparse, too, where all could come: in 2 bits or 1 a code of every element cannot say zero, which is what padding is. */
+    uint64_t most = (uint64_t)r->k * (uint64_t)d->n_hosts;
     d->sums = d->fragment;
-    if ((uint64_t)r->k * (uint64_t)d->n_hosts < r->shard)
-        d->sums.k = r->k * (size_t)d->n_hosts;
-    else
-        d->sums.k = r->shard;
-    d->sums.sparse = d->sums.k < r->shard;
+    d->sums.k = most < r->shard ? (size_t)most : r->shard;
     d->fragment_code = tagc_code_of(&d->fragment);
     d->sums_code = tagc_code_of(&d->sums);
 }

@@ -53,7 +53,7 @@ typedef struct tagc_fsdp_options {
     tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
     int dense_wire;               /* tagc_wire of dense flats, default FP32 */
     /* Of mild flats. Its exchange is DENSE (there are none), DIRECT, or -1 (default): DIRECT where the reducer's is, else
-     * DENSE. Its sparsity -1 (default): 0.8, or the reducer's where that is less. */
+     * DENSE. Its sparsity -1 (default): 0.85, or the reducer's where that is less. */
     tagc_reducer_options mild;
     int gather_wire;        /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
     int gather_check_every; /* tagc_gatherer_options.check_every, default 0 */

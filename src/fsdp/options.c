@@ -8,7 +8,7 @@
 #include <xxhash.h>
 
 #define MILD_VALUES TAGC_VALUES_INT4
-#define MILD_SPARSITY 0.8
+#define MILD_SPARSITY 0.85
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){

@@ -65,7 +65,7 @@ static void files_come_to(void **state) {
         const char *file, *words;
     } files[] = {
         {"fsdp", "dense 0.9875 auto or packed 0.9 dense 0 none stage full"},
-        {"demo", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
+        {"demo", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
         {"packed", "packed 0.9875 auto or packed 0.9 dense 0 non-attention-linear stage full"},
         {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 dense 0 paper matrix full"},
         {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 dense 0 non-attention-linear stage full"},
@@ -74,12 +74,12 @@ static void files_come_to(void **state) {
         {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
         {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 dense 0 non-attention-linear stage full"},
         {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
-        {"direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
-        {"direct-bf16", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage full"},
-        {"zero2-direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
-        {"all-legs", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
-        {"all-legs-2bit", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage grad"},
-        {"ddp-direct", "direct 0.95 auto or packed 0 * 0.8 non-attention-linear stage none"},
+        {"direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
+        {"direct-bf16", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
+        {"zero2-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"all-legs", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"all-legs-2bit", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"ddp-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage none"},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[1024], text[512] = "", word[64];
@@ -113,18 +113,18 @@ static void come_to(const char *arm, double sparsity, double beta1_compressed, i
 static void defaults_follow_the_exchange(void **state) {
     (void)state;
     enum { DENSE = TAGC_EXCHANGE_DENSE, DIRECT = TAGC_EXCHANGE_DIRECT };
-    come_to("direct", 0.95, 0, DIRECT, 0.8);
-    come_to("direct+exchange=auto", 0.95, 0, DIRECT, 0.8);
+    come_to("direct", 0.95, 0, DIRECT, 0.85);
+    come_to("direct+exchange=auto", 0.95, 0, DIRECT, 0.85);
     come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
     come_to("direct+exchange=sketch+beta1=0.8", 0.9875, 0.8, DENSE, 0);
     come_to("direct+exchange=dense", 0.9875, 0.9, DENSE, 0);
     come_to("direct+compress=none", 0.95, 0.9, DENSE, 0);
     come_to("direct+sparsity=0", 0, 0.9, DIRECT, 0);
     come_to("direct+sparsity=0.5", 0.5, 0, DIRECT, 0.5);
-    come_to("direct+sparsity=0.99", 0.99, 0, DIRECT, 0.8);
+    come_to("direct+sparsity=0.99", 0.99, 0, DIRECT, 0.85);
     come_to("direct+mild=dense", 0.95, 0, DENSE, 0);
     come_to("direct+exchange=auto+mild=dense", 0.95, 0, DENSE, 0);
-    come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.8);
+    come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.85);
     come_to("direct+mild-sparsity=0.9+sparsity=0.9875", 0.9875, 0, DIRECT, 0.9);
     come_to("direct+exchange=packed+mild=int8+mild-sparsity=0.5+compressed-beta1=0", 0.9875, 0, DIRECT, 0.5);
     /* The engine's own defaults are the same. */

@@ -17,7 +17,7 @@ for sharding in full grad none; do
     run 0 train "${tiny[@]}" "${recipe[@]}" --sharding $sharding --ranks 2 --steps 40 --out auto-$sharding
     settles 1
     grep -q "^auto: link [0-9.e+]* Gbit/s, .* a dense step takes " out || fail "no reason: $(grep '^auto:' out)"
-    grep -q "^gradients: where it pays, direct int4, sparsity 90 %, .*; mild int4" out || fail "headline: $(grep gradients: out)"
+    grep -q "^gradients: where it pays, direct int2, sparsity 90 %, .*; mild int4" out || fail "headline: $(grep gradients: out)"
     run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --sharding $sharding --ranks 2 --steps 40 --out dense-$sharding
     # The first five steps are dense, and what measuring sent is not among their bytes.
     diff <(first auto-$sharding) <(first dense-$sharding) >differ || fail "$sharding: not dense at first: $(head -n 2 differ)"

@@ -9,7 +9,7 @@ configs=$here/../../configs
 for conf in direct direct-bf16 zero2-direct all-legs all-legs-2bit ddp-direct; do
     run 0 train "${tiny[@]}" --no-quiet --config "$configs/$conf.conf" --steps 3 --ranks 2 --batch-size 2 --out $conf
     grep -q "^note:" out && fail "$conf.conf has an option without effect: $(grep '^note:' out)"
-    grep -Eq "^gradients: direct int4, sparsity 95 %, on [0-9.]+ % of the parameters; mild int4, sparsity 80 %, on [0-9.]+ %; the rest dense" out ||
+    grep -Eq "^gradients: direct int2, sparsity 95 %, on [0-9.]+ % of the parameters; mild int4, sparsity 85 %, on [0-9.]+ %; the rest dense" out ||
         fail "headline of $conf: $(grep gradients: out)"
     [ "$(column $conf loss | wc -l)" = 3 ] || fail "$conf did not do its steps"
     [ "$(column $conf n_mild | sort -u)" -gt 0 ] || fail "$conf has no mild class"

@@ -65,10 +65,11 @@ static inline void direct_host_sum(const direct_model *m, const float *gradients
 
 static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
     size_t k = tagc_select_count(m->shard, m->options->sparsity);
+    int sparse = k < m->shard; /* sums, too */
     if (of_sums) k = k * m->n_hosts < m->shard ? k * m->n_hosts : m->shard;
     return (tagc_code_options){.n = m->shard,
                                .k = k,
-                               .sparse = k < m->shard,
+                               .sparse = sparse,
                                .values = m->options->values,
                                .block = m->options->block,
                                .rotate = m->options->rotate};

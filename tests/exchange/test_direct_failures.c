@@ -108,7 +108,7 @@ static void nothing_finite(tagc_wire_header *header) {
 
 static const lie lies[] = {
     {"message kind is 3, expected 6", other_kind},
-    {"coding is 0, expected 3", other_format},
+    {"coding is 0, expected 4", other_format},
     {"rank is", other_rank},
     {"sparsity: rank", other_sparsity},
     {"n_elems is 511, expected 512", other_shard},
