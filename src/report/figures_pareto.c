@@ -1,5 +1,5 @@
-/* Loss gap against bits, both logarithmic: a cloud of named points, the edge of what is worth having as a line, and the
- * spread of dense seeds as a band in which differences mean nothing. */
+/* Loss gap against bits: a cloud of named points, the edge of what is worth having as a line, and the spread of dense
+ * seeds as a band in which differences mean nothing. Bits are logarithmic; so are gaps, unless some are well below zero. */
 #include "report/figures.h"
 #include "report/pareto.h"
 #include <math.h>
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FLOOR 0.01 /* percent: what is below is drawn there */
+#define FLOOR 0.01 /* percent: what is below is drawn there on a logarithmic axis */
 
 enum { COLOR_FIRST = 0, COLOR_PAPER = 1, COLOR_FRONT = 2, COLOR_OTHER = 15, FONT = 12, MAX_BOXES = 512 };
 
@@ -25,8 +25,8 @@ typedef struct cloud {
     int n_boxes;
 } cloud;
 
-static double clamp_gap(double gap) {
-    return fmax(gap, FLOOR);
+static double place_gap(const cloud *p, double gap) {
+    return tagc_axis_place(&p->y, p->y.is_log ? fmax(gap, FLOOR) : gap);
 }
 
 /* Distance of the first arm's seeds from their mean. */
@@ -43,22 +43,37 @@ static double dense_spread(const tagc_report *report) {
 
 static void find_axes(cloud *p, const tagc_canvas *c) {
     int is_narrow = c->width < TAGC_WIDE;
-    double least = INFINITY, most = 0, highest = 0.1;
+    double least = INFINITY, most = 0, highest = 0.1, lowest = 0;
     for (int i = 0; i < p->n; i++) {
         least = fmin(least, p->points[i].bits);
         most = fmax(most, p->points[i].bits);
-        if (isfinite(p->points[i].gap.middle)) highest = fmax(highest, p->points[i].gap.middle);
-        if (isfinite(p->points[i].gap.max)) highest = fmax(highest, p->points[i].gap.max);
+        const tagc_spread *gap = &p->points[i].gap;
+        if (isfinite(gap->middle)) highest = fmax(highest, gap->middle), lowest = fmin(lowest, gap->middle);
+        if (isfinite(gap->max)) highest = fmax(highest, gap->max);
+        if (isfinite(gap->min)) lowest = fmin(lowest, gap->min);
     }
     p->left = is_narrow ? 50 : 70;
     p->right = c->width - 16;
     p->top = c->height + 8;
     p->bottom = p->top + (is_narrow ? 300 : 420);
     p->x = (tagc_axis){least / 1.3, most * 1.3, 1, p->left, p->right, 1};
-    p->y = (tagc_axis){FLOOR * 0.8, highest * 1.3, 1, p->bottom, p->top, 1};
+    if (lowest < -highest / 10)
+        p->y = tagc_axis_make(fmin(lowest, -p->dense_spread), highest, 8, 1, p->bottom, p->top);
+    else
+        p->y = (tagc_axis){FLOOR * 0.8, highest * 1.3, 1, p->bottom, p->top, 1};
 }
 
-static void draw_ticks(const cloud *p, const tagc_axis *axis, int is_x, tagc_canvas *c) {
+static void draw_tick(const cloud *p, int is_x, double at, const char *text, tagc_canvas *c) {
+    if (is_x) {
+        tagc_svg_line(c, at, p->top, at, p->bottom, "grid");
+        tagc_svg_text(c, at, p->bottom + 20, 'm', "", text);
+    } else {
+        tagc_svg_line(c, p->left, at, p->right, at, "grid");
+        tagc_svg_text(c, p->left - 8, at + 4.5, 'e', "", text);
+    }
+}
+
+static void draw_log_ticks(const cloud *p, const tagc_axis *axis, int is_x, tagc_canvas *c) {
     static const double leads[] = {1, 2, 5};
     double last = -1e9;
     for (int power = -4; power < 5; power++)
@@ -71,19 +86,22 @@ static void draw_ticks(const cloud *p, const tagc_axis *axis, int is_x, tagc_can
             double room = is_x ? tagc_svg_width(text, 13) + 10 : 16;
             if (fabs(at - last) < room) continue;
             last = at;
-            if (is_x) {
-                tagc_svg_line(c, at, p->top, at, p->bottom, "grid");
-                tagc_svg_text(c, at, p->bottom + 20, 'm', "", text);
-            } else {
-                tagc_svg_line(c, p->left, at, p->right, at, "grid");
-                tagc_svg_text(c, p->left - 8, at + 4.5, 'e', "", text);
-            }
+            draw_tick(p, is_x, at, text, c);
         }
 }
 
+static void draw_ticks(const cloud *p, tagc_canvas *c) {
+    draw_log_ticks(p, &p->x, 1, c);
+    if (p->y.is_log) draw_log_ticks(p, &p->y, 0, c);
+    for (int i = 0; !p->y.is_log && i < tagc_axis_n_ticks(&p->y); i++) {
+        char text[TAGC_NUMBER_BYTES];
+        double value = tagc_axis_tick(&p->y, i);
+        draw_tick(p, 0, tagc_axis_place(&p->y, value), tagc_axis_label(&p->y, value, text), c);
+    }
+}
+
 static void draw_frame(const cloud *p, const char *x_label, tagc_canvas *c) {
-    draw_ticks(p, &p->x, 1, c);
-    draw_ticks(p, &p->y, 0, c);
+    draw_ticks(p, c);
     tagc_text_printf(&c->body, "<path class=\"frame\" d=\"M%.1f %.1fV%.1fH%.1f\"/>\n", p->left, p->top,
                      p->bottom, p->right);
     tagc_svg_text(c, (p->left + p->right) / 2, p->bottom + 40, 'm', "soft", x_label);
@@ -95,8 +113,9 @@ static void draw_frame(const cloud *p, const char *x_label, tagc_canvas *c) {
 
 static void draw_band(const cloud *p, tagc_canvas *c) {
     if (!(p->dense_spread > FLOOR)) return;
-    double at = fmax(tagc_axis_place(&p->y, p->dense_spread), p->top);
-    tagc_svg_box(c, p->left, at, p->right - p->left, p->bottom - at, "band p0",
+    double at = fmax(place_gap(p, p->dense_spread), p->top);
+    double end = fmin(place_gap(p, -p->dense_spread), p->bottom);
+    tagc_svg_box(c, p->left, at, p->right - p->left, (p->y.is_log ? p->bottom : end) - at, "band p0",
                  "the first arm's seeds are as far from their mean");
     tagc_svg_text(c, p->right - 4, at + 13, 'e', "small soft", "spread of the first arm's seeds");
 }
@@ -116,7 +135,7 @@ static void draw_edge(const cloud *p, tagc_canvas *c) {
     for (int i = 0; i < p->n; i++) { /* ascending in bits */
         if (!p->points[i].is_front) continue;
         double x = tagc_axis_place(&p->x, p->points[i].bits), before = y;
-        y = tagc_axis_place(&p->y, clamp_gap(p->points[i].gap.middle));
+        y = place_gap(p, p->points[i].gap.middle);
         if (is_open) tagc_text_printf(&c->body, "L%.1f %.1f", x, before);
         tagc_text_printf(&c->body, "%c%.1f %.1f", is_open ? 'L' : 'M', x, y);
         is_open = 1;
@@ -139,7 +158,7 @@ static int is_free(const cloud *p, const box *b) {
 }
 
 static void draw_mark(cloud *p, const tagc_pareto_point *point, tagc_canvas *c) {
-    double x = tagc_axis_place(&p->x, point->bits), y = tagc_axis_place(&p->y, clamp_gap(point->gap.middle));
+    double x = tagc_axis_place(&p->x, point->bits), y = place_gap(p, point->gap.middle);
     int color = point->is_first   ? COLOR_FIRST
                 : point->is_paper ? COLOR_PAPER
                 : point->is_front ? COLOR_FRONT
@@ -148,8 +167,8 @@ static void draw_mark(cloud *p, const tagc_pareto_point *point, tagc_canvas *c) 
     snprintf(title, sizeof title, "%.80s: %+.3f %% (%+.3f to %+.3f) at %.3g bits", point->result->name,
              point->gap.middle, point->gap.min, point->gap.max, point->bits);
     if (point->gap.n > 1)
-        tagc_svg_line(c, x, fmin(tagc_axis_place(&p->y, clamp_gap(point->gap.min)), p->bottom), x,
-                      tagc_axis_place(&p->y, clamp_gap(point->gap.max)), "whisker");
+        tagc_svg_line(c, x, fmin(place_gap(p, point->gap.min), p->bottom), x, place_gap(p, point->gap.max),
+                      "whisker");
     tagc_svg_marker(c, x, y, color, title);
     take(p, (box){x - 5, y - 5, x + 5, y + 5});
 }
@@ -161,7 +180,7 @@ static void draw_name(cloud *p, const tagc_pareto_point *point, tagc_canvas *c) 
         char anchor;
     } places[] = {{8, 4, 's'},  {-8, 4, 'e'}, {6, -7, 's'},   {6, 15, 's'},  {-6, -7, 'e'},   {-6, 15, 'e'},
                   {0, -9, 'm'}, {0, 18, 'm'}, {10, -19, 's'}, {10, 27, 's'}, {-10, -19, 'e'}, {-10, 27, 'e'}};
-    double x = tagc_axis_place(&p->x, point->bits), y = tagc_axis_place(&p->y, clamp_gap(point->gap.middle));
+    double x = tagc_axis_place(&p->x, point->bits), y = place_gap(p, point->gap.middle);
     double width = tagc_svg_width(point->result->name, FONT);
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         char anchor = places[i].anchor;
