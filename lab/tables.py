@@ -197,6 +197,8 @@ def exchanges(result):
 def codec(case):
     phases = ("select", "index", "encode", "decode")
     rows = []
+    if not case["bench"]["codec"] or not case["bench"]["floor"]:
+        return ""  # options.only left it out
     for item in case["bench"]["codec"]:
         what = " ".join(filter(None, [item["exchange"], f"{item['ratio']:g}x" if item["ratio"] else "", item["wire"]
                                       if item["exchange"] == "dense" else item["index"]]))
