@@ -207,6 +207,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof sparsities / sizeof *sparsities; i++) {
         run(&b, sparsities[i], TAGC_VALUES_FP32, 0);
         run(&b, sparsities[i], TAGC_VALUES_INT4, 0);
+        run(&b, sparsities[i], TAGC_VALUES_INT2, 0);
     }
     for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
         for (int rotate = 0; rotate <= (values >= TAGC_VALUES_INT8); rotate++) run(&b, 0, values, rotate);
