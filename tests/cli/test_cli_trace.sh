@@ -39,5 +39,11 @@ PY
 # A short run, and one that goes on behind the fifth step, have a timeline too.
 run 0 train --out run --resume --ranks 2 --steps 8 --trace resumed.json --quiet
 grep -q '"backward' resumed.json || fail "no timeline after --resume"
-# How much is a matter of how busy the machine is.
-awk '{ bad += $1 < 0 || $1 > 1 } END { exit !(NR == 8 && !bad) }' <(column run overlap) || fail "overlap in the metrics"
+# A share of each step; never any, of up to forty steps, even on a machine that is busy with other things, would be wrong.
+for steps in 8 16 24 32 40; do
+    run 0 train --out run --resume --ranks 2 --steps $steps --quiet
+    awk '{ bad += $1 < 0 || $1 > 1 } END { exit !(NR > 0 && !bad) }' <(column run overlap) || fail "overlap out of [0, 1]"
+    some=$(awk '{ s += $1 } END { print (s > 0) }' <(column run overlap))
+    [ "$some" = 1 ] && break
+done
+[ "$some" = 1 ] || fail "no overlap in the metrics"
