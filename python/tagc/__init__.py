@@ -1,0 +1,14 @@
+"""tagc: compressed gradient exchange for sharded data parallel training.
+
+This package is a thin layer over libtagc. `import tagc.torch` is what PyTorch users want; `tagc` itself does not
+need torch."""
+
+from tagc._library import Error, library_path, version
+
+__all__ = ["Error", "library_path", "version"]
+
+
+def __getattr__(name):
+    if name == "__version__":
+        return version()
+    raise AttributeError(f"module 'tagc' has no attribute {name!r}")

@@ -1,0 +1,155 @@
+"""libtagc by ctypes: where it is, its structs, and calls that raise Error instead of returning a status.
+
+Every call releases the GIL, so hooks on several threads do not stand in each other's way; a transport written in
+Python takes it back for its own few lines. What the fields mean stands in include/tagc/tagc.h."""
+
+import ctypes
+import os
+import pathlib
+import threading
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+
+N_LEGS = 6
+LEGS = ("index", "values", "leftover", "result", "gather", "control")
+N_PHASES = 5
+PHASES = ("select", "index", "encode", "decode", "wait")
+EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
+VALUES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4, "sign": 5}
+OPS = {"avg": 0, "sum": 1}
+WIRES = {"fp32": 0, "bf16": 1}
+GATHERS = {"fp32": 0, "bf16": 1, "int8": 2, "delta8": 3, "delta4": 4, "delta2": 5}
+STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted")
+
+
+class Error(RuntimeError):
+    """What went wrong, in words; `status` is one of STATUSES."""
+
+    def __init__(self, status, text):
+        super().__init__(text)
+        self.status = STATUSES[status] if isinstance(status, int) else status
+
+
+class CommOptions(Structure):
+    _fields_ = [("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p)]
+
+
+class ReducerOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("index", c_int),
+        ("sparsity", c_double), ("ratio", c_double), ("cells", c_int), ("unpeeled", c_int), ("fill_union", c_int),
+        ("op", c_int), ("all_reduce", c_int), ("values", c_int), ("block", c_int), ("rotate", c_int),
+        ("ranks_per_host", c_int), ("wire", c_int), ("n_threads", c_int), ("seed", c_uint64),
+    ]  # fmt: skip
+
+
+class ReducerStats(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * N_LEGS), ("n_bytes_received", c_uint64 * N_LEGS),
+        ("time_s", c_double * N_PHASES), ("total_s", c_double), ("n_kept", c_uint64), ("n_union", c_uint64),
+        ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("peel_rounds", c_int),
+        ("n_unpeeled", c_uint64), ("n_lost", c_uint64), ("nonfinite", c_int),
+    ]  # fmt: skip
+
+
+class GathererOptions(Structure):
+    _fields_ = [
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("wire", c_int),
+        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_int),
+    ]  # fmt: skip
+
+
+class Transfer(Structure):
+    _fields_ = [
+        ("lane", c_uint32),
+        ("send", c_void_p), ("send_bytes", POINTER(c_uint64)), ("send_offset", POINTER(c_uint64)),
+        ("recv", c_void_p), ("recv_bytes", POINTER(c_uint64)), ("recv_offset", POINTER(c_uint64)),
+    ]  # fmt: skip
+
+
+EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
+
+# name: (arguments, result); a result of c_int is a status and is checked by call().
+_FUNCTIONS = {
+    "tagc_version": ([], c_char_p),
+    "tagc_last_error": ([], c_char_p),
+    "tagc_report": ([c_int, c_char_p], c_int),
+    "tagc_time_s": ([], c_double),
+    "tagc_comm_options_init": ([POINTER(CommOptions)], None),
+    "tagc_comm_create_callback":
+        ([EXCHANGE_FN, c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
+    "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
+    "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
+    "tagc_comm_destroy": ([c_void_p], None),
+    "tagc_reducer_options_init": ([POINTER(ReducerOptions)], None),
+    "tagc_reducer_option_bounds":
+        ([c_char_p, POINTER(c_double), POINTER(c_double), POINTER(c_double)], c_int),
+    "tagc_reducer_stats_init": ([POINTER(ReducerStats)], None),
+    "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
+    "tagc_reducer_set_sparsity": ([c_void_p, c_double], c_int),
+    "tagc_reducer_residual": ([c_void_p, POINTER(c_uint64)], c_void_p),
+    "tagc_reducer_scale_residual": ([c_void_p, c_double], c_int),
+    "tagc_reducer_set_residual": ([c_void_p, c_void_p, c_uint64], c_int),
+    "tagc_reducer_destroy": ([c_void_p], None),
+    "tagc_gatherer_options_init": ([POINTER(GathererOptions)], None),
+    "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
+    "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_gatherer_end": ([c_void_p], c_int),
+    "tagc_gatherer_reset": ([c_void_p], c_int),
+    "tagc_gatherer_destroy": ([c_void_p], None),
+}
+
+_lock = threading.Lock()
+_loaded = None
+
+
+def library_path():
+    """The libtagc that this package uses: $TAGC_LIBRARY, or the one beside it."""
+    named = os.environ.get("TAGC_LIBRARY")
+    return pathlib.Path(named) if named else pathlib.Path(__file__).parent / "lib" / "libtagc.so"
+
+
+def load():
+    """The library, loaded once. Error where it is missing, cannot be loaded, or is another version's."""
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            _loaded = _load(library_path())
+        return _loaded
+
+
+def _load(path):
+    if not path.is_file():
+        raise Error("io", f"libtagc is not at {path}: install the package with pip, or set TAGC_LIBRARY to a libtagc.so")
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (arguments, result) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, result
+    except (OSError, AttributeError) as failure:
+        raise Error("io", f"libtagc at {path} cannot be used: {failure}") from failure
+    return library
+
+
+def version():
+    return load().tagc_version().decode()
+
+
+def call(name, *arguments):
+    """Calls a function that returns a status; raises Error with the library's text where it is not OK."""
+    library = load()
+    status = getattr(library, name)(*arguments)
+    if status:
+        raise Error(status, library.tagc_last_error().decode(errors="replace"))
+
+
+def initialised(kind, init):
+    """A struct with the library's defaults in it. Error where the library's is of another size."""
+    memory = (ctypes.c_char * (ctypes.sizeof(kind) + 1024))()  # room for a longer one of another version's
+    getattr(load(), init)(ctypes.cast(memory, POINTER(kind)))
+    options = kind.from_buffer(memory)
+    if options.struct_bytes != ctypes.sizeof(kind):
+        raise Error("unsupported", f"{kind.__name__} has {ctypes.sizeof(kind)} bytes here and {options.struct_bytes} in "
+                    f"{library_path()}: that is another version's library")
+    return options

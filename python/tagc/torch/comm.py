@@ -1,0 +1,130 @@
+"""A process group as tagc's network: whatever libtagc sends goes through gloo's point-to-point messages.
+
+Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, sent from libtagc's
+comm thread, never meet the user's collectives. Bytes go from and to libtagc's own buffers, without a copy."""
+
+import ctypes
+import datetime
+import struct
+import threading
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+
+_TRANSPORT = lib.STATUSES.index("transport")
+_MEMORY = ctypes.c_char * (1 << 47)  # any address, any length: views below say how much of it
+_TEXT_BYTES = 1024
+
+
+def bytes_at(address, n_bytes):
+    """A tensor over memory that somebody else owns."""
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
+
+
+def floats_at(address, n_elems):
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
+
+
+class Comm:
+    """One rank's connection to the others of `group`. Collective to make."""
+
+    def __init__(self, group, timeout_s):
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._group = dist.new_group(list(self.ranks), timeout=self._timeout, backend="gloo",
+                                     use_local_synchronization=True, group_desc="tagc")
+        # new_group() numbers its ranks in ascending order, whatever the user's group does.
+        self._peers = [dist.get_group_rank(self._group, rank) for rank in self.ranks]
+        self._lock = threading.RLock()
+        self._handle = ctypes.c_void_p()
+        self._exchange = lib.EXCHANGE_FN(self._on_exchange)  # must live as long as the comm
+        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
+        options.timeout_s = min(1e6, 2 * timeout_s)  # gloo gives up first, and knows why
+        lib.call("tagc_comm_create_callback", self._exchange, None, self.rank, self.world_size, ctypes.byref(options),
+                 ctypes.byref(self._handle))
+
+    @property
+    def handle(self):
+        if not self._handle:
+            raise Error("state", "this tagc connection is closed")
+        return self._handle
+
+    def _on_exchange(self, _context, transfer):
+        try:
+            self._move(transfer.contents)
+            return 0
+        except BaseException as failure:  # nothing may pass through C
+            text = f"rank {self.rank} could not exchange with its peers: {failure}"
+            return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
+
+    def _move(self, transfer):
+        work = []
+        for rank, peer in enumerate(self._peers):
+            n_bytes = transfer.recv_bytes[rank]
+            if rank != self.rank and n_bytes:
+                memory = bytes_at(transfer.recv + transfer.recv_offset[rank], n_bytes)
+                work.append(self._group.recv([memory], peer, 0))
+        for step in range(1, self.world_size):  # not all to the same rank at once
+            rank = (self.rank + step) % self.world_size
+            n_bytes = transfer.send_bytes[rank]
+            if n_bytes:
+                memory = bytes_at(transfer.send + transfer.send_offset[rank], n_bytes)
+                work.append(self._group.send([memory], self._peers[rank], 0))
+        n_bytes = transfer.send_bytes[self.rank]
+        if n_bytes:
+            source = transfer.send + transfer.send_offset[self.rank]
+            target = transfer.recv + transfer.recv_offset[self.rank]
+            if source != target:
+                ctypes.memmove(target, source, n_bytes)
+        for message in work:
+            message.wait(self._timeout)
+
+    def all_gather(self, data):
+        """Collective: the bytes of every rank, all of one length, in rank order."""
+        received = ctypes.create_string_buffer(len(data) * self.world_size)
+        lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
+        return [received.raw[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
+
+    def agree(self, what, numbers, failure=None):
+        """Collective: returns where every rank has the same `numbers` (name: integer) and none has a `failure` (an
+        exception). Otherwise all ranks raise the same Error, which names the ranks that differ."""
+        with self._lock:
+            values = list(numbers.values())
+            mine = struct.pack(f"<{1 + len(values)}q", 1 if failure else 0, *values)
+            # The length is part of what must agree, and an all-gather of unequal lengths would not end well.
+            mine = mine.ljust(64, b"\0") if len(mine) <= 64 else mine[:64]
+            all_of_them = self.all_gather(mine)
+            if not failure and all(other == mine for other in all_of_them):
+                return
+            text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
+            texts = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
+        texts = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+        failed = [rank for rank, other in enumerate(all_of_them) if struct.unpack_from("<q", other)[0]]
+        if failed:
+            status = failure.status if isinstance(failure, Error) else "argument"
+            raise Error(status, f"{what}: rank {failed[0]}: {texts[failed[0]]}") from failure
+        other = next(rank for rank, theirs in enumerate(all_of_them) if theirs != all_of_them[0])
+        raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {other} has {texts[other]}")
+
+    def bytes_sent(self):
+        """Since the comm was made, by leg."""
+        sent = (ctypes.c_uint64 * lib.N_LEGS)()
+        lib.load().tagc_comm_bytes(self.handle, sent, None)
+        return dict(zip(lib.LEGS, sent))
+
+    def close(self):
+        """After all reducers and gatherers made on it."""
+        if self._handle:
+            lib.load().tagc_comm_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+
+def share(group, mine):
+    """Collective over `group`, before there is a comm: one object of every rank, in rank order."""
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    return everyone

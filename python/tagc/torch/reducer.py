@@ -1,0 +1,98 @@
+"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory, and look at nothing but pointers."""
+
+import ctypes
+
+import torch
+
+from tagc import _library as lib
+from tagc.torch.comm import floats_at
+
+
+def _address(tensor, n_elems, what):
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"{what} must be a contiguous fp32 tensor in CPU memory, not {tensor.dtype} on {tensor.device}")
+    if tensor.numel() != n_elems:
+        raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
+    return tensor.data_ptr()
+
+
+class Reducer:
+    """The gradient of n_elems values, (W, shard): many ranks -> the owner of each row, or every rank. Collective to make.
+
+    options: fields of tagc_reducer_options by name."""
+
+    def __init__(self, comm, n_elems, **options):
+        fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+        fields.n_elems = n_elems
+        for name, value in options.items():
+            setattr(fields, name, value)
+        self._comm, self._handle = comm, ctypes.c_void_p()
+        self.n_elems = n_elems
+        self.n_output = n_elems if fields.all_reduce else n_elems // comm.world_size
+        self._under_way = ()
+        lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+
+    def begin(self, gradient, output):
+        """Returns at once; both tensors must be left alone until end()."""
+        pointers = _address(gradient, self.n_elems, "gradient"), _address(output, self.n_output, "output")
+        lib.call("tagc_reducer_begin", self._handle, *pointers)
+        self._under_way = gradient, output
+
+    def end(self):
+        """Waits; returns tagc_reducer_stats."""
+        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+        try:
+            lib.call("tagc_reducer_end", self._handle, ctypes.byref(stats))
+        finally:
+            self._under_way = ()
+        return stats
+
+    def residual(self):
+        """A view that the next begin() invalidates; None where nothing is carried over."""
+        n_elems = ctypes.c_uint64()
+        address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
+        return floats_at(address, n_elems.value) if address else None
+
+    def set_residual(self, values):
+        n_elems = values.numel()
+        lib.call("tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
+
+    def scale_residual(self, factor):
+        lib.call("tagc_reducer_scale_residual", self._handle, factor)
+
+    def set_sparsity(self, sparsity):
+        lib.call("tagc_reducer_set_sparsity", self._handle, sparsity)
+
+    def close(self):
+        if self._handle:
+            lib.load().tagc_reducer_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+
+class Gatherer:
+    """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make.
+
+    `full` is kept here: deltas build on what the last gather left in it."""
+
+    def __init__(self, comm, n_elems, wire, tag):
+        fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
+        fields.n_elems, fields.wire, fields.tag = n_elems, lib.GATHERS[wire], tag
+        self.full = torch.zeros(n_elems, dtype=torch.float32)
+        self._shard = torch.zeros(n_elems // comm.world_size, dtype=torch.float32)
+        self._handle = ctypes.c_void_p()
+        lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+
+    def run(self, shard):
+        """`shard` (shard,) of any floating dtype; returns full (W * shard,), fp32."""
+        self._shard.copy_(shard)
+        lib.call("tagc_gatherer_begin", self._handle, self._shard.data_ptr(), self.full.data_ptr())
+        lib.call("tagc_gatherer_end", self._handle)
+        return self.full
+
+    def reset(self):
+        lib.call("tagc_gatherer_reset", self._handle)
+
+    def close(self):
+        if self._handle:
+            lib.load().tagc_gatherer_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
