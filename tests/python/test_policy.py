@@ -1,0 +1,320 @@
+"""The layer policy against lists of names written by hand, and against models of transformers where that is installed."""
+
+import math
+import re
+
+import pytest
+from tagc import Error
+from tagc.torch.policy import CLASSES, MIN_ELEMS, Row, classify, clean_name, table
+
+D = 64  # every matrix below is D x D or larger, so at least MIN_ELEMS
+C, M, N = "compressed", "mild", "dense"
+
+# Matrices of each family by the name that has * for numbers. Everything else in such a model is dense.
+FAMILIES = {
+    "GPT2": {
+        "transformer.wte.weight": C, "transformer.wpe.weight": M, "transformer.h.*.attn.c_attn.weight": M,
+        "transformer.h.*.attn.c_proj.weight": C, "transformer.h.*.mlp.c_fc.weight": C,
+        "transformer.h.*.mlp.c_proj.weight": C, "lm_head.weight": C,
+    },
+    "Llama": {
+        "model.embed_tokens.weight": C, "model.layers.*.self_attn.q_proj.weight": M,
+        "model.layers.*.self_attn.k_proj.weight": M, "model.layers.*.self_attn.v_proj.weight": M,
+        "model.layers.*.self_attn.o_proj.weight": C, "model.layers.*.mlp.gate_proj.weight": C,
+        "model.layers.*.mlp.up_proj.weight": C, "model.layers.*.mlp.down_proj.weight": C, "lm_head.weight": C,
+    },
+    "OPT": {
+        "model.decoder.embed_tokens.weight": C, "model.decoder.embed_positions.weight": M,
+        "model.decoder.layers.*.self_attn.k_proj.weight": M, "model.decoder.layers.*.self_attn.v_proj.weight": M,
+        "model.decoder.layers.*.self_attn.q_proj.weight": M, "model.decoder.layers.*.self_attn.out_proj.weight": C,
+        "model.decoder.layers.*.fc1.weight": C, "model.decoder.layers.*.fc2.weight": C,
+    },
+    "GPTNeoX": {
+        "gpt_neox.embed_in.weight": C, "gpt_neox.layers.*.attention.query_key_value.weight": M,
+        "gpt_neox.layers.*.attention.dense.weight": C, "gpt_neox.layers.*.mlp.dense_h_to_4h.weight": C,
+        "gpt_neox.layers.*.mlp.dense_4h_to_h.weight": C, "embed_out.weight": C,
+    },
+    "T5": {
+        "shared.weight": C,
+        **{f"encoder.block.*.layer.*.SelfAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
+        **{f"decoder.block.*.layer.*.SelfAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
+        **{f"decoder.block.*.layer.*.EncDecAttention.{k}.weight": C if k == "o" else M for k in "qkvo"},
+        "encoder.block.*.layer.*.SelfAttention.relative_attention_bias.weight": N,
+        "decoder.block.*.layer.*.SelfAttention.relative_attention_bias.weight": N,
+        **{f"{side}.block.*.layer.*.DenseReluDense.{k}.weight": C for side in ("encoder", "decoder")
+           for k in ("wi", "wi_0", "wi_1", "wo")},
+    },
+    "Bert": {
+        "bert.embeddings.word_embeddings.weight": C, "bert.embeddings.position_embeddings.weight": M,
+        **{f"bert.encoder.layer.*.attention.self.{k}.weight": M for k in ("query", "key", "value")},
+        "bert.encoder.layer.*.attention.output.dense.weight": C, "bert.encoder.layer.*.intermediate.dense.weight": C,
+        "bert.encoder.layer.*.output.dense.weight": C, "cls.predictions.transform.dense.weight": C,
+    },
+    "Mixtral": {
+        "model.embed_tokens.weight": C, **{f"model.layers.*.self_attn.{k}_proj.weight": M for k in "qkv"},
+        "model.layers.*.self_attn.o_proj.weight": C, "model.layers.*.mlp.experts.gate_up_proj": C,
+        "model.layers.*.mlp.experts.down_proj": C, "lm_head.weight": C,
+        **{f"model.layers.*.block_sparse_moe.experts.*.w{i}.weight": C for i in (1, 2, 3)},
+        **{f"model.layers.*.mlp.experts.*.w{i}.weight": C for i in (1, 2, 3)},
+    },
+    "nanoGPT": {
+        "transformer.wte.weight": C, "transformer.wpe.weight": M, "transformer.h.*.attn.c_attn.weight": M,
+        "transformer.h.*.attn.c_proj.weight": C, "transformer.h.*.mlp.c_fc.weight": C,
+        "transformer.h.*.mlp.c_proj.weight": C, **{f"transformer.h.*.attn.c_{k}.weight": M for k in "qkv"},
+    },
+    "Llama of Meta": {
+        "tok_embeddings.weight": C, "output.weight": C, "layers.*.attention.wq.weight": M,
+        "layers.*.attention.wk.weight": M, "layers.*.attention.wv.weight": M, "layers.*.attention.wo.weight": C,
+        "layers.*.feed_forward.w1.weight": C, "layers.*.feed_forward.w2.weight": C,
+        "layers.*.feed_forward.w3.weight": C, "layers.*.attention.wqkv.weight": M,
+    },
+    "tagc": {
+        "wte.weight": C, "wpe.weight": M, "h.*.attn.c_attn.weight": M, "h.*.attn.c_proj.weight": C,
+        "h.*.mlp.c_fc.weight": C, "h.*.mlp.c_proj.weight": C, "lm_head.weight": C,
+    },
+    "llm.c": {"wte": C, "wpe": M, "qkvw": M, "attprojw": C, "fcw": C, "fcprojw": C},
+    "torch.nn": {
+        "encoder.layers.*.self_attn.in_proj_weight": M, "encoder.layers.*.self_attn.out_proj.weight": C,
+        "decoder.layers.*.multihead_attn.q_proj_weight": M, "decoder.layers.*.multihead_attn.out_proj.weight": C,
+        "encoder.layers.*.linear1.weight": C, "encoder.layers.*.linear2.weight": C,
+    },
+    "others": {
+        "model.layers.*.self_attn.qkv_proj.weight": M, "model.layers.*.mlp.gate_up_proj.weight": C,
+        "model.layers.*.self_attn.kv_a_proj_with_mqa.weight": M, "transformer.blocks.*.attn.Wqkv.weight": M,
+        "model.layers.*.self_attn.dense.weight": C, "transformer.h.*.attn.attention.out_proj.weight": C,
+        "model.decoder.layers.*.encoder_attn.k_proj.weight": M, "down.*.attn1.to_q.weight": M,
+        "down.*.attn1.to_out.0.weight": C, "transformer.layer.*.attention.q_lin.weight": M,
+        "transformer.layer.*.attention.out_lin.weight": C, "blocks.*.qkv.weight": M, "blocks.*.wq.weight": M,
+        "blocks.*.feed_forward.key.weight": C, "pos_embed": M, "model.layers.*.mlp.router.weight": N,
+        "model.layers.*.mlp.experts.down_proj_bias": N, "model.layers.*.self_attn.q_norm.weight": N,
+        "attn_model.layers.*.mlp.fc1.weight": C, "value_head.summary.weight": C, "backbone.layers.*.mixer.A_log": N,
+    },
+}  # fmt: skip
+
+
+def numbered(kind):
+    return kind.replace("*", "3")
+
+
+def kind_of(name):
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def classes_of(parameters, **options):
+    return {row.name: row.class_ for row in classify(parameters, **options)}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_names(family):
+    expected = {numbered(kind): class_ for kind, class_ in FAMILIES[family].items()}
+    assert classes_of([(name, (4 * D, D)) for name in expected]) == expected
+
+
+def test_shapes_decide_before_names():
+    few = MIN_ELEMS // D - 1
+    rows = [
+        ("h.0.ln_1.weight", (D,), N, "norm"), ("h.0.mlp.c_fc.bias", (D,), N, "bias"), ("scale", (), N, "vector"),
+        ("cls_token", (1, 1, 4 * MIN_ELEMS), N, "vector"), ("h.0.mlp.c_fc.weight", (few, D), N, "below"),
+        ("h.1.mlp.c_fc.weight", (few + 1, D), C, "feed-forward"), ("h.0.attn.c_attn.weight", (few, D), N, "below"),
+        ("empty.weight", (0, D), N, "empty"), ("q_norm.weight", (D, D), N, "norm"),
+        ("blocks.0.moe.gate.weight", (D, 4 * D), N, "router"), ("blocks.0.mlp.gate.weight", (4 * D, D), C, "feed"),
+        ("conv1.weight", (D, 3, 7, 7), C, "4 dimensions"), ("something.weight", (D, D), C, "unknown matrix"),
+        ("layers.0.self_attn.something.weight", (D, D), M, "unknown use"),
+    ]  # fmt: skip
+    for row, (name, shape, class_, reason) in zip(classify([row[:2] for row in rows]), rows, strict=True):
+        assert (row.name, row.shape, row.n_elems, row.class_) == (name, shape, math.prod(shape), class_), name
+        assert reason in row.reason, name
+
+
+def test_min_elems_is_a_choice():
+    assert classes_of([("mlp.fc1.weight", (2, 2))], min_elems=0) == {"mlp.fc1.weight": C}
+    assert classes_of([("mlp.fc1.weight", (2, 2))], min_elems=5) == {"mlp.fc1.weight": N}
+
+
+@pytest.mark.parametrize("prefix", [
+    "module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "_fsdp_wrapped_module.",
+    "module._fsdp_wrapped_module._checkpoint_wrapped_module.",
+])  # fmt: skip
+def test_wrappers_change_nothing(prefix):
+    for family in FAMILIES.values():
+        for kind, class_ in family.items():
+            name = numbered(kind)
+            inside = name.replace(".3.", ".3._fsdp_wrapped_module._checkpoint_wrapped_module._orig_mod.")
+            assert clean_name(prefix + inside) == name
+            assert classes_of([(prefix + inside, (4 * D, D))]) == {name: class_}
+
+
+def test_a_module_of_the_users_that_is_called_module_keeps_its_name():
+    assert clean_name("encoder.module.weight") == "encoder.module.weight"
+    assert clean_name("module") == "module"
+
+
+def test_all_and_none():
+    parameters = [("ln.weight", (D,)), ("h.0.attn.c_attn.weight", (D, D)), ("empty", (0,)), ("scalar", ())]
+    assert classes_of(parameters, layers="all") == {
+        "ln.weight": C, "h.0.attn.c_attn.weight": C, "empty": N, "scalar": C}  # fmt: skip
+    assert set(classes_of(parameters, layers="none").values()) == {N}
+
+
+def test_rules_come_first_and_in_order():
+    parameters = [("h.0.mlp.a.weight", (D, D)), ("h.1.mlp.a.weight", (D, D)), ("h.1.ln.weight", (D,))]
+    rules = {"h.0.*": "dense", "*.a.weight": "mild", "*.ln.*": "compressed"}
+    rows = classify(parameters, rules=rules)
+    assert [row.class_ for row in rows] == [N, M, C]
+    assert [row.reason for row in rows] == ["rule h.0.*", "rule *.a.weight", "rule *.ln.*"]
+    wrapped = [("module." + name, shape) for name, shape in parameters]
+    assert [row.class_ for row in classify(wrapped, rules=rules)] == [N, M, C]
+
+
+def test_a_callable_sees_name_and_what_was_given():
+    seen = []
+
+    def layers(name, parameter):
+        seen.append((name, parameter))
+        return "mild"
+
+    assert classes_of([("module.a", (D, D)), ("b", (3,))], layers=layers, rules={"b": "dense"}) == {"a": M, "b": N}
+    assert seen == [("a", (D, D))]
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (dict(layers="attention"), ["layers", "'attention'", "'all'", "'none'", "'non-attention-linear'"]),
+    (dict(layers=None), ["layers", "None"]),
+    (dict(layers=["all"]), ["layers", "['all']"]),
+    (dict(layers=lambda name, parameter: "sparse"), ["'sparse'", "a.weight", "'mild'"]),
+    (dict(layers=lambda name, parameter: None), ["None", "a.weight"]),
+    (dict(layers=lambda name, parameter: ["dense"]), ["['dense']"]),
+    (dict(rules={"a.*": "sparse"}), ["rules['a.*']", "'sparse'", "'compressed'"]),
+    (dict(rules={"a.*": None}), ["rules['a.*']", "None"]),
+    (dict(rules={"b.*": "dense"}), ["rules['b.*']", "matches no parameter", "a.weight"]),
+    (dict(rules={"A.weight": "dense"}), ["rules['A.weight']", "matches no parameter"]),
+    (dict(rules={"*": "dense", "a.*": "mild"}), ["rules['a.*']", "no effect", "a.weight"]),
+    (dict(rules={3: "dense"}), ["pattern", "3"]),
+    (dict(rules={"": "dense"}), ["pattern", "''"]),
+    (dict(rules=["a.*"]), ["rules", "['a.*']", "dict"]),
+    (dict(min_elems=-1), ["min_elems", "-1"]),
+    (dict(min_elems=True), ["min_elems", "True"]),
+    (dict(min_elems=0.5), ["min_elems", "0.5"]),
+    (dict(parameters=[("", (3, 3))]), ["name", "''"]),
+    (dict(parameters=[(7, (3, 3))]), ["name", "7"]),
+    (dict(parameters=[("a", "3x3")]), ["a is given as '3x3'"]),
+    (dict(parameters=[("a", "33")]), ["a is given as '33'"]),
+    (dict(parameters=[("a", None)]), ["a is given as None"]),
+    (dict(parameters=[("a", (3, -1))]), ["a is given as (3, -1)"]),
+])  # fmt: skip
+def test_hostile(arguments, words):
+    with pytest.raises(Error) as raised:
+        classify(**{"parameters": [("a.weight", (D, D))], **arguments})
+    assert raised.value.status == "argument"
+    for word in words:
+        assert word in str(raised.value)
+
+
+def test_what_a_callable_raises_comes_through():
+    def layers(name, parameter):
+        raise KeyError(name)
+
+    with pytest.raises(KeyError):
+        classify([("a", (D, D))], layers=layers)
+
+
+def test_names_that_look_like_patterns_or_nothing():
+    names = ["*", "a[0]", "..", "weight", "w" * 3000, "ü.weight", "q" * 5000 + "_proj"]
+    rows = classify([(name, (D, D)) for name in names])
+    assert all(row.class_ in CLASSES and row.reason for row in rows)
+    assert all(len(line) <= 100 for line in table(rows).splitlines())
+    assert classify([]) == []
+
+
+def gpt2_rows(n_layer=12, d=768, n_vocab=50257, n_positions=1024):
+    shapes = [("transformer.wte.weight", (n_vocab, d)), ("transformer.wpe.weight", (n_positions, d))]
+    for i in range(n_layer):
+        h = f"transformer.h.{i}"
+        shapes += [(f"{h}.ln_1.weight", (d,)), (f"{h}.ln_1.bias", (d,)), (f"{h}.attn.c_attn.weight", (d, 3 * d)),
+                   (f"{h}.attn.c_attn.bias", (3 * d,)), (f"{h}.attn.c_proj.weight", (d, d)),
+                   (f"{h}.mlp.c_fc.weight", (d, 4 * d)), (f"{h}.mlp.c_proj.weight", (4 * d, d))]  # fmt: skip
+    return classify(shapes)
+
+
+def test_table():
+    rows = gpt2_rows()
+    text = table(rows, {"compressed": ("direct 95 % int2", 0.42), "mild": ("direct 85 % int4", 1.25),
+                        "dense": ("fp32", 32)})  # fmt: skip
+    lines = text.splitlines()
+    assert all(len(line) <= 100 and line == line.rstrip() for line in lines)
+    assert not any(line.startswith("  transformer.h.0.") for line in lines)
+    fc = next(line for line in lines if "mlp.c_fc.weight" in line)
+    assert "transformer.h.*.mlp.c_fc.weight x 12" in fc and f"{12 * 768 * 3072:,}" in fc
+    assert "12 norms, 24 biases" in text
+    # Sections and the whole, against sums by hand.
+    d = 768
+    n = {"compressed": 50257 * d + 12 * 9 * d * d, "mild": 1024 * d + 12 * 3 * d * d, "dense": 12 * 5 * d}
+    for class_, how in ("compressed", "direct 95 % int2"), ("mild", "direct 85 % int4"), ("dense", "fp32"):
+        head = next(line for line in lines if line.startswith(class_))
+        assert how in head and f"{n[class_]:,}" in head
+        assert f"{100 * n[class_] / sum(n.values()):.1f} %" in head
+    assert f"{n['compressed'] + n['mild']:,} of {sum(n.values()):,} elements compressed" in lines[-1]
+    bits = (n["compressed"] * 0.42 + n["mild"] * 1.25 + n["dense"] * 32) / sum(n.values())
+    assert f"{bits:.3g} bits per element on average" in lines[-1]
+
+
+def test_table_tells_layers_of_another_class_apart():
+    rows = [Row(f"h.{i}.a", (D, D), D * D, "dense" if i == 0 else "compressed", "why") for i in range(3)]
+    text = table(rows)
+    assert "h.*.a x 2" in text and "h.0.a" in text and "bits" not in text
+    assert f"{2 * D * D:,} of {3 * D * D:,}" in text
+
+
+def test_table_of_nothing():
+    assert table([]) == "0 of 0 elements compressed (0.0 %)"
+
+
+SMALL = dict(vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_heads=4, intermediate_size=4 * D)
+
+
+@pytest.mark.parametrize("family, model, config", [
+    ("GPT2", "GPT2LMHeadModel", dict(vocab_size=320, n_positions=128, n_embd=D, n_layer=2, n_head=4)),
+    ("Llama", "LlamaForCausalLM", SMALL),
+    ("Llama", "MistralForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("Llama", "Qwen2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("Llama", "Gemma2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
+    ("OPT", "OPTForCausalLM", SMALL | dict(ffn_dim=4 * D, word_embed_proj_dim=D)),
+    ("GPTNeoX", "GPTNeoXForCausalLM", SMALL),
+    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4, num_layers=2, d_ff=4 * D)),
+    ("Bert", "BertForMaskedLM", SMALL),
+    ("Mixtral", "MixtralForCausalLM", SMALL | dict(num_key_value_heads=4)),
+])  # fmt: skip
+def test_models_of_transformers(family, model, config):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    if not hasattr(transformers, model):
+        pytest.skip(f"transformers {transformers.__version__} has no {model}")
+    kind = getattr(transformers, model)
+    with torch.device("meta"):
+        built = kind(kind.config_class(**config))
+    rows = classify(built.named_parameters())
+    assert len(rows) == len(list(built.parameters()))
+    expected = dict(FAMILIES[family], **{"lm_head.weight": C})
+    for row in rows:
+        if len(row.shape) < 2 or row.n_elems < MIN_ELEMS:
+            assert row.class_ == "dense", row
+        else:  # a matrix that the list above does not have is a KeyError: names have changed
+            assert row.class_ == expected[kind_of(row.name)], row
+    assert {row.class_ for row in rows} == set(CLASSES)
+    assert all(len(line) <= 100 for line in table(rows).splitlines())
+
+
+def test_table_of_the_real_gpt2_and_llama():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    with torch.device("meta"):
+        gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+        llama = transformers.LlamaForCausalLM(transformers.LlamaConfig())
+    # GPT-2 small has 124,439,808 parameters, 768 x 2304 of attention in each of 12 layers, and 1024 positions.
+    text = table(classify(gpt2.named_parameters()))
+    assert "124,318,464 of 124,439,808 elements compressed" in text
+    assert len(text.splitlines()) == 3 + 4 + 2 + 1 + 1 and "25 norms, 73 biases" in text
+    # Llama 7B: three of four attention matrices of 4096 x 4096 in each of 32 layers, 65 norms.
+    text = table(classify(llama.named_parameters()))
+    assert "6,738,149,376 of 6,738,415,616 elements compressed" in text
+    assert f"{32 * 3 * 4096 * 4096:,}" in text and "65 norms" in text
