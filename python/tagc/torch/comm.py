@@ -90,25 +90,22 @@ class Comm:
         return [received.raw[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
     def agree(self, what, numbers, failure=None):
-        """Collective: returns where every rank has the same `numbers` (name: integer) and none has a `failure` (an
-        exception). Otherwise all ranks raise the same Error, which names the ranks that differ."""
+        """Collective: returns where every rank has the same `numbers` (up to seven, name: integer) and none has a
+        `failure` (an exception). Otherwise all ranks raise the same Error, which names a rank that differs."""
+        status = failure.status if isinstance(failure, Error) else "argument"
+        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *numbers.values(), *[0] * (7 - len(numbers)))
+        text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
         with self._lock:
-            values = list(numbers.values())
-            mine = struct.pack(f"<{1 + len(values)}q", 1 if failure else 0, *values)
-            # The length is part of what must agree, and an all-gather of unequal lengths would not end well.
-            mine = mine.ljust(64, b"\0") if len(mine) <= 64 else mine[:64]
-            all_of_them = self.all_gather(mine)
-            if not failure and all(other == mine for other in all_of_them):
+            everyone = self.all_gather(mine)
+            if not failure and all(other == mine for other in everyone):
                 return
-            text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
             texts = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
         texts = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
-        failed = [rank for rank, other in enumerate(all_of_them) if struct.unpack_from("<q", other)[0]]
-        if failed:
-            status = failure.status if isinstance(failure, Error) else "argument"
-            raise Error(status, f"{what}: rank {failed[0]}: {texts[failed[0]]}") from failure
-        other = next(rank for rank, theirs in enumerate(all_of_them) if theirs != all_of_them[0])
-        raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {other} has {texts[other]}")
+        for rank, other in enumerate(everyone):
+            if status := struct.unpack_from("<q", other)[0]:
+                raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
+        odd = next(rank for rank, other in enumerate(everyone) if other != everyone[0])
+        raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
 
     def bytes_sent(self):
         """Since the comm was made, by leg."""

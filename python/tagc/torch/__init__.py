@@ -1,0 +1,140 @@
+"""tagc for PyTorch: one line for models under FSDP2, DDP or FSDP1.
+
+    import tagc.torch as tagc
+    handle = tagc.compress(model)
+
+No patch of torch and no extension compiled against it: hooks that torch offers, and libtagc by ctypes."""
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library
+from tagc._library import Error
+from tagc.torch import policy
+from tagc.torch.comm import share
+from tagc.torch.handle import Compressed
+from tagc.torch.options import Options
+
+__all__ = ["Compressed", "Error", "compress"]
+
+OLDEST_TORCH = (2, 9)
+
+
+def compress(model, *, on_step=None, verbose=True, between=None, **options):
+    """Sends the gradients of `model` through tagc from now on. Collective over the ranks that train it, before the first
+    backward pass.
+
+    model: fully_shard()-ed (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+    sparsity: at least this share of each compressed gradient stays behind as a residual, which is added to the next one;
+        [0, 1], default 0.95; 0 sends every value.
+    values: how a value travels, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
+    layers: what is compressed: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
+        "compressed", "mild" or "dense". rules: {pattern of names: class}, looked at first.
+    mild, mild_sparsity: how attention and positions travel: "dense" or one of `values`, default "int4" at 0.85.
+    exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
+    sparsity_warmup: exchanges over which what is kept falls from a quarter to its share; 0 by default. Set it to some
+        hundred when training starts from random weights.
+    parameters: FSDP2: how parameters travel to all ranks: None (torch's own), "bf16", "int8", or what changed since the
+        last time: "delta8", "delta4", "delta2" (takes 4 bytes per parameter on every rank).
+    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; gradients
+        are then summed over it, compressed, after torch's own reduce-scatter.
+    threads: of the codec. timeout_s: after which a silent peer is an error.
+    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
+
+    Returns a Compressed. Raises the same Error on every rank, and changes nothing then."""
+    wrapper, group, mine = None, dist.group.WORLD if dist.is_initialized() else None, {}
+    try:
+        if group is None:
+            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        wrapper = _wrapper(model, between)
+        group = wrapper.groups()[0]
+        mine = _describe(wrapper, options)
+    except Exception as problem:
+        failure = problem
+    else:
+        failure = None
+    _agree(group, mine, failure)
+    settings, rows = Options(**options), mine["rows"]
+    wrapper.set_kinds({row[0]: row[1] for row in rows})
+    table = _table(wrapper, settings)
+    handle = Compressed(model, wrapper, settings, table)
+    handle.on_step = on_step
+    for group in wrapper.groups():
+        handle.comm(group)
+    wrapper.install(handle)
+    if verbose and dist.get_rank() == 0:
+        print(table, flush=True)
+    return handle
+
+
+def _wrapper(model, between):
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    version = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    if version < OLDEST_TORCH:
+        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, OLDEST_TORCH))} or newer")
+    if not isinstance(model, torch.nn.Module):
+        raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
+    kinds = {
+        "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
+        "ddp": isinstance(model, DistributedDataParallel),
+        "fsdp1": isinstance(model, FullyShardedDataParallel),
+    }
+    found = [kind for kind, is_it in kinds.items() if is_it]
+    if len(found) != 1:
+        how = "none of them" if not found else " and ".join(found)
+        raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
+                    "DistributedDataParallel or FullyShardedDataParallel, before compress()")
+    if between is not None and found != ["fsdp2"]:
+        raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0]}")
+    if found == ["fsdp2"]:
+        from tagc.torch import fsdp2
+
+        return fsdp2.Wrapper(model, between)
+    if found == ["ddp"]:
+        from tagc.torch import ddp
+
+        return ddp.Wrapper(model)
+    from tagc.torch import fsdp1
+
+    return fsdp1.Wrapper(model)
+
+
+def _describe(wrapper, options):
+    """What all ranks must have alike."""
+    _library.load()
+    unknown = set(options) - set(Options.__dataclass_fields__)
+    if unknown:
+        raise Error("argument", f"compress() has no option {sorted(unknown)[0]!r}; it has "
+                    f"{', '.join(Options.__dataclass_fields__)}")
+    settings = Options(**options)
+    rows = policy.classify([(p.name, p.shape) for p in wrapper.parameters()], settings.layers, settings.rules)
+    return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": settings.fingerprint(),
+            "rows": [(row.name, row.class_, row.shape) for row in rows]}
+
+
+def _agree(group, mine, failure):
+    """Collective: returns where all ranks came this far with the same, else raises the same Error on all of them."""
+    if group is None:
+        raise failure
+    status = failure.status if isinstance(failure, Error) else "argument"
+    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine})
+    for rank, theirs in enumerate(everyone):
+        if theirs["failure"]:
+            status, text = theirs["failure"]
+            raise Error(status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}") from failure
+    for rank, theirs in enumerate(everyone):
+        for what in ("versions", "options"):
+            for name, value in everyone[0][what].items():
+                if theirs[what][name] != value:
+                    raise Error("mismatch", f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
+                                f"rank {rank}")
+        if theirs["rows"] != everyone[0]["rows"]:
+            one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
+            raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
+
+
+def _table(wrapper, settings):
+    rows = policy.classify([(p.name, p.shape) for p in wrapper.parameters()], settings.layers, settings.rules)
+    return policy.table(rows, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})

@@ -1,0 +1,193 @@
+"""Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
+
+import threading
+import zlib
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch import policy, state
+from tagc.torch.comm import Comm
+from tagc.torch.statistics import Recorder
+from tagc.torch.unit import DTYPES, Unit, scale_of
+
+class Compressed:
+    """One model whose gradients travel through tagc; compress() makes it."""
+
+    def __init__(self, model, wrapper, options, table):
+        self.model, self.wrapper, self.options = model, wrapper, options
+        self._table = table
+        self.units, self._dense_units = {}, {}
+        self._comms = {}
+        self._recorder = Recorder()
+        self._scaler, self._scale = None, None
+        self._lock = threading.RLock()
+        self.n_steps = 0  # exchanges of the whole model that have begun
+        self._step_open = self._closed = False
+        self.on_step = None
+        self.undo = []  # what close() calls to take the hooks out again
+
+    # ---- what hooks use ----
+
+    def add_unit(self, name):
+        unit = self.units[name] = Unit(name, lambda kind, dtype: self.options.reducer(kind, dtype, self._step()))
+        return unit
+
+    def comm(self, group):
+        """The connection over that group's ranks. Collective when it is seen for the first time."""
+        ranks = tuple(dist.get_process_group_ranks(group))
+        with self._lock:
+            if ranks not in self._comms:
+                self._comms[ranks] = Comm(group, self.options.timeout_s)
+            return self._comms[ranks]
+
+    def exchange(self, unit, group, source, target, op, find_layout):
+        """What every hook does: all ranks agree on what comes, then reduce it. Collective, blocking.
+
+        find_layout() -> the layout of `source`, or None where it is not known which parameters are in it: then this call
+        is dense, and residuals stay as they are."""
+        if self._closed:
+            raise Error("state", "this tagc handle is closed, but its hook is still called")
+        comm = self.comm(group)
+        layout, failure, numbers = None, None, {}
+        try:
+            _check(source, target)
+            layout = find_layout()
+            numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype), "parameters": _fingerprint(layout),
+                       "scale": zlib.crc32(repr(scale_of(op, comm.world_size)).encode())}
+        except Exception as problem:
+            failure = problem
+        comm.agree(f"gradients of {unit.name}", numbers, failure)
+        with self._lock:
+            self._open_step()
+            if layout is None:
+                unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
+            stats = unit.reduce(comm, layout, source, target, op)
+            self._recorder.add(unit.name, stats, source.numel(), comm.world_size)
+
+    def _dense(self, unit, n_elems, comm, all_reduce):
+        key = (unit.name, n_elems, comm.ranks)
+        if key not in self._dense_units:
+            parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]
+            if all_reduce:
+                layout = layouts.bucket(parameters, comm.world_size)
+            else:
+                layout = layouts.cut(parameters, [0], n_elems, comm.world_size)
+            self._dense_units[key] = Unit(unit.name, unit.options), layout
+        return self._dense_units[key]
+
+    # ---- steps: one exchange of the whole model ----
+
+    def _step(self):
+        return max(0, self.n_steps - 1)
+
+    def _open_step(self):
+        """At the first unit of a backward pass."""
+        if self._step_open:
+            return
+        self._step_open = True
+        self.n_steps += 1
+        self._follow_scale()
+        if self._step() <= self.options.sparsity_warmup and self.options.sparsity_warmup:
+            for unit in self.units.values():
+                unit.set_sparsity(self.options.sparsity_at(self._step()))
+        if self.wrapper.name != "ddp":  # there the last bucket ends the step
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self.end_step)
+            except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
+                self._step_open = False
+
+    def end_step(self):
+        """All units of this backward pass are through."""
+        with self._lock:
+            self._step_open = False
+            stats = self._recorder.end(self.n_steps)
+        if self.on_step:
+            self.on_step(stats)
+
+    # ---- what users use ----
+
+    def stats(self):
+        """Statistics of the last backward pass that exchanged gradients, on this rank; docs/pytorch.md names the keys."""
+        return self._recorder.last
+
+    def table(self):
+        """What is compressed and what is not, as printed at the beginning."""
+        return self._table
+
+    def follow(self, scaler):
+        """Residuals follow the loss scale of a torch.amp.GradScaler from now on."""
+        if not callable(getattr(scaler, "get_scale", None)):
+            raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
+        self._scaler = scaler
+
+    def loss_scale(self, scale):
+        """The loss scale of the gradients that come next, where no scaler is followed. Local; the same on all ranks."""
+        if not scale > 0 or scale == float("inf"):
+            raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
+        with self._lock:
+            if self._scale is not None and scale != self._scale:
+                for unit in self.units.values():
+                    unit.scale_residuals(scale / self._scale)
+            self._scale = scale
+
+    def _follow_scale(self):
+        if self._scaler is not None:
+            self.loss_scale(self._scaler.get_scale())
+
+    def param_groups(self, betas=(0.9, 0.999), **options):
+        """Two parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed
+        parameters do best without a first moment; all others keep `betas`."""
+        kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
+        compressed, others = [], []
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                (compressed if kinds.get(policy.clean_name(name)) == "compressed" else others).append(parameter)
+        groups = [{"params": compressed, "betas": (0.0, betas[1]), **options}, {"params": others, "betas": betas, **options}]
+        return [group for group in groups if group["params"]]
+
+    def state_dict(self):
+        return state.save(self)
+
+    def load_state_dict(self, saved):
+        state.load(self, saved)
+
+    def at(self, checkpoint_id):
+        return state.Reader(self, checkpoint_id)
+
+    def close(self):
+        """Takes the hooks out where torch allows it, and frees the residuals. Local."""
+        with self._lock:
+            if self._closed:
+                return
+            for undo in self.undo:
+                undo()
+            for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
+                unit.close()
+            for comm in self._comms.values():
+                comm.close()
+            self._closed = True
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def _fingerprint(layout):
+    if layout is None:
+        return 0
+    return 1 + zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
+
+
+def _check(source, target):
+    for tensor, what in ((source, "gradient"), (target, "output")):
+        if tensor.device.type != "cpu":
+            raise Error("unsupported", f"{what} is on {tensor.device}: this libtagc computes in CPU memory only")
+        if tensor.dtype not in DTYPES:
+            raise Error("unsupported", f"{what} is {tensor.dtype}, must be fp32, bf16 or fp16")
+    if source.dtype != target.dtype:
+        raise Error("unsupported", f"gradient is {source.dtype} and output {target.dtype}, must be the same")

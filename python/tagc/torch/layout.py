@@ -1,0 +1,183 @@
+"""Where parameters lie in the flat tensor that a hook gets, and in the tensors that reducers take.
+
+    input of a hook   | a.row0 b.row0 c.row0 | a.row1 b.row1 c.row1 |      (W, row)
+    part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
+    part "dense"      | b.row0 | b.row1 |
+
+A part holds what one reducer exchanges: the pieces of all parameters of one class. Row r is what rank r owns; rows of
+a part are as long as the longest, with zeros behind shorter ones. For an all-reduce there is one row, owned by nobody.
+
+A parameter's residual is kept in its wire order: the order in which its elements follow each other in the rows."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Parameter(NamedTuple):
+    name: str
+    shape: tuple
+    kind: str  # "compressed", "mild" or "dense"
+    dim: int = 0  # along which it is sharded
+
+    @property
+    def numel(self):
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+class Piece(NamedTuple):
+    """Elements [offset, offset + length) of a parameter's wire order, at `start` of the input."""
+
+    parameter: int
+    start: int
+    offset: int
+    length: int
+
+
+class Run(NamedTuple):
+    """A copy between two flat tensors."""
+
+    start: int
+    target: int
+    length: int
+
+
+class Part:
+    """What one reducer exchanges."""
+
+    def __init__(self, kind, rows, n_rows_of_output):
+        """rows: pieces of each row. n_rows_of_output: 1 for an all-reduce."""
+        self.kind = kind
+        self.shard = max(sum(piece.length for piece in row) for row in rows)
+        if n_rows_of_output:  # an all-reduce cuts its only row for its owners
+            self.shard = _round_up(self.shard, 16 * n_rows_of_output)
+        self.n_elems = self.shard * len(rows)
+        self.pieces = []  # (piece, where in this part)
+        for r, row in enumerate(rows):
+            at = r * self.shard
+            for piece in row:
+                self.pieces.append((piece, at))
+                at += piece.length
+        self.n_real = sum(piece.length for piece, _ in self.pieces)
+        self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
+
+    def is_whole(self, n_elems):
+        """The hook's own tensor can be given to the reducer as it is."""
+        return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
+
+
+class Layout:
+    """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size ranks."""
+
+    def __init__(self, parameters, pieces, n_elems, n_rows, world_size):
+        self.parameters, self.n_elems = tuple(parameters), n_elems
+        self.row = n_elems // n_rows
+        self.all_reduce = n_rows == 1
+        self.has_gaps = sum(piece.length for piece in pieces) < n_elems
+        kinds = {}
+        for piece in sorted(pieces, key=lambda piece: piece.start):
+            rows = kinds.setdefault(self.parameters[piece.parameter].kind, [[] for _ in range(n_rows)])
+            rows[piece.start // self.row].append(piece)
+        self.parts = [Part(kind, rows, world_size if self.all_reduce else 0) for kind, rows in sorted(kinds.items())]
+
+    def output_runs(self, part, rank):
+        """From the output of a part's reducer to the output of the hook."""
+        if self.all_reduce:
+            return [Run(run.target, run.start, run.length) for run in part.runs]
+        first, last = rank * part.shard, (rank + 1) * part.shard
+        return _merged(Run(at - first, piece.start - rank * self.row, piece.length)
+                       for piece, at in part.pieces if first <= at < last)
+
+
+def copy_runs(source, target, runs):
+    for run in runs:
+        target[run.target:run.target + run.length].copy_(source[run.start:run.start + run.length])
+
+
+def _round_up(n, multiple):
+    return (n + multiple - 1) // multiple * multiple
+
+
+def _merged(runs):
+    merged = []
+    for run in runs:
+        last = merged[-1] if merged else None
+        if last and last.start + last.length == run.start and last.target + last.length == run.target:
+            merged[-1] = Run(last.start, last.target, last.length + run.length)
+        else:
+            merged.append(run)
+    return merged
+
+
+# ---- how each kind of wrapper lays parameters out ----
+
+def chunked(parameters, world_size):
+    """FSDP2: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
+    sizes = []
+    for parameter in parameters:
+        n_chunk = -(-parameter.shape[parameter.dim] // world_size)
+        sizes.append(n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])))
+    row = sum(sizes)
+    pieces = []
+    for r in range(world_size):
+        start = r * row
+        for i, size in enumerate(sizes):
+            if size:
+                pieces.append(Piece(i, start, r * size, size))
+            start += size
+    return Layout(parameters, pieces, row * world_size, world_size, world_size)
+
+
+def chunked_elems(parameter, world_size):
+    """What a parameter takes of a chunked() input, padding included."""
+    n_chunk = -(-parameter.shape[parameter.dim] // world_size)
+    return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
+
+
+def cut(parameters, starts, n_elems, world_size):
+    """FSDP1: parameters one after the other (at `starts`), the whole cut into W rows wherever it falls."""
+    row = n_elems // world_size
+    pieces = []
+    for i, (parameter, start) in enumerate(zip(parameters, starts)):
+        offset = 0
+        while offset < parameter.numel:
+            at = start + offset
+            length = min(parameter.numel - offset, row - at % row)
+            pieces.append(Piece(i, at, offset, length))
+            offset += length
+    return Layout(parameters, pieces, n_elems, world_size, world_size)
+
+
+def bucket(parameters, world_size, starts=None, n_elems=None):
+    """DDP and all-reduces: parameters one after the other (or at `starts`), all of it for everyone."""
+    if starts is None:
+        starts, at = [], 0
+        for parameter in parameters:
+            starts.append(at)
+            at += parameter.numel
+        n_elems = at
+    pieces = [Piece(i, start, 0, p.numel) for i, (p, start) in enumerate(zip(parameters, starts)) if p.numel]
+    return Layout(parameters, pieces, n_elems, 1, world_size)
+
+
+# ---- a parameter's own order and its wire order ----
+
+def to_wire(values, parameter, world_size):
+    """(shape) -> wire order, (numel,). They differ where a parameter is sharded along another dimension than 0."""
+    values = values.reshape(parameter.shape)
+    if parameter.dim:
+        values = torch.cat(torch.chunk(values, world_size, dim=parameter.dim), dim=0)
+    return values.reshape(-1)
+
+
+def from_wire(values, parameter, world_size):
+    """Wire order, (numel,) -> (shape)."""
+    if not parameter.dim:
+        return values.reshape(parameter.shape)
+    shape = list(parameter.shape)
+    shape[parameter.dim] //= world_size
+    rows = torch.chunk(values.reshape(world_size * shape[0], *shape[1:]), world_size, dim=0)
+    return torch.cat(rows, dim=parameter.dim)

@@ -1,0 +1,104 @@
+"""What compress() may be asked for, checked, and what it means in fields of tagc_reducer_options."""
+
+import dataclasses
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch import policy
+
+WARMUP_KEPT = 0.25  # the share that is kept at first
+
+
+def _choice(name, value, allowed):
+    if value not in allowed:
+        raise Error("argument", f"{name} is {value!r}, must be one of {', '.join(repr(a) for a in allowed)}")
+
+
+def _number(name, value, low, high, kind=float):
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    if not fits or kind(value) != value:
+        raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
+                    f"{low} to {high}")
+
+
+@dataclasses.dataclass
+class Options:
+    """Defaults are libtagc's: direct, 95 % sparsity, 2-bit values; mild: 85 %, 4-bit values."""
+
+    sparsity: float = None
+    values: str = None
+    layers: object = "non-attention-linear"
+    rules: dict = None
+    mild: str = None
+    mild_sparsity: float = None
+    exchange: str = "direct"
+    parameters: str = None
+    threads: int = 1
+    timeout_s: float = 300
+    sparsity_warmup: int = 0
+
+    def __post_init__(self):
+        _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
+        is_direct = self.exchange == "direct"
+        if self.sparsity is None:
+            self.sparsity = 0.95 if is_direct else 0.9875
+        _number("sparsity", self.sparsity, 0, 1)
+        if self.values is None:
+            self.values = "int2" if self.sparsity > 0 else "fp32"
+        _choice("values", self.values, tuple(lib.VALUES))
+        if self.mild is None:
+            self.mild = ("fp32" if self.sparsity == 0 else "int4") if is_direct else "dense"
+        _choice("mild", self.mild, ("dense", *lib.VALUES))
+        if self.mild_sparsity is None:
+            self.mild_sparsity = min(0.85, self.sparsity)
+        _number("mild_sparsity", self.mild_sparsity, 0, 1)
+        if self.parameters is not None:
+            _choice("parameters", self.parameters, (None, *lib.GATHERS))
+        _number("threads", self.threads, 1, 256, int)
+        _number("timeout_s", self.timeout_s, 0.001, 1e6)
+        _number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
+        if not callable(self.layers):
+            _choice("layers", self.layers, policy.LAYERS)
+
+    def sparsity_at(self, step):
+        """Of the compressed class, at the given exchange: what is kept falls from a quarter to its own share."""
+        kept = 1 - self.sparsity
+        if step < self.sparsity_warmup and 0 < kept < WARMUP_KEPT:
+            return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
+        return self.sparsity
+
+    def reducer(self, kind, dtype, step):
+        """Fields for parts of that class whose gradients have that dtype."""
+        exchange = "dense"
+        if kind == "compressed":
+            exchange = self.exchange
+        elif kind == "mild" and self.mild != "dense":
+            exchange = "direct"
+        fields = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
+        if exchange == "dense":
+            fields["wire"] = lib.WIRES["bf16" if dtype == torch.bfloat16 else "fp32"]
+        elif kind == "mild":
+            fields |= {"sparsity": self.mild_sparsity, "values": lib.VALUES[self.mild]}
+        else:
+            fields["sparsity"] = self.sparsity_at(step)
+            if exchange == "direct":
+                fields["values"] = lib.VALUES[self.values]
+        return fields
+
+    def travels(self, kind):
+        """How a class travels, in words."""
+        if kind == "compressed" and self.exchange != "dense":
+            values = f", {self.values}" if self.exchange == "direct" else ""
+            return f"{self.exchange}, {100 * self.sparsity:g} % zero{values}"
+        if kind == "mild" and self.mild != "dense" and self.exchange != "dense":
+            return f"direct, {100 * self.mild_sparsity:g} % zero, {self.mild}"
+        return "dense"
+
+    def fingerprint(self):
+        """What must be the same on all ranks, by name."""
+        fields = dataclasses.asdict(self)
+        if callable(self.layers):
+            fields["layers"] = "a function"  # what it chose is compared parameter by parameter
+        return fields

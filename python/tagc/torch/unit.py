@@ -1,0 +1,167 @@
+"""One exchange of several parameters: packed by class, reduced, unpacked. Every hook comes through Unit.reduce().
+
+A unit is called with inputs of its own layout; when a hook's layout changes (a parameter without a gradient, buckets
+made anew), its reducers are made anew, too, and residuals follow their parameters."""
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch.reducer import Reducer
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ReduceOp = dist.ReduceOp
+
+
+def scale_of(op, world_size):
+    """What the sum over ranks is multiplied with: AVG, SUM or PREMUL_SUM."""
+    if op == ReduceOp.AVG:
+        return 1.0 / world_size
+    if op == ReduceOp.SUM:
+        return 1.0
+    if op == ReduceOp.PREMUL_SUM:
+        factor = op.__getstate__()[1]
+        return float(factor)
+    raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
+
+
+def _zeros(n_elems):
+    return torch.full((n_elems,), -0.0)  # libtagc's zero: nothing changes when it is added
+
+
+class _Exchange:
+    """A part and its reducer, with the memory that packing needs."""
+
+    def __init__(self, layout, part, comm, options):
+        self.part, self.outputs = part, layout.output_runs(part, comm.rank)
+        self.is_whole = part.is_whole(layout.n_elems)
+        self.reducer = Reducer(comm, part.n_elems, all_reduce=int(layout.all_reduce), **options)
+        self.input = None if self.is_whole else torch.zeros(part.n_elems, dtype=torch.float32)
+        self.output = None if self.is_whole else torch.empty(self.reducer.n_output, dtype=torch.float32)
+
+    def begin(self, source, target):
+        if self.is_whole:
+            self.reducer.begin(source, target)
+            return
+        layouts.copy_runs(source, self.input, self.part.runs)
+        self.reducer.begin(self.input, self.output)
+
+    def end(self, target):
+        stats = self.reducer.end()
+        if not self.is_whole:
+            layouts.copy_runs(self.output, target, self.outputs)
+        return stats
+
+
+class Unit:
+    """name: of the module. exchange_options(kind, dtype) -> fields of tagc_reducer_options for parts of that class."""
+
+    def __init__(self, name, exchange_options):
+        self.name, self.options = name, exchange_options
+        self._comm, self._layout, self._key, self._exchanges = None, None, None, []
+        self._kept = {}  # residuals of parameters that the reducers at work do not have, wire order
+
+    # ---- the step ----
+
+    def reduce(self, comm, layout, source, target, op):
+        """Collective, blocking. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
+        Any of DTYPES, alike. All ranks agreed on the layout before. Returns [(part, tagc_reducer_stats)]."""
+        scale = scale_of(op, comm.world_size)
+        mean = scale == 1.0 / comm.world_size
+        self._prepare(comm, layout, "avg" if mean else "sum", source.dtype)
+        wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
+        direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
+        result = target if direct else torch.empty(target.numel(), dtype=torch.float32)
+        if layout.has_gaps:
+            result.zero_()
+        begun = []
+        try:
+            for exchange in self._exchanges:
+                exchange.begin(wide, result)
+                begun.append(exchange)
+        finally:  # what has begun is ended whatever happens: peers wait for it
+            stats = [(exchange.part, exchange.end(result)) for exchange in begun]
+        if not mean and scale != 1.0:
+            result.mul_(scale)
+        if result is not target:
+            target.copy_(result)
+        return stats
+
+    def _prepare(self, comm, layout, op, dtype):
+        key = (op, dtype == torch.bfloat16)
+        if self._comm is comm and self._layout is layout and self._key == key:
+            return
+        self._stow()
+        self._comm, self._layout, self._key = comm, layout, key
+        for part in layout.parts:
+            options = self.options(part.kind, dtype) | {"op": lib.OPS[op]}
+            self._exchanges.append(_Exchange(layout, part, comm, options))
+        self._unstow()
+
+    # ---- residuals by parameter ----
+
+    def _stow(self):
+        """Takes the reducers' residuals into keeping, and ends the reducers."""
+        self._kept |= self.residuals_on_the_wire()
+        for exchange in self._exchanges:
+            exchange.reducer.close()
+        self._exchanges = []
+
+    def _unstow(self):
+        """Gives the reducers what is kept of their parameters."""
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is None:
+                continue
+            values, found = _zeros(exchange.part.n_elems), set()
+            for piece, at in exchange.part.pieces:
+                name = self._layout.parameters[piece.parameter].name
+                if name in self._kept:
+                    found.add(name)
+                    real = self._kept[name][piece.offset:piece.offset + piece.length]
+                    values[at:at + real.numel()].copy_(real)
+            if found:
+                exchange.reducer.set_residual(values)
+            for name in found:
+                del self._kept[name]
+
+    def residuals_on_the_wire(self):
+        """name -> (numel,) in wire order, copies, of all parameters that have one. Local."""
+        found = {name: values.clone() for name, values in self._kept.items()}
+        for exchange in self._exchanges:
+            residual = exchange.reducer.residual()
+            if residual is None:
+                continue
+            for piece, at in exchange.part.pieces:
+                parameter = self._layout.parameters[piece.parameter]
+                values = found.setdefault(parameter.name, _zeros(parameter.numel))
+                real = values[piece.offset:piece.offset + piece.length]
+                real.copy_(residual[at:at + real.numel()])
+        return found
+
+    def set_residuals_on_the_wire(self, values):
+        """Puts name -> (numel,) in wire order in place of all residuals; those not named become zero."""
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is not None:
+                exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
+        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        if self._layout is not None:
+            self._unstow()
+
+    def scale_residuals(self, factor):
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is not None:
+                exchange.reducer.scale_residual(factor)
+        for values in self._kept.values():
+            values.mul_(factor)
+
+    def set_sparsity(self, sparsity):
+        for exchange in self._exchanges:
+            if exchange.part.kind == "compressed":
+                exchange.reducer.set_sparsity(sparsity)
+
+    def close(self):
+        """The residuals stay, and go into the reducers that a later reduce() makes."""
+        self._stow()
+        self._comm = self._layout = self._key = None

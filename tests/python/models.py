@@ -1,0 +1,45 @@
+"""Small models with awkward shapes, and the data they are trained on."""
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm = nn.LayerNorm(n)
+        self.attn = nn.Linear(n, 3 * n)
+        self.mlp = nn.Linear(n, 5)
+        self.out = nn.Linear(5, n, bias=False)
+
+    def forward(self, x):
+        q, k, v = self.attn(self.norm(x)).chunk(3, dim=-1)
+        return x + self.out(torch.tanh(self.mlp(torch.sigmoid(q * k) * v)))
+
+
+class Odd(nn.Module):
+    """First dimensions of 1, 3 and 5, which no world size divides."""
+
+    def __init__(self, n=33):
+        super().__init__()
+        self.embed = nn.Linear(7, n)
+        self.layers = nn.ModuleList([Block(n), Block(n)])
+        self.scale = nn.Parameter(torch.ones(1))
+        self.mix = nn.Parameter(torch.eye(3, 3))
+        self.head = nn.Linear(n, 3)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x) @ self.mix * self.scale
+
+
+def batch_of(rank, step=0, n=6):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(n, 7, generator=generator), torch.randn(n, 3, generator=generator)
+
+
+def loss_of(model, batch):
+    x, y = batch
+    return ((model(x) - y) ** 2).mean()

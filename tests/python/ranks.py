@@ -1,0 +1,78 @@
+"""Runs a function as several gloo ranks, each a process, and brings back what each returned or how it failed."""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import traceback
+
+TIMEOUT_S = 120
+
+
+def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
+    """function(rank, world_size, *arguments), a function of a test's own module, in each of world_size processes with
+    torch.distributed up. The results in rank order; an AssertionError with the traceback where one failed."""
+    outcomes = attempt(function, world_size, *arguments, timeout_s=timeout_s)
+    for rank, (result, trace) in enumerate(outcomes):
+        assert trace is None, f"rank {rank} of {world_size}:\n{trace}"
+    return [result for result, _ in outcomes]
+
+
+def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
+    """As run(), but failures are results, too: (result, traceback or None) of each rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        with open(f"{folder}/job", "wb") as file:
+            pickle.dump((sys.modules[function.__module__].__file__, function.__name__, arguments), file)
+        environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, folder], env=environment | {"RANK": str(rank)})
+            for rank in range(world_size)
+        ]
+        try:
+            for rank in ranks:
+                rank.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"ranks hang: {[rank.poll() for rank in ranks]} after {timeout_s} s") from None
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+        outcomes = []
+        for rank, process in enumerate(ranks):
+            path = f"{folder}/{rank}"
+            if os.path.exists(path):
+                with open(path, "rb") as file:
+                    outcomes.append(pickle.load(file))
+            else:
+                outcomes.append((None, f"ended with {process.returncode}"))
+        return outcomes
+
+
+def _main(folder):
+    with open(f"{folder}/job", "rb") as file:
+        path, name, arguments = pickle.load(file)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    sys.path.insert(0, os.path.dirname(path))
+    try:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        store = dist.FileStore(f"{folder}/store", world_size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        module = __import__(os.path.basename(path)[: -len(".py")])
+        outcome = getattr(module, name)(rank, world_size, *arguments), None
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        outcome = None, traceback.format_exc()
+    with open(f"{folder}/{rank}.part", "wb") as file:
+        pickle.dump(outcome, file)
+    os.replace(f"{folder}/{rank}.part", f"{folder}/{rank}")
+    sys.stdout.flush()
+    os._exit(0 if outcome[1] is None else 1)  # a failed rank must not wait for its peers in a destructor
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
