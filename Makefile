@@ -10,7 +10,7 @@ CMAKE = cmake -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTAGC_MPI=$(MPI) $(shell comma
 SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
 CTEST = ctest --output-on-failure --no-tests=error -j$(JOBS)
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo check test asan tsan bench format lint install clean
+.PHONY: help all build setup demo check test python asan tsan bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,9 +30,15 @@ demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAG
 
 test: build ## compile and run the tests
 	@cd build && $(CTEST)
+	@scripts/python.sh say
+
+python: ## the environment (torch, pytest) of the Python tests, made once in ~/.cache/tagc
+	@scripts/setup.sh python
+	@scripts/python.sh make
 
 check: ## what CI runs: setup of everything that tests use, tests, then both sanitizers
-	@scripts/setup.sh build lab browser
+	@scripts/setup.sh build lab browser python
+	@scripts/python.sh make || test $$? -eq 77
 	@scripts/check.sh
 
 asan: ## tests under the address and undefined behaviour sanitizers

@@ -24,3 +24,4 @@ stage "address and undefined behaviour sanitizers" asan
 stage "thread sanitizer" tsan
 echo
 printf '%s\n' "${summary[@]}"
+scripts/python.sh say
