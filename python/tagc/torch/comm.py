@@ -89,22 +89,23 @@ class Comm:
         lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
         return [received.raw[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
-    def agree(self, what, numbers, failure=None):
-        """Collective: returns where every rank has the same `numbers` (up to seven, name: integer) and none has a
-        `failure` (an exception). Otherwise all ranks raise the same Error, which names a rank that differs."""
+    def agree(self, what, numbers, failure=None, vote=0):
+        """Collective: where every rank has the same `numbers` (up to six, name: integer) and none has a `failure` (an
+        exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a rank
+        that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
-        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *numbers.values(), *[0] * (7 - len(numbers)))
+        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *numbers.values(), *[0] * (6 - len(numbers)), vote)
         text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
         with self._lock:
             everyone = self.all_gather(mine)
-            if not failure and all(other == mine for other in everyone):
-                return
+            if not failure and all(other[:-8] == mine[:-8] for other in everyone):
+                return [struct.unpack_from("<q", other, 56)[0] for other in everyone]
             texts = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
         texts = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
         for rank, other in enumerate(everyone):
             if status := struct.unpack_from("<q", other)[0]:
                 raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
-        odd = next(rank for rank, other in enumerate(everyone) if other != everyone[0])
+        odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
         raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
 
     def bytes_sent(self):

@@ -10,6 +10,8 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import policy
+from tagc.torch.reducer import Gatherer
+from tagc.torch.unit import DTYPES, check_tensors
 
 
 class _Module:
@@ -38,10 +40,12 @@ class _Module:
         self.parameters = [parameter._replace(name=policy.clean_name(names[id(p.sharded_param)]))
                            for parameter, p in zip(self.parameters, self._sharded)]
 
+    def mesh(self):
+        return self._sharded[0].sharded_param.device_mesh
+
     def group(self):
         """Over which gradients are reduce-scattered: the last dimension of the mesh."""
-        mesh = self._sharded[0].sharded_param.device_mesh
-        return mesh.get_group(mesh.ndim - 1)
+        return self.mesh().get_group(self.mesh().ndim - 1)
 
     def set_kinds(self, kinds):
         self.parameters = [parameter._replace(kind=kinds[parameter.name]) for parameter in self.parameters]
@@ -57,6 +61,19 @@ class _Module:
         key = tuple(parameter.name for parameter in present), world_size
         if key not in self._layouts:
             self._layouts[key] = layouts.chunked(present, world_size)
+        return self._layouts[key]
+
+
+    def shard_layout(self, n_elems, n_hosts):
+        """Of what this rank owns of the parameters, n_elems with padding; as layout()."""
+        world_size = self.group().size()
+        present = _those_that_fit(self.trainable(), n_elems * world_size, world_size)
+        if present is None:
+            return None
+        key = tuple(parameter.name for parameter in present), -n_hosts
+        if key not in self._layouts:
+            chunks = [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present]
+            self._layouts[key] = layouts.bucket(chunks, n_hosts)
         return self._layouts[key]
 
 
@@ -97,25 +114,115 @@ class ReduceScatter:
                               lambda: self._module.layout(input_tensor.numel(), world_size))
 
 
+class AllReduceBetween:
+    """For set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's shard is averaged with those
+    of the same place in the other hosts. Residuals are of shards, not of whole gradients."""
+
+    def __init__(self, handle, unit, module, group):
+        self._handle, self._unit, self._module, self._group = handle, unit, module, group
+
+    def __call__(self, reduce_output):
+        self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, dist.ReduceOp.AVG,
+                              lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
+
+
+_CHANGED, _RESET = 1, 2
+
+
+class AllGather:
+    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
+    and a second gather of the same values (backward after forward) sends nothing at all."""
+
+    def __init__(self, handle, module, wire, tag):
+        self._handle, self._module, self._wire, self._tag = handle, module, wire, tag
+        self._gatherers = {}  # by ranks and size
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        comm = self._handle.comm(group)
+        failure, gather, vote, numbers = None, None, 0, {}
+        try:
+            check_tensors(input_tensor, output_tensor, "parameters")
+            gather = self._gatherers.setdefault((comm.ranks, input_tensor.numel()), _Gather())
+            vote = gather.vote(input_tensor)
+            numbers = {"elements": input_tensor.numel(), "dtype": DTYPES.index(input_tensor.dtype)}
+        except Exception as problem:
+            failure = problem
+        votes = comm.agree(f"parameters of {self._module.name}", numbers, failure, vote)
+        with self._handle.lock:
+            if gather.gatherer is None:
+                gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag)
+            sent = comm.bytes_sent()["gather"]
+            gather.run(output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
+            self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent, output_tensor.numel())
+
+    def reset(self):
+        """Parameters were changed from outside: next time all of them travel."""
+        for gather in self._gatherers.values():
+            gather.wants_reset = True
+
+    def close(self):
+        for gather in self._gatherers.values():
+            if gather.gatherer is not None:
+                gather.gatherer.close()
+        self._gatherers = {}
+
+
+class _Gather:
+    def __init__(self):
+        self.gatherer, self.wants_reset = None, False
+        self._shard = self._full = None
+
+    def vote(self, shard):
+        """Whether this rank's shard is another than the last time; it is copied here."""
+        flags = _RESET if self.wants_reset else 0
+        wide = shard.float()
+        if self._full is not None and torch.equal(wide, self._shard):
+            return flags
+        if self._shard is None:
+            self._shard = torch.empty(shard.numel(), dtype=torch.float32)
+        self._shard.copy_(wide)
+        return flags | _CHANGED
+
+    def run(self, output, changed, reset):
+        full = self._full
+        if full is None:
+            full = torch.zeros(output.numel(), dtype=torch.float32)
+        if changed or reset:
+            if reset:
+                self.gatherer.reset()
+            self.wants_reset = True  # unless this goes well
+            self.gatherer.run(self._shard, full)
+            self.wants_reset = False
+        output.copy_(full)
+        if self.gatherer.is_delta:
+            self._full = full
+
+
 class Wrapper:
     """All fully_shard()-ed modules of a model, for compress()."""
 
     name = "fsdp2"
 
     def __init__(self, model, between=None):
-        self.between = between
+        self._model, self.between = model, between
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.modules = []
+        self.modules, self._gathers = [], []
         for name, module in model.named_modules():
             if isinstance(module, FSDPModule):
                 module = _Module(module, name or "the root module")
                 if module.parameters:
                     module.name_parameters(names)
                     self.modules.append(module)
+        if between is not None and any(module.mesh().ndim > 1 for module in self.modules):
+            raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
+                        "has more, and torch then sums between hosts itself, uncompressed")
 
     def groups(self):
-        """Of ranks that exchange gradients, in an order that is the same on all of them."""
-        return [module.group() for module in self.modules]
+        """Of ranks that exchange, in an order that is the same on all of them."""
+        return [module.group() for module in self.modules] + ([self.between] if self.between is not None else [])
 
     def parameters(self):
         return [parameter for module in self.modules for parameter in module.parameters]
@@ -125,17 +232,44 @@ class Wrapper:
             module.set_kinds(kinds)
 
     def install(self, handle):
-        for module in self.modules:
-            unit = handle.add_unit(module.name)
-            module.module.set_custom_reduce_scatter(ReduceScatter(handle, unit, module))
-            handle.undo.append(lambda module=module: module.module.set_custom_reduce_scatter(_DefaultReduceScatter()))
+        for tag, module in enumerate(self.modules):
+            unit, target = handle.add_unit(module.name), module.module
+            if self.between is None:
+                target.set_custom_reduce_scatter(ReduceScatter(handle, unit, module))
+                handle.undo.append(lambda target=target: target.set_custom_reduce_scatter(_TorchReduceScatter()))
+            else:
+                target.set_all_reduce_hook(AllReduceBetween(handle, unit, module, self.between))
+                handle.undo.append(lambda target=target: target.set_all_reduce_hook(None))
+            if handle.options.parameters is not None:
+                gather = AllGather(handle, module, handle.options.parameters, tag)
+                self._gathers.append(gather)
+                target.set_custom_all_gather(gather)
+                handle.undo.append(lambda target=target: target.set_custom_all_gather(_TorchAllGather()))
+                handle.undo.append(gather.close)
+        if self._gathers:
+            loaded = self._model.register_load_state_dict_post_hook(lambda *_: self.reset_parameters())
+            handle.undo.append(loaded.remove)
+        if self.between is not None:
+            place = self.modules[0].group().rank()
+            handle.comm(self.between).agree("between", {"place in the shard group": place})
+
+    def reset_parameters(self):
+        for gather in self._gathers:
+            gather.reset()
 
 
-class _DefaultReduceScatter:
+class _TorchComm:
     """What FSDP2 does by itself; back in its place when a handle is closed."""
 
     def allocate(self, size, *, dtype, device):
         return torch.empty(*size, dtype=dtype, device=device)
 
+
+class _TorchReduceScatter(_TorchComm):
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+
+
+class _TorchAllGather(_TorchComm):
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)

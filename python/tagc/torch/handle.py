@@ -11,7 +11,7 @@ from tagc.torch import layout as layouts
 from tagc.torch import policy, state
 from tagc.torch.comm import Comm
 from tagc.torch.statistics import Recorder
-from tagc.torch.unit import DTYPES, Unit, scale_of
+from tagc.torch.unit import DTYPES, Unit, check_tensors, scale_of
 
 class Compressed:
     """One model whose gradients travel through tagc; compress() makes it."""
@@ -23,7 +23,7 @@ class Compressed:
         self._comms = {}
         self._recorder = Recorder()
         self._scaler, self._scale = None, None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self._closed = False
         self.on_step = None
@@ -38,7 +38,7 @@ class Compressed:
     def comm(self, group):
         """The connection over that group's ranks. Collective when it is seen for the first time."""
         ranks = tuple(dist.get_process_group_ranks(group))
-        with self._lock:
+        with self.lock:
             if ranks not in self._comms:
                 self._comms[ranks] = Comm(group, self.options.timeout_s)
             return self._comms[ranks]
@@ -53,19 +53,22 @@ class Compressed:
         comm = self.comm(group)
         layout, failure, numbers = None, None, {}
         try:
-            _check(source, target)
+            check_tensors(source, target, "gradient")
             layout = find_layout()
             numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype), "parameters": _fingerprint(layout),
                        "scale": zlib.crc32(repr(scale_of(op, comm.world_size)).encode())}
         except Exception as problem:
             failure = problem
         comm.agree(f"gradients of {unit.name}", numbers, failure)
-        with self._lock:
+        with self.lock:
             self._open_step()
             if layout is None:
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
             stats = unit.reduce(comm, layout, source, target, op)
             self._recorder.add(unit.name, stats, source.numel(), comm.world_size)
+
+    def record_gather(self, name, n_bytes_sent, n_elems):
+        self._recorder.add_gather(name, n_bytes_sent, n_elems)
 
     def _dense(self, unit, n_elems, comm, all_reduce):
         key = (unit.name, n_elems, comm.ranks)
@@ -101,7 +104,7 @@ class Compressed:
 
     def end_step(self):
         """All units of this backward pass are through."""
-        with self._lock:
+        with self.lock:
             self._step_open = False
             stats = self._recorder.end(self.n_steps)
         if self.on_step:
@@ -127,7 +130,7 @@ class Compressed:
         """The loss scale of the gradients that come next, where no scaler is followed. Local; the same on all ranks."""
         if not scale > 0 or scale == float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
-        with self._lock:
+        with self.lock:
             if self._scale is not None and scale != self._scale:
                 for unit in self.units.values():
                     unit.scale_residuals(scale / self._scale)
@@ -159,7 +162,7 @@ class Compressed:
 
     def close(self):
         """Takes the hooks out where torch allows it, and frees the residuals. Local."""
-        with self._lock:
+        with self.lock:
             if self._closed:
                 return
             for undo in self.undo:
@@ -181,13 +184,3 @@ def _fingerprint(layout):
     if layout is None:
         return 0
     return 1 + zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
-
-
-def _check(source, target):
-    for tensor, what in ((source, "gradient"), (target, "output")):
-        if tensor.device.type != "cpu":
-            raise Error("unsupported", f"{what} is on {tensor.device}: this libtagc computes in CPU memory only")
-        if tensor.dtype not in DTYPES:
-            raise Error("unsupported", f"{what} is {tensor.dtype}, must be fp32, bf16 or fp16")
-    if source.dtype != target.dtype:
-        raise Error("unsupported", f"gradient is {source.dtype} and output {target.dtype}, must be the same")

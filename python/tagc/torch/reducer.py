@@ -70,26 +70,25 @@ class Reducer:
 
 
 class Gatherer:
-    """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make.
-
-    `full` is kept here: deltas build on what the last gather left in it."""
+    """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make."""
 
     def __init__(self, comm, n_elems, wire, tag):
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         fields.n_elems, fields.wire, fields.tag = n_elems, lib.GATHERS[wire], tag
-        self.full = torch.zeros(n_elems, dtype=torch.float32)
-        self._shard = torch.zeros(n_elems // comm.world_size, dtype=torch.float32)
+        self.n_elems, self._n_shard = n_elems, n_elems // comm.world_size
+        self.is_delta = wire.startswith("delta")
+        fields.check_every = 100 if self.is_delta else 0
         self._handle = ctypes.c_void_p()
         lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
-    def run(self, shard):
-        """`shard` (shard,) of any floating dtype; returns full (W * shard,), fp32."""
-        self._shard.copy_(shard)
-        lib.call("tagc_gatherer_begin", self._handle, self._shard.data_ptr(), self.full.data_ptr())
+    def run(self, shard, full):
+        """shard (shard,) -> full (W * shard,), blocking. Deltas: full must hold what the last run left there."""
+        pointers = _address(shard, self._n_shard, "shard"), _address(full, self.n_elems, "full")
+        lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
-        return self.full
 
     def reset(self):
+        """The next run sends everything, not what changed."""
         lib.call("tagc_gatherer_reset", self._handle)
 
     def close(self):

@@ -30,6 +30,13 @@ class Recorder:
                 now["nonfinite_units"].append(unit)
         now["world_size"] = world_size
 
+    def add_gather(self, unit, n_bytes_sent, n_elems):
+        """Parameters of one unit went to all ranks."""
+        if self._now is None:
+            self._now = _empty()
+        self._now["bytes_by_leg"]["gather"] += n_bytes_sent
+        self._now["bytes_sent"] += n_bytes_sent
+
     def end(self, step):
         now, self._now = self._now or _empty(), None
         kept = now.pop("_kept")

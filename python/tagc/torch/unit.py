@@ -27,6 +27,16 @@ def scale_of(op, world_size):
     raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
 
 
+def check_tensors(source, target, what):
+    for tensor in (source, target):
+        if tensor.device.type != "cpu":
+            raise Error("unsupported", f"{what} on {tensor.device}: this libtagc computes in CPU memory only")
+        if tensor.dtype not in DTYPES:
+            raise Error("unsupported", f"{what} of {tensor.dtype}: must be fp32, bf16 or fp16")
+    if source.dtype != target.dtype:
+        raise Error("unsupported", f"{what} of {source.dtype} into {target.dtype}: must be the same")
+
+
 def _zeros(n_elems):
     return torch.full((n_elems,), -0.0)  # libtagc's zero: nothing changes when it is added
 
