@@ -35,6 +35,34 @@ class Odd(nn.Module):
         return self.head(x) @ self.mix * self.scale
 
 
+class Even(nn.Module):
+    """Dimensions that 2 and 4 ranks divide, for sharding along columns."""
+
+    def __init__(self, n=32):
+        super().__init__()
+        self.embed = nn.Linear(7, n, bias=False)
+        self.embed.weight = nn.Parameter(torch.randn(n, 8) * 0.3)
+        self.layers = nn.ModuleList([EvenBlock(n), EvenBlock(n)])
+        self.head = nn.Linear(n, 4)
+
+    def forward(self, x):
+        x = self.embed(nn.functional.pad(x, (0, 1)))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)[..., :3].clone()
+
+
+class EvenBlock(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.norm = nn.LayerNorm(n)
+        self.mlp = nn.Linear(n, 4 * n)
+        self.out = nn.Linear(4 * n, n)
+
+    def forward(self, x):
+        return x + self.out(torch.tanh(self.mlp(self.norm(x))))
+
+
 def batch_of(rank, step=0, n=6):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(n, 7, generator=generator), torch.randn(n, 3, generator=generator)
