@@ -1,13 +1,19 @@
-"""Runs a function as several gloo ranks, each a process, and brings back what each returned or how it failed."""
+"""Runs a function as several gloo ranks, each a process, and brings back what each returned or how it failed.
 
+The processes are forks of one that has imported torch and done nothing with it: a fresh import takes seconds."""
+
+import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
+import time
 import traceback
 
 TIMEOUT_S = 120
+
+_fresh = multiprocessing.get_context("forkserver")
+_fresh.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.nn.parallel"])
 
 
 def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
@@ -24,32 +30,45 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     with tempfile.TemporaryDirectory() as folder:
         with open(f"{folder}/job", "wb") as file:
             pickle.dump((sys.modules[function.__module__].__file__, function.__name__, arguments), file)
+        open(f"{folder}/output", "x").close()
         environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
         ranks = [
-            subprocess.Popen([sys.executable, __file__, folder], env=environment | {"RANK": str(rank)})
+            _fresh.Process(target=_main, args=(folder, os.getcwd(), environment | {"RANK": str(rank)}))
             for rank in range(world_size)
         ]
         try:
             for rank in ranks:
-                rank.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"ranks hang: {[rank.poll() for rank in ranks]} after {timeout_s} s") from None
+                rank.start()
+            end = time.monotonic() + timeout_s
+            for rank in ranks:
+                rank.join(max(0, end - time.monotonic()))
+            codes = [rank.exitcode for rank in ranks]
         finally:
             for rank in ranks:
-                rank.kill()
-                rank.wait()
+                if rank.is_alive():
+                    rank.kill()
+                    rank.join()
+        with open(f"{folder}/output", errors="replace") as file:
+            print(file.read(), end="", flush=True)
+        assert None not in codes, f"ranks hang: {codes} after {timeout_s} s"
         outcomes = []
-        for rank, process in enumerate(ranks):
+        for rank, code in enumerate(codes):
             path = f"{folder}/{rank}"
             if os.path.exists(path):
                 with open(path, "rb") as file:
                     outcomes.append(pickle.load(file))
             else:
-                outcomes.append((None, f"ended with {process.returncode}"))
+                outcomes.append((None, f"ended with {code}"))
         return outcomes
 
 
-def _main(folder):
+def _main(folder, cwd, environment):
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    output = os.open(f"{folder}/output", os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     with open(f"{folder}/job", "rb") as file:
         path, name, arguments = pickle.load(file)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -71,8 +90,5 @@ def _main(folder):
         pickle.dump(outcome, file)
     os.replace(f"{folder}/{rank}.part", f"{folder}/{rank}")
     sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(0 if outcome[1] is None else 1)  # a failed rank must not wait for its peers in a destructor
-
-
-if __name__ == "__main__":
-    _main(sys.argv[1])
