@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import policy
+from tagc.torch import ddp, policy
 from tagc.torch.comm import share
+from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.options import Options
 
-__all__ = ["Compressed", "Error", "compress"]
+__all__ = ["Compressed", "Error", "compress", "ddp_hook", "ddp_state"]
 
 OLDEST_TORCH = (2, 9)
 
@@ -42,11 +43,32 @@ def compress(model, *, on_step=None, verbose=True, between=None, **options):
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
     Returns a Compressed. Raises the same Error on every rank, and changes nothing then."""
+    handle = _prepare(model, between, on_step, verbose, options)
+    try:
+        handle.wrapper.install(handle)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def ddp_state(model, *, on_step=None, verbose=True, **options):
+    """For loops that register DDP's hooks by themselves, with one of torch's wrappers around them or none:
+
+        state = tagc.ddp_state(model)
+        model.register_comm_hook(state, tagc.ddp_hook)
+
+    Takes what compress() takes, whose handle is state.handle."""
+    return ddp.State.of(_prepare(model, None, on_step, verbose, options, only="ddp"))
+
+
+def _prepare(model, between, on_step, verbose, options, only=None):
+    """A Compressed whose hooks are not in place yet. Collective."""
     wrapper, group, mine = None, dist.group.WORLD if dist.is_initialized() else None, {}
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
-        wrapper = _wrapper(model, between)
+        wrapper = _wrapper(model, between, only)
         group = wrapper.groups()[0]
         mine = _describe(wrapper, options)
     except Exception as problem:
@@ -61,13 +83,12 @@ def compress(model, *, on_step=None, verbose=True, between=None, **options):
     handle.on_step = on_step
     for group in wrapper.groups():
         handle.comm(group)
-    wrapper.install(handle)
     if verbose and dist.get_rank() == 0:
         print(table, flush=True)
     return handle
 
 
-def _wrapper(model, between):
+def _wrapper(model, between, only):
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -86,6 +107,8 @@ def _wrapper(model, between):
         how = "none of them" if not found else " and ".join(found)
         raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
                     "DistributedDataParallel or FullyShardedDataParallel, before compress()")
+    if only is not None and found != [only]:
+        raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
     if between is not None and found != ["fsdp2"]:
         raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0]}")
     if found == ["fsdp2"]:
@@ -93,8 +116,6 @@ def _wrapper(model, between):
 
         return fsdp2.Wrapper(model, between)
     if found == ["ddp"]:
-        from tagc.torch import ddp
-
         return ddp.Wrapper(model)
     from tagc.torch import fsdp1
 

@@ -25,14 +25,14 @@ class Compressed:
         self._scaler, self._scale = None, None
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
-        self._step_open = self._closed = False
+        self._step_open = self.is_closed = False
         self.on_step = None
         self.undo = []  # what close() calls to take the hooks out again
 
     # ---- what hooks use ----
 
-    def add_unit(self, name):
-        unit = self.units[name] = Unit(name, lambda kind, dtype: self.options.reducer(kind, dtype, self._step()))
+    def add_unit(self, name, make=Unit):
+        unit = self.units[name] = make(name, lambda kind, dtype: self.options.reducer(kind, dtype, self._step()))
         return unit
 
     def comm(self, group):
@@ -48,9 +48,17 @@ class Compressed:
 
         find_layout() -> the layout of `source`, or None where it is not known which parameters are in it: then this call
         is dense, and residuals stay as they are."""
-        if self._closed:
+        if self.is_closed:
             raise Error("state", "this tagc handle is closed, but its hook is still called")
-        comm = self.comm(group)
+        try:
+            self._exchange(unit, self.comm(group), source, target, op, find_layout)
+        except BaseException:  # what is left of this backward pass does not come, nor its end
+            with self.lock:
+                self._step_open = False
+                self._recorder.drop()
+            raise
+
+    def _exchange(self, unit, comm, source, target, op, find_layout):
         layout, failure, numbers = None, None, {}
         try:
             check_tensors(source, target, "gradient")
@@ -163,7 +171,7 @@ class Compressed:
     def close(self):
         """Takes the hooks out where torch allows it, and frees the residuals. Local."""
         with self.lock:
-            if self._closed:
+            if self.is_closed:
                 return
             for undo in self.undo:
                 undo()
@@ -171,7 +179,7 @@ class Compressed:
                 unit.close()
             for comm in self._comms.values():
                 comm.close()
-            self._closed = True
+            self.is_closed = True
 
     def __enter__(self):
         return self

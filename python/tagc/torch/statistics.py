@@ -37,6 +37,10 @@ class Recorder:
         self._now["bytes_by_leg"]["gather"] += n_bytes_sent
         self._now["bytes_sent"] += n_bytes_sent
 
+    def drop(self):
+        """The exchange under way failed."""
+        self._now = None
+
     def end(self, step):
         now, self._now = self._now or _empty(), None
         kept = now.pop("_kept")

@@ -1,0 +1,257 @@
+"""DDP: a communication hook. It hands each bucket to one thread, which exchanges them in their order, so that backward
+goes on meanwhile.
+
+DDP makes its buckets anew after the first iteration, with other parameters in each. All buckets are one unit for the
+handle, whose residuals are kept by parameter. DDP's reducer takes a hook for good: close() leaves it in place, and a later
+compress() takes it over."""
+
+import queue
+import threading
+import weakref
+
+import torch
+from torch.distributed import ReduceOp
+
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch import policy
+from tagc.torch.unit import Unit
+
+UNIT = "buckets"
+
+
+class Buckets:
+    """A Unit of many layouts at a time, no two of which have a parameter in common."""
+
+    def __init__(self, name, exchange_options):
+        self.name, self.options = name, exchange_options
+        self._units = {}  # names of a bucket's parameters, in order -> Unit
+        self._kept = {}  # residuals of parameters that are in no unit, wire order
+
+    def reduce(self, name, comm, layout, source, target, op):
+        names = tuple(parameter.name for parameter in layout.parameters)
+        if names not in self._units:
+            self._make(name, names)
+        return self._units[names].reduce(comm, layout, source, target, op)
+
+    def _make(self, name, names):
+        """A unit for that bucket, in place of all that have one of its parameters."""
+        for old in [old for old in self._units if not set(old).isdisjoint(names)]:
+            unit = self._units.pop(old)
+            unit.close()
+            self._kept |= unit.residuals_on_the_wire()
+        unit = self._units[names] = Unit(name, self.options)
+        unit.set_residuals_on_the_wire({name: self._kept.pop(name) for name in names if name in self._kept})
+
+    def residuals_on_the_wire(self):
+        found = {name: values.clone() for name, values in self._kept.items()}
+        for unit in self._units.values():
+            found |= unit.residuals_on_the_wire()
+        return found
+
+    def names_of_residuals(self):
+        return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
+
+    def set_residuals_on_the_wire(self, values):
+        values = dict(values)
+        for names, unit in self._units.items():
+            unit.set_residuals_on_the_wire({name: values.pop(name) for name in names if name in values})
+        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+
+    def scale_residuals(self, factor):
+        for unit in self._units.values():
+            unit.scale_residuals(factor)
+        for values in self._kept.values():
+            values.mul_(factor)
+
+    def set_sparsity(self, sparsity):
+        for unit in self._units.values():
+            unit.set_sparsity(sparsity)
+
+    def close(self):
+        """The residuals stay, and go into the units that a later reduce() makes."""
+        for unit in self._units.values():
+            unit.close()
+
+
+class _Bucket:
+    """One bucket as the handle sees it."""
+
+    def __init__(self, buckets, index, parameters):
+        self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
+        self.options, self._buckets = buckets.options, buckets
+
+    def reduce(self, comm, layout, source, target, op):
+        return self._buckets.reduce(self.name, comm, layout, source, target, op)
+
+
+class _Backward:
+    """One backward pass: the first failure of its buckets, which it raises after DDP has copied the last one. (DDP itself
+    would turn a failed future into a failed cast, and a hook that raises leaves its reducer in the middle of a pass.)"""
+
+    def __init__(self):
+        self.failure, self.is_open = None, True
+        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
+        try:
+            queue_callback(lambda: queue_callback(self.check))  # DDP queues its own after its first hook
+        except RuntimeError:
+            self.is_open = False
+
+    def attempt(self, function):
+        try:
+            function()
+        except BaseException as failure:
+            self.failure = self.failure or failure
+
+    def check(self):
+        if self.failure is not None:
+            raise self.failure
+
+
+class State:
+    """What DDP hands to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer, which keeps this, is
+    nothing that Python's garbage collector looks into."""
+
+    def __init__(self):
+        self._handle = lambda: None
+        self._layouts = {}
+        self._backward = None
+        self._jobs = queue.SimpleQueue()
+        threading.Thread(target=_work, args=(self._jobs,), name="tagc-ddp", daemon=True).start()
+        weakref.finalize(self, self._jobs.put, None)
+
+    @staticmethod
+    def of(handle):
+        """The one that the handle's model has from an earlier handle, or a new one."""
+        state = handle.wrapper.hooked() or State()
+        state._handle = weakref.ref(handle)
+        state._layouts = {}
+        handle.model._tagc = handle  # lives as long
+        if UNIT not in handle.units:
+            handle.add_unit(UNIT, Buckets)
+        return state
+
+    @property
+    def handle(self):
+        """What compress() returns."""
+        handle = self._handle()
+        if handle is None:
+            raise Error("state", "this tagc handle is gone, but its hook is still called")
+        return handle
+
+    def send(self, bucket):
+        """The hook: a future of the bucket's average."""
+        handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
+        index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
+        future = torch.futures.Future()
+
+        def job():
+            try:
+                backward.check()  # the first failure is the one for all
+                result = _exchange(handle, *self._find(handle, index, tensors), source)
+            except BaseException as failure:
+                backward.failure = backward.failure or failure
+                result = torch.full_like(source, float("nan"))  # nobody trains on it
+            else:
+                if is_last:
+                    backward.attempt(handle.end_step)
+            future.set_result(result)
+
+        self._jobs.put(job)
+        if not backward.is_open:  # join(): a rank without data takes part from outside a backward pass
+            future.wait()
+            backward.check()
+        return future
+
+    def _backward_of(self, bucket):
+        if bucket.index() == 0 or self._backward is None:
+            self._backward = _Backward()
+        return self._backward
+
+    def _find(self, handle, index, tensors):
+        """What a bucket of these parameters comes to."""
+        parameters = [handle.wrapper.parameter(tensor) for tensor in tensors]
+        key = tuple(parameter.name for parameter in parameters)
+        if key not in self._layouts:
+            self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
+        return _Bucket(handle.units[UNIT], index, parameters), self._layouts[key]
+
+
+def _exchange(handle, bucket, layout, source):
+    result = torch.empty_like(source)
+
+    def find_layout():
+        if source.layout != torch.strided:
+            raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
+        if layout.n_elems != source.numel():
+            raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
+        return layout
+
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout)
+    return result
+
+
+def _work(jobs):
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # with all that it keeps alive
+
+
+def ddp_hook(state, bucket):
+    """For DistributedDataParallel.register_comm_hook(); state: of ddp_state()."""
+    if not isinstance(state, State):
+        raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
+    if not isinstance(bucket, torch.distributed.GradBucket):
+        raise Error("unsupported", "DDP's Python reducer (compiled autograd) has no buckets: tagc takes DDP's own reducer")
+    return state.send(bucket)
+
+
+class Wrapper:
+    """A DistributedDataParallel model, for compress()."""
+
+    name = "ddp"
+
+    def __init__(self, model):
+        self._model = model
+        hooks = model._comm_hooks
+        if (state := self.hooked()) is not None:
+            if (handle := state._handle()) is not None and not handle.is_closed:
+                raise Error("state", "this model is compressed already: close() its tagc handle first")
+        elif hooks:
+            raise Error("state", f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP takes "
+                        "only one" + (", which its mixed_precision needs: use torch.autocast instead"
+                                      if getattr(model, "mixed_precision", None) is not None else ""))
+        self._parameters = {
+            id(parameter): layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and not hasattr(parameter, "_ddp_ignored")
+        }
+
+    def hooked(self):
+        """The State that is registered as this model's hook."""
+        return next((state for _, state in self._model._comm_hooks if isinstance(state, State)), None)
+
+    def groups(self):
+        return [self._model.process_group]
+
+    def parameters(self):
+        return list(self._parameters.values())
+
+    def parameter(self, tensor):
+        """Of one of the model's."""
+        if id(tensor) not in self._parameters:
+            raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
+        return self._parameters[id(tensor)]
+
+    def set_kinds(self, kinds):
+        self._parameters = {key: p._replace(kind=kinds[p.name]) for key, p in self._parameters.items()}
+
+    def install(self, handle):
+        is_new = self.hooked() is None
+        state = State.of(handle)
+        if is_new:
+            try:
+                self._model.register_comm_hook(state, ddp_hook)
+            except RuntimeError as failure:  # a builtin one, which only DDP's reducer knows of
+                self._model._comm_hooks.clear()
+                raise Error("state", f"DDP does not take a communication hook: {failure}") from failure

@@ -1,0 +1,122 @@
+"""FSDP1: a communication hook in place of the reduce-scatter of each flat parameter (NO_SHARD: of the all-reduce).
+
+A flat parameter holds its module's parameters one after the other, with padding between them where use_orig_params aligns
+addresses, and is cut into as many rows as there are ranks wherever that falls. torch hands the same state to the hook of
+every flat parameter, and nothing that says which it is; so each gets a state of its own after it is registered."""
+
+import torch
+from torch.distributed import ReduceOp
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch import policy
+
+_SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
+
+
+class _Flat:
+    """One FullyShardedDataParallel instance and its flat parameter."""
+
+    def __init__(self, module, name):
+        self.module = module
+        self.name = policy.clean_name(name) if name else "the root module"
+        self.is_sharded = module.sharding_strategy in _SHARDED
+        if not self.is_sharded and module.sharding_strategy != ShardingStrategy.NO_SHARD:
+            raise Error("unsupported", f"{self.name} has {module.sharding_strategy}, for which FSDP1 takes no communication hook: "
+                        "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD. fully_shard() (FSDP2) over a mesh of two dimensions does")
+        if module._comm_hook is not None:
+            raise Error("state", "this model is compressed already: close() its tagc handle first" if module._comm_hook is _hook
+                        else f"{self.name} has a communication hook already, and FSDP1 takes only one")
+        flat = self._flat = module._handle.flat_param
+        prefix = f"{name}." if name else ""
+        self.parameters = [layouts.Parameter(policy.clean_name(prefix + fqn), tuple(shape), "dense")
+                           for fqn, shape in zip(flat._fqns, flat._shapes)]
+        self._starts, at = [], 0
+        for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask):
+            if not is_padding:
+                self._starts.append(at)
+            at += numel
+        self._n_elems = at
+        self._layouts = {}
+
+    def set_kinds(self, kinds):
+        self.parameters = [parameter._replace(kind=kinds[parameter.name]) for parameter in self.parameters]
+
+    def layout(self, n_elems, world_size):
+        if self._flat._params is None:  # all alike
+            trainable = [True] * len(self.parameters)
+        else:
+            trainable = [parameter.requires_grad for parameter in self._flat._params]
+        if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
+            raise Error("mismatch", f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
+                        "ranks")
+        key = tuple(trainable), n_elems, world_size
+        if key not in self._layouts:
+            parameters = [parameter for parameter, is_there in zip(self.parameters, trainable) if is_there]
+            starts = [start for start, is_there in zip(self._starts, trainable) if is_there]
+            if self.is_sharded:
+                self._layouts[key] = layouts.cut(parameters, starts, n_elems, world_size)
+            else:
+                self._layouts[key] = layouts.bucket(parameters, world_size, starts, n_elems)
+        return self._layouts[key]
+
+
+class _State:
+    """What the hook of one flat parameter gets."""
+
+    def __init__(self, handle, unit, flat):
+        self.handle, self.unit, self.flat = handle, unit, flat
+
+    def exchange(self, gradient, output):
+        group = self.flat.module.process_group
+        self.handle.exchange(self.unit, group, gradient, output, ReduceOp.AVG,
+                             lambda: self.flat.layout(gradient.numel(), group.size()))
+
+
+def _hook(state, gradient, output=None):
+    """gradient: of the whole flat parameter, on this rank. output: of this rank's row; None where it is not sharded."""
+    state.exchange(gradient, gradient if output is None else output)
+
+
+class Wrapper:
+    """A FullyShardedDataParallel model, for compress()."""
+
+    name = "fsdp1"
+
+    def __init__(self, model):
+        self._model = model
+        try:
+            self._flats = [_Flat(module, name) for name, module in model.named_modules()
+                           if isinstance(module, FullyShardedDataParallel) and module._handle is not None]
+        except AttributeError as missing:
+            raise Error("unsupported", f"torch {torch.__version__} keeps FSDP1's parameters where tagc does not find them: "
+                        f"{missing}") from missing
+        if not self._flats:
+            raise Error("argument", "this FullyShardedDataParallel model has no parameters")
+
+    def groups(self):
+        """Of ranks that exchange, in an order that is the same on all of them."""
+        return [flat.module.process_group for flat in self._flats]
+
+    def parameters(self):
+        return [parameter for flat in self._flats for parameter in flat.parameters]
+
+    def set_kinds(self, kinds):
+        for flat in self._flats:
+            flat.set_kinds(kinds)
+
+    def install(self, handle):
+        try:
+            self._model.register_comm_hook(None, _hook)
+        except AssertionError as failure:
+            raise Error("state", f"FSDP1 does not take a communication hook: {failure}") from failure
+        handle.undo.append(self._remove)
+        for flat in self._flats:
+            if flat.module._comm_hook is not _hook:
+                raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
+            flat.module._comm_hook_state = _State(handle, handle.add_unit(flat.name), flat)
+
+    def _remove(self):
+        for module in FullyShardedDataParallel.fsdp_modules(self._model):
+            module._comm_hook = module._comm_hook_state = None
