@@ -198,7 +198,7 @@ def table(rows, travels=None):
         if not own:
             continue
         how, bits = travels.get(class_, ("", None))
-        head = f"{class_}: {how}" if how else class_
+        head = class_ if how in ("", class_) else f"{class_}: {how}"
         if bits is not None:
             head += f", {bits:.3g} bits per element"
         lines.append(_line(head, own, total, ""))
