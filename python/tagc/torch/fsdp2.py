@@ -3,6 +3,8 @@
 The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one after the
 other, padded. Which parameters those are it does not say; _Module finds out."""
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -201,6 +203,9 @@ class _Gather:
             self._full = full
 
 
+_compressed = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
+
+
 class Wrapper:
     """All fully_shard()-ed modules of a model, for compress()."""
 
@@ -216,6 +221,10 @@ class Wrapper:
                 if module.parameters:
                     module.name_parameters(names)
                     self.modules.append(module)
+        for module in self.modules:
+            handle = _compressed.get(module.module, lambda: None)()
+            if handle is not None and not handle.is_closed:
+                raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
         if between is not None and any(module.mesh().ndim > 1 for module in self.modules):
             raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
                         "has more, and torch then sums between hosts itself, uncompressed")
@@ -233,7 +242,10 @@ class Wrapper:
 
     def install(self, handle):
         for tag, module in enumerate(self.modules):
-            unit, target = handle.add_unit(module.name), module.module
+            group, target = module.group(), module.module
+            _compressed[target] = weakref.ref(handle)
+            unit = handle.add_unit(module.name, parameters=module.parameters, n_chunks=group.size(),
+                                   place=None if self.between is None else group.rank())
             if self.between is None:
                 target.set_custom_reduce_scatter(ReduceScatter(handle, unit, module))
                 handle.undo.append(lambda target=target: target.set_custom_reduce_scatter(_TorchReduceScatter()))
