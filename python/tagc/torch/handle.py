@@ -19,10 +19,10 @@ class Compressed:
     def __init__(self, model, wrapper, options, table):
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table = table
-        self.units, self._dense_units = {}, {}
+        self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms = {}
         self._recorder = Recorder()
-        self._scaler, self._scale = None, None
+        self._scaler, self._scale = None, 1.0
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self.is_closed = False
@@ -31,9 +31,17 @@ class Compressed:
 
     # ---- what hooks use ----
 
-    def add_unit(self, name, make=Unit):
+    def add_unit(self, name, make=Unit, parameters=None, n_chunks=1, place=None):
+        """parameters: the layouts.Parameter of the unit (None: all), whose wire order is that of n_chunks chunks. place:
+        where residuals are of one chunk only, which one."""
         unit = self.units[name] = make(name, lambda kind, dtype: self.options.reducer(kind, dtype, self._step()))
+        self._carriers[name] = parameters, n_chunks, place
         return unit
+
+    def carriers(self):
+        """[(unit, its parameters, n_chunks, place)]"""
+        return [(unit, self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
+                for unit, (parameters, n_chunks, place) in ((self.units[name], c) for name, c in self._carriers.items())]
 
     def comm(self, group):
         """The connection over that group's ranks. Collective when it is seen for the first time."""
@@ -139,7 +147,7 @@ class Compressed:
         if not scale > 0 or scale == float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
         with self.lock:
-            if self._scale is not None and scale != self._scale:
+            if scale != self._scale:
                 for unit in self.units.values():
                     unit.scale_residuals(scale / self._scale)
             self._scale = scale
@@ -160,13 +168,33 @@ class Compressed:
         return [group for group in groups if group["params"]]
 
     def state_dict(self):
+        """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
+        between backward passes."""
         return state.save(self)
 
     def load_state_dict(self, saved):
+        """Local. saved: what state_dict() gave on this rank, or, saved by another number of ranks, a list of what it gave on
+        each. Error, and nothing is changed, where it does not fit. Residuals follow the loss scale that comes next."""
         state.load(self, saved)
 
-    def at(self, checkpoint_id):
-        return state.Reader(self, checkpoint_id)
+    def at(self, checkpoint_id, key=None, storage_reader=None):
+        """In place of the handle in a dcp.load() of what another number of ranks saved:
+
+            dcp.load({"model": ..., "tagc": handle.at(path)}, checkpoint_id=path)
+
+        key: the handle's in the checkpoint, where that has several. Local; dcp.load() is collective."""
+        return state.Reader(self, checkpoint_id, key, storage_reader)
+
+    def resume(self, n_steps, loss_scale):
+        """The residuals are those after n_steps exchanges, of gradients times loss_scale."""
+        self.n_steps, self._scale = n_steps, float(loss_scale)
+        for unit in self.units.values():
+            unit.set_sparsity(self.options.sparsity_at(n_steps))
+
+    @property
+    def current_loss_scale(self):
+        """What residuals are multiplied with."""
+        return self._scale
 
     def close(self):
         """Takes the hooks out where torch allows it, and frees the residuals. Local."""

@@ -87,6 +87,14 @@ class Options:
                 fields["values"] = lib.VALUES[self.values]
         return fields
 
+    def feeds_back(self, kind):
+        """Whether what does not travel of that class is kept as a residual."""
+        fields = self.reducer(kind, torch.float32, 10**9)
+        if fields["exchange"] == lib.EXCHANGES["dense"]:
+            return False
+        is_exact = fields["sparsity"] == 0 and fields.get("values") in (lib.VALUES["fp32"], lib.VALUES["bf16"])
+        return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
+
     def travels(self, kind):
         """How a class travels, in words."""
         if kind == "compressed" and self.exchange != "dense":

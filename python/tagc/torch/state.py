@@ -1,14 +1,288 @@
-"""Residuals in checkpoints: what is not sent yet must survive, or a resumed run loses it."""
+"""Residuals in checkpoints: what is not sent yet must survive, or a resumed run loses it.
+
+    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}}}
+
+One form serves torch.save and torch.distributed.checkpoint (DCP). Each rank has other residuals, so keys carry the rank:
+DCP would take equal ones for copies of the same thing and write one of them.
+
+    about["world_size"], ["rank"]     of torch.distributed
+    about["replica"], ["replicas"]    residuals of all replicas add up to what is still to be applied: every rank is one,
+                                      or with `between` every host
+    about["place"], ["places"]        with `between` a residual is the place-th of `places` chunks of a parameter, in wire
+                                      order with padding; elsewhere 0 of 1, and of the parameter's own shape
+    about["chunks"]                   1 with `between`
+    about["step"], ["loss_scale"]     exchanges so far, for the warm-up; what gradients were multiplied with
+
+Another world size: 1/W times the sum over ranks stays what it was, so new rank r' of W' takes W'/W times the sum of all
+old r with r mod W' = r'. Where W' > W, an old residual is split evenly between the new ranks that are r modulo W. It could
+go to one of them alone, but then that rank's residual would be W'/W times too large beside the gradients it is added to:
+selection would see little else there for many steps, and the quantiser's scales would fit the old and not the new. Split,
+each has the size that a residual has in a run of W' ranks."""
+
+import itertools
+import json
+import math
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch import policy
+
+# DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
+ABOUT = "about (saved by another number of ranks: load handle.at(path))"
+_NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
 def save(handle):
-    raise NotImplementedError
+    """This rank's residuals, as copies. Local."""
+    with handle.lock:
+        residuals = {}
+        for carrier in _carriers(handle):
+            held = carrier.unit.residuals_on_the_wire()
+            for parameter in carrier.parameters:
+                wire = held.pop(parameter.name, None)
+                if wire is None:
+                    wire = torch.full((_n_wire(parameter, carrier),), -0.0)
+                residuals[parameter.name] = _from_wire(wire, parameter, carrier)
+        return {f"rank{dist.get_rank()}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
 
 
 def load(handle, saved):
-    raise NotImplementedError
+    """saved: what save() gave on this rank, or with another world size a list of what it gave on each. Local; changes
+    nothing where it raises."""
+    with handle.lock:
+        mine, old = _about(handle), _ranks(saved)
+        wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()})
+        carriers = _carriers(handle, {name for rank in wanted for name in old[rank][1]})
+        for rank in wanted:
+            _check(carriers, rank, *old[rank])
+        sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
+        for carrier in carriers:
+            carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
+        handle.resume(sources[0].about["step"], sources[0].about["loss_scale"])
 
 
 class Reader:
-    def __init__(self, handle, checkpoint_id):
-        raise NotImplementedError
+    """handle.at(path): stands in a dcp.load() for a handle whose checkpoint was saved by another number of ranks, and asks
+    for the residuals of those that this rank takes over."""
+
+    def __init__(self, handle, checkpoint_id, key=None, storage_reader=None):
+        from torch.distributed.checkpoint import FileSystemReader
+
+        self._handle, self._where = handle, f"checkpoint {checkpoint_id}"
+        reader = storage_reader or FileSystemReader(checkpoint_id)
+        try:
+            self._metadata = reader.read_metadata()
+        except (OSError, EOFError, ValueError) as failure:
+            raise Error("io", f"{self._where} cannot be read: {failure}") from failure
+        self._key = self._find(key)
+        self._abouts = self._read_abouts(reader)
+
+    def _paths(self):
+        return (path for path in (self._metadata.planner_data or {}).values() if isinstance(path, tuple))
+
+    def _find(self, key):
+        """Path of the handle within the checkpoint."""
+        found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
+        fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
+        if len(fitting) != 1:
+            names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found)) or "none"
+            raise Error("argument", f"{self._where} has tagc states {names}: "
+                        + ("key must name one of them" if found else "it was saved without the handle"))
+        return fitting.pop()
+
+    def _read_abouts(self, reader):
+        import torch.distributed.checkpoint as dcp
+
+        nested = {path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key}
+        wrapped = nested
+        for name in reversed(self._key):
+            wrapped = {name: wrapped}
+        dcp.load(wrapped, storage_reader=reader, no_dist=True)
+        return {rank: about for rank, (about, _) in _ranks(nested, residuals=False).items()}
+
+    def state_dict(self):
+        residuals = {f"rank{rank}": {} for rank in _sources(_about(self._handle), self._abouts)}
+        for fqn, path in self._metadata.planner_data.items():
+            if isinstance(path, tuple) and path[:-3] == self._key and path[-2] == "residuals" and path[-3] in residuals:
+                residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size)
+        return {name: {ABOUT: "", "residuals": tensors} for name, tensors in residuals.items()}
+
+    def load_state_dict(self, saved):
+        load(self._handle, saved)
+
+
+# ---- who has what ----
+
+def _about(handle):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
+             "step": handle.n_steps, "loss_scale": handle.current_loss_scale}
+    between = getattr(handle.wrapper, "between", None)
+    if between is not None:
+        _, _, n_chunks, place = handle.carriers()[0]
+        about |= {"replica": dist.get_rank(between), "replicas": dist.get_world_size(between), "place": place,
+                  "places": n_chunks, "chunks": 1}
+    return about
+
+
+class _Carrier(NamedTuple):
+    """A unit, and those of its parameters that can have a residual."""
+
+    unit: object
+    parameters: list
+    n_chunks: int
+    place: int  # or None
+
+
+def _carriers(handle, saved=frozenset()):
+    """Trainable parameters, and frozen ones that still have a residual, here or among the names that were saved."""
+    frozen = {policy.clean_name(name) for name, p in handle.model.named_parameters() if not p.requires_grad}
+    found = []
+    for unit, parameters, n_chunks, place in handle.carriers():
+        held = saved | unit.names_of_residuals() if frozen else ()
+        found.append(_Carrier(unit, [p for p in parameters if p.numel and handle.options.feeds_back(p.kind)
+                                     and (p.name not in frozen or p.name in held)], n_chunks, place))
+    return found
+
+
+def _n_chunk(parameter, n_chunks):
+    return layouts.chunked_elems(parameter, n_chunks) // n_chunks
+
+
+def _n_wire(parameter, carrier):
+    return parameter.numel if carrier.place is None else _n_chunk(parameter, carrier.n_chunks)
+
+
+def _from_wire(wire, parameter, carrier):
+    return wire if carrier.place is not None else layouts.from_wire(wire, parameter, carrier.n_chunks).contiguous()
+
+
+# ---- what is loaded ----
+
+def _bad(text):
+    return Error("argument", f"tagc state: {text}")
+
+
+def _ranks(saved, residuals=True):
+    """Any form of it -> {rank: (about, {name: tensor})}."""
+    entries = {}
+    for part in saved if isinstance(saved, (list, tuple)) else [saved]:
+        if not isinstance(part, dict) or not part:
+            raise _bad(f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each rank")
+        for name, entry in part.items():
+            if not isinstance(entry, dict) or not isinstance(entry.get(ABOUT), str):
+                raise _bad(f"{name!r} is not what state_dict() gives")
+            if residuals and not isinstance(entry.get("residuals", {}), dict):
+                raise _bad(f"residuals of {name} are a {type(entry['residuals']).__name__}, must be a dict")
+            about = _parsed(name, entry[ABOUT])
+            if about["rank"] in entries or name != f"rank{about['rank']}":
+                raise _bad(f"{name} is there twice, or says that it is rank {about['rank']}")
+            entries[about["rank"]] = about, entry.get("residuals", {})  # DCP writes no empty dict
+    if not entries:
+        raise _bad("has no rank's")
+    return entries
+
+
+def _parsed(name, text):
+    try:
+        about = json.loads(text)
+        fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
+                   for key, low in _NUMBERS.items()) and about["replica"] < about["replicas"] and about["place"] < about["places"]
+        fits = fits and 0 < about["loss_scale"] < math.inf
+    except (ValueError, KeyError, TypeError):
+        fits = False
+    if not fits:
+        raise _bad(f"{ABOUT!r} of {name} is {text[:200]!r}")
+    return about
+
+
+def _sources(mine, abouts):
+    """{old rank: what its residuals are multiplied with} of those that this rank takes over, in order of replica and place;
+    None: nothing, bit for bit."""
+    first = abouts[min(abouts)]
+    for rank, about in abouts.items():
+        for key in ("world_size", "replicas", "places", "step"):
+            if about[key] != first[key]:
+                raise _bad(f"{key} is {first[key]} of rank {first['rank']} and {about[key]} of rank {rank}: they are not of "
+                           "the same moment")
+    alike = ("world_size", "replicas", "places")
+    if all(mine[key] == first[key] for key in alike):
+        own = mine["rank"]
+        if own not in abouts:
+            raise _bad(f"has {_listed(abouts)}, and this is rank {own}")
+        if all(abouts[own][key] == mine[key] for key in ("replica", "place")):
+            return {own: None}
+    old, new = first["replicas"], mine["replicas"]
+    congruent = range(mine["replica"] % old if new > old else mine["replica"], old, min(old, new))
+    n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
+    found = sorted((about["replica"], about["place"], rank) for rank, about in abouts.items() if about["replica"] in congruent)
+    wanted = {rank: new / old / n_heirs for _, _, rank in found}
+    if len(wanted) != len(congruent) * first["places"]:
+        raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; of the residuals that "
+                   f"this rank takes over only those of {_listed(wanted)} are here: load a list of all ranks' "
+                   "state_dict(), or with torch.distributed.checkpoint handle.at(path) in place of handle")
+    return wanted
+
+
+def _listed(ranks):
+    return "rank " + ", ".join(map(str, sorted(ranks))) if ranks else "no rank"
+
+
+def _check(carriers, rank, about, residuals):
+    names = {parameter.name for carrier in carriers for parameter in carrier.parameters}
+    missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
+    if missing:
+        raise _bad(f"rank {rank} has no residual of {missing[0]}, which this model compresses (classes must be the same)")
+    if unknown:
+        raise _bad(f"rank {rank} has a residual of {unknown[0]}, which this model does not compress, or does not have")
+    for carrier in carriers:
+        for parameter in carrier.parameters:
+            values, what = residuals[parameter.name], f"residual of {parameter.name} of rank {rank}"
+            if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+                kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+                raise _bad(f"{what} is {kind}, must be a floating tensor")
+            if (carrier.place is None) != (not about["chunks"]):
+                raise _bad("was saved " + ("with" if about["chunks"] else "without") + " `between`: a model that is not so "
+                           "cannot load it")
+            shape = tuple(parameter.shape) if carrier.place is None else (_n_chunk(parameter, about["places"]),)
+            if tuple(values.shape) != shape:
+                raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
+            if not values.isfinite().all():
+                raise _bad(f"{what} is not finite")
+
+
+class _Source(NamedTuple):
+    """What a rank of old left."""
+
+    about: dict
+    residuals: dict
+    factor: float
+
+    def tensor(self, parameter):
+        return self.residuals[parameter.name].to(torch.float32)
+
+
+def _resharded(parameter, carrier, sources):
+    """What this rank takes over of a parameter, in its own wire order."""
+    if len(sources) == 1 and sources[0].factor is None:
+        values = sources[0].tensor(parameter)
+        return values if carrier.place is not None else layouts.to_wire(values, parameter, carrier.n_chunks)
+    total = torch.zeros(parameter.shape, dtype=torch.float32)
+    scale = sources[0].about["loss_scale"]
+    for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
+        places = list(replica)
+        whole = places[0].tensor(parameter)
+        if carrier.place is not None:
+            wire = torch.cat([place.tensor(parameter) for place in places])[:parameter.numel]
+            whole = layouts.from_wire(wire, parameter, len(places))
+        total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
+    values = layouts.to_wire(total, parameter, carrier.n_chunks)
+    if carrier.place is not None:
+        n = _n_chunk(parameter, carrier.n_chunks)
+        values = torch.nn.functional.pad(values, (0, n * carrier.n_chunks - values.numel()))
+        values = values[carrier.place * n:(carrier.place + 1) * n]
+    return values

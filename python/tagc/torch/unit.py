@@ -150,6 +150,11 @@ class Unit:
                 real.copy_(residual[at:at + real.numel()])
         return found
 
+    def names_of_residuals(self):
+        """Of parameters that residuals_on_the_wire() has."""
+        return set(self._kept) | {self._layout.parameters[piece.parameter].name for exchange in self._exchanges
+                                  if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
+
     def set_residuals_on_the_wire(self, values):
         """Puts name -> (numel,) in wire order in place of all residuals; those not named become zero."""
         for exchange in self._exchanges:
