@@ -28,6 +28,19 @@ def floats_at(address, n_elems):
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
 
 
+_n_made = 0
+
+
+def _gloo(group, ranks, timeout):
+    """A gloo group over the ranks of `group`, in their order. Not new_group(), which takes a name again when the group that
+    had it is destroyed, and then finds the old one's addresses in the store."""
+    global _n_made
+    _n_made = 1 + max(share(group, _n_made))
+    name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout)
+
+
 class Comm:
     """One rank's connection to the others of `group`. Collective to make."""
 
@@ -35,10 +48,7 @@ class Comm:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._group = dist.new_group(list(self.ranks), timeout=self._timeout, backend="gloo",
-                                     use_local_synchronization=True, group_desc="tagc")
-        # new_group() numbers its ranks in ascending order, whatever the user's group does.
-        self._peers = [dist.get_group_rank(self._group, rank) for rank in self.ranks]
+        self._group = _gloo(group, self.ranks, self._timeout)
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
         self._exchange = lib.EXCHANGE_FN(self._on_exchange)  # must live as long as the comm
@@ -63,17 +73,17 @@ class Comm:
 
     def _move(self, transfer):
         work = []
-        for rank, peer in enumerate(self._peers):
+        for rank in range(self.world_size):
             n_bytes = transfer.recv_bytes[rank]
             if rank != self.rank and n_bytes:
                 memory = bytes_at(transfer.recv + transfer.recv_offset[rank], n_bytes)
-                work.append(self._group.recv([memory], peer, 0))
+                work.append(self._group.recv([memory], rank, 0))
         for step in range(1, self.world_size):  # not all to the same rank at once
             rank = (self.rank + step) % self.world_size
             n_bytes = transfer.send_bytes[rank]
             if n_bytes:
                 memory = bytes_at(transfer.send + transfer.send_offset[rank], n_bytes)
-                work.append(self._group.send([memory], self._peers[rank], 0))
+                work.append(self._group.send([memory], rank, 0))
         n_bytes = transfer.send_bytes[self.rank]
         if n_bytes:
             source = transfer.send + transfer.send_offset[self.rank]
@@ -87,7 +97,8 @@ class Comm:
         """Collective: the bytes of every rank, all of one length, in rank order."""
         received = ctypes.create_string_buffer(len(data) * self.world_size)
         lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
-        return [received.raw[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
+        everyone = received.raw
+        return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
     def agree(self, what, numbers, failure=None, vote=0):
         """Collective: where every rank has the same `numbers` (up to six, name: integer) and none has a `failure` (an
@@ -119,6 +130,7 @@ class Comm:
         if self._handle:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()
+            self._group = None
 
 
 def share(group, mine):
