@@ -52,6 +52,9 @@ class Buckets:
     def names_of_residuals(self):
         return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
 
+    def names_of_residuals(self):
+        return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
+
     def set_residuals_on_the_wire(self, values):
         values = dict(values)
         for names, unit in self._units.items():
@@ -115,17 +118,16 @@ class State:
     def __init__(self):
         self._handle = lambda: None
         self._layouts = {}
-        self._backward = None
-        self._jobs = queue.SimpleQueue()
-        threading.Thread(target=_work, args=(self._jobs,), name="tagc-ddp", daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
+        self._backward = self._jobs = None
 
     @staticmethod
     def of(handle):
         """The one that the handle's model has from an earlier handle, or a new one."""
         state = handle.wrapper.hooked() or State()
         state._handle = weakref.ref(handle)
-        state._layouts = {}
+        state._layouts, state._jobs = {}, queue.SimpleQueue()
+        threading.Thread(target=_work, args=(state._jobs,), name="tagc-ddp", daemon=True).start()
+        handle.undo.append(weakref.finalize(state, state._jobs.put, None))  # ends with the handle, or with the model
         handle.model._tagc = handle  # lives as long
         if UNIT not in handle.units:
             handle.add_unit(UNIT, Buckets)
@@ -151,13 +153,18 @@ class State:
                 result = _exchange(handle, *self._find(handle, index, tensors), source)
             except BaseException as failure:
                 backward.failure = backward.failure or failure
-                result = torch.full_like(source, float("nan"))  # nobody trains on it
+                result = source  # in place: nothing here may fail, or DDP waits forever
+                if source.layout == torch.strided:
+                    source.fill_(float("nan"))  # nobody trains on it
             else:
                 if is_last:
                     backward.attempt(handle.end_step)
             future.set_result(result)
 
-        self._jobs.put(job)
+        if handle.is_closed:
+            job()  # which says so
+        else:
+            self._jobs.put(job)
         if not backward.is_open:  # join(): a rank without data takes part from outside a backward pass
             future.wait()
             backward.check()

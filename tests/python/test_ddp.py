@@ -1,0 +1,424 @@
+"""DDP with tagc against gradients of one process over the whole batch."""
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from models import Even, Odd, batch_of, loss_of
+from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
+                     sum_over_ranks)
+
+
+class Tied(nn.Module):
+    """One matrix in two places, one parameter frozen, one never used, one used by some ranks only."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(7, 33)
+        self.back = nn.Linear(33, 7, bias=False)
+        self.back.weight = nn.Parameter(torch.randn(7, 33))
+        self.again = nn.Linear(33, 7, bias=False)
+        self.again.weight = self.back.weight
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.unused = nn.Linear(5, 5)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.head(self.frozen(self.back(torch.tanh(self.embed(x))) + self.again(self.embed(x))))
+
+
+def wrapped(make_model, small_buckets=True, **options):
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    if small_buckets:
+        options = {"bucket_cap_mb": 0.002} | options
+    return DistributedDataParallel(make_model(), **options)
+
+
+def compress(model, **options):
+    import tagc.torch as tagc
+
+    return tagc.compress(model, **{"verbose": False, "layers": "all"} | options)
+
+
+def gradients(model):
+    return {name: p.grad for name, p in model.module.named_parameters() if p.grad is not None}
+
+
+def backward(model, rank, step=0, scale=1.0):
+    (loss_of(model, batch_of(rank, step)) * scale).backward()
+
+
+def buckets_of(handle):
+    return list(handle.units["buckets"]._units)
+
+
+MODES = (dict(), dict(small_buckets=False), dict(gradient_as_bucket_view=True), dict(static_graph=True),
+         dict(find_unused_parameters=True), dict(gradient_as_bucket_view=True, static_graph=True))
+
+
+# ---- what all ranks do ----
+
+def sparsity_zero(rank, world_size):
+    for mode in MODES:
+        for layers in ("all", "none") if not mode else ("all",):
+            model = wrapped(Odd, **mode)
+            with compress(model, sparsity=0, layers=layers) as handle:
+                for step in range(3):
+                    model.zero_grad()
+                    backward(model, rank, step)
+                    check_equal(gradients(model), full_gradients(Odd, world_size, (step,)), mode)
+                assert handle.n_steps == handle.stats()["step"] == 3
+                assert handle.stats()["n_units"] == len(buckets_of(handle))
+                assert handle.stats()["n_elems"] == sum(p.numel() for p in model.parameters())
+
+
+def mix_of_classes(name, parameter):
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(name.split(".")[-2] if "." in name else "", "dense")
+
+
+def check_conserved(handle, received, given):
+    """What came out and the mean of what is held back is what was given."""
+    residuals = handle.units["buckets"].residuals_on_the_wire()
+    held = 0
+    for parameter in handle.wrapper.parameters():
+        total = received[parameter.name]
+        if parameter.name in residuals:
+            mean = sum_over_ranks(residuals[parameter.name]) / dist.get_world_size()
+            total = total + mean.view(parameter.shape)
+            held += mean.count_nonzero().item()
+        torch.testing.assert_close(total, given[parameter.name].double(), rtol=1e-5, atol=1e-6,
+                                   msg=lambda text: f"{parameter.name}: {text}")
+    return held
+
+
+def conservation(rank, world_size):
+    n_steps = 4
+    given = full_gradients(Odd, world_size, range(n_steps))
+    options = [dict(), dict(values="fp32"), dict(layers=mix_of_classes), dict(exchange="packed"),
+               dict(exchange="sketch", sparsity=0.9875), dict(sparsity=0, values="int8")]
+    for options, mode in [(one, {}) for one in options] + [(dict(), mode) for mode in MODES[1:]]:
+        model = wrapped(Odd, **mode)
+        with compress(model, **{"sparsity": 0.9} | options) as handle:
+            received, seen = {}, []
+            for step in range(n_steps):
+                model.zero_grad()
+                backward(model, rank, step)
+                seen.append(buckets_of(handle))
+                for name, gradient in gradients(model).items():
+                    check_alike(gradient, name)
+                    received[name] = received.get(name, 0) + gradient.double()
+            assert check_conserved(handle, received, given) > 500, "nothing was held back"
+            if not mode:  # or this would not show that residuals stay with their parameters
+                assert seen[0] != seen[-1] and sorted(sum(seen[0], ())) == sorted(sum(seen[-1], ())), seen
+
+
+def parameters_that_differ(rank, world_size):
+    given = full_gradients(Tied, world_size, range(3))
+    model = wrapped(Tied, find_unused_parameters=True)
+    with compress(model, sparsity=0) as handle:
+        assert [p.name for p in handle.wrapper.parameters()] == [
+            "embed.weight", "embed.bias", "back.weight", "unused.weight", "unused.bias", "head.weight", "head.bias"]
+        backward(model, rank)
+        check_equal({name: g for name, g in gradients(model).items() if "unused" not in name}, full_gradients(Tied, world_size))
+        assert model.module.unused.weight.grad is None
+    model = wrapped(Tied, find_unused_parameters=True)
+    with compress(model, sparsity=0.9) as handle:
+        received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()}
+        for step in range(3):
+            model.zero_grad()
+            backward(model, rank, step)
+            for name, gradient in gradients(model).items():
+                received[name] += gradient
+        zeros = {name: torch.zeros(p.shape) for name, p in model.module.named_parameters()}
+        assert check_conserved(handle, received, zeros | given) > 100
+
+
+def accumulation(rank, world_size):
+    given = full_gradients(Odd, world_size, range(3))
+    for mode in MODES[:3]:
+        for sparsity in (0, 0.9):
+            for sync_each in (True, False):
+                model = wrapped(Odd, **mode)
+                with compress(model, sparsity=sparsity) as handle:
+                    for step in range(3):
+                        if sync_each or step == 2:
+                            backward(model, rank, step)
+                        else:
+                            with model.no_sync():
+                                backward(model, rank, step)
+                    assert handle.n_steps == (3 if sync_each else 1)
+                    if sparsity:
+                        check_conserved(handle, gradients(model), given)
+                    else:
+                        check_equal(gradients(model), given, mode)
+
+
+def uneven_inputs(rank, world_size):
+    """join(): ranks that have run out of data give zeros."""
+    for sparsity in (0, 0.9):
+        model = wrapped(Odd)
+        with compress(model, sparsity=sparsity) as handle:
+            received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in model.module.named_parameters()}
+            with model.join():
+                for step in range(2 + rank):
+                    model.zero_grad()
+                    backward(model, rank, step)
+                    if rank == world_size - 1:
+                        for name, gradient in gradients(model).items():
+                            received[name] += gradient
+            assert handle.n_steps == 1 + world_size
+            for tensor in received.values():
+                dist.broadcast(tensor, world_size - 1)
+            torch.manual_seed(0)
+            one = Odd()
+            sum(loss_of(one, batch_of(r, step)) for r in range(world_size) for step in range(2 + r)).div(world_size).backward()
+            check_conserved(handle, received, {name: p.grad for name, p in one.named_parameters()})
+
+
+def half_precision(rank, world_size):
+    expected = full_gradients(Odd, world_size)
+    for dtype, tolerance in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+        model = wrapped(lambda: Odd().to(dtype), gradient_as_bucket_view=dtype == torch.float16)
+        with compress(model, sparsity=0):
+            x, y = batch_of(rank)
+            loss_of(model, (x.to(dtype), y.to(dtype))).backward()
+            for name, gradient in gradients(model).items():
+                assert gradient.dtype == dtype
+                check_alike(gradient, name)
+                assert (gradient - expected[name]).abs().max() < tolerance * max(1, expected[name].abs().max()), (dtype, name)
+
+
+def loss_scale(rank, world_size):
+    """Residuals follow it: in units of the gradient, nothing is lost or doubled."""
+    given = full_gradients(Odd, world_size, range(4))
+    model = wrapped(Odd)
+    with compress(model, sparsity=0.9) as handle:
+        received = {name: 0 for name in given}
+        for step, scale in enumerate((1.0, 1024.0, 1024.0, 8.0)):
+            handle.loss_scale(scale)
+            model.zero_grad()
+            backward(model, rank, step, scale)
+            for name, gradient in gradients(model).items():
+                received[name] = received[name] + gradient.double() / scale
+        unit = handle.units["buckets"]
+        unit.scale_residuals(1 / 8)
+        check_conserved(handle, received, given)
+
+
+def nonfinite(rank, world_size):
+    """A step that one rank spoils comes out spoilt on all of them, and leaves residuals alone."""
+    model = wrapped(Odd)
+    with compress(model, sparsity=0.9) as handle:
+        for step in range(2):
+            backward(model, rank, step)
+        before = handle.units["buckets"].residuals_on_the_wire()
+        model.zero_grad()
+        x, y = batch_of(rank)
+        loss_of(model, (x * float("inf") if rank == 0 else x, y)).backward()
+        for name, gradient in gradients(model).items():
+            assert not gradient.isfinite().all(), name
+        after = handle.units["buckets"].residuals_on_the_wire()
+        assert before and all(torch.equal(before[name], after[name]) for name in before)
+        assert len(handle.stats()["nonfinite_units"]) == len(buckets_of(handle))
+
+
+def hooks_of_users(rank, world_size):
+    """register_comm_hook() as torch's documentation has it, with torch's own wrappers around the hook."""
+    import tagc.torch as tagc
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    expected = full_gradients(Odd, world_size)
+    model = wrapped(Odd)
+    state = tagc.ddp_state(model, sparsity=0, layers="all", verbose=False)
+    model.register_comm_hook(state, tagc.ddp_hook)
+    backward(model, rank)
+    check_equal(gradients(model), expected)
+    assert state.handle.stats()["step"] == 1
+    check_error(lambda: tagc.compress(model, verbose=False), "compressed already: close")
+
+    def doubling_hook(state, bucket):
+        return tagc.ddp_hook(state, bucket).then(lambda future: future.value() * 2)
+
+    for wrap, tolerance in ((lambda hook: doubling_hook, 1e-6), (default_hooks.fp16_compress_wrapper, 1e-3),
+                            (default_hooks.bf16_compress_wrapper, 1e-2)):
+        model = wrapped(Odd)
+        state = tagc.ddp_state(model, sparsity=0, layers="all", verbose=False)
+        factor = 2 if wrap(None) is doubling_hook else 1
+        try:
+            model.register_comm_hook(state, wrap(tagc.ddp_hook))
+        except TypeError as failure:  # torch takes its bf16 hooks with NCCL only
+            assert "BF16" in str(failure)
+            continue
+        for step in range(2):
+            model.zero_grad()
+            backward(model, rank, step)
+            for name, gradient in full_gradients(Odd, world_size, (step,)).items():
+                found = gradients(model)[name]
+                assert found.dtype == torch.float32
+                assert (found - factor * gradient).abs().max() <= tolerance * max(1, gradient.abs().max()), name
+        state.handle.close()
+
+
+def overlap(rank, world_size):
+    """The first bucket is under way while gradients of the last are not there yet."""
+    model = wrapped(Odd)
+    with compress(model, sparsity=0) as handle:
+        backward(model, rank)
+        model.zero_grad()
+        is_late, exchange, waited = threading.Event(), handle.exchange, []
+
+        def held_up(*arguments):
+            waited.append(is_late.wait(30))
+            exchange(*arguments)
+
+        handle.exchange = held_up
+        model.module.embed.weight.register_hook(lambda gradient: is_late.set())
+        backward(model, rank)
+        assert len(waited) > 1 and all(waited), waited
+        check_equal(gradients(model), full_gradients(Odd, world_size))
+        del handle.exchange
+
+
+def training(rank, world_size):
+    """Falls behind by the time that values are held back, and no further."""
+    def train(options, n_steps=60):
+        model = wrapped(Even, small_buckets=False)
+        handle = compress(model, **options) if options is not None else None
+        groups = handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.99))
+        losses = []
+        for step in range(n_steps):
+            loss = loss_of(model, batch_of(rank, step % 2))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        for name, parameter in model.named_parameters():
+            check_alike(parameter, name)
+        losses = sum_over_ranks(torch.stack(losses)) / world_size
+        return losses[0].item(), losses[-4:].mean().item()
+
+    first, dense = train(None)
+    assert dense < 0.2 * first, (first, dense)
+    for options in (dict(sparsity=0), dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all")):
+        _, loss = train(options)
+        assert loss < dense + (0.25 if options["sparsity"] else 1e-4) * (first - dense), (options, first, dense, loss)
+
+
+# ---- errors ----
+
+def misuse(rank, world_size):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    import tagc.torch as tagc
+
+    model = wrapped(Odd)
+    check_error(lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1")
+    check_error(lambda: compress(model, sparsity=2 if rank == 1 else 0), r"rank 1: sparsity is 2, must be a number from 0 to 1")
+    check_error(lambda: compress(model, layers=lambda name, p: "dense" if rank else "compressed"), "do not agree on parameters")
+    handle = compress(model)
+    check_error(lambda: compress(model), "compressed already: close")
+    backward(model, rank)
+    handle.close()
+    for _ in range(2):
+        model.zero_grad()
+        check_error(lambda: backward(model, rank), "this tagc handle is closed")
+        assert all(gradient.isnan().all() for gradient in gradients(model).values())
+    model.zero_grad()
+    with compress(model, sparsity=0):
+        backward(model, rank)
+        check_equal(gradients(model), full_gradients(Odd, world_size))
+    model = wrapped(Odd)
+    model.register_comm_hook(None, default_hooks.allreduce_hook)
+    check_error(lambda: compress(model), r"has a communication hook already \(allreduce_hook\)")
+    model = wrapped(Odd)
+    model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    check_error(lambda: compress(model), "DDP does not take a communication hook")
+    check_error(lambda: tagc.ddp_state(nn.Linear(3, 3)), "model is a Linear")
+    model = wrapped(Odd)
+    model.register_comm_hook(None, tagc.ddp_hook)
+    check_error(lambda: backward(model, rank), "state is a NoneType, must be what ddp_state")
+
+
+def failures_and_after(rank, world_size):
+    """An exchange that cannot be is the same error everywhere; the next backward pass works."""
+    import tagc.torch as tagc
+
+    model, is_odd = wrapped(Odd), [True]
+    state = tagc.ddp_state(model, sparsity=0, layers="all", verbose=False)
+
+    def hook(state, bucket):
+        if is_odd[0] and rank == 1 and bucket.index() == 1:
+            bucket.set_buffer(bucket.buffer().half())
+        return tagc.ddp_hook(state, bucket)
+
+    model.register_comm_hook(state, hook)
+    backward(model, rank)
+    is_odd[0] = False
+    for _ in range(2):
+        model.zero_grad()
+        backward(model, rank)
+        check_equal(gradients(model), full_gradients(Odd, world_size))
+    is_odd[0] = True
+    check_error(lambda: backward(model, rank), r"bucket 1 \(.*ranks do not agree: rank 0 has .*dtype 0.*rank 1 has .*dtype 2")
+    is_odd[0] = False
+    model.zero_grad()
+    backward(model, rank)
+    check_equal(gradients(model), full_gradients(Odd, world_size))
+
+    def complain(stats):
+        raise tagc.Error("state", "logger is full")
+
+    state.handle.on_step = complain
+    model.zero_grad()
+    check_error(lambda: backward(model, rank), "logger is full")
+    check_equal(gradients(model), full_gradients(Odd, world_size))
+
+
+def sparse_gradients(rank, world_size):
+    model = wrapped(lambda: nn.EmbeddingBag(9, 4, mode="sum", sparse=True), small_buckets=False)
+    with compress(model):
+        check_error(lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones")
+
+
+CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, uneven_inputs, half_precision, loss_scale,
+          nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, training]
+
+
+def all_checks(rank, world_size):
+    for check in CHECKS:
+        began = time.monotonic()
+        try:
+            check(rank, world_size)
+        except BaseException as failure:
+            raise AssertionError(f"in {check.__name__}: {failure}") from failure
+        if rank == 0:
+            print(f"{check.__name__}: {time.monotonic() - began:.1f} s")
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ddp(world_size):
+    ranks.run(all_checks, world_size)
+
+
+def loss_of_a_rank(rank, world_size, folder, dies):
+    model = wrapped(Odd)
+    compress(model, timeout_s=4)
+    for step in range(2):
+        backward(model, rank)
+    loss = loss_of(model, batch_of(rank))
+    lose_a_rank(rank, world_size, folder, dies, loss.backward)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies):
+    ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies)
+    check_loss_of_a_rank(3, tmp_path)
