@@ -115,7 +115,8 @@ class Wrapper:
         for flat in self._flats:
             if flat.module._comm_hook is not _hook:
                 raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
-            flat.module._comm_hook_state = _State(handle, handle.add_unit(flat.name), flat)
+            unit = handle.add_unit(flat.name, parameters=flat.parameters)
+            flat.module._comm_hook_state = _State(handle, unit, flat)
 
     def _remove(self):
         for module in FullyShardedDataParallel.fsdp_modules(self._model):

@@ -50,12 +50,12 @@ def save(handle):
         return {f"rank{dist.get_rank()}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
 
 
-def load(handle, saved):
-    """saved: what save() gave on this rank, or with another world size a list of what it gave on each. Local; changes
-    nothing where it raises."""
+def load(handle, saved, is_selected=False):
+    """saved: what save() gave on this rank, or with another world size a list of what it gave on each (is_selected: on those
+    that this rank needs). Local; changes nothing where it raises."""
     with handle.lock:
         mine, old = _about(handle), _ranks(saved)
-        wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()})
+        wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         carriers = _carriers(handle, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
             _check(carriers, rank, *old[rank])
@@ -112,7 +112,7 @@ class Reader:
         return {name: {ABOUT: "", "residuals": tensors} for name, tensors in residuals.items()}
 
     def load_state_dict(self, saved):
-        load(self._handle, saved)
+        load(self._handle, saved, is_selected=True)
 
 
 # ---- who has what ----
@@ -200,7 +200,7 @@ def _parsed(name, text):
     return about
 
 
-def _sources(mine, abouts):
+def _sources(mine, abouts, is_selected=False):
     """{old rank: what its residuals are multiplied with} of those that this rank takes over, in order of replica and place;
     None: nothing, bit for bit."""
     first = abouts[min(abouts)]
@@ -221,10 +221,11 @@ def _sources(mine, abouts):
     n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
     found = sorted((about["replica"], about["place"], rank) for rank, about in abouts.items() if about["replica"] in congruent)
     wanted = {rank: new / old / n_heirs for _, _, rank in found}
-    if len(wanted) != len(congruent) * first["places"]:
-        raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; of the residuals that "
-                   f"this rank takes over only those of {_listed(wanted)} are here: load a list of all ranks' "
-                   "state_dict(), or with torch.distributed.checkpoint handle.at(path) in place of handle")
+    # Not only what this rank needs: else one rank would raise and another go on.
+    if len(wanted) != len(congruent) * first["places"] or not is_selected and len(abouts) != first["world_size"]:
+        raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only residuals of "
+                   f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
+                   "torch.distributed.checkpoint handle.at(path) in place of handle")
     return wanted
 
 
