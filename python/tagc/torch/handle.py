@@ -1,6 +1,7 @@
 """Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
 
 import threading
+import warnings
 import zlib
 
 import torch
@@ -20,7 +21,7 @@ class Compressed:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table = table
         self.units, self._dense_units, self._carriers = {}, {}, {}
-        self._comms = {}
+        self._comms, self._warned = {}, set()
         self._recorder = Recorder()
         self._scaler, self._scale = None, 1.0
         self.lock = threading.RLock()
@@ -71,20 +72,33 @@ class Compressed:
         try:
             check_tensors(source, target, "gradient")
             layout = find_layout()
-            numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype), "parameters": _fingerprint(layout),
-                       "scale": zlib.crc32(repr(scale_of(op, comm.world_size)).encode())}
+            scale = self._loss_scale_now()
+            numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
+                       "factor": scale_of(op, comm.world_size), "loss scale": scale}
         except Exception as problem:
             failure = problem
         comm.agree(f"gradients of {unit.name}", numbers, failure)
         with self.lock:
-            self._open_step()
+            self._open_step(scale)
             if layout is None:
+                self._warn_of_dense(unit)
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
             stats = unit.reduce(comm, layout, source, target, op)
             self._recorder.add(unit.name, stats, source.numel(), comm.world_size)
 
     def record_gather(self, name, n_bytes_sent, n_elems):
         self._recorder.add_gather(name, n_bytes_sent, n_elems)
+
+    def _warn_of_dense(self, unit):
+        """Once for each unit, by rank 0."""
+        if unit.name in self._warned or dist.get_rank() != 0:
+            return
+        self._warned.add(unit.name)
+        names = next((", ".join(p.name for p in parameters if p.kind != "dense") for carrier, parameters, *_ in self.carriers()
+                      if carrier is unit), "")
+        warnings.warn(f"tagc: some parameters of {unit.name} got no gradient, and sizes do not tell which; its gradients go "
+                      f"uncompressed until they all have one again, with the residuals of {names} kept. fully_shard() the "
+                      "module that is not always used by itself, or set requires_grad to False", stacklevel=2)
 
     def _dense(self, unit, n_elems, comm, all_reduce):
         key = (unit.name, n_elems, comm.ranks)
@@ -102,13 +116,13 @@ class Compressed:
     def _step(self):
         return max(0, self.n_steps - 1)
 
-    def _open_step(self):
+    def _open_step(self, loss_scale):
         """At the first unit of a backward pass."""
         if self._step_open:
             return
         self._step_open = True
         self.n_steps += 1
-        self._follow_scale()
+        self.loss_scale(loss_scale)
         if self._step() <= self.options.sparsity_warmup and self.options.sparsity_warmup:
             for unit in self.units.values():
                 unit.set_sparsity(self.options.sparsity_at(self._step()))
@@ -137,7 +151,10 @@ class Compressed:
         return self._table
 
     def follow(self, scaler):
-        """Residuals follow the loss scale of a torch.amp.GradScaler from now on."""
+        """Residuals follow the loss scale of a torch.amp.GradScaler from now on.
+
+        A step that the scaler skips, because of a gradient that is not finite, leaves the residuals of that module as they
+        were; what modules with finite gradients have sent in it is skipped with it."""
         if not callable(getattr(scaler, "get_scale", None)):
             raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
         self._scaler = scaler
@@ -152,9 +169,8 @@ class Compressed:
                     unit.scale_residuals(scale / self._scale)
             self._scale = scale
 
-    def _follow_scale(self):
-        if self._scaler is not None:
-            self.loss_scale(self._scaler.get_scale())
+    def _loss_scale_now(self):
+        return self._scale if self._scaler is None else self._scaler.get_scale()
 
     def param_groups(self, betas=(0.9, 0.999), **options):
         """Two parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed
@@ -162,6 +178,9 @@ class Compressed:
         kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
         compressed, others = [], []
         for name, parameter in self.model.named_parameters():
+            if policy.clean_name(name) not in kinds and self.wrapper.name == "fsdp1":
+                raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
+                            "for parameter groups")
             if parameter.requires_grad:
                 (compressed if kinds.get(policy.clean_name(name)) == "compressed" else others).append(parameter)
         groups = [{"params": compressed, "betas": (0.0, betas[1]), **options}, {"params": others, "betas": betas, **options}]
@@ -218,5 +237,6 @@ class Compressed:
 
 def _fingerprint(layout):
     if layout is None:
-        return 0
-    return 1 + zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
+        return "unknown"
+    names = zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
+    return f"{len(layout.parameters)} ({names:08x})"

@@ -1,0 +1,351 @@
+"""FSDP1 with tagc against gradients of one process over the whole batch."""
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+import ranks
+from models import Block, Even, EvenBlock, Odd, batch_of, loss_of
+from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
+                     sum_over_ranks)
+
+
+class Tied(nn.Module):
+    """One matrix in two places, one module frozen, one never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(7, 33)
+        self.back = nn.Linear(33, 7, bias=False)
+        self.again = nn.Linear(33, 7, bias=False)
+        self.again.weight = self.back.weight
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.unused = nn.Linear(5, 5)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.head(self.frozen(self.back(torch.tanh(self.embed(x))) + self.again(self.embed(x))))
+
+
+def wrapped(make_model, blocks=(Block, EvenBlock), **options):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    torch.manual_seed(0)
+    options = {"auto_wrap_policy": ModuleWrapPolicy(set(blocks)), "device_id": torch.device("cpu")} | options
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return FullyShardedDataParallel(make_model(), **options)
+
+
+def compress(model, **options):
+    import tagc.torch as tagc
+
+    return tagc.compress(model, **{"verbose": False, "layers": "all"} | options)
+
+
+def gradients(model):
+    """All of them, whole, of all ranks' rows."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from tagc.torch.policy import clean_name
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return {clean_name(name): p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def flat_gradients(model, world_size):
+    """Where parameters are not kept: the flat gradient of each instance, all ranks' rows, cut by torch's own metadata."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from tagc.torch.policy import clean_name
+
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            flat = module._handle.flat_param
+            rows = [torch.empty_like(flat.grad) for _ in range(world_size)]
+            torch.distributed.all_gather(rows, flat.grad)
+            whole = rows[0] if module._handle._sharding_strategy.name == "NO_SHARD" else torch.cat(rows)
+            whole = whole[:sum(flat._numels_with_padding)]
+            for fqn, shape, values in zip(flat._fqns, flat._shapes, whole.split(flat._numels)):
+                found[clean_name(f"{name}.{fqn}" if name else fqn)] = values.view(shape)
+    return found
+
+
+def backward(model, rank, step=0, scale=1.0):
+    (loss_of(model, batch_of(rank, step)) * scale).backward()
+
+
+def modes():
+    from torch.distributed.fsdp import ShardingStrategy
+
+    return (dict(use_orig_params=True), dict(use_orig_params=False),
+            dict(use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP),
+            dict(use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD),
+            dict(use_orig_params=False, sharding_strategy=ShardingStrategy.NO_SHARD),
+            dict(use_orig_params=True, blocks=()))
+
+
+def gradients_of(model, mode, world_size):
+    return gradients(model) if mode.get("use_orig_params") else flat_gradients(model, world_size)
+
+
+# ---- what all ranks do ----
+
+def sparsity_zero(rank, world_size):
+    for mode in modes():
+        for layers in ("all", "none", "non-attention-linear") if mode == modes()[0] else ("all",):
+            model = wrapped(Odd, **mode)
+            with compress(model, sparsity=0, layers=layers) as handle:
+                for step in range(2):
+                    model.zero_grad()
+                    backward(model, rank, step)
+                    check_equal(gradients_of(model, mode, world_size), full_gradients(Odd, world_size, (step,)), mode)
+                assert handle.n_steps == handle.stats()["step"] == 2
+                assert handle.stats()["n_units"] == (1 if mode.get("blocks") == () else 3)
+
+
+def mix_of_classes(name, parameter):
+    return {"attn": "mild", "mlp": "compressed", "head": "compressed"}.get(name.split(".")[-2] if "." in name else "", "dense")
+
+
+def check_conserved(handle, received, given):
+    """What came out and the mean of what is held back is what was given."""
+    residuals, held = {}, 0
+    for unit in handle.units.values():
+        residuals |= unit.residuals_on_the_wire()
+    for parameter in handle.wrapper.parameters():
+        total = received[parameter.name]
+        if parameter.name in residuals:
+            mean = sum_over_ranks(residuals[parameter.name]) / torch.distributed.get_world_size()
+            total = total + mean.view(parameter.shape)
+            held += mean.count_nonzero().item()
+        torch.testing.assert_close(total.double(), given[parameter.name].double(), rtol=1e-5, atol=1e-6,
+                                   msg=lambda text: f"{parameter.name}: {text}")
+    return held
+
+
+def conservation(rank, world_size):
+    n_steps = 3
+    given = full_gradients(Odd, world_size, range(n_steps))
+    for options, mode in [(options, modes()[0]) for options in (
+            dict(), dict(values="fp32"), dict(layers=mix_of_classes), dict(exchange="packed"),
+            dict(exchange="sketch", sparsity=0.9875), dict(sparsity=0, values="int8"))] + [(dict(), mode) for mode in modes()[1:]]:
+        model = wrapped(Odd, **mode)
+        with compress(model, **{"sparsity": 0.9} | options) as handle:
+            received = {}
+            for step in range(n_steps):
+                model.zero_grad()
+                backward(model, rank, step)
+                for name, gradient in gradients_of(model, mode, world_size).items():
+                    received[name] = received.get(name, 0) + gradient.double()
+            assert check_conserved(handle, received, given) > 500, "nothing was held back"
+
+
+def parameters_that_differ(rank, world_size):
+    """Tied, frozen and unused ones, in one flat parameter; then one that thaws."""
+    given = full_gradients(Tied, world_size)
+    zeros = {name: torch.zeros(p.shape) for name, p in Tied().named_parameters()}
+    for sparsity in (0, 0.9):
+        model = wrapped(Tied, use_orig_params=True, blocks=())
+        with compress(model, sparsity=sparsity) as handle:
+            backward(model, rank)
+            found = gradients(model)
+            assert not any(found[name].any() for name in zeros if "frozen" in name or "unused" in name)
+            if sparsity:
+                check_conserved(handle, zeros | found, zeros | given)
+            else:
+                check_equal({name: found[name] for name in given}, given)
+                for parameter in model.module.frozen.parameters():
+                    parameter.requires_grad_(True)
+                model.zero_grad()
+                backward(model, rank)
+                assert gradients(model)["frozen.weight"].any()
+
+
+def accumulation(rank, world_size):
+    given = full_gradients(Odd, world_size, range(3))
+    for mode in modes()[:4]:
+        for sparsity in (0, 0.9):
+            for sync_each in (True, False):
+                model = wrapped(Odd, **mode)
+                with compress(model, sparsity=sparsity) as handle:
+                    for step in range(3):
+                        if sync_each or step == 2:
+                            backward(model, rank, step)
+                        else:
+                            with model.no_sync():
+                                backward(model, rank, step)
+                    assert handle.n_steps == (3 if sync_each else 1)
+                    found = gradients_of(model, mode, world_size)
+                    if sparsity:
+                        check_conserved(handle, found, given)
+                    else:
+                        check_equal(found, given, (mode, sync_each))
+
+
+def mixed_precision(rank, world_size):
+    from torch.distributed.fsdp import MixedPrecision
+
+    expected = full_gradients(Odd, world_size)
+    for param, reduce in ((torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16),
+                          (torch.float32, torch.bfloat16)):
+        found = []
+        for is_compressed in (True, False):
+            model = wrapped(Odd, use_orig_params=True, mixed_precision=MixedPrecision(param_dtype=param, reduce_dtype=reduce))
+            handle = compress(model, sparsity=0) if is_compressed else None
+            seen = spy(handle) if handle else []
+            backward(model, rank)
+            assert set(seen) <= {reduce} and len(seen) == (3 if handle else 0), seen
+            found.append(gradients(model))
+            if handle:
+                handle.close()
+        for name, gradient in found[0].items():
+            assert gradient.dtype == torch.float32
+            size = max(1e-3, expected[name].abs().max().item())
+            assert (gradient - found[1][name]).abs().max() <= (1e-6 if reduce == torch.float32 else 2e-2) * size, (name, reduce)
+            assert (gradient - expected[name]).abs().max() <= 8e-2 * size, (name, param, reduce)
+
+
+def spy(handle):
+    """The dtype of each gradient that comes to the handle."""
+    seen, exchange = [], handle.exchange
+
+    def look(unit, group, source, *rest):
+        seen.append(source.dtype)
+        exchange(unit, group, source, *rest)
+
+    handle.exchange = look
+    return seen
+
+
+def checkpointing(rank, world_size):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (CheckpointImpl, apply_activation_checkpointing,
+                                                                             checkpoint_wrapper)
+
+    for kind in (CheckpointImpl.NO_REENTRANT, CheckpointImpl.REENTRANT):
+        model = wrapped(Odd, use_orig_params=True)
+        apply_activation_checkpointing(model, lambda module: checkpoint_wrapper(module, checkpoint_impl=kind),
+                                       check_fn=lambda module: isinstance(module, Block))
+        with compress(model, sparsity=0) as handle:
+            assert {p.name for p in handle.wrapper.parameters()} == {name for name, _ in Odd().named_parameters()}
+            backward(model, rank)
+            check_equal(gradients(model), full_gradients(Odd, world_size))
+
+
+def nonfinite(rank, world_size):
+    """A step that one rank spoils comes out spoilt on the owners, and leaves residuals alone."""
+    mode = modes()[1]
+    model = wrapped(Odd, **mode)
+    with compress(model, sparsity=0.9) as handle:
+        backward(model, rank)
+        before = {name: unit.residuals_on_the_wire() for name, unit in handle.units.items()}
+        model.zero_grad()
+        x, y = batch_of(rank)
+        loss_of(model, (x * float("inf") if rank == 0 else x, y)).backward()
+        for name, gradient in flat_gradients(model, world_size).items():
+            assert not gradient.isfinite().all(), name
+        for name, unit in handle.units.items():
+            for parameter, values in unit.residuals_on_the_wire().items():
+                assert torch.equal(values, before[name][parameter]), parameter
+        assert len(handle.stats()["nonfinite_units"]) == 3
+
+
+def misuse(rank, world_size):
+    from torch.distributed.algorithms._comm_hooks import default_hooks
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import ShardingStrategy
+
+    import tagc.torch as tagc
+
+    mesh = init_device_mesh("cpu", (2, world_size // 2)) if world_size > 2 else init_device_mesh("cpu", (1, 2))
+    for strategy in (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2):
+        model = wrapped(Odd, sharding_strategy=strategy, device_mesh=mesh)
+        check_error(lambda: compress(model), f"the root module has .*{strategy.name}.*must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
+        assert model._comm_hook is None
+    model = wrapped(Odd, use_orig_params=True)
+    check_error(lambda: compress(model, sparsity=0.5 + 0.1 * rank), r"sparsity is 0.5 on rank 0 and 0.6 on rank 1")
+    check_error(lambda: compress(model, rules={"nothing": "dense"}), "matches no parameter")
+    handle = compress(model, sparsity=0.9)
+    check_error(lambda: compress(model), "compressed already: close")
+    check_error(lambda: tagc.ddp_state(model), "ddp_state.. is for DistributedDataParallel; this model is fsdp1")
+    backward(model, rank)
+    hook, state = model._comm_hook, model._comm_hook_state
+    handle.close()
+    check_error(lambda: hook(state, torch.zeros(8), torch.zeros(8 // world_size)), "this tagc handle is closed")
+    model.zero_grad()
+    backward(model, rank)  # torch's own way again
+    check_equal(gradients(model), full_gradients(Odd, world_size))
+    with compress(model, sparsity=0):
+        model.zero_grad()
+        backward(model, rank)
+        check_equal(gradients(model), full_gradients(Odd, world_size))
+    model = wrapped(Odd)
+    model.register_comm_hook(default_hooks.DefaultState(torch.distributed.group.WORLD), default_hooks.reduce_scatter_hook)
+    check_error(lambda: compress(model), "the root module has a communication hook already")
+    model = wrapped(Odd)
+    with compress(model) as handle:
+        check_error(lambda: handle.param_groups(), "use_orig_params=True")
+
+
+def training(rank, world_size):
+    """Falls behind by the time that values are held back, and no further."""
+    def train(options, n_steps=60):
+        model = wrapped(Even, use_orig_params=True)
+        handle = compress(model, **options) if options is not None else None
+        groups = handle.param_groups(betas=(0.9, 0.99)) if handle and options["sparsity"] else model.parameters()
+        optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.99))
+        losses = []
+        for step in range(n_steps):
+            loss = loss_of(model, batch_of(rank, step % 2))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        losses = sum_over_ranks(torch.stack(losses)) / world_size
+        return losses[0].item(), losses[-4:].mean().item()
+
+    first, dense = train(None)
+    assert dense < 0.2 * first, (first, dense)
+    for options in (dict(sparsity=0), dict(sparsity=0.9, layers="non-attention-linear" if world_size == 2 else "all")):
+        _, loss = train(options)
+        assert loss < dense + (0.25 if options["sparsity"] else 1e-3) * (first - dense), (options, first, dense, loss)
+
+
+CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, mixed_precision, checkpointing, nonfinite, misuse,
+          training]
+
+
+def all_checks(rank, world_size):
+    for check in CHECKS:
+        try:
+            check(rank, world_size)
+        except BaseException as failure:
+            raise AssertionError(f"in {check.__name__}: {failure}") from failure
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_fsdp1(world_size):
+    ranks.run(all_checks, world_size)
+
+
+def loss_of_a_rank(rank, world_size, folder, dies):
+    from torch.distributed.fsdp import ShardingStrategy
+
+    model = wrapped(Odd, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  # no messages of torch's in backward
+    compress(model, timeout_s=4)
+    backward(model, rank)
+    loss = loss_of(model, batch_of(rank))
+    lose_a_rank(rank, world_size, folder, dies, loss.backward)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies):
+    ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies)
+    check_loss_of_a_rank(3, tmp_path)
