@@ -11,12 +11,13 @@ import torch.distributed as dist
 from tagc import _library
 from tagc._library import Error
 from tagc.torch import ddp, policy
+from tagc.torch.advice import advise
 from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.options import Options
 
-__all__ = ["Compressed", "Error", "compress", "ddp_hook", "ddp_state"]
+__all__ = ["Compressed", "Error", "advise", "compress", "ddp_hook", "ddp_state"]
 
 OLDEST_TORCH = (2, 9)
 
@@ -88,7 +89,8 @@ def _prepare(model, between, on_step, verbose, options, only=None):
     return handle
 
 
-def _wrapper(model, between, only):
+def _kind(model, between, only=None):
+    """How a model is wrapped: "fsdp2", "ddp" or "fsdp1"."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -111,11 +113,16 @@ def _wrapper(model, between, only):
         raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
     if between is not None and found != ["fsdp2"]:
         raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0]}")
-    if found == ["fsdp2"]:
+    return found[0]
+
+
+def _wrapper(model, between, only):
+    kind = _kind(model, between, only)
+    if kind == "fsdp2":
         from tagc.torch import fsdp2
 
         return fsdp2.Wrapper(model, between)
-    if found == ["ddp"]:
+    if kind == "ddp":
         return ddp.Wrapper(model)
     from tagc.torch import fsdp1
 

@@ -1,0 +1,216 @@
+"""advise(): measures the link, the codec and torch's own collectives, and says what to choose, "off" included.
+
+survey.py measures; forecast() and choose() are pure functions of what it found, the same on every rank."""
+
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.comm import share
+from tagc.torch.options import Options
+from tagc.torch.survey import GRADIENTS, N_RUNS, PARAMETERS, Survey, look, name_of
+
+TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
+LEAST_GAIN = 1.2  # of a step
+LEAST_GAIN_OF_COMM = 1.5  # of its communication, where computing is not known
+BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
+
+
+def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1, timeout_s=300, verbose=True):
+    """Measures this model's communication and says what to choose. Collective over the ranks that train it, before or
+    after compress(); leaves model, gradients, residuals and random numbers as they are.
+
+    step_s: seconds of a step's computing, without communication. step: instead of it, a function that computes one
+        forward and backward pass without exchanging gradients, as on a copy that is not wrapped; it is timed. With neither
+        of them only communication is compared, not whether it matters.
+    seconds: that it may take, about. between, threads, timeout_s: as for compress(). verbose: rank 0 prints the advice.
+
+    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress()),
+    "torch" (for torch's own mixed precision, where that is enough), "reason", "text", "rows" (each way to communicate: seconds of gradients,
+    parameters, and a step), "link", "codec" and "measured"."""
+    from tagc.torch import _agree, _kind
+
+    group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
+    try:
+        if group is None:
+            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        lib.load()
+        shape, group = look(model, _kind(model, between), between)
+        for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
+                raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
+        if step is not None and (not callable(step) or step_s is not None):
+            raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
+        where = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
+        if where:
+            raise Error("unsupported", f"parameters on {where.pop()}: this libtagc computes in CPU memory only")
+        Options(threads=threads, timeout_s=timeout_s)  # which checks them
+        if group.size() < 2 or not shape.n_elems:
+            raise Error("argument", f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange")
+        mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__},
+                "options": {"seconds": seconds, "threads": threads, "step": step is not None, "step_s": step_s is None},
+                "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)]}
+    except Exception as problem:
+        failure = problem
+    _agree(group, mine, failure)
+    if step is not None:
+        try:
+            step_s = _seconds_of(model, step)
+        except Exception as problem:
+            failure = problem
+        _agree(group, {"versions": {}, "options": {}, "rows": []}, failure)
+    with Survey(group, shape, threads, timeout_s) as survey:
+        survey.run(seconds)
+        found = survey.found()
+    if step_s is not None:
+        step_s = max(share(group, step_s))
+    rows = forecast(shape, found, step_s)
+    advice = choose(rows) | {"wrap": shape.wrap, "world_size": shape.world_size, "n_elems": shape.n_elems,
+                             "n_units": len(shape.units), "compute_s": step_s, "rows": rows, "link": link_of(shape, found),
+                             "codec": found["codec"], "measured": found["seconds"]}
+    advice["text"] = text_of(advice)
+    if verbose and dist.get_rank() == 0:
+        print(advice["text"], flush=True)
+    return advice
+
+
+def _seconds_of(model, step):
+    """Of one pass; gradients are what they were afterwards."""
+    parameters = list(model.parameters())
+    before = [parameter.grad for parameter in parameters]
+    samples = []
+    try:
+        for _ in range(1 + N_RUNS):
+            for parameter in parameters:
+                parameter.grad = None
+            start = time.perf_counter()
+            step()
+            samples.append(time.perf_counter() - start)
+    finally:
+        for parameter, gradient in zip(parameters, before):
+            parameter.grad = gradient
+    return statistics.median(samples[1:])
+
+
+# ---- from measurements to a choice: pure ----
+
+def cost(found, what, n):
+    """Seconds for n elements, from the line through the two sizes that were measured."""
+    points = sorted((int(size), seconds) for size, seconds in found["seconds"][what].items())
+    (small, fixed), (large, full) = points[0], points[-1]
+    if large == small:
+        return full
+    slope = max(0.0, (full - fixed) / (large - small))
+    return max(0.0, min(fixed, full) - slope * small) + slope * n
+
+
+def forecast(shape, found, step_s=None):
+    """A row for each way to communicate, from the mildest to the strongest: seconds in a step."""
+    sizes = [sum(unit.values()) for unit in shape.units]
+    agree_s = cost(found, "agree", 0)
+    rows = []
+
+    def total(what, extra_s=0.0, counts=None):
+        return sum(times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes)))
+
+    def add(name, choice, gradients_s, parameters_s, options=None, torch=None):
+        comm_s = gradients_s + parameters_s
+        row = {"name": name, "choice": choice, "options": options or {}, "torch": torch or {}, "gradients_s": gradients_s,
+               "parameters_s": parameters_s, "comm_s": comm_s, "exposed_s": comm_s, "step_s": None}
+        if step_s is not None:
+            if shape.wrap == "ddp":
+                row["exposed_s"] = max(0.0, comm_s - BACKWARD * step_s)
+            row["step_s"] = step_s + row["exposed_s"]
+        rows.append(row)
+
+    def torch_gathers(dtype):
+        return total(f"torch gather {dtype}", counts=shape.n_gathers) if any(shape.n_gathers) else 0.0
+
+    add("off", "off", total(f"torch reduce {shape.reduce}"), torch_gathers(shape.gather))
+    if shape.reduce != "bf16":
+        add("bf16 gradients, torch's own", "off", total("torch reduce bf16"), torch_gathers(shape.gather),
+            torch={"reduce": "bf16"})
+    if shape.gather != "bf16" and any(shape.n_gathers):
+        add("bf16 gradients and parameters, torch's own", "off", total("torch reduce bf16"), torch_gathers("bf16"),
+            torch={"reduce": "bf16", "param": "bf16"})
+    for options in GRADIENTS:
+        gradients_s = total(name_of(options), agree_s)
+        for parameters in PARAMETERS if shape.wrap == "fsdp2" and any(shape.n_gathers) else (None,):
+            if parameters == shape.gather:
+                continue
+            if parameters is None:
+                parameters_s = torch_gathers(shape.gather)
+            elif parameters.startswith("delta"):
+                again = [count - 1 for count in shape.n_gathers]
+                parameters_s = total(f"gather {parameters}", agree_s) + total(f"gather {parameters} again", agree_s, again)
+            else:
+                parameters_s = total(f"gather {parameters}", agree_s, shape.n_gathers)
+            chosen = options | ({"parameters": parameters} if parameters else {})
+            add(name_of(chosen), "compress", gradients_s, parameters_s, chosen)
+    return rows
+
+
+def choose(rows):
+    """What to take, and why, in words. Compression has to beat the fastest way without it by more than a forecast may be
+    wrong by, for it costs some loss; by more still where nobody knows how much of a step is communication at all. On
+    either side the mildest row is taken that is about as fast as the fastest."""
+    of, least_gain = ("comm_s", LEAST_GAIN_OF_COMM) if rows[0]["step_s"] is None else ("step_s", LEAST_GAIN)
+    off = rows[0]
+
+    def best(of_rows):
+        fastest = min(row[of] for row in of_rows)
+        return next(row for row in of_rows if row[of] <= (1 + TOLERANCE) * fastest), fastest
+
+    plain, fastest_plain = best([row for row in rows if row["choice"] != "compress"])
+    packed, fastest_packed = best([row for row in rows if row["choice"] == "compress"])
+    gain = fastest_plain / packed[of] if packed[of] > 0 else 1.0
+    chosen = packed if gain >= least_gain else plain
+    text = f"{'a step' if of == 'step_s' else 'communication'} takes {seconds_text(off[of])} as it is"
+    if of == "step_s":
+        text += f", {100 * off['exposed_s'] / off[of]:.0f} % of it communication that nothing hides"
+    if plain is not off:
+        text += f"; {seconds_text(plain[of])} with {plain['name']}"
+    text += f"; {seconds_text(packed[of])} with {packed['name']}"
+    if chosen is packed:
+        text = f"compress: {text}, {gain:.2f} times as fast"
+        if packed[of] > fastest_packed:
+            text += f" (the strongest setting would take {seconds_text(fastest_packed)})"
+        text += "; what it costs in loss, only training shows"
+    else:
+        what = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
+        text = f"{what}: {text}, {gain:.2f} times as fast, and it should be {least_gain:g} times to be worth its loss"
+    return {"choice": chosen["choice"], "options": chosen["options"], "torch": chosen["torch"], "name": chosen["name"], "gain": gain, "reason": text}
+
+
+def link_of(shape, found):
+    """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
+    no more than it must."""
+    n = max(int(size) for size in found["seconds"]["all-to-all"])
+    share_of = (shape.world_size - 1) / shape.world_size
+    must = 4 * n * share_of * (2 if shape.all_reduce else 1)
+    return {"agree_s": found["seconds"]["agree"][0],
+            "bytes_per_s": 4 * n * share_of / found["seconds"]["all-to-all"][n],
+            "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n]}
+
+
+def text_of(advice):
+    link = advice["link"]
+    lines = [f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in {advice['n_units']} "
+             f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
+             f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree",
+             f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10}"]
+    for row in advice["rows"]:
+        cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
+        lines.append(f"{row['name']:48} " + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells))
+    return "\n".join([*lines, advice["reason"]])
+
+
+def seconds_text(seconds):
+    for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

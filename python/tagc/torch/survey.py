@@ -1,0 +1,289 @@
+"""What advise() goes by: the shape of a model, and what its communication takes here, measured.
+
+What is measured is what would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit
+with this model's mix of classes, over a connection of its own. The model is only looked at."""
+
+import dataclasses
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch import layout as layouts
+from tagc.torch import policy
+from tagc.torch.comm import Comm, share
+from tagc.torch.options import Options
+from tagc.torch.reducer import Gatherer
+from tagc.torch.unit import Unit
+
+N_SMALL = 4096
+N_RUNS = 3
+BUCKET_BYTES = 25 << 20  # DDP's
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # since torch 2.13
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# From the mildest to the strongest.
+GRADIENTS = (
+    {"sparsity": 0, "values": "int8", "mild": "int8"},
+    {"sparsity": 0.9},
+    {"sparsity": 0.95},
+    {"sparsity": 0.9875},
+)
+PARAMETERS = (None, "bf16", "delta4")  # FSDP2
+
+
+def name_of(options):
+    """options of compress(), in words."""
+    kept = "every value as int8" if options.get("sparsity") == 0 else f"{100 * options['sparsity']:g} % zero"
+    parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
+    return f"tagc, {kept}{parameters}"
+
+
+@dataclasses.dataclass
+class Shape:
+    """What of a model matters for its communication."""
+
+    wrap: str  # "fsdp2", "fsdp1" or "ddp"
+    world_size: int
+    units: list  # elements of each exchange, by class
+    n_gathers: list  # of each unit in a step
+    reduce: str = "fp32"  # what gradients travel as now
+    gather: str = "fp32"  # and parameters
+    all_reduce: bool = False  # gradients go to every rank
+
+    @property
+    def n_elems(self):
+        return sum(sum(unit.values()) for unit in self.units)
+
+    @property
+    def mix(self):
+        """Class -> its share of all elements."""
+        return {kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems) for kind in policy.CLASSES}
+
+
+def look(model, kind, between=None):
+    """(Shape, process group over which gradients are exchanged) of a model; kind: as it is wrapped."""
+    if kind == "fsdp2":
+        units, n_gathers, policies, group = _fsdp2(model)
+        reduce, gather = (_short(policies[-1].reduce_dtype) or _short(policies[-1].param_dtype), _short(policies[-1].param_dtype))
+    elif kind == "fsdp1":
+        units, n_gathers, group = _fsdp1(model)
+        reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
+        gather = _short(model.mixed_precision.param_dtype)
+    else:
+        named = [(name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        units, group, reduce, gather = _shared_out(named, BUCKET_BYTES), model.process_group, None, None
+        n_gathers = [0] * len(units)
+    divided_by = 1
+    if between is not None:  # shards only, over another group; the legs inside a host stay as they are
+        divided_by, group, n_gathers = group.size(), between, [0] * len(units)
+    sizes = []
+    for named in units:
+        size = {}
+        for row in policy.classify(named):
+            size[row.class_] = size.get(row.class_, 0) + -(-row.n_elems // divided_by)
+        sizes.append(size)
+    all_reduce = between is not None or not any(n_gathers)
+    return Shape(kind, group.size(), sizes, n_gathers, reduce or "fp32", gather or "fp32", all_reduce), group
+
+
+def _fsdp2(model):
+    from torch.distributed.fsdp import FSDPModule
+
+    from tagc.torch.fsdp2 import _Module
+
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    units, n_gathers, policies, group = [], [], [], None
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            one = _Module(module, name or "the root module")
+            if one.parameters:
+                one.name_parameters(names)
+                units.append([(parameter.name, parameter.shape) for parameter in one.trainable()])
+                state = module._get_fsdp_state()._fsdp_param_group
+                n_gathers.append(1 if state.post_forward_mesh_info is None else 2)
+                policies.append(state.mp_policy)
+                group = one.group()
+    return units, n_gathers, policies, group
+
+
+def _fsdp1(model):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    n_gathers_of = {ShardingStrategy.FULL_SHARD: 2, ShardingStrategy.SHARD_GRAD_OP: 1, ShardingStrategy.NO_SHARD: 0}
+    units, n_gathers = [], []
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+            if module.sharding_strategy not in n_gathers_of:
+                raise Error("unsupported", f"FSDP1 with {module.sharding_strategy}: tagc has no hook for it")
+            flat = module._handle.flat_param
+            units.append([(f"{name}.{fqn}" if name else fqn, tuple(shape)) for fqn, shape in zip(flat._fqns, flat._shapes)])
+            n_gathers.append(n_gathers_of[module.sharding_strategy])
+    return units, n_gathers, model.process_group
+
+
+def _short(dtype):
+    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
+
+
+def _shared_out(named, n_bytes):
+    """Buckets of about n_bytes of fp32, from the last parameter on."""
+    groups, room = [], 0
+    for name, shape in reversed(named):
+        if room <= 0 or not groups:
+            groups.append([])
+            room = n_bytes
+        groups[-1].append((name, shape))
+        room -= 4 * shape.numel()
+    return groups
+
+
+# ---- measuring ----
+
+class Survey:
+    """Times on this rank, {what: {elements: [seconds]}}, all of them collective. group: where gradients are exchanged."""
+
+    def __init__(self, group, shape, threads=1, timeout_s=300):
+        self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
+        self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
+        self.world_size, self.rank = shape.world_size, dist.get_rank(group)
+        self.comm = Comm(group, timeout_s)
+        self.times, self.phases, self.bytes = {}, {}, {}
+        self._random = torch.Generator().manual_seed(1234 + self.rank)  # the user's random numbers stay as they are
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.comm.close()
+
+    def run(self, seconds):
+        """Everything that forecast() needs, in about that time."""
+        n = self._size(seconds)
+        self._link(n)
+        all_reduce = self.shape.all_reduce
+        for size in (self._rounded(N_SMALL), n):
+            for dtype in DTYPES:
+                self.torch_reduce(size, dtype, all_reduce)
+                if any(self.shape.n_gathers):
+                    self.torch_gather(size, dtype)
+            for options in GRADIENTS:
+                self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
+            for wire in PARAMETERS[1:]:
+                if self.has_gathers:
+                    self._gather(size, wire)
+
+    def found(self):
+        """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
+        mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
+                for what, by_size in self.times.items()}
+        everyone = share(self.group, (mine, self.phases))
+        worst = {what: {n: max(theirs[what][n] for theirs, _ in everyone) for n in by_size} for what, by_size in mine.items()}
+        phases = {what: {phase: max(theirs[what][phase] for _, theirs in everyone) for phase in by_phase}
+                  for what, by_phase in self.phases.items()}
+        return {"seconds": worst, "codec": phases}
+
+    def time(self, what, n, run, n_warm=1, n_runs=N_RUNS):
+        samples = []
+        for number in range(n_warm + n_runs):
+            self.comm.agree("advise()", {"elements": n})  # ranks begin together
+            start = time.perf_counter()
+            run()
+            if number >= n_warm:
+                samples.append(time.perf_counter() - start)
+        self.times.setdefault(what, {})[n] = samples
+        self.n_warm_of_last = n_warm
+        return samples
+
+    def _rounded(self, n):
+        multiple = 16 * self.world_size
+        return max(1, n // multiple) * multiple
+
+    def _size(self, seconds):
+        """A unit's typical size, or less where the link is too slow for it."""
+        mean = self.shape.n_elems // max(1, len(self.shape.units))
+        probe = self._rounded(min(mean, 1 << 16))
+        torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
+        slowest_s = max(share(self.group, statistics.median(torch_s)))
+        n_fits = int(probe * seconds / 60 / max(slowest_s, 1e-6))
+        return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
+
+    def _link(self, n):
+        """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit has."""
+        self.time("agree", 0, lambda: None, n_runs=1)
+        start = time.perf_counter()
+        for _ in range(10):
+            self.comm.agree("advise()", {})
+        self.times["agree"] = {0: [(time.perf_counter() - start) / 10]}
+        self.all_to_all(n)
+
+    def all_to_all(self, n):
+        """Each rank sends its n / W fp32 values to all others."""
+        mine, everyone = torch.zeros(n // self.world_size), torch.zeros(n)
+        call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
+        return self.time("all-to-all", n, lambda: lib.call(*call))
+
+    def torch_reduce(self, n, dtype, all_reduce):
+        source = torch.zeros(n, dtype=DTYPES[dtype])
+        if all_reduce:
+            return self.time(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
+        target = torch.zeros(n // self.world_size, dtype=DTYPES[dtype])
+        return self.time(f"torch reduce {dtype}", n, lambda: _reduce_scatter(target, source, group=self.group))
+
+    def torch_gather(self, n, dtype):
+        full = torch.zeros(n, dtype=DTYPES[dtype])
+        shard = torch.zeros(n // self.world_size, dtype=DTYPES[dtype])
+        return self.time(f"torch gather {dtype}", n, lambda: _all_gather(full, shard, group=self.group))
+
+    def _gradient(self, n):
+        """Heavy tails, as gradients have: normal values whose scale differs from one to the next."""
+        values = torch.randn(n, generator=self._random)
+        return values.mul_(torch.randn(n, generator=self._random).exp_())
+
+    def reduce(self, n, options, what, all_reduce=False):
+        """tagc's exchange of a unit of about n elements with the model's mix of classes."""
+        parameters = []
+        for kind, part in self.shape.mix.items():
+            n_kind = self._rounded(int(n * part)) if part else 0
+            if n_kind:
+                parameters.append(layouts.Parameter(kind, (n_kind,), kind))
+        make = layouts.bucket if all_reduce else layouts.chunked
+        layout = make(parameters, self.world_size)
+        source = self._gradient(layout.n_elems)
+        target = torch.empty(layout.n_elems if all_reduce else layout.row)
+        unit = Unit("advise()", lambda kind, dtype: options.reducer(kind, dtype, options.sparsity_warmup))
+        stats = []
+        try:
+            seconds = self.time(what, n, lambda: stats.append(
+                unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG)), n_warm=2)
+        finally:
+            unit.close()
+        self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
+                             for i, phase in enumerate(lib.PHASES) if phase != "wait"}
+        self.bytes[what] = statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats)
+        return seconds
+
+    def _gather(self, n, wire):
+        """tagc's gather of changed parameters; the vote and the copies of the hook are part of it."""
+        shard, full = self._gradient(n // self.world_size), torch.zeros(n)
+        last, output = torch.empty_like(shard), torch.empty(n)
+        change = self._gradient(n // self.world_size).mul_(1e-3)
+        gatherer = Gatherer(self.comm, n, wire, 0)
+
+        def run():
+            torch.equal(shard, last)
+            last.copy_(shard)
+            gatherer.run(last, full)
+            output.copy_(full)
+            shard.add_(change)
+
+        try:
+            self.time(f"gather {wire}", n, run, n_warm=2)
+            if gatherer.is_delta:  # backward after forward: nothing has changed
+                self.time(f"gather {wire} again", n, lambda: (torch.equal(shard, last), output.copy_(full)))
+        finally:
+            gatherer.close()

@@ -1,0 +1,211 @@
+"""advise(): what it chooses from given measurements, and that measuring leaves everything as it was."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+
+import ranks
+from models import Even, batch_of, loss_of
+from tagc.torch import advice, survey
+
+MEAN = 4_000_000
+
+
+def found_on(bytes_per_s, codec_s_per_elem=2e-9, latency_s=1e-4, gloo_share=1.0):
+    """Measurements of two ranks on an ideal link: bytes over its speed, and a codec."""
+    seconds = {"agree": {0: latency_s}, "all-to-all": {MEAN: latency_s + 2 * MEAN / bytes_per_s}}
+
+    def put(what, bytes_per_elem, codec=0.0):
+        seconds[what] = {n: latency_s + n * (bytes_per_elem / bytes_per_s + codec) for n in (4096, MEAN)}
+
+    for dtype, size in (("fp32", 4), ("bf16", 2)):
+        put(f"torch reduce {dtype}", size / 2 / gloo_share)
+        put(f"torch gather {dtype}", size / 2 / gloo_share)
+    for options, bits in zip(survey.GRADIENTS, (8, 1, 0.6, 0.3)):
+        put(survey.name_of(options), bits / 8 / 2, codec_s_per_elem)
+    for wire, bits in (("bf16", 16), ("delta4", 4)):
+        put(f"gather {wire}", bits / 8 / 2, codec_s_per_elem / 2)
+    put("gather delta4 again", 0, 1e-10)
+    return {"seconds": seconds, "codec": {}}
+
+
+def shape_of(wrap="fsdp2", n_units=6, **others):
+    n_gathers = [2] * n_units if wrap == "fsdp2" else [0] * n_units
+    return survey.Shape(wrap, 2, [{"compressed": MEAN}] * n_units, n_gathers, all_reduce=wrap == "ddp", **others)
+
+
+def choice(shape, found, step_s=None):
+    rows = advice.forecast(shape, found, step_s)
+    return advice.choose(rows), rows
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("step_s", [None, 1.0])
+def test_fast_link_is_left_alone(wrap, step_s):
+    chosen, _ = choice(shape_of(wrap), found_on(100e9), step_s)
+    assert chosen["choice"] == "off" and chosen["options"] == {}
+    assert chosen["torch"] == {} or step_s is None  # without a step's time nobody knows that half of next to nothing is nothing
+    assert chosen["reason"].startswith("leave ")
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+def test_slow_link_is_compressed(wrap):
+    chosen, rows = choice(shape_of(wrap), found_on(30e6), step_s=0.3)  # 250 Mbit/s
+    assert chosen["choice"] == "compress"
+    assert chosen["reason"].startswith("compress")
+    assert set(chosen["options"]) <= {"sparsity", "values", "mild", "parameters"}
+    if wrap == "fsdp2":  # gradients alone cannot win: parameters are two thirds of the bytes
+        assert chosen["options"]["parameters"] == "delta4"
+    fastest = min(row["step_s"] for row in rows)
+    assert min(row["step_s"] for row in rows if row["options"] == chosen["options"]) <= 1.1 * fastest
+
+
+def test_the_mildest_of_equals():
+    found = found_on(30e6)
+    for options in survey.GRADIENTS[1:]:
+        found["seconds"][survey.name_of(options)] = dict(found["seconds"][survey.name_of(survey.GRADIENTS[-1])])
+    chosen, _ = choice(shape_of("ddp"), found)
+    assert chosen["options"] == survey.GRADIENTS[1]
+
+
+def test_a_tie_is_off():
+    found = found_on(1e9)
+    names = [survey.name_of(options) for options in survey.GRADIENTS]
+    for what in [*names, "torch reduce bf16"]:
+        found["seconds"][what] = dict(found["seconds"]["torch reduce fp32"])
+    found["seconds"]["agree"] = {0: 0.0}
+    assert choice(shape_of("ddp"), found)[0]["choice"] == "off"
+    for what in names:  # a little faster is not enough
+        found["seconds"][what] = {n: s / 1.15 for n, s in found["seconds"][what].items()}
+    assert choice(shape_of("ddp"), found, step_s=1e-6)[0]["choice"] == "off"
+
+
+def test_computing_hides_a_slow_link_under_ddp():
+    found = found_on(100e6)  # 0.5 s of communication
+    assert choice(shape_of("ddp"), found, step_s=2.0)[0]["choice"] == "off"
+    assert choice(shape_of("ddp"), found, step_s=0.1)[0]["choice"] == "compress"
+    # FSDP2 waits for it, but beside so much computing there is little to gain.
+    assert choice(shape_of("fsdp2"), found, step_s=20.0)[0]["choice"] == "off"
+
+
+def test_bf16_comes_first():
+    found = found_on(100e6, codec_s_per_elem=40e-9)  # a codec as slow as the link
+    chosen, _ = choice(shape_of("ddp"), found)
+    assert chosen["choice"] == "off" and chosen["torch"] == {"reduce": "bf16"} and "leave tagc off, use bf16" in chosen["reason"]
+    # Where it is chosen already it is what "off" means.
+    chosen, rows = choice(shape_of("ddp", reduce="bf16"), found)
+    assert chosen["choice"] == "off" and not any(row["torch"] for row in rows)
+
+
+def test_forecast_adds_up():
+    found = found_on(100e6, latency_s=0.0, codec_s_per_elem=0.0)
+    row = advice.forecast(shape_of(n_units=3), found, step_s=0.5)[0]
+    # 3 units of 4 M values, half of which a rank sends: 8 MB each for gradients, twice that for parameters.
+    assert row["gradients_s"] == pytest.approx(3 * 0.08)
+    assert row["parameters_s"] == pytest.approx(6 * 0.08)
+    assert row["step_s"] == pytest.approx(0.5 + 9 * 0.08)
+    ddp = advice.forecast(shape_of("ddp", n_units=3), found, step_s=0.3)[0]
+    assert ddp["step_s"] == pytest.approx(0.3 + 0.24 - 0.2)
+
+
+def test_buckets_and_shards():
+    named = [(f"layers.{i}.weight", torch.Size((1024, 1024))) for i in range(14)]
+    buckets = survey._shared_out(named, 25 << 20)
+    assert [len(bucket) for bucket in buckets] == [7, 7]  # the seventh fills one
+    assert buckets[0][0][0] == "layers.13.weight"
+
+
+# ---- with ranks ----
+
+def undisturbed(rank, world_size, wrap, compressed):
+    import tagc.torch as tagc
+
+    torch.manual_seed(0)
+    model = Even(64)
+    handle = None
+    if wrap == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in model.layers:
+            fully_shard(layer)
+        fully_shard(model)
+    else:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    if compressed:
+        handle = tagc.compress(model, sparsity=0.9, verbose=False)
+    loss_of(model, batch_of(rank)).backward()
+
+    def local(tensor):
+        return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().clone()
+
+    def state():
+        residuals = {}
+        for unit in handle.units.values() if handle else ():
+            residuals |= unit.residuals_on_the_wire()
+        return ([local(p) for p in model.parameters()], [local(p.grad) for p in model.parameters()],
+                [residuals[name] for name in sorted(residuals)], [torch.get_rng_state()])
+
+    before, n_steps = state(), handle.n_steps if handle else 0
+    copy = Even(64)
+    torch.set_rng_state(before[3][0])
+    found = tagc.advise(model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward())
+    for old, new in zip(before, state()):
+        assert len(old) == len(new) and all(torch.equal(a, b) for a, b in zip(old, new))
+    assert not compressed or before[2] and any(values.any() for values in before[2])
+    assert not handle or handle.n_steps == n_steps
+    loss_of(model, batch_of(rank, 1)).backward()  # and it goes on
+    if handle:
+        assert handle.n_steps == n_steps + 1
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_measuring(wrap, compressed):
+    said = ranks.run(undisturbed, 2, wrap, compressed)
+    assert said[0] == said[1]
+    found = json.loads(said[0])
+    assert found["choice"] in ("off", "compress") and found["wrap"] == wrap and found["world_size"] == 2
+    assert found["compute_s"] > 0 and found["n_elems"] == sum(p.numel() for p in Even(64).parameters())
+    assert found["n_units"] == (3 if wrap == "fsdp2" else 1)
+    names = [row["name"] for row in found["rows"]]
+    assert len(set(names)) == len(names) == (15 if wrap == "fsdp2" else 6)
+    for row in found["rows"]:
+        assert row["gradients_s"] > 0 and (row["parameters_s"] > 0) == (wrap == "fsdp2")
+        assert row["step_s"] >= found["compute_s"]
+    assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
+
+
+def wrong(rank, world_size):
+    import tagc.torch as tagc
+
+    model = torch.nn.parallel.DistributedDataParallel(Even(32))
+    said = []
+    for arguments in ({"step_s": -1.0}, {"seconds": "long"}, {"step": 3}, {"threads": 0}, {"between": dist.group.WORLD},
+                      {"seconds": 1 + rank}, {"step_s": 1.0 if rank else None}):
+        with pytest.raises(tagc.Error) as problem:
+            tagc.advise(model, verbose=False, **arguments)
+        said.append(str(problem.value))
+    with pytest.raises(tagc.Error) as problem:
+        tagc.advise(Even(32))
+    said.append(str(problem.value))
+
+    def breaks():
+        if rank:
+            raise ValueError("no data left")
+
+    with pytest.raises(tagc.Error) as problem:
+        tagc.advise(model, step=breaks, verbose=False)
+    return [*said, str(problem.value)]
+
+
+def test_errors_are_the_same_on_every_rank():
+    said = ranks.run(wrong, 2)
+    assert said[0] == said[1]
+    for text, part in zip(said[0], ["step_s is -1.0", "seconds is 'long'", "step must be a function", "threads is 0",
+                                    "between is for fully_shard", "seconds is 1 on rank 0 and 2", "ranks do not agree: step_s",
+                                    "model is a Even", "rank 1: no data left"]):
+        assert part in text
