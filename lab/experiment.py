@@ -7,7 +7,7 @@ import re
 from common import LAB, LabError, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
-VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline")
+VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch")
 MOST_HOSTS = 64
 
 
@@ -59,7 +59,7 @@ PLACE_KEYS = {
 }
 KEYS = PLACE_KEYS | {
     "title": (_is_text, "one line of text"),
-    "kind": _one_of("bench", "train"),
+    "kind": _one_of("bench", "train", "torch"),
     "table": _one_of(*VIEWS),
     "minutes": _number((int, float), 0.01, 10000),
     "memory_gb": _number((int, float), 0.1, 10000),
@@ -177,7 +177,7 @@ def _check_whole(path, settings, cases):
     for key in REQUIRED:
         if key not in settings and not (key == "arms" and all(lists)):
             raise LabError(f"{path}: {key} is missing, allowed: {KEYS[key][1]}")
-    wrong = OF_TRAIN if settings["kind"] == "bench" else OF_BENCH
+    wrong = OF_BENCH if settings["kind"] == "train" else OF_TRAIN
     for key in wrong:
         if key in settings:
             raise LabError(f'{path}: {key} has no meaning for kind = "{settings["kind"]}"')
@@ -194,6 +194,8 @@ def _check_whole(path, settings, cases):
         own = [split_arm(arm)[0] for arm in arms]
         if len(set(own)) != len(own):
             raise LabError(f"{path}: two arms of one name among {', '.join(own)}")
+    if (settings["table"] == "torch") != (settings["kind"] == "torch"):
+        raise LabError(f'{path}: kind = "torch" and table = "torch" go together')
     if settings["table"] == "quality" and not ("base" in settings and "seeds" in settings):
         raise LabError(f'{path}: table = "quality" needs base and seeds')
     if "rates" in settings and "base" not in settings:

@@ -11,8 +11,10 @@ FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss
 
 
 def draw(path, tagc):
-    """NAME.svg beside the result NAME.json; its path."""
+    """NAME.svg beside the result NAME.json; its path, or None where the result has no picture."""
     path = pathlib.Path(path)
+    if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
+        return None
     figure, units = ("plan", []) if plans.read(path) else figure_of(path)
     picture = path.with_suffix(".svg")
     words = [str(tagc), "report", "--quiet", f"--svg={figure}={picture}", *units, str(path)]

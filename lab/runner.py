@@ -15,6 +15,7 @@ import linkcheck
 import quality
 import results
 import timeline
+import torchbench
 from common import LAB, ROOT, LabError
 from experiment import split_arm
 
@@ -23,8 +24,10 @@ MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIR
 
 
 class Runner:
-    def __init__(self, experiment, tagc, command, is_quiet):
+    def __init__(self, experiment, tagc, command, is_quiet, python=None):
+        """python: an interpreter with torch, for kind "torch"."""
         self.experiment, self.tagc, self.command, self.is_quiet = experiment, tagc, command, is_quiet
+        self.python = python
         self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
         self.traces = {}  # name of the file -> where it lies now
         self.scratch = self.data = self.forks = None
@@ -86,6 +89,8 @@ class Runner:
     def _measure(self, case, network):
         if self.forks:
             return self.forks.case(case)
+        if self.experiment.kind == "torch":
+            return torchbench.run(self, case, network, _options(case.options))
         return self._bench(case, network) if self.experiment.kind == "bench" else self._train(case, network)
 
     # ---- the command ----
@@ -102,20 +107,28 @@ class Runner:
                               "--mca", "oob_tcp_if_include", hosts.SUBNET, *tagc, *words[1:])
 
     def _run(self, words, network, shows=False):
-        """Runs a command to its end, in a group of its own so that all of it can be ended. Its output goes to a log,
-        and with `shows` to the terminal too."""
+        self.run_all([words], network, shows)
+
+    def run_all(self, commands, network, shows=False):
+        """Runs commands side by side to their end, each in a group of its own so that all of it can be ended, which happens
+        when one fails. Their output goes to a log, and with `shows` to the terminal too."""
         environment = {**os.environ, **MPI_ENVIRONMENT, "TMPDIR": str(self.scratch)}
         if network:
             environment["TAGC_LAB"] = network.prefix
         log = self.scratch / "log"
         with open(log, "wb") as out, open(log, "rb") as read:
-            process = subprocess.Popen([str(word) for word in words], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
-                                       stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+            processes = []
             try:
-                self._wait(process, read if shows and not self.is_quiet else None, words)
+                for words in commands:
+                    processes.append(subprocess.Popen([str(word) for word in words], cwd=ROOT, stdin=subprocess.DEVNULL,
+                                                      stdout=out, stderr=subprocess.STDOUT, env=environment,
+                                                      start_new_session=True))
+                failed = self._wait(processes, read if shows and not self.is_quiet else None, commands[0])
             finally:
-                _end_group(process)
-        if process.returncode != 0:
+                for process in processes:
+                    _end_group(process)
+        if failed is not None:
+            words, process = commands[failed], processes[failed]
             last = log.read_text(errors="replace").strip().splitlines()[-15:]
             raise LabError(f"exit status {process.returncode} of: {' '.join(map(str, words))}\nits last lines:\n" +
                            "\n".join("    " + line for line in last or ["(none)"]))
@@ -126,18 +139,23 @@ class Runner:
         self._run(words, None)
         return time.monotonic() - start
 
-    def _wait(self, process, log, words):
-        ended = False
-        while not ended:
-            try:
-                process.wait(timeout=0.3)
-                ended = True
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > self.deadline:
-                    raise LabError(f"the experiment takes more than four times the {self.experiment.minutes} minutes "
-                                   f"that it says; ended: {' '.join(map(str, words))}") from None
+    def _wait(self, processes, log, words):
+        """Until all have ended or one has failed: which, or None."""
+        failed, running = None, True
+        while running and failed is None:
+            for process in processes:
+                try:
+                    process.wait(timeout=0.3 / len(processes))
+                except subprocess.TimeoutExpired:
+                    pass
+            running = any(process.returncode is None for process in processes)
+            failed = next((i for i, process in enumerate(processes) if process.returncode), None)
+            if running and time.monotonic() > self.deadline:
+                raise LabError(f"the experiment takes more than four times the {self.experiment.minutes} minutes "
+                               f"that it says; ended: {' '.join(map(str, words))}")
             if log:
                 print(log.read().decode(errors="replace"), end="", flush=True)
+        return failed
 
     # ---- bench ----
 

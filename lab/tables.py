@@ -381,8 +381,14 @@ def run_loss(run):
     return or_nan(run["evals"][-1]["val_loss"]) if run["evals"] else float("nan")
 
 
+def torch(result):
+    import torchbench  # which needs this module
+
+    return torchbench.markdown(result)
+
+
 VIEWS = {"times": times, "exchanges": exchanges, "bits": bits, "losses": losses, "quality": quality,
-         "timeline": timeline}
+         "timeline": timeline, "torch": torch}
 
 
 def markdown(result):

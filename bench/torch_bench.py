@@ -1,0 +1,381 @@
+"""Time per iteration and bytes of a GPT under PyTorch, torch's own ways to communicate against tagc's. Arms take turns
+in one run, so that ratios are between neighbours in time.
+
+    torchrun --standalone --nproc-per-node 2 bench/torch_bench.py --model small --arms fsdp2,fsdp2-tagc
+    sudo lab/lab run torch        # over links as slow as asked for
+
+What --json writes stands in docs/results-format.md."""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
+import tagc  # noqa: E402
+import tagc.torch  # noqa: E402
+from gpt import GPT, Config  # noqa: E402
+from tagc.torch import survey  # noqa: E402
+from tagc.torch.options import Options  # noqa: E402
+
+MODELS = {
+    "tiny": Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2),
+    "small": Config(n_vocab=8192, n_positions=256, n_embd=384, n_head=6, n_layer=6),
+    "medium": Config(n_vocab=8192, n_positions=256, n_embd=512, n_head=8, n_layer=8),
+    "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12),
+}
+BF16 = torch.bfloat16
+DEFAULT_ARMS = "fsdp2,fsdp2-bf16,fsdp2-tagc,fsdp2-tagc-delta4,ddp,ddp-bf16,ddp-powersgd,ddp-tagc"
+
+
+# ---- arms ----
+
+class Arm:
+    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None)."""
+
+    def __init__(self, name, about, wrap, reduce_bytes=4, gather_bytes=4):
+        self.name, self.about, self.wrap = name, about, wrap
+        self.reduce_bytes, self.gather_bytes = reduce_bytes, gather_bytes  # of an element, for torch's own
+        self.wrapped = self.handle = self.optimizer = None
+        self.iterations = []
+
+    def must_send(self, n_params, world_size):
+        """Bytes of a rank and step by formula: what the textbook's collectives send. FSDP2's root is gathered once and
+        all others twice, which is not told apart here."""
+        share = (world_size - 1) / world_size
+        gathers = 0 if self.name.startswith("ddp") else 2
+        reduces = 2 if self.name.startswith("ddp") else 1
+        return n_params * share * (reduces * self.reduce_bytes + gathers * self.gather_bytes)
+
+
+def _fsdp2(model, **options):
+    for block in model.transformer.h:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def _fsdp2_of(policy=None, **compress):
+    def wrap(model):
+        model = _fsdp2(model, **({"mp_policy": policy} if policy else {}))
+        return model, tagc.torch.compress(model, verbose=False, **compress) if compress else None
+
+    return wrap
+
+
+def _ddp_of(hook=None, state=lambda: None, **compress):
+    def wrap(model):
+        model = DistributedDataParallel(model)
+        if hook:
+            model.register_comm_hook(state(), hook)
+        return model, tagc.torch.compress(model, verbose=False, **compress) if compress else None
+
+    return wrap
+
+
+def _bf16_hook(process_group, bucket):
+    """torch refuses its hook by name where the backend is gloo, which has bf16 all the same."""
+    return default_hooks.bf16_compress_hook(process_group, bucket)
+
+
+def _powersgd():
+    return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+
+
+def arms_of(sparsity, threads):
+    both = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16)
+    own = {"sparsity": sparsity, "threads": threads}
+    made = (
+        Arm("fsdp2", "torch's own, fp32", _fsdp2_of()),
+        Arm("fsdp2-bf16", "torch's own, bf16 parameters and gradients", _fsdp2_of(both), 2, 2),
+        Arm("fsdp2-bf16-reduce", "torch's own, bf16 gradients", _fsdp2_of(MixedPrecisionPolicy(reduce_dtype=BF16)), 2),
+        Arm("fsdp2-tagc-dense", "tagc's dense exchange of gradients", _fsdp2_of(exchange="dense", mild="dense")),
+        Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
+        Arm("fsdp2-tagc-delta4", "gradients compressed, parameters as 4-bit deltas",
+            _fsdp2_of(parameters="delta4", **own)),
+        Arm("fsdp2-tagc-delta4-bf16", "the same, computing in bf16",
+            _fsdp2_of(MixedPrecisionPolicy(param_dtype=BF16), parameters="delta4", **own)),
+        Arm("ddp", "torch's own, fp32", _ddp_of()),
+        Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
+        Arm("ddp-powersgd", "torch's PowerSGD hook, rank 1", _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd)),
+        Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
+    )
+    return {arm.name: arm for arm in made}
+
+
+# ---- measuring ----
+
+def bytes_sent(interface):
+    """By all of this host, since it was made."""
+    for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == interface:
+            return int(numbers.split()[8])
+    raise SystemExit(f"torch_bench: there is no interface {interface!r} in /proc/net/dev")
+
+
+def spread(samples):
+    return {"median": statistics.median(samples), "min": min(samples), "max": max(samples), "n": len(samples)}
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.config = MODELS[args.model]
+        known = arms_of(args.sparsity, args.threads)
+        self.arms = [known[name] for name in args.arms]
+        generator = torch.Generator().manual_seed(self.rank)
+        self.tokens = torch.randint(self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator)
+        self.exchanges, self.advice, self.n_params = [], None, None
+
+    def say(self, text):
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def model(self):
+        torch.manual_seed(1)
+        return GPT(self.config)
+
+    def make(self, arm):
+        model = self.model()
+        self.n_params = sum(parameter.numel() for parameter in model.parameters())
+        arm.wrapped, arm.handle = arm.wrap(model)
+        groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
+        arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
+
+    def step(self, arm):
+        arm.wrapped(self.tokens[:, :-1], self.tokens[:, 1:]).backward()
+        arm.optimizer.step()
+        arm.optimizer.zero_grad()
+
+    def run(self):
+        args = self.args
+        if not args.skip_exchanges:
+            self.measure_exchanges()
+        self.compute_s = self.measure_computing()
+        self.say(f"computing alone: {1e3 * self.compute_s:.0f} ms")
+        for arm in self.arms:
+            self.make(arm)
+            for _ in range(args.warmup):  # DDP makes its buckets anew, PowerSGD begins in the third step
+                self.step(arm)
+        for number in range(args.rounds):
+            for arm in self.arms:
+                self.round(number, arm)
+        if args.advise:
+            self.advice = tagc.torch.advise(self.arms[0].wrapped, step_s=self.compute_s, seconds=10, verbose=True)
+
+    def round(self, number, arm):
+        for _ in range(self.args.steps):
+            dist.barrier()
+            before, start = self._sent(arm), time.perf_counter()
+            self.step(arm)
+            seconds = time.perf_counter() - start
+            arm.iterations.append({"round": number, "total_s": seconds} | self._sent_since(arm, before))
+
+    def _sent(self, arm):
+        return bytes_sent(self.args.interface) if self.args.interface else None
+
+    def _sent_since(self, arm, before):
+        """What this host's interface sent, of what tagc counted the sum of this step."""
+        found = {}
+        if before is not None:
+            dist.barrier()
+            found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.args.ranks_per_host
+        if arm.handle:
+            stats = arm.handle.stats()
+            found |= {"tagc_bytes": stats["bytes_sent"], "tagc_s": stats["exchange_s"], "codec_s": sum(
+                seconds for phase, seconds in stats["time_s"].items() if phase != "wait")}
+        return found
+
+    def measure_computing(self):
+        """Seconds of a step on one rank while all others do the same, without communication."""
+        model = self.model()
+        arm = Arm("compute", "", None)
+        arm.wrapped, arm.optimizer = model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        samples = []
+        for _ in range(4):
+            dist.barrier()
+            start = time.perf_counter()
+            self.step(arm)
+            samples.append(time.perf_counter() - start)
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, statistics.median(samples[1:]))
+        return max(everyone)
+
+    def measure_exchanges(self):
+        """Each collective alone, of a unit's size: what it sends in a second."""
+        n = sum(p.numel() for p in self.model().transformer.h[0].parameters())
+        n -= n % (16 * self.world_size)
+        shape = survey.Shape("fsdp2", self.world_size, [{"compressed": n}], [2])
+        share = (self.world_size - 1) / self.world_size
+        with survey.Survey(dist.group.WORLD, shape, self.args.threads) as found:
+            jobs = (("torch reduce_scatter fp32", lambda: found.torch_reduce(n, "fp32", False), 4 * share),
+                    ("torch all_gather fp32", lambda: found.torch_gather(n, "fp32"), 4 * share),
+                    ("torch all_reduce fp32", lambda: found.torch_reduce(n, "fp32", True), 8 * share),
+                    ("torch reduce_scatter bf16", lambda: found.torch_reduce(n, "bf16", False), 2 * share),
+                    ("tagc reduce-scatter fp32",
+                     lambda: found.reduce(n, Options(exchange="dense", mild="dense"), "dense"), 4 * share),
+                    ("tagc all-to-all", lambda: found.all_to_all(n), 4 * share))
+            for name, job, must in jobs:
+                dist.barrier()
+                before = self._sent(None)
+                samples = job()
+                sent = None
+                if before is not None:
+                    dist.barrier()
+                    n_calls = len(samples) + found.n_warm_of_last  # and the agreements before them
+                    sent = (bytes_sent(self.args.interface) - before) / self.args.ranks_per_host / n_calls
+                seconds = [max(row) for row in zip(*self._everyone(samples))]
+                self.exchanges.append({"name": name, "n_elems": n, "n_bytes_needed": must * n, "n_bytes_sent": sent,
+                                       "total_s": spread(seconds), "bytes_per_s": (sent or must * n) / statistics.median(seconds)})
+                self.say(f"{name:28} {1e3 * statistics.median(seconds):8.1f} ms, "
+                         f"{8e-6 * self.exchanges[-1]['bytes_per_s']:8.0f} Mbit/s sent per rank")
+
+    def _everyone(self, mine):
+        everyone = [None] * self.world_size
+        dist.all_gather_object(everyone, mine)
+        return everyone
+
+    # ---- results ----
+
+    def result(self):
+        """Collective: times are the slowest rank's, bytes the mean over ranks."""
+        arms = []
+        first = None
+        for arm in self.arms:
+            ranks = self._everyone(arm.iterations)
+            steps = []
+            for row in zip(*ranks):
+                step = {"round": row[0]["round"], "total_s": max(item["total_s"] for item in row)}
+                for key in row[0].keys() - step.keys():
+                    step[key] = statistics.fmean(item[key] for item in row)
+                steps.append(step)
+            medians = round_medians(steps)
+            first = first or medians
+            needed, sent, source = arm.must_send(self.n_params, self.world_size), None, "formula"
+            if "interface_bytes" in steps[0]:
+                sent, source = statistics.fmean(step["interface_bytes"] for step in steps), "interface"
+            arms.append({"name": arm.name, "about": arm.about, "is_tagc": arm.handle is not None,
+                         "n_params": self.n_params, "n_bytes_needed": None if arm.handle or "sgd" in arm.name else needed,
+                         "n_bytes_sent": needed if sent is None and not (arm.handle or "sgd" in arm.name) else sent,
+                         "bytes_from": source, "iterations": steps, "total_s": spread([s["total_s"] for s in steps]),
+                         "speedup": spread([first[number] / medians[number] for number in medians])})
+            if arm.handle and sent is None:  # parameters that torch gathers are not counted there
+                arms[-1] |= {"n_bytes_sent": steps[-1]["tagc_bytes"], "bytes_from": "tagc, what torch gathers left out"}
+        config = self.config
+        return {"type": "torch", "format": 1, "origin": self.origin(), "torch": torch.__version__,
+                "world_size": self.world_size, "n_hosts": self.world_size // self.args.ranks_per_host,
+                "n_threads": self.args.threads,
+                "model": {"name": self.args.model, "n_layer": config.n_layer, "n_head": config.n_head,
+                          "n_embd": config.n_embd, "vocab_size": config.n_vocab, "n_params": self.n_params},
+                "batch_size": self.args.batch_size, "seq_len": self.args.seq_len, "sparsity": self.args.sparsity,
+                "compute_s": self.compute_s, "exchanges": self.exchanges, "arms": arms, "advice": self.advice}
+
+    def origin(self):
+        def git(*words):
+            done = subprocess.run(["git", "-c", "safe.directory=*", "-C", str(ROOT), *words], capture_output=True, text=True)
+            return done.stdout.strip()
+
+        head = git("rev-parse", "--short", "HEAD")
+        is_changed = git("status", "--porcelain", "--untracked-files=no")
+        cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+                   platform.machine())
+        return {"version": tagc.version(), "commit": (head + ("-dirty" if is_changed else "")) if head else None,
+                "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "command": ["bench/torch_bench.py", *sys.argv[1:]],
+                "machine": {"cpu": cpu, "n_cpus": os.cpu_count(), "os": platform.platform(),
+                            "hosts": sorted(set(self._hosts))},
+                "environment": {name: value for name, value in sorted(os.environ.items())
+                                if name.startswith(("OMP_", "GLOO_", "MKL_"))}}
+
+    def finish(self):
+        self._hosts = self._everyone(socket.gethostname())
+        result = self.result()
+        if self.rank == 0:
+            print(table(result), flush=True)
+            if self.args.json:
+                part = f"{self.args.json}.part"
+                pathlib.Path(part).write_text(json.dumps(result, indent=1) + "\n")
+                os.replace(part, self.args.json)
+        for arm in self.arms:
+            if arm.handle:
+                arm.handle.close()
+
+
+def round_medians(steps):
+    rounds = {}
+    for step in steps:
+        rounds.setdefault(step["round"], []).append(step["total_s"])
+    return {number: statistics.median(samples) for number, samples in rounds.items()}
+
+
+def table(result):
+    lines = [f"{'arm':26} {'iteration':>26} {'MB sent per rank':>18}   times as fast as the first, per round"]
+    for arm in result["arms"]:
+        time_, speed = arm["total_s"], arm["speedup"]
+        sent = f"{arm['n_bytes_sent'] / 1e6:.2f}" if arm["n_bytes_sent"] else "-"
+        lines.append(f"{arm['name']:26} {1e3 * time_['median']:8.0f} ms ({1e3 * time_['min']:5.0f} to {1e3 * time_['max']:5.0f})"
+                     f" {sent:>18}   {speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
+    sources = {arm["bytes_from"] for arm in result["arms"]}
+    return "\n".join([*lines, f"bytes: from {'; '.join(sorted(sources))}"])
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
+    add = parser.add_argument
+    add("--model", choices=MODELS, default="small", help="(small)")
+    add("--arms", default=DEFAULT_ARMS, help=f"of {', '.join(arms_of(0.95, 1))} ({DEFAULT_ARMS})")
+    for name, default, text in (("batch-size", 1, "rows of a rank"), ("seq-len", 128, "tokens of a row"),
+                                ("rounds", 3, "in which each arm has its turn"), ("steps", 2, "of an arm in a round"),
+                                ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc"),
+                                ("ranks-per-host", 1, "by which bytes of an interface are divided")):
+        add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
+    add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
+    add("--interface", help="network interface whose bytes are counted; without one, bytes are by formula")
+    add("--skip-exchanges", action="store_true", help="do not measure each collective alone")
+    add("--advise", action="store_true", help="end with tagc.torch.advise() for the first arm")
+    add("--json", metavar="FILE", help="everything, for machines")
+    args = parser.parse_args()
+    args.arms = args.arms.split(",")
+    known = arms_of(0.95, 1)
+    for name in args.arms:
+        if name not in known:
+            parser.error(f"--arms has {name!r}, known: {', '.join(known)}")
+    least = {"warmup": 3 if "ddp-powersgd" in args.arms else 1}
+    for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads", "ranks_per_host"):
+        if getattr(args, name) < least.get(name, 1):
+            parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be {least.get(name, 1)} or more")
+    if args.seq_len > MODELS[args.model].n_positions:
+        parser.error(f"--seq-len is {args.seq_len}, must be at most {MODELS[args.model].n_positions} with that model")
+    return args
+
+
+def main():
+    args = parse()
+    warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own functions
+    torch.set_num_threads(args.threads)
+    dist.init_process_group("gloo")
+    bench = Bench(args)
+    bench.run()
+    bench.finish()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Kind "torch": bench/torch_bench.py as one process for each rank, inside the hosts; and the table of what it found."""
+import json
+import os
+import pathlib
+import socket
+import subprocess
+
+import hosts
+import tables
+from common import ROOT, LabError
+
+BENCH = ROOT / "bench" / "torch_bench.py"
+PORT = 29500  # of rank 0's host, whose ports are its own
+FILLED = 0.85  # what an exchange should reach of plain TCP, or a ratio to it flatters
+
+
+# ---- running ----
+
+def find_python(given):
+    """An interpreter with torch: --python, $TAGC_PYTHON, or the one that the Python tests use."""
+    found = given or os.environ.get("TAGC_PYTHON")
+    if not found:
+        done = subprocess.run([ROOT / "scripts" / "python.sh", "find"], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise LabError(f"this experiment needs a Python with torch: {(done.stderr or done.stdout).strip()}; --python or "
+                           "TAGC_PYTHON names another one")
+        found = done.stdout.strip()
+    done = subprocess.run([found, "-c", "import torch"], capture_output=True, text=True) if os.access(found, os.X_OK) else None
+    if done is None or done.returncode != 0:
+        why = "no program" if done is None else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise LabError(f"{found} cannot be used as a Python with torch: {why}")
+    return found
+
+
+def library_beside(tagc):
+    path = pathlib.Path(tagc).parent / "libtagc.so"
+    if not path.exists():
+        raise LabError(f"{path} is not there, which the Python part loads; make build makes it")
+    return path
+
+
+def commands(case, network, python, tagc, options, json_path):
+    """The words of every rank, rank 0 first."""
+    interface, address = ("eth0", hosts.address(1)) if network else ("lo", "127.0.0.1")
+    made = []
+    shared = {"WORLD_SIZE": case.world_size, "MASTER_ADDR": address, "MASTER_PORT": PORT if network else _free_port(),
+              "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": case.options.get("threads", 1),
+              "TAGC_LIBRARY": library_beside(tagc), "PYTHONDONTWRITEBYTECODE": 1}
+    words = [python, BENCH, f"--arms={','.join(case.arms)}", *options, f"--interface={interface}",
+             f"--ranks-per-host={case.ranks_per_host}", f"--json={json_path}"]
+    for rank in range(case.world_size):
+        own = shared | {"RANK": rank, "LOCAL_RANK": rank % case.ranks_per_host}
+        rank_words = ["env", *(f"{name}={value}" for name, value in own.items()), *words]
+        made.append(network.inside(1 + rank // case.ranks_per_host, *rank_words) if network else rank_words)
+    return made
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(runner, case, network, options):
+    path = runner.scratch / "torch.json"
+    path.unlink(missing_ok=True)
+    runner.run_all(commands(case, network, runner.python, runner.tagc, options, path), network, shows=True)
+    try:
+        return {"torch": json.loads(path.read_text())}
+    except (OSError, json.JSONDecodeError) as error:
+        raise LabError(f"{BENCH.name} ended well, but its result cannot be read: {error}") from None
+
+
+# ---- the table ----
+
+def markdown(result):
+    many = len(result["cases"]) > 1
+    parts = []
+    for case in result["cases"]:
+        text = _arms(result, case) + "\n" + _exchanges(case)
+        parts.append((f"**{tables.case_text(case)}**\n\n" if many else "") + text)
+    return "\n".join(parts)
+
+
+def _arms(result, case):
+    found = case["torch"]
+    arms = {arm["name"]: arm for arm in found["arms"]}
+    rows = []
+    for arm in arms.values():
+        needed = tables.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
+        rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds([step["total_s"] for step in arm["iterations"]]),
+                     tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2), needed])
+    text = tables.grid(["arm", "iteration", "MB sent by a host, counted", "that torch must send"], rows)
+    pairs = result["settings"].get("pairs") or [[next(iter(arms)), name] for name in list(arms)[1:]]
+    rows = []
+    for slow, fast in pairs:
+        if slow in arms and fast in arms:
+            samples = tables.ratios(arms[slow], arms[fast])
+            rows.append([f"`{fast}` against `{slow}`", tables.spread_text(samples, 2, "x"), tables.verdict(samples)])
+    text += "\n" + tables.grid(["pair", "how many times as fast, per round", ""], rows)
+    model = found["model"]
+    text += (f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} tokens a rank and "
+             f"step, computing alone {1e3 * found['compute_s']:.0f} ms; sparsity {100 * found['sparsity']:g} %; "
+             f"torch {found['torch']}, gloo.")
+    return text + (f" {tables.link_text(case['link'])}.\n" if case["link"] else "\n")
+
+
+def _exchanges(case):
+    found = case["torch"]["exchanges"]
+    if not found:
+        return ""
+    plain = min(case["link"]["tcp_both_ways_bits_per_s"]) if case["link"] else None
+    rows, notes = [], []
+    for item in found:
+        rate, sent = 8 * item["bytes_per_s"], item["n_bytes_sent"]
+        rows.append([item["name"], tables.seconds([item["total_s"]["median"]]), tables.number(item["n_bytes_needed"] / 1e6, 2),
+                     tables.number(sent and sent / 1e6, 2), f"{rate / 1e6:.0f}", tables.number(plain and 100 * rate / plain, 0, " %")])
+        if plain and item["name"].startswith("torch"):
+            if rate < FILLED * plain:
+                notes.append(f"{item['name']} fills {100 * rate / plain:.0f} % of what plain TCP gets")
+            if sent and sent > 1.2 * item["n_bytes_needed"]:
+                notes.append(f"{item['name']} sends {sent / item['n_bytes_needed']:.1f} times what it must")
+    text = tables.grid(["one exchange at a time", "seconds", "MB needed", "MB sent", "Mbit/s", "of plain TCP"], rows)
+    if notes:
+        text += (f"\nNote: {'; '.join(notes)}: ratios to torch's own flatter whoever stands beside it, and "
+                 "`fsdp2-tagc-dense`, which sends what is needed, is the stricter measure.\n")
+    return text
