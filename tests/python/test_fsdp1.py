@@ -237,6 +237,7 @@ def checkpointing(rank, world_size):
             assert {p.name for p in handle.wrapper.parameters()} == {name for name, _ in Odd().named_parameters()}
             backward(model, rank)
             check_equal(gradients(model), full_gradients(Odd, world_size))
+            assert handle.n_steps == 1 and handle.stats()["n_units"] == 3, (kind, handle.n_steps, handle.stats()["n_units"])
 
 
 def nonfinite(rank, world_size):

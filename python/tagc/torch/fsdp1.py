@@ -106,6 +106,9 @@ class Wrapper:
         for flat in self._flats:
             flat.set_kinds(kinds)
 
+    def is_in_backward(self):
+        return bool(getattr(self._model, "_post_backward_callback_queued", False))
+
     def install(self, handle):
         try:
             self._model.register_comm_hook(None, _hook)

@@ -240,6 +240,10 @@ class Wrapper:
         for module in self.modules:
             module.set_kinds(kinds)
 
+    def is_in_backward(self):
+        context = getattr(self.modules[0].module._get_fsdp_state(), "_state_ctx", None)
+        return bool(getattr(context, "post_backward_final_callback_queued", False))
+
     def install(self, handle):
         for tag, module in enumerate(self.modules):
             group, target = module.group(), module.module

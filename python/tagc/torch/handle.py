@@ -12,7 +12,7 @@ from tagc.torch import layout as layouts
 from tagc.torch import policy, state
 from tagc.torch.comm import Comm
 from tagc.torch.statistics import Recorder
-from tagc.torch.unit import DTYPES, Unit, check_tensors, scale_of
+from tagc.torch.unit import Unit, check_tensors, scale_of
 
 class Compressed:
     """One model whose gradients travel through tagc; compress() makes it."""
@@ -27,6 +27,7 @@ class Compressed:
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self.is_closed = False
+        self._units_of_step = set()  # names
         self.on_step = None
         self.undo = []  # what close() calls to take the hooks out again
 
@@ -64,6 +65,7 @@ class Compressed:
         except BaseException:  # what is left of this backward pass does not come, nor its end
             with self.lock:
                 self._step_open = False
+                self._units_of_step.clear()
                 self._recorder.drop()
             raise
 
@@ -79,12 +81,14 @@ class Compressed:
             failure = problem
         comm.agree(f"gradients of {unit.name}", numbers, failure)
         with self.lock:
-            self._open_step(scale)
+            self._open_step(unit, scale)
             if layout is None:
                 self._warn_of_dense(unit)
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
             stats = unit.reduce(comm, layout, source, target, op)
             self._recorder.add(unit.name, stats, source.numel(), comm.world_size)
+        if not self._step_open:
+            self.end_step()
 
     def record_gather(self, name, n_bytes_sent, n_elems):
         self._recorder.add_gather(name, n_bytes_sent, n_elems)
@@ -116,26 +120,40 @@ class Compressed:
     def _step(self):
         return max(0, self.n_steps - 1)
 
-    def _open_step(self, loss_scale):
-        """At the first unit of a backward pass."""
-        if self._step_open:
-            return
-        self._step_open = True
+    def _open_step(self, unit, loss_scale):
+        """At the first unit of a backward pass. One that comes again belongs to another pass, and the end of the last one
+        has not been seen."""
+        if self._step_open and unit.name in self._units_of_step:
+            self.end_step()
+        self._units_of_step.add(unit.name)
+        if self.wrapper.name != "ddp":  # there the last bucket ends the step
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
+                self._units_of_step.clear()
+                self._begin_step(loss_scale)
+                return
+        if not self._step_open:
+            self._step_open = True
+            self._begin_step(loss_scale)
+
+    def _begin_step(self, loss_scale):
         self.n_steps += 1
         self.loss_scale(loss_scale)
         if self._step() <= self.options.sparsity_warmup and self.options.sparsity_warmup:
             for unit in self.units.values():
                 unit.set_sparsity(self.options.sparsity_at(self._step()))
-        if self.wrapper.name != "ddp":  # there the last bucket ends the step
-            try:
-                torch.autograd.Variable._execution_engine.queue_callback(self.end_step)
-            except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
-                self._step_open = False
+
+    def _end_backward(self):
+        """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
+        if self._step_open and not self.wrapper.is_in_backward():
+            self.end_step()
 
     def end_step(self):
         """All units of this backward pass are through."""
         with self.lock:
             self._step_open = False
+            self._units_of_step.clear()
             stats = self._recorder.end(self.n_steps)
         if self.on_step:
             self.on_step(stats)
@@ -161,7 +179,7 @@ class Compressed:
 
     def loss_scale(self, scale):
         """The loss scale of the gradients that come next, where no scaler is followed. Local; the same on all ranks."""
-        if not scale > 0 or scale == float("inf"):
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
         with self.lock:
             if scale != self._scale:
