@@ -7,6 +7,7 @@ import ctypes
 import datetime
 import struct
 import threading
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -101,11 +102,12 @@ class Comm:
         return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
     def agree(self, what, numbers, failure=None, vote=0):
-        """Collective: where every rank has the same `numbers` (up to six, name: integer) and none has a `failure` (an
-        exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a rank
-        that differs."""
+        """Collective: where every rank has the same `numbers` (up to six, name: integer, or anything whose repr() tells it
+        apart) and none has a `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the
+        same Error, which names a rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
-        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *numbers.values(), *[0] * (6 - len(numbers)), vote)
+        values = [value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()]
+        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote)
         text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
         with self._lock:
             everyone = self.all_gather(mine)

@@ -1,0 +1,332 @@
+"""Loss scaling, mixed precision, accumulation, checkpointed activations, and parameters that are frozen, tied or unused,
+under FSDP2, against gradients of one process over the whole batch."""
+
+import dataclasses
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from models import Even, batch_of, loss_of
+
+
+def sharded(model, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.layers:
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def made(model_class=Even, **options):
+    torch.manual_seed(0)
+    return sharded(model_class(), **options)
+
+
+def full_gradients(model, world_size, steps=(0,)):
+    sum(loss_of(model, batch_of(rank, step)) for rank in range(world_size) for step in steps).div(world_size).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def one_process(model_class, world_size, steps=(0,)):
+    torch.manual_seed(0)
+    return full_gradients(model_class(), world_size, steps)
+
+
+def mean_residuals(handle):
+    """name -> the mean of all ranks' residuals, fp64."""
+    means = {}
+    for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
+        means[name] = values.double()
+        dist.all_reduce(means[name])
+        means[name] /= dist.get_world_size()
+    return means
+
+
+def grads_of(model):
+    return {name: p.grad.full_tensor().double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def check_conserved(model, handle, expected, scale=1.0, rtol=1e-5, atol=1e-6, sums=None):
+    """What was received, now or as `sums`, and what is held back make `expected`."""
+    held, received = mean_residuals(handle), sums or grads_of(model)
+    assert set(received) == set(expected)
+    for name, values in expected.items():
+        whole = (received[name] + held[name]) / scale if name in held else received[name] / scale
+        torch.testing.assert_close(whole, values.double(), rtol=rtol, atol=atol, msg=name)
+    assert any(values.abs().sum() > 0 for values in held.values())
+
+
+OPTIONS = dict(sparsity=0.9, layers="all", verbose=False)
+
+
+# ---- loss scale ----
+
+def grad_scaler(rank, world_size):
+    """The scale doubles after every second good step; a step with inf on one rank halves it and is skipped."""
+    import tagc.torch as tagc
+
+    model = made()
+    with tagc.compress(model, **OPTIONS) as handle:
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        handle.follow(scaler)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        received = {name: 0 for name, _ in model.named_parameters()}
+        scales = []
+        for step in range(8):
+            optimizer.zero_grad()
+            x, y = batch_of(rank, step)
+            if step == 4 and rank == 1:
+                x = x * float("inf")
+            before = mean_residuals(handle)
+            scaler.scale(loss_of(model, (x, y))).backward()
+            scales.append(scaler.get_scale())
+            if step == 4:
+                assert len(handle.stats()["nonfinite_units"]) == 3
+                for name, values in mean_residuals(handle).items():  # rescaled, and nothing else: exact, a power of two
+                    assert torch.equal(values, before[name] * (scales[-1] / scales[-2])), name
+            scaler.unscale_(optimizer)
+            for name, grad in grads_of(model).items():
+                assert bool(grad.isfinite().all()) == (step != 4)
+                received[name] = received[name] + (grad if step != 4 else 0)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scales == [256.0, 256.0, 512.0, 512.0, 1024.0, 512.0, 512.0, 1024.0], scales
+        expected = one_process(Even, world_size, [step for step in range(8) if step != 4])
+        held = {name: values / handle.current_loss_scale for name, values in mean_residuals(handle).items()}
+        for name, values in expected.items():
+            torch.testing.assert_close(received[name] + held[name], values.double(), rtol=1e-4, atol=1e-5, msg=name)
+
+
+def loss_scale_by_hand(rank, world_size):
+    import tagc.torch as tagc
+
+    model = made()
+    with tagc.compress(model, **OPTIONS) as handle:
+        for bad in (0, -1.0, float("inf"), float("nan"), "2", None, True):
+            with pytest.raises(tagc.Error, match="loss scale is"):
+                handle.loss_scale(bad)
+        with pytest.raises(tagc.Error, match="get_scale"):
+            handle.follow(3)
+        handle.loss_scale(128.0)  # before there is a reducer
+        sums, steps = {name: 0 for name, _ in model.named_parameters()}, range(3)
+        for step, scale in zip(steps, (128.0, 8.0, 8.0)):
+            model.zero_grad()
+            handle.loss_scale(scale)
+            (scale * loss_of(model, batch_of(rank, step))).backward()
+            sums = {name: sums[name] + grad / scale for name, grad in grads_of(model).items()}
+        check_conserved(model, handle, one_process(Even, world_size, steps), scale=8.0,
+                        sums={name: 8.0 * values for name, values in sums.items()})
+        before = handle.state_dict()
+        handle.load_state_dict(before)  # kept until there are reducers, which there are
+        handle.loss_scale(16.0)
+        for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
+            assert torch.equal(values, 2 * next(iter(before.values()))["residuals"][name]), name
+        model2 = made()
+    with tagc.compress(model2, **OPTIONS) as handle:
+        handle.load_state_dict(before)
+        handle.loss_scale(4.0)  # of residuals that have no reducer yet
+        for name, values in next(iter(handle.state_dict().values()))["residuals"].items():
+            assert torch.equal(values, next(iter(before.values()))["residuals"][name] / 2), name
+        handle.loss_scale(4.0 + rank)
+        with pytest.raises(tagc.Error, match="loss scale 4.0.*loss scale 5.0"):
+            loss_of(model2, batch_of(rank)).backward()
+
+
+# ---- precision ----
+
+def mixed_precision(rank, world_size):
+    """dtypes of parameters, reduction, sums; what comes out is what dense in one process gives, to that precision."""
+    import tagc.torch as tagc
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    for dtype, reduce_dtype, rtol in ((bf16, fp32, 0.05), (bf16, bf16, 0.05), (bf16, None, 0.05), (fp16, None, 0.02),
+                                      (fp32, fp16, 0.02), (fp32, fp32, 1e-5)):
+        for sparsity in (0, 0.9):
+            mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce_dtype)
+            torch.manual_seed(0)
+            model = Even()
+            for layer in model.layers:
+                fully_shard(layer, mp_policy=mixed)
+            fully_shard(model, mp_policy=dataclasses.replace(mixed, output_dtype=fp32))
+            sums = {name: 0 for name, _ in model.named_parameters()}
+            with tagc.compress(model, **OPTIONS | dict(sparsity=sparsity)) as handle:
+                for step in range(2):
+                    model.zero_grad()
+                    loss_of(model, batch_of(rank, step)).backward()
+                    sums = {name: sums[name] + grad for name, grad in grads_of(model).items()}
+                factor = 2.0 if (reduce_dtype or dtype) == fp16 else 1.0  # torch halves what could overflow, on two ranks
+                held = mean_residuals(handle) if sparsity else {}
+                assert all(p.grad.dtype == fp32 for p in model.parameters())
+                for name, values in one_process(Even, world_size, range(2)).items():
+                    whole = sums[name] + factor * held.get(name, 0)
+                    error = (whole - values).norm() / values.norm()
+                    assert error < rtol, (dtype, reduce_dtype, sparsity, name, error)
+
+
+def divide_factors(rank, world_size):
+    """Sums, and factors of one's own: PREMUL_SUM, which gloo itself does not have."""
+    import tagc.torch as tagc
+
+    expected = one_process(Even, world_size)
+    for sparsity in (0, 0.9):
+        model = made()
+        with tagc.compress(model, **OPTIONS | dict(sparsity=sparsity)) as handle:
+            for factor, forced in ((3.0, False), (3.0, True), (float(world_size), False), (None, True)):
+                for module in [model, *model.layers]:
+                    module.set_force_sum_reduction_for_comms(forced)
+                    if factor is not None:
+                        module.set_gradient_divide_factor(factor)
+                    else:
+                        module._get_fsdp_state()._fsdp_param_group.gradient_divide_factor = None
+                model.zero_grad()
+                handle.load_state_dict(zeros(handle))
+                loss_of(model, batch_of(rank)).backward()
+                times = world_size / factor if factor else 1.0
+                held = mean_residuals(handle) if sparsity else {}
+                for name, grad in grads_of(model).items():
+                    whole = grad + times * held.get(name, 0)
+                    torch.testing.assert_close(whole, times * expected[name].double(), rtol=1e-5, atol=1e-6,
+                                               msg=f"{name} {factor} {forced}")
+
+
+def zeros(handle):
+    (rank, entry), = handle.state_dict().items()
+    entry["residuals"] = {name: torch.zeros_like(values) for name, values in entry["residuals"].items()}
+    return {rank: entry}
+
+
+# ---- ways to run a backward pass ----
+
+def accumulation(rank, world_size):
+    import tagc.torch as tagc
+
+    for sync_each in (True, False):
+        model = made()
+        with tagc.compress(model, **OPTIONS) as handle:
+            for step in range(3):
+                model.set_requires_gradient_sync(sync_each or step == 2)
+                loss_of(model, batch_of(rank, step)).backward()
+            assert handle.n_steps == (3 if sync_each else 1)
+            check_conserved(model, handle, one_process(Even, world_size, range(3)))
+
+
+def checkpointed_activations(rank, world_size):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    import tagc.torch as tagc
+
+    torch.manual_seed(0)
+    model = Even()
+    model.layers = nn.ModuleList(checkpoint_wrapper(layer) for layer in model.layers)
+    sharded(model)
+    with tagc.compress(model, **OPTIONS) as handle:
+        assert "layers.1.mlp.weight" in {parameter.name for parameter in handle.wrapper.parameters()}
+        loss_of(model, batch_of(rank)).backward()
+        assert handle.n_steps == 1 and handle.stats()["n_units"] == 3
+        expected = one_process(Even, world_size)
+        held = mean_residuals(handle)
+        for name, grad in grads_of(model).items():
+            name = name.replace("_checkpoint_wrapped_module.", "")
+            torch.testing.assert_close(grad + held[name], expected[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+# ---- parameters that are not like others ----
+
+class Uneven(nn.Module):
+    """Tied weights, and parts that are used when asked for: `twins` are of one size, `single` of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(7, 24)
+        self.layers = nn.ModuleList([nn.Linear(24, 24)])
+        self.tied = nn.Linear(24, 24)
+        self.again = nn.Linear(24, 24)
+        self.again.weight = self.tied.weight
+        self.twins = nn.ModuleList([nn.Linear(24, 24, bias=False), nn.Linear(24, 24, bias=False)])
+        self.single = nn.Parameter(torch.randn(25))
+        self.head = nn.Linear(24, 3)
+        self.used = {"single", "twin 0", "twin 1"}
+
+    def forward(self, x):
+        x = torch.tanh(self.inner(x))
+        x = self.layers[0](x) + self.again(torch.tanh(self.tied(x)))
+        for i in range(2):
+            if f"twin {i}" in self.used:
+                x = x + torch.tanh(self.twins[i](x))
+        y = self.head(x)
+        return y + torch.tanh(self.single[:3] * y) if "single" in self.used else y
+
+
+def unlike_others(rank, world_size):
+    import tagc.torch as tagc
+
+    def expected(used, frozen=()):
+        torch.manual_seed(0)
+        model = Uneven()
+        model.used = used
+        for name in frozen:
+            model.get_parameter(name).requires_grad_(False)
+        return full_gradients(model, world_size)
+
+    torch.manual_seed(0)
+    model = sharded(Uneven())
+    with tagc.compress(model, **OPTIONS) as handle, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        everything = {"single", "twin 0", "twin 1"}
+        loss_of(model, batch_of(rank)).backward()
+        check_conserved(model, handle, expected(everything))
+        # Its size is not like any other's: layout finds out that it is missing.
+        model.zero_grad()
+        handle.load_state_dict(zeros(handle))
+        model.used = everything - {"single"}
+        loss_of(model, batch_of(rank)).backward()
+        assert model.single.grad is None
+        check_conserved(model, handle, expected(model.used))
+        assert not [w for w in warned if "tagc" in str(w.message)]
+        # One of two twins: nobody can tell which, so this unit goes dense, and its residuals stay.
+        for _ in range(2):
+            model.zero_grad()
+            before = handle.state_dict()
+            model.used = everything - {"twin 0"}
+            loss_of(model, batch_of(rank)).backward()
+            assert model.twins[0].weight.grad is None
+            for name, grad in grads_of(model).items():
+                if not name.startswith("layers."):
+                    torch.testing.assert_close(grad, expected(model.used)[name].double(), rtol=1e-5, atol=1e-6, msg=name)
+            after = next(iter(handle.state_dict().values()))["residuals"]
+            for name, values in next(iter(before.values()))["residuals"].items():
+                assert torch.equal(values, after[name]) or name.startswith("layers."), name
+        said = [str(w.message) for w in warned if "tagc" in str(w.message)]
+        assert len(said) == (rank == 0), said
+        assert all("root module" in text and "twins.0.weight" in text and "fully_shard()" in text for text in said)
+        # Frozen from now on: not in the gradient at all.
+        model.zero_grad()
+        model.used = everything
+        handle.load_state_dict(zeros(handle))
+        model.twins[0].weight.requires_grad_(False)
+        loss_of(model, batch_of(rank)).backward()
+        check_conserved(model, handle, expected(everything, ["twins.0.weight"]))
+        before = handle.state_dict()
+        handle.load_state_dict(before)
+
+
+CHECKS = [grad_scaler, loss_scale_by_hand, mixed_precision, divide_factors, accumulation, checkpointed_activations,
+          unlike_others]
+
+
+def all_checks(rank, world_size):
+    for check in CHECKS:
+        try:
+            check(rank, world_size)
+        except BaseException as failure:
+            raise AssertionError(f"in {check.__name__}: {failure}") from failure
+
+
+def test_two_ranks():
+    ranks.run(all_checks, 2)
