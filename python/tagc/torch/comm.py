@@ -121,11 +121,22 @@ class Comm:
         odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
         raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
 
+    @property
+    def agreement_bytes(self):
+        """What one rank sends, and gets, when all agree."""
+        return 64 * (self.world_size - 1)
+
     def bytes_sent(self):
         """Since the comm was made, by leg."""
-        sent = (ctypes.c_uint64 * lib.N_LEGS)()
-        lib.load().tagc_comm_bytes(self.handle, sent, None)
-        return dict(zip(lib.LEGS, sent))
+        return self._bytes()[0]
+
+    def bytes_received(self):
+        return self._bytes()[1]
+
+    def _bytes(self):
+        sent, received = (ctypes.c_uint64 * lib.N_LEGS)(), (ctypes.c_uint64 * lib.N_LEGS)()
+        lib.load().tagc_comm_bytes(self.handle, sent, received)
+        return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
 
     def close(self):
         """After all reducers and gatherers made on it."""

@@ -3,6 +3,7 @@
 The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one after the
 other, padded. Which parameters those are it does not say; _Module finds out."""
 
+import time
 import weakref
 
 import torch
@@ -152,13 +153,17 @@ class AllGather:
             numbers = {"elements": input_tensor.numel(), "dtype": DTYPES.index(input_tensor.dtype)}
         except Exception as problem:
             failure = problem
+        begin = time.perf_counter()
         votes = comm.agree(f"parameters of {self._module.name}", numbers, failure, vote)
+        agreed = time.perf_counter()
         with self._handle.lock:
             if gather.gatherer is None:
                 gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag)
-            sent = comm.bytes_sent()["gather"]
+            sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
             gather.run(output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
-            self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent, output_tensor.numel())
+            self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
+                                       comm.bytes_received()["gather"] - received, output_tensor.numel(), comm,
+                                       time.perf_counter() - agreed, agreed - begin)
 
     def reset(self):
         """Parameters were changed from outside: next time all of them travel."""

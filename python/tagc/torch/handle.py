@@ -1,6 +1,7 @@
 """Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
 
 import threading
+import time
 import warnings
 import zlib
 
@@ -79,19 +80,23 @@ class Compressed:
                        "factor": scale_of(op, comm.world_size), "loss scale": scale}
         except Exception as problem:
             failure = problem
+        begin = time.perf_counter()
         comm.agree(f"gradients of {unit.name}", numbers, failure)
+        agreed = time.perf_counter()
         with self.lock:
             self._open_step(unit, scale)
             if layout is None:
                 self._warn_of_dense(unit)
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
             stats = unit.reduce(comm, layout, source, target, op)
-            self._recorder.add(unit.name, stats, source.numel(), comm.world_size)
+            n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
+            self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - agreed,
+                               agreed - begin)
         if not self._step_open:
             self.end_step()
 
-    def record_gather(self, name, n_bytes_sent, n_elems):
-        self._recorder.add_gather(name, n_bytes_sent, n_elems)
+    def record_gather(self, *arguments):
+        self._recorder.add_gather(*arguments)
 
     def _warn_of_dense(self, unit):
         """Once for each unit, by rank 0."""
@@ -154,14 +159,39 @@ class Compressed:
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
-            stats = self._recorder.end(self.n_steps)
+            stats = self._recorder.end(self.n_steps, self._scale)
         if self.on_step:
             self.on_step(stats)
 
     # ---- what users use ----
 
     def stats(self):
-        """Statistics of the last backward pass that exchanged gradients, on this rank; docs/pytorch.md names the keys."""
+        """Of the last backward pass that exchanged gradients, on this rank: a new dict of numbers, and of dicts of numbers. {}
+        before the first one. From any thread.
+
+        step                 exchanges so far: backward passes that exchanged gradients
+        loss_scale           what these gradients were multiplied with
+        world_size           ranks that gradients were exchanged over
+        n_units              exchanges in this step: modules under FSDP, buckets under DDP
+        n_elems              elements of the gradients, with torch's padding
+        n_compressed         of these, in the class "compressed"
+        sparsity             share of the compressed that this rank held back
+        bytes_sent           by this rank, all in all: gradients, parameters, and the messages before each exchange by which
+                             ranks agree on it
+        bytes_received       likewise
+        bytes_by_leg         bytes_sent by what they were: index, values, leftover, result (an all-reduce's way back), gather
+                             (parameters), control
+        bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange has
+        dense_bytes          what a dense exchange of the same gradients in their own dtype sends: (W-1)/W of it, all-reduces
+                             twice that
+        ratio                dense_bytes / bytes_sent for the gradients
+        exchange_s           in exchanges of gradients, waiting for peers included
+        agree_s              waiting until all ranks had come to an exchange
+        gather_s             in gathers of parameters
+        time_s               of exchange_s by phase, exchanges that overlap counted each: select, index, encode, decode, wait
+        n_gathered           elements of parameters that came to every rank
+        gather_bits          sent per element of the parameters, before (W-1)/W
+        n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1} of each"""
         return self._recorder.last
 
     def table(self):

@@ -1,58 +1,97 @@
-"""What one exchange of the whole model sent, took and kept, as a dict."""
+"""What one exchange of the whole model sent, took and kept, as a dict of numbers; Compressed.stats() names the keys."""
+
+import copy
+import threading
 
 from tagc import _library as lib
 
-
 class Recorder:
+    """Between end() and end() everything counts for the same step."""
+
     def __init__(self):
-        self.last = {}
-        self._now = None
+        self._last, self._now = {}, None
+        self._lock = threading.Lock()
 
-    def add(self, unit, stats, n_elems, world_size):
+    @property
+    def last(self):
+        return copy.deepcopy(self._last)
+
+    def add(self, unit, stats, n_bytes_dense, n_elems, comm, exchange_s, agree_s):
         """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values."""
-        if self._now is None:
-            self._now = _empty()
-        now = self._now
-        now["n_units"] += 1
-        now["n_elems"] += n_elems
-        for part, step in stats:
-            for leg, sent in zip(lib.LEGS, step.n_bytes_sent):
-                now["bytes_by_leg"][leg] += sent
-            now["bytes_sent"] += sum(step.n_bytes_sent)
-            now["bytes_received"] += sum(step.n_bytes_received)
-            for phase, seconds in zip(lib.PHASES, step.time_s):
-                now["time_s"][phase] += seconds
-            now["exchange_s"] += step.total_s
-            if part.kind == "compressed":
-                now["_kept"] += step.n_kept
-                now["n_compressed"] += part.n_real
-            if step.nonfinite and unit not in now["nonfinite_units"]:
-                now["nonfinite_units"].append(unit)
-        now["world_size"] = world_size
+        with self._lock:
+            now = self._open()
+            now["world_size"] = comm.world_size
+            now["n_units"] += 1
+            now["n_elems"] += n_elems
+            now["exchange_s"] += exchange_s
+            self._agreed(now, comm.agreement_bytes, agree_s)
+            now["_gradient_bytes"] += comm.agreement_bytes
+            now["dense_bytes"] += n_bytes_dense
+            now["_share"] = (comm.world_size - 1) / comm.world_size
+            for part, step in stats:
+                for leg, sent in zip(lib.LEGS, step.n_bytes_sent):
+                    now["bytes_by_leg"][leg] += sent
+                now["bytes_sent"] += sum(step.n_bytes_sent)
+                now["_gradient_bytes"] += sum(step.n_bytes_sent)
+                now["bytes_received"] += sum(step.n_bytes_received)
+                for phase, seconds in zip(lib.PHASES, step.time_s):
+                    now["time_s"][phase] += seconds
+                if part.kind == "compressed":
+                    now["_kept"] += min(step.n_kept, part.n_real)
+                    now["n_compressed"] += part.n_real
+                if step.nonfinite:
+                    now["nonfinite_units"][unit] = 1
 
-    def add_gather(self, unit, n_bytes_sent, n_elems):
-        """Parameters of one unit went to all ranks."""
-        if self._now is None:
-            self._now = _empty()
-        self._now["bytes_by_leg"]["gather"] += n_bytes_sent
-        self._now["bytes_sent"] += n_bytes_sent
+    def add_gather(self, unit, n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s):
+        """Parameters of one unit, n_elems of them, came to all ranks."""
+        with self._lock:
+            now = self._open()
+            now["_gather_share"] = (comm.world_size - 1) / comm.world_size
+            now["bytes_by_leg"]["gather"] += n_bytes_sent
+            now["bytes_sent"] += n_bytes_sent
+            now["bytes_received"] += n_bytes_received
+            now["_gather_bytes"] += n_bytes_sent
+            now["n_gathered"] += n_elems
+            now["gather_s"] += gather_s
+            self._agreed(now, comm.agreement_bytes, agree_s)
+
+    @staticmethod
+    def _agreed(now, n_bytes, seconds):
+        now["bytes_by_leg"]["control"] += n_bytes
+        now["bytes_sent"] += n_bytes
+        now["bytes_received"] += n_bytes
+        now["agree_s"] += seconds
 
     def drop(self):
         """The exchange under way failed."""
-        self._now = None
+        with self._lock:
+            self._now = None
 
-    def end(self, step):
-        now, self._now = self._now or _empty(), None
-        kept = now.pop("_kept")
-        now["step"] = step
-        now["sparsity"] = 1 - kept / now["n_compressed"] if now["n_compressed"] else 0.0
-        share = (now["world_size"] - 1) / now["world_size"]
-        now["bits_per_param"] = 8 * now["bytes_sent"] / now["n_elems"] / share if now["n_elems"] and share else 0.0
-        self.last = now
-        return now
+    def end(self, step, loss_scale):
+        with self._lock:
+            now, self._now = self._open(), None
+            hidden = {key: now.pop(key) for key in list(now) if key.startswith("_")}
+            now["step"], now["loss_scale"] = step, loss_scale
+            share = hidden["_share"]
+            sent = hidden["_gradient_bytes"]
+            if now["n_compressed"]:
+                now["sparsity"] = 1 - hidden["_kept"] / now["n_compressed"]
+            if now["n_elems"] and share:
+                now["bits_per_param"] = 8 * sent / now["n_elems"] / share
+                now["ratio"] = now["dense_bytes"] / sent
+            if now["n_gathered"]:
+                now["gather_bits"] = 8 * hidden["_gather_bytes"] / now["n_gathered"] / hidden["_gather_share"]
+            now["n_nonfinite"] = len(now["nonfinite_units"])
+            self._last = now
+            return copy.deepcopy(now)
 
-
-def _empty():
-    return {"step": 0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "bytes_sent": 0, "bytes_received": 0,
-            "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bits_per_param": 0.0, "exchange_s": 0.0,
-            "time_s": dict.fromkeys(lib.PHASES, 0.0), "sparsity": 0.0, "nonfinite_units": [], "_kept": 0}
+    def _open(self):
+        if self._now is None:
+            self._now = {
+                "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "sparsity": 0.0,
+                "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bits_per_param": 0.0,
+                "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
+                "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0, "n_nonfinite": 0,
+                "nonfinite_units": {}, "_kept": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
+            }  # fmt: skip
+        return self._now
