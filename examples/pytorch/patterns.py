@@ -476,9 +476,8 @@ def ddp_checkpoint_of_rank_0(line, hook):
 
 @pattern
 def ddp_compile(line, hook):
-    model = DistributedDataParallel(gpt())
+    model = torch.compile(DistributedDataParallel(gpt()), backend="aot_eager")
     line(model)
-    model = torch.compile(model, backend="aot_eager")
     return train(model, adamw(model))
 
 

@@ -65,21 +65,22 @@ def ddp_state(model, *, on_step=None, verbose=True, **options):
 
 def _prepare(model, between, on_step, verbose, options, only=None):
     """A Compressed whose hooks are not in place yet. Collective."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
     wrapper, group, mine = None, dist.group.WORLD if dist.is_initialized() else None, {}
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         wrapper = _wrapper(model, between, only)
         group = wrapper.groups()[0]
-        mine = _describe(wrapper, options)
+        mine = _describe(model, wrapper, options)
     except Exception as problem:
         failure = problem
     else:
         failure = None
     _agree(group, mine, failure)
     settings, rows = Options(**options), mine["rows"]
-    wrapper.set_kinds({row[0]: row[1] for row in rows})
-    table = _table(wrapper, settings)
+    wrapper.set_kinds({row.name: row.class_ for row in rows})
+    table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table)
     handle.on_step = on_step
     for group in wrapper.groups():
@@ -129,7 +130,7 @@ def _wrapper(model, between, only):
     return fsdp1.Wrapper(model)
 
 
-def _describe(wrapper, options):
+def _describe(model, wrapper, options):
     """What all ranks must have alike."""
     _library.load()
     unknown = set(options) - set(Options.__dataclass_fields__)
@@ -137,9 +138,22 @@ def _describe(wrapper, options):
         raise Error("argument", f"compress() has no option {sorted(unknown)[0]!r}; it has "
                     f"{', '.join(Options.__dataclass_fields__)}")
     settings = Options(**options)
-    rows = policy.classify([(p.name, p.shape) for p in wrapper.parameters()], settings.layers, settings.rules)
+    if settings.parameters is not None and wrapper.name != "fsdp2":
+        raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one is "
+                    f"{wrapper.name}: must be None")
+    rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
     return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": settings.fingerprint(),
-            "rows": [(row.name, row.class_, row.shape) for row in rows]}
+            "rows": rows}
+
+
+def _named(model, wrapper):
+    """(name, parameter) of all. FSDP1 has pieces only; what stands for them has the whole shape and no memory."""
+    real = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
+    for parameter in wrapper.parameters():
+        whole = real.get(parameter.name)
+        if whole is None or tuple(whole.shape) != parameter.shape:
+            whole = torch.empty(parameter.shape, device="meta")
+        yield parameter.name, whole
 
 
 def _agree(group, mine, failure):
@@ -160,9 +174,9 @@ def _agree(group, mine, failure):
                                 f"rank {rank}")
         if theirs["rows"] != everyone[0]["rows"]:
             one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
+            one, other = (f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other))
             raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
 
 
-def _table(wrapper, settings):
-    rows = policy.classify([(p.name, p.shape) for p in wrapper.parameters()], settings.layers, settings.rules)
+def _table(rows, settings):
     return policy.table(rows, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})
