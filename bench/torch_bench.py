@@ -54,13 +54,15 @@ class Arm:
         self.wrapped = self.handle = self.optimizer = None
         self.iterations = []
 
-    def must_send(self, n_params, world_size):
-        """Bytes of a rank and step by formula: what the textbook's collectives send. FSDP2's root is gathered once and
-        all others twice, which is not told apart here."""
+    def must_send(self, n_params, n_root, world_size):
+        """Bytes of a rank and step by formula, for torch's own: what the textbook's collectives send. None for others."""
+        if self.handle or "sgd" in self.name:
+            return None
         share = (world_size - 1) / world_size
-        gathers = 0 if self.name.startswith("ddp") else 2
-        reduces = 2 if self.name.startswith("ddp") else 1
-        return n_params * share * (reduces * self.reduce_bytes + gathers * self.gather_bytes)
+        if self.name.startswith("ddp"):
+            return 2 * n_params * share * self.reduce_bytes
+        n_gathered = 2 * n_params - n_root  # the root's parameters stay after forward
+        return share * (n_params * self.reduce_bytes + n_gathered * self.gather_bytes)
 
 
 def _fsdp2(model, **options):
@@ -77,9 +79,9 @@ def _fsdp2_of(policy=None, **compress):
     return wrap
 
 
-def _ddp_of(hook=None, state=lambda: None, **compress):
+def _ddp_of(hook=None, state=lambda: None, bucket_mb=None, **compress):
     def wrap(model):
-        model = DistributedDataParallel(model)
+        model = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
         if hook:
             model.register_comm_hook(state(), hook)
         return model, tagc.torch.compress(model, verbose=False, **compress) if compress else None
@@ -103,15 +105,19 @@ def arms_of(sparsity, threads):
         Arm("fsdp2", "torch's own, fp32", _fsdp2_of()),
         Arm("fsdp2-bf16", "torch's own, bf16 parameters and gradients", _fsdp2_of(both), 2, 2),
         Arm("fsdp2-bf16-reduce", "torch's own, bf16 gradients", _fsdp2_of(MixedPrecisionPolicy(reduce_dtype=BF16)), 2),
-        Arm("fsdp2-tagc-dense", "tagc's dense exchange of gradients", _fsdp2_of(exchange="dense", mild="dense")),
+        Arm("fsdp2-tagc-dense", "all by tagc's connection, nothing compressed, fp32",
+            _fsdp2_of(exchange="dense", mild="dense", parameters="fp32")),
+        Arm("fsdp2-tagc-dense-bf16", "all by tagc's connection, nothing compressed, bf16",
+            _fsdp2_of(both, exchange="dense", mild="dense", parameters="bf16")),
         Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
         Arm("fsdp2-tagc-delta4", "gradients compressed, parameters as 4-bit deltas",
             _fsdp2_of(parameters="delta4", **own)),
-        Arm("fsdp2-tagc-delta4-bf16", "the same, computing in bf16",
-            _fsdp2_of(MixedPrecisionPolicy(param_dtype=BF16), parameters="delta4", **own)),
+        Arm("fsdp2-tagc-delta4-bf16", "the same, computing in bf16", _fsdp2_of(both, parameters="delta4", **own)),
         Arm("ddp", "torch's own, fp32", _ddp_of()),
         Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
-        Arm("ddp-powersgd", "torch's PowerSGD hook, rank 1", _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd)),
+        # In one bucket: over gloo the exchanges of several run in another order on each rank, and fail.
+        Arm("ddp-powersgd", "torch's PowerSGD hook, rank 1, one bucket",
+            _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000)),
         Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
     )
     return {arm.name: arm for arm in made}
@@ -154,6 +160,7 @@ class Bench:
     def make(self, arm):
         model = self.model()
         self.n_params = sum(parameter.numel() for parameter in model.parameters())
+        self.n_root = self.n_params - sum(p.numel() for p in model.transformer.h.parameters())
         arm.wrapped, arm.handle = arm.wrap(model)
         groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
         arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
@@ -177,7 +184,7 @@ class Bench:
             for arm in self.arms:
                 self.round(number, arm)
         if args.advise:
-            self.advice = tagc.torch.advise(self.arms[0].wrapped, step_s=self.compute_s, seconds=10, verbose=True)
+            self.advice = tagc.torch.advise(self.arms[0].wrapped, step_s=self.compute_s, seconds=args.advise)
 
     def round(self, number, arm):
         for _ in range(self.args.steps):
@@ -267,12 +274,11 @@ class Bench:
                 steps.append(step)
             medians = round_medians(steps)
             first = first or medians
-            needed, sent, source = arm.must_send(self.n_params, self.world_size), None, "formula"
+            needed, sent, source = arm.must_send(self.n_params, self.n_root, self.world_size), None, "formula"
             if "interface_bytes" in steps[0]:
                 sent, source = statistics.fmean(step["interface_bytes"] for step in steps), "interface"
             arms.append({"name": arm.name, "about": arm.about, "is_tagc": arm.handle is not None,
-                         "n_params": self.n_params, "n_bytes_needed": None if arm.handle or "sgd" in arm.name else needed,
-                         "n_bytes_sent": needed if sent is None and not (arm.handle or "sgd" in arm.name) else sent,
+                         "n_params": self.n_params, "n_bytes_needed": needed, "n_bytes_sent": needed if sent is None else sent,
                          "bytes_from": source, "iterations": steps, "total_s": spread([s["total_s"] for s in steps]),
                          "speedup": spread([first[number] / medians[number] for number in medians])})
             if arm.handle and sent is None:  # parameters that torch gathers are not counted there
@@ -348,7 +354,7 @@ def parse():
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
     add("--interface", help="network interface whose bytes are counted; without one, bytes are by formula")
     add("--skip-exchanges", action="store_true", help="do not measure each collective alone")
-    add("--advise", action="store_true", help="end with tagc.torch.advise() for the first arm")
+    add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
     args.arms = args.arms.split(",")

@@ -85,12 +85,13 @@ def markdown(result):
 def _arms(result, case):
     found = case["torch"]
     arms = {arm["name"]: arm for arm in found["arms"]}
-    rows = []
+    rows, forecasts = [], _forecasts(found)
     for arm in arms.values():
         needed = tables.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
         rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds([step["total_s"] for step in arm["iterations"]]),
+                     tables.number(forecasts.get(arm["name"]), 2, " s"),
                      tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2), needed])
-    text = tables.grid(["arm", "iteration", "MB sent by a host, counted", "that torch must send"], rows)
+    text = tables.grid(["arm", "iteration", "forecast by advise()", "MB sent by a host, counted", "that torch must send"], rows)
     pairs = result["settings"].get("pairs") or [[next(iter(arms)), name] for name in list(arms)[1:]]
     rows = []
     for slow, fast in pairs:
@@ -102,7 +103,22 @@ def _arms(result, case):
     text += (f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} tokens a rank and "
              f"step, computing alone {1e3 * found['compute_s']:.0f} ms; sparsity {100 * found['sparsity']:g} %; "
              f"torch {found['torch']}, gloo.")
-    return text + (f" {tables.link_text(case['link'])}.\n" if case["link"] else "\n")
+    text += f" {tables.link_text(case['link'])}.\n" if case["link"] else "\n"
+    return text + (f"\nadvise(): {found['advice']['reason']}.\n" if found["advice"] else "")
+
+
+def _forecasts(found):
+    """Arm -> seconds of a step that advise() expected, where it has a row for it."""
+    if not found["advice"] or found["advice"]["wrap"] != "fsdp2":
+        return {}
+    made = {}
+    for row in found["advice"]["rows"]:
+        if row["choice"] == "off":
+            made[{"": "fsdp2", "reduce": "fsdp2-bf16-reduce", "reduce,param": "fsdp2-bf16"}[",".join(row["torch"])]] = row["step_s"]
+        elif row["options"].get("sparsity") == found["sparsity"]:
+            name = {None: "fsdp2-tagc", "delta4": "fsdp2-tagc-delta4"}.get(row["options"].get("parameters"))
+            made |= {name: row["step_s"]} if name else {}
+    return made
 
 
 def _exchanges(case):
@@ -123,5 +139,5 @@ def _exchanges(case):
     text = tables.grid(["one exchange at a time", "seconds", "MB needed", "MB sent", "Mbit/s", "of plain TCP"], rows)
     if notes:
         text += (f"\nNote: {'; '.join(notes)}: ratios to torch's own flatter whoever stands beside it, and "
-                 "`fsdp2-tagc-dense`, which sends what is needed, is the stricter measure.\n")
+                 "the arms `fsdp2-tagc-dense`, which send what is needed and fill the link, are the stricter measure.\n")
     return text
