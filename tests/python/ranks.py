@@ -20,8 +20,8 @@ def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     """function(rank, world_size, *arguments), a function of a test's own module, in each of world_size processes with
     torch.distributed up. The results in rank order; an AssertionError with the traceback where one failed."""
     outcomes = attempt(function, world_size, *arguments, timeout_s=timeout_s)
-    for rank, (result, trace) in enumerate(outcomes):
-        assert trace is None, f"rank {rank} of {world_size}:\n{trace}"
+    failed = [f"rank {rank} of {world_size}:\n{trace}" for rank, (_, trace) in enumerate(outcomes) if trace is not None]
+    assert not failed, "\n".join(failed)
     return [result for result, _ in outcomes]
 
 

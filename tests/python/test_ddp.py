@@ -1,7 +1,6 @@
 """DDP with tagc against gradients of one process over the whole batch."""
 
 import threading
-import time
 
 import pytest
 
@@ -64,10 +63,15 @@ MODES = (dict(), dict(small_buckets=False), dict(gradient_as_bucket_view=True), 
          dict(find_unused_parameters=True), dict(gradient_as_bucket_view=True, static_graph=True))
 
 
+def some(cases, world_size):
+    """More ranks take more time, and the first cases are what more ranks could change."""
+    return cases if world_size == 2 else cases[:2]
+
+
 # ---- what all ranks do ----
 
 def sparsity_zero(rank, world_size):
-    for mode in MODES:
+    for mode in some(MODES, world_size):
         for layers in ("all", "none") if not mode else ("all",):
             model = wrapped(Odd, **mode)
             with compress(model, sparsity=0, layers=layers) as handle:
@@ -104,7 +108,7 @@ def conservation(rank, world_size):
     given = full_gradients(Odd, world_size, range(n_steps))
     options = [dict(), dict(values="fp32"), dict(layers=mix_of_classes), dict(exchange="packed"),
                dict(exchange="sketch", sparsity=0.9875), dict(sparsity=0, values="int8")]
-    for options, mode in [(one, {}) for one in options] + [(dict(), mode) for mode in MODES[1:]]:
+    for options, mode in some([(one, {}) for one in options] + [(dict(), mode) for mode in MODES[1:]], world_size):
         model = wrapped(Odd, **mode)
         with compress(model, **{"sparsity": 0.9} | options) as handle:
             received, seen = {}, []
@@ -143,7 +147,7 @@ def parameters_that_differ(rank, world_size):
 
 def accumulation(rank, world_size):
     given = full_gradients(Odd, world_size, range(3))
-    for mode in MODES[:3]:
+    for mode in some(MODES, world_size)[:3]:
         for sparsity in (0, 0.9):
             for sync_each in (True, False):
                 model = wrapped(Odd, **mode)
@@ -395,13 +399,10 @@ CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, une
 
 def all_checks(rank, world_size):
     for check in CHECKS:
-        began = time.monotonic()
         try:
             check(rank, world_size)
         except BaseException as failure:
             raise AssertionError(f"in {check.__name__}: {failure}") from failure
-        if rank == 0:
-            print(f"{check.__name__}: {time.monotonic() - began:.1f} s")
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
