@@ -74,7 +74,7 @@ def values_of_a_step(rank, world_size):
         stats = check_step(kind, world_size, dict(layers="all", sparsity=0.9))
         assert stats["n_compressed"] == n
         assert 0.89 < stats["sparsity"] < 0.93, stats["sparsity"]
-        assert 0.3 < stats["bits_per_param"] - 8 * stats["bytes_by_leg"]["control"] / stats["n_elems"] * 2 < 4
+        assert stats["ratio"] > 2 and 0.5 < stats["bits_per_param"] < 32, stats
         stats = check_step(kind, world_size, dict(sparsity=0, layers="none"))
         assert stats["n_compressed"] == 0 and stats["sparsity"] == 0.0
         assert 0.9 < stats["ratio"] < 1.001, stats["ratio"]

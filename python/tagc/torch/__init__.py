@@ -70,8 +70,12 @@ def _prepare(model, between, on_step, verbose, options, only=None):
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        if on_step is not None and not callable(on_step):
+            raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
+        if between is not None and not isinstance(between, dist.ProcessGroup):
+            raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
         wrapper = _wrapper(model, between, only)
-        group = wrapper.groups()[0]
+        group = _all_of(wrapper)
         mine = _describe(model, wrapper, options)
     except Exception as problem:
         failure = problem
@@ -142,7 +146,7 @@ def _describe(model, wrapper, options):
         raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one is "
                     f"{wrapper.name}: must be None")
     rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
-    return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": settings.fingerprint(),
+    return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": wrapper.fingerprint() | settings.fingerprint(),
             "rows": rows}
 
 
@@ -154,6 +158,15 @@ def _named(model, wrapper):
         if whole is None or tuple(whole.shape) != parameter.shape:
             whole = torch.empty(parameter.shape, device="meta")
         yield parameter.name, whole
+
+
+def _all_of(wrapper):
+    """A group of the ranks that must agree. The world where these are all, since a rank whose model is not as it should be
+    knows no other."""
+    groups = wrapper.groups()
+    if not groups:
+        raise Error("argument", "this model has no parameters")
+    return dist.group.WORLD if wrapper.n_ranks() == dist.get_world_size() else groups[0]
 
 
 def _agree(group, mine, failure):

@@ -241,6 +241,12 @@ class Wrapper:
     def groups(self):
         return [self._model.process_group]
 
+    def n_ranks(self):
+        return self.groups()[0].size()
+
+    def fingerprint(self):
+        return {"model": "ddp"}
+
     def parameters(self):
         return list(self._parameters.values())
 

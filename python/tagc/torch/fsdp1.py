@@ -99,6 +99,12 @@ class Wrapper:
         """Of ranks that exchange, in an order that is the same on all of them."""
         return [flat.module.process_group for flat in self._flats]
 
+    def n_ranks(self):
+        return self.groups()[0].size()
+
+    def fingerprint(self):
+        return {"model": "fsdp1"}
+
     def parameters(self):
         return [parameter for flat in self._flats for parameter in flat.parameters]
 

@@ -238,6 +238,12 @@ class Wrapper:
         """Of ranks that exchange, in an order that is the same on all of them."""
         return [module.group() for module in self.modules] + ([self.between] if self.between is not None else [])
 
+    def n_ranks(self):
+        return self.modules[0].mesh().size() * (1 if self.between is None else self.between.size())
+
+    def fingerprint(self):
+        return {"model": "fsdp2", "ranks of between": None if self.between is None else self.between.size()}
+
     def parameters(self):
         return [parameter for module in self.modules for parameter in module.parameters]
 

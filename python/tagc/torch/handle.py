@@ -75,6 +75,9 @@ class Compressed:
         try:
             check_tensors(source, target, "gradient")
             layout = find_layout()
+            n_output = source.numel() if layout is None or layout.all_reduce else layout.row
+            if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
+                raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
             scale = self._loss_scale_now()
             numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
                        "factor": scale_of(op, comm.world_size), "loss scale": scale}

@@ -36,7 +36,7 @@ class Options:
     exchange: str = "direct"
     parameters: str = None
     threads: int = 1
-    timeout_s: float = 300
+    timeout_s: float = None
     sparsity_warmup: int = 0
 
     def __post_init__(self):
@@ -57,6 +57,8 @@ class Options:
         if self.parameters is not None:
             _choice("parameters", self.parameters, (None, *lib.GATHERS))
         _number("threads", self.threads, 1, 256, int)
+        if self.timeout_s is None:
+            self.timeout_s = 300
         _number("timeout_s", self.timeout_s, 0.001, 1e6)
         _number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
         if not callable(self.layers):
@@ -107,6 +109,7 @@ class Options:
     def fingerprint(self):
         """What must be the same on all ranks, by name."""
         fields = dataclasses.asdict(self)
+        del fields["threads"], fields["timeout_s"]
         if callable(self.layers):
             fields["layers"] = "a function"  # what it chose is compared parameter by parameter
         return fields

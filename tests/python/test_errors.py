@@ -1,0 +1,243 @@
+"""What goes wrong is one clear Error on every rank, soon, and never a hang."""
+
+import os
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+from models import Even, Odd, batch_of, loss_of
+from test_state import wrapped
+
+
+def refused(words, model, status=None, **options):
+    """compress() fails here and on all other ranks alike."""
+    import tagc.torch as tagc
+
+    begin = time.monotonic()
+    with pytest.raises(tagc.Error, match=words) as raised:
+        tagc.compress(model, verbose=False, **options)
+    assert time.monotonic() - begin < 20
+    assert status is None or raised.value.status == status
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, str(raised.value))
+    assert len(set(everyone)) == 1, everyone
+
+
+# ---- compress() ----
+
+def bad_values(rank, world_size):
+    model = wrapped("fsdp2")
+    cases = [
+        (dict(sparsity=1.5), "sparsity is 1.5, must be a number from 0 to 1"), (dict(sparsity="0.9"), "sparsity is '0.9'"),
+        (dict(sparsity=float("nan")), "sparsity is nan"), (dict(sparsity=True), "sparsity is True"),
+        (dict(values="int3"), "values is 'int3', must be one of 'fp32'"), (dict(values=["int2"]), "values is"),
+        (dict(exchange="ring"), "exchange is 'ring', must be one of 'dense'"),
+        (dict(mild="int"), "mild is 'int', must be one of 'dense'"), (dict(mild_sparsity=-1), "mild_sparsity is -1"),
+        (dict(layers="linear"), "layers is 'linear'"), (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
+        (dict(rules=3), "rules"), (dict(layers=lambda name, parameter: "big"), "'big'"),
+        (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"), (dict(threads=0), "threads is 0"),
+        (dict(threads=1.5), "threads is 1.5, must be a whole number"), (dict(timeout_s=0), "timeout_s is 0"),
+        (dict(timeout_s="1"), "timeout_s is '1'"), (dict(sparsity_warmup=-1), "sparsity_warmup is -1"),
+        (dict(sparcity=0.9), "no option 'sparcity'; it has sparsity, values"), (dict(on_step=3), "on_step is 3"),
+        (dict(between=3), "between is 3"),
+    ]
+    for options, words in cases:
+        refused(words, model, "argument", **options)
+    refused("model is a Even, none of them: it must be fully_shard", Even(), "argument")
+    refused("model is a int, must be a torch.nn.Module", 3, "argument")
+    refused("between is for fully_shard", wrapped("ddp"), "argument", between=dist.group.WORLD)
+    refused("parameters is 'int8', which is for fully_shard", wrapped("ddp"), "unsupported", parameters="int8")
+    works(model)
+
+
+def works(model):
+    import tagc.torch as tagc
+
+    with tagc.compress(model, sparsity=0.9, verbose=False):
+        model.zero_grad()
+        loss_of(model, batch_of(dist.get_rank())).backward()
+
+
+def one_rank_differs(rank, world_size):
+    """Each rank's own mistake is told to all."""
+    import tagc.torch as tagc
+
+    model, is_one = wrapped("fsdp2"), rank == 1
+    refused("ranks do not agree: sparsity is 0.9 on rank 0 and 0.8 on rank 1", model, "mismatch", sparsity=0.8 if is_one else 0.9)
+    refused("ranks do not agree: layers is 'all' on rank 0 and 'none' on rank 1", model, "mismatch",
+            layers="none" if is_one else "all")
+    refused("do not agree on parameters: .*head.weight.*, compressed.*rank 0.*, dense.*rank 1", model, "mismatch",
+            layers=lambda name, p: "dense" if is_one and name == "head.weight" else "compressed")
+    refused("rank 1: sparsity is 2", model, "argument", sparsity=2 if is_one else 0.9)
+    refused("rank 1: compress.. has no option 'speed'", model, "argument", **({"speed": 1} if is_one else {}))
+    refused("rank 1: model is a Even, none of them", Even() if is_one else model, "argument")
+    real = torch.__version__
+    try:
+        torch.__version__ = "2.8.1" if is_one else real
+        refused("rank 1: torch is 2.8.1, must be 2.9 or newer", model, "unsupported")
+        torch.__version__ = "2.8.1"
+        refused("^torch is 2.8.1, must be 2.9 or newer", model, "unsupported")
+        torch.__version__ = "2.99.0" if is_one else real
+        refused(f"torch is '{real}' on rank 0 and '2.99.0' on rank 1".replace("+", "."), model, "mismatch")
+    finally:
+        torch.__version__ = real
+    handle = tagc.compress(model, verbose=False, threads=1 + is_one, timeout_s=60 + rank)  # need not be alike
+    refused("compressed already", model, "state")
+    handle.close()
+    works(model)
+
+
+def no_library(rank, world_size):
+    """First on all ranks, then on one, which must not have loaded it before."""
+    model, real = wrapped("fsdp2"), os.environ.get("TAGC_LIBRARY")
+    broken = f"{os.path.dirname(os.path.abspath(__file__))}/ranks.py"
+    for where, words in (("/nowhere/libtagc.so", "libtagc is not at /nowhere/libtagc.so: install"), (broken, "cannot be used")):
+        os.environ["TAGC_LIBRARY"] = where
+        refused("^libtagc.*" + words.replace("libtagc is ", ""), model, "io")
+    if rank != 1:
+        os.environ.pop("TAGC_LIBRARY") if real is None else os.environ.update(TAGC_LIBRARY=real)
+    refused("rank 1: libtagc at .*ranks.py cannot be used", model, "io")
+    os.environ.pop("TAGC_LIBRARY", None) if real is None else os.environ.update(TAGC_LIBRARY=real)
+    works(model)
+
+
+# ---- hooks ----
+
+def hook_of(handle):
+    module = handle.wrapper.modules[0]
+    return module.module._get_fsdp_state()._fsdp_param_group._reduce_scatter_comm, module
+
+
+def bad_calls(rank, world_size):
+    """Of the hook itself: it fails on all ranks, and the next proper call works."""
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2", model_class=Odd)
+    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=20) as handle:
+        hook, module = hook_of(handle)
+        n = sum(parameter.numel for parameter in module.parameters)
+        loss_of(model, batch_of(rank)).backward()
+        (layout,) = module._layouts.values()
+        n = layout.n_elems
+
+        def call(n=n, dtype=torch.float32, op=dist.ReduceOp.AVG, n_out=None):
+            hook(torch.empty(n_out or n // world_size, dtype=dtype), torch.ones(n, dtype=dtype), dist.group.WORLD, op)
+
+        is_one = rank == 1
+        cases = [
+            (dict(op=dist.ReduceOp.MAX), "reduce op.*MAX.*has AVG, SUM and PREMUL_SUM", "unsupported"),
+            (dict(dtype=torch.float64), "float64: must be fp32, bf16 or fp16", "unsupported"),
+            (dict(dtype=torch.int32), "int32: must be fp32", "unsupported"),
+            (dict(n=n + world_size * 1000), "no choice of this module's parameters has as many", "mismatch"),
+            (dict(dtype=torch.bfloat16 if is_one else torch.float32), "do not agree: rank 0 has .*float32.*rank 1 .*bfloat16",
+             "mismatch"),
+            (dict(op=dist.ReduceOp.SUM if is_one else dist.ReduceOp.AVG), "ranks do not agree.*factor", "mismatch"),
+            (dict(op=dist.ReduceOp.MIN if is_one else dist.ReduceOp.AVG), "rank 1: reduce op", "unsupported"),
+            (dict(n=n - 2 * world_size if is_one else n), "elements|no choice", "mismatch"),
+            (dict(n_out=n), "output", "mismatch"),
+        ]
+        for arguments, words, status in cases:
+            begin = time.monotonic()
+            with pytest.raises(tagc.Error, match=words) as raised:
+                call(**arguments)
+            assert raised.value.status == status and time.monotonic() - begin < 15, (arguments, raised.value.status)
+            assert module.name in str(raised.value)
+        call()
+    with pytest.raises(tagc.Error, match="closed"):
+        call()
+    loss_of(model, batch_of(rank)).backward()  # torch's own again
+
+    model = wrapped("fsdp2").double()
+    with tagc.compress(model, layers="all", verbose=False):
+        with pytest.raises(tagc.Error, match="float64"):
+            x, y = batch_of(rank)
+            loss_of(model, (x.double(), y.double())).backward()
+
+
+def within_backward(rank, world_size):
+    """One rank's gradient lacks a parameter: all ranks hear of it in backward()."""
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    with tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=20):
+        if rank == 1:
+            model.head.bias.requires_grad_(False)
+        begin = time.monotonic()
+        with pytest.raises(tagc.Error, match="gradients of .*ranks do not agree: rank 0 has elements .*rank 1 has elements") as it:
+            loss_of(model, batch_of(rank)).backward()
+        assert it.value.status == "mismatch" and time.monotonic() - begin < 15
+
+
+class Quit(torch.autograd.Function):
+    """Ends, or stops, one rank in the middle of its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, how):
+        ctx.how = how
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.how()
+        return gradient, None
+
+
+def quits(rank, world_size, kind, how):
+    """The others raise a transport Error. How long that took."""
+    import tagc.torch as tagc
+
+    class Quitting(Even):
+        def forward(self, x):
+            x = self.embed(nn.functional.pad(x, (0, 1)))
+            x = self.layers[0](x)
+            if rank == 1 and self.is_last:  # after the exchange of what follows, before the rest
+                x = Quit.apply(x, {"dies": lambda: os._exit(3), "sleeps": lambda: time.sleep(12)}[how])
+            return self.head(self.layers[1](x))[..., :3].clone()
+
+    Quitting.is_last = False
+    model = wrapped(kind, model_class=Quitting)
+    handle = tagc.compress(model, sparsity=0.9, layers="all", verbose=False, timeout_s=4)
+    loss_of(model, batch_of(rank)).backward()
+    Quitting.is_last = True
+    begin = time.monotonic()
+    try:
+        loss_of(model, batch_of(rank)).backward()
+    except tagc.Error as failure:
+        os._exit(7 if failure.status == "transport" and time.monotonic() - begin < 30 else 8)
+    except BaseException as failure:  # torch's own messages between, which have another timeout
+        print(f"{rank}: {type(failure)}: {failure}")
+        os._exit(9)
+    os._exit(10)
+
+
+CHECKS = [no_library, bad_values, one_rank_differs, bad_calls, within_backward]
+
+
+def all_checks(rank, world_size):
+    for check in CHECKS:
+        try:
+            check(rank, world_size)
+        except BaseException as failure:
+            raise AssertionError(f"in {check.__name__}: {failure}") from failure
+
+
+def test_two_ranks():
+    ranks.run(all_checks, 2)
+
+
+@pytest.mark.parametrize("how", ["dies", "sleeps"])
+def test_a_rank_that_quits(how):
+    outcomes = ranks.attempt(quits, 2, "ddp", how, timeout_s=60)
+    assert outcomes[0][1] == "ended with 7", outcomes
+
+
+def test_without_torch_distributed():
+    import tagc.torch as tagc
+
+    with pytest.raises(tagc.Error, match="not initialised: call init_process_group"):
+        tagc.compress(nn.Linear(3, 3))
