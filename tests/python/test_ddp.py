@@ -321,6 +321,7 @@ def training(rank, world_size):
 
 def misuse(rank, world_size):
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    from torch.nn.parallel.distributed import _MixedPrecision
 
     import tagc.torch as tagc
 
@@ -343,6 +344,8 @@ def misuse(rank, world_size):
     model = wrapped(Odd)
     model.register_comm_hook(None, default_hooks.allreduce_hook)
     check_error(lambda: compress(model), r"has a communication hook already \(allreduce_hook\)")
+    model = wrapped(Odd, mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16))
+    check_error(lambda: compress(model), "which its mixed_precision needs: use torch.autocast")
     model = wrapped(Odd)
     model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
     check_error(lambda: compress(model), "DDP does not take a communication hook")
