@@ -115,7 +115,9 @@ def _forecasts(found):
     for row in found["advice"]["rows"]:
         if row["choice"] == "off":
             made[{"": "fsdp2", "reduce": "fsdp2-bf16-reduce", "reduce,param": "fsdp2-bf16"}[",".join(row["torch"])]] = row["step_s"]
-        elif row["options"].get("sparsity") == found["sparsity"]:
+        elif row["options"].get("exchange") == "dense":
+            made |= {"fsdp2-tagc-dense": row["step_s"]} if "parameters" in row["options"] else {}
+        elif row["options"]["sparsity"] == found["sparsity"]:
             name = {None: "fsdp2-tagc", "delta4": "fsdp2-tagc-delta4"}.get(row["options"].get("parameters"))
             made |= {name: row["step_s"]} if name else {}
     return made

@@ -12,7 +12,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.comm import share
 from tagc.torch.options import Options
-from tagc.torch.survey import GRADIENTS, N_RUNS, PARAMETERS, Survey, look, name_of
+from tagc.torch.survey import GRADIENTS, N_RUNS, Survey, look, name_of
 
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
 LEAST_GAIN = 1.2  # of a step
@@ -29,7 +29,8 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
         of them only communication is compared, not whether it matters.
     seconds: that it may take, about. between, threads, timeout_s: as for compress(). verbose: rank 0 prints the advice.
 
-    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress()),
+    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among
+    them may be exchange="dense", which loses nothing),
     "torch" (for torch's own mixed precision, where that is enough), "reason", "text", "rows" (each way to communicate: seconds of gradients,
     parameters, and a step), "link", "codec" and "measured"."""
     from tagc.torch import _agree, _kind
@@ -139,9 +140,8 @@ def forecast(shape, found, step_s=None):
             torch={"reduce": "bf16", "param": "bf16"})
     for options in GRADIENTS:
         gradients_s = total(name_of(options), agree_s)
-        for parameters in PARAMETERS if shape.wrap == "fsdp2" and any(shape.n_gathers) else (None,):
-            if parameters == shape.gather:
-                continue
+        others = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
+        for parameters in (None, *(others if shape.wrap == "fsdp2" and any(shape.n_gathers) else ())):
             if parameters is None:
                 parameters_s = torch_gathers(shape.gather)
             elif parameters.startswith("delta"):
@@ -176,10 +176,11 @@ def choose(rows):
         text += f"; {seconds_text(plain[of])} with {plain['name']}"
     text += f"; {seconds_text(packed[of])} with {packed['name']}"
     if chosen is packed:
-        text = f"compress: {text}, {gain:.2f} times as fast"
+        is_lossless = packed["options"].get("exchange") == "dense"
+        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}: {text}, {gain:.2f} times as fast"
         if packed[of] > fastest_packed:
             text += f" (the strongest setting would take {seconds_text(fastest_packed)})"
-        text += "; what it costs in loss, only training shows"
+        text += "" if is_lossless else "; what it costs in loss, only training shows"
     else:
         what = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
         text = f"{what}: {text}, {gain:.2f} times as fast, and it should be {least_gain:g} times to be worth its loss"

@@ -26,19 +26,22 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # since torch 2.13
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
-# From the mildest to the strongest.
+# From the mildest to the strongest. The first loses nothing: gloo's own collectives do not always fill a link.
 GRADIENTS = (
+    {"exchange": "dense", "mild": "dense"},
     {"sparsity": 0, "values": "int8", "mild": "int8"},
     {"sparsity": 0.9},
     {"sparsity": 0.95},
     {"sparsity": 0.9875},
 )
-PARAMETERS = (None, "bf16", "delta4")  # FSDP2
 
 
 def name_of(options):
     """options of compress(), in words."""
-    kept = "every value as int8" if options.get("sparsity") == 0 else f"{100 * options['sparsity']:g} % zero"
+    if options.get("exchange") == "dense":
+        kept = "uncompressed"
+    else:
+        kept = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     return f"tagc, {kept}{parameters}"
 
@@ -173,9 +176,8 @@ class Survey:
                     self.torch_gather(size, dtype)
             for options in GRADIENTS:
                 self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
-            for wire in PARAMETERS[1:]:
-                if self.has_gathers:
-                    self._gather(size, wire)
+            for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
+                self._gather(size, wire)
 
     def found(self):
         """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
@@ -253,8 +255,8 @@ class Survey:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
         make = layouts.bucket if all_reduce else layouts.chunked
         layout = make(parameters, self.world_size)
-        source = self._gradient(layout.n_elems)
-        target = torch.empty(layout.n_elems if all_reduce else layout.row)
+        source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
+        target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype)
         unit = Unit("advise()", lambda kind, dtype: options.reducer(kind, dtype, options.sparsity_warmup))
         stats = []
         try:
