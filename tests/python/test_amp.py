@@ -316,8 +316,30 @@ def unlike_others(rank, world_size):
         handle.load_state_dict(before)
 
 
+def parameter_groups(rank, world_size):
+    """Every trainable parameter once, and beta1 = 0 for the compressed ones only."""
+    import tagc.torch as tagc
+
+    model = made()
+    model.layers[0].mlp.weight.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    options = OPTIONS | dict(layers=lambda name, p: {"mlp": "compressed", "out": "mild"}.get(name.split(".")[-2], "dense"))
+    with tagc.compress(model, **options) as handle:
+        groups = handle.param_groups(betas=(0.8, 0.95), weight_decay=0.1)
+        found = {tuple(group["betas"]): {names[id(parameter)] for parameter in group["params"]} for group in groups}
+        assert found[0.0, 0.95] == {"layers.0.mlp.bias", "layers.1.mlp.weight", "layers.1.mlp.bias"}
+        assert found[0.0, 0.95] | found[0.8, 0.95] == set(names.values()) - {"layers.0.mlp.weight"}
+        assert len(found) == 2 and all(group["weight_decay"] == 0.1 for group in groups)
+        optimizer = torch.optim.AdamW(groups, lr=1e-3)
+        loss_of(model, batch_of(rank)).backward()
+        optimizer.step()
+    handle.close()  # once more does no harm
+    with tagc.compress(model, **OPTIONS | dict(layers="none")) as handle:
+        assert len(handle.param_groups()) == 1
+
+
 CHECKS = [grad_scaler, loss_scale_by_hand, mixed_precision, divide_factors, accumulation, checkpointed_activations,
-          unlike_others]
+          unlike_others, parameter_groups]
 
 
 def all_checks(rank, world_size):

@@ -176,12 +176,42 @@ def refusals(rank, world_size):
     run.steps(1)  # goes on on all ranks
 
 
+def warm_up(rank, world_size):
+    """Its place is part of the state, before there is a reducer and after; and of dense nothing is."""
+    import tagc.torch as tagc
+
+    def kept(handle):
+        loss_of(handle.model, batch_of(rank, handle.n_steps)).backward()
+        return 1 - handle.stats()["sparsity"]
+
+    options = dict(layers="all", sparsity=0.99, sparsity_warmup=4, verbose=False)
+    first = tagc.compress(wrapped("fsdp2"), **options)
+    shares = [kept(first) for _ in range(2)]
+    saved = first.state_dict()
+    shares += [kept(first) for _ in range(5)]
+    assert 0.24 < shares[0] < 0.27 and shares[-1] < 0.03 and shares == sorted(shares, reverse=True), shares
+    second = tagc.compress(wrapped("fsdp2"), **options)
+    second.load_state_dict(saved)
+    assert kept(second) == shares[2]
+    first.load_state_dict(saved)
+    assert kept(first) == shares[2]
+    with tagc.compress(wrapped("fsdp2"), layers="all", exchange="dense", sparsity_warmup=4, verbose=False) as handle:
+        loss_of(handle.model, batch_of(rank)).backward()
+        loss_of(handle.model, batch_of(rank)).backward()
+        assert residuals_of(handle.state_dict()) == {}
+        handle.load_state_dict(handle.state_dict())
+        folder = shared_folder()
+        dcp.save({"tagc": handle}, checkpoint_id=folder)  # DCP writes no empty dict
+        dcp.load({"tagc": handle}, checkpoint_id=folder)
+        assert handle.n_steps == 2
+
+
 def kinds(rank, world_size):
     for kind in ("fsdp2", "ddp", "fsdp1"):
         plain_resume(rank, world_size, kind)
 
 
-CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals}
+CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up}
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -148,9 +148,13 @@ class Compressed:
     def _begin_step(self, loss_scale):
         self.n_steps += 1
         self.loss_scale(loss_scale)
-        if self._step() <= self.options.sparsity_warmup and self.options.sparsity_warmup:
+        if self._step() <= self.options.sparsity_warmup:
+            self._warm_up(self._step())
+
+    def _warm_up(self, step):
+        if self.options.sparsity_warmup and self.options.exchange != "dense":
             for unit in self.units.values():
-                unit.set_sparsity(self.options.sparsity_at(self._step()))
+                unit.set_sparsity(self.options.sparsity_at(step))
 
     def _end_backward(self):
         """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
@@ -258,8 +262,7 @@ class Compressed:
     def resume(self, n_steps, loss_scale):
         """The residuals are those after n_steps exchanges, of gradients times loss_scale."""
         self.n_steps, self._scale = n_steps, float(loss_scale)
-        for unit in self.units.values():
-            unit.set_sparsity(self.options.sparsity_at(n_steps))
+        self._warm_up(n_steps)
 
     @property
     def current_loss_scale(self):

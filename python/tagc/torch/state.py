@@ -17,7 +17,8 @@ Another world size: 1/W times the sum over ranks stays what it was, so new rank 
 old r with r mod W' = r'. Where W' > W, an old residual is split evenly between the new ranks that are r modulo W. It could
 go to one of them alone, but then that rank's residual would be W'/W times too large beside the gradients it is added to:
 selection would see little else there for many steps, and the quantiser's scales would fit the old and not the new. Split,
-each has the size that a residual has in a run of W' ranks."""
+each has the size that a residual has in a run of W' ranks. (Gradients that are reduced in fp16 come
+divided by a power of two that torch chooses by W, 2 for 4 ranks and 4 for 8: a change of it is not made up for.)"""
 
 import itertools
 import json
