@@ -96,7 +96,7 @@ class _Backward:
         self.failure, self.is_open = None, True
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         try:
-            queue_callback(lambda: queue_callback(self.check))  # DDP queues its own after its first hook
+            queue_callback(lambda: queue_callback(self.end))  # DDP queues its own after its first hook
         except RuntimeError:
             self.is_open = False
 
@@ -109,6 +109,12 @@ class _Backward:
     def check(self):
         if self.failure is not None:
             raise self.failure
+
+    def end(self):
+        """Raises the failure, and lets go of it: its traceback knows the model."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
 
 
 class State:
@@ -167,7 +173,7 @@ class State:
             self._jobs.put(job)
         if not backward.is_open:  # join(): a rank without data takes part from outside a backward pass
             future.wait()
-            backward.check()
+            backward.end()
         return future
 
     def _backward_of(self, bucket):
