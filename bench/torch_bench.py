@@ -142,12 +142,15 @@ class Bench:
     def __init__(self, args):
         self.args = args
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.hosts = self._everyone(socket.gethostname())
+        self.ranks_per_host = self.hosts.count(self.hosts[self.rank])
         self.config = MODELS[args.model]
         known = arms_of(args.sparsity, args.threads)
         self.arms = [known[name] for name in args.arms]
         generator = torch.Generator().manual_seed(self.rank)
         self.tokens = torch.randint(self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator)
-        self.exchanges, self.advice, self.n_params = [], None, None
+        self.exchanges, self.advice, self.compute_s = [], None, None
+        self.n_params = self.n_root = None
 
     def say(self, text):
         if self.rank == 0:
@@ -202,7 +205,7 @@ class Bench:
         found = {}
         if before is not None:
             dist.barrier()
-            found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.args.ranks_per_host
+            found["interface_bytes"] = (bytes_sent(self.args.interface) - before) / self.ranks_per_host
         if arm.handle:
             stats = arm.handle.stats()
             found |= {"tagc_bytes": stats["bytes_sent"], "tagc_s": stats["exchange_s"], "codec_s": sum(
@@ -246,7 +249,7 @@ class Bench:
                 if before is not None:
                     dist.barrier()
                     n_calls = len(samples) + found.n_warm_of_last  # and the agreements before them
-                    sent = (bytes_sent(self.args.interface) - before) / self.args.ranks_per_host / n_calls
+                    sent = (bytes_sent(self.args.interface) - before) / self.ranks_per_host / n_calls
                 seconds = [max(row) for row in zip(*self._everyone(samples))]
                 self.exchanges.append({"name": name, "n_elems": n, "n_bytes_needed": must * n, "n_bytes_sent": sent,
                                        "total_s": spread(seconds), "bytes_per_s": (sent or must * n) / statistics.median(seconds)})
@@ -262,8 +265,7 @@ class Bench:
 
     def result(self):
         """Collective: times are the slowest rank's, bytes the mean over ranks."""
-        arms = []
-        first = None
+        arms, first = [], None
         for arm in self.arms:
             ranks = self._everyone(arm.iterations)
             steps = []
@@ -285,7 +287,7 @@ class Bench:
                 arms[-1] |= {"n_bytes_sent": steps[-1]["tagc_bytes"], "bytes_from": "tagc, what torch gathers left out"}
         config = self.config
         return {"type": "torch", "format": 1, "origin": self.origin(), "torch": torch.__version__,
-                "world_size": self.world_size, "n_hosts": self.world_size // self.args.ranks_per_host,
+                "world_size": self.world_size, "n_hosts": len(set(self.hosts)),
                 "n_threads": self.args.threads,
                 "model": {"name": self.args.model, "n_layer": config.n_layer, "n_head": config.n_head,
                           "n_embd": config.n_embd, "vocab_size": config.n_vocab, "n_params": self.n_params},
@@ -305,12 +307,11 @@ class Bench:
                 "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 "command": ["bench/torch_bench.py", *sys.argv[1:]],
                 "machine": {"cpu": cpu, "n_cpus": os.cpu_count(), "os": platform.platform(),
-                            "hosts": sorted(set(self._hosts))},
+                            "hosts": sorted(set(self.hosts))},
                 "environment": {name: value for name, value in sorted(os.environ.items())
                                 if name.startswith(("OMP_", "GLOO_", "MKL_"))}}
 
     def finish(self):
-        self._hosts = self._everyone(socket.gethostname())
         result = self.result()
         if self.rank == 0:
             print(table(result), flush=True)
@@ -348,22 +349,23 @@ def parse():
     add("--arms", default=DEFAULT_ARMS, help=f"of {', '.join(arms_of(0.95, 1))} ({DEFAULT_ARMS})")
     for name, default, text in (("batch-size", 1, "rows of a rank"), ("seq-len", 128, "tokens of a row"),
                                 ("rounds", 3, "in which each arm has its turn"), ("steps", 2, "of an arm in a round"),
-                                ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc"),
-                                ("ranks-per-host", 1, "by which bytes of an interface are divided")):
+                                ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc")):
         add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
-    add("--interface", help="network interface whose bytes are counted; without one, bytes are by formula")
+    add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without one, bytes are by formula")
     add("--skip-exchanges", action="store_true", help="do not measure each collective alone")
     add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("the ranks are missing: start it as torchrun --standalone --nproc-per-node 2 bench/torch_bench.py ...")
     args.arms = args.arms.split(",")
     known = arms_of(0.95, 1)
     for name in args.arms:
         if name not in known:
             parser.error(f"--arms has {name!r}, known: {', '.join(known)}")
     least = {"warmup": 3 if "ddp-powersgd" in args.arms else 1}
-    for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads", "ranks_per_host"):
+    for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads"):
         if getattr(args, name) < least.get(name, 1):
             parser.error(f"--{name.replace('_', '-')} is {getattr(args, name)}, must be {least.get(name, 1)} or more")
     if args.seq_len > MODELS[args.model].n_positions:

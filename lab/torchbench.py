@@ -47,7 +47,7 @@ def commands(case, network, python, tagc, options, json_path):
               "GLOO_SOCKET_IFNAME": interface, "OMP_NUM_THREADS": case.options.get("threads", 1),
               "TAGC_LIBRARY": library_beside(tagc), "PYTHONDONTWRITEBYTECODE": 1}
     words = [python, BENCH, f"--arms={','.join(case.arms)}", *options, f"--interface={interface}",
-             f"--ranks-per-host={case.ranks_per_host}", f"--json={json_path}"]
+             f"--json={json_path}"]
     for rank in range(case.world_size):
         own = shared | {"RANK": rank, "LOCAL_RANK": rank % case.ranks_per_host}
         rank_words = ["env", *(f"{name}={value}" for name, value in own.items()), *words]

@@ -181,6 +181,32 @@ def check_quality():
     equal(row_of(tables.markdown(lab("quality-x", "quality", [one])), "`topk`")[6], "no finite loss in 1 of 2")
 
 
+def check_torch():
+    def torch_arm(name, samples, n_sent, n_needed):
+        return {"name": name, "about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed,
+                "iterations": [{"round": number, "total_s": s} for number, s in enumerate(samples)]}
+
+    exchange = {"name": "torch reduce_scatter fp32", "n_bytes_needed": 1e6, "n_bytes_sent": 2e6, "total_s": {"median": 0.04},
+                "bytes_per_s": 50e6}
+    rows = [{"choice": "off", "torch": {}, "options": {}, "step_s": 2.5},
+            {"choice": "compress", "torch": {}, "options": {"sparsity": 0.9}, "step_s": 7.0},
+            {"choice": "compress", "torch": {}, "options": {"sparsity": 0.95}, "step_s": 1.25}]
+    found = {"model": {"n_params": 4e6}, "seq_len": 8, "compute_s": 0.5, "sparsity": 0.95, "torch": "2.13.0",
+             "exchanges": [exchange], "advice": {"wrap": "fsdp2", "rows": rows, "reason": "compress: it is slow"},
+             "arms": [torch_arm("fsdp2", [2.0, 3.0, 4.0], 12e6, 10e6), torch_arm("fsdp2-tagc", [1.0, 1.0, 1.0], 1e6, None)]}
+    result = lab("torch", "torch", [case(torch=found)], pairs=[["fsdp2", "fsdp2-tagc"], ["ddp", "fsdp2"]])
+    text = tables.markdown(result)
+    equal(row_of(text, "`fsdp2`:"), ["`fsdp2`: words", "3.00 s (2.00 to 4.00)", "2.50 s", "12.00", "10.00"])
+    equal(row_of(text, "`fsdp2-tagc`:")[1:], ["1.00 s (1.00 to 1.00)", "1.25 s", "1.00", "-"])
+    equal(row_of(text, "`fsdp2-tagc` against")[1:], ["3.00x (2.00 to 4.00)", "faster"])
+    # 400 of 950 Mbit/s that plain TCP gets in the slower direction.
+    equal(row_of(text, "torch reduce_scatter"), ["torch reduce_scatter fp32", "40.0 ms", "1.00", "2.00", "400", "42 %"])
+    assert "fills 42 % of what plain TCP gets" in text and "sends 2.0 times what it must" in text
+    assert "advise(): compress: it is slow." in text
+    exchange |= {"n_bytes_sent": 1e6, "bytes_per_s": 110e6}
+    assert "Note:" not in tables.markdown(result)
+
+
 def check_link():
     equal(linkcheck.bits_per_s("500mbit"), 500e6)
     equal(linkcheck.bits_per_s("2.5gbit"), 2.5e9)
@@ -195,6 +221,7 @@ check_losses()
 check_damaged()
 check_timeline(".")
 check_quality()
+check_torch()
 check_link()
 try:
     tables.markdown(lab("x", "times", [case()]))

@@ -72,7 +72,8 @@ pairs = [[\"a\", \"b\"]]" 'pairs has no meaning for kind = "train"'
 broken "${good/train/bench}
 pairs = [[\"fsdp\", \"pakced\"]]" 'pairs has "pakced"' 'the arms are: fsdp'
 broken "${good/\"]/\", \"configs/fsdp.conf\"]}" 'two arms of one name'
-broken "${good/train/watch}" "kind is 'watch', allowed: bench or train"
+broken "${good/train/watch}" "kind is 'watch', allowed: bench or train or torch"
+broken "${good/train/torch}" 'kind = "torch" and table = "torch" go together'
 broken "${good/minutes = 1/}" 'minutes is missing'
 broken "${good/configs\/fsdp.conf/fsdp}" 'arms has "fsdp"' 'config files'
 broken "$good
@@ -90,6 +91,8 @@ lab 1 run smoek
 says 'no experiment "smoek"' 'did you mean "smoke"?' known:
 lab 1 run smoke --tagc no/tagc
 says "no/tagc is not there" "make build"
+lab 1 run torch --quick --tagc "$tagc" --python no/python
+says "no/python cannot be used as a Python with torch: no program"
 touch file
 lab 1 run figure4 --quick --tagc "$tagc" --out file
 says "--out file: "
