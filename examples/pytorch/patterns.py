@@ -485,7 +485,8 @@ def ddp_compile(line, hook):
 
 
 def fsdp1(model, **options):
-    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), **options)
+    options |= {"auto_wrap_policy": ModuleWrapPolicy({Block}), "device_id": torch.device("cpu")}
+    return FullyShardedDataParallel(model, **options)
 
 
 @pattern

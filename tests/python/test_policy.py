@@ -280,7 +280,8 @@ SMALL = dict(vocab_size=320, hidden_size=D, num_hidden_layers=2, num_attention_h
     ("Llama", "Gemma2ForCausalLM", SMALL | dict(num_key_value_heads=4)),
     ("OPT", "OPTForCausalLM", SMALL | dict(ffn_dim=4 * D, word_embed_proj_dim=D)),
     ("GPTNeoX", "GPTNeoXForCausalLM", SMALL),
-    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4, num_layers=2, d_ff=4 * D)),
+    ("T5", "T5ForConditionalGeneration", dict(vocab_size=320, d_model=D, d_kv=D // 4, num_heads=4, num_layers=2,
+                                              d_ff=4 * D)),
     ("Bert", "BertForMaskedLM", SMALL),
     ("Mixtral", "MixtralForCausalLM", SMALL | dict(num_key_value_heads=4)),
 ])  # fmt: skip
