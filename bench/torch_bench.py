@@ -112,7 +112,8 @@ def arms_of(sparsity, threads):
         Arm("fsdp2-tagc", "gradients compressed", _fsdp2_of(**own)),
         Arm("fsdp2-tagc-delta4", "gradients compressed, parameters as 4-bit deltas",
             _fsdp2_of(parameters="delta4", **own)),
-        Arm("fsdp2-tagc-delta4-bf16", "the same, computing in bf16", _fsdp2_of(both, parameters="delta4", **own)),
+        Arm("fsdp2-tagc-delta4-bf16", "gradients compressed, parameters as 4-bit deltas, computing in bf16",
+            _fsdp2_of(both, parameters="delta4", **own)),
         Arm("ddp", "torch's own, fp32", _ddp_of()),
         Arm("ddp-bf16", "torch's bf16_compress_hook", _ddp_of(_bf16_hook), 2),
         # In one bucket: over gloo the exchanges of several run in another order on each rank, and fail.
@@ -251,10 +252,11 @@ class Bench:
                     n_calls = len(samples) + found.n_warm_of_last  # and the agreements before them
                     sent = (bytes_sent(self.args.interface) - before) / self.ranks_per_host / n_calls
                 seconds = [max(row) for row in zip(*self._everyone(samples))]
+                rate = (sent or must * n) / statistics.median(seconds)
                 self.exchanges.append({"name": name, "n_elems": n, "n_bytes_needed": must * n, "n_bytes_sent": sent,
-                                       "total_s": spread(seconds), "bytes_per_s": (sent or must * n) / statistics.median(seconds)})
+                                       "total_s": spread(seconds), "bytes_per_s": rate})
                 self.say(f"{name:28} {1e3 * statistics.median(seconds):8.1f} ms, "
-                         f"{8e-6 * self.exchanges[-1]['bytes_per_s']:8.0f} Mbit/s sent per rank")
+                         f"{8e-6 * rate:8.0f} Mbit/s sent per rank")
 
     def _everyone(self, mine):
         everyone = [None] * self.world_size
@@ -352,7 +354,8 @@ def parse():
                                 ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc")):
         add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
-    add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without one, bytes are by formula")
+    add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
+        "one, bytes are by formula")
     add("--skip-exchanges", action="store_true", help="do not measure each collective alone")
     add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
     add("--json", metavar="FILE", help="everything, for machines")

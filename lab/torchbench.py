@@ -91,7 +91,8 @@ def _arms(result, case):
         rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds([step["total_s"] for step in arm["iterations"]]),
                      tables.number(forecasts.get(arm["name"]), 2, " s"),
                      tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2), needed])
-    text = tables.grid(["arm", "iteration", "forecast by advise()", "MB sent by a host, counted", "that torch must send"], rows)
+    head = ["arm", "iteration", "forecast by advise()", "MB sent by a rank, counted", "that torch must send"]
+    text = tables.grid(head, rows)
     pairs = result["settings"].get("pairs") or [[next(iter(arms)), name] for name in list(arms)[1:]]
     rows = []
     for slow, fast in pairs:
@@ -112,9 +113,10 @@ def _forecasts(found):
     if not found["advice"] or found["advice"]["wrap"] != "fsdp2":
         return {}
     made = {}
+    own = {"": "fsdp2", "reduce": "fsdp2-bf16-reduce", "reduce,param": "fsdp2-bf16"}
     for row in found["advice"]["rows"]:
         if row["choice"] == "off":
-            made[{"": "fsdp2", "reduce": "fsdp2-bf16-reduce", "reduce,param": "fsdp2-bf16"}[",".join(row["torch"])]] = row["step_s"]
+            made[own[",".join(row["torch"])]] = row["step_s"]
         elif row["options"].get("exchange") == "dense":
             made |= {"fsdp2-tagc-dense": row["step_s"]} if "parameters" in row["options"] else {}
         elif row["options"]["sparsity"] == found["sparsity"]:
@@ -131,8 +133,9 @@ def _exchanges(case):
     rows, notes = [], []
     for item in found:
         rate, sent = 8 * item["bytes_per_s"], item["n_bytes_sent"]
-        rows.append([item["name"], tables.seconds([item["total_s"]["median"]]), tables.number(item["n_bytes_needed"] / 1e6, 2),
-                     tables.number(sent and sent / 1e6, 2), f"{rate / 1e6:.0f}", tables.number(plain and 100 * rate / plain, 0, " %")])
+        megabytes = [tables.number(n and n / 1e6, 2) for n in (item["n_bytes_needed"], sent)]
+        rows.append([item["name"], tables.seconds([item["total_s"]["median"]]), *megabytes, f"{rate / 1e6:.0f}",
+                     tables.number(plain and 100 * rate / plain, 0, " %")])
         if plain and item["name"].startswith("torch"):
             if rate < FILLED * plain:
                 notes.append(f"{item['name']} fills {100 * rate / plain:.0f} % of what plain TCP gets")

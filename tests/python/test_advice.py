@@ -142,6 +142,8 @@ def undisturbed(rank, world_size, wrap, compressed):
         for layer in model.layers:
             fully_shard(layer)
         fully_shard(model)
+    elif wrap == "fsdp1":
+        model = torch.distributed.fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     else:
         model = torch.nn.parallel.DistributedDataParallel(model)
     if compressed:
@@ -172,7 +174,7 @@ def undisturbed(rank, world_size, wrap, compressed):
     return json.dumps(found)
 
 
-@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp", "fsdp1"])
 @pytest.mark.parametrize("compressed", [False, True])
 def test_measuring(wrap, compressed):
     said = ranks.run(undisturbed, 2, wrap, compressed)
@@ -182,9 +184,9 @@ def test_measuring(wrap, compressed):
     assert found["compute_s"] > 0 and found["n_elems"] == sum(p.numel() for p in Even(64).parameters())
     assert found["n_units"] == (3 if wrap == "fsdp2" else 1)
     names = [row["name"] for row in found["rows"]]
-    assert len(set(names)) == len(names) == (17 if wrap == "fsdp2" else 7)
+    assert len(set(names)) == len(names) == {"fsdp2": 17, "ddp": 7, "fsdp1": 8}[wrap]
     for row in found["rows"]:
-        assert row["gradients_s"] > 0 and (row["parameters_s"] > 0) == (wrap == "fsdp2")
+        assert row["gradients_s"] > 0 and (row["parameters_s"] > 0) == (wrap != "ddp")
         assert row["step_s"] >= found["compute_s"]
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
 

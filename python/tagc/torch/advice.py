@@ -29,10 +29,10 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
         of them only communication is compared, not whether it matters.
     seconds: that it may take, about. between, threads, timeout_s: as for compress(). verbose: rank 0 prints the advice.
 
-    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among
-    them may be exchange="dense", which loses nothing),
-    "torch" (for torch's own mixed precision, where that is enough), "reason", "text", "rows" (each way to communicate: seconds of gradients,
-    parameters, and a step), "link", "codec" and "measured"."""
+    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among them
+    may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "reason",
+    "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec" and
+    "measured"."""
     from tagc.torch import _agree, _kind
 
     group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
@@ -184,7 +184,7 @@ def choose(rows):
     else:
         what = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
         text = f"{what}: {text}, {gain:.2f} times as fast, and it should be {least_gain:g} times to be worth its loss"
-    return {"choice": chosen["choice"], "options": chosen["options"], "torch": chosen["torch"], "name": chosen["name"], "gain": gain, "reason": text}
+    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"gain": gain, "reason": text}
 
 
 def link_of(shape, found):

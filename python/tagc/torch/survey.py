@@ -72,7 +72,8 @@ def look(model, kind, between=None):
     """(Shape, process group over which gradients are exchanged) of a model; kind: as it is wrapped."""
     if kind == "fsdp2":
         units, n_gathers, policies, group = _fsdp2(model)
-        reduce, gather = (_short(policies[-1].reduce_dtype) or _short(policies[-1].param_dtype), _short(policies[-1].param_dtype))
+        gather = _short(policies[-1].param_dtype)
+        reduce = _short(policies[-1].reduce_dtype) or gather
     elif kind == "fsdp1":
         units, n_gathers, group = _fsdp1(model)
         reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
