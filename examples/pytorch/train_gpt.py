@@ -33,7 +33,7 @@ def arguments():
     add("--wrap", choices=["fsdp2", "ddp", "fsdp1", "none"], default="fsdp2")
     add("--compress", action=switch, default=True, help="send gradients through tagc")
     add("--sparsity", type=float, default=0.95, help="share of a gradient that stays behind at each step (0.95)")
-    add("--sparsity-warmup", type=int, default=50, help="steps until it is that (50)")
+    add("--sparsity-warmup", type=int, default=100, help="steps until it is that (100)")
     add("--parameters", choices=["bf16", "int8", "delta8", "delta4", "delta2"], help="fsdp2: how parameters travel")
     add("--bf16", action=switch, default=False, help="compute in bf16, gradients and optimizer in fp32")
     add("--checkpoint-activations", action=switch, default=False)
