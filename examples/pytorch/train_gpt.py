@@ -37,7 +37,7 @@ def arguments():
     add("--parameters", choices=["bf16", "int8", "delta8", "delta4", "delta2"], help="fsdp2: how parameters travel")
     add("--bf16", action=switch, default=False, help="compute in bf16, gradients and optimizer in fp32")
     add("--checkpoint-activations", action=switch, default=False)
-    add("--tied", action=switch, default=True, help="one matrix for token embedding and head")
+    add("--tied", action=switch, default=False, help="one matrix for token embedding and head")
     for name, default in dict(n_layer=4, n_head=4, n_embd=128, n_positions=128, batch_size=8, accumulate=1, steps=200,
                               warmup=20, eval_every=50, eval_batches=10, save_every=100, seed=1).items():
         add(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")

@@ -51,7 +51,7 @@ def trained(rank, world_size, *runs):
 @pytest.mark.parametrize("options", [
     ["--wrap", "fsdp2", "--parameters", "delta8"],
     ["--wrap", "fsdp2", "--bf16", "--checkpoint-activations", "--accumulate", 2],
-    ["--wrap", "ddp", "--no-tied", "--bf16", "--accumulate", 2],
+    ["--wrap", "ddp", "--tied", "--bf16", "--accumulate", 2],
     ["--wrap", "fsdp1"],
 ], ids=lambda options: "".join(map(str, options)))  # fmt: skip
 def test_learns_and_goes_on_from_a_checkpoint(text, tmp_path, options):
