@@ -1,9 +1,11 @@
-"""Validation loss of a small GPT under FSDP2, dense against tagc: every arm over the same seeds of weights and data.
+"""Validation loss of a small GPT under FSDP2, dense against tagc: all arms go on from one trained state, and see the data in
+the same orders. Runs from random weights differ by more between seeds than most arms do from each other.
 
     scripts/corpus.sh data/corpus
     torchrun --standalone --nproc-per-node 2 bench/torch_quality.py --data data/corpus --json results/torch-quality.json"""
 
 import argparse
+import copy
 import json
 import pathlib
 import platform
@@ -16,12 +18,14 @@ import torch
 import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples" / "pytorch"))
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "lab")]
 
+import tables
+import torchquality
 import train_gpt
 from gpt import GPT, Config
 
-# What compress() gets; "one_lr" says that Adam keeps its first moment everywhere, as a loop has it that changes nothing else.
+# What compress() gets; "adam": Adam keeps its first moment everywhere, as in a loop that changes nothing else.
 ARMS = {
     "dense": None,
     "0.9": {"sparsity": 0.9},
@@ -38,62 +42,67 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=pathlib.Path, nargs="+", default=train_gpt.TEXT, help="folders of text")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM", help=", ".join(ARMS))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--sparsity-warmup", type=int, default=100)
+    parser.add_argument("--orders", type=int, default=3, help="of the data (3)")
     parser.add_argument("--json", type=pathlib.Path)
-    for name, default in dict(steps=400, n_layer=4, n_embd=128, n_positions=128, batch_size=8, eval_batches=40).items():
+    for name, default in dict(trunk=300, steps=150, n_layer=3, n_embd=96, n_positions=96, batch_size=8, eval_batches=40).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     args = parser.parse_args()
-    args.n_head, args.warmup, args.lr, args.min_lr, args.weight_decay, args.clip = 4, 20, 2e-3, 2e-4, 0.1, 1.0
+    args.n_head, args.warmup, args.lr, args.weight_decay, args.clip = 4, 20, 2e-3, 0.1, 1.0
+    args.seed, args.wrap, args.bf16 = 1, "fsdp2", False
     return args
 
 
-def train(args, arm, seed, texts):
-    """Validation loss after args.steps, mean bits per parameter and exchange, seconds."""
+def wrapped(args):
+    torch.manual_seed(1)
+    model = GPT(Config(n_positions=args.n_positions, n_embd=args.n_embd, n_head=args.n_head, n_layer=args.n_layer, tied=False))
+    return train_gpt.wrap(model, args)
+
+
+def steps(args, model, optimizer, text, order, n, falls):
+    """falls: the learning rate does; in the trunk it rises and stays."""
+    for step in range(n):
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * (1 - 0.95 * step / n if falls else min(1, (step + 1) / args.warmup))
+        model(*train_gpt.batch(text, args, order, step, dist.get_rank())).backward()
+        train_gpt.clip(model, args.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trunk_of(args, text):
+    """Weights, and Adam's moments by parameter, that all arms go on from."""
+    model = wrapped(args)
+    optimizer = train_gpt.optimizer_of(model, None, args)
+    steps(args, model, optimizer, text, 0, args.trunk, False)
+    return copy.deepcopy(model.state_dict()), {name: optimizer.state[p] for name, p in model.named_parameters()}
+
+
+def fork(args, arm, order, trunk, texts):
+    """Validation loss after args.steps, mean bits per element of gradients and parameters, seconds."""
     import tagc.torch as tagc
 
-    args.seed, args.wrap, args.bf16 = seed, "fsdp2", False
-    torch.manual_seed(seed)
-    model = GPT(Config(n_positions=args.n_positions, n_embd=args.n_embd, n_head=args.n_head, n_layer=args.n_layer))
-    model = train_gpt.wrap(model, args)
+    weights, moments = trunk
+    model = wrapped(args)
+    model.load_state_dict(weights)
     options = dict(ARMS[arm] or {})
     keeps_adam = options.pop("adam", False)
     bits, handle = [], None
     if ARMS[arm] is not None:
-        handle = tagc.compress(model, verbose=False, sparsity_warmup=args.sparsity_warmup,
-                               on_step=lambda stats: bits.append(stats["bits_per_param"]), **options)
+        handle = tagc.compress(model, verbose=False, on_step=lambda stats: bits.append((stats["bits_per_param"],
+                                                                                        stats["gather_bits"])), **options)
     optimizer = train_gpt.optimizer_of(model, None if keeps_adam else handle, args)
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = copy.deepcopy(moments[name])
     begin = time.perf_counter()
-    for step in range(args.steps):
-        for group in optimizer.param_groups:
-            group["lr"] = train_gpt.learning_rate(step, args)
-        model(*train_gpt.batch(texts[0], args, step, dist.get_rank())).backward()
-        train_gpt.clip(model, args.clip)
-        optimizer.step()
-        optimizer.zero_grad()
+    steps(args, model, optimizer, texts[0], order, args.steps, True)
     seconds = time.perf_counter() - begin
     with torch.no_grad():
         losses = [model(*train_gpt.batch(texts[1], args, "eval", i, dist.get_rank())) for i in range(args.eval_batches)]
     if handle:
         handle.close()
-    return train_gpt.mean_over_ranks(sum(losses) / len(losses)), statistics.mean(bits) if bits else 32.0, seconds
-
-
-def table(runs):
-    """Markdown: mean over seeds, gaps to dense seed by seed."""
-    lines = ["| arm | validation loss | above dense, mean (each seed) | bits per parameter and exchange |", "|---|---|---|---|"]
-    dense = {run["seed"]: run["loss"] for run in runs if run["arm"] == "dense"}
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        own = [run for run in runs if run["arm"] == arm]
-        gaps = [100 * (run["loss"] / dense[run["seed"]] - 1) for run in own if run["seed"] in dense]
-        each = ", ".join(f"{gap:+.2f}" for gap in gaps)
-        gap = "" if arm == "dense" or not gaps else f"{statistics.mean(gaps):+.2f} % ({each})"
-        if arm == "dense" and len(own) > 1:
-            losses = [run["loss"] for run in own]
-            gap = f"spread of seeds {100 * (max(losses) - min(losses)) / statistics.mean(losses):.2f} %"
-        lines.append(f"| {arm} | {statistics.mean(run['loss'] for run in own):.4f} | {gap} | "
-                     f"{statistics.mean(run['bits'] for run in own):.2f} |")
-    return "\n".join(lines)
+    gradients, gathers = (statistics.mean(column) for column in zip(*bits)) if bits else (32.0, 0.0)
+    return {"loss": train_gpt.mean_over_ranks(sum(losses) / len(losses)), "bits": gradients, "gather_bits": gathers or None,
+            "seconds": seconds}
 
 
 def main():
@@ -101,20 +110,21 @@ def main():
     dist.init_process_group("gloo")
     texts = train_gpt.read_bytes(args.data)
     runs = []
-    for seed in range(1, args.seeds + 1):
+    n_params = sum(parameter.numel() for parameter in wrapped(args).parameters())
+    trunk = trunk_of(args, texts[0])
+    for order in range(1, args.orders + 1):
         for arm in args.arms:
-            loss, bits, seconds = train(args, arm, seed, texts)
-            runs.append({"arm": arm, "seed": seed, "loss": loss, "bits": bits, "seconds": seconds})
+            run = {"arm": arm, "order": order} | fork(args, arm, order, trunk, texts)
+            runs.append(run)
             if dist.get_rank() == 0:
-                print(f"seed {seed}  {arm:28} loss {loss:.4f}  {bits:6.2f} bits  {seconds:.0f} s", flush=True)
+                print(f"order {order}  {arm:28} loss {run['loss']:.4f}  {run['bits']:6.2f} bits  {run['seconds']:.0f} s", flush=True)
     if dist.get_rank() == 0:
-        print(table(runs))
+        commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
+        result = {"type": "torch-quality", "format": 1, "command": sys.argv, "commit": commit.stdout.strip(),
+                  "torch": torch.__version__, "machine": platform.machine(), "world_size": dist.get_world_size(),
+                  "n_params": n_params, "trunk": args.trunk, "steps": args.steps, "runs": runs}
+        print(torchquality.markdown(result, tables.grid, tables.number))
         if args.json:
-            commit = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True)
-            result = {"kind": "torch-quality", "command": " ".join(["torchrun", "--nproc-per-node", str(dist.get_world_size()),
-                                                                    *sys.argv]),
-                      "commit": commit.stdout.strip(), "torch": torch.__version__, "machine": platform.machine(),
-                      "world_size": dist.get_world_size(), "steps": args.steps, "runs": runs}
             part = args.json.with_suffix(".part")
             part.write_text(json.dumps(result, indent=1) + "\n")
             part.replace(args.json)

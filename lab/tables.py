@@ -8,6 +8,7 @@ import statistics
 import formulas
 import linkcheck
 import plans
+import torchquality
 import results
 from common import LAB, LabError, read_toml, write_atomically
 
@@ -443,6 +444,9 @@ def from_paths(paths):
         planned = plans.read(file)
         if planned:
             made[file.stem] = plans.markdown(planned, grid)
+            continue
+        if quality := torchquality.read(file):
+            made[file.stem] = torchquality.markdown(quality, grid, number)
             continue
         result = results.read(file)
         made[result["experiment"]] = markdown(result)

@@ -15,6 +15,7 @@ from tagc.torch.comm import Comm
 from tagc.torch.statistics import Recorder
 from tagc.torch.unit import Unit, check_tensors, scale_of
 
+
 class Compressed:
     """One model whose gradients travel through tagc; compress() makes it."""
 

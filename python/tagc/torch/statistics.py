@@ -5,6 +5,7 @@ import threading
 
 from tagc import _library as lib
 
+
 class Recorder:
     """Between end() and end() everything counts for the same step."""
 
