@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 
-TIMEOUT_S = 120
+TIMEOUT_S = 200
 
 _fresh = multiprocessing.get_context("forkserver")
 _fresh.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.nn.parallel"])

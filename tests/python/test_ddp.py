@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -304,7 +305,10 @@ def end_of_life(rank, world_size):
             handle.close()
         gone = weakref.ref(model)
         del model, handle
-        gc.collect()
+        end = time.monotonic() + 30
+        while gone() is not None and time.monotonic() < end:  # the thread may still be putting its last bucket away
+            gc.collect()
+            time.sleep(0.01)
         assert gone() is None
     for thread in threading.enumerate():
         if thread.name == "tagc-ddp":
