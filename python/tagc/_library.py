@@ -73,7 +73,6 @@ _FUNCTIONS = {
     "tagc_version": ([], c_char_p),
     "tagc_last_error": ([], c_char_p),
     "tagc_report": ([c_int, c_char_p], c_int),
-    "tagc_time_s": ([], c_double),
     "tagc_comm_options_init": ([POINTER(CommOptions)], None),
     "tagc_comm_create_callback":
         ([EXCHANGE_FN, c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
@@ -81,8 +80,6 @@ _FUNCTIONS = {
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
     "tagc_reducer_options_init": ([POINTER(ReducerOptions)], None),
-    "tagc_reducer_option_bounds":
-        ([c_char_p, POINTER(c_double), POINTER(c_double), POINTER(c_double)], c_int),
     "tagc_reducer_stats_init": ([POINTER(ReducerStats)], None),
     "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),

@@ -63,6 +63,23 @@ class EvenBlock(nn.Module):
         return x + self.out(torch.tanh(self.mlp(self.norm(x))))
 
 
+class Tied(nn.Module):
+    """One matrix in two places, one module frozen, one never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(7, 33)
+        self.back = nn.Linear(33, 7, bias=False)
+        self.again = nn.Linear(33, 7, bias=False)
+        self.again.weight = self.back.weight
+        self.frozen = nn.Linear(7, 7).requires_grad_(False)
+        self.unused = nn.Linear(5, 5)
+        self.head = nn.Linear(7, 3)
+
+    def forward(self, x):
+        return self.head(self.frozen(self.back(torch.tanh(self.embed(x))) + self.again(self.embed(x))))
+
+
 def batch_of(rank, step=0, n=6):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(n, 7, generator=generator), torch.randn(n, 3, generator=generator)

@@ -26,11 +26,11 @@ def sum_over_ranks(mine):
     return sum(one.double() for one in everyone)
 
 
-def check_alike(mine, what):
+def check_alike(mine, what, group=None):
     """All ranks have the same bits."""
     mine = mine.detach().contiguous()
-    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, mine)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, mine, group=group)
     assert all(torch.equal(one.view(torch.uint8), mine.view(torch.uint8)) for one in everyone), f"{what} differs between ranks"
 
 

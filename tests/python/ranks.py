@@ -2,6 +2,7 @@
 
 The processes are forks of one that has imported torch and done nothing with it: a fresh import takes seconds."""
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -23,6 +24,19 @@ def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     failed = [f"rank {rank} of {world_size}:\n{trace}" for rank, (_, trace) in enumerate(outcomes) if trace is not None]
     assert not failed, "\n".join(failed)
     return [result for result, _ in outcomes]
+
+
+def run_each(checks, world_size):
+    """run() of several functions of one module, one after the other in the same processes."""
+    run(_each, world_size, checks[0].__module__, [check.__name__ for check in checks])
+
+
+def _each(rank, world_size, module, names):
+    for name in names:
+        try:
+            getattr(importlib.import_module(module), name)(rank, world_size)
+        except BaseException as failure:
+            raise AssertionError(f"in {name}: {failure}") from failure
 
 
 def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):

@@ -342,13 +342,5 @@ CHECKS = [grad_scaler, loss_scale_by_hand, mixed_precision, divide_factors, accu
           unlike_others, parameter_groups]
 
 
-def all_checks(rank, world_size):
-    for check in CHECKS:
-        try:
-            check(rank, world_size)
-        except BaseException as failure:
-            raise AssertionError(f"in {check.__name__}: {failure}") from failure
-
-
 def test_two_ranks():
-    ranks.run(all_checks, 2)
+    ranks.run_each(CHECKS, 2)

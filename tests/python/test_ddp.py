@@ -12,27 +12,9 @@ import torch.distributed as dist
 from torch import nn
 
 import ranks
-from models import Even, Odd, batch_of, loss_of
+from models import Even, Odd, Tied, batch_of, loss_of
 from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
                      sum_over_ranks)
-
-
-class Tied(nn.Module):
-    """One matrix in two places, one parameter frozen, one never used, one used by some ranks only."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(7, 33)
-        self.back = nn.Linear(33, 7, bias=False)
-        self.back.weight = nn.Parameter(torch.randn(7, 33))
-        self.again = nn.Linear(33, 7, bias=False)
-        self.again.weight = self.back.weight
-        self.frozen = nn.Linear(7, 7).requires_grad_(False)
-        self.unused = nn.Linear(5, 5)
-        self.head = nn.Linear(7, 3)
-
-    def forward(self, x):
-        return self.head(self.frozen(self.back(torch.tanh(self.embed(x))) + self.again(self.embed(x))))
 
 
 def wrapped(make_model, small_buckets=True, **options):
@@ -425,17 +407,9 @@ CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, une
           nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
 
 
-def all_checks(rank, world_size):
-    for check in CHECKS:
-        try:
-            check(rank, world_size)
-        except BaseException as failure:
-            raise AssertionError(f"in {check.__name__}: {failure}") from failure
-
-
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ddp(world_size):
-    ranks.run(all_checks, world_size)
+    ranks.run_each(CHECKS, world_size)
 
 
 def loss_of_a_rank(rank, world_size, folder, dies):

@@ -218,16 +218,8 @@ def quits(rank, world_size, kind, how):
 CHECKS = [no_library, bad_values, one_rank_differs, bad_calls, within_backward]
 
 
-def all_checks(rank, world_size):
-    for check in CHECKS:
-        try:
-            check(rank, world_size)
-        except BaseException as failure:
-            raise AssertionError(f"in {check.__name__}: {failure}") from failure
-
-
 def test_two_ranks():
-    ranks.run(all_checks, 2)
+    ranks.run_each(CHECKS, 2)
 
 
 @pytest.mark.parametrize("how", ["dies", "sleeps"])

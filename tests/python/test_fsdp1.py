@@ -5,29 +5,11 @@ import warnings
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch import nn
 
 import ranks
-from models import Block, Even, EvenBlock, Odd, batch_of, loss_of
+from models import Block, Even, EvenBlock, Odd, Tied, batch_of, loss_of
 from oracles import (check_alike, check_equal, check_error, check_loss_of_a_rank, full_gradients, lose_a_rank,
                      sum_over_ranks)
-
-
-class Tied(nn.Module):
-    """One matrix in two places, one module frozen, one never used."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Linear(7, 33)
-        self.back = nn.Linear(33, 7, bias=False)
-        self.again = nn.Linear(33, 7, bias=False)
-        self.again.weight = self.back.weight
-        self.frozen = nn.Linear(7, 7).requires_grad_(False)
-        self.unused = nn.Linear(5, 5)
-        self.head = nn.Linear(7, 3)
-
-    def forward(self, x):
-        return self.head(self.frozen(self.back(torch.tanh(self.embed(x))) + self.again(self.embed(x))))
 
 
 def wrapped(make_model, blocks=(Block, EvenBlock), **options):
@@ -328,17 +310,9 @@ CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, mix
           training]
 
 
-def all_checks(rank, world_size):
-    for check in CHECKS:
-        try:
-            check(rank, world_size)
-        except BaseException as failure:
-            raise AssertionError(f"in {check.__name__}: {failure}") from failure
-
-
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_fsdp1(world_size):
-    ranks.run(all_checks, world_size)
+    ranks.run_each(CHECKS, world_size)
 
 
 def loss_of_a_rank(rank, world_size, folder, dies):

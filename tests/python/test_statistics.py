@@ -136,14 +136,6 @@ def accumulated(rank, world_size):
 CHECKS = [values_of_a_step, while_training, accumulated]
 
 
-def all_checks(rank, world_size):
-    for check in CHECKS:
-        try:
-            check(rank, world_size)
-        except BaseException as failure:
-            raise AssertionError(f"in {check.__name__}: {failure}") from failure
-
-
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_statistics(world_size):
-    ranks.run(all_checks, world_size)
+    ranks.run_each(CHECKS, world_size)

@@ -58,25 +58,22 @@ class _Module:
 
     def layout(self, n_elems, world_size):
         """Of an input of n_elems; None where more than one choice of parameters would fit."""
-        present = _those_that_fit(self.trainable(), n_elems, world_size)
-        if present is None:
-            return None
-        key = tuple(parameter.name for parameter in present), world_size
-        if key not in self._layouts:
-            self._layouts[key] = layouts.chunked(present, world_size)
-        return self._layouts[key]
-
+        return self._layout(n_elems, world_size, ("rows", world_size),
+                            lambda present: layouts.chunked(present, world_size))
 
     def shard_layout(self, n_elems, n_hosts):
         """Of what this rank owns of the parameters, n_elems with padding; as layout()."""
         world_size = self.group().size()
-        present = _those_that_fit(self.trainable(), n_elems * world_size, world_size)
+        return self._layout(n_elems * world_size, world_size, ("shard", n_hosts), lambda present: layouts.bucket(
+            [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present], n_hosts))
+
+    def _layout(self, n_elems, world_size, kind, make):
+        present = _those_that_fit(self.trainable(), n_elems, world_size)
         if present is None:
             return None
-        key = tuple(parameter.name for parameter in present), -n_hosts
+        key = kind, tuple(parameter.name for parameter in present)
         if key not in self._layouts:
-            chunks = [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present]
-            self._layouts[key] = layouts.bucket(chunks, n_hosts)
+            self._layouts[key] = make(present)
         return self._layouts[key]
 
 
@@ -102,14 +99,18 @@ def _those_that_fit(parameters, n_elems, world_size):
     return None if n > 1 else [parameter for i, parameter in enumerate(parameters) if i not in left_out]
 
 
-class ReduceScatter:
+class _Comm:
+    """What FSDP2 wants of either."""
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ReduceScatter(_Comm):
     """For set_custom_reduce_scatter(): one per module. Complete when it returns."""
 
     def __init__(self, handle, unit, module):
         self._handle, self._unit, self._module = handle, unit, module
-
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         world_size = dist.get_world_size(group)
@@ -132,16 +133,13 @@ class AllReduceBetween:
 _CHANGED, _RESET = 1, 2
 
 
-class AllGather:
+class AllGather(_Comm):
     """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
     and a second gather of the same values (backward after forward) sends nothing at all."""
 
     def __init__(self, handle, module, wire, tag):
         self._handle, self._module, self._wire, self._tag = handle, module, wire, tag
         self._gatherers = {}  # by ranks and size
-
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         comm = self._handle.comm(group)
@@ -160,7 +158,7 @@ class AllGather:
             if gather.gatherer is None:
                 gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag)
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
+            gather.run(input_tensor, output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
             self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
                                        comm.bytes_received()["gather"] - received, output_tensor.numel(), comm,
                                        time.perf_counter() - agreed, agreed - begin)
@@ -183,29 +181,27 @@ class _Gather:
         self._shard = self._full = None
 
     def vote(self, shard):
-        """Whether this rank's shard is another than the last time; it is copied here."""
-        flags = _RESET if self.wants_reset else 0
-        wide = shard.float()
-        if self._full is not None and torch.equal(wide, self._shard):
-            return flags
-        if self._shard is None:
-            self._shard = torch.empty(shard.numel(), dtype=torch.float32)
-        self._shard.copy_(wide)
-        return flags | _CHANGED
+        """Whether this rank's shard is another than at the last gather, and whether all of it must travel."""
+        changed = self._full is None or not torch.equal(shard.float(), self._shard)
+        return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
 
-    def run(self, output, changed, reset):
-        full = self._full
-        if full is None:
-            full = torch.zeros(output.numel(), dtype=torch.float32)
-        if changed or reset:
+    def run(self, shard, output, changed, reset):
+        """shard may be part of output."""
+        if self._full is None or changed or reset:
+            full = torch.zeros(output.numel(), dtype=torch.float32) if self._full is None else self._full
+            if self._shard is None:
+                self._shard = torch.empty(shard.numel(), dtype=torch.float32)
             if reset:
                 self.gatherer.reset()
             self.wants_reset = True  # unless this goes well
+            self._shard.copy_(shard)
             self.gatherer.run(self._shard, full)
             self.wants_reset = False
+            if self.gatherer.is_delta:
+                self._full = full
+        else:
+            full = self._full
         output.copy_(full)
-        if self.gatherer.is_delta:
-            self._full = full
 
 
 _compressed = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
@@ -285,18 +281,15 @@ class Wrapper:
             gather.reset()
 
 
-class _TorchComm:
+class _TorchReduceScatter(_Comm):
     """What FSDP2 does by itself; back in its place when a handle is closed."""
 
-    def allocate(self, size, *, dtype, device):
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _TorchReduceScatter(_TorchComm):
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
 
 
-class _TorchAllGather(_TorchComm):
+class _TorchAllGather(_Comm):
+    """Likewise."""
+
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)

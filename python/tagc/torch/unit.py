@@ -86,13 +86,20 @@ class Unit:
         result = target if direct else torch.empty(target.numel(), dtype=torch.float32)
         if layout.has_gaps:
             result.zero_()
-        begun = []
+        begun, stats, failure = [], [], None
         try:
             for exchange in self._exchanges:
                 exchange.begin(wide, result)
                 begun.append(exchange)
-        finally:  # what has begun is ended whatever happens: peers wait for it
-            stats = [(exchange.part, exchange.end(result)) for exchange in begun]
+        except Error as error:
+            failure = error
+        for exchange in begun:  # all of them, whatever happens: peers wait
+            try:
+                stats.append((exchange.part, exchange.end(result)))
+            except Error as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         if not mean and scale != 1.0:
             result.mul_(scale)
         if result is not target:
@@ -103,11 +110,17 @@ class Unit:
         key = (op, dtype == torch.bfloat16)
         if self._comm is comm and self._layout is layout and self._key == key:
             return
-        self._stow()
-        self._comm, self._layout, self._key = comm, layout, key
-        for part in layout.parts:
-            options = self.options(part.kind, dtype) | {"op": lib.OPS[op]}
-            self._exchanges.append(_Exchange(layout, part, comm, options))
+        self.close()
+        made = []
+        try:
+            for part in layout.parts:
+                options = self.options(part.kind, dtype) | {"op": lib.OPS[op]}
+                made.append(_Exchange(layout, part, comm, options))
+        except BaseException:  # the next reduce() begins anew; residuals are in keeping
+            for exchange in made:
+                exchange.reducer.close()
+            raise
+        self._comm, self._layout, self._key, self._exchanges = comm, layout, key, made
         self._unstow()
 
     # ---- residuals by parameter ----
