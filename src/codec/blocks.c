@@ -144,12 +144,13 @@ static void decode_work(void *arg, int index, int n_threads) {
             tagc_values_decode(&j->format, j->bodies[b].bytes, at, n, j->n, values);
             k->add(sums, values, j->scale, n);
         }
+        if (k->largest(sums, n) >= INF_BITS) __atomic_store_n(&j->nonfinite, 1, __ATOMIC_RELAXED);
         if (around) k->copy_around(j->sums + at, room, n);
     }
 }
 
-static void blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
-                          float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int blocks_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                         float scale, float *sums, void *scratch, tagc_pool *pool) {
     job j = job_of(options);
     (void)scratch;
     j.bodies = bodies;
@@ -158,6 +159,7 @@ static void blocks_decode(const tagc_code_options *options, const tagc_body *bod
     j.scale = scale;
     j.sums = sums;
     tagc_pool_run(pool, decode_work, &j);
+    return j.nonfinite;
 }
 
 const tagc_code tagc_code_blocks = {

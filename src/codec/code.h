@@ -54,9 +54,10 @@ typedef struct tagc_code {
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
     /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order,
      * with `add` to what sums hold, else to zero. Many at once cost fewer trips to memory than one after the other,
-     * and give the same bits. All are validated; n_bodies may be 0. */
-    void (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
-                   float scale, float *sums, void *scratch, tagc_pool *pool);
+     * and give the same bits. All are validated; n_bodies may be 0. Returns 1 where a sum that was added to is not
+     * finite: finite values can add up to more. */
+    int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                  float scale, float *sums, void *scratch, tagc_pool *pool);
 } tagc_code;
 
 extern const tagc_code tagc_code_topk, tagc_code_blocks;

@@ -178,6 +178,7 @@ typedef struct decode_job {
     size_t n_items[BATCH], n_index_bytes[BATCH];
     float scale;
     float *sums; /* (n) */
+    int nonfinite;
 } decode_job;
 
 static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *arena, decode_job *job) {
@@ -194,29 +195,37 @@ static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *
     }
 }
 
-/* Adds the cursor's chunk of one body to sums (chunk); positions: what next asks for. Returns its items. */
+/* Adds the cursor's chunk of one body to sums (chunk); positions: what next asks for. Returns its items. *top: the bits
+ * of the largest magnitude that came of it. */
 static size_t add_chunk(const decode_job *job, const chunk_room *room, int body, tagc_gaps_cursor *cursor,
-                        uint32_t *positions, float *sums) {
+                        uint32_t *positions, float *sums, uint32_t *top) {
     const uint8_t *bytes = job->bodies[body].bytes;
     size_t first = cursor->item / TAGC_CODE_LANES * TAGC_CODE_LANES, n_before = cursor->item - first;
     size_t n = tagc_gaps_next(&job->gaps, bytes, cursor, positions);
     tagc_values_decode(&job->format, bytes + job->n_index_bytes[body], first, n_before + n,
                        job->n_items[body], room->values);
     const float *values = room->values + n_before;
-    for (size_t i = 0; i < n; i++) sums[positions[i]] += job->scale * values[i];
+    uint32_t largest = *top;
+    for (size_t i = 0; i < n; i++) {
+        float sum = sums[positions[i]] + job->scale * values[i];
+        uint32_t bits = tagc_abs_bits(sum);
+        sums[positions[i]] = sum;
+        if (bits > largest) largest = bits;
+    }
+    *top = largest;
     return n;
 }
 
 /* A chunk whose sums nobody needs to read: made beside the cache's reach and written around it. room->sums is zero before
  * and after; where few were touched, they alone are made zero again. */
 static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps_cursor *cursors, float *to,
-                        size_t n) {
+                        size_t n, uint32_t *top) {
     size_t n_touched = 0, n_listed = n / 16;
     for (int b = 0; b < job->n_bodies; b++) {
         uint32_t *positions = room->positions + (n_touched < n_listed ? n_touched : 0);
         size_t n_most = tagc_gaps_next_items(job->bodies[b].bytes, &cursors[b]);
         if (n_touched + n_most > n_listed) positions = room->positions, n_touched = n_listed;
-        size_t n_here = add_chunk(job, room, b, &cursors[b], positions, room->sums);
+        size_t n_here = add_chunk(job, room, b, &cursors[b], positions, room->sums, top);
         if (n_touched < n_listed) n_touched += n_here;
     }
     job->gaps.kernels->copy_around(to, room->sums, n);
@@ -227,29 +236,32 @@ static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps
 }
 
 static void decode_work(void *arg, int index, int n_threads) {
-    const decode_job *job = arg;
+    decode_job *job = arg;
     const tagc_gaps *gaps = &job->gaps;
     const chunk_room *room = &job->rooms[index];
     tagc_gaps_cursor cursors[BATCH];
     size_t end = gaps->n_chunks * ((size_t)index + 1) / (size_t)n_threads;
     size_t begin = gaps->n_chunks * (size_t)index / (size_t)n_threads;
     int around = !job->add && job->options->n >= BEYOND_CACHE;
+    uint32_t top = 0;
     for (int b = 0; b < job->n_bodies; b++) tagc_gaps_seek(gaps, job->bodies[b].bytes, begin, &cursors[b]);
     if (around) memset(room->sums, 0, gaps->chunk * sizeof *room->sums);
     for (size_t c = begin; c < end; c++) {
         float *sums = job->sums + c * gaps->chunk;
         size_t n = tagc_gaps_chunk_elems(gaps, c);
         if (around) {
-            write_chunk(job, room, cursors, sums, n);
+            write_chunk(job, room, cursors, sums, n, &top);
             continue;
         }
         if (!job->add) memset(sums, 0, n * sizeof *sums);
-        for (int b = 0; b < job->n_bodies; b++) add_chunk(job, room, b, &cursors[b], room->positions, sums);
+        for (int b = 0; b < job->n_bodies; b++)
+            add_chunk(job, room, b, &cursors[b], room->positions, sums, &top);
     }
+    if (top >= INF_BITS) __atomic_store_n(&job->nonfinite, 1, __ATOMIC_RELAXED);
 }
 
-static void topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
-                        float scale, float *sums, void *scratch, tagc_pool *pool) {
+static int topk_decode(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
+                       float scale, float *sums, void *scratch, tagc_pool *pool) {
     decode_job job = {.scale = scale, .sums = sums};
     tagc_arena arena = {.base = scratch};
     place_decode(options, tagc_pool_n_threads(pool), &arena, &job);
@@ -263,6 +275,7 @@ static void topk_decode(const tagc_code_options *options, const tagc_body *bodie
         }
         tagc_pool_run(pool, decode_work, &job);
     }
+    return job.nonfinite;
 }
 
 static size_t topk_scratch_bytes(const tagc_code_options *options, int n_threads) {

@@ -327,7 +327,7 @@ static void check_many(const tagc_code_options *o, int n_bodies) {
         code->decode(o, &bodies[b], 1, 1, 0.37f, in_turn, scratch, NULL);
         for (size_t i = 0; i < o->n; i++) plain[i] += 0.37f * fragments[b].decoded[i];
     }
-    code->decode(o, bodies, n_bodies, 0, 0.37f, together, scratch, NULL);
+    assert_int_equal(code->decode(o, bodies, n_bodies, 0, 0.37f, together, scratch, NULL), 0);
     for (size_t i = 0; i < o->n; i++) {
         assert_int_equal(bits_of(together[i]), bits_of(in_turn[i]));
         assert_true(together[i] == plain[i]);
@@ -419,6 +419,49 @@ static void test_nonfinite(void **state) {
         tagc_memory_destroy(scratch);
         free(gradient), free(residual), free(next), free(body);
     }
+}
+
+/* Two values that are finite and whose sum is not: told however the second one comes. */
+static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
+    const tagc_code *code = tagc_code_of(o);
+    void *scratch = aligned_bytes(code->scratch_bytes(o, tagc_pool_n_threads(pool)));
+    float *gradient = bytes_of(4 * o->n), *residual = bytes_of(4 * o->n), *sums = bytes_of(4 * o->n);
+    uint8_t *body = bytes_of(code->max_bytes(o));
+    tagc_encoded encoded;
+    size_t at = random_below(o->n);
+    fill(ZEROS, gradient, o->n);
+    fill(ZEROS, residual, o->n);
+    gradient[at] = -3e38f;
+    code->encode(o, gradient, residual, residual, body, scratch, pool, &encoded);
+    tagc_body twice[] = {{body, encoded.n_bytes}, {body, encoded.n_bytes}};
+    assert_int_equal(code->decode(o, twice, 1, 0, 1, sums, scratch, pool), 0);
+    int told = code->decode(o, twice, 1, 1, 1, sums, scratch, pool);
+    assert_int_equal(told, isinf(sums[at]) != 0);
+    told = code->decode(o, twice, 2, 0, 1, sums, scratch, pool);
+    assert_int_equal(told, isinf(sums[at]) != 0);
+    if (o->values <= TAGC_VALUES_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
+    assert_int_equal(code->decode(o, twice, 2, 0, 0.5f, sums, scratch, pool), 0);
+    gradient[at] = FLT_MAX; /* which no format may round up to infinity */
+    code->encode_sums(o, gradient, NULL, 1, body, scratch, pool, &encoded);
+    assert_int_equal(encoded.nonfinite, 0);
+    assert_true(isfinite(gradient[at]));
+    tagc_memory_destroy(scratch);
+    free(gradient), free(residual), free(sums), free(body);
+}
+
+static void test_overflow(void **state) {
+    (void)state;
+    tagc_pool *pool;
+    assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
+    for (int variant = 0; variant < 8 * 6; variant++) {
+        tagc_code_options o = {.n = variant & 2 ? (1 << 21) + 77 : 300,
+                               .sparse = variant & 1,
+                               .values = variant / 8,
+                               .block = 128};
+        o.k = o.sparse ? o.n / 50 : o.n;
+        check_overflow(&o, variant & 4 ? pool : NULL);
+    }
+    tagc_pool_destroy(pool);
 }
 
 static void test_damaged(void **state) {
@@ -515,7 +558,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_threads),   cmocka_unit_test(test_many),
         cmocka_unit_test(test_sums),       cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_unaligned),  cmocka_unit_test(test_alone),     cmocka_unit_test(test_overflow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
