@@ -107,11 +107,10 @@ class Compressed:
         if unit.name in self._warned or dist.get_rank() != 0:
             return
         self._warned.add(unit.name)
-        names = next((", ".join(p.name for p in parameters if p.kind != "dense") for carrier, parameters, *_ in self.carriers()
-                      if carrier is unit), "")
+        held = ", ".join(sorted(unit.names_of_residuals()))
         warnings.warn(f"tagc: some parameters of {unit.name} got no gradient, and sizes do not tell which; its gradients go "
-                      f"uncompressed until they all have one again, with the residuals of {names} kept. fully_shard() the "
-                      "module that is not always used by itself, or set requires_grad to False", stacklevel=2)
+                      f"uncompressed until they all have one again{f', with the residuals of {held} kept' if held else ''}. "
+                      "fully_shard() the module that is not always used by itself, or set requires_grad to False", stacklevel=2)
 
     def _dense(self, unit, n_elems, comm, all_reduce):
         key = (unit.name, n_elems, comm.ranks)
