@@ -33,15 +33,14 @@ static void find_kept(const tagc_plan_request *request, tagc_plan_row *row) {
 
 /* Given, measured, or as if ranks chose independently of each other. */
 static void find_union(const tagc_plan_request *request, tagc_plan_row *row) {
-    int n_ranks = row->setup.placement == TAGC_PLACE_HYBRID ? row->setup.n_hosts : row->setup.world_size;
     row->setup.union_density = -1;
     if (!has_union(&row->setup)) return;
     row->union_source = "independent choices";
     if (request->options.union_density > 0) {
         row->setup.union_density = request->options.union_density;
         row->union_source = "given";
-    } else if (tagc_points_union(&request->profile, row->setup.engine.reducer.sparsity, n_ranks,
-                                 &row->setup.union_density)) {
+    } else if (tagc_points_union(&request->profile, row->setup.engine.reducer.sparsity,
+                                 tagc_setup_senders(&row->setup), &row->setup.union_density)) {
         row->union_source = "profile";
     }
     row->setup.union_density = tagc_setup_union(&row->setup);

@@ -58,12 +58,16 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
     return TAGC_OK;
 }
 
+int tagc_setup_senders(const tagc_setup *s) {
+    tagc_fsdp_options engine = engine_of(s);
+    int is_direct = engine.reducer.exchange == TAGC_EXCHANGE_DIRECT;
+    int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || (engine.two_level && is_direct);
+    return s->world_size / (by_hosts ? engine.ranks_per_host : 1);
+}
+
 double tagc_setup_union(const tagc_setup *s) {
     if (s->union_density >= 0) return s->union_density;
-    tagc_fsdp_options engine = engine_of(s);
-    int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || engine.two_level;
-    int n_senders = s->world_size / (by_hosts ? engine.ranks_per_host : 1);
-    return 1 - pow(engine.reducer.sparsity, n_senders);
+    return 1 - pow(s->engine.reducer.sparsity, tagc_setup_senders(s));
 }
 
 /* ---- reductions ---- */

@@ -48,7 +48,9 @@ typedef struct tagc_setup {
 tagc_status tagc_setup_check(const tagc_setup *setup);
 /* Floating point operations of the products of all micro-steps of a rank. */
 double tagc_setup_flops(const tagc_setup *setup);
-/* The density that counts: union_density, or 1 - (1 - p)^ranks. */
+/* Who chooses apart from the others what to keep: ranks, or hosts where their ranks add first. */
+int tagc_setup_senders(const tagc_setup *setup);
+/* The density that counts: union_density, or 1 - (1 - p)^senders. */
 double tagc_setup_union(const tagc_setup *setup);
 /* The layout of the engine that the setup's placement makes; flat_reducers is not read. */
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);

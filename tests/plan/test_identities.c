@@ -182,6 +182,32 @@ static void all_legs_of_the_paper(void **state) {
     assert_near(count(&setup).compressed_bits, 2 + 32 * (1 - 0.81), 1e-3);
 }
 
+/* In two levels the ranks of a host add before they choose with direct alone: whatever else chooses, does so by ranks. */
+static void unions_are_of_those_who_choose(void **state) {
+    (void)state;
+    static const int exchanges[] = {TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, TAGC_EXCHANGE_DIRECT};
+    tagc_setup setup = make(TAGC_PLACE_NONE, 8);
+    setup.n_hosts = 4;
+    setup.engine.policy = TAGC_POLICY_ALL;
+    setup.engine.reducer.sparsity = 0.9;
+    setup.engine.ranks_per_host = 2;
+    setup.engine.two_level = 1;
+    for (size_t i = 0; i < sizeof exchanges / sizeof exchanges[0]; i++) {
+        int n_senders = exchanges[i] == TAGC_EXCHANGE_DIRECT ? 4 : 8;
+        setup.engine.reducer.exchange = exchanges[i];
+        setup.union_density = -1;
+        counted alone = count(&setup);
+        assert_int_equal(tagc_setup_senders(&setup), n_senders);
+        assert_near(tagc_setup_union(&setup), 1 - pow(0.9, n_senders), 1e-12);
+        setup.union_density = tagc_setup_union(&setup);
+        assert_near(count(&setup).all_bits, alone.all_bits, 1e-9);
+    }
+    setup.engine.two_level = 0;
+    assert_int_equal(tagc_setup_senders(&setup), 8);
+    setup.placement = TAGC_PLACE_HYBRID;
+    assert_int_equal(tagc_setup_senders(&setup), 4);
+}
+
 /* Accumulation moves gradients once per optimizer step, unless each micro-step sends, as the published loop does. */
 static void accumulation_defers_gradients(void **state) {
     (void)state;
@@ -206,6 +232,7 @@ int main(void) {
         cmocka_unit_test(hybrid_lies_between),
         cmocka_unit_test(volumes_of_the_paper),
         cmocka_unit_test(all_legs_of_the_paper),
+        cmocka_unit_test(unions_are_of_those_who_choose),
         cmocka_unit_test(accumulation_defers_gradients),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
