@@ -190,13 +190,20 @@ static int comes_back(const tagc_fsdp_options *o) {
     return o->sharding == TAGC_SHARD_NONE || o->sharding == TAGC_SHARD_HYBRID;
 }
 
+/* Ranks that add their gradients before the codec sees them. */
+static int ranks_per_sender(const tagc_fsdp_options *o, const tagc_reducer_options *reducer) {
+    int by_hosts = o->two_level || o->sharding == TAGC_SHARD_HYBRID;
+    return by_hosts && reducer->exchange == TAGC_EXCHANGE_DIRECT ? o->ranks_per_host : 1;
+}
+
 /* What of the elements encoding and decoding touched: as codec costs have it. */
 static double touched(const tagc_point *point, int is_mild, const tagc_reducer_options *reducer) {
     if (reducer->exchange != TAGC_EXCHANGE_DIRECT) return point->union_density;
-    int all = comes_back(&point->setup.engine);
+    const tagc_fsdp_options *o = &point->setup.engine;
     double kept =
         !is_mild && point->setup.kept_density > 0 ? point->setup.kept_density : 1 - reducer->sparsity;
-    return kept + (all ? 1 - pow(1 - kept, point->setup.world_size) : 0);
+    int n_senders = point->setup.world_size / ranks_per_sender(o, reducer);
+    return kept + (comes_back(o) ? 1 - pow(1 - kept, n_senders) : 0);
 }
 
 /* Where a bench measured no codec and no memory by themselves: what phases took in the iterations of an arm. */
@@ -215,8 +222,9 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
     /* What takes how much of it, nobody knows: each element as much as another. */
     for (int k = 0; k < 2; k++) {
         const tagc_reducer_options *reducer = reducers[k];
-        int per_host = reducer->exchange == TAGC_EXCHANGE_DIRECT && o->two_level ? o->ranks_per_host : 1;
+        int per_host = ranks_per_sender(o, reducer);
         if (reducer->exchange == TAGC_EXCHANGE_DENSE || !(n_values[k] > 0)) continue;
+        if (per_host > 1 && per_host == n_ranks) continue; /* on one host nothing is encoded */
         tagc_codec_cost cost = {.exchange = reducer->exchange,
                                 .values = reducer->values,
                                 .all_reduce = comes_back(o),

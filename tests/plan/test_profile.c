@@ -396,6 +396,45 @@ static void direct_arms_are_read(void **state) {
     tagc_points_destroy(&points);
 }
 
+static tagc_status read_hybrid(const json_t *options, tagc_fsdp_options *out) {
+    set_arm(N_ARMS - 1, out);
+    out->sharding = TAGC_SHARD_HYBRID;
+    out->gather_wire = TAGC_GATHER_FP32;
+    out->ranks_per_host = (int)json_integer_value(json_object_get(options, "arm"));
+    return TAGC_OK;
+}
+
+/* Hosts whose ranks add first encode a part of what there is: an element takes so many times as long. */
+static void hosts_encode_for_their_ranks(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs();
+    for (int per_host = 1; per_host <= 4; per_host *= 2) {
+        tagc_points points = {0};
+        json_t *bench = make_bench(&hidden, 4, 4, 20e6, 0), *list = json_object_get(bench, "arms");
+        json_t *arm = json_array_get(list, N_ARMS - 1), *phases = json_object(), *iteration;
+        size_t k;
+        double n = json_number_value(json_object_get(arm, "n_compressed"));
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+            json_object_set_new(phases, tagc_phase_name(phase), json_real(1 + phase));
+        json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
+            json_object_set(iteration, "phase_s", phases);
+        json_decref(phases);
+        json_object_set_new(arm, "n_mild", json_real(0));
+        json_object_set_new(json_object_get(arm, "options"), "arm", json_integer(per_host));
+        for (int i = 0; i < N_ARMS - 1; i++) json_array_remove(list, 0);
+        json_object_set_new(bench, "codec", json_null());
+        assert_int_equal(json_dump_file(bench, path, 0), 0);
+        json_decref(bench);
+        assert_int_equal(tagc_points_read(&points, path, read_hybrid), TAGC_OK);
+        assert_int_equal(points.n_codec, per_host < 4); /* of one host nothing is encoded */
+        for (int phase = 0; per_host < 4 && phase < TAGC_PHASE_WAIT; phase++)
+            assert_true(fabs(points.codec[0].elem_s[phase] * n / per_host - (1 + phase)) < 1e-9);
+        double sums = 1 - pow(0.95, 4 / per_host); /* that come back, of as many senders */
+        if (per_host < 4) assert_true(fabs(points.codec[0].union_density - (0.05 + sums)) < 1e-9);
+        tagc_points_destroy(&points);
+    }
+}
+
 static void torn_files_are_refused(void **state) {
     (void)state;
     tagc_points points = {0};
@@ -427,6 +466,7 @@ int main(void) {
         cmocka_unit_test(torn_files_are_refused),
         cmocka_unit_test(arms_alone_will_do),
         cmocka_unit_test(direct_arms_are_read),
+        cmocka_unit_test(hosts_encode_for_their_ranks),
     };
     int file = mkstemp(path);
     if (file < 0) return 1;
