@@ -60,6 +60,7 @@ typedef struct eval_state {
     tagc_loader *loader;
     tagc_gpt2 *model;
     int *input, *target;
+    int n_batch;
 } eval_state;
 
 static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int n_tokens,
@@ -68,9 +69,15 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
     TAGC_TRY(tagc_path_data(options->data, "val.bin", path));
     TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &state->tokens));
     TAGC_TRY(tagc_trained_check_tokens(state->trained.saved.tokenizer, state->tokens));
+    uint64_t n_sequences = (tagc_tokens_n(state->tokens) - 1) / (uint64_t)n_tokens;
+    if (n_sequences > 0 && n_sequences < (uint64_t)rank->world_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d)", path,
+                         n_sequences, n_sequences > 1 ? "s" : "", n_tokens, rank->world_size);
+    state->n_batch = tagc_evaluate_batch(state->tokens, (int)options->batch_size, n_tokens, rank->world_size);
     tagc_loader_options loader;
     tagc_loader_options_init(&loader);
-    loader.n_batch = (int)options->batch_size;
+    loader.n_batch = state->n_batch;
     loader.n_tokens = n_tokens;
     loader.rank = rank->rank;
     loader.world_size = rank->world_size;
@@ -107,8 +114,8 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %d, allowed: 1 to the model's block-size of %d",
                          n_tokens, state->trained.model.block_size);
     TAGC_TRY(open_tokens(rank, options, n_tokens, state));
-    TAGC_TRY(tagc_gpt2_create(&state->trained.model, (int)options->batch_size, n_tokens, &state->model));
-    size_t n = (size_t)options->batch_size * (size_t)n_tokens;
+    TAGC_TRY(tagc_gpt2_create(&state->trained.model, state->n_batch, n_tokens, &state->model));
+    size_t n = (size_t)state->n_batch * (size_t)n_tokens;
     state->input = calloc(n, sizeof *state->input);
     state->target = calloc(n, sizeof *state->target);
     if (!state->input || !state->target) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu tokens", n);
@@ -117,9 +124,9 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
         .model = state->model,
         .fsdp = state->trained.fsdp,
         .loader = state->loader,
-        .n_batch = (int)options->batch_size,
+        .n_batch = state->n_batch,
         .n_tokens = n_tokens,
-        .n_batches = tagc_evaluate_batches(state->loader, (int)options->batch_size, rank->world_size,
+        .n_batches = tagc_evaluate_batches(state->loader, state->n_batch, rank->world_size,
                                            options->n_batches ? (uint64_t)options->n_batches : UINT64_MAX),
         .tokens = state->input,
         .targets = state->target,

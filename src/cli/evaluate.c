@@ -5,6 +5,12 @@
 #include "core/status.h"
 #include <stdlib.h>
 
+int tagc_evaluate_batch(const tagc_tokens *tokens, int n_batch, int n_tokens, int world_size) {
+    uint64_t most = (tagc_tokens_n(tokens) - 1) / (uint64_t)n_tokens / (uint64_t)world_size;
+    if (most == 0) most = 1;
+    return (uint64_t)n_batch < most ? n_batch : (int)most;
+}
+
 uint64_t tagc_evaluate_batches(const tagc_loader *loader, int n_batch, int world_size, uint64_t wanted) {
     uint64_t whole = tagc_loader_n_windows(loader) / ((uint64_t)n_batch * (uint64_t)world_size);
     if (whole == 0) whole = 1;

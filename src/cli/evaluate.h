@@ -20,6 +20,8 @@ typedef struct tagc_evaluation {
 /* Collective. Mean loss of the first n_batches * W batches of the loader, the same on all ranks. */
 tagc_status tagc_evaluate(const tagc_evaluation *evaluation, double *loss);
 
+/* Sequences per rank and batch: n_batch, or fewer, at least 1, where the file would be read more than once to fill that. */
+int tagc_evaluate_batch(const tagc_tokens *tokens, int n_batch, int n_tokens, int world_size);
 /* At most this many batches are in the loader once over. */
 uint64_t tagc_evaluate_batches(const tagc_loader *loader, int n_batch, int world_size, uint64_t wanted);
 

@@ -141,10 +141,11 @@ static tagc_status choose_model(tagc_trainer *t) {
     return TAGC_OK;
 }
 
-static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int shuffle, tagc_loader **out) {
+static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int n_batch, int shuffle,
+                               tagc_loader **out) {
     tagc_loader_options options;
     tagc_loader_options_init(&options);
-    options.n_batch = (int)t->options.batch_size;
+    options.n_batch = n_batch;
     options.n_tokens = t->n_tokens;
     options.rank = t->rank->rank;
     options.world_size = t->rank->world_size;
@@ -154,10 +155,14 @@ static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int s
     return tagc_loader_create(tokens, &options, out);
 }
 
+static int val_batch(const tagc_trainer *t) {
+    return tagc_evaluate_batch(t->val_tokens, (int)t->options.batch_size, t->n_tokens, t->rank->world_size);
+}
+
 static tagc_status open_batches(tagc_trainer *t) {
     t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : t->saved.model.block_size;
-    TAGC_TRY(open_loader(t, t->train_tokens, 1, &t->loader));
-    if (t->val_tokens) TAGC_TRY(open_loader(t, t->val_tokens, 0, &t->val_loader));
+    TAGC_TRY(open_loader(t, t->train_tokens, (int)t->options.batch_size, 1, &t->loader));
+    if (t->val_tokens) TAGC_TRY(open_loader(t, t->val_tokens, val_batch(t), 0, &t->val_loader));
     size_t n = (size_t)t->options.batch_size * (size_t)t->n_tokens;
     t->tokens = calloc(n, sizeof *t->tokens);
     t->targets = calloc(n, sizeof *t->targets);
@@ -270,9 +275,9 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
             .model = t->model,
             .fsdp = t->fsdp,
             .loader = t->val_loader,
-            .n_batch = (int)t->options.batch_size,
+            .n_batch = val_batch(t),
             .n_tokens = t->n_tokens,
-            .n_batches = tagc_evaluate_batches(t->val_loader, (int)t->options.batch_size, rank->world_size,
+            .n_batches = tagc_evaluate_batches(t->val_loader, val_batch(t), rank->world_size,
                                                (uint64_t)t->options.eval_batches),
             .tokens = t->tokens,
             .targets = t->targets,

@@ -23,6 +23,25 @@ grep -o '"val_loss": [0-9.]*' out | cut -d' ' -f2 >from-export
 paste from-run from-training from-export | awk '{ exit !(NF == 3 && ($1 - $2)^2 < 1e-10 && ($1 - $3)^2 < 1e-10) }' ||
     fail "losses differ: $(paste from-run from-training from-export)"
 
+# A file with fewer sequences than a batch is read once, not until the batch is full.
+head -c 1000 text/a.txt >short.txt
+run 0 data --quiet --out short --val-share 0.2 short.txt
+for batch in 1 6 64; do
+    run 0 eval --from a --data short/val.bin --batch-size $batch
+    grep -q "over 192 tokens" out || fail "201 tokens in batches of $batch: $(cat out)"
+    cut -d' ' -f2- out >>short-losses
+done
+run 0 eval --from a --data short/val.bin --batch-size 64 --ranks 3
+cut -d' ' -f2- out >>short-losses
+[ "$(sort -u short-losses | wc -l)" = 1 ] || fail "the loss is of another part of the file: $(cat short-losses)"
+run 1 eval --from a --data short/val.bin --ranks 7
+says "short/val.bin has 6 sequences of 32 tokens, fewer than there are ranks (7)"
+still=(--val-data short/val.bin --steps 1 --lr 0 --min-lr 0 --init-from hf/model.safetensors)
+run 0 train "${tiny[@]}" "${still[@]}" --batch-size 6 --out d1
+run 0 train "${tiny[@]}" "${still[@]}" --batch-size 16 --ranks 2 --out d2
+paste <(val_column d1) <(val_column d2) | awk '{ n++; if (NF != 2 || ($1 - $2)^2 > 1e-10) exit 1 } END { exit n != 2 }' ||
+    fail "training validates on another part of the file"
+
 # GPT-2's end of text is not a token of a smaller vocabulary.
 grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the end of text to the reader"
 
