@@ -145,10 +145,13 @@ static tagc_status read_fields(const json_t *root, tagc_saved *out) {
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
-    out->options = json_object_get(root, "options");
-    if (!json_is_object(out->options))
+    json_t *options = json_object_get(root, "options"), *option;
+    const char *name;
+    if (!json_is_object(options))
         return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"options\" are missing");
-    json_incref(out->options);
+    json_object_foreach(options, name, option) if (!json_is_string(option)) return tagc_fail(
+        TAGC_ERR_CORRUPT, "the checkpoint's option \"%.40s\" is no text", name);
+    out->options = json_incref(options);
     return TAGC_OK;
 }
 

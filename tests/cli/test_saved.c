@@ -100,11 +100,27 @@ static void options_that_are_gone(void **state) {
     assert_int_equal(resume("\"of-the-future\":\"5\"", 0, NULL).known, TAGC_OK); /* noted */
 }
 
+/* What is no text would be taken for an option that is not there, and printed as one that is. */
+static void options_are_texts(void **state) {
+    (void)state;
+    static const char *const bad[] = {"{\"lr\":1}", "{\"seed\":\"1\",\"out\":null}", "{\"two-level\":true}",
+                                      "[]", "null"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        char text[400];
+        tagc_saved saved;
+        snprintf(text, sizeof text, "{" MODEL "\"options\":%s}", bad[i]);
+        assert_int_equal(tagc_saved_read(text, &saved), TAGC_ERR_CORRUPT);
+        assert_non_null(strstr(tagc_last_error(), "option"));
+        assert_null(saved.options);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(old_options_mean_what_they_meant),
         cmocka_unit_test(what_is_given_is_compared_resolved),
         cmocka_unit_test(options_that_are_gone),
+        cmocka_unit_test(options_are_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
