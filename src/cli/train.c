@@ -141,14 +141,28 @@ static int is_due(int64_t every, uint64_t step) {
     return every > 0 && step % (uint64_t)every == 0;
 }
 
+/* Where the last step is behind a run as it begins, --out would get metrics and no checkpoint to go with them. */
+static tagc_status save_if_missing(tagc_trainer *t) {
+    double is_missing = 0;
+    if (t->options.out && t->rank->rank == 0) {
+        uint64_t newest;
+        int found;
+        TAGC_TRY(tagc_checkpoint_newest(t->options.out, &newest, &found));
+        is_missing = !found;
+    }
+    TAGC_TRY(tagc_mean_over_ranks(t->rank->comm, is_missing, &is_missing));
+    return is_missing > 0 ? tagc_trainer_save(t) : TAGC_OK;
+}
+
 static tagc_status steps(tagc_trainer *t) {
     uint64_t n_steps = (uint64_t)t->options.steps;
     int interrupted = 0, is_traced = 0;
-    if (t->step == 0 || t->options.fork) TAGC_TRY(validate(t));
+    if ((t->step == 0 && !t->options.resume) || t->options.fork) TAGC_TRY(validate(t));
     if (t->step >= n_steps && n_steps > 0)
         tagc_progress_say(&t->progress,
                           "nothing left to do: step %llu of %llu is done; raise --steps to go on",
                           (unsigned long long)t->step, (unsigned long long)n_steps);
+    if (t->step >= n_steps) return save_if_missing(t);
     while (t->step < n_steps) {
         tagc_step_report report = {0};
         int trace_on = t->rank->trace && t->step + 1 >= t->trace_first && t->step + 1 <= t->trace_last;

@@ -42,6 +42,19 @@ run 0 train --out packed-b --resume --ranks 2 --steps 12 --no-quiet
 grep -q "note: --steps 12, where the checkpoint had 10" out || fail "no note about --steps"
 run 0 train --out packed-b --resume --ranks 2 --no-quiet
 grep -q "nothing left to do" out || fail "a finished run does not say that it is finished"
+# A run with no step to make holds what it began with, and goes on from there as if it had not stopped.
+run 0 train "${tiny[@]}" --steps 4 --batch-size 2 --ranks 2 --out whole
+run 0 train "${tiny[@]}" --steps 0 --batch-size 2 --ranks 2 --out begun --no-quiet
+grep -q "checkpoint in begun" out && [ -d begun/step-00000000 ] || fail "no checkpoint of step 0: $(ls begun)"
+run 0 train --quiet --out begun --resume --steps 4
+same_losses whole begun
+for how in --resume --fork; do
+    run 0 train --out "end$how" $how whole --data data --eval-every never --steps 4 --ranks 2 --no-quiet
+    grep -q "checkpoint in end$how" out || fail "does not say where the checkpoint is"
+    [ -e "end$how/step-00000004/manifest.json" ] || fail "$how of a run that is done keeps no checkpoint"
+    [ $how = --fork ] || cmp whole/step-00000004/rank-1.bin end--resume/step-00000004/rank-1.bin || fail "another checkpoint"
+    run 0 train --quiet --out "end$how" --resume --steps 5
+done
 run 1 train --quiet --out nowhere --resume --ranks 2
 says "nowhere"
 run 1 train --quiet --resume --ranks 2
