@@ -37,9 +37,9 @@ static const struct {
      .all_reduce = 1},
     {.name = "sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
     {.name = "packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
-    {.name = "direct 95 % int4", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.95},
-    {.name = "direct int4", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT},
-    {.name = "all-reduce direct 95 % int4",
+    {.name = "direct 95 % int2", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.95},
+    {.name = "direct int2", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT},
+    {.name = "all-reduce direct 95 % int2",
      .kind = REDUCER,
      .exchange = TAGC_EXCHANGE_DIRECT,
      .sparsity = 0.95,
@@ -109,7 +109,10 @@ static tagc_status open_case(exchange_bench *e, int i) {
     options.exchange = cases[i].exchange;
     options.wire = cases[i].wire;
     options.ratio = cases[i].ratio;
-    if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) options.sparsity = cases[i].sparsity;
+    if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) {
+        options.sparsity = cases[i].sparsity;
+        options.values = TAGC_VALUES_INT2; /* as their names say */
+    }
     options.all_reduce = cases[i].all_reduce;
     options.n_threads = (int)e->bench->plan->options.train.codec_threads;
     return tagc_reducer_create(e->bench->rank->comm, &options, &e->reducers[i]);

@@ -65,8 +65,8 @@ def check_link(link):
 
 def check_exchanges(result):
     names = ["reduce-scatter fp32", "reduce-scatter bf16", "gather fp32", "gather bf16", "gather delta4",
-             "all-reduce fp32", "sketch 10x", "packed", "direct 95 % int4", "direct int4",
-             "all-reduce direct 95 % int4"]
+             "all-reduce fp32", "sketch 10x", "packed", "direct 95 % int2", "direct int2",
+             "all-reduce direct 95 % int2"]
     if result["transport"] == "mpi":
         names += ["MPI_Reduce_scatter fp32", "MPI_Allgather fp32", "MPI_Allreduce fp32"]
     assert [e["name"] for e in result["exchanges"]] == names, result["exchanges"]
@@ -81,7 +81,8 @@ def check_exchanges(result):
         # Payloads that follow from the number of values; headers come on top.
         shard = e["n_elems"] // result["world_size"]
         factor = {"reduce-scatter fp32": 4, "gather fp32": 4, "all-reduce fp32": 8, "reduce-scatter bf16": 2,
-                  "gather bf16": 2, "MPI_Reduce_scatter fp32": 4, "MPI_Allgather fp32": 4, "MPI_Allreduce fp32": 8}
+                  "gather bf16": 2, "direct int2": 2.125 / 8, "MPI_Reduce_scatter fp32": 4, "MPI_Allgather fp32": 4,
+                  "MPI_Allreduce fp32": 8}
         if e["name"] in factor:
             least = factor[e["name"]] * shard * peers
             assert least <= e["n_bytes_sent"] <= least * 1.01 + 1000, (e["name"], least, e["n_bytes_sent"])
