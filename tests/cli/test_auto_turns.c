@@ -1,6 +1,6 @@
 /* --exchange auto over a link that is as slow as the test makes it, with iteration times that the test makes up: what is
  * chosen, tried, kept, dropped and looked at again, alike on all ranks. */
-#include "cli/auto.h"
+#include "cli/auto_measure.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -271,11 +271,47 @@ static void one_rank_is_dense(void **state) {
     assert_string_equal(s.said, "auto: dense stays: of one rank nothing travels\n");
 }
 
+/* An update that was measured takes as long in the plan, whatever part of the parameters a rank owns. */
+static void *plan_main(void *arg) {
+    rank_arg *self = arg;
+    const tagc_machine machine = {.n_hosts = 2, .n_here = 1, .cores = 2, .byte_s = 1e-10};
+    const tagc_fsdp_stats stats = {.compute_s = 1e-3, .optimizer_s = 1e-4};
+    tagc_auto_setup setup = {.n_batch = 2, .n_tokens = 16};
+    tagc_layout *layout;
+    tagc_setup plan;
+    tagc_costs costs;
+    CHECK_OK(tagc_comm_create_callback(move, &self->port, self->port.rank, 2, NULL, &setup.comm));
+    setup.fsdp = make_engine(setup.comm, self->scene->sharding, &setup);
+    tagc_auto_plan(&setup, &machine, &stats, &plan, &costs);
+    CHECK_OK(tagc_setup_layout(&plan, &layout));
+    CHECK(fabs(costs.optimizer_s * (double)layout->n_owned / stats.optimizer_s - 1) < 0.05); /* padding */
+    tagc_layout_destroy(layout);
+    tagc_fsdp_destroy(setup.fsdp);
+    tagc_comm_destroy(setup.comm);
+    return NULL;
+}
+
+static void plans_update_as_long_as_measured(void **state) {
+    (void)state;
+    for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_HYBRID; sharding++) {
+        scene s = {.sharding = sharding, .net.n_ranks = 2};
+        pthread_t threads[2];
+        rank_arg ranks[2];
+        pthread_barrier_init(&s.net.all, NULL, 2);
+        for (int r = 0; r < 2; r++) {
+            ranks[r] = (rank_arg){&s, {&s.net, r}};
+            CHECK(pthread_create(&threads[r], NULL, plan_main, &ranks[r]) == 0);
+        }
+        for (int r = 0; r < 2; r++) pthread_join(threads[r], NULL);
+        pthread_barrier_destroy(&s.net.all);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_gains_stays),       cmocka_unit_test(what_does_not_gain_goes),
         cmocka_unit_test(close_times_take_turns), cmocka_unit_test(a_change_for_long_starts_again),
-        cmocka_unit_test(one_rank_is_dense),
+        cmocka_unit_test(one_rank_is_dense),      cmocka_unit_test(plans_update_as_long_as_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
