@@ -296,7 +296,10 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
     tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);
     free(extra);
     TAGC_TRY(status);
-    return tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+    status = tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+    /* What is new is safe: that something old stays, as a file does that somebody reads over NFS, ends no run. */
+    if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
+    return status == TAGC_ERR_IO ? TAGC_OK : status;
 }
 
 void tagc_trainer_close(tagc_trainer *t) {

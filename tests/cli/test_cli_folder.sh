@@ -76,6 +76,14 @@ run 0 train --quiet --out killed --resume --ranks 2 --steps "$((10#${last##*-} +
 [ ! -e killed/.step-99999999.partial ] || fail "an unfinished folder stays"
 diff <(column killed step) <(seq "$((10#${last##*-} + 2))") >/dev/null || fail "steps are missing or twice"
 
+# An old checkpoint that does not go, as where NFS keeps a file that is being read, does not end the run.
+run 0 train "${tiny[@]}" --batch-size 1 --steps 2 --save-every 1 --keep 1 --out stuck
+mkdir stuck/step-00000002/in-use
+run 0 train --out stuck --resume --steps 5 --no-quiet
+grep -q "note: .*cannot remove stuck/step-00000002" out || fail "does not say what stays: $(cat out)"
+[ "$(echo stuck/step-*/manifest.json)" = stuck/step-00000005/manifest.json ] || fail "more is kept: $(ls stuck)"
+run 0 eval --from stuck --data data --batches 1
+
 # Closed streams: what would be printed must not land in a file.
 code=0
 "$tagc" train "${tiny[@]}" --no-quiet --batch-size 1 --steps 2 --out closed <&- >&- 2>&- || code=$?
