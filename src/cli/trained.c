@@ -26,10 +26,14 @@ tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
         snprintf(out->path, sizeof out->path, "%s", from);
         return TAGC_OK;
     }
-    TAGC_TRY(tagc_path_join(from, "model.safetensors", out->path));
-    if (tagc_path_exists(out->path)) return TAGC_OK;
     TAGC_TRY(tagc_path_join(from, "manifest.json", out->path));
     out->is_checkpoint = tagc_path_exists(out->path) || has_steps(from);
+    TAGC_TRY(tagc_path_join(from, "model.safetensors", out->path));
+    if (tagc_path_exists(out->path) && out->is_checkpoint) /* of which one is older, and nobody says which */
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "%s holds checkpoints and model.safetensors: name the file, or a step-* folder",
+                         from);
+    if (tagc_path_exists(out->path)) return TAGC_OK;
     snprintf(out->path, sizeof out->path, "%s", from);
     if (!out->is_checkpoint)
         return tagc_fail(TAGC_ERR_IO, "%s holds neither a checkpoint nor model.safetensors", from);

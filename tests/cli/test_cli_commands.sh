@@ -23,6 +23,17 @@ grep -o '"val_loss": [0-9.]*' out | cut -d' ' -f2 >from-export
 paste from-run from-training from-export | awk '{ exit !(NF == 3 && ($1 - $2)^2 < 1e-10 && ($1 - $3)^2 < 1e-10) }' ||
     fail "losses differ: $(paste from-run from-training from-export)"
 
+# Weights that were exported into a run's folder are not taken for the run, which may be further by now.
+cp -r a both
+run 0 export --from both --out both
+run 0 train --quiet --out both --resume --steps 14
+for words in "eval --data data" "generate --n-tokens 1" "export --out both" "info"; do
+    run 1 $words $([ "$words" = info ] || echo --from) both
+    says "both holds checkpoints and model.safetensors"
+done
+run 0 eval --from both/step-00000014 --data data --batches 1
+run 0 eval --from both/model.safetensors --data data --batches 1
+
 # A file with fewer sequences than a batch is read once, not until the batch is full.
 head -c 1000 text/a.txt >short.txt
 run 0 data --quiet --out short --val-share 0.2 short.txt
