@@ -4,10 +4,15 @@ source "$(dirname "$0")/lib.sh" "$@"
 command -v python3 >/dev/null || skip "no python3 to read the timeline with"
 make_data
 
-run 0 train "${tiny[@]}" --steps 6 --batch-size 16 --n-layer 4 --n-embd 64 --ranks 2 --exchange sketch --sparsity 0.9 \
-    --ratio 4 --trace trace.json --trace-steps 3-5 --out run
-python3 - <<'PY' || fail "the timeline"
-import json
+# Any overlap at all depends on who else has the processors: it may be missed a few times, but not always.
+for attempt in 1 2 3 4 5; do
+    rm -rf run
+    run 0 train "${tiny[@]}" --steps 6 --batch-size 16 --n-layer 4 --n-embd 64 --ranks 2 --exchange sketch --sparsity 0.9 \
+        --ratio 4 --trace trace.json --trace-steps 3-5 --out run
+    code=0
+    python3 - <<'PY' || code=$?
+import json, sys
+least = 1
 events = json.load(open("trace.json"))["traceEvents"]
 names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
 spans = [e for e in events if e["ph"] == "X"]
@@ -31,11 +36,15 @@ for rank in ranks:
     together = sum(max(0, min(a["ts"] + a["dur"], b["ts"] + b["dur"]) - max(a["ts"], b["ts"]))
                    for a in work for b in mine["comm"])
     total = sum(e["dur"] for e in mine["comm"])
-    assert together > 0.02 * total, (together, total)
+    least = min(least, together / total)
     sent = sum(e.get("args", {}).get("n_bytes", 0) for e in mine["comm"])
     assert sent > 0
-print("overlap found")
+print("overlap", least)
+sys.exit(0 if least > 0.02 else 3)
 PY
+    [ $code = 3 ] || break
+done
+[ $code = 0 ] || fail "the timeline"
 # A short run, and one that goes on behind the fifth step, have a timeline too.
 run 0 train --out run --resume --ranks 2 --steps 8 --trace resumed.json --quiet
 grep -q '"backward' resumed.json || fail "no timeline after --resume"
