@@ -6,6 +6,7 @@
 #include "cli/result_file.h"
 #include "core/status.h"
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -112,10 +113,12 @@ static void add_time(json_t *line, const tagc_step_report *report) {
 
 static void add_codec(json_t *line, const tagc_fsdp_stats *stats) {
     double n = (double)stats->n_compressed;
+    /* Where everything travels, padding is counted with it. */
     json_object_set_new(line, "sparsity",
-                        n > 0 ? tagc_json_real(1 - (double)stats->n_kept / n) : json_null());
+                        n > 0 ? tagc_json_real(fmax(1 - (double)stats->n_kept / n, 0)) : json_null());
     json_object_set_new(line, "union_density",
-                        stats->n_union > 0 ? tagc_json_real((double)stats->n_union / n) : json_null());
+                        stats->n_union > 0 ? tagc_json_real(fmin((double)stats->n_union / n, 1))
+                                           : json_null());
     json_object_set_new(line, "n_compressed", json_integer((json_int_t)stats->n_compressed));
     json_object_set_new(line, "n_kept", json_integer((json_int_t)stats->n_kept));
     json_object_set_new(line, "n_union", json_integer((json_int_t)stats->n_union));

@@ -23,6 +23,8 @@ near_losses accumulate each 1e-4
 # Sparsity 0 through the compressed path is dense training.
 run 0 train "${tiny[@]}" --steps 8 --batch-size 4 --ranks 3 --exchange packed --sparsity 0 --compress all --out zero
 near_losses one zero 1e-5
+paste <(column zero sparsity) <(column zero union_density) | awk '{ n++; if ($1 != 0 || $2 != 1) exit 1 } END { exit n != 8 }' ||
+    fail "of everything $(column zero sparsity | head -n 1) stays, and the union is $(column zero union_density | head -n 1)"
 
 # The same run twice is the same run, with one codec thread or two.
 packed=("${tiny[@]}" --steps 8 --batch-size 4 --ranks 2 --sparsity 0.9)
