@@ -82,9 +82,11 @@ static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
 
 /* What an arm cannot have for itself: it would stand in its name and change nothing. */
 static tagc_status check_extra(const tagc_arm *arm, const char *name, size_t n) {
-    static const char *const refused[] = {"config",      "data",       "ranks",      "transport",
-                                          "timeout",     "out",        "resume",     "trace",
-                                          "trace-steps", "eval-every", "save-every", "quiet"};
+    static const char *const refused[] = {"config",     "data",        "val-data",   "init-from",
+                                          "ranks",      "transport",   "timeout",    "blas-threads",
+                                          "out",        "resume",      "fork",       "schedule-from",
+                                          "trace",      "trace-steps", "eval-every", "eval-batches",
+                                          "save-every", "keep",        "quiet"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strlen(refused[i]) == n && strncmp(refused[i], name, n) == 0)
             return tagc_fail(

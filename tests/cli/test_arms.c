@@ -153,8 +153,25 @@ static void rotate_is_for_dense_blocks(void **state) {
     assert_true(!o.reducer.rotate);
 }
 
+/* What would stand in an arm's name and change nothing of what is measured. */
+static void arms_have_what_changes_them(void **state) {
+    (void)state;
+    static const char *const refused[] = {
+        "data=a", "val-data=a", "init-from=a",        "ranks=2",        "timeout=3", "blas-threads=2",
+        "out=a",  "fork=a",     "schedule-from=fork", "eval-batches=2", "keep=3"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char text[64];
+        tagc_arm *arms;
+        int n;
+        snprintf(text, sizeof text, "packed+%s", refused[i]);
+        assert_int_equal(tagc_arms_parse(text, 0, NULL, &arms, &n), TAGC_ERR_ARGUMENT);
+        assert_non_null(strstr(tagc_last_error(), "is not an arm's own"));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arms_have_what_changes_them),
         cmocka_unit_test(arms_are_their_files),
         cmocka_unit_test(files_come_to),
         cmocka_unit_test(defaults_follow_the_exchange),
