@@ -228,19 +228,36 @@ static int is_metrics(const char *path) {
     return is_it;
 }
 
+/* Twice the same run would look like two that do not differ. */
+static int was_seen(const tagc_report *report, const struct stat *about) {
+    for (int i = 0; i < report->n_seen; i++)
+        if (report->seen[i].device == (uint64_t)about->st_dev &&
+            report->seen[i].number == (uint64_t)about->st_ino)
+            return 1;
+    return 0;
+}
+
+static tagc_status see(tagc_report *report, const struct stat *about) {
+    tagc_seen_file *seen = tagc_report_grow(report->seen, &report->n_seen, sizeof *seen);
+    if (!seen) return TAGC_ERR_MEMORY;
+    report->seen = seen;
+    seen[report->n_seen - 1] = (tagc_seen_file){(uint64_t)about->st_dev, (uint64_t)about->st_ino};
+    return TAGC_OK;
+}
+
 tagc_status tagc_report_add(tagc_report *report, const char *path) {
     char metrics[PATH_BYTES];
     struct stat about;
     if (stat(path, &about) != 0) return tagc_fail(TAGC_ERR_IO, "%s: %s", path, strerror(errno));
     if (report->n_sets > MAX_SETS || report->n_runs > MAX_SETS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "more than %d runs or results", MAX_SETS);
-    if (S_ISDIR(about.st_mode)) {
-        if ((size_t)snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", path) < sizeof metrics &&
-            stat(metrics, &about) != 0 && errno == ENOENT)
-            return tagc_report_note(report, "%s holds no metrics.jsonl and is left out", path);
-        return add_run(report, path);
-    }
-    if (is_metrics(path)) return add_run(report, path);
+    int is_folder = S_ISDIR(about.st_mode);
+    if (is_folder && (size_t)snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", path) < sizeof metrics &&
+        stat(metrics, &about) != 0 && errno == ENOENT)
+        return tagc_report_note(report, "%s holds no metrics.jsonl and is left out", path);
+    if (was_seen(report, &about)) return TAGC_OK;
+    TAGC_TRY(see(report, &about));
+    if (is_folder || is_metrics(path)) return add_run(report, path);
     json_t *root;
     TAGC_TRY(load(path, &root));
     tagc_status status;
@@ -286,7 +303,7 @@ void tagc_report_destroy(tagc_report *report) {
     for (int i = 0; i < report->n_texts; i++) free(report->texts[i]);
     void *arrays[] = {report->sources, report->runs,  report->groups, report->sets,
                       report->traces,  report->plan,  report->checks, report->cases,
-                      report->notes,   report->names, report->texts};
+                      report->notes,   report->names, report->texts,  report->seen};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++) free(arrays[i]);
     *report = (tagc_report){0};
 }

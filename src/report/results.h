@@ -6,6 +6,7 @@
 #include "report/runlog.h"
 #include "report/trace_file.h"
 #include <jansson.h>
+#include <stdint.h>
 
 enum {
     TAGC_PART_COMPUTE,
@@ -90,6 +91,10 @@ typedef struct tagc_source {
     const json_t *origin; /* may be NULL */
 } tagc_source;
 
+typedef struct tagc_seen_file {
+    uint64_t device, number;
+} tagc_seen_file;
+
 typedef struct tagc_report {
     tagc_source *sources;
     tagc_runlog *runs;
@@ -99,15 +104,17 @@ typedef struct tagc_report {
     tagc_plan_point *plan;
     tagc_plan_check *checks;
     tagc_lab_case *cases;
-    char **notes; /* what a reader of the report must know about its inputs */
-    char **names; /* of arms, by colour */
-    void **texts; /* owned */
-    int n_sources, n_runs, n_groups, n_sets, n_traces, n_plan, n_checks, n_cases, n_notes, n_names, n_texts;
+    char **notes;         /* what a reader of the report must know about its inputs */
+    char **names;         /* of arms, by colour */
+    void **texts;         /* owned */
+    tagc_seen_file *seen; /* that were added */
+    int n_seen, n_sources, n_runs, n_groups, n_sets, n_traces, n_plan, n_checks, n_cases, n_notes, n_names,
+        n_texts;
 } tagc_report;
 
 /* Adds what is at `path`: a run's folder, metrics, a trace or a result, told apart by what they hold.
  * TAGC_ERR_IO, or TAGC_ERR_CORRUPT naming the file, the place and what is missing. A folder that is no run's is noted
- * and left out. */
+ * and left out; what is named once more, as in `runs/first runs/` and a star, counts once. */
 tagc_status tagc_report_add(tagc_report *report, const char *path);
 
 /* After the last _add: groups runs, and puts arms side by side. */

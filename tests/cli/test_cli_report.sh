@@ -25,6 +25,10 @@ grep -q '<title>A &lt;b&gt; &amp; &quot;c&quot;</title>' page.html || fail "the 
 
 # The same words without a page; a window by name.
 run 0 report runs/fsdp runs/packed
+# The first arm and then all of them: what is named twice is one run, not two seeds that agree.
+cp out once
+run 0 report runs/fsdp runs/packed ./runs/fsdp runs/packed/metrics.jsonl
+cmp once out || fail "a run that is named twice counts twice: $(diff once out)"
 run 0 report --units h.1,h.2 --svg window=w.svg fsdp.trace.json
 grep -q '<title>backward h.[12],' w.svg || fail "not the window that was asked for"
 
