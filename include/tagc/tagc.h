@@ -241,7 +241,7 @@ typedef struct tagc_reducer_stats {
     uint64_t n_unpeeled; /* of the shard: items the sketch did not give back */
     uint64_t n_lost;     /* of the unit: elements this rank kept that a lossy index dropped */
     int nonfinite; /* a rank had NaN or Inf, or fp32 cells, sums or what their rounding loses overflowed: the output
-                      is NaN, the residual as before the step */
+                      is NaN (dense: the sums as they came out), the residual as before the step */
 } tagc_reducer_stats;
 
 TAGC_API void tagc_reducer_stats_init(tagc_reducer_stats *stats);

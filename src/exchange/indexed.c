@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -316,6 +317,15 @@ static tagc_status exchange_results(tagc_reducer *r) {
     return TAGC_OK;
 }
 
+/* Values that are finite one by one can add up to more, also where cells were exact. All ranks know whether that can be;
+ * half of the range is for what rounding adds. */
+static tagc_status agree_on_sums(tagc_reducer *r) {
+    if ((double)r->max_abs * r->world_size <= FLT_MAX / 2) return TAGC_OK;
+    r->stats.nonfinite |= tagc_holds_nonfinite(tagc_sums(r), r->n_union[r->rank]);
+    tagc_agree_begin(r, 0);
+    return tagc_agree_end(r);
+}
+
 tagc_status tagc_indexed_step(tagc_reducer *r) {
     memset(r->attempt, 0, (size_t)r->world_size * sizeof *r->attempt);
     r->planned = 0;
@@ -324,6 +334,7 @@ tagc_status tagc_indexed_step(tagc_reducer *r) {
     TAGC_TRY(exchange_unions(r));
     TAGC_TRY(send_values(r));
     if (!r->stats.nonfinite) TAGC_TRY(r->sketching ? tagc_sketch_decode(r) : tagc_packed_decode(r));
+    if (!r->stats.nonfinite) TAGC_TRY(agree_on_sums(r));
     if (r->stats.nonfinite) {
         size_t n = r->options.all_reduce ? (size_t)r->options.n_elems : r->shard;
         for (size_t i = 0; i < n; i++) r->output[i] = NAN;

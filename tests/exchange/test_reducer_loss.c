@@ -214,6 +214,29 @@ static void test_overflow(void **state) {
     }
 }
 
+/* Nor is it anybody's fault where only the sums of what each rank sends are too large. */
+static void test_overflow_of_sums(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 8; variant++) {
+        int world_size = 2 + variant % 2;
+        trial t = make_trial(world_size, 1000, 11);
+        t.options.exchange = variant & 2 ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED;
+        t.options.cells = TAGC_CELLS_FIXED;
+        t.options.op = variant & 4 ? TAGC_OP_AVG : TAGC_OP_SUM;
+        t.options.sparsity = 0.9;
+        size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
+        for (size_t r = 0; r < 2; r++) t.gradients[(W + r) * n + 7] = 3e38f; /* second step, shard 0 */
+        rank_run runs[MAX_RANKS];
+        run_ranks(world_size, run_trial, &t, NULL, runs);
+        for (size_t r = 0; r < W; r++) {
+            for (int step = 0; step < 3; step++) assert_int_equal(t.stats[step][r].nonfinite, step == 1);
+            assert_memory_equal(t.residuals + r * n, t.residuals + (W + r) * n, n * sizeof(float));
+        }
+        for (size_t i = 0; i < n; i++) assert_true(isnan(t.outputs[n + i]));
+        destroy_trial(&t);
+    }
+}
+
 /* Dense has no residual to protect: sums are what IEEE says, and all ranks hear of it. */
 static void dense_body(rank_run *run) {
     float gradient[64], output[64];
@@ -245,9 +268,10 @@ static void test_nonfinite_dense(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_conservation), cmocka_unit_test(test_overload),
-        cmocka_unit_test(test_lossy_index),  cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_nonfinite_dense),
+        cmocka_unit_test(test_conservation),    cmocka_unit_test(test_overload),
+        cmocka_unit_test(test_lossy_index),     cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_overflow),        cmocka_unit_test(test_overflow_of_sums),
+        cmocka_unit_test(test_nonfinite_dense),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
