@@ -330,8 +330,8 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
 /* Collective. Starts the gather of every rank's `shard` (shard) into `full` (rows, shard). shard may be the own
  * row of full, but for deltas must lie apart, and full must be the array of the last gather with the values it left there.
  * Both must be left alone until _end. Gathers may overlap reducers and each other, and are ordered among themselves.
- * NaN and Inf travel; with deltas the whole row of an owner who has one is NaN on all ranks, until a gather of finite
- * values, which is whole. */
+ * NaN and Inf travel, of int8 as a block of NaN; with deltas the whole row of an owner who has one is NaN on all ranks,
+ * until a gather of finite values, which is whole. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
 /* Waits for what _begin started. Deltas: a rank that got a damaged message returns TAGC_ERR_CORRUPT, all others do so from
  * the next gather, and the one after that is whole. */

@@ -24,7 +24,7 @@ extern "C" {
  * not. The part to itself is a plain copy (nothing when both places are the same). Arrays and buffers stay
  * valid and untouched until the transfer is done. */
 typedef struct tagc_transfer {
-    uint32_t lane; /* transfers of one lane are started in the same order on all ranks */
+    uint32_t lane; /* below 8; transfers of one lane are started in the same order on all ranks */
     const void *send;
     const uint64_t *send_bytes, *send_offset;
     void *recv;
