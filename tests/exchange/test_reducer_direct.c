@@ -388,6 +388,24 @@ static void test_overflow(void **state) {
     }
 }
 
+/* A sum that fp32 holds and the bf16 in which one host's ranks hand it around does not. */
+static void test_overflow_of_wire(void **state) {
+    (void)state;
+    experiment x = make_experiment(2, 64, 1, 1);
+    x.options.op = TAGC_OP_SUM;
+    x.options.all_reduce = 1;
+    x.options.ranks_per_host = 2;
+    x.gradients[5] = 3.4e38f; /* its owner's, so that it comes to the sum as it is */
+    x.gradients[row_of(&x, 0, 1) + 5] = 0;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, run_steps, &x, NULL, runs);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(x.stats[0][r].nonfinite, 1);
+        assert_true(isnan(x.outputs[row_of(&x, 0, (size_t)r)]));
+    }
+    destroy_experiment(&x);
+}
+
 /* Means that are finite where what their rounding loses, times W, is not: told, and not left in a residual for ever. */
 static void test_overflow_of_errors(void **state) {
     (void)state;
@@ -455,11 +473,17 @@ static void test_stats(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formats),      cmocka_unit_test(test_all_reduce),
-        cmocka_unit_test(test_hosts),        cmocka_unit_test(test_sparsity_changes),
-        cmocka_unit_test(test_reload),       cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_conservation), cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_overflow),     cmocka_unit_test(test_overflow_of_errors),
+        cmocka_unit_test(test_formats),
+        cmocka_unit_test(test_all_reduce),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_sparsity_changes),
+        cmocka_unit_test(test_reload),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_conservation),
+        cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_overflow),
+        cmocka_unit_test(test_overflow_of_wire),
+        cmocka_unit_test(test_overflow_of_errors),
         cmocka_unit_test(test_stats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
