@@ -125,6 +125,44 @@ static void test_oversized_index(void **state) {
     }
 }
 
+/* Positions of leftovers say where the others read and write: outside the shard, outside the union, twice, or damaged on
+ * the way. */
+static void other_position(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    tagc_wire_header header;
+    uint32_t positions[2048];
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK || header.kind != TAGC_WIRE_LEFTOVER) return;
+    memcpy(positions, bytes + TAGC_WIRE_HEADER_BYTES, header.body_bytes);
+    if (where == 0) positions[header.n_items - 1] = UINT32_MAX;
+    if (where == 1) positions[header.n_items - 1] = 2048;
+    if (where == 2) positions[1] = positions[0];
+    if (where == 3) positions[0] = positions[0] ? positions[0] - 1 : 1; /* few elements have a neighbour */
+    memcpy(bytes + TAGC_WIRE_HEADER_BYTES, positions, header.body_bytes);
+    tagc_wire_write(&header, bytes);
+}
+
+static void test_leftovers(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 20; variant++) {
+        int world_size = 2 + variant % 2, is_packed = variant / 2 % 2, lie = variant / 4;
+        trial t = make_trial(world_size, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
+        t.options.ratio = 20; /* hopeless */
+        t.options.unpeeled = is_packed ? TAGC_UNPEELED_PACKED : TAGC_UNPEELED_RESIDUAL;
+        /* behind it: positions, values if at all, agreement */
+        int n_plain = first_call_of_second_step(world_size, TAGC_EXCHANGE_SKETCH) - 1;
+        t.net.call = 1 + n_plain + 2 + is_packed + n_plain;
+        t.net.to = variant % world_size;
+        t.net.from = (t.net.to + 1) % world_size;
+        t.net.damage = lie < 4 ? other_position : flip_bit;
+        t.net.where = lie < 4 ? (uint64_t)lie : mix((uint64_t)variant);
+        run_trial(&t, world_size);
+        assert_int_equal(t.net.n_damaged, 1);
+        assert_same_failure(&t, world_size, TAGC_ERR_CORRUPT, "leftovers");
+        char expected[32];
+        snprintf(expected, sizeof expected, "leftovers from rank %d", t.net.from);
+        assert_non_null(strstr(t.texts[t.net.to], expected));
+    }
+}
+
 /* ---- a rank that gives up ---- */
 
 static void give_up_body(rank_run *run) {
@@ -165,7 +203,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damaged_index),     cmocka_unit_test(test_damaged_values),
         cmocka_unit_test(test_damaged_agreement), cmocka_unit_test(test_wrong_index),
-        cmocka_unit_test(test_oversized_index),   cmocka_unit_test(test_rank_gives_up),
+        cmocka_unit_test(test_oversized_index),   cmocka_unit_test(test_leftovers),
+        cmocka_unit_test(test_rank_gives_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
