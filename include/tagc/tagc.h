@@ -283,7 +283,7 @@ TAGC_API tagc_status tagc_reducer_set_residual(tagc_reducer *reducer, const floa
 
 /* The residual as bytes with header and checksum (docs/wire-format.md). Per rank; not between begin and end.
  * _load refuses what _save of the same n_elems and ranks_per_host did not write, and leaves the residual alone
- * then. */
+ * then. With hosts the rows are others at another world size, and with all_reduce 2: that is not in the bytes. */
 TAGC_API uint64_t tagc_reducer_state_bytes(const tagc_reducer *reducer);
 TAGC_API tagc_status tagc_reducer_state_save(const tagc_reducer *reducer, void *buffer, uint64_t n_bytes);
 TAGC_API tagc_status tagc_reducer_state_load(tagc_reducer *reducer, const void *buffer, uint64_t n_bytes);
