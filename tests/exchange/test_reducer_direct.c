@@ -471,6 +471,23 @@ static void test_stats(void **state) {
     destroy_experiment(&x);
 }
 
+/* Who has only the host shard does not know the union, nor does who has only its own. */
+static void test_union_of_hosts(void **state) {
+    (void)state;
+    for (int all_reduce = 0; all_reduce < 3; all_reduce++) {
+        experiment x = make_experiment(4, 800, 1, 991);
+        x.options.all_reduce = all_reduce;
+        x.options.values = TAGC_VALUES_FP32;
+        x.options.ranks_per_host = 2;
+        rank_run runs[MAX_RANKS];
+        run_ranks(4, run_steps, &x, NULL, runs);
+        uint64_t n_union = 0;
+        for (size_t i = 0; i < 3200 && all_reduce == 1; i++) n_union += x.outputs[i] != 0;
+        for (int r = 0; r < 4; r++) assert_int_equal(x.stats[0][r].n_union, n_union);
+        destroy_experiment(&x);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats),
@@ -485,6 +502,7 @@ int main(void) {
         cmocka_unit_test(test_overflow_of_wire),
         cmocka_unit_test(test_overflow_of_errors),
         cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_union_of_hosts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
