@@ -37,7 +37,11 @@ static inline float inverse_of(uint16_t scale) {
 
 #if defined(__x86_64__)
 #define KERNELS_NAME "avx512"
+#if defined(__clang__) /* which would take the whole attribute for none */
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"), min_vector_width(512)))
+#else
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#endif
 #define NAME(x) x##_avx512
 #include "codec/delta_body.h"
 #undef KERNELS_NAME
