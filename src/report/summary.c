@@ -116,7 +116,7 @@ static void add_times(const tagc_set *set, tagc_text *out) {
 
 static void add_losses(const tagc_report *report, const tagc_set *set, tagc_text *out) {
     const tagc_result *first = &set->results[0];
-    int n = 0, n_within = 0, n_seeds = first->n_runs;
+    int n = 0;
     char number[TAGC_NUMBER_BYTES], low[TAGC_NUMBER_BYTES], high[TAGC_NUMBER_BYTES];
     double own = first->loss.n > 1 ? (first->loss.max - first->loss.min) / 2 / fabs(first->loss.middle) : 0;
     for (int i = 1; i < set->n_results; i++) {
@@ -125,8 +125,6 @@ static void add_losses(const tagc_report *report, const tagc_set *set, tagc_text
         if (n++ == 4) tagc_text_add(out, ", others below");
         if (n > 4) continue;
         int is_within = first->loss.n > 1 && fabs(r->gap.middle) <= own;
-        n_within += is_within;
-        n_seeds = r->n_runs < n_seeds ? r->n_runs : n_seeds;
         tagc_text_printf(out, "%s%.*s %s", n == 1 ? "Validation loss at the last common step: " : ", ",
                          NAME_BYTES, r->name, tagc_number_change(r->gap.middle, number));
         if (n == 1) tagc_text_printf(out, " against %.*s", NAME_BYTES, first->name);

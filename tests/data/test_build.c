@@ -182,8 +182,8 @@ static void chunks_do_not_show(void **state) {
                                         "walk",
                                         "1234",
                                         "wasn't",
-                                        "Stra\xc3\x9f"
-                                        "e",
+                                        ("Stra\xc3\x9f"
+                                         "e"),
                                         "\xe6\x9c\xa8",
                                         "\n\n",
                                         "  ",
