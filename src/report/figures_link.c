@@ -57,14 +57,15 @@ static void add_line(const tagc_report *report, const tagc_pareto_point *point, 
             y[e] += is_there ? other->val_losses[e] / group->n_runs : (double)NAN;
         }
     }
-    p->series[p->n++] = (tagc_series){.label = group->name,
-                                      .color = point->is_first   ? 0
-                                               : point->is_paper ? 1
-                                                                 : p->n + 1,
-                                      .x = x,
-                                      .y = y,
-                                      .n_points = x && y ? run->n_evals : 0,
-                                      .has_points = 1};
+    int i = p->n++;
+    p->series[i] = (tagc_series){.label = group->name,
+                                 .color = point->is_first   ? 0
+                                          : point->is_paper ? 1
+                                                            : i + 2,
+                                 .x = x,
+                                 .y = y,
+                                 .n_points = x && y ? run->n_evals : 0,
+                                 .has_points = 1};
 }
 
 static int draw(const tagc_report *report, int is_fast, tagc_canvas *canvas) {
