@@ -49,8 +49,8 @@ static tagc_status compare_tensors(const tagc_load *load) {
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
-                "%s holds a residual of %s, which is not compressed here and would lose it: go on with"
-                " what it was compressed by, or fork it, which leaves residuals behind",
+                "%s holds a residual of %s, which would be lost: it is not compressed here, or all ranks are of"
+                " one host. Go on with what it was compressed by, or fork it, which leaves residuals behind",
                 load->path, now->name);
     }
     return TAGC_OK;
