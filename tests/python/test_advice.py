@@ -191,6 +191,20 @@ def test_measuring(wrap, compressed):
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
 
 
+def default_dtype(rank, world_size):
+    """What is measured is fp32 in memory, whatever torch makes by default."""
+    import tagc.torch as tagc
+
+    torch.set_default_dtype(torch.bfloat16)
+    model = Even(256)
+    torch.distributed.fsdp.fully_shard(model)
+    return tagc.advise(model, seconds=1, verbose=False)["link"]["bytes_per_s"]
+
+
+def test_default_dtype():
+    assert min(ranks.run(default_dtype, 2)) > 0
+
+
 def wrong(rank, world_size):
     import tagc.torch as tagc
 

@@ -211,7 +211,25 @@ def kinds(rank, world_size):
         plain_resume(rank, world_size, kind)
 
 
-CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up}
+def default_dtype(rank, world_size):
+    """Residuals are fp32, whatever torch makes by default."""
+    torch.set_default_dtype(torch.bfloat16)
+    for kind in ("fsdp2", "ddp", "fsdp1"):
+        first, folder = Run(kind).steps(0, 1, 2), shared_folder()
+        saved = first.handle.state_dict()
+        residuals = residuals_of(saved)
+        assert all(values.dtype == torch.float32 for values in residuals.values())
+        assert any(not torch.equal(values, values.bfloat16()) for values in residuals.values())
+        dcp.save({"tagc": first.handle}, checkpoint_id=folder)
+        second = Run(kind).steps(7, 8)
+        second.handle.load_state_dict(saved)
+        assert same(residuals.values(), residuals_of(second.handle.state_dict()).values())
+        second.steps(9)
+        dcp.load({"tagc": second.handle.at(folder)}, checkpoint_id=folder)
+        assert same(residuals.values(), residuals_of(second.handle.state_dict()).values())
+
+
+CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up, "default-dtype": default_dtype}
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -46,7 +46,7 @@ def save(handle):
             for parameter in carrier.parameters:
                 wire = held.pop(parameter.name, None)
                 if wire is None:
-                    wire = torch.full((_n_wire(parameter, carrier),), -0.0)
+                    wire = torch.full((_n_wire(parameter, carrier),), -0.0, dtype=torch.float32)
                 residuals[parameter.name] = _from_wire(wire, parameter, carrier)
         return {f"rank{dist.get_rank()}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
 
@@ -109,7 +109,7 @@ class Reader:
         residuals = {f"rank{rank}": {} for rank in _sources(_about(self._handle), self._abouts)}
         for fqn, path in self._metadata.planner_data.items():
             if isinstance(path, tuple) and path[:-3] == self._key and path[-2] == "residuals" and path[-3] in residuals:
-                residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size)
+                residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=torch.float32)
         return {name: {ABOUT: "", "residuals": tensors} for name, tensors in residuals.items()}
 
     def load_state_dict(self, saved):

@@ -226,7 +226,7 @@ class Survey:
 
     def all_to_all(self, n):
         """Each rank sends its n / W fp32 values to all others."""
-        mine, everyone = torch.zeros(n // self.world_size), torch.zeros(n)
+        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
         call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
         return self.time("all-to-all", n, lambda: lib.call(*call))
 
@@ -244,8 +244,8 @@ class Survey:
 
     def _gradient(self, n):
         """Heavy tails, as gradients have: normal values whose scale differs from one to the next."""
-        values = torch.randn(n, generator=self._random)
-        return values.mul_(torch.randn(n, generator=self._random).exp_())
+        values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
+        return values.mul_(scales.exp_())
 
     def reduce(self, n, options, what, all_reduce=False):
         """tagc's exchange of a unit of about n elements with the model's mix of classes."""
@@ -272,8 +272,8 @@ class Survey:
 
     def _gather(self, n, wire):
         """tagc's gather of changed parameters; the vote and the copies of the hook are part of it."""
-        shard, full = self._gradient(n // self.world_size), torch.zeros(n)
-        last, output = torch.empty_like(shard), torch.empty(n)
+        shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
+        last, output = torch.empty_like(shard), torch.empty_like(full)
         change = self._gradient(n // self.world_size).mul_(1e-3)
         gatherer = Gatherer(self.comm, n, wire, 0)
 

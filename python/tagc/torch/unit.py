@@ -38,7 +38,7 @@ def check_tensors(source, target, what):
 
 
 def _zeros(n_elems):
-    return torch.full((n_elems,), -0.0)  # libtagc's zero: nothing changes when it is added
+    return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: nothing changes when it is added
 
 
 class _Exchange:
