@@ -130,6 +130,45 @@ def parameters_that_differ(rank, world_size):
         assert check_conserved(handle, received, zeros | given) > 100
 
 
+class Sometimes(nn.Module):
+    """A layer that some passes leave out, on some ranks or all."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.extra, self.head = nn.Linear(7, 33), nn.Linear(33, 33), nn.Linear(33, 3)
+        self.is_whole = True
+
+    def forward(self, x):
+        x = torch.tanh(self.embed(x))
+        return self.head(x + self.extra(x) if self.is_whole else x)
+
+    def loss(self, wrapper, rank, step):
+        self.is_whole = step in (0, 1) or step == 3 and rank == 0
+        return loss_of(wrapper, batch_of(rank, step))
+
+
+def unused_for_a_while(rank, world_size):
+    """DDP drops what is sent for parameters that no rank used: nothing of their residuals may go there."""
+    torch.manual_seed(0)
+    one, n_steps = Sometimes(), 6
+    sum(one.loss(one, r, step) for r in range(world_size) for step in range(n_steps)).div(world_size).backward()
+    for small_buckets in (True, False):
+        model = wrapped(Sometimes, small_buckets, find_unused_parameters=True)
+        with compress(model, sparsity=0.9) as handle:
+            received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in one.named_parameters()}
+            for step in range(n_steps):
+                model.zero_grad()
+                before = handle.units["buckets"].residuals_on_the_wire()
+                model.module.loss(model, rank, step).backward()
+                after = handle.units["buckets"].residuals_on_the_wire()
+                for name, gradient in gradients(model).items():
+                    received[name] += gradient
+                is_used = step in (0, 1, 3)
+                assert ("extra.weight" in gradients(model)) == is_used
+                assert after["extra.weight"].any() and (is_used or torch.equal(before["extra.weight"], after["extra.weight"]))
+            assert check_conserved(handle, received, {name: p.grad for name, p in one.named_parameters()}) > 100
+
+
 def accumulation(rank, world_size):
     given = full_gradients(Odd, world_size, range(3))
     for mode in some(MODES, world_size)[:3]:
@@ -403,8 +442,8 @@ def sparse_gradients(rank, world_size):
         check_error(lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones")
 
 
-CHECKS = [sparsity_zero, conservation, parameters_that_differ, accumulation, uneven_inputs, half_precision, loss_scale,
-          nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
+CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, accumulation, uneven_inputs, half_precision,
+          loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -28,11 +28,11 @@ class Buckets:
         self._units = {}  # names of a bucket's parameters, in order -> Unit
         self._kept = {}  # residuals of parameters that are in no unit, wire order
 
-    def reduce(self, name, comm, layout, source, target, op):
+    def reduce(self, name, comm, layout, source, target, op, rests):
         names = tuple(parameter.name for parameter in layout.parameters)
         if names not in self._units:
             self._make(name, names)
-        return self._units[names].reduce(comm, layout, source, target, op)
+        return self._units[names].reduce(comm, layout, source, target, op, rests)
 
     def _make(self, name, names):
         """A unit for that bucket, in place of all that have one of its parameters."""
@@ -80,12 +80,12 @@ class Buckets:
 class _Bucket:
     """One bucket as the handle sees it."""
 
-    def __init__(self, buckets, index, parameters):
+    def __init__(self, buckets, index, parameters, rests):
         self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
-        self.options, self._buckets = buckets.options, buckets
+        self.options, self._buckets, self._rests = buckets.options, buckets, rests
 
     def reduce(self, comm, layout, source, target, op):
-        return self._buckets.reduce(self.name, comm, layout, source, target, op)
+        return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests)
 
 
 class _Backward:
@@ -187,7 +187,9 @@ class State:
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
             self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
-        return _Bucket(handle.units[UNIT], index, parameters), self._layouts[key]
+        # DDP drops what comes out for a parameter that no rank has used. Its gradient is zero, and its residual must wait.
+        rests = handle.model.find_unused_parameters
+        return _Bucket(handle.units[UNIT], index, parameters, rests), self._layouts[key]
 
 
 def _exchange(handle, bucket, layout, source):

@@ -41,6 +41,10 @@ def _zeros(n_elems):
     return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: nothing changes when it is added
 
 
+def _is_zero(values):
+    return not values[:64].any() and not values.any()
+
+
 class _Exchange:
     """A part and its reducer, with the memory that packing needs."""
 
@@ -75,9 +79,10 @@ class Unit:
 
     # ---- the step ----
 
-    def reduce(self, comm, layout, source, target, op):
+    def reduce(self, comm, layout, source, target, op, rests=False):
         """Collective, blocking. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
-        Any of DTYPES, alike. All ranks agreed on the layout before. Returns [(part, tagc_reducer_stats)]."""
+        Any of DTYPES, alike. All ranks agreed on the layout before. rests: where this rank's gradient of a parameter is
+        zero, its residual stays out of this exchange. Returns [(part, tagc_reducer_stats)]."""
         scale = scale_of(op, comm.world_size)
         mean = scale == 1.0 / comm.world_size
         self._prepare(comm, layout, "avg" if mean else "sum", source.dtype)
@@ -87,6 +92,7 @@ class Unit:
         if layout.has_gaps:
             result.zero_()
         begun, stats, failure = [], [], None
+        resting = self._withdraw(source) if rests else []
         try:
             for exchange in self._exchanges:
                 exchange.begin(wide, result)
@@ -98,6 +104,8 @@ class Unit:
                 stats.append((exchange.part, exchange.end(result)))
             except Error as error:
                 failure = failure or error
+        for exchange, values in resting:
+            exchange.reducer.set_residual(values.add_(exchange.reducer.residual()))
         if failure is not None:
             raise failure
         if not mean and scale != 1.0:
@@ -122,6 +130,23 @@ class Unit:
             raise
         self._comm, self._layout, self._key, self._exchanges = comm, layout, key, made
         self._unstow()
+
+    def _withdraw(self, source):
+        """Takes residuals out of the reducers where the gradient of a whole parameter is zero: [(exchange, what it had
+        there)]."""
+        taken = []
+        for exchange in self._exchanges:
+            residual = exchange.reducer.residual()
+            pieces = [] if residual is None else [(piece, at) for piece, at in exchange.part.pieces if _is_zero(
+                source[piece.start:piece.start + piece.length])]
+            if pieces:
+                left, values = residual.clone(), _zeros(exchange.part.n_elems)
+                for piece, at in pieces:
+                    values[at:at + piece.length].copy_(left[at:at + piece.length])
+                    left[at:at + piece.length].fill_(-0.0)
+                exchange.reducer.set_residual(left)
+                taken.append((exchange, values))
+        return taken
 
     # ---- residuals by parameter ----
 
