@@ -110,6 +110,8 @@ def library_path():
 def load():
     """The library, loaded once. Error where it is missing, cannot be loaded, or is another version's."""
     global _loaded
+    if _loaded is not None:  # without the lock, which whoever is interrupted by the garbage collector may hold
+        return _loaded
     with _lock:
         if _loaded is None:
             _loaded = _load(library_path())

@@ -2,8 +2,11 @@
 of ranks changes."""
 
 import copy
+import gc
 import json
+import os
 import tempfile
+import time
 
 import pytest
 
@@ -229,7 +232,37 @@ def default_dtype(rank, world_size):
         assert same(residuals.values(), residuals_of(second.handle.state_dict()).values())
 
 
-CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up, "default-dtype": default_dtype}
+def end_of_life(rank, world_size):
+    """close() frees the residuals. Who drops model and handle without it keeps neither memory nor threads of libtagc's."""
+    import tagc.torch as tagc
+
+    def n_threads():
+        gc.collect()
+        return len(os.listdir("/proc/self/task"))
+
+    for kind in ("fsdp2", "fsdp1", "ddp"):
+        counts = []
+        for is_closed in (True, False, False, False):
+            handle = tagc.compress(wrapped(kind), parameters="delta4" if kind == "fsdp2" else None, **OPTIONS)
+            for step in range(2):
+                loss_of(handle.model, batch_of(rank, step)).backward()
+            assert any(unit.residuals_on_the_wire() for unit in handle.units.values())
+            if is_closed:
+                handle.close()
+                assert not any(unit.residuals_on_the_wire() for unit in handle.units.values())
+                for function in (handle.state_dict, lambda: handle.load_state_dict({})):
+                    with pytest.raises(tagc.Error, match="closed"):
+                        function()
+            del handle
+            end = time.monotonic() + (20 if counts else 1)  # DDP's thread may still be putting its last bucket away
+            while n_threads() > min(counts, default=0) and time.monotonic() < end:
+                time.sleep(0.01)
+            counts.append(n_threads())
+        assert counts[-1] <= counts[0], counts
+
+
+CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up, "default-dtype": default_dtype,
+          "end-of-life": end_of_life}
 
 
 @pytest.mark.parametrize("check", CHECKS)

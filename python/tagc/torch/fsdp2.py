@@ -268,7 +268,7 @@ class Wrapper:
                 self._gathers.append(gather)
                 target.set_custom_all_gather(gather)
                 handle.undo.append(lambda target=target: target.set_custom_all_gather(_TorchAllGather()))
-                handle.undo.append(gather.close)
+                handle.frees.append(gather.close)
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self.reset_parameters())
             handle.undo.append(loaded.remove)

@@ -1,5 +1,7 @@
 """Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
 
+import os
+import sys
 import threading
 import time
 import warnings
@@ -19,6 +21,8 @@ from tagc.torch.unit import Unit, check_tensors, scale_of
 class Compressed:
     """One model whose gradients travel through tagc; compress() makes it."""
 
+    is_closed = True  # until it is made
+
     def __init__(self, model, wrapper, options, table):
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table = table
@@ -29,9 +33,11 @@ class Compressed:
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self.is_closed = False
+        self._process = os.getpid()
         self._units_of_step = set()  # names
         self.on_step = None
         self.undo = []  # what close() calls to take the hooks out again
+        self.frees = []  # and what it calls then, or whoever drops the handle with its model
 
     # ---- what hooks use ----
 
@@ -276,11 +282,23 @@ class Compressed:
                 return
             for undo in self.undo:
                 undo()
-            for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
-                unit.close()
-            for comm in self._comms.values():
-                comm.close()
-            self.is_closed = True
+            self._free()
+
+    def _free(self):
+        for free in self.frees:
+            free()
+        for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
+            unit.close()
+            unit.set_residuals_on_the_wire({})
+        for comm in self._comms.values():
+            comm.close()
+        self.is_closed = True
+
+    def __del__(self):
+        """Together with the model, whose hooks are gone then. libtagc's memory and threads are nothing that Python would free.
+        A forked process has copies of these objects, but not of the threads."""
+        if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
+            self._free()
 
     def __enter__(self):
         return self

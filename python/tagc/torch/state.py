@@ -40,6 +40,7 @@ _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0,
 def save(handle):
     """This rank's residuals, as copies. Local."""
     with handle.lock:
+        _check_open(handle)
         residuals = {}
         for carrier in _carriers(handle):
             held = carrier.unit.residuals_on_the_wire()
@@ -55,6 +56,7 @@ def load(handle, saved, is_selected=False):
     """saved: what save() gave on this rank, or with another world size a list of what it gave on each (is_selected: on those
     that this rank needs). Local; changes nothing where it raises."""
     with handle.lock:
+        _check_open(handle)
         mine, old = _about(handle), _ranks(saved)
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         carriers = _carriers(handle, {name for rank in wanted for name in old[rank][1]})
@@ -163,6 +165,11 @@ def _from_wire(wire, parameter, carrier):
 
 
 # ---- what is loaded ----
+
+def _check_open(handle):
+    if handle.is_closed:
+        raise Error("state", "this tagc handle is closed, and its residuals are gone")
+
 
 def _bad(text):
     return Error("argument", f"tagc state: {text}")
