@@ -55,6 +55,24 @@ def bad_values(rank, world_size):
     works(model)
 
 
+class Trainer:
+    """Knows its model, which cannot be copied."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def layers(self, name, parameter):
+        return "compressed"
+
+
+def function_of_an_object(rank, world_size):
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    with tagc.compress(model, layers=Trainer(model).layers, verbose=False) as handle:
+        assert {parameter.kind for parameter in handle.wrapper.parameters()} == {"compressed"}
+
+
 def works(model):
     import tagc.torch as tagc
 
@@ -215,7 +233,7 @@ def quits(rank, world_size, kind, how):
     os._exit(10)
 
 
-CHECKS = [no_library, bad_values, one_rank_differs, bad_calls, within_backward]
+CHECKS = [no_library, bad_values, function_of_an_object, one_rank_differs, bad_calls, within_backward]
 
 
 def test_two_ranks():

@@ -108,7 +108,7 @@ class Options:
 
     def fingerprint(self):
         """What must be the same on all ranks, by name."""
-        fields = dataclasses.asdict(self)
+        fields = dict(vars(self))  # asdict() would copy a function's object, and the model with it
         del fields["threads"], fields["timeout_s"]
         if callable(self.layers):
             fields["layers"] = "a function"  # what it chose is compared parameter by parameter
