@@ -201,8 +201,16 @@ def default_dtype(rank, world_size):
     return tagc.advise(model, seconds=1, verbose=False)["link"]["bytes_per_s"]
 
 
-def test_default_dtype():
-    assert min(ranks.run(default_dtype, 2)) > 0
+def compiled(rank, world_size):
+    import tagc.torch as tagc
+
+    model = torch.compile(torch.nn.parallel.DistributedDataParallel(Even(32)))
+    return tagc.advise(model, seconds=1, verbose=False)["link"]["bytes_per_s"]
+
+
+@pytest.mark.parametrize("what", [default_dtype, compiled])
+def test_models_of_other_kinds(what):
+    assert min(ranks.run(what, 2)) > 0
 
 
 def wrong(rank, world_size):

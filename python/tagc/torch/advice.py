@@ -35,6 +35,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
     "measured"."""
     from tagc.torch import _agree, _kind
 
+    model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
     group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
     try:
         if group is None:
