@@ -130,6 +130,21 @@ def parameters_that_differ(rank, world_size):
         assert check_conserved(handle, received, zeros | given) > 100
 
 
+def frozen_before_compress(rank, world_size):
+    """What DDP has in its buckets and compress() found frozen travels dense."""
+    model = wrapped(Sometimes, find_unused_parameters=True)
+    for is_frozen in (True, False):
+        model.module.extra.requires_grad_(not is_frozen)
+        if is_frozen:
+            handle = compress(model, sparsity=0)
+        model.zero_grad()
+        backward(model, rank)
+        expected = full_gradients(Sometimes, world_size)
+        check_equal(gradients(model), {name: g for name, g in expected.items() if not (is_frozen and "extra" in name)})
+    assert "extra.weight" not in {parameter.name for parameter in handle.wrapper.parameters()}
+    handle.close()
+
+
 class Sometimes(nn.Module):
     """A layer that some passes leave out, on some ranks or all."""
 
@@ -442,8 +457,8 @@ def sparse_gradients(rank, world_size):
         check_error(lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones")
 
 
-CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, accumulation, uneven_inputs, half_precision,
-          loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
+CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, frozen_before_compress, accumulation, uneven_inputs,
+          half_precision, loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -236,11 +236,11 @@ class Wrapper:
             raise Error("state", f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP takes "
                         "only one" + (", which its mixed_precision needs: use torch.autocast instead"
                                       if getattr(model, "mixed_precision", None) is not None else ""))
-        self._parameters = {
-            id(parameter): layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad and not hasattr(parameter, "_ddp_ignored")
-        }
+        self._parameters, self._frozen = {}, {}
+        for name, parameter in model.named_parameters():
+            if not hasattr(parameter, "_ddp_ignored"):
+                found = self._parameters if parameter.requires_grad else self._frozen
+                found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
 
     def hooked(self):
         """The State that is registered as this model's hook."""
@@ -260,9 +260,10 @@ class Wrapper:
 
     def parameter(self, tensor):
         """Of one of the model's."""
-        if id(tensor) not in self._parameters:
+        found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))  # DDP has those frozen since it was made
+        if found is None:
             raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
-        return self._parameters[id(tensor)]
+        return found
 
     def set_kinds(self, kinds):
         self._parameters = {key: p._replace(kind=kinds[p.name]) for key, p in self._parameters.items()}
