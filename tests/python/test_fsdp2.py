@@ -314,6 +314,30 @@ def replicas(rank, world_size):
                         parameter.add_(0.01)
 
 
+def evaluation_first(rank, world_size):
+    """compress() after an evaluation, which leaves the root's parameters whole; and an evaluation before training, in
+    inference mode: what the first gather keeps serves the passes after it, too."""
+    from torch.distributed.tensor import DTensor
+
+    import tagc.torch as tagc
+
+    model = sharded(Even)
+    with torch.no_grad():
+        expected = loss_of(model, batch_of(rank))
+    tagc.advise(model, seconds=0.5, verbose=False)
+    with torch.no_grad():
+        loss_of(model, batch_of(rank))
+    for wire in ("int8", "delta4"):
+        with tagc.compress(model, parameters=wire, verbose=False) as handle:
+            assert all(isinstance(p, DTensor) for group in handle.param_groups() for p in group["params"])
+            with torch.inference_mode():
+                torch.testing.assert_close(loss_of(model, batch_of(rank)), expected, rtol=0.05, atol=0)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(1.001)
+            loss_of(model, batch_of(rank)).backward()
+
+
 def gather_that_failed(rank, world_size):
     """A gather on which the ranks did not agree counts for nothing: what had changed by then comes with the next."""
     import tagc.torch as tagc
@@ -337,7 +361,7 @@ def gather_that_failed(rank, world_size):
 
 
 CHECKS = [sparsity_zero, conservation, sharded_along_columns, accumulation, nonfinite, parameters_that_differ, failures_and_after,
-          replicas, gather_that_failed, parameter_leg]
+          replicas, evaluation_first, gather_that_failed, parameter_leg]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

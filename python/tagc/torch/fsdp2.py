@@ -22,6 +22,7 @@ class _Module:
 
     def __init__(self, module, name):
         self.module, self.name = module, name
+        module.reshard()  # after a forward pass alone the root's parameters are still whole, and not the optimizer's
         try:
             state = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None)
@@ -188,9 +189,10 @@ class _Gather:
     def run(self, shard, output, changed, reset):
         """shard may be part of output."""
         if self._full is None or changed or reset:
-            full = torch.zeros(output.numel(), dtype=torch.float32) if self._full is None else self._full
-            if self._shard is None:
-                self._shard = torch.empty(shard.numel(), dtype=torch.float32)
+            with torch.inference_mode(False):  # they outlive an evaluation
+                full = torch.zeros(output.numel(), dtype=torch.float32) if self._full is None else self._full
+                if self._shard is None:
+                    self._shard = torch.empty(shard.numel(), dtype=torch.float32)
             if reset:
                 self.gatherer.reset()
             self.wants_reset = True  # unless this goes well
@@ -204,6 +206,16 @@ class _Gather:
         output.copy_(full)
 
 
+def modules_of(model):
+    """A _Module for each that has parameters."""
+    found = [_Module(module, name or "the root module") for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = [module for module in found if module.parameters]
+    for module in found:
+        module.name_parameters(names)
+    return found
+
+
 _compressed = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
 
 
@@ -214,14 +226,7 @@ class Wrapper:
 
     def __init__(self, model, between=None):
         self._model, self.between = model, between
-        names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self.modules, self._gathers = [], []
-        for name, module in model.named_modules():
-            if isinstance(module, FSDPModule):
-                module = _Module(module, name or "the root module")
-                if module.parameters:
-                    module.name_parameters(names)
-                    self.modules.append(module)
+        self.modules, self._gathers = modules_of(model), []
         for module in self.modules:
             handle = _compressed.get(module.module, lambda: None)()
             if handle is not None and not handle.is_closed:

@@ -96,22 +96,15 @@ def look(model, kind, between=None):
 
 
 def _fsdp2(model):
-    from torch.distributed.fsdp import FSDPModule
+    from tagc.torch.fsdp2 import modules_of
 
-    from tagc.torch.fsdp2 import _Module
-
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     units, n_gathers, policies, group = [], [], [], None
-    for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            one = _Module(module, name or "the root module")
-            if one.parameters:
-                one.name_parameters(names)
-                units.append([(parameter.name, parameter.shape) for parameter in one.trainable()])
-                state = module._get_fsdp_state()._fsdp_param_group
-                n_gathers.append(1 if state.post_forward_mesh_info is None else 2)
-                policies.append(state.mp_policy)
-                group = one.group()
+    for one in modules_of(model):
+        units.append([(parameter.name, parameter.shape) for parameter in one.trainable()])
+        state = one.module._get_fsdp_state()._fsdp_param_group
+        n_gathers.append(1 if state.post_forward_mesh_info is None else 2)
+        policies.append(state.mp_policy)
+        group = one.group()
     return units, n_gathers, policies, group
 
 
