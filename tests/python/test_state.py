@@ -232,6 +232,25 @@ def default_dtype(rank, world_size):
         assert same(residuals.values(), residuals_of(second.handle.state_dict()).values())
 
 
+def with_tensor_parallelism(rank, world_size):
+    """The mesh has a dimension within tensors behind the one that shards; a residual has its parameter's own order."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    import tagc.torch as tagc
+
+    mesh, saved = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("shard", "tensor")), []
+    for plan in (None, {"embed": ColwiseParallel(), "layers.*.mlp": ColwiseParallel()}):
+        torch.manual_seed(0)
+        model = Even()
+        model = parallelize_module(model, mesh["tensor"], plan) if plan else model
+        model = wrapped("fsdp2", lambda model=model: model, mesh["shard"], columns=True)
+        with tagc.compress(model, **OPTIONS) as handle:
+            loss_of(model, batch_of(rank)).backward()
+            saved.append(residuals_of(handle.state_dict()))
+    assert set(saved[0]) == set(saved[1]) and all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
 def end_of_life(rank, world_size):
     """close() frees the residuals. Who drops model and handle without it keeps neither memory nor threads of libtagc's."""
     import tagc.torch as tagc
@@ -262,7 +281,7 @@ def end_of_life(rank, world_size):
 
 
 CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up, "default-dtype": default_dtype,
-          "end-of-life": end_of_life}
+          "tensor-parallelism": with_tensor_parallelism, "end-of-life": end_of_life}
 
 
 @pytest.mark.parametrize("check", CHECKS)

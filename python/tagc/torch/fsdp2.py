@@ -32,6 +32,7 @@ class _Module:
                 raise Error("unsupported", f"{name} has {len(groups)} parameter groups: tagc, like set_custom_reduce_scatter,"
                             " takes modules with one mesh only")
             self._sharded = list(groups[0].fsdp_params) if groups else []
+            self._group = groups[0].mesh_info.shard_process_group if self._sharded else None
             self.parameters = [layouts.Parameter("", tuple(p._orig_size), "dense", p.fsdp_placement.dim)
                                for p in self._sharded]
         except AttributeError as missing:
@@ -48,8 +49,8 @@ class _Module:
         return self._sharded[0].sharded_param.device_mesh
 
     def group(self):
-        """Over which gradients are reduce-scattered: the last dimension of the mesh."""
-        return self.mesh().get_group(self.mesh().ndim - 1)
+        """Over which gradients are reduce-scattered. The mesh may have a dimension of replicas, and one within tensors."""
+        return self._group
 
     def set_kinds(self, kinds):
         self.parameters = [parameter._replace(kind=kinds[parameter.name]) for parameter in self.parameters]
