@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import ranks
 from models import Even, Odd, batch_of, loss_of
@@ -52,6 +53,8 @@ def bad_values(rank, world_size):
     refused("model is a int, must be a torch.nn.Module", 3, "argument")
     refused("between is for fully_shard", wrapped("ddp"), "argument", between=dist.group.WORLD)
     refused("parameters is 'int8', which is for fully_shard", wrapped("ddp"), "unsupported", parameters="int8")
+    replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
+    refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)
 
 

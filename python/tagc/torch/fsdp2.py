@@ -32,7 +32,9 @@ class _Module:
                 raise Error("unsupported", f"{name} has {len(groups)} parameter groups: tagc, like set_custom_reduce_scatter,"
                             " takes modules with one mesh only")
             self._sharded = list(groups[0].fsdp_params) if groups else []
-            self._group = groups[0].mesh_info.shard_process_group if self._sharded else None
+            mesh_info = groups[0].mesh_info if self._sharded else None
+            self._group = mesh_info.shard_process_group if mesh_info else None
+            self.n_replicas = getattr(mesh_info, "replicate_mesh_size", 1)
             self.parameters = [layouts.Parameter("", tuple(p._orig_size), "dense", p.fsdp_placement.dim)
                                for p in self._sharded]
         except AttributeError as missing:
@@ -232,6 +234,10 @@ class Wrapper:
             handle = _compressed.get(module.module, lambda: None)()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
+            if module.group().size() == 1 < module.n_replicas:
+                raise Error("unsupported", f"{module.name} is sharded over 1 rank and replicated over {module.n_replicas}: torch "
+                            "reduce-scatters nothing then, and sums between them itself, uncompressed. Take DistributedDataParallel, "
+                            "or fully_shard() over all ranks, or over a mesh inside each host with between=")
         if between is not None and any(module.mesh().ndim > 1 for module in self.modules):
             raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
                         "has more, and torch then sums between hosts itself, uncompressed")
