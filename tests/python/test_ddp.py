@@ -1,6 +1,8 @@
 """DDP with tagc against gradients of one process over the whole batch."""
 
+import copy
 import gc
+import pickle
 import threading
 import time
 import weakref
@@ -330,6 +332,32 @@ def overlap(rank, world_size):
         del handle.exchange
 
 
+def copies(rank, world_size):
+    """A compressed model can be copied and pickled. The copy is a DDP model without hooks, which can be compressed, too."""
+    import tagc.torch as tagc
+
+    for make_copy in (copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))):
+        model = wrapped(Odd)
+        handle = compress(model, sparsity=0.9)
+        backward(model, rank)
+        model.zero_grad()
+        another = make_copy(model)
+        backward(another, rank)
+        check_equal(gradients(another), full_gradients(Odd, world_size))
+        assert handle.n_steps == 1 and not gradients(model)
+        another.zero_grad()
+        with compress(another, sparsity=0) as second:
+            backward(another, rank)
+            check_equal(gradients(another), full_gradients(Odd, world_size))
+            assert second.n_steps == 1 and handle.n_steps == 1
+        backward(model, rank)
+        assert handle.n_steps == 2
+        check_error(lambda: make_copy(handle), "cannot be copied or pickled: state_dict")
+        handle.close()
+        with pytest.raises(tagc.Error, match="closed"):
+            backward(model, rank)
+
+
 def end_of_life(rank, world_size):
     """A model goes with its handle and its thread, closed or not, though DDP's reducer keeps the hook's state."""
     for is_closed in (True, False):
@@ -457,8 +485,9 @@ def sparse_gradients(rank, world_size):
         check_error(lambda: model(torch.tensor([[1, 2]])).sum().backward(), "sparse gradients: tagc takes dense ones")
 
 
-CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, frozen_before_compress, accumulation, uneven_inputs,
-          half_precision, loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after, sparse_gradients, end_of_life, training]
+CHECKS = [sparsity_zero, conservation, parameters_that_differ, unused_for_a_while, frozen_before_compress, accumulation,
+          uneven_inputs, half_precision, loss_scale, nonfinite, hooks_of_users, overlap, misuse, failures_and_after,
+          sparse_gradients, copies, end_of_life, training]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -117,24 +117,41 @@ class _Backward:
             raise failure
 
 
+class _Owned:
+    """What keeps a handle alive as long as its model. A copy of the model has none."""
+
+    def __init__(self, handle=None):
+        self.handle = handle
+
+    def __reduce__(self):
+        return _Owned, ()
+
+
 class State:
     """What DDP hands to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer, which keeps this, is
     nothing that Python's garbage collector looks into."""
 
     def __init__(self):
-        self._handle = lambda: None
+        self._handle = self._model = lambda: None
         self._layouts = {}
         self._backward = self._jobs = None
+
+    def __reduce__(self):
+        """In a copy of the model, whose reducer has no hook, this is a state of nothing."""
+        return State, ()
+
+    def is_of(self, model):
+        return self._model() is model
 
     @staticmethod
     def of(handle):
         """The one that the handle's model has from an earlier handle, or a new one."""
         state = handle.wrapper.hooked() or State()
-        state._handle = weakref.ref(handle)
+        state._handle, state._model = weakref.ref(handle), weakref.ref(handle.model)
         state._layouts, state._jobs = {}, queue.SimpleQueue()
         threading.Thread(target=_work, args=(state._jobs,), name="tagc-ddp", daemon=True).start()
         handle.undo.append(weakref.finalize(state, state._jobs.put, None))  # ends with the handle, or with the model
-        handle.model._tagc = handle  # lives as long
+        handle.model._tagc = _Owned(handle)
         if UNIT not in handle.units:
             handle.add_unit(UNIT, Buckets)
         return state
@@ -228,7 +245,7 @@ class Wrapper:
 
     def __init__(self, model):
         self._model = model
-        hooks = model._comm_hooks
+        hooks = [(hook, state) for hook, state in model._comm_hooks if not isinstance(state, State) or state.is_of(model)]
         if (state := self.hooked()) is not None:
             if (handle := state._handle()) is not None and not handle.is_closed:
                 raise Error("state", "this model is compressed already: close() its tagc handle first")
@@ -244,7 +261,7 @@ class Wrapper:
 
     def hooked(self):
         """The State that is registered as this model's hook."""
-        return next((state for _, state in self._model._comm_hooks if isinstance(state, State)), None)
+        return next((state for _, state in self._model._comm_hooks if isinstance(state, State) and state.is_of(self._model)), None)
 
     def groups(self):
         return [self._model.process_group]

@@ -300,6 +300,9 @@ class Compressed:
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()
 
+    def __reduce__(self):
+        raise Error("unsupported", "a tagc handle cannot be copied or pickled: state_dict() has what is worth keeping")
+
     def __enter__(self):
         return self
 
