@@ -185,7 +185,7 @@ def main():
         ms = 1e3 * (time.perf_counter() - begin)
         is_last = step + 1 == args.steps
         if step % 10 == 0 or is_last:
-            bits = f"{handle.stats()['bits_per_param']:.2f} bits per parameter" if handle else "32 bits per parameter"
+            bits = f"{handle.stats().get('bits_per_param', 0):.2f} bits per parameter" if handle else "32 bits per parameter"
             say(f"step {step:5d}  loss {mean_over_ranks(loss):.4f}  {ms:7.1f} ms  {bits}")
         if (step + 1) % args.eval_every == 0 or is_last:
             with torch.no_grad(), autocast:

@@ -85,6 +85,13 @@ def test_under_torchrun_without_tagc(text):
 
 
 @pytest.mark.slow
+def test_under_torchrun_with_one_rank(text):
+    code, said = launch.torchrun(TRAIN, "--data", text, *SMALL, "--steps", 3, n_ranks=1)
+    assert code == 0, said
+    assert len(losses(said)) == 3 and "0.00 bits per parameter" in said
+
+
+@pytest.mark.slow
 def test_under_torchrun_with_a_wrong_option(text):
     code, said = launch.torchrun(TRAIN, "--data", text, *SMALL, "--sparsity", 1.5)
     assert code != 0 and "sparsity is 1.5" in said
