@@ -298,7 +298,7 @@ def replicas(rank, world_size):
     import tagc.torch as tagc
 
     model = sharded(Even)
-    with tagc.compress(model, sparsity=0, parameters="delta2", verbose=False):
+    with tagc.compress(model, sparsity=0, parameters="delta2", verbose=False) as handle:
         seen = []
         model.layers[0].mlp.register_forward_hook(lambda module, *_: seen.append(module.weight.detach().clone()))
         for step in range(3):
@@ -312,6 +312,17 @@ def replicas(rank, world_size):
                 with torch.no_grad():
                     for parameter in model.parameters():
                         parameter.add_(0.01)
+        weight = model.layers[0].mlp.weight
+        for is_told in (False, True):
+            with torch.no_grad():
+                weight.to_local().copy_(torch.randn(weight.to_local().shape, generator=torch.Generator().manual_seed(rank)))
+                if is_told and rank == 0:
+                    handle.reset_parameters()
+                weight.mul_(1.5 if is_told else 1)
+                loss_of(model, batch_of(rank))
+            error = (seen[-1] - weight.full_tensor()).abs().max()
+            assert (error < 2 ** -7 * weight.full_tensor().abs().max()) == is_told, error
+            check_alike(seen[-1], "the weight")
 
 
 def evaluation_first(rank, world_size):

@@ -233,6 +233,12 @@ class Compressed:
     def _loss_scale_now(self):
         return self._scale if self._scaler is None else self._scaler.get_scale()
 
+    def reset_parameters(self):
+        """Where parameters travel as deltas: all of them come over whole next time, in bf16. After they were changed by
+        something else than an optimizer's step or the model's load_state_dict(), which does this by itself: deltas are for
+        small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
+        getattr(self.wrapper, "reset_parameters", lambda: None)()
+
     def param_groups(self, betas=(0.9, 0.999), **options):
         """Two parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed
         parameters do best without a first moment; all others keep `betas`."""
