@@ -52,9 +52,6 @@ class Buckets:
     def names_of_residuals(self):
         return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
 
-    def names_of_residuals(self):
-        return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
-
     def set_residuals_on_the_wire(self, values):
         values = dict(values)
         for names, unit in self._units.items():
