@@ -72,6 +72,27 @@ static void test_damaged_agreement(void **state) {
     assert_int_equal(t.statuses[1], TAGC_ERR_TRANSPORT);
 }
 
+/* More leftovers than there are elements: so many positions would follow. */
+static void too_many_leftovers(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
+    (void)where;
+    tagc_wire_header header;
+    if (tagc_wire_read(bytes, n_bytes, &header) != TAGC_OK || header.kind != TAGC_WIRE_AGREE) return;
+    header.n_items = UINT32_MAX;
+    tagc_wire_write(&header, bytes);
+}
+
+static void test_lying_agreement(void **state) {
+    (void)state;
+    trial t = make_trial(2, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
+    t.net.from = 1;
+    t.net.call = 2 * first_call_of_second_step(2, TAGC_EXCHANGE_SKETCH) - 2; /* the step's last */
+    t.net.damage = too_many_leftovers;
+    run_trial(&t, 2);
+    assert_int_equal(t.net.n_damaged, 1);
+    assert_int_equal(t.statuses[0], TAGC_ERR_TRANSPORT);
+    assert_non_null(strstr(t.texts[0], "4294967295 leftovers of"));
+}
+
 /* A liar: one kept element moved, header and checksum to match. Only the sketch's emptiness can tell. */
 static void move_element(uint8_t *bytes, uint64_t n_bytes, uint64_t where) {
     tagc_wire_header header;
@@ -202,9 +223,9 @@ static void test_rank_gives_up(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_damaged_index),     cmocka_unit_test(test_damaged_values),
-        cmocka_unit_test(test_damaged_agreement), cmocka_unit_test(test_wrong_index),
-        cmocka_unit_test(test_oversized_index),   cmocka_unit_test(test_leftovers),
-        cmocka_unit_test(test_rank_gives_up),
+        cmocka_unit_test(test_damaged_agreement), cmocka_unit_test(test_lying_agreement),
+        cmocka_unit_test(test_wrong_index),       cmocka_unit_test(test_oversized_index),
+        cmocka_unit_test(test_leftovers),         cmocka_unit_test(test_rank_gives_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
