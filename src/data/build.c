@@ -9,6 +9,7 @@
 #include "data/utf8.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -55,6 +56,23 @@ static tagc_status make_folder(const char *path) {
         if (c == '\0') break;
     }
     free(part);
+    return status;
+}
+
+/* A val.bin of other text or another tokenizer would be taken for that of the new train.bin. */
+static tagc_status check_no_val(const char *out_dir) {
+    struct stat info;
+    size_t n_bytes = strlen(out_dir) + sizeof "/val.bin";
+    char *path = malloc(n_bytes);
+    if (!path) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its name", out_dir);
+    snprintf(path, n_bytes, "%s/val.bin", out_dir);
+    tagc_status status = TAGC_OK;
+    if (lstat(path, &info) == 0)
+        status = tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "val_share is 0, but %s is there already, of other text: remove it, or choose another folder",
+            path);
+    free(path);
     return status;
 }
 
@@ -182,6 +200,7 @@ static tagc_status prepare(builder *b) {
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d bytes of text", CHUNK_BYTES);
 
     TAGC_TRY(make_folder(o->out_dir));
+    if (o->val_share == 0) TAGC_TRY(check_no_val(o->out_dir));
     TAGC_TRY(tagc_token_writer_create(o->out_dir, "train.bin", b->tokenizer, &b->train));
     if (o->val_share > 0) TAGC_TRY(tagc_token_writer_create(o->out_dir, "val.bin", b->tokenizer, &b->val));
     return TAGC_OK;

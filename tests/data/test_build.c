@@ -205,6 +205,7 @@ static void chunks_do_not_show(void **state) {
     const char *path = scratch_path(*state, "large.txt");
     scratch_write(path, text, n);
     tagc_tokenizer *tokenizers[] = {bpe, bytes};
+    remove(scratch_path(*state, "val.bin")); /* of the test before */
     for (int k = 0; k < 2; k++) {
         tagc_data_options options = options_for(&path, 1, *state);
         options.tokenizer = tokenizers[k];
@@ -305,6 +306,7 @@ static void invalid_text_is_named_with_its_byte(void **state) {
 static void lossy_keeps_bytes_as_they_are(void **state) {
     const char *path = scratch_path(*state, "lossy.txt");
     scratch_write(path, "a\xff\xc3(\xe6\x9c\xa8\xe6\x9c", 9);
+    remove(scratch_path(*state, "val.bin")); /* of the test before */
     tagc_data_options options = options_for(&path, 1, *state);
     options.val_share = 0;
     options.lossy = 1;
