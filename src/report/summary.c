@@ -182,7 +182,7 @@ void tagc_summary_words(const tagc_report *report, const tagc_view *view, tagc_t
             const char *reason = json_string_value(json_object_get(advice, "reason"));
 
             if (reason && n_advice++ < MOST_ADVICE)
-                tagc_text_printf(out, "tagc bench recommends: %.400s.\n", reason);
+                tagc_text_printf(out, "tagc bench recommends: %s.\n", reason);
         }
     }
     if (out->n_bytes == 0 && report->n_sets > 0)

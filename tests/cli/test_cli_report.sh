@@ -61,6 +61,15 @@ assert not page.open, page.open
 for wanted in "summary loss time bits timeline memory codec plan lab origin".split():
     assert wanted in page.ids, wanted
 PY
+    # The recommendation is there to its end, however long.
+    python3 - <<'PY' || fail "no bench.json"
+import json
+bench = json.load(open("bench.json"))
+bench["recommendation"]["reason"] = " ".join(f"word{i}" for i in range(120))
+json.dump(bench, open("wordy.json", "w"))
+PY
+    run 0 report --out wordy.html wordy.json
+    grep -q 'word118 word119\.' wordy.html || fail "the recommendation is cut short"
 fi
 
 # What is wrong is said, and leaves nothing behind.
