@@ -153,6 +153,28 @@ static void print_memory(const tagc_plan_row *rows, int n) {
     }
 }
 
+static int is_same_union(const tagc_plan_row *a, const tagc_plan_row *b) {
+    return a->union_source && b->union_source && a->setup.union_density == b->setup.union_density;
+}
+
+static int is_union_said(const tagc_plan_row *rows, int i) {
+    for (int k = 0; k < i; k++)
+        if ((k == i - 1 || rows[k].arm == rows[i].arm) && is_same_union(&rows[k], &rows[i])) return 1;
+    return 0;
+}
+
+static void print_union(const tagc_plan_row *rows, int n, int i) {
+    const tagc_plan_row *row = &rows[i];
+    const char *placement = NULL; /* named where it makes a difference */
+    for (int k = 0; k < n; k++)
+        if (rows[k].arm == row->arm && rows[k].union_source && !is_same_union(&rows[k], row))
+            placement = tagc_placement_describe(row->setup.placement)->name;
+    printf("  %s%s%s%s: ranks together keep %.3f %% of what is compressed (%s)\n", row->arm->name,
+           placement ? ", " : "", placement ? placement : "",
+           i + 1 < n && is_same_union(row, &rows[i + 1]) ? " and below" : "", 100 * row->setup.union_density,
+           row->union_source);
+}
+
 static void print_bits(const tagc_plan_row *rows, int n) {
     printf("\n  Sent in an optimizer step: bits per parameter and rank before (W-1)/W; bytes of a host to "
            "others\n"
@@ -173,12 +195,7 @@ static void print_bits(const tagc_plan_row *rows, int n) {
         const tagc_plan_row *row = &rows[i], *before = i > 0 ? &rows[i - 1] : NULL;
         if (row->arm->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO && (!before || before->arm != row->arm))
             printf("  %s: planned as if compressing paid for every flat\n", row->arm->name);
-        int is_said =
-            before && before->union_source && before->setup.union_density == row->setup.union_density;
-        if (row->union_source && !is_said)
-            printf("  %s%s: ranks together keep %.3f %% of what is compressed (%s)\n", row->arm->name,
-                   i + 1 < n && rows[i + 1].union_source ? " and below" : "", 100 * row->setup.union_density,
-                   row->union_source);
+        if (row->union_source && !is_union_said(rows, i)) print_union(rows, n, i);
         if (row->volume.unpeeled > 0)
             printf("  %s: %.2f items per cell are too many for its sketch; %.1f %% of them do not peel\n",
                    row->arm->name, row->volume.load, 100 * row->volume.unpeeled);

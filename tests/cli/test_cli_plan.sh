@@ -124,6 +124,13 @@ ln -s behind.json link.json
 run 0 plan --quiet --arms fsdp --json link.json
 [ -L link.json ] && python3 -m json.tool behind.json >/dev/null || fail "a plan through a link"
 
+# What ranks keep together is said once for each arm and value of it.
+run 0 plan --model demo --world-size 8 --hosts 4 --arms direct,packed --placement none,zero1,zero2,zero3,hybrid
+grep "ranks together keep" out >together
+[ "$(wc -l <together)" = 3 ] && [ "$(grep -c '^  direct, \(none\|hybrid\): ' together)" = 2 ] || fail "$(cat together)"
+run 0 plan --arms direct --placement none,zero1,hybrid
+[ "$(grep -c "ranks together keep" out)" = 1 ] || fail "said more than once: $(grep together out)"
+
 # ---- what is refused ----
 run 2 plan --world-size 6 --hosts 4
 says "--hosts is 4" "world size of 6"
