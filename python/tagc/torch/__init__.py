@@ -140,7 +140,7 @@ def _describe(model, wrapper, options):
     unknown = set(options) - set(Options.__dataclass_fields__)
     if unknown:
         raise Error("argument", f"compress() has no option {sorted(unknown)[0]!r}; it has "
-                    f"{', '.join(Options.__dataclass_fields__)}")
+                    f"{', '.join(Options.__dataclass_fields__)}, between, on_step, verbose")
     settings = Options(**options)
     if settings.parameters is not None and wrapper.name != "fsdp2":
         raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one is "
