@@ -12,6 +12,7 @@ from torch import nn
 
 import ranks
 from models import Even, batch_of, loss_of
+from oracles import check_error
 
 
 def sharded(model, **options):
@@ -333,6 +334,18 @@ def parameter_groups(rank, world_size):
         optimizer = torch.optim.AdamW(groups, lr=1e-3)
         loss_of(model, batch_of(rank)).backward()
         optimizer.step()
+        # Groups of one's own keep their options, and each is split.
+        trained = [p for p in model.parameters() if p.requires_grad]
+        own = [{"params": (p for p in trained if p.ndim == 2), "weight_decay": 0.1, "betas": (0.7, 0.95)},
+               {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0}]  # fmt: skip
+        groups = handle.param_groups(groups=own, betas=(0.8, 0.95), weight_decay=9, eps=1e-6)
+        assert [(g["weight_decay"], g["betas"], g["eps"]) for g in groups] == [
+            (0.1, (0.0, 0.95), 1e-6), (0.1, (0.7, 0.95), 1e-6), (0.0, (0.0, 0.95), 1e-6), (0.0, (0.8, 0.95), 1e-6)]  # fmt: skip
+        assert sorted(id(p) for g in groups for p in g["params"]) == sorted(map(id, trained))
+        assert all((names[id(p)] in found[0.0, 0.95]) == (g["betas"][0] == 0) for g in groups for p in g["params"])
+        torch.optim.AdamW(groups, lr=1e-3)
+        check_error(lambda: handle.param_groups(betas=0.9), "betas is 0.9, must be two numbers")
+        check_error(lambda: handle.param_groups(groups=model.parameters()), "groups: one is .*, each must be a dict with 'params'")
     handle.close()  # once more does no harm
     with tagc.compress(model, **OPTIONS | dict(layers="none")) as handle:
         assert len(handle.param_groups()) == 1

@@ -67,7 +67,8 @@ class Compressed:
         find_layout() -> the layout of `source`, or None where it is not known which parameters are in it: then this call
         is dense, and residuals stay as they are."""
         if self.is_closed:
-            raise Error("state", "this tagc handle is closed, but its hook is still called")
+            raise Error("state", "this tagc handle is closed, but its hook is still called, since torch keeps it: call compress() "
+                        "again, or wrap the model anew")
         try:
             self._exchange(unit, self.comm(group), source, target, op, find_layout)
         except BaseException:  # what is left of this backward pass does not come, nor its end
@@ -239,19 +240,32 @@ class Compressed:
         small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
         getattr(self.wrapper, "reset_parameters", lambda: None)()
 
-    def param_groups(self, betas=(0.9, 0.999), **options):
-        """Two parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed
-        parameters do best without a first moment; all others keep `betas`."""
+    def param_groups(self, betas=(0.9, 0.999), groups=None, **options):
+        """Parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed parameters do
+        best without a first moment; all others keep `betas`.
+
+        groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
+        way, each keeping its options. Without it, all trainable parameters."""
         kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
-        compressed, others = [], []
+        compressed = set()
         for name, parameter in self.model.named_parameters():
             if policy.clean_name(name) not in kinds and self.wrapper.name == "fsdp1":
                 raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
                             "for parameter groups")
-            if parameter.requires_grad:
-                (compressed if kinds.get(policy.clean_name(name)) == "compressed" else others).append(parameter)
-        groups = [{"params": compressed, "betas": (0.0, betas[1]), **options}, {"params": others, "betas": betas, **options}]
-        return [group for group in groups if group["params"]]
+            if kinds.get(policy.clean_name(name)) == "compressed":
+                compressed.add(id(parameter))
+        if groups is None:
+            groups = [{"params": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}]
+        split = []
+        for group in _checked_groups(groups):
+            group = {"betas": betas, **options, **group}
+            if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
+                raise Error("argument", f"betas is {group['betas']!r}, must be two numbers, as in (0.9, 0.999)")
+            parts = {True: [], False: []}
+            for parameter in group["params"]:
+                parts[id(parameter) in compressed].append(parameter)
+            split += [{**group, "params": parts[True], "betas": (0.0, group["betas"][1])}, {**group, "params": parts[False]}]
+        return [group for group in split if group["params"]]
 
     def state_dict(self):
         """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
@@ -321,3 +335,12 @@ def _fingerprint(layout):
         return "unknown"
     names = zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
     return f"{len(layout.parameters)} ({names:08x})"
+
+
+def _checked_groups(groups):
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            what = list(group) if isinstance(group, dict) else type(group).__name__
+            raise Error("argument", f"groups: one is {what}, each must be a dict with 'params', as optimizers take them")
+        params = group["params"]
+        yield {**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}
