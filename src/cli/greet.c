@@ -34,7 +34,9 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
     int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = is_coded(t);
     int by_hosts = o->sharding == TAGC_SHARD_HYBRID || o->two_level;
     int gathers_across = o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD;
+    int dense = o->exchange == TAGC_EXCHANGE_DENSE;
     const use uses[] = {
+        {"exchange", dense || mild || o->compress != TAGC_POLICY_NONE, "--compress other than none"},
         {"ratio", sketch, "--exchange sketch"},
         {"cells", sketch, "--exchange sketch"},
         {"unpeeled", sketch, "--exchange sketch"},
@@ -54,6 +56,10 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
          "compressed gradients with --sparsity above 0.75"},
         {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
         {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
+        {"schedule-from", o->schedule_from == 0 || o->fork || o->resume, "--fork"},
+        {"trace-steps", o->trace != NULL, "--trace"},
+        {"save-every", o->out != NULL, "--out"},
+        {"keep", o->out != NULL, "--out"},
     };
     static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
                                                  "index", "fill-union", "compressed-beta1"};

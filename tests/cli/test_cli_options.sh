@@ -112,6 +112,15 @@ grep -q "note: --ratio is for --exchange sketch and has no effect here" out || f
 grep -q "note: --sparsity" out && fail "a note about --sparsity, which has an effect"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --sparsity 0.9
 grep -q "note: --sparsity .* no effect with --compress none" out || fail "no note about --sparsity"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --exchange packed --schedule-from fork --trace-steps 1-1 \
+    --save-every 1 --keep 3
+for note in "exchange is for --compress other than none" "schedule-from is for --fork" "trace-steps is for --trace" \
+    "save-every is for --out" "keep is for --out"; do
+    grep -q "^note: --$note and has no effect here" out || fail "no note about --$note: $(cat out)"
+done
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --exchange dense --schedule-from start --trace x.json \
+    --trace-steps 1-1 --save-every 1 --keep 3 --out noted
+grep -q "^note: --" out && fail "a note about options that have an effect: $(cat out)"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress paper
 grep -q "paper matches no tensor of this model" out || fail "no word about a policy without tensors"
 
