@@ -39,7 +39,7 @@ def arguments():
     add("--checkpoint-activations", action=switch, default=False)
     add("--tied", action=switch, default=False, help="one matrix for token embedding and head")
     for name, default in dict(n_layer=4, n_head=4, n_embd=128, n_positions=128, batch_size=8, accumulate=1, steps=200,
-                              warmup=20, eval_every=50, eval_batches=10, save_every=100, seed=1).items():
+                              warmup=50, eval_every=50, eval_batches=10, save_every=100, seed=1).items():
         add(f"--{name.replace('_', '-')}", type=int, default=default, help=f"({default})")
     for name, default in dict(lr=2e-3, min_lr=2e-4, weight_decay=0.1, clip=1.0).items():
         add(f"--{name.replace('_', '-')}", type=float, default=default, help=f"({default})")
