@@ -49,8 +49,7 @@ static void fill_standard_streams(void) {
     close(fd);
 }
 
-int main(int argc, char **argv) {
-    fill_standard_streams();
+static int run(int argc, char **argv) {
     const char *word = argc > 1 ? argv[1] : "";
     for (int i = 0; i < N_COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
@@ -72,4 +71,15 @@ int main(int argc, char **argv) {
     else
         print_help(stderr);
     return TAGC_EXIT_USAGE;
+}
+
+int main(int argc, char **argv) {
+    fill_standard_streams();
+    int code = run(argc, argv);
+    /* A table sent to a full disk is no success. */
+    if ((fflush(stdout) != 0 || ferror(stdout)) && code == TAGC_EXIT_OK) {
+        tagc_ranks_complain(tagc_ranks_launcher_rank(), "what was to be printed could not be written");
+        code = TAGC_EXIT_FAILURE;
+    }
+    return code;
 }
