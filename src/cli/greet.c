@@ -185,4 +185,7 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
     else if (t->step > 0)
         tagc_progress_say(&t->progress, "goes on after step %llu of %lld", (unsigned long long)t->step,
                           (long long)t->options.steps);
+    if (!t->options.out && t->step < (uint64_t)t->options.steps)
+        tagc_progress_say(&t->progress,
+                          "note: nothing of this run is kept: --out DIR would get metrics and checkpoints");
 }

@@ -120,6 +120,11 @@ for note in "exchange is for --compress other than none" "schedule-from is for -
 done
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --exchange dense --schedule-from start --trace x.json \
     --trace-steps 1-1 --save-every 1 --keep 3 --out noted
+grep -q "nothing of this run is kept" out && fail "a run with --out is said to keep nothing"
+run 0 train --data data --resume noted --steps 2
+grep -q "^note: nothing of this run is kept: --out DIR" out || fail "a run without --out is not told of it: $(cat out)"
+run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --exchange dense --schedule-from start --trace x.json \
+    --trace-steps 1-1 --save-every 1 --keep 3 --out noted-2
 grep -q "^note: --" out && fail "a note about options that have an effect: $(cat out)"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress paper
 grep -q "paper matches no tensor of this model" out || fail "no word about a policy without tensors"
