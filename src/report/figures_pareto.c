@@ -133,9 +133,11 @@ static void draw_edge(const cloud *p, tagc_canvas *c) {
     tagc_text_printf(&c->body, "<path class=\"line faint %s\" d=\"",
                      tagc_svg_line_classes(COLOR_FRONT, classes));
     for (int i = 0; i < p->n; i++) { /* ascending in bits */
-        if (!p->points[i].is_front) continue;
         double x = tagc_axis_place(&p->x, p->points[i].bits), before = y;
-        y = place_gap(p, p->points[i].gap.middle);
+        double at = place_gap(p, p->points[i].gap.middle);
+        int first_wins = p->points[i].is_first && is_open && at > y; /* down is less */
+        if (!p->points[i].is_front && !first_wins) continue;
+        y = at;
         if (is_open) tagc_text_printf(&c->body, "L%.1f %.1f", x, before);
         tagc_text_printf(&c->body, "%c%.1f %.1f", is_open ? 'L' : 'M', x, y);
         is_open = 1;
@@ -182,7 +184,10 @@ static void draw_name(cloud *p, const tagc_pareto_point *point, tagc_canvas *c) 
                   {0, -9, 'm'}, {0, 18, 'm'}, {10, -19, 's'}, {10, 27, 's'}, {-10, -19, 'e'}, {-10, 27, 'e'}};
     double x = tagc_axis_place(&p->x, point->bits), y = place_gap(p, point->gap.middle);
     double width = tagc_svg_width(point->result->name, FONT);
-    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+    enum { N_PLACES = sizeof places / sizeof places[0] };
+    for (int k = 0; k < N_PLACES; k++) {
+        int i =
+            (k + (point->is_front ? 2 : 0)) % N_PLACES; /* the edge runs through what is beside its marks */
         char anchor = places[i].anchor;
         double at = x + places[i].x, left = at - (anchor == 'e' ? width : anchor == 'm' ? width / 2 : 0);
         box wanted = {left, y + places[i].y - 10, left + width, y + places[i].y + 3};

@@ -32,6 +32,12 @@ cmp once out || fail "a run that is named twice counts twice: $(diff once out)"
 run 0 report --units h.1,h.2 --svg window=w.svg fsdp.trace.json
 grep -q '<title>backward h.[12],' w.svg || fail "not the window that was asked for"
 
+# Where the first arm is better and others only smaller, the edge of what is worth its bits ends at the first.
+mkdir worse
+sed 's/"val_loss":[0-9.]*/"val_loss":9.5/' runs/packed/metrics.jsonl >worse/metrics.jsonl
+run 0 report --quiet --svg pareto=edge.svg runs/fsdp worse
+grep -q 'class="line faint[^>]* d="M[0-9. ]*L[0-9. ]*L[0-9. ]*H' edge.svg || fail "the edge passes by the first arm"
+
 # Well-formed, and every element of the page closed.
 if command -v python3 >/dev/null; then
     python3 - page.html svg/*.svg <<'PY' || fail "markup"
