@@ -302,6 +302,8 @@ static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *p
                                             "--optimizer-ns are for when there is none");
     if (o->check && !o->profile)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--check needs --profile: costs that were fitted to something");
+    if (o->fit_arms && !o->profile)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--fit-arms needs --profile, whose arms they are");
     if (o->check) TAGC_TRY(tagc_plan_read_points(o->check, &request->check));
     return read_network(request);
 }

@@ -75,9 +75,11 @@ static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, 
         return TAGC_OK;
     }
     if (!cost)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "no profile says what exchange %s%s takes to compute",
-                         exchange_name(r->options.exchange),
-                         is_blocks(r->options.exchange, r->options.sparsity) ? " at sparsity 0" : "");
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "no profile with such an arm, nor --codec-ns, says what exchange %s%s takes to compute",
+            exchange_name(r->options.exchange),
+            is_blocks(r->options.exchange, r->options.sparsity) ? " at sparsity 0" : "");
     double n = (double)r->options.n_elems / (is_direct ? r->options.ranks_per_host : 1);
     double touched = is_direct ? tagc_reduction_decoded(r) : r->union_density;
     double scale = cost->union_density > 0 ? touched / cost->union_density : 1;

@@ -63,7 +63,7 @@ run 0 plan --model tiny --world-size 2,4 --link-rate 1gbit,10gbit --latency 50us
 [ "$(json '[q["world_size"] for q in p]')" = "[2, 2, 4, 4]" ] || fail "order of plans"
 run 0 plan --model tiny --world-size 2 --link-rate 1gbit --compute-s 0.1 --arms fsdp,packed --json plan.json
 [ "$(json '[r["iteration_s"] is None for r in p["rows"]]')" = "[False, True]" ] || fail "invented the cost of a codec"
-grep -q "no profile says" out || fail "does not say why there is no time"
+grep -q "no profile with such an arm, nor --codec-ns, says what exchange packed takes" out || fail "does not say why there is no time"
 
 # ---- a model from config.json ----
 run 0 export --from run-full-dense --out hf
@@ -87,6 +87,8 @@ if "$tagc" help | grep -q ' bench '; then
     [ "$(json '[p["model"]["n_layer"], p["batch_size"], p["seq_len"]]')" = "[3, 2, 32]" ] || fail "the profile's model"
     run 0 plan --quiet --profile other.json --model demo --batch-size 4 --world-size 2 --json plan.json
     [ "$(json '[p["model"]["name"], p["batch_size"]]')" = "['demo', 4]" ] || fail "the model asked for"
+    run 2 plan --model tiny --fit-arms fsdp
+    says "--fit-arms needs --profile"
     run 1 plan --model tiny --profile bench.json --fit-arms nonsense
     says "--fit-arms" "no such arm"
     head -c 2000 bench.json >torn.json
