@@ -38,6 +38,7 @@ def bad_values(rank, world_size):
         (dict(sparsity=float("nan")), "sparsity is nan"), (dict(sparsity=True), "sparsity is True"),
         (dict(values="int3"), "values is 'int3', must be one of 'fp32'"), (dict(values=["int2"]), "values is"),
         (dict(exchange="ring"), "exchange is 'ring', must be one of 'dense'"),
+        (dict(exchange="packed", values="int4"), "values is 'int4', which is for exchange 'direct'; this one is 'packed'"),
         (dict(mild="int"), "mild is 'int', must be one of 'dense'"), (dict(mild_sparsity=-1), "mild_sparsity is -1"),
         (dict(layers="linear"), "layers is 'linear'"), (dict(rules={"nothing.*": "dense"}), "matches no parameter"),
         (dict(rules=3), "rules"), (dict(layers=lambda name, parameter: "big"), "'big'"),

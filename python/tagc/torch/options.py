@@ -45,6 +45,8 @@ class Options:
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
         _number("sparsity", self.sparsity, 0, 1)
+        if self.values is not None and not is_direct:
+            raise Error("argument", f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.values is None:
             self.values = "int2" if self.sparsity > 0 else "fp32"
         _choice("values", self.values, tuple(lib.VALUES))
