@@ -244,6 +244,20 @@ def test_two_ranks():
     ranks.run_each(CHECKS, 2)
 
 
+def closed_at_once(rank, world_size):
+    """A rank that closes while another is still connecting is no failure there."""
+    import tagc.torch as tagc
+
+    model = wrapped("fsdp2")
+    for _ in range(60):
+        with tagc.compress(model, verbose=False):
+            pass
+
+
+def test_closed_at_once():
+    ranks.run(closed_at_once, 4)
+
+
 @pytest.mark.parametrize("how", ["dies", "sleeps"])
 def test_a_rank_that_quits(how):
     outcomes = ranks.attempt(quits, 2, "ddp", how, timeout_s=60)

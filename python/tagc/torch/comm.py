@@ -57,6 +57,11 @@ class Comm:
         options.timeout_s = min(1e6, 2 * timeout_s)  # gloo gives up first, and knows why
         lib.call("tagc_comm_create_callback", self._exchange, None, self.rank, self.world_size, ctypes.byref(options),
                  ctypes.byref(self._handle))
+        try:
+            self.all_gather(b"\0")  # who closes before a peer has connected to all would be a failure there
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def handle(self):
