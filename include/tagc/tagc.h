@@ -179,8 +179,8 @@ typedef struct tagc_reducer_options {
     int index;        /* tagc_index, default OR; sketch and packed */
     double
         sparsity; /* [0, 1]: at least this share of every fragment is zeroed; not for dense. direct at 0 sends every
-                     element and no positions. A shard of fewer than 1 / (1 - sparsity) elements sends nothing, ever: take
-                     dense for units so small. -1 (default): the exchange's own, 0.95 for direct, 0.9875 for others */
+                     element and no positions. Below 1 at least one element of a fragment travels, of however few: what is
+                     never sent never arrives. -1 (default): the exchange's own, 0.95 for direct, 0.9875 for others */
     double ratio;   /* sketch: n / cells, [1, 1000], or 0 (default): sized from the union to load 0.75 */
     int cells;      /* tagc_cells, default FP32; sketch */
     int unpeeled;   /* tagc_unpeeled, default PACKED; sketch */

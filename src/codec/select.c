@@ -84,7 +84,7 @@ size_t tagc_select_count(size_t n, double sparsity) {
     /* as fractions, so that 0.9 of 10 is 9 however 0.9 is rounded */
     while (n_zero > 0 && (double)(n_zero - 1) / (double)n >= sparsity) n_zero--;
     while (n_zero < n && (double)n_zero / (double)n < sparsity) n_zero++;
-    return n - n_zero;
+    return n_zero < n || sparsity >= 1 ? n - n_zero : 1;
 }
 
 static size_t size_min(size_t a, size_t b) {

@@ -19,7 +19,8 @@ typedef struct tagc_selection {
     int n_passes;  /* 1: the streaming prediction held; 2: the histogram had to be used */
 } tagc_selection;
 
-/* How many of n may be kept so that the fraction of zeros is at least sparsity. sparsity in [0, 1]. */
+/* How many of n may be kept so that the fraction of zeros is at least sparsity, [0, 1]; below 1 one at least, of however few:
+ * what is never sent never arrives. */
 size_t tagc_select_count(size_t n, double sparsity);
 
 size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads);

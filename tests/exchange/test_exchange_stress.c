@@ -221,8 +221,8 @@ static void check_step(const step_view *v) {
     for (size_t r = 0; r < v->W; r++) n_unpeeled += v->x->stats[v->step][r].n_unpeeled;
     for (size_t i = 0; i < v->W * v->n; i++) is_void |= !isfinite(v->gradients[i] + v->before[i]);
     int is_foreseen = o->index != TAGC_INDEX_SUM1 && (n_unpeeled == 0 || o->unpeeled == TAGC_UNPEELED_PACKED);
-    /* fp32 cells may overflow where single values, and even sums, do not */
-    if (v->is_sketch && !(v->is_fixed && is_foreseen) && v->max_abs > 1e36)
+    /* fp32 cells may overflow where single values, and even sums, do not; and what is lossy adds up to nobody knows what */
+    if (!v->is_dense && !(is_foreseen && (v->is_fixed || !v->is_sketch)) && v->max_abs > 1e36)
         is_void |= v->x->stats[v->step][0].nonfinite;
     if (!v->is_dense && !is_void && is_foreseen) is_void = sums_overflow(v);
     if (is_void && !v->is_dense) {
