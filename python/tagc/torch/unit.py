@@ -137,8 +137,11 @@ class Unit:
         taken = []
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
-            pieces = [] if residual is None else [(piece, at) for piece, at in exchange.part.pieces if _is_zero(
-                source[piece.start:piece.start + piece.length])]
+            if residual is None:
+                continue
+            used = {piece.parameter for piece, _ in exchange.part.pieces
+                    if not _is_zero(source[piece.start:piece.start + piece.length])}
+            pieces = [(piece, at) for piece, at in exchange.part.pieces if piece.parameter not in used]
             if pieces:
                 left, values = residual.clone(), _zeros(exchange.part.n_elems)
                 for piece, at in pieces:
