@@ -88,14 +88,6 @@ static const tagc_code guarded = {.max_bytes = max_bytes,
 
 /* ---- the same steps with and without ---- */
 
-typedef struct trial {
-    tagc_reducer_options options;
-} trial;
-
-static void fill(float *gradient, const trial *t, int step, int rank) {
-    for (size_t i = 0; i < t->options.n_elems; i++) gradient[i] = random_gradient((uint64_t)step, rank, i);
-}
-
 static void put(tagc_reducer *r, const tagc_code *fragment_code, const tagc_code *sums_code, float *residual,
                 float *spare) {
     r->direct.fragment_code = fragment_code;
@@ -106,9 +98,9 @@ static void put(tagc_reducer *r, const tagc_code *fragment_code, const tagc_code
 }
 
 static void body(rank_run *run) {
-    const trial *t = run->shared;
+    const tagc_reducer_options *options = run->shared;
     arrays *a = &all[run->rank];
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = (size_t)t->options.n_elems;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = (size_t)options->n_elems;
     tagc_reducer *plain, *reducer;
     a->n_opened = 0;
     a->n_bytes = (n * sizeof(float) + page - 1) / page * page;
@@ -116,11 +108,11 @@ static void body(rank_run *run) {
         if (!CHECK(run, a->of[i] = pages(a->n_bytes))) return;
     float *gradient = a->of[0], *output = a->of[1], *expected = calloc(n, sizeof *expected),
           *copy = malloc(n * sizeof *copy);
-    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &plain) == TAGC_OK)) return;
-    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
-    size_t n_output = (size_t)tagc_direct_output(&t->options, run->world_size);
+    if (!CHECK(run, tagc_reducer_create(run->comm, options, &plain) == TAGC_OK)) return;
+    if (!CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == TAGC_OK)) return;
+    size_t n_output = (size_t)tagc_direct_output(options, run->world_size);
     for (int step = 0; step < N_STEPS; step++) {
-        fill(copy, t, step, run->rank);
+        for (size_t i = 0; i < n; i++) copy[i] = random_gradient((uint64_t)step, run->rank, i);
         memcpy(gradient, copy, n * sizeof *copy);
         CHECK(run, tagc_reducer_run(plain, copy, expected, NULL) == TAGC_OK);
 
@@ -139,7 +131,7 @@ static void body(rank_run *run) {
         CHECK(run, memcmp(output, expected, n_output * sizeof *output) == 0);
         if (residual) CHECK(run, memcmp(residual, plain->residual, n * sizeof *residual) == 0);
     }
-    int n_sums = t->options.all_reduce ? run->world_size : 0; /* the own ones encoded, all others' decoded */
+    int n_sums = options->all_reduce ? run->world_size : 0; /* the own ones encoded, all others' decoded */
     CHECK(run, a->n_opened >= N_STEPS * (run->world_size + 1 + n_sums));
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);
@@ -151,16 +143,16 @@ static void test_codes_alone_touch_the_arrays(void **state) {
     (void)state;
     for (int variant = 0; variant < 24; variant++) {
         int world_size = 1 + variant % 4;
-        trial t;
+        tagc_reducer_options options;
         rank_run runs[MAX_RANKS];
-        tagc_reducer_options_init(&t.options);
-        t.options.exchange = TAGC_EXCHANGE_DIRECT;
-        t.options.n_elems = (uint64_t)world_size * (variant % 3 ? 700 : 40000);
-        t.options.sparsity = variant % 5 == 4 ? 0 : 0.9;
-        t.options.values = variant % 6;
-        t.options.all_reduce = variant / 2 % 2;
-        t.options.n_threads = 1 + variant % 2;
-        run_ranks(world_size, body, &t, NULL, runs);
+        tagc_reducer_options_init(&options);
+        options.exchange = TAGC_EXCHANGE_DIRECT;
+        options.n_elems = (uint64_t)world_size * (variant % 3 ? 700 : 40000);
+        options.sparsity = variant % 5 == 4 ? 0 : 0.9;
+        options.values = variant % 6;
+        options.all_reduce = variant / 2 % 2;
+        options.n_threads = 1 + variant % 2;
+        run_ranks(world_size, body, &options, NULL, runs);
     }
 }
 

@@ -355,6 +355,17 @@ static void arms_alone_will_do(void **state) {
     tagc_points_destroy(&points);
 }
 
+/* In every iteration of the arm each phase took one second more than the one before it. */
+static void set_phases(json_t *arm) {
+    json_t *phases = json_object(), *iteration;
+    size_t k;
+    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+        json_object_set_new(phases, tagc_phase_name(phase), json_real(1 + phase));
+    json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
+        json_object_set(iteration, "phase_s", phases);
+    json_decref(phases);
+}
+
 /* What direct kept is told, and flats of both classes share what the phases took; an arm that chose for itself says
  * nothing. */
 static void direct_arms_are_read(void **state) {
@@ -363,14 +374,9 @@ static void direct_arms_are_read(void **state) {
     tagc_points points = {0};
     double density;
     json_t *bench = make_bench(&hidden, 4, 4, 20e6, 0), *list = json_object_get(bench, "arms");
-    json_t *arm = json_array_get(list, N_ARMS - 1), *phases = json_object(), *iteration;
-    size_t k;
+    json_t *arm = json_array_get(list, N_ARMS - 1);
     double n_compressed = json_number_value(json_object_get(arm, "n_compressed"));
-    for (int phase = 0; phase < TAGC_N_PHASES; phase++)
-        json_object_set_new(phases, tagc_phase_name(phase), json_real(1 + phase));
-    json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
-        json_object_set(iteration, "phase_s", phases);
-    json_decref(phases);
+    set_phases(arm);
     json_object_set_new(arm, "n_mild", json_real(n_compressed / 2));
     json_object_set_new(arm, "n_kept", json_real(n_compressed * 0.04));
     json_t *chosen = json_deep_copy(arm);
@@ -411,14 +417,9 @@ static void hosts_encode_for_their_ranks(void **state) {
     for (int per_host = 1; per_host <= 4; per_host *= 2) {
         tagc_points points = {0};
         json_t *bench = make_bench(&hidden, 4, 4, 20e6, 0), *list = json_object_get(bench, "arms");
-        json_t *arm = json_array_get(list, N_ARMS - 1), *phases = json_object(), *iteration;
-        size_t k;
+        json_t *arm = json_array_get(list, N_ARMS - 1);
         double n = json_number_value(json_object_get(arm, "n_compressed"));
-        for (int phase = 0; phase < TAGC_N_PHASES; phase++)
-            json_object_set_new(phases, tagc_phase_name(phase), json_real(1 + phase));
-        json_array_foreach(json_object_get(arm, "iterations"), k, iteration)
-            json_object_set(iteration, "phase_s", phases);
-        json_decref(phases);
+        set_phases(arm);
         json_object_set_new(arm, "n_mild", json_real(0));
         json_object_set_new(json_object_get(arm, "options"), "arm", json_integer(per_host));
         for (int i = 0; i < N_ARMS - 1; i++) json_array_remove(list, 0);
