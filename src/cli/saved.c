@@ -149,8 +149,10 @@ static tagc_status read_fields(const json_t *root, tagc_saved *out) {
     const char *name;
     if (!json_is_object(options))
         return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"options\" are missing");
-    json_object_foreach(options, name, option) if (!json_is_string(option)) return tagc_fail(
-        TAGC_ERR_CORRUPT, "the checkpoint's option \"%.40s\" is no text", name);
+    json_object_foreach(options, name, option) {
+        if (!json_is_string(option))
+            return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's option \"%.40s\" is no text", name);
+    }
     out->options = json_incref(options);
     return TAGC_OK;
 }

@@ -28,8 +28,8 @@ typedef struct tagc_volume {
     int sketching;                      /* a sketch that keeps everything sends no cells */
 } tagc_volume;
 
-/* Bytes that `rank` sends in one step without values that are not finite or near it. data may be NULL for dense. TAGC_ERR_ARGUMENT or
- * TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
+/* Bytes that `rank` sends in one step without values that are not finite or near it. data may be NULL for dense.
+ * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
                                 const tagc_volume_data *data, tagc_volume *out);
 /* Of a delta, one without checksums: neither the first nor one after a reset. */

@@ -408,9 +408,8 @@ const tagc_figure tagc_figures[] = {
      "scale.",
      "a trace (tagc train --trace FILE) that holds backward passes of the units", tagc_draw_window_line},
     {"memory", "Memory of a rank",
-     "Parameters, gradients, optimizer state and residuals that stay from step to step; of what is simulated "
-     "also "
-     "the buffers of exchanges, which measured rows do not count.",
+     "Parameters, gradients, optimizer state and residuals that stay from step to step; where simulated, "
+     "the buffers of exchanges, too, which measured rows do not count.",
      "a bench, lab or plan result", draw_memory},
     {"codec", "Codec against the memory floor",
      "Floor: reading two arrays and writing one, 12 bytes per element, on the same threads. Decoding is on "
