@@ -1,6 +1,6 @@
-/* Inside of a reducer, shared by the files that make it up: reducer.c (life), state.c (residual), message.c
- * (what is under way), dense.c, indexed.c with packed.c and sketch.c (the two ways to send the values of an index), and
- * direct.c with direct_hosts.c and direct_results.c.
+/* Inside of a reducer, shared by the files that make it up: reducer.c (life), state.c (residual), step.c
+ * (what is under way), agreement.c, dense.c, paper/ (index.c with packed.c and sketch.c, the two ways to send the values
+ * of an index), and direct/.
  *
  * All of a step runs as one job on the worker of the comm. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
@@ -9,7 +9,7 @@
 #include "codec/select.h"
 #include "codec/sketch.h"
 #include "core/memory.h"
-#include "exchange/direct.h"
+#include "exchange/direct/direct.h"
 #include "exchange/wire.h"
 #include "transport/comm.h"
 
@@ -95,7 +95,7 @@ struct tagc_reducer {
     tagc_plan plan;    /* of the own shard */
 };
 
-/* ---- message.c ---- */
+/* ---- step.c ---- */
 
 /* Arrays of all messages; part of the arena. */
 void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_messages);
@@ -149,7 +149,7 @@ uint64_t tagc_output_elems(const tagc_reducer_options *options, int world_size);
 void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena);
 tagc_status tagc_indexed_step(tagc_reducer *r);
 
-/* ---- indexed.c, for packed.c and sketch.c ---- */
+/* ---- paper/index.c, for packed.c and sketch.c ---- */
 
 /* The union of shard d as a bitmap (valid until the next call) and as ascending positions in r->list. */
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d);

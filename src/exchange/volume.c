@@ -2,7 +2,7 @@
  * chunks, cells and buffers. */
 #include "exchange/volume.h"
 
-#include "exchange/gatherer.h"
+#include "exchange/gatherer/gatherer.h"
 #include "exchange/options.h"
 #include "exchange/reducer.h"
 

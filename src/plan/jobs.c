@@ -1,4 +1,4 @@
-/* The order of work and transfers in src/exchange/dense.c, indexed.c and direct.c. Many small pieces are drawn together into a
+/* The order of work and transfers in src/exchange: dense.c, paper/index.c and direct/direct.c. Many small pieces are drawn together into a
  * few: how finely a transfer is cut matters little, in which order it waits matters much. */
 #include "plan/jobs.h"
 

@@ -8,7 +8,7 @@
  *
  *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
  *   relays     row (h', l) -> (h, l'), one transfer for each h' */
-#include "exchange/gatherer.h"
+#include "exchange/gatherer/gatherer.h"
 #include "codec/delta.h"
 #include "exchange/bf16.h"
 #include "exchange/options.h"
@@ -112,31 +112,6 @@ static int is_direct(const tagc_gatherer *g, int row) {
     return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
 }
 
-/* Rows (h', l) as they came to (h, l'), and (h', l') from there, straight to where they belong. */
-static void post_relays(tagc_gatherer *g, uint64_t n_bytes, uint64_t stride, uint8_t *rows) {
-    int host = g->row / g->per_host, local = g->row % g->per_host;
-    for (int l = 0; g->n_relays > 0 && l < g->per_host; l++) {
-        int peer = g->first_rank + host * g->per_host + l;
-        g->relay_bytes[peer] = l == local ? 0 : n_bytes;
-        g->relay_offset[peer] = (uint64_t)l * stride;
-    }
-    for (int i = 0; i < g->n_relays; i++) {
-        uint8_t *of_host = rows + (uint64_t)((i < host ? i : i + 1) * g->per_host) * stride;
-        g->relays[i] = (tagc_ticket){
-            .transfer = {.send = of_host + (uint64_t)local * stride,
-                         .send_bytes = g->relay_bytes,
-                         .send_offset = g->send_offset,
-                         .recv = of_host,
-                         .recv_bytes = g->relay_bytes,
-                         .recv_offset = g->relay_offset},
-            .leg = TAGC_LEG_GATHER,
-            .tag = g->options.tag,
-            .after = &g->ticket,
-        };
-        tagc_comm_post(g->comm, TAGC_LANE_RELAY, &g->relays[i]);
-    }
-}
-
 static void post(tagc_gatherer *g) {
     const void *send = encode(g);
     int is_plain = g->options.wire == TAGC_GATHER_FP32;
@@ -158,7 +133,7 @@ static void post(tagc_gatherer *g) {
         .tag = g->options.tag,
     };
     tagc_comm_post(g->comm, TAGC_LANE_GATHER, &g->ticket);
-    post_relays(g, n_bytes, stride, rows);
+    tagc_gatherer_post_relays(g, n_bytes, stride, rows);
 }
 
 /* All are waited for, whatever becomes of one: until then their memory is the comm's. */

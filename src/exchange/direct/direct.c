@@ -4,8 +4,8 @@
  *   wire              | header 0 | header 1, body 0 | header 2, body 1 ...
  *
  * Only the encoder knows how long a body is, so a header goes first, and the body follows once both sides have it.
- * Fragment 0 is the next rank's, as in indexed.c; the own one comes last, beside the last bodies. */
-#include "exchange/direct.h"
+ * Fragment 0 is the next rank's, as in paper/index.c; the own one comes last, beside the last bodies. */
+#include "exchange/direct/direct.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
 

@@ -1,9 +1,9 @@
 /* Bytes of a direct exchange, stage by stage as direct.c sends them. */
+#include "exchange/volume.h"
 #include "codec/gaps.h"
 #include "codec/values.h"
-#include "exchange/direct.h"
+#include "exchange/direct/direct.h"
 #include "exchange/reducer.h"
-#include "exchange/volume.h"
 
 #include <math.h>
 

@@ -1,14 +1,14 @@
 /* Direct: every rank's own encoded fragments go straight to their owners, who decode and add.
  *
  * Ranks are counted over hosts: rank = host * per_host + local. With one rank per host a "host" is a rank. With more,
- * the ranks of a host first add what they have for one destination (direct_hosts.c), and only that sum is encoded:
+ * the ranks of a host first add what they have for one destination (hosts.c), and only that sum is encoded:
  *
  *   rank (h, l)  <- rows for hosts' ranks of local index l <-  its host's ranks      plain values
  *   rank (h, l)  -> fragment of the host's sum             ->  ranks (h', l)         encoded
  *
- * All-reduce (direct_results.c): the owner encodes its sums and sends them back the same way. */
-#ifndef TAGC_EXCHANGE_DIRECT_H
-#define TAGC_EXCHANGE_DIRECT_H
+ * All-reduce (results.c): the owner encodes its sums and sends them back the same way. */
+#ifndef TAGC_EXCHANGE_DIRECT_DIRECT_H
+#define TAGC_EXCHANGE_DIRECT_DIRECT_H
 
 #include "codec/code.h"
 #include "core/memory.h"
@@ -81,7 +81,7 @@ void tagc_direct_start(struct tagc_reducer *r);
 tagc_status tagc_direct_step(struct tagc_reducer *r);
 tagc_status tagc_direct_finish(struct tagc_reducer *r);
 
-/* ---- between direct.c, direct_hosts.c and direct_results.c ---- */
+/* ---- between direct.c, hosts.c and results.c ---- */
 
 /* Where the sums of the own row stand. */
 float *tagc_direct_sums(const struct tagc_reducer *r);

@@ -5,7 +5,7 @@
 #include "codec/pack.h"
 #include "core/clock.h"
 #include "exchange/bf16.h"
-#include "exchange/direct.h"
+#include "exchange/direct/direct.h"
 #include "exchange/reducer.h"
 
 #include <string.h>

@@ -7,7 +7,7 @@
  * its next one; that gather fails on all ranks, and the one after it is whole. */
 #include "codec/delta.h"
 #include "exchange/bf16.h"
-#include "exchange/gatherer.h"
+#include "exchange/gatherer/gatherer.h"
 #include "exchange/wire.h"
 
 #include <math.h>

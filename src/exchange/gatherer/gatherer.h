@@ -1,6 +1,7 @@
-/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires) and gatherer_delta.c (deltas). */
-#ifndef TAGC_EXCHANGE_GATHERER_H
-#define TAGC_EXCHANGE_GATHERER_H
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires),
+ * relay.c (two levels) and delta.c (deltas). */
+#ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
+#define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
 #include "core/memory.h"
 #include "transport/comm.h"
@@ -50,6 +51,9 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *gatherer, const tagc_gatherer_o
 size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);
 /* What this gather sends to each other rank of the host: known to all beforehand. */
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
+
+/* Posts the relays of a gather that is posted: rows of n_bytes, `stride` bytes apart. */
+void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
 
 /* Decides what this gather is; before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);

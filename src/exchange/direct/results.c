@@ -3,7 +3,7 @@
  * They cross the link between hosts once, among ranks of one local index. Where the whole unit is wanted, the ranks of
  * a host then hand each other the bodies as they came. */
 #include "core/clock.h"
-#include "exchange/direct.h"
+#include "exchange/direct/direct.h"
 #include "exchange/reducer.h"
 
 #include <string.h>
