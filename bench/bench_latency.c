@@ -1,0 +1,128 @@
+/* What a step costs where messages take long: the time of one step over a network that delivers each message d after it
+ * was sent, whatever its length, in units of d. One rank is real and the others echo it, see tests/delaying.h, so that one
+ * core does for any number of ranks; encoding and decoding of this rank count, those of the others do not.
+ *
+ *   bench_latency [--latency-ms D] [--shard N] [--repeats N] [--units N] [--most-ranks W] */
+#include "../tests/delaying.h"
+#include "measure.h"
+#include "transport/comm.h"
+
+enum { N_MOST_UNITS = 64, N_MOST_REPEATS = 101 };
+
+typedef struct setting {
+    double latency_s;
+    uint64_t shard;
+    int n_repeats, n_units, most_ranks;
+} setting;
+
+typedef struct row {
+    const char *name;
+    int exchange, has_lanes;
+} row;
+
+static const row rows[] = {
+    {"dense", TAGC_EXCHANGE_DENSE, 1},           {"packed", TAGC_EXCHANGE_PACKED, 1},
+    {"direct", TAGC_EXCHANGE_DIRECT, 1},         {"direct, callback", TAGC_EXCHANGE_DIRECT, 0},
+    {"dense, callback", TAGC_EXCHANGE_DENSE, 0},
+};
+enum { N_ROWS = sizeof rows / sizeof *rows };
+
+_Noreturn static void fail(const char *what) {
+    fprintf(stderr, "bench_latency: %s: %s\n", what, tagc_last_error());
+    exit(1);
+}
+
+static void expect(tagc_status status, const char *what) {
+    if (status != TAGC_OK) fail(what);
+}
+
+typedef struct step_cost {
+    spread time_s;
+    double n_transfers, n_messages; /* of this rank, of one step */
+} step_cost;
+
+/* n_units reducers, begun together, from the first begin to the last end. */
+static step_cost time_steps(const setting *s, const row *kind, int W, int n_units) {
+    delaying_network *network = delaying_create(&(delaying_options){
+        .world_size = W, .latency_s = s->latency_s, .has_lanes = kind->has_lanes, .is_echo = 1});
+    tagc_comm *comm;
+    tagc_reducer *reducers[N_MOST_UNITS];
+    float *gradients[N_MOST_UNITS], *outputs[N_MOST_UNITS];
+    double times[N_MOST_REPEATS];
+    uint64_t random = 1, n_elems = s->shard * (uint64_t)W;
+    expect(delaying_comm(network, 0, NULL, &comm), "comm");
+    for (int u = 0; u < n_units; u++) {
+        tagc_reducer_options options;
+        tagc_reducer_options_init(&options);
+        options.n_elems = n_elems;
+        options.exchange = kind->exchange;
+        expect(tagc_reducer_create(comm, &options, &reducers[u]), "reducer");
+        gradients[u] = take(n_elems, sizeof(float), "gradient");
+        outputs[u] = take(s->shard, sizeof(float), "output");
+        tagc_fill_gradient(gradients[u], n_elems, &random);
+    }
+    int n_transfers = 0;
+    uint64_t n_messages = 0;
+    for (int i = -1; i < s->n_repeats; i++) { /* the first touches memory */
+        if (i == 0) n_transfers = network->ranks[0].n_transfers;
+        if (i == 0) n_messages = network->ranks[0].n_messages;
+        double start_s = tagc_clock_s();
+        for (int u = 0; u < n_units; u++)
+            expect(tagc_reducer_begin(reducers[u], gradients[u], outputs[u]), "begin");
+        for (int u = 0; u < n_units; u++) expect(tagc_reducer_end(reducers[u], NULL), "end");
+        if (i >= 0) times[i] = tagc_clock_s() - start_s;
+    }
+    step_cost cost = {.time_s = spread_of(times, s->n_repeats),
+                      .n_transfers = (double)(network->ranks[0].n_transfers - n_transfers) / s->n_repeats,
+                      .n_messages = (double)(network->ranks[0].n_messages - n_messages) / s->n_repeats};
+    for (int u = 0; u < n_units; u++) {
+        tagc_reducer_destroy(reducers[u]);
+        tagc_memory_destroy(gradients[u]);
+        tagc_memory_destroy(outputs[u]);
+    }
+    tagc_comm_destroy(comm);
+    delaying_destroy(network);
+    return cost;
+}
+
+static void print_row(const setting *s, const row *kind, int W, int n_units) {
+    step_cost cost = time_steps(s, kind, W, n_units);
+    printf("%5d %5d  %-17s %9.1f ms (%.1f to %.1f) %8.1f d %10.0f transfers %8.0f messages\n", W, n_units,
+           kind->name, 1e3 * cost.time_s.median, 1e3 * cost.time_s.quarter, 1e3 * cost.time_s.three_quarters,
+           cost.time_s.median / s->latency_s, cost.n_transfers, cost.n_messages);
+    fflush(stdout);
+}
+
+static setting read_options(int argc, char **argv) {
+    setting s = {.latency_s = 10e-3, .shard = 4096, .n_repeats = 5, .n_units = 16, .most_ranks = 256};
+    for (int i = 1; i < argc; i++) {
+        if (i + 1 == argc) refuse(argv[i], "the last word", "followed by a number");
+        const char *name = argv[i], *text = argv[++i];
+        if (strcmp(name, "--latency-ms") == 0)
+            s.latency_s = 1e-3 * (double)number(name, text, 1, 1000);
+        else if (strcmp(name, "--shard") == 0)
+            s.shard = number(name, text, 1, 1 << 24);
+        else if (strcmp(name, "--repeats") == 0)
+            s.n_repeats = (int)number(name, text, 1, N_MOST_REPEATS);
+        else if (strcmp(name, "--units") == 0)
+            s.n_units = (int)number(name, text, 1, N_MOST_UNITS);
+        else if (strcmp(name, "--most-ranks") == 0)
+            s.most_ranks = (int)number(name, text, 8, 1024);
+        else
+            refuse("option", name, "--latency-ms, --shard, --repeats, --units or --most-ranks");
+    }
+    return s;
+}
+
+int main(int argc, char **argv) {
+    static const int world_sizes[] = {8, 64, 256, 1024};
+    setting s = read_options(argc, argv);
+    printf("d = %g ms one way, %llu values per shard; medians of %d steps (quartiles)\n", 1e3 * s.latency_s,
+           (unsigned long long)s.shard, s.n_repeats);
+    printf("%5s %5s  %-17s\n", "W", "units", "exchange");
+    for (size_t w = 0; w < sizeof world_sizes / sizeof *world_sizes; w++)
+        for (int i = 0; i < N_ROWS && world_sizes[w] <= s.most_ranks; i++)
+            if (rows[i].has_lanes || world_sizes[w] <= 64) print_row(&s, &rows[i], world_sizes[w], 1);
+    for (int i = 0; i < N_ROWS && s.most_ranks >= 64; i++) print_row(&s, &rows[i], 64, s.n_units);
+    return 0;
+}
