@@ -8,14 +8,15 @@
  * back. Where the sample misled (or n is too small to sample), the candidates go back first and the threshold
  * is found by histograms of the residual, which then holds acc.
  *
- * Threads take blocks in turn, not one long slice each: gradients are clumped, and so every thread gets its
- * share of the candidates. Each block knows where its output begins, so the result does not depend on the
- * threads. */
+ * Threads take the next block, not one long slice each: large elements come in clumps. A thread whose room for
+ * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms has to be
+ * enough. Each block knows where its output begins, so the result does not depend on the threads. */
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 #include "core/memory.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
@@ -30,20 +31,20 @@
 #define INF_BITS 0x7f800000u
 
 typedef struct block {
-    uint32_t candidate_begin, n_candidates; /* in the lists of its thread */
+    uint32_t owner;                         /* the thread that streamed it */
+    uint32_t candidate_begin, n_candidates; /* in the lists of its owner */
     uint32_t band_begin, n_band;
     uint32_t n_kept, n_ties; /* for certain or above the threshold, and equal to it */
     uint32_t out_begin;      /* in the caller's indices and values */
 } block;
 
 typedef struct share {           /* of one thread */
-    uint32_t *candidate_indices; /* (n_candidate_room) */
-    float *candidate_values;     /* (n_candidate_room) */
-    float *band;                 /* (n_band_room) */
+    uint32_t *candidate_indices; /* (n_room) */
+    float *candidate_values;     /* (n_room) */
+    float *band;                 /* (n_room) */
     uint32_t *radix;             /* (N_RADIX) */
     size_t n_candidates, n_band;
     uint32_t max_bits;
-    int overflow; /* the candidates did not fit: the prediction was bad */
     char padding[TAGC_ALIGNMENT];
 } share;
 
@@ -69,7 +70,8 @@ typedef struct selector {
     uint32_t *buckets; /* (N_BUCKETS) */
     block *blocks;     /* (n_blocks) */
     share *shares;     /* (n_threads) */
-    size_t n_candidate_room, n_band_room;
+    size_t n_room;     /* candidates of one thread; 0 where nothing is sampled */
+    atomic_size_t next_block;
 
     uint32_t t_lo, t_hi; /* predicted */
     int from_residual;   /* the band was not to be had: look at the residual, which holds acc */
@@ -110,29 +112,28 @@ static double margin_of(double expected, double clump) {
     return 4 * sqrt(clump * (expected + 4 * clump));
 }
 
-/* Rooms for the worst clump, for a sample that is an eighth off, for bounds that are whole buckets (of a
- * large sample's narrow band the larger part), and for the block that finds a room too small. */
+/* The sample puts t_lo where `reach` of its elements lie above; as many elements as the sample stands for lie
+ * above it in the array, and again four standard deviations more for the worst clump. A thread's part of that
+ * room goes on by a block, the one that finds it too small. */
 static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
-    const size_t edge = BLOCK + TAGC_SELECT_SLACK;
     size_t n = s->n, n_shares = (size_t)n_threads;
     s->shape = shape_of(n, s->k);
     s->n_blocks = (n + BLOCK - 1) / BLOCK;
-    size_t n_sampled = s->shape.n_windows * LINE, n_own = (s->n_blocks + n_shares - 1) / n_shares * BLOCK;
-    s->n_candidate_room = s->n_band_room = 0;
+    size_t n_sampled = s->shape.n_windows * LINE, n_fair = (s->n_blocks + n_shares - 1) / n_shares * BLOCK;
+    s->n_room = 0;
     if (n_sampled) {
-        double scale = 1.125 * (double)n / (double)n_sampled / n_threads;
-        double margin = margin_of(s->shape.expected, LINE);
-        s->n_candidate_room = size_min((size_t)(scale * (s->shape.expected + margin)), n_own) + edge;
-        s->n_band_room = size_min((size_t)(scale * (2 * margin + s->shape.expected / 4)), n_own) + edge;
+        double reach = s->shape.expected + margin_of(s->shape.expected, LINE);
+        double n_candidates = (reach + margin_of(reach, LINE)) * (double)n / (double)n_sampled;
+        s->n_room = size_min((size_t)(n_candidates / n_threads), n_fair) + BLOCK + TAGC_SELECT_SLACK;
     }
     s->blocks = tagc_arena_take(arena, s->n_blocks, sizeof *s->blocks);
     s->sample = tagc_arena_take(arena, n_sampled, sizeof *s->sample);
     s->buckets = tagc_arena_take(arena, n_sampled ? N_BUCKETS : 0, sizeof *s->buckets);
     s->shares = tagc_arena_take(arena, n_shares, sizeof *s->shares);
     for (size_t t = 0; t < n_shares; t++) {
-        share own = {.candidate_indices = tagc_arena_take(arena, s->n_candidate_room, sizeof(uint32_t)),
-                     .candidate_values = tagc_arena_take(arena, s->n_candidate_room, sizeof(float)),
-                     .band = tagc_arena_take(arena, s->n_band_room, sizeof(float)),
+        share own = {.candidate_indices = tagc_arena_take(arena, s->n_room, sizeof(uint32_t)),
+                     .candidate_values = tagc_arena_take(arena, s->n_room, sizeof(float)),
+                     .band = tagc_arena_take(arena, s->n_room, sizeof(float)),
                      .radix = tagc_arena_take(arena, N_RADIX, sizeof(uint32_t))};
         if (s->shares) s->shares[t] = own;
     }
@@ -213,42 +214,51 @@ static void predict(selector *s) {
     if (expected > margin) s->t_hi = (bucket_of_rank(s, max_bits, expected - margin) + 1) << BUCKET_SHIFT;
 }
 
-/* ---- the stages that threads share; each takes the blocks index, index + n_threads, ... ---- */
+/* ---- the stages that threads share ---- */
 
 static size_t block_elems(const selector *s, size_t b) {
     return size_min(s->n - b * BLOCK, BLOCK);
 }
 
+/* Takes blocks until none is left or the own room is full. */
 static void stream_stage(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
+    (void)n_threads;
     own->n_candidates = own->n_band = 0;
     own->max_bits = 0;
-    own->overflow = !s->n_candidate_room;
     const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : s->t_lo;
-    uint32_t nowhere_indices[TAGC_SELECT_SLACK];
-    float nowhere_values[TAGC_SELECT_SLACK];
-    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
-        const size_t at = b * BLOCK, n = block_elems(s, b), edge = BLOCK + TAGC_SELECT_SLACK;
+    while (own->n_candidates + BLOCK + TAGC_SELECT_SLACK <= s->n_room) {
+        const size_t b = atomic_fetch_add(&s->next_block, 1), at = b * BLOCK;
+        if (b >= s->n_blocks) break;
         block *here = &s->blocks[b];
-        *here = (block){.candidate_begin = (uint32_t)own->n_candidates, .band_begin = (uint32_t)own->n_band};
-        if (own->n_candidates + edge > s->n_candidate_room || own->n_band + edge > s->n_band_room)
-            own->overflow = 1;
-        if (own->overflow) { /* only acc matters now */
-            s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at,
-                               TAGC_SELECT_NONE, TAGC_SELECT_NONE, s->bypass, nowhere_indices, nowhere_values,
-                               &own->max_bits);
-            continue;
-        }
+        *here = (block){.owner = (uint32_t)index,
+                        .candidate_begin = (uint32_t)own->n_candidates,
+                        .band_begin = (uint32_t)own->n_band};
         float *values = own->candidate_values + own->n_candidates;
         size_t n_candidates = s->kernels->stream(
-            s->gradient + at, s->residual_in + at, s->residual_out + at, n, (uint32_t)at, s->t_lo, t_clear,
-            s->bypass, own->candidate_indices + own->n_candidates, values, &own->max_bits);
+            s->gradient + at, s->residual_in + at, s->residual_out + at, block_elems(s, b), (uint32_t)at,
+            s->t_lo, t_clear, s->bypass, own->candidate_indices + own->n_candidates, values, &own->max_bits);
         size_t n_band = s->kernels->band(values, n_candidates, s->t_hi, own->band + own->n_band);
         here->n_candidates = (uint32_t)n_candidates;
         here->n_band = (uint32_t)n_band;
         own->n_candidates += n_candidates;
         own->n_band += n_band;
+    }
+    if (s->bypass) s->kernels->fence();
+}
+
+/* What the rooms did not take of the blocks: acc goes into the residual, where the second pass looks for it. */
+static void sum_stage(void *arg, int index, int n_threads) {
+    selector *s = arg;
+    (void)n_threads;
+    uint32_t nowhere_indices[TAGC_SELECT_SLACK];
+    float nowhere_values[TAGC_SELECT_SLACK];
+    for (size_t b; (b = atomic_fetch_add(&s->next_block, 1)) < s->n_blocks;) {
+        const size_t at = b * BLOCK;
+        s->kernels->stream(s->gradient + at, s->residual_in + at, s->residual_out + at, block_elems(s, b),
+                           (uint32_t)at, TAGC_SELECT_NONE, TAGC_SELECT_NONE, s->bypass, nowhere_indices,
+                           nowhere_values, &s->shares[index].max_bits);
     }
     if (s->bypass) s->kernels->fence();
 }
@@ -281,10 +291,16 @@ static void radix_stage(void *arg, int index, int n_threads) {
         add_digits(s, s->residual_out + b * BLOCK, block_elems(s, b), own->radix);
 }
 
+/* Candidates are with the block's owner; the residual is the same for everybody. */
+static int is_mine(const selector *s, size_t b, int index, int n_threads) {
+    return s->from_residual ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
+}
+
 static void count_stage(void *arg, int index, int n_threads) {
     selector *s = arg;
     const share *own = &s->shares[index];
-    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+    for (size_t b = 0; b < s->n_blocks; b++) {
+        if (!is_mine(s, b, index, n_threads)) continue;
         block *here = &s->blocks[b];
         size_t n_ties, n_certain = 0, n = here->n_band;
         const float *among = own->band + here->band_begin;
@@ -315,7 +331,8 @@ static void keep_from_residual(selector *s, const block *here, size_t begin, siz
 static void keep_stage(void *arg, int index, int n_threads) {
     selector *s = arg;
     const share *own = &s->shares[index];
-    for (size_t b = (size_t)index; b < s->n_blocks; b += (size_t)n_threads) {
+    for (size_t b = 0; b < s->n_blocks; b++) {
+        if (!is_mine(s, b, index, n_threads)) continue;
         const block *here = &s->blocks[b];
         if (s->from_residual)
             keep_from_residual(s, here, b * BLOCK, b * BLOCK + block_elems(s, b));
@@ -373,7 +390,6 @@ static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t ba
 static int threshold_from_band(selector *s, tagc_pool *pool) {
     size_t n_candidates = 0, n_band = 0;
     for (int t = 0; t < tagc_pool_n_threads(pool); t++) {
-        if (s->shares[t].overflow) return 0;
         n_candidates += s->shares[t].n_candidates;
         n_band += s->shares[t].n_band;
     }
@@ -448,8 +464,10 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
     }
     predict(&s);
     tagc_pool_run(pool, stream_stage, &s);
+    int overflow = atomic_load(&s.next_block) < s.n_blocks; /* every room is full */
+    if (overflow) tagc_pool_run(pool, sum_stage, &s);
     if (!all_finite(&s, pool, result) || k == 0) return;
-    if (!threshold_from_band(&s, pool)) {
+    if (overflow || !threshold_from_band(&s, pool)) {
         result->n_passes = 2;
         if (!leave) tagc_pool_run(pool, restore_stage, &s);
         s.from_residual = 1;

@@ -1,4 +1,7 @@
-/* Random numbers of the codec's tests. Each test begins from a seed of its own: #define RANDOM_SEED before including. */
+/* Random numbers of the codec's tests. Each file has a seed of its own: #define RANDOM_SEED before including. Each test
+ * and each trial of it begins anew with random_begin, so that what it draws does not depend on what ran before it.
+ * What runs once per level of the processor puts random_state back, so that the draws after it are the same on every
+ * processor. */
 #ifndef TAGC_TESTS_CODEC_RANDOM_H
 #define TAGC_TESTS_CODEC_RANDOM_H
 
@@ -12,6 +15,14 @@ static inline uint64_t random_u64(void) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
+}
+
+/* The draws of one trial of one test. */
+static inline void random_begin(uint64_t test, uint64_t trial) {
+    random_state = RANDOM_SEED;
+    random_state = random_u64() + test;
+    random_state = random_u64() + trial;
+    random_state = random_u64();
 }
 
 static inline size_t random_below(size_t limit) {

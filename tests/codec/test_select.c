@@ -18,9 +18,9 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_PREDICTIONS = 6 };
+enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_PREDICTIONS = 10 };
 #else
-enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 40 };
+enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 48 };
 #endif
 enum { GUARD = 64, MAX_OFFSET = 20 };
 
@@ -124,6 +124,16 @@ static void fill_rows(float *gradient, float *residual, size_t n) {
     }
 }
 
+/* Rows so long that a few blocks hold most of what is large, and with them a few threads. */
+static void fill_long_rows(float *gradient, float *residual, size_t n) {
+    float scale = 1;
+    for (size_t i = 0; i < n; i++) {
+        if (i % 16384 == 0) scale = expf(2 * random_normal());
+        gradient[i] = scale * random_normal();
+        residual[i] = 0;
+    }
+}
+
 static void fill_any_finite_bits(float *gradient, float *residual, size_t n) {
     for (size_t i = 0; i < n; i++) {
         do gradient[i] = float_of((uint32_t)random_u64());
@@ -134,8 +144,9 @@ static void fill_any_finite_bits(float *gradient, float *residual, size_t n) {
 }
 
 static const filler fillers[] = {
-    fill_heavy,     fill_constant, fill_few_levels, fill_zeros,   fill_few_non_zeros, fill_cancelling,
-    fill_denormals, fill_sorted,   fill_periodic,   fill_clumped, fill_rows,          fill_any_finite_bits,
+    fill_heavy,      fill_constant,  fill_few_levels,      fill_zeros,    fill_few_non_zeros,
+    fill_cancelling, fill_denormals, fill_sorted,          fill_periodic, fill_clumped,
+    fill_rows,       fill_long_rows, fill_any_finite_bits,
 };
 enum { N_FILLERS = sizeof fillers / sizeof fillers[0] };
 
@@ -249,8 +260,11 @@ static void compare_all(const fixture *f, size_t n, size_t k) {
     tagc_selection expected = expect(f, n, k);
     const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
     size_t n_kernels = tagc_select_available(kernels);
-    for (size_t i = 0; i < n_kernels; i++)
+    const uint64_t here = random_state;
+    for (size_t i = 0; i < n_kernels; i++) {
+        random_state = here;
         run_and_compare(f, kernels[i], f->pools[random_below(4)], n, k, (int)random_below(2), &expected);
+    }
 }
 
 static size_t random_k(size_t n) {
@@ -276,6 +290,7 @@ static void reference_agrees_with_a_sort(void **state) {
     enum { N = 300 };
     fixture f = fixture_make(N);
     for (int trial = 0; trial < 400; trial++) {
+        random_begin(0, (uint64_t)trial);
         size_t n = random_below(N), k = random_k(n), n_expected = 0;
         fillers[random_below(N_FILLERS)](f.gradient, f.residual, n);
         ranked order[N];
@@ -306,6 +321,7 @@ static void small_arrays(void **state) {
     (void)state;
     fixture f = fixture_make(400);
     for (int trial = 0; trial < N_SMALL_TRIALS; trial++) {
+        random_begin(1, (uint64_t)trial);
         size_t n = random_below(trial % 2 ? 40 : 400);
         fillers[trial % N_FILLERS](f.gradient, f.residual, n);
         compare_all(&f, n, random_k(n));
@@ -318,6 +334,7 @@ static void sampled_arrays(void **state) {
     fixture f = fixture_make(N_LARGE);
     for (int round = 0; round < 2; round++)
         for (size_t i = 0; i < N_FILLERS; i++) {
+            random_begin(2, (size_t)round * N_FILLERS + i);
             size_t n = 8192 + random_below(N_LARGE - 8192);
             fillers[i](f.gradient, f.residual, n);
             compare_all(&f, n, random_k(n));
@@ -331,6 +348,7 @@ static void arrays_larger_than_the_cache(void **state) {
     (void)state;
     const size_t n = ((size_t)1 << 21) + 12345;
     fixture f = fixture_make(n);
+    random_begin(3, 0);
     fill_rows(f.gradient, f.residual, n);
     compare_all(&f, n, tagc_select_count(n, 0.9875));
     fill_few_levels(f.gradient, f.residual, n);
@@ -338,26 +356,40 @@ static void arrays_larger_than_the_cache(void **state) {
     fixture_free(&f);
 }
 
-/* The other tests pass with a prediction that never holds, or always; this one watches which path was taken.
- */
+/* Passes of every version, which all predict alike. */
+static int passes_of_all(const fixture *f, tagc_pool *pool, size_t n, size_t k, int in_place) {
+    tagc_selection expected = expect(f, n, k);
+    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
+    size_t n_kernels = tagc_select_available(kernels);
+    const uint64_t here = random_state;
+    int n_passes = 0;
+    for (size_t i = 0; i < n_kernels; i++) {
+        random_state = here;
+        int n_here = run_and_compare(f, kernels[i], pool, n, k, in_place, &expected);
+        assert_true(i == 0 || n_here == n_passes);
+        n_passes = n_here;
+    }
+    return n_passes;
+}
+
+/* The other tests pass with a prediction that never holds, or always; this one watches which path was taken. Bounds
+ * of four standard deviations miss once in 16,000 trials where the sampled lines that hold what is large are many, and
+ * more often where they are a dozen. If 1 trial in 1,000 misses, 3 of 48 do once in 60,000 choices of the seed. */
 static void prediction_holds_where_it_can(void **state) {
     (void)state;
-    const filler predictable[] = {fill_heavy, fill_rows, fill_few_non_zeros, fill_cancelling};
+    const filler predictable[] = {fill_heavy, fill_rows, fill_few_non_zeros, fill_cancelling, fill_long_rows};
     const double sparsities[] = {0.5, 0.8, 0.9, 0.95, 0.97, 0.9875};
     fixture f = fixture_make(N_LARGE);
-    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
-    tagc_select_available(kernels);
     int n_two_passes = 0;
     for (int trial = 0; trial < N_PREDICTIONS; trial++) {
-        predictable[trial % 4](f.gradient, f.residual, N_LARGE);
+        random_begin(4, (uint64_t)trial);
+        predictable[trial % 5](f.gradient, f.residual, N_LARGE);
         size_t k = tagc_select_count(N_LARGE, sparsities[trial % 6]);
-        tagc_selection expected = expect(&f, N_LARGE, k);
-        n_two_passes += run_and_compare(&f, kernels[0], f.pools[trial % 4], N_LARGE, k, 0, &expected) - 1;
+        n_two_passes += passes_of_all(&f, f.pools[trial / 2 % 4], N_LARGE, k, 0) - 1;
     }
-    assert_int_equal(n_two_passes, 0);
+    assert_in_range(n_two_passes, 0, 2);
     fill_constant(f.gradient, f.residual, N_LARGE);
-    tagc_selection expected = expect(&f, N_LARGE, 1000);
-    assert_int_equal(run_and_compare(&f, kernels[0], f.pools[1], N_LARGE, 1000, 1, &expected), 2);
+    assert_int_equal(passes_of_all(&f, f.pools[1], N_LARGE, 1000, 1), 2);
     fixture_free(&f);
 }
 
@@ -367,15 +399,13 @@ static void band_has_room_for_a_bucket(void **state) {
     (void)state;
     const size_t n = (size_t)1 << 21;
     fixture f = fixture_make(n);
-    const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
-    tagc_select_available(kernels);
+    random_begin(5, 0);
     for (size_t i = 0; i < n; i++) {
         float magnitude = 1.0f + 0.05f * (float)random_below(1 << 20) / (float)(1 << 20);
         f.gradient[i] = i % 2 ? magnitude : -magnitude;
         f.residual[i] = TAGC_ZERO_RESIDUAL;
     }
-    tagc_selection expected = expect(&f, n, n / 2);
-    assert_int_equal(run_and_compare(&f, kernels[0], NULL, n, n / 2, 0, &expected), 1);
+    assert_int_equal(passes_of_all(&f, NULL, n, n / 2, 0), 1);
     fixture_free(&f);
 }
 
@@ -384,6 +414,7 @@ static void non_finite_is_seen_anywhere(void **state) {
     const uint32_t bad_bits[] = {0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001, 0x7f800001};
     fixture f = fixture_make(100000);
     for (int trial = 0; trial < 200; trial++) {
+        random_begin(6, (uint64_t)trial);
         size_t n = 1 + random_below(trial % 10 ? 100 : 100000), at = random_below(n);
         fill_heavy(f.gradient, f.residual, n);
         if (trial % 3 == 0)
@@ -415,6 +446,7 @@ static void nothing_is_lost_over_steps(void **state) {
     assert_int_equal(tagc_memory_create(tagc_select_scratch_bytes(N, k, 1), "scratch", &scratch), TAGC_OK);
     for (size_t i = 0; i < N; i++) residuals[0][i] = TAGC_ZERO_RESIDUAL;
     for (int step = 0; step < 10; step++) {
+        random_begin(7, (uint64_t)step);
         float *before = residuals[step % 2], *after = residuals[(step + 1) % 2];
         for (size_t i = 0; i < N; i++) {
             gradient[i] = step == 0 && i % 3 == 0 ? -0.0f : random_heavy();
@@ -452,6 +484,7 @@ static void count_is_the_largest_allowed(void **state) {
     assert_int_equal(tagc_select_count(7, 1), 0);
     assert_int_equal(tagc_select_count(3, 1e-300), 2);
     for (int trial = 0; trial < 20000; trial++) {
+        random_begin(8, (uint64_t)trial);
         size_t n = 1 + random_below(trial % 2 ? 200 : 4000000000u);
         double sparsity =
             trial % 3 ? (double)random_below(10001) / 10000 : (double)(random_u64() >> 11) * 0x1p-53;
@@ -468,6 +501,7 @@ static void losers_go_back_around_the_cache(void **state) {
     (void)state;
     const size_t n = ((size_t)1 << 21) + 12345, k = tagc_select_count(n, 0.9);
     fixture f = fixture_make(n);
+    random_begin(9, 0);
     fill_heavy(f.gradient, f.residual, n);
     tagc_selection expected = expect(&f, n, k);
     const tagc_select_kernels *kernels[TAGC_SELECT_MAX_KERNELS];
