@@ -64,18 +64,18 @@ static void mpi_all_gather(link_bench *b, int wire) {
 
 /* One transfer after the other, of a unit's bytes from every rank to every other. */
 static void transfers(link_bench *b, int wire) {
-    uint64_t n_bytes[MAX_W], offset[MAX_W];
-    for (int r = 0; r < b->world_size; r++) {
-        n_bytes[r] = b->shard * (wire == TAGC_WIRE_BF16 ? 2 : 4);
-        offset[r] = (uint64_t)r * n_bytes[r];
-    }
+    tagc_part parts[MAX_W];
+    uint32_t n_parts = 0;
+    uint64_t n_bytes = b->shard * (wire == TAGC_WIRE_BF16 ? 2 : 4);
+    for (int r = 0; r < b->world_size; r++)
+        if (r != tagc_comm_rank(b->comm)) parts[n_parts++] = (tagc_part){r, n_bytes, (uint64_t)r * n_bytes};
     for (int unit = 0; unit < b->n_units; unit++) {
-        tagc_ticket ticket = {.transfer = {.send = b->gradient,
-                                           .send_bytes = n_bytes,
-                                           .send_offset = offset,
-                                           .recv = b->full,
-                                           .recv_bytes = n_bytes,
-                                           .recv_offset = offset},
+        tagc_ticket ticket = {.transfer = {.n_sends = n_parts,
+                                           .n_receives = n_parts,
+                                           .sends = parts,
+                                           .receives = parts,
+                                           .send = b->gradient,
+                                           .recv = b->full},
                               .leg = TAGC_LEG_VALUES};
         tagc_comm_post(b->comm, TAGC_LANE_REDUCE, &ticket);
         must(tagc_comm_wait(b->comm, &ticket));

@@ -20,17 +20,16 @@ static double median(double *values) {
 }
 
 static double time_tagc(tagc_comm *comm, const char *send, char *recv, uint64_t part) {
-    uint64_t n_bytes[MAX_W], offset[MAX_W];
-    for (int r = 0; r < tagc_comm_world_size(comm); r++) {
-        n_bytes[r] = part;
-        offset[r] = (uint64_t)r * part;
-    }
-    tagc_ticket ticket = {.transfer = {.send = send,
-                                       .send_bytes = n_bytes,
-                                       .send_offset = offset,
-                                       .recv = recv,
-                                       .recv_bytes = n_bytes,
-                                       .recv_offset = offset},
+    tagc_part parts[MAX_W];
+    uint32_t n_parts = 0;
+    for (int r = 0; r < tagc_comm_world_size(comm); r++)
+        if (r != tagc_comm_rank(comm)) parts[n_parts++] = (tagc_part){r, part, (uint64_t)r * part};
+    tagc_ticket ticket = {.transfer = {.n_sends = n_parts,
+                                       .n_receives = n_parts,
+                                       .sends = parts,
+                                       .receives = parts,
+                                       .send = send,
+                                       .recv = recv},
                           .leg = TAGC_LEG_VALUES};
     double start_s = tagc_time_s();
     tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);

@@ -159,21 +159,15 @@ static inline int delaying_take(delaying_rank *self, int lane, const delaying_re
     return 1;
 }
 
-/* An echoing rank answers with what rank 0 sends in the same place: the i-th part to arrive is the i-th that leaves. */
-static inline void delaying_send_all(delaying_rank *self, const tagc_transfer *transfer) {
-    int W = self->network->options.world_size, from = -1;
-    for (int step = 1; step < W; step++) {
-        int to = (self->rank + step) % W;
-        if (transfer->send_bytes[to] == 0) continue;
-        int as = to;
-        if (self->network->options.is_echo) {
-            do from++;
-            while (from < W && (from == self->rank || transfer->recv_bytes[from] == 0));
-            as = from;
-        }
-        if (as < W)
-            delaying_send(self, as, (int)transfer->lane,
-                          (const char *)transfer->send + transfer->send_offset[to], transfer->send_bytes[to]);
+/* With the lock. An echoing rank answers with what rank 0 sends in the same place: the i-th part to arrive is the i-th
+ * that leaves. */
+static inline void delaying_send_all(delaying_rank *self, const tagc_transfer *t) {
+    int is_echo = self->network->options.is_echo;
+    for (uint32_t i = 0; i < t->n_sends && (!is_echo || i < t->n_receives); i++) {
+        int to = is_echo ? t->receives[i].peer : t->sends[i].peer;
+        if (t->sends[i].n_bytes == 0) continue;
+        delaying_send(self, to, (int)t->lane, (const char *)t->send + t->sends[i].offset,
+                      t->sends[i].n_bytes);
     }
 }
 
@@ -181,26 +175,23 @@ static inline void delaying_send_all(delaying_rank *self, const tagc_transfer *t
 
 static inline tagc_status delaying_start(void *context, const tagc_transfer *transfer, void **handle) {
     delaying_rank *self = context;
-    int me = self->rank, W = self->network->options.world_size;
-    if (transfer->send_bytes[me])
-        memmove((char *)transfer->recv + transfer->recv_offset[me],
-                (const char *)transfer->send + transfer->send_offset[me], (size_t)transfer->send_bytes[me]);
-    int n_receives = 0;
-    for (int r = 0; r < W; r++) n_receives += r != me && transfer->recv_bytes[r] > 0;
-    delaying_request *request = malloc(sizeof *request + (size_t)n_receives * sizeof request->receives[0]);
+    delaying_request *request =
+        malloc(sizeof *request + (size_t)transfer->n_receives * sizeof request->receives[0]);
     if (!request) abort();
     *request = (delaying_request){.lane = (int)transfer->lane};
     pthread_mutex_lock(&self->network->lock);
     delaying_send_all(self, transfer);
     self->n_transfers++;
     request->sent_s = self->free_s;
-    for (int r = 0; r < W; r++)
-        if (r != me && transfer->recv_bytes[r])
-            request->receives[request->n_left++] =
-                (delaying_receive){.from = r,
-                                   .turn = self->queues[r * DELAYING_LANES + request->lane].n_asked++,
-                                   .n_bytes = transfer->recv_bytes[r],
-                                   .to = (char *)transfer->recv + transfer->recv_offset[r]};
+    for (uint32_t i = 0; i < transfer->n_receives; i++) {
+        const tagc_part *part = &transfer->receives[i];
+        if (part->n_bytes == 0) continue;
+        request->receives[request->n_left++] =
+            (delaying_receive){.from = part->peer,
+                               .turn = self->queues[part->peer * DELAYING_LANES + request->lane].n_asked++,
+                               .n_bytes = part->n_bytes,
+                               .to = (char *)transfer->recv + part->offset};
+    }
     pthread_mutex_unlock(&self->network->lock);
     *handle = request;
     return TAGC_OK;
@@ -266,12 +257,15 @@ static const tagc_transport_ops delaying_ops = {
     .destroy = delaying_leave,
 };
 
+static const tagc_callback_ops delaying_callback = {
+    .abi = TAGC_TRANSPORT_ABI, .exchange = delaying_exchange, .abort = delaying_give_up};
+
 static inline tagc_status delaying_comm(delaying_network *network, int rank, const tagc_comm_options *options,
                                         tagc_comm **out) {
     int W = network->options.world_size;
     delaying_rank *self = &network->ranks[rank];
     if (network->options.has_lanes) return tagc_comm_create(&delaying_ops, self, rank, W, options, out);
-    return tagc_comm_create_callback(delaying_exchange, self, rank, W, options, out);
+    return tagc_comm_create_callback(&delaying_callback, self, rank, W, options, out);
 }
 
 #endif

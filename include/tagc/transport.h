@@ -12,24 +12,47 @@
 extern "C" {
 #endif
 
-#define TAGC_TRANSPORT_ABI 1u
+/* 2: a transfer names its peers, and a rank is no peer of its own; the callback transport has a table. */
+#define TAGC_TRANSPORT_ABI 2u
 
 /* Capability: start returns at once, and transfers of different lanes may overlap and be started in any
  * order. Without it there is one lane and start blocks. */
 #define TAGC_TRANSPORT_LANES 1u
 
-/* Rank r sends send_bytes[d] bytes at send + send_offset[d] to every d, and receives recv_bytes[s] bytes from
- * every s at recv + recv_offset[s]. All arrays are (W,), in bytes. What r sends to d equals what d expects
- * from r. Zero bytes means no message between the two. Send regions may overlap each other, receive regions
- * not. The part to itself is a plain copy (nothing when both places are the same). Arrays and buffers stay
- * valid and untouched until the transfer is done. */
+/* What a transfer moves between this rank and one peer, in one direction. */
+typedef struct tagc_part {
+    /* A rank in [0, W), not this rank. */
+    int32_t peer;
+    /* Bytes. 0: no message, as if the part were not there. */
+    uint64_t n_bytes;
+    /* Bytes from transfer.send or transfer.recv on. */
+    uint64_t offset;
+} tagc_part;
+
+/* One personalised exchange, as this rank sees it: for each part of `sends` it sends n_bytes at send + offset to the
+ * peer, and for each part of `receives` it receives n_bytes at recv + offset from the peer.
+ *
+ * The peers of each array ascend, so that none is there twice; peers to send to and peers to receive from may be
+ * different ones. Work and memory of a transport should grow with the parts, not with W. Every rank starts the same
+ * transfers of a lane in the same order, those to which it contributes no part too. What r sends to d equals what d
+ * expects from r. Send regions may overlap each other, receive regions neither each other nor a send region.
+ *
+ * Arrays and buffers stay valid and untouched until the transfer is done. The comm checks lane and peers before it calls
+ * the transport. */
 typedef struct tagc_transfer {
-    uint32_t lane; /* below 8; transfers of one lane are started in the same order on all ranks */
+    /* Below 8. Transfers of one lane are started in the same order on all ranks. */
+    uint32_t lane;
+    /* Entries of the two arrays below, each in [0, W - 1]. */
+    uint32_t n_sends, n_receives;
+    const tagc_part *sends;
+    const tagc_part *receives;
+    /* May be NULL where no part of that direction has bytes. */
     const void *send;
-    const uint64_t *send_bytes, *send_offset;
     void *recv;
-    const uint64_t *recv_bytes, *recv_offset;
 } tagc_transfer;
+
+/* For transports: the part of that peer among n_parts, or NULL where there is none. */
+TAGC_API const tagc_part *tagc_find_part(const tagc_part *parts, uint32_t n_parts, int peer);
 
 /* What test finds out. The comm sets it to {0, 0, -1} before every call. */
 typedef struct tagc_progress {
@@ -66,11 +89,22 @@ TAGC_API tagc_status tagc_report(tagc_status status, const char *text);
 TAGC_API tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
                                       const tagc_comm_options *options, tagc_comm **out);
 
-/* The smallest transport: one blocking function of the caller's. It is called from one thread of tagc's, in
- * the same order on all ranks. A status other than TAGC_OK breaks the comm; a call cannot be interrupted, so
- * its time-out is the caller's. The transfer's part to itself is the function's to copy, too. */
-typedef tagc_status (*tagc_exchange_fn)(void *context, const tagc_transfer *transfer);
-TAGC_API tagc_status tagc_comm_create_callback(tagc_exchange_fn exchange, void *context, int rank,
+/* The smallest transport: blocking functions of the caller's, without lanes. */
+typedef struct tagc_callback_ops {
+    /* TAGC_TRANSPORT_ABI */
+    uint32_t abi;
+    /* Moves what the transfer says and returns when both directions are complete. The comm calls it from one thread, in
+     * the same order on all ranks. A status other than TAGC_OK breaks the comm. The comm cannot interrupt a call: its
+     * time-out is the caller's. */
+    tagc_status (*exchange)(void *context, const tagc_transfer *transfer);
+    /* This rank gives up, or its comm broke: tell the peers why, so that their exchange fails with `reason` instead of
+     * waiting, and let an exchange of this rank that is under way return. Any thread may call it, during an exchange
+     * too, and more than once. NULL: peers wait for their time-out. */
+    void (*abort)(void *context, const char *reason);
+} tagc_callback_ops;
+
+/* `ops` is copied. `context` stays the caller's and must outlive the comm. options may be NULL. */
+TAGC_API tagc_status tagc_comm_create_callback(const tagc_callback_ops *ops, void *context, int rank,
                                                int world_size, const tagc_comm_options *options,
                                                tagc_comm **out);
 

@@ -7,7 +7,7 @@ import ctypes
 import os
 import pathlib
 import threading
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
 N_LEGS = 6
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
@@ -58,15 +58,24 @@ class GathererOptions(Structure):
     ]  # fmt: skip
 
 
+class Part(Structure):
+    _fields_ = [("peer", c_int32), ("n_bytes", c_uint64), ("offset", c_uint64)]
+
+
 class Transfer(Structure):
     _fields_ = [
-        ("lane", c_uint32),
-        ("send", c_void_p), ("send_bytes", POINTER(c_uint64)), ("send_offset", POINTER(c_uint64)),
-        ("recv", c_void_p), ("recv_bytes", POINTER(c_uint64)), ("recv_offset", POINTER(c_uint64)),
+        ("lane", c_uint32), ("n_sends", c_uint32), ("n_receives", c_uint32),
+        ("sends", POINTER(Part)), ("receives", POINTER(Part)), ("send", c_void_p), ("recv", c_void_p),
     ]  # fmt: skip
 
 
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
+ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
+TRANSPORT_ABI = 2
+
+
+class CallbackOps(Structure):
+    _fields_ = [("abi", c_uint32), ("exchange", EXCHANGE_FN), ("abort", ABORT_FN)]
 
 # name: (arguments, result); a result of c_int is a status and is checked by call().
 _FUNCTIONS = {
@@ -75,7 +84,7 @@ _FUNCTIONS = {
     "tagc_report": ([c_int, c_char_p], c_int),
     "tagc_comm_options_init": ([POINTER(CommOptions)], None),
     "tagc_comm_create_callback":
-        ([EXCHANGE_FN, c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
+        ([POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),

@@ -100,9 +100,10 @@ typedef struct tagc_bench_wire {
     tagc_comm *comm;
     int is_mpi;
     double timeout_s;
-    char *send, *recv;                                     /* (n_max) what anyone is sent; (W, n_max) */
-    uint64_t n_max;                                        /* bytes per peer */
-    uint64_t *n_send, *n_recv, *send_offset, *recv_offset; /* (W) */
+    char *send, *recv;                  /* (n_max) what anyone is sent; (W, n_max) */
+    uint64_t n_max;                     /* bytes per peer */
+    uint64_t *n_send, *n_recv;          /* (W) of this transfer; from a rank r to recv + r * n_max */
+    struct tagc_part *sends, *receives; /* (W) the same, for the local transport */
 } tagc_bench_wire;
 
 tagc_status tagc_bench_wire_create(const tagc_bench *bench, uint64_t n_max, tagc_bench_wire *out);

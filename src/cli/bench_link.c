@@ -24,13 +24,12 @@ tagc_status tagc_bench_wire_create(const tagc_bench *bench, uint64_t n_max, tagc
                              .is_mpi = bench->is_mpi,
                              .timeout_s = bench->plan->options.train.timeout,
                              .n_max = n_max};
-    uint64_t **counts[] = {&out->n_send, &out->n_recv, &out->send_offset, &out->recv_offset};
-    for (int i = 0; i < 4; i++) {
-        *counts[i] = calloc(world_size, sizeof **counts[i]);
-        if (!*counts[i])
-            return tagc_fail(TAGC_ERR_MEMORY, "out of memory for messages to %zu ranks", world_size);
-    }
-    for (size_t rank = 0; rank < world_size; rank++) out->recv_offset[rank] = rank * n_max;
+    out->n_send = calloc(world_size, sizeof *out->n_send);
+    out->n_recv = calloc(world_size, sizeof *out->n_recv);
+    out->sends = calloc(world_size, sizeof *out->sends);
+    out->receives = calloc(world_size, sizeof *out->receives);
+    if (!out->n_send || !out->n_recv || !out->sends || !out->receives)
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for messages to %zu ranks", world_size);
     TAGC_TRY(tagc_memory_create(n_max, "messages", &send));
     out->send = send;
     TAGC_TRY(tagc_memory_create(world_size * n_max, "messages", &recv));
@@ -43,19 +42,27 @@ void tagc_bench_wire_destroy(tagc_bench_wire *wire) {
     tagc_memory_destroy(wire->recv);
     free(wire->n_send);
     free(wire->n_recv);
-    free(wire->send_offset);
-    free(wire->recv_offset);
+    free(wire->sends);
+    free(wire->receives);
     *wire = (tagc_bench_wire){0};
 }
 
 static tagc_status exchange(const tagc_bench_wire *wire) {
     if (wire->is_mpi) return tagc_bench_mpi_exchange(wire);
-    tagc_ticket ticket = {.transfer = {.send = wire->send,
-                                       .send_bytes = wire->n_send,
-                                       .send_offset = wire->send_offset,
-                                       .recv = wire->recv,
-                                       .recv_bytes = wire->n_recv,
-                                       .recv_offset = wire->recv_offset},
+    uint32_t n_sends = 0, n_receives = 0;
+    for (int peer = 0; peer < tagc_comm_world_size(wire->comm); peer++) {
+        if (wire->n_send[peer])
+            wire->sends[n_sends++] = (tagc_part){.peer = peer, .n_bytes = wire->n_send[peer]};
+        if (wire->n_recv[peer])
+            wire->receives[n_receives++] = (tagc_part){
+                .peer = peer, .n_bytes = wire->n_recv[peer], .offset = (uint64_t)peer * wire->n_max};
+    }
+    tagc_ticket ticket = {.transfer = {.n_sends = n_sends,
+                                       .n_receives = n_receives,
+                                       .sends = wire->sends,
+                                       .receives = wire->receives,
+                                       .send = wire->send,
+                                       .recv = wire->recv},
                           .leg = TAGC_LEG_VALUES,
                           .tag = UINT64_MAX};
     tagc_comm_post(wire->comm, TAGC_LANE_REDUCE, &ticket);

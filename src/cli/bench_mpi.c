@@ -43,7 +43,7 @@ tagc_status tagc_bench_mpi_exchange(const tagc_bench_wire *wire) {
     if (!requests) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu messages", most);
     for (int step = 1; step < world_size; step++) {
         int from = (rank - step + world_size) % world_size;
-        char *into = wire->recv + wire->recv_offset[from];
+        char *into = wire->recv + (size_t)from * wire->n_max;
         for (uint64_t at = 0; at < wire->n_recv[from]; at += PIECE_BYTES)
             MPI_Irecv(into + at, piece_at(wire->n_recv[from], at), MPI_BYTE, from, TAG, MPI_COMM_WORLD,
                       &requests[n++]);

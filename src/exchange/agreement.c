@@ -2,6 +2,7 @@
 #include "exchange/reducer.h"
 
 #include <stdio.h>
+#include <string.h>
 
 void tagc_note_failure(tagc_reducer *r, tagc_status status) {
     if (status == TAGC_OK || r->failure != TAGC_OK) return;
@@ -21,11 +22,13 @@ void tagc_agree_begin(tagc_reducer *r, size_t n_left) {
         .step = r->step,
     };
     tagc_wire_write(&header, r->agree_send);
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int q = 0; q < r->world_size; q++) {
-        r->round->send_bytes[q] = r->round->recv_bytes[q] = TAGC_WIRE_HEADER_BYTES;
-        r->round->recv_offset[q] = (uint64_t)q * TAGC_WIRE_HEADER_BYTES;
+        if (q == r->rank) continue;
+        tagc_message_send(r->round, q, TAGC_WIRE_HEADER_BYTES, 0);
+        tagc_message_receive(r->round, q, TAGC_WIRE_HEADER_BYTES, (uint64_t)q * TAGC_WIRE_HEADER_BYTES);
     }
+    memcpy(r->agree_recv + (size_t)r->rank * TAGC_WIRE_HEADER_BYTES, r->agree_send, TAGC_WIRE_HEADER_BYTES);
     tagc_message_post(r, r->round, TAGC_LEG_CONTROL, r->agree_send, r->agree_recv);
 }
 

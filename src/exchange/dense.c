@@ -34,7 +34,7 @@ void tagc_dense_place(tagc_reducer *r, tagc_arena *arena) {
     if (r->chunk < MIN_CHUNK_ELEMS) r->chunk = MIN_CHUNK_ELEMS;
     if (r->chunk > r->shard) r->chunk = r->shard;
 
-    tagc_messages_place(r, arena, 1 + 2 * TAGC_DENSE_DEPTH);
+    tagc_messages_place(r, arena, 1 + 2 * TAGC_DENSE_DEPTH, 0);
     if (r->messages) {
         r->round = r->messages;
         r->chunk_in = r->messages + 1;
@@ -55,7 +55,7 @@ void tagc_dense_place(tagc_reducer *r, tagc_arena *arena) {
 static void post_in(tagc_reducer *r, size_t c) {
     size_t n = chunk_elems(r, c), slot = c % TAGC_DENSE_DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &r->chunk_in[slot];
-    tagc_message_clear(r, message);
+    tagc_message_clear(message);
     int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
     uint16_t *halves = is_bf16 ? r->send_halves + slot * n_ranks * r->chunk : NULL;
@@ -64,9 +64,9 @@ static void post_in(tagc_reducer *r, size_t c) {
         const float *from = r->gradient + d * r->shard + c * r->chunk;
         if (is_bf16) tagc_bf16_narrow(from, halves + d * r->chunk, n);
         if ((int)d == r->rank) continue;
-        message->send_bytes[d] = message->recv_bytes[d] = n * width;
-        message->send_offset[d] = (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width;
-        message->recv_offset[d] = d * r->chunk * width;
+        tagc_message_send(message, (int)d, n * width,
+                          (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width);
+        tagc_message_receive(message, (int)d, n * width, d * r->chunk * width);
     }
     if (is_bf16) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     void *recv = is_bf16 ? (void *)(r->recv_halves + slot * n_ranks * r->chunk)
@@ -101,14 +101,15 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
 static void post_out(tagc_reducer *r, size_t c, float *out) {
     size_t n = chunk_elems(r, c), slot = c % TAGC_DENSE_DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &r->chunk_out[slot];
-    tagc_message_clear(r, message);
+    tagc_message_clear(message);
     int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
     uint16_t *halves = is_bf16 ? r->sum_halves + slot * r->chunk : NULL;
     for (size_t d = 0; d < n_ranks; d++) {
         if ((int)d == r->rank) continue;
-        message->send_bytes[d] = message->recv_bytes[d] = n * width;
-        message->recv_offset[d] = (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width;
+        tagc_message_send(message, (int)d, n * width, 0);
+        tagc_message_receive(message, (int)d, n * width,
+                             (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width);
     }
     if (is_bf16) {
         tagc_bf16_narrow(out, halves, n);

@@ -19,7 +19,8 @@
 typedef struct tagc_message {
     tagc_ticket ticket;
     int in_flight;
-    uint64_t *send_bytes, *send_offset, *recv_bytes, *recv_offset; /* (W,) each */
+    uint32_t n_sends, n_receives;
+    tagc_part *sends, *receives; /* (n_most) each: W - 1 of a round, 1 of a pair */
 } tagc_message;
 
 struct tagc_reducer {
@@ -97,13 +98,16 @@ struct tagc_reducer {
 
 /* ---- step.c ---- */
 
-/* Arrays of all messages; part of the arena. */
-void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_messages);
-/* All lengths and offsets zero. */
-void tagc_message_clear(tagc_reducer *r, tagc_message *message);
-/* `send` to `to` and the same step's counterpart from `from`, both with plain lengths. */
-void tagc_message_pair(tagc_reducer *r, tagc_message *message, int to, uint64_t send_bytes, int from,
-                       uint64_t recv_bytes);
+/* r->messages, part of the arena: n_rounds with room for a part to and from every other rank, then n_pairs with room for
+ * one each. */
+void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_rounds, int n_pairs);
+/* Nothing to anybody. */
+void tagc_message_clear(tagc_message *message);
+/* Adds n_bytes to or from a peer, at `offset` of what is posted; peers ascend. */
+void tagc_message_send(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset);
+void tagc_message_receive(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset);
+/* Nothing but send_bytes to `to` and recv_bytes from `from`. */
+void tagc_message_pair(tagc_message *message, int to, uint64_t send_bytes, int from, uint64_t recv_bytes);
 void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, const void *send, void *recv);
 /* Waits, when it is under way at all, and counts its bytes. */
 tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);

@@ -2,8 +2,6 @@
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
-#include <string.h>
-
 const char *tagc_phase_name(int phase) {
     static const char *const names[TAGC_N_PHASES] = {"select", "index", "encode", "decode", "wait"};
     return phase >= 0 && phase < TAGC_N_PHASES ? names[phase] : "?";
@@ -16,38 +14,46 @@ double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s) {
     return now_s;
 }
 
-void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_messages) {
-    size_t n_ranks = (size_t)r->world_size;
-    r->n_messages = n_messages;
-    r->messages = tagc_arena_take(arena, (size_t)n_messages, sizeof *r->messages);
-    uint64_t *arrays = tagc_arena_take(arena, (size_t)n_messages * 4 * n_ranks, sizeof *arrays);
+void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_rounds, int n_pairs) {
+    size_t n_others = (size_t)r->world_size - 1;
+    size_t n_parts = 2 * ((size_t)n_rounds * n_others + (size_t)n_pairs);
+    r->n_messages = n_rounds + n_pairs;
+    r->messages = tagc_arena_take(arena, (size_t)r->n_messages, sizeof *r->messages);
+    tagc_part *parts = tagc_arena_take(arena, n_parts, sizeof *parts);
     if (!r->messages) return;
-    for (int m = 0; m < n_messages; m++, arrays += 4 * n_ranks)
-        r->messages[m] = (tagc_message){.send_bytes = arrays,
-                                        .send_offset = arrays + n_ranks,
-                                        .recv_bytes = arrays + 2 * n_ranks,
-                                        .recv_offset = arrays + 3 * n_ranks};
+    for (int m = 0; m < r->n_messages; m++) {
+        size_t n_most = m < n_rounds ? n_others : 1;
+        r->messages[m] = (tagc_message){.sends = parts, .receives = parts + n_most};
+        parts += 2 * n_most;
+    }
 }
 
-void tagc_message_clear(tagc_reducer *r, tagc_message *message) {
-    memset(message->send_bytes, 0, 4 * (size_t)r->world_size * sizeof *message->send_bytes);
+void tagc_message_clear(tagc_message *message) {
+    message->n_sends = message->n_receives = 0;
 }
 
-void tagc_message_pair(tagc_reducer *r, tagc_message *message, int to, uint64_t send_bytes, int from,
-                       uint64_t recv_bytes) {
-    tagc_message_clear(r, message);
-    message->send_bytes[to] = send_bytes;
-    message->recv_bytes[from] = recv_bytes;
+void tagc_message_send(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset) {
+    message->sends[message->n_sends++] = (tagc_part){peer, n_bytes, offset};
+}
+
+void tagc_message_receive(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset) {
+    message->receives[message->n_receives++] = (tagc_part){peer, n_bytes, offset};
+}
+
+void tagc_message_pair(tagc_message *message, int to, uint64_t send_bytes, int from, uint64_t recv_bytes) {
+    tagc_message_clear(message);
+    tagc_message_send(message, to, send_bytes, 0);
+    tagc_message_receive(message, from, recv_bytes, 0);
 }
 
 void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, const void *send, void *recv) {
     message->ticket = (tagc_ticket){
-        .transfer = {.send = send,
-                     .send_bytes = message->send_bytes,
-                     .send_offset = message->send_offset,
-                     .recv = recv,
-                     .recv_bytes = message->recv_bytes,
-                     .recv_offset = message->recv_offset},
+        .transfer = {.n_sends = message->n_sends,
+                     .n_receives = message->n_receives,
+                     .sends = message->sends,
+                     .receives = message->receives,
+                     .send = send,
+                     .recv = recv},
         .leg = leg,
         .tag = r->options.tag,
     };

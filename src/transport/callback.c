@@ -1,18 +1,17 @@
 /* The smallest transport: a blocking function of the caller's. No lanes: the comm thread stands in it until
  * the exchange is over, and by then there is nothing left to test. */
 #include "core/memory.h"
-#include "core/status.h"
-#include "tagc/transport.h"
+#include "transport/comm_private.h"
 
 typedef struct callback {
-    tagc_exchange_fn exchange;
+    tagc_callback_ops ops;
     void *context; /* the caller's */
 } callback;
 
 static tagc_status callback_start(void *context, const tagc_transfer *transfer, void **request) {
     callback *self = context;
     *request = self;
-    return self->exchange(self->context, transfer);
+    return self->ops.exchange(self->context, transfer);
 }
 
 static tagc_status callback_test(void *context, void *request, tagc_progress *progress) {
@@ -21,9 +20,10 @@ static tagc_status callback_test(void *context, void *request, tagc_progress *pr
     return TAGC_OK;
 }
 
-/* Nothing is ever under way outside the function, and the function is the only way to the peers. */
+/* Nothing is ever under way outside the function: there is nothing to take back, but peers may wait in theirs. */
 static void callback_give_up(void *context, const char *reason) {
-    (void)context, (void)reason;
+    callback *self = context;
+    if (self->ops.abort) self->ops.abort(self->context, reason);
 }
 
 static void callback_destroy(void *context) {
@@ -41,14 +41,16 @@ static const tagc_transport_ops callback_ops = {
     .destroy = callback_destroy,
 };
 
-tagc_status tagc_comm_create_callback(tagc_exchange_fn exchange, void *context, int rank, int world_size,
+tagc_status tagc_comm_create_callback(const tagc_callback_ops *ops, void *context, int rank, int world_size,
                                       const tagc_comm_options *options, tagc_comm **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
-    if (!exchange) return tagc_fail(TAGC_ERR_ARGUMENT, "exchange is NULL");
+    if (!ops) return tagc_fail(TAGC_ERR_ARGUMENT, "ops is NULL");
+    TAGC_TRY(tagc_transport_check_abi(ops->abi));
+    if (!ops->exchange) return tagc_fail(TAGC_ERR_ARGUMENT, "ops.exchange is NULL, it is required");
     void *memory;
     TAGC_TRY(tagc_memory_create(sizeof(callback), "callback transport", &memory));
-    *(callback *)memory = (callback){exchange, context};
+    *(callback *)memory = (callback){*ops, context};
     tagc_status status = tagc_comm_create(&callback_ops, memory, rank, world_size, options, out);
     if (status != TAGC_OK) tagc_memory_destroy(memory);
     return status;

@@ -63,6 +63,14 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     pthread_mutex_unlock(&comm->lock);
 }
 
+static tagc_status start_ticket(tagc_comm *comm, tagc_ticket *ticket) {
+    const tagc_transfer *transfer = &ticket->transfer;
+    TAGC_TRY(tagc_transfer_check(transfer, comm->rank, comm->world_size));
+    ticket->n_bytes_sent = tagc_parts_bytes(transfer->sends, transfer->n_sends);
+    ticket->n_bytes_received = tagc_parts_bytes(transfer->receives, transfer->n_receives);
+    return comm->ops->start(comm->context, transfer, &ticket->request);
+}
+
 /* Starts, in the order of posting, what waits for nothing, up to the first failure. Returns 1 when there was any. */
 static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **active) {
     uint32_t held_lanes = 0;
@@ -82,7 +90,7 @@ static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **act
         active = &ticket->next;
         n_started++;
         ticket->start_s = tagc_clock_s();
-        tagc_status status = comm->ops->start(comm->context, &ticket->transfer, &ticket->request);
+        tagc_status status = start_ticket(comm, ticket);
         if (status == TAGC_OK) continue;
         comm_break_by(comm, ticket, status);
         break;
@@ -208,11 +216,6 @@ static void *comm_main(void *arg) {
 void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket) {
     ticket->transfer.lane = tagc_comm_has_lanes(comm) ? (uint32_t)lane : 0;
     ticket->n_bytes_sent = ticket->n_bytes_received = 0;
-    for (int r = 0; r < comm->world_size; r++) {
-        if (r == comm->rank) continue;
-        ticket->n_bytes_sent += ticket->transfer.send_bytes[r];
-        ticket->n_bytes_received += ticket->transfer.recv_bytes[r];
-    }
     ticket->status = TAGC_OK;
     ticket->request = NULL;
     ticket->next = NULL;
@@ -257,8 +260,7 @@ static tagc_status check_options(const tagc_comm_options *options) {
 
 static tagc_status check_ops(const tagc_transport_ops *ops) {
     if (!ops) return tagc_fail(TAGC_ERR_ARGUMENT, "ops is NULL");
-    if (ops->abi != TAGC_TRANSPORT_ABI)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "ops.abi is %u, must be %u", ops->abi, TAGC_TRANSPORT_ABI);
+    TAGC_TRY(tagc_transport_check_abi(ops->abi));
     if (ops->capabilities & ~TAGC_TRANSPORT_LANES)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ops.capabilities is 0x%x, known are 0x%x", ops->capabilities,
                          TAGC_TRANSPORT_LANES);
@@ -329,14 +331,12 @@ static void release(tagc_comm *comm) {
 /* The object and its control arrays in one arena. */
 static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     tagc_comm *comm = tagc_arena_take(arena, 1, sizeof *comm);
-    uint64_t *n_bytes = tagc_arena_take(arena, n_ranks, sizeof *n_bytes);
-    uint64_t *send_offset = tagc_arena_take(arena, n_ranks, sizeof *send_offset);
-    uint64_t *recv_offset = tagc_arena_take(arena, n_ranks, sizeof *recv_offset);
+    tagc_part *sends = tagc_arena_take(arena, n_ranks - 1, sizeof *sends);
+    tagc_part *receives = tagc_arena_take(arena, n_ranks - 1, sizeof *receives);
     unsigned char *scratch = tagc_arena_take(arena, n_ranks, 1);
     if (!comm) return NULL;
-    comm->control_bytes = n_bytes;
-    comm->control_send_offset = send_offset; /* stays zero: everybody gets the same */
-    comm->control_recv_offset = recv_offset;
+    comm->control_sends = sends;
+    comm->control_receives = receives;
     comm->control_scratch = scratch;
     return comm;
 }

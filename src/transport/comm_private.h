@@ -1,5 +1,5 @@
-/* The comm object, shared by the files that make it up: comm.c (life, tickets), worker.c (jobs, spares) and
- * control.c (what a caller asks of a comm directly). */
+/* The comm object, shared by the files that make it up: comm.c (life, tickets), worker.c (jobs, spares),
+ * control.c (what a caller asks of a comm directly) and transfer.c (what a transfer must look like). */
 #ifndef TAGC_TRANSPORT_COMM_PRIVATE_H
 #define TAGC_TRANSPORT_COMM_PRIVATE_H
 
@@ -29,9 +29,14 @@ struct tagc_comm {
     pthread_t comm_thread, worker_thread;
 
     /* Of the one collective call of the caller's that may be under way; not guarded. */
-    uint64_t *control_bytes, *control_send_offset, *control_recv_offset; /* (W,) each */
-    unsigned char *control_scratch;                                      /* (W,) */
+    tagc_part *control_sends, *control_receives; /* (W - 1,) each */
+    unsigned char *control_scratch;              /* (W,) */
 };
+
+/* transfer.c: TAGC_ERR_ARGUMENT for a table of another version of transport.h, or a transfer against its rules. */
+tagc_status tagc_transport_check_abi(uint32_t abi);
+tagc_status tagc_transfer_check(const tagc_transfer *transfer, int rank, int world_size);
+uint64_t tagc_parts_bytes(const tagc_part *parts, uint32_t n_parts);
 
 void *tagc_comm_worker_main(void *comm);
 

@@ -54,17 +54,20 @@ typedef struct gather_call {
 static tagc_status gather(void *arg) {
     gather_call *call = arg;
     tagc_comm *comm = call->comm;
+    uint32_t n_peers = 0;
     for (int r = 0; r < comm->world_size; r++) {
-        comm->control_bytes[r] = call->n_bytes;
-        comm->control_recv_offset[r] = (uint64_t)r * call->n_bytes;
+        if (r == comm->rank) continue;
+        comm->control_sends[n_peers] = (tagc_part){.peer = r, .n_bytes = call->n_bytes};
+        comm->control_receives[n_peers++] =
+            (tagc_part){.peer = r, .n_bytes = call->n_bytes, .offset = (uint64_t)r * call->n_bytes};
     }
     tagc_ticket ticket = {
-        .transfer = {.send = call->send,
-                     .send_bytes = comm->control_bytes,
-                     .send_offset = comm->control_send_offset,
-                     .recv = call->recv,
-                     .recv_bytes = comm->control_bytes,
-                     .recv_offset = comm->control_recv_offset},
+        .transfer = {.n_sends = n_peers,
+                     .n_receives = n_peers,
+                     .sends = comm->control_sends,
+                     .receives = comm->control_receives,
+                     .send = call->send,
+                     .recv = call->recv},
         .leg = call->leg,
         .tag = UINT64_MAX,
     };
@@ -82,6 +85,7 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
     if (n_bytes > SIZE_MAX / 2 / (size_t)comm->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes is %zu, must be at most %zu", n_bytes,
                          SIZE_MAX / 2 / (size_t)comm->world_size);
+    memmove((char *)recv + (size_t)comm->rank * n_bytes, send, n_bytes);
     gather_call call = {comm, send, n_bytes, recv, leg};
     if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->worker_thread)) return gather(&call);
     tagc_job job = {.run = gather, .arg = &call};

@@ -14,13 +14,20 @@
 
 enum { N_LANES = 8 };
 
+typedef enum part_state {
+    PART_DONE = 0,
+    PART_OPEN = 1,  /* to be copied, by whoever receives it */
+    PART_AGREED = 2 /* the same, of a send whose receiver is known to expect as much */
+} part_state;
+
 typedef struct request {
     tagc_transfer transfer;
-    uint64_t sequence;           /* of its lane */
-    int n_pending;               /* ones in the two arrays below */
-    unsigned char *recv_pending; /* (W,) still to be copied from there */
-    unsigned char *send_pending; /* (W,) not yet copied by them */
-    int n_copying;               /* peers that are reading our buffer right now, without the lock */
+    uint64_t sequence;            /* of its lane */
+    uint32_t n_pending;           /* parts that are not done */
+    unsigned char *receive_state; /* (transfer.n_receives) part_state */
+    unsigned char *send_state;    /* (transfer.n_sends) */
+    uint32_t capacity;            /* of both, as they lie behind this struct */
+    int n_copying;                /* peers that are reading our buffer right now, without the lock */
     tagc_status status;
     char error[TAGC_ERROR_TEXT_BYTES];
     struct request *next;
@@ -74,40 +81,71 @@ static void mismatch(int from, uint64_t n_sent, int to, uint64_t n_expected, req
 
 /* With the lock, which it gives up while it copies; `theirs` cannot go away meanwhile because of n_copying.
  */
-static void copy_from(local_rank *self, request *mine, int source, request *theirs) {
+static void copy_part(local_rank *self, request *mine, uint32_t i, request *theirs, const tagc_part *sent) {
     tagc_local_group *group = self->group;
-    const tagc_transfer *to = &mine->transfer, *from = &theirs->transfer;
+    const tagc_part *part = &mine->transfer.receives[i];
     theirs->n_copying++;
     pthread_mutex_unlock(&group->lock);
-    memcpy((char *)to->recv + to->recv_offset[source],
-           (const char *)from->send + from->send_offset[self->rank], (size_t)to->recv_bytes[source]);
+    memcpy((char *)mine->transfer.recv + part->offset, (const char *)theirs->transfer.send + sent->offset,
+           (size_t)part->n_bytes);
     pthread_mutex_lock(&group->lock);
     if (--theirs->n_copying == 0) pthread_cond_broadcast(&group->copied);
-    mine->recv_pending[source] = 0;
+    mine->receive_state[i] = PART_DONE;
     mine->n_pending--;
-    theirs->send_pending[self->rank] = 0;
+    theirs->send_state[sent - theirs->transfer.sends] = PART_DONE;
     theirs->n_pending--;
 }
 
-/* With the lock. Takes what is there from `peer`, and checks that it wants what is sent to it. Returns 1 when
- * nothing is left to do with it for now. */
-static int meet(local_rank *self, request *mine, int peer) {
+/* With the lock. Whether `peer` has started this transfer; *theirs is NULL where that is complete there. */
+static int has_started(local_rank *self, const request *mine, int peer, request **theirs) {
     local_rank *other = &self->group->ranks[peer];
-    uint32_t lane = mine->transfer.lane;
-    if (other->n_started[lane] <= mine->sequence) {
+    if (other->n_started[mine->transfer.lane] <= mine->sequence) {
         if (other->left) group_break(self->group, peer, NULL);
         return 0;
     }
-    request *theirs = find(other, mine);
-    uint64_t n_sent = theirs ? theirs->transfer.send_bytes[self->rank] : 0;
-    uint64_t n_wanted = theirs ? theirs->transfer.recv_bytes[self->rank] : 0;
-    if (mine->recv_pending[peer] && n_sent != mine->transfer.recv_bytes[peer])
-        mismatch(peer, n_sent, self->rank, mine->transfer.recv_bytes[peer], mine, theirs);
-    else if (mine->send_pending[peer] && n_wanted != mine->transfer.send_bytes[peer])
-        mismatch(self->rank, mine->transfer.send_bytes[peer], peer, n_wanted, mine, theirs);
-    else if (mine->recv_pending[peer])
-        copy_from(self, mine, peer, theirs);
+    *theirs = find(other, mine);
     return 1;
+}
+
+/* With the lock. Takes the i-th part to be received if it is there. Returns 0 when its peer has not come yet. */
+static int receive_part(local_rank *self, request *mine, uint32_t i) {
+    const tagc_part *part = &mine->transfer.receives[i], *sent = NULL;
+    request *theirs;
+    if (!has_started(self, mine, part->peer, &theirs)) return 0;
+    if (theirs) sent = tagc_find_part(theirs->transfer.sends, theirs->transfer.n_sends, self->rank);
+    uint64_t n_sent = sent ? sent->n_bytes : 0;
+    if (n_sent != part->n_bytes)
+        mismatch(part->peer, n_sent, self->rank, part->n_bytes, mine, theirs);
+    else
+        copy_part(self, mine, i, theirs, sent);
+    return 1;
+}
+
+/* With the lock. Checks that the peer wants what is sent to it. Returns 0 when it has not come yet. */
+static int check_send(local_rank *self, request *mine, uint32_t i) {
+    const tagc_part *part = &mine->transfer.sends[i], *wanted = NULL;
+    request *theirs;
+    if (!has_started(self, mine, part->peer, &theirs)) return 0;
+    if (theirs) wanted = tagc_find_part(theirs->transfer.receives, theirs->transfer.n_receives, self->rank);
+    uint64_t n_wanted = wanted ? wanted->n_bytes : 0;
+    if (n_wanted != part->n_bytes)
+        mismatch(self->rank, part->n_bytes, part->peer, n_wanted, mine, theirs);
+    else
+        mine->send_state[i] = PART_AGREED;
+    return 1;
+}
+
+/* With the lock. Goes through what is open, up to the first failure; returns a rank that has not come yet, or -1. */
+static int advance(local_rank *self, request *mine) {
+    tagc_local_group *group = self->group;
+    const tagc_transfer *t = &mine->transfer;
+    int missing = -1;
+    for (uint32_t i = 0; i < t->n_receives && mine->status == TAGC_OK && !group->broken; i++)
+        if (mine->receive_state[i] == PART_OPEN && !receive_part(self, mine, i))
+            missing = t->receives[i].peer;
+    for (uint32_t i = 0; i < t->n_sends && mine->status == TAGC_OK && !group->broken; i++)
+        if (mine->send_state[i] == PART_OPEN && !check_send(self, mine, i)) missing = t->sends[i].peer;
+    return missing;
 }
 
 static void hide(local_rank *self, request *mine) {
@@ -120,44 +158,41 @@ static void hide(local_rank *self, request *mine) {
 
 /* ---- the table ---- */
 
-static tagc_status take_request(local_rank *self, request **out) {
-    size_t n_ranks = (size_t)self->group->world_size;
-    if (self->pool) {
-        *out = self->pool;
-        self->pool = self->pool->next;
-        return TAGC_OK;
-    }
+/* One with room for n_states parts of both directions together. */
+static tagc_status take_request(local_rank *self, uint32_t n_states, request **out) {
+    for (request **link = &self->pool; *link; link = &(*link)->next)
+        if ((*link)->capacity >= n_states) {
+            *out = *link;
+            *link = (*out)->next;
+            return TAGC_OK;
+        }
     void *memory;
-    TAGC_TRY(tagc_memory_create(sizeof(request) + 2 * n_ranks, "local transfer", &memory));
+    TAGC_TRY(tagc_memory_create(sizeof(request) + n_states, "local transfer", &memory));
     *out = memory;
-    (*out)->recv_pending = (unsigned char *)(*out + 1);
-    (*out)->send_pending = (*out)->recv_pending + n_ranks;
+    (*out)->capacity = n_states;
     return TAGC_OK;
+}
+
+static uint32_t open_parts(const tagc_part *parts, uint32_t n_parts, unsigned char *states) {
+    uint32_t n_open = 0;
+    for (uint32_t i = 0; i < n_parts; i++) {
+        states[i] = parts[i].n_bytes ? PART_OPEN : PART_DONE;
+        n_open += states[i];
+    }
+    return n_open;
 }
 
 static tagc_status local_start(void *context, const tagc_transfer *transfer, void **handle) {
     local_rank *self = context;
     tagc_local_group *group = self->group;
-    int me = self->rank;
-    if (transfer->lane >= N_LANES)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "transfer.lane is %u, must be below %d", transfer->lane, N_LANES);
-    if (transfer->send_bytes[me] != transfer->recv_bytes[me])
-        return tagc_fail(TAGC_ERR_CORRUPT, "rank %d sends %llu bytes to itself and expects %llu", me,
-                         (unsigned long long)transfer->send_bytes[me],
-                         (unsigned long long)transfer->recv_bytes[me]);
-    if (transfer->send_bytes[me])
-        memmove((char *)transfer->recv + transfer->recv_offset[me],
-                (const char *)transfer->send + transfer->send_offset[me], (size_t)transfer->send_bytes[me]);
     request *mine;
-    TAGC_TRY(take_request(self, &mine));
+    TAGC_TRY(take_request(self, transfer->n_sends + transfer->n_receives, &mine));
     mine->transfer = *transfer;
     mine->status = TAGC_OK;
-    mine->n_pending = 0;
-    for (int r = 0; r < group->world_size; r++) {
-        mine->recv_pending[r] = r != me && transfer->recv_bytes[r] > 0;
-        mine->send_pending[r] = r != me && transfer->send_bytes[r] > 0;
-        mine->n_pending += mine->recv_pending[r] + mine->send_pending[r];
-    }
+    mine->receive_state = (unsigned char *)(mine + 1);
+    mine->send_state = mine->receive_state + transfer->n_receives;
+    mine->n_pending = open_parts(transfer->receives, transfer->n_receives, mine->receive_state) +
+                      open_parts(transfer->sends, transfer->n_sends, mine->send_state);
     pthread_mutex_lock(&group->lock);
     mine->sequence = self->n_started[transfer->lane]++;
     mine->next = self->shown;
@@ -173,10 +208,8 @@ static tagc_status local_test(void *context, void *handle, tagc_progress *progre
     request *mine = handle;
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&group->lock);
-    int n_pending = mine->n_pending;
-    for (int r = 0; r < group->world_size && mine->status == TAGC_OK && !group->broken; r++)
-        if ((mine->recv_pending[r] || mine->send_pending[r]) && !meet(self, mine, r))
-            progress->waiting_for = r;
+    uint32_t n_pending = mine->n_pending;
+    progress->waiting_for = advance(self, mine);
     progress->moved = mine->n_pending < n_pending;
     if (mine->status != TAGC_OK) {
         status = tagc_fail(mine->status, "%s", mine->error);

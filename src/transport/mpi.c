@@ -93,11 +93,19 @@ static tagc_status request_reserve(request *r, uint64_t n) {
     return complete ? TAGC_OK : tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
 }
 
-static uint64_t count_pieces(const mpi_rank *self, const uint64_t *n_bytes) {
+static uint64_t count_pieces(const mpi_rank *self, const tagc_part *parts, uint32_t n_parts) {
     uint64_t n = 0;
-    for (int r = 0; r < self->world_size; r++)
-        if (r != self->rank) n += n_bytes[r] / self->split_bytes + (n_bytes[r] % self->split_bytes != 0);
+    for (uint32_t i = 0; i < n_parts; i++)
+        n += parts[i].n_bytes / self->split_bytes + (parts[i].n_bytes % self->split_bytes != 0);
     return n;
+}
+
+/* The first part of a peer above this rank. Every rank begins there and goes round, so that not all send to rank 0
+ * first. */
+static uint32_t first_part(const mpi_rank *self, const tagc_part *parts, uint32_t n_parts) {
+    uint32_t i = 0;
+    while (i < n_parts && parts[i].peer < self->rank) i++;
+    return i < n_parts ? i : 0;
 }
 
 static void add_piece(request *r, int n_bytes, int peer, const char *from) {
@@ -113,12 +121,13 @@ static uint64_t piece_bytes(const mpi_rank *self, uint64_t n_bytes, uint64_t don
 }
 
 static int start_receives(const mpi_rank *self, request *r, const tagc_transfer *transfer) {
-    for (int step = 1; step < self->world_size; step++) {
-        int peer = (self->rank + self->world_size - step) % self->world_size;
-        char *at = (char *)transfer->recv + transfer->recv_offset[peer];
-        for (uint64_t n, done = 0; (n = piece_bytes(self, transfer->recv_bytes[peer], done)) > 0; done += n) {
-            add_piece(r, (int)n, peer, NULL);
-            int code = MPI_Irecv(at + done, (int)n, MPI_BYTE, peer, r->lane, self->comm,
+    uint32_t n_parts = transfer->n_receives, first = first_part(self, transfer->receives, n_parts);
+    for (uint32_t step = 1; step <= n_parts; step++) { /* from the left neighbour downwards */
+        const tagc_part *part = &transfer->receives[(first + n_parts - step) % n_parts];
+        char *at = (char *)transfer->recv + part->offset;
+        for (uint64_t n, done = 0; (n = piece_bytes(self, part->n_bytes, done)) > 0; done += n) {
+            add_piece(r, (int)n, part->peer, NULL);
+            int code = MPI_Irecv(at + done, (int)n, MPI_BYTE, part->peer, r->lane, self->comm,
                                  &r->pieces[r->n_pieces - 1]);
             if (code != MPI_SUCCESS) return code;
         }
@@ -126,17 +135,17 @@ static int start_receives(const mpi_rank *self, request *r, const tagc_transfer 
     return MPI_SUCCESS;
 }
 
-/* Every rank begins with its right neighbour, so that not all send to rank 0 first; peers take turns. */
+/* Peers take turns, piece by piece. */
 static void plan_sends(const mpi_rank *self, request *r, const tagc_transfer *transfer) {
+    uint32_t n_parts = transfer->n_sends, first = first_part(self, transfer->sends, n_parts);
     uint64_t most = 0;
-    for (int peer = 0; peer < self->world_size; peer++)
-        if (peer != self->rank && transfer->send_bytes[peer] > most) most = transfer->send_bytes[peer];
+    for (uint32_t i = 0; i < n_parts; i++)
+        if (transfer->sends[i].n_bytes > most) most = transfer->sends[i].n_bytes;
     for (uint64_t done = 0; done < most; done += self->split_bytes)
-        for (int step = 1; step < self->world_size; step++) {
-            int peer = (self->rank + step) % self->world_size;
-            uint64_t n = piece_bytes(self, transfer->send_bytes[peer], done);
-            if (n > 0)
-                add_piece(r, (int)n, peer, (const char *)transfer->send + transfer->send_offset[peer] + done);
+        for (uint32_t step = 0; step < n_parts; step++) {
+            const tagc_part *part = &transfer->sends[(first + step) % n_parts];
+            uint64_t n = piece_bytes(self, part->n_bytes, done);
+            if (n > 0) add_piece(r, (int)n, part->peer, (const char *)transfer->send + part->offset + done);
         }
 }
 
@@ -193,13 +202,6 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
 
 static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void **handle) {
     mpi_rank *self = context;
-    int me = self->rank;
-    if (transfer->lane >= N_LANES) return tagc_report(TAGC_ERR_ARGUMENT, "transfer.lane must be below 8");
-    if (transfer->send_bytes[me] != transfer->recv_bytes[me])
-        return tagc_report(TAGC_ERR_CORRUPT, "the part of a transfer to its own rank has two sizes");
-    if (transfer->send_bytes[me])
-        memmove((char *)transfer->recv + transfer->recv_offset[me],
-                (const char *)transfer->send + transfer->send_offset[me], (size_t)transfer->send_bytes[me]);
     request *r = self->pool;
     if (r)
         self->pool = r->next;
@@ -209,8 +211,8 @@ static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void 
     r->lane = (int)transfer->lane;
     r->next = self->active;
     self->active = r; /* from here on cancel and destroy find it */
-    tagc_status status = request_reserve(r, count_pieces(self, transfer->send_bytes) +
-                                                count_pieces(self, transfer->recv_bytes));
+    tagc_status status = request_reserve(r, count_pieces(self, transfer->sends, transfer->n_sends) +
+                                                count_pieces(self, transfer->receives, transfer->n_receives));
     if (status != TAGC_OK) return status;
     int code = start_receives(self, r, transfer);
     r->n_receives = r->n_begun = r->n_pieces;

@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "../check.h"
+#include "../take_from.h"
 #include "core/status.h"
 #include "tagc/transport.h"
 
@@ -42,10 +43,10 @@ static tagc_status move(void *context, const tagc_transfer *t) {
     net->transfers[self->rank] = t;
     pthread_barrier_wait(&net->all);
     for (int r = 0; r < net->n_ranks; r++) {
-        memcpy((char *)t->recv + t->recv_offset[r],
-               (const char *)net->transfers[r]->send + net->transfers[r]->send_offset[self->rank],
-               t->recv_bytes[r]);
-        if (r != self->rank) n_bytes += t->recv_bytes[r];
+        arrival got;
+        if (r == self->rank) continue;
+        if (!take_from(net->transfers[r], t, r, self->rank, &got)) abort();
+        n_bytes += got.n_bytes;
     }
     if (net->bytes_per_s > 0) {
         double s = (double)n_bytes / net->bytes_per_s;
@@ -55,6 +56,8 @@ static tagc_status move(void *context, const tagc_transfer *t) {
     pthread_barrier_wait(&net->all);
     return TAGC_OK;
 }
+
+static const tagc_callback_ops move_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = move};
 
 /* ---- a run ---- */
 
@@ -116,7 +119,7 @@ static void *rank_main(void *arg) {
     int rank = self->port.rank;
     tagc_comm *comm;
     tagc_auto_setup setup = {.n_batch = 2, .n_tokens = 16, .say = note, .context = s};
-    CHECK_OK(tagc_comm_create_callback(move, &self->port, rank, s->n_ranks, NULL, &comm));
+    CHECK_OK(tagc_comm_create_callback(&move_ops, &self->port, rank, s->n_ranks, NULL, &comm));
     tagc_fsdp *f = make_engine(comm, s->sharding, &setup);
     setup.comm = comm;
     setup.fsdp = f;
@@ -280,7 +283,7 @@ static void *plan_main(void *arg) {
     tagc_layout *layout;
     tagc_setup plan;
     tagc_costs costs;
-    CHECK_OK(tagc_comm_create_callback(move, &self->port, self->port.rank, 2, NULL, &setup.comm));
+    CHECK_OK(tagc_comm_create_callback(&move_ops, &self->port, self->port.rank, 2, NULL, &setup.comm));
     setup.fsdp = make_engine(setup.comm, self->scene->sharding, &setup);
     tagc_auto_plan(&setup, &machine, &stats, &plan, &costs);
     CHECK_OK(tagc_setup_layout(&plan, &layout));

@@ -3,6 +3,7 @@
 #ifndef TAGC_TESTS_EXCHANGE_GATHERS_H
 #define TAGC_TESTS_EXCHANGE_GATHERS_H
 
+#include "../take_from.h"
 #include "exchange/volume.h"
 #include "exchange/wire.h"
 #include "oracle.h"
@@ -80,24 +81,23 @@ static inline tagc_status exchange_all(void *context, const tagc_transfer *trans
     pthread_barrier_wait(&t->barrier);
     int same = 1;
     for (int s = 0; s < self->world_size; s++) {
-        const tagc_transfer *peer = t->transfers[s];
-        uint64_t n_bytes = transfer->recv_bytes[s];
-        same &= peer->send_bytes[self->rank] == n_bytes;
-        uint8_t *to = (uint8_t *)transfer->recv + transfer->recv_offset[s];
-        const uint8_t *from = (const uint8_t *)peer->send + peer->send_offset[self->rank];
-        if (n_bytes && same && to != from) memcpy(to, from, n_bytes);
+        arrival got;
+        if (s == self->rank) continue;
+        same &= take_from(t->transfers[s], transfer, s, self->rank, &got);
         int per_host = t->options.ranks_per_host;
         if (per_host && t->now[self->rank] >= 0 && s / per_host != self->rank / per_host)
-            t->n_across[self->rank] += n_bytes;
-        if (t->damage && n_bytes && t->now[self->rank] == t->step && s == t->from && self->rank == t->to &&
-            t->n_met++ == t->which) {
-            t->damage(to, n_bytes, t->where);
+            t->n_across[self->rank] += got.n_bytes;
+        if (t->damage && got.n_bytes && t->now[self->rank] == t->step && s == t->from &&
+            self->rank == t->to && t->n_met++ == t->which) {
+            t->damage(got.bytes, got.n_bytes, t->where);
             t->n_damaged++;
         }
     }
     pthread_barrier_wait(&t->barrier);
     return same ? TAGC_OK : tagc_report(TAGC_ERR_CORRUPT, "ranks are in different transfers");
 }
+
+static const tagc_callback_ops trial_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = exchange_all};
 
 /* ---- one rank's view of a trial ---- */
 
@@ -126,7 +126,7 @@ static inline int open_view(rank_run *run, view *v) {
     trial *t = run->shared;
     *v = (view){.run = run, .t = t, .seat = {t, run->rank, run->world_size}, .comm = run->comm};
     if (!t->has_lanes)
-        CHECK(run, tagc_comm_create_callback(exchange_all, &v->seat, run->rank, run->world_size, NULL,
+        CHECK(run, tagc_comm_create_callback(&trial_ops, &v->seat, run->rank, run->world_size, NULL,
                                              &v->comm) == TAGC_OK);
     int is_all = t->options.two_level || t->options.ranks_per_host == 0;
     v->n_rows = is_all ? run->world_size : t->options.ranks_per_host;

@@ -2,9 +2,9 @@
 #ifndef TAGC_TESTS_EXCHANGE_NETWORK_H
 #define TAGC_TESTS_EXCHANGE_NETWORK_H
 
+#include "../take_from.h"
 #include "oracle.h"
 #include "ranks.h"
-#include "tagc/transport.h"
 
 #include <errno.h>
 #include <time.h>
@@ -69,17 +69,14 @@ static inline tagc_status network_exchange(void *context, const tagc_transfer *t
     /* Who sees different lengths stays, too, until all have read: what they read is freed after a failure. */
     int same = 1;
     for (int s = 0; s < net->world_size; s++) {
-        const tagc_transfer *peer = net->transfers[s];
-        uint64_t n_bytes = transfer->recv_bytes[s];
-        same = peer->send_bytes[end->rank] == n_bytes;
+        arrival got;
+        if (s == end->rank) continue;
+        same = take_from(net->transfers[s], transfer, s, end->rank, &got);
         if (!same) break;
-        uint8_t *to = (uint8_t *)transfer->recv + transfer->recv_offset[s];
-        const uint8_t *from = (const uint8_t *)peer->send + peer->send_offset[end->rank];
-        if (n_bytes && to != from) memcpy(to, from, n_bytes);
-        if (net->damage && n_bytes && s == net->from && end->rank == net->to && end->n_calls >= net->call &&
-            end->n_calls <= net->call + net->n_more) {
-            net->is_message |= n_bytes == 64 && memcmp(to, "TAGC", 4) == 0;
-            net->damage(to, n_bytes, net->where);
+        if (net->damage && got.n_bytes && s == net->from && end->rank == net->to &&
+            end->n_calls >= net->call && end->n_calls <= net->call + net->n_more) {
+            net->is_message |= got.n_bytes == 64 && memcmp(got.bytes, "TAGC", 4) == 0;
+            net->damage(got.bytes, got.n_bytes, net->where);
             net->n_damaged++;
         }
     }
@@ -87,6 +84,8 @@ static inline tagc_status network_exchange(void *context, const tagc_transfer *t
     status = meet(net);
     return same ? status : tagc_report(TAGC_ERR_TRANSPORT, "lengths differ");
 }
+
+static const tagc_callback_ops network_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = network_exchange};
 
 /* ---- one damaged step between two good ones ---- */
 
@@ -119,8 +118,8 @@ static inline void *trial_main(void *arg) {
           *before = malloc(n * sizeof *before);
     tagc_comm *comm;
     tagc_reducer *reducer = NULL;
-    EXPECT(self, tagc_comm_create_callback(network_exchange, &end, self->rank, t->net.world_size, NULL,
-                                           &comm) == TAGC_OK);
+    EXPECT(self, tagc_comm_create_callback(&network_ops, &end, self->rank, t->net.world_size, NULL, &comm) ==
+                     TAGC_OK);
     EXPECT(self, tagc_reducer_create(comm, &t->options, &reducer) == TAGC_OK);
     for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, self->rank, i);
     EXPECT(self, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);

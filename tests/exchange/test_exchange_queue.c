@@ -141,7 +141,7 @@ static void *blocking_main(void *arg) {
     rank_run *run = arg;
     trial *t = run->shared;
     seat self = {&t->meeting, run->rank, N_RANKS};
-    if (CHECK(run, tagc_comm_create_callback(exchange_all, &self, run->rank, N_RANKS, NULL, &run->comm) ==
+    if (CHECK(run, tagc_comm_create_callback(&meeting_ops, &self, run->rank, N_RANKS, NULL, &run->comm) ==
                        TAGC_OK))
         body(run);
     tagc_comm_destroy(run->comm);

@@ -142,7 +142,7 @@ static void many_body(rank_run *run) {
     float *full = calloc(N_UNITS * n, sizeof *full), *own = calloc(N_UNITS * UNIT_SHARD, sizeof *own);
     float *gradient = calloc(n, sizeof *gradient), output[UNIT_SHARD];
     if (!t->has_lanes)
-        CHECK(run, tagc_comm_create_callback(exchange_all, &place, run->rank, run->world_size, NULL, &comm) ==
+        CHECK(run, tagc_comm_create_callback(&trial_ops, &place, run->rank, run->world_size, NULL, &comm) ==
                        TAGC_OK);
     for (int u = 0; u < N_UNITS; u++) {
         tagc_gatherer_options options = t->options;

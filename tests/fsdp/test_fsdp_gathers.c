@@ -80,7 +80,7 @@ static void train(tagc_comm *comm, void *arg) {
     }
     seat self = {&r->meeting, tagc_comm_rank(comm), N_RANKS};
     tagc_comm *other;
-    CHECK_OK(tagc_comm_create_callback(exchange_all, &self, self.rank, N_RANKS, NULL, &other));
+    CHECK_OK(tagc_comm_create_callback(&meeting_ops, &self, self.rank, N_RANKS, NULL, &other));
     train_on(other, r);
     tagc_comm_destroy(other);
 }

@@ -91,15 +91,13 @@ static void test_sizes(void **state) {
         assert_int_equal(tagc_comm_create_mpi(MPI_COMM_WORLD, NULL, &comm), TAGC_OK);
         int W = tagc_comm_world_size(comm), rank = tagc_comm_rank(comm);
         unsigned char buffer[64] = {0};
-        uint64_t send_bytes[64] = {0}, recv_bytes[64] = {0}, offset[64] = {0};
-        if (rank == 0 && W > 1) send_bytes[1] = longer ? 24 : 8;
-        if (rank == 1) recv_bytes[0] = 16;
-        tagc_ticket ticket = {.transfer = {.send = buffer,
-                                           .send_bytes = send_bytes,
-                                           .send_offset = offset,
-                                           .recv = buffer,
-                                           .recv_bytes = recv_bytes,
-                                           .recv_offset = offset},
+        tagc_part sent = {1, longer ? 24 : 8, 0}, received = {0, 16, 0};
+        tagc_ticket ticket = {.transfer = {.n_sends = rank == 0 && W > 1,
+                                           .n_receives = rank == 1,
+                                           .sends = &sent,
+                                           .receives = &received,
+                                           .send = buffer,
+                                           .recv = buffer},
                               .leg = TAGC_LEG_VALUES};
         tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);
         tagc_status status = tagc_comm_wait(comm, &ticket);

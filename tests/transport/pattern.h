@@ -32,60 +32,80 @@ static inline void pattern_fill(unsigned char *at, uint64_t n_bytes, uint64_t se
 
 typedef struct pattern {
     tagc_ticket ticket;
-    uint64_t seed, *sizes; /* (4, W): send bytes, send offset, recv bytes, recv offset */
+    uint64_t seed;
+    tagc_part *sends, *receives; /* (W - 1) each at most */
     unsigned char *send, *recv, *expected;
     uint64_t n_recv; /* bytes in recv, guards included */
 } pattern;
+
+/* Some empty messages are named as parts of no bytes, others are not named. */
+static inline uint32_t pattern_add(tagc_part *parts, uint32_t n, int peer, uint64_t n_bytes,
+                                   uint64_t offset) {
+    if (n_bytes == 0 && (offset + (uint64_t)peer) % 2) return n;
+    parts[n] = (tagc_part){.peer = peer, .n_bytes = n_bytes, .offset = offset};
+    return n + 1;
+}
 
 static inline void pattern_make(pattern *p, uint64_t seed, int rank, int world_size, uint64_t max_bytes,
                                 tagc_leg leg) {
     size_t W = (size_t)world_size;
     uint64_t n_send = 0, n_recv = PATTERN_GUARD_BYTES;
-    uint64_t *sizes = calloc(4 * W, sizeof *sizes);
+    uint32_t n_sends = 0, n_receives = 0;
+    *p = (pattern){
+        .seed = seed, .sends = calloc(W, sizeof *p->sends), .receives = calloc(W, sizeof *p->sends)};
     for (int r = 0; r < world_size; r++) {
-        sizes[r] = pattern_bytes(seed, rank, r, max_bytes);
-        sizes[W + (size_t)r] = n_send;
-        n_send += sizes[r];
-        sizes[2 * W + (size_t)r] = pattern_bytes(seed, r, rank, max_bytes);
-        sizes[3 * W + (size_t)r] = n_recv;
-        n_recv += sizes[2 * W + (size_t)r] + PATTERN_GUARD_BYTES;
+        if (r == rank) continue;
+        uint64_t sent = pattern_bytes(seed, rank, r, max_bytes),
+                 received = pattern_bytes(seed, r, rank, max_bytes);
+        n_sends = pattern_add(p->sends, n_sends, r, sent, n_send);
+        n_send += sent;
+        n_receives = pattern_add(p->receives, n_receives, r, received, n_recv);
+        n_recv += received + PATTERN_GUARD_BYTES;
     }
-    *p = (pattern){.seed = seed, .sizes = sizes, .n_recv = n_recv};
+    p->n_recv = n_recv;
     p->send = malloc(n_send + 1);
     p->recv = malloc(n_recv);
     p->expected = malloc(n_recv);
     memset(p->recv, PATTERN_GUARD, n_recv);
     memset(p->expected, PATTERN_GUARD, n_recv);
-    for (int r = 0; r < world_size; r++) {
-        pattern_fill(p->send + sizes[W + (size_t)r], sizes[r], seed, rank, r);
-        pattern_fill(p->expected + sizes[3 * W + (size_t)r], sizes[2 * W + (size_t)r], seed, r, rank);
-    }
-    p->ticket.transfer = (tagc_transfer){.send = p->send,
-                                         .send_bytes = sizes,
-                                         .send_offset = sizes + W,
-                                         .recv = p->recv,
-                                         .recv_bytes = sizes + 2 * W,
-                                         .recv_offset = sizes + 3 * W};
+    for (uint32_t i = 0; i < n_sends; i++)
+        pattern_fill(p->send + p->sends[i].offset, p->sends[i].n_bytes, seed, rank, p->sends[i].peer);
+    for (uint32_t i = 0; i < n_receives; i++)
+        pattern_fill(p->expected + p->receives[i].offset, p->receives[i].n_bytes, seed, p->receives[i].peer,
+                     rank);
+    p->ticket.transfer = (tagc_transfer){.n_sends = n_sends,
+                                         .n_receives = n_receives,
+                                         .sends = p->sends,
+                                         .receives = p->receives,
+                                         .send = p->send,
+                                         .recv = p->recv};
     p->ticket.leg = leg;
     p->ticket.tag = seed;
 }
 
-static inline uint64_t pattern_total(const uint64_t *n_bytes, int rank, int world_size) {
+static inline uint64_t pattern_total(const tagc_part *parts, uint32_t n_parts) {
     uint64_t total = 0;
-    for (int r = 0; r < world_size; r++)
-        if (r != rank) total += n_bytes[r];
+    for (uint32_t i = 0; i < n_parts; i++) total += parts[i].n_bytes;
     return total;
 }
 
+static inline uint64_t pattern_sent(const pattern *p) {
+    return pattern_total(p->sends, p->ticket.transfer.n_sends);
+}
+
+static inline uint64_t pattern_received(const pattern *p) {
+    return pattern_total(p->receives, p->ticket.transfer.n_receives);
+}
+
 /* 1 when exactly what the others sent has arrived, and the counters say so. */
-static inline int pattern_arrived(const pattern *p, int rank, int world_size) {
-    return memcmp(p->recv, p->expected, p->n_recv) == 0 &&
-           p->ticket.n_bytes_sent == pattern_total(p->ticket.transfer.send_bytes, rank, world_size) &&
-           p->ticket.n_bytes_received == pattern_total(p->ticket.transfer.recv_bytes, rank, world_size);
+static inline int pattern_arrived(const pattern *p) {
+    return memcmp(p->recv, p->expected, p->n_recv) == 0 && p->ticket.n_bytes_sent == pattern_sent(p) &&
+           p->ticket.n_bytes_received == pattern_received(p);
 }
 
 static inline void pattern_free(pattern *p) {
-    free(p->sizes);
+    free(p->sends);
+    free(p->receives);
     free(p->send);
     free(p->recv);
     free(p->expected);
@@ -112,9 +132,9 @@ static inline int pattern_storm(tagc_comm *comm, uint64_t seed, int n, uint64_t 
     }
     for (int i = 0; i < N_LANES * n; i++) {
         pattern *p = &patterns[own % 2 ? i : N_LANES * n - 1 - i];
-        n_bad += tagc_comm_wait(comm, &p->ticket) != TAGC_OK || !pattern_arrived(p, rank, world_size);
-        sent[p->ticket.leg] += pattern_total(p->ticket.transfer.send_bytes, rank, world_size);
-        received[p->ticket.leg] += pattern_total(p->ticket.transfer.recv_bytes, rank, world_size);
+        n_bad += tagc_comm_wait(comm, &p->ticket) != TAGC_OK || !pattern_arrived(p);
+        sent[p->ticket.leg] += pattern_sent(p);
+        received[p->ticket.leg] += pattern_received(p);
     }
     uint64_t sent_now[TAGC_N_LEGS], received_now[TAGC_N_LEGS];
     tagc_comm_bytes(comm, sent_now, received_now);

@@ -1,5 +1,6 @@
 /* A comm over threads as ranks and over a caller's blocking function: what arrives, in which order, and what
  * is counted. Failures are in test_comm_failures.c. */
+#include "../take_from.h"
 #include "pattern.h"
 #include "ranks.h"
 
@@ -318,17 +319,15 @@ static tagc_status table_exchange(void *context, const tagc_transfer *mine) {
     t->transfers[me] = mine;
     pthread_barrier_wait(&t->barrier);
     for (int s = 0; s < self->world_size; s++) {
-        const tagc_transfer *theirs = t->transfers[s];
-        if (theirs->send_bytes[me] != mine->recv_bytes[s])
+        if (s != me && !take_from(t->transfers[s], mine, s, me, NULL))
             return tagc_report(TAGC_ERR_CORRUPT, "table: sizes");
-        if (mine->recv_bytes[s] == 0) continue;
-        memmove((char *)mine->recv + mine->recv_offset[s],
-                (const char *)theirs->send + theirs->send_offset[me], mine->recv_bytes[s]);
     }
     pthread_barrier_wait(&t->barrier);
     t->n_inside[me]--;
     return alone && lane_0 ? TAGC_OK : tagc_report(TAGC_ERR_STATE, "table: two callers or a lane");
 }
+
+static const tagc_callback_ops table_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = table_exchange};
 
 typedef struct storm_job {
     tagc_job job;
@@ -350,8 +349,8 @@ static tagc_status run_storm_job(void *arg) {
 static void callback_body(rank_run *run) {
     table_rank self = {run->shared, run->rank, run->world_size};
     tagc_comm *comm;
-    CHECK(run, tagc_comm_create_callback(table_exchange, &self, run->rank, run->world_size, NULL, &comm) ==
-                   TAGC_OK);
+    CHECK(run,
+          tagc_comm_create_callback(&table_ops, &self, run->rank, run->world_size, NULL, &comm) == TAGC_OK);
     storm_job first = {.job = {.run = run_storm_job, .arg = &first}, .comm = comm, .seed = 1};
     storm_job second = {.job = {.run = run_storm_job, .arg = &second}, .comm = comm, .seed = 2};
     tagc_comm_submit(comm, &first.job);

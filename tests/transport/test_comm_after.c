@@ -41,17 +41,11 @@ static void gate_destroy(void *context) {
     }
 static const tagc_transport_ops with_lanes = GATE_OPS(TAGC_TRANSPORT_LANES), without = GATE_OPS(0);
 
-static uint64_t nothing[1] = {0};
 static char letters[] = "abcdef";
 
 static void post(tagc_comm *comm, tagc_ticket *tickets, char name, tagc_lane lane, char after) {
     tagc_ticket *ticket = &tickets[name - 'a'];
-    *ticket = (tagc_ticket){.transfer = {.send = &letters[name - 'a'],
-                                         .recv = letters,
-                                         .send_bytes = nothing,
-                                         .send_offset = nothing,
-                                         .recv_bytes = nothing,
-                                         .recv_offset = nothing},
+    *ticket = (tagc_ticket){.transfer = {.send = &letters[name - 'a'], .recv = letters},
                             .after = after ? &tickets[after - 'a'] : NULL};
     tagc_comm_post(comm, lane, ticket);
 }

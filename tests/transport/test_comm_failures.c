@@ -99,21 +99,20 @@ static void test_abort_and_leave(void **state) {
 static void storm_abort_body(rank_run *run) {
     enum { N = 6, PART = 1 << 16, MAX_W = 8 };
     tagc_comm *comm = join_group(run, run->shared, 20);
-    uint64_t n_bytes[MAX_W], offset[MAX_W];
-    for (int r = 0; r < MAX_W; r++) {
-        n_bytes[r] = PART;
-        offset[r] = (uint64_t)r * PART;
-    }
+    tagc_part parts[MAX_W];
+    uint32_t n_parts = 0;
+    for (int r = 0; r < run->world_size; r++)
+        if (r != run->rank) parts[n_parts++] = (tagc_part){r, PART, (uint64_t)r * PART};
     tagc_ticket tickets[N];
     unsigned char *buffers[N];
     for (int i = 0; i < N; i++) {
         buffers[i] = calloc(2 * MAX_W, PART);
-        tickets[i] = (tagc_ticket){.transfer = {.send = buffers[i],
-                                                .send_bytes = n_bytes,
-                                                .send_offset = offset,
-                                                .recv = buffers[i] + MAX_W * PART,
-                                                .recv_bytes = n_bytes,
-                                                .recv_offset = offset},
+        tickets[i] = (tagc_ticket){.transfer = {.n_sends = n_parts,
+                                                .n_receives = n_parts,
+                                                .sends = parts,
+                                                .receives = parts,
+                                                .send = buffers[i],
+                                                .recv = buffers[i] + MAX_W * PART},
                                    .leg = TAGC_LEG_VALUES};
         tagc_comm_post(comm, (tagc_lane)(i % 3), &tickets[i]);
         if (run->rank == 3 && i == N / 2) tagc_comm_abort(comm, "enough");
@@ -143,17 +142,17 @@ static void sizes_body(rank_run *run) {
     sizes_shared *shared = run->shared;
     tagc_comm *comm = join_group(run, shared->group, 20);
     unsigned char send[64] = {0}, recv[128];
-    uint64_t send_bytes[3] = {4, 4, 4}, recv_bytes[3] = {4, 4, 4}, send_offset[3] = {0},
-             recv_offset[3] = {0, 64, 72};
-    if (run->rank == 0) send_bytes[1] = shared->n_sent;
-    if (run->rank == 1) recv_bytes[0] = shared->n_expected;
-    tagc_ticket ticket = {.transfer = {.send = send,
-                                       .send_bytes = send_bytes,
-                                       .send_offset = send_offset,
-                                       .recv = recv,
-                                       .recv_bytes = recv_bytes,
-                                       .recv_offset = recv_offset},
-                          .leg = TAGC_LEG_INDEX};
+    tagc_part sends[2], receives[2];
+    for (int i = 0; i < 2; i++) {
+        int peer = i < run->rank ? i : i + 1;
+        sends[i] = (tagc_part){peer, run->rank == 0 && peer == 1 ? shared->n_sent : 4, 0};
+        receives[i] =
+            (tagc_part){peer, run->rank == 1 && peer == 0 ? shared->n_expected : 4, (uint64_t)peer * 32};
+    }
+    tagc_ticket ticket = {
+        .transfer =
+            {.n_sends = 2, .n_receives = 2, .sends = sends, .receives = receives, .send = send, .recv = recv},
+        .leg = TAGC_LEG_INDEX};
     tagc_comm_post(comm, TAGC_LANE_REDUCE, &ticket);
     tagc_status status = tagc_comm_wait(comm, &ticket);
     char text[96];
@@ -175,6 +174,72 @@ static void test_sizes(void **state) {
         assert_int_equal(tagc_local_group_create(3, &shared.group), TAGC_OK);
         run_ranks(3, sizes_body, &shared);
         tagc_local_group_destroy(shared.group);
+    }
+}
+
+/* ---- transfers against the rules ---- */
+
+typedef struct bad_transfer {
+    tagc_transfer transfer;
+    const char *text;
+} bad_transfer;
+
+static char some_bytes[64];
+static const tagc_part one_to_3[] = {{3, 4, 0}}, twice[] = {{1, 4, 0}, {1, 4, 8}},
+                       falling[] = {{2, 4, 0}, {1, 4, 8}}, own[] = {{0, 4, 0}}, negative[] = {{-1, 4, 0}},
+                       too_many[] = {{1, 4, 0}, {2, 4, 4}, {3, 4, 8}}, late_own[] = {{0, 0, 0}, {1, 4, 0}},
+                       good[] = {{1, 0, 0}, {2, 0, 0}};
+#define SENDS(parts) .n_sends = sizeof(parts) / sizeof *(parts), .sends = (parts), .send = some_bytes
+#define RECEIVES(parts) .n_receives = sizeof(parts) / sizeof *(parts), .receives = (parts), .recv = some_bytes
+
+/* Each breaks the comm of rank 0 of 3 before the transport has seen it. */
+static const bad_transfer bad_transfers[] = {
+    {{SENDS(one_to_3)}, "transfer.sends[0].peer is 3, must be in [0, 3)"},
+    {{RECEIVES(one_to_3)}, "transfer.receives[0].peer is 3, must be in [0, 3)"},
+    {{SENDS(negative)}, "transfer.sends[0].peer is -1, must be in [0, 3)"},
+    {{SENDS(twice)}, "transfer.sends[1].peer is 1 after 1: peers must ascend"},
+    {{SENDS(good), RECEIVES(twice)}, "transfer.receives[1].peer is 1 after 1: peers must ascend"},
+    {{SENDS(falling)}, "transfer.sends[1].peer is 1 after 2: peers must ascend"},
+    {{SENDS(own)}, "transfer.sends[0].peer is 0, this rank itself"},
+    {{RECEIVES(late_own)}, "transfer.receives[0].peer is 0, this rank itself"},
+    {{SENDS(too_many)}, "transfer.n_sends is 3, must be at most 2"},
+    {{.n_receives = UINT32_MAX, .receives = good}, "transfer.n_receives is 4294967295, must be at most 2"},
+    {{.n_sends = 1}, "transfer.sends is NULL and transfer.n_sends is 1"},
+    {{.n_sends = 2, .sends = falling}, "transfer.sends[0] has 4 bytes, and their buffer is NULL"},
+};
+
+static void test_bad_transfers(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof bad_transfers / sizeof *bad_transfers; i++) {
+        tagc_local_group *group;
+        tagc_comm *comm;
+        assert_int_equal(tagc_local_group_create(3, &group), TAGC_OK);
+        assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+        tagc_ticket fine = {.transfer = {SENDS(good), RECEIVES(good)}, .leg = TAGC_LEG_VALUES};
+        tagc_comm_post(comm, TAGC_LANE_REDUCE, &fine);
+        assert_int_equal(tagc_comm_wait(comm, &fine), TAGC_OK);
+        tagc_ticket bad = {.transfer = bad_transfers[i].transfer, .leg = TAGC_LEG_VALUES};
+        tagc_comm_post(comm, TAGC_LANE_REDUCE, &bad);
+        assert_int_equal(tagc_comm_wait(comm, &bad), TAGC_ERR_ARGUMENT);
+        if (!has(bad_transfers[i].text)) fail_msg("%s, not %s", tagc_last_error(), bad_transfers[i].text);
+        assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT); /* peers cannot know what was meant */
+        uint64_t sent[TAGC_N_LEGS];
+        tagc_comm_bytes(comm, sent, NULL);
+        assert_int_equal(sent[TAGC_LEG_VALUES], 0);
+        tagc_comm_destroy(comm);
+        tagc_local_group_destroy(group);
+    }
+}
+
+static void test_find_part(void **state) {
+    (void)state;
+    tagc_part parts[9];
+    for (int n = 0; n <= 9; n++) {
+        for (int i = 0; i < n; i++) parts[i] = (tagc_part){3 * i + 1, 0, 0};
+        for (int peer = -1; peer < 30; peer++) {
+            int i = (peer - 1) / 3, is_there = peer > 0 && (peer - 1) % 3 == 0 && i < n;
+            assert_ptr_equal(tagc_find_part(parts, (uint32_t)n, peer), is_there ? &parts[i] : NULL);
+        }
     }
 }
 
@@ -291,10 +356,12 @@ static tagc_status cable_exchange(void *context, const tagc_transfer *transfer) 
     return seen ? TAGC_ERR_TRANSPORT : TAGC_OK;
 }
 
+static const tagc_callback_ops cable_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = cable_exchange};
+
 static void cable_body(rank_run *run) {
     cable_end self = {run->shared, run->rank};
     tagc_comm *comm;
-    CHECK(run, tagc_comm_create_callback(cable_exchange, &self, run->rank, 2, NULL, &comm) == TAGC_OK);
+    CHECK(run, tagc_comm_create_callback(&cable_ops, &self, run->rank, 2, NULL, &comm) == TAGC_OK);
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
     CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
     tagc_status status = tagc_comm_barrier(comm);
@@ -322,6 +389,8 @@ static tagc_status no_exchange(void *context, const tagc_transfer *transfer) {
     return TAGC_OK;
 }
 
+static const tagc_callback_ops no_ops = {.abi = TAGC_TRANSPORT_ABI, .exchange = no_exchange};
+
 static void refuse(tagc_status got, tagc_status expected, tagc_comm **out, const char *part) {
     if (got != expected || *out || !has(part))
         print_error("wanted \"%s\", got %s: %s\n", part, tagc_status_name(got), tagc_last_error());
@@ -340,7 +409,8 @@ static void test_ops_arguments(void **state) {
     ops.member = value;                                                                                      \
     comm = (tagc_comm *)&self;                                                                               \
     refuse(tagc_comm_create(&ops, &self, 0, 2, NULL, &comm), TAGC_ERR_ARGUMENT, &comm, part)
-    TRY_OPS(abi, 7, "ops.abi is 7, must be 1");
+    TRY_OPS(abi, 1, "ops.abi is 1, must be 2");
+    TRY_OPS(abi, 7, "ops.abi is 7, must be 2");
     TRY_OPS(capabilities, 6, "ops.capabilities is 0x6");
     TRY_OPS(name, NULL, "ops.name is NULL");
     TRY_OPS(start, NULL, "ops.start is NULL");
@@ -358,11 +428,16 @@ static void test_ops_arguments(void **state) {
     for (int i = 0; i < 5; i++) {
         refuse(tagc_comm_create(&flaky_ops, &self, ranks[i][0], ranks[i][1], NULL, &comm), TAGC_ERR_ARGUMENT,
                &comm, parts[i]);
-        refuse(tagc_comm_create_callback(no_exchange, NULL, ranks[i][0], ranks[i][1], NULL, &comm),
+        refuse(tagc_comm_create_callback(&no_ops, NULL, ranks[i][0], ranks[i][1], NULL, &comm),
                TAGC_ERR_ARGUMENT, &comm, parts[i]);
     }
-    refuse(tagc_comm_create_callback(NULL, NULL, 0, 1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
-           "exchange is NULL");
+    refuse(tagc_comm_create_callback(NULL, NULL, 0, 1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm, "ops is NULL");
+    static const tagc_callback_ops old = {.abi = 1, .exchange = no_exchange},
+                                   empty = {.abi = TAGC_TRANSPORT_ABI};
+    refuse(tagc_comm_create_callback(&old, NULL, 0, 1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "ops.abi is 1, must be 2");
+    refuse(tagc_comm_create_callback(&empty, NULL, 0, 1, NULL, &comm), TAGC_ERR_ARGUMENT, &comm,
+           "ops.exchange is NULL");
 }
 
 static void test_option_arguments(void **state) {
@@ -414,6 +489,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_timeout),           cmocka_unit_test(test_abort_and_leave),
         cmocka_unit_test(test_buffers_come_back), cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_bad_transfers),     cmocka_unit_test(test_find_part),
         cmocka_unit_test(test_failing_transport), cmocka_unit_test(test_failing_callback),
         cmocka_unit_test(test_ops_arguments),     cmocka_unit_test(test_option_arguments),
     };

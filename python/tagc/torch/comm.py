@@ -52,10 +52,10 @@ class Comm:
         self._group = _gloo(group, self.ranks, self._timeout)
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
-        self._exchange = lib.EXCHANGE_FN(self._on_exchange)  # must live as long as the comm
+        self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange))  # lives as long as the comm
         options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
         options.timeout_s = min(1e6, 2 * timeout_s)  # gloo gives up first, and knows why
-        lib.call("tagc_comm_create_callback", self._exchange, None, self.rank, self.world_size, ctypes.byref(options),
+        lib.call("tagc_comm_create_callback", ctypes.byref(self._ops), None, self.rank, self.world_size, ctypes.byref(options),
                  ctypes.byref(self._handle))
         try:
             self.all_gather(b"\0")  # who closes before a peer has connected to all would be a failure there
@@ -79,23 +79,15 @@ class Comm:
 
     def _move(self, transfer):
         work = []
-        for rank in range(self.world_size):
-            n_bytes = transfer.recv_bytes[rank]
-            if rank != self.rank and n_bytes:
-                memory = bytes_at(transfer.recv + transfer.recv_offset[rank], n_bytes)
-                work.append(self._group.recv([memory], rank, 0))
-        for step in range(1, self.world_size):  # not all to the same rank at once
-            rank = (self.rank + step) % self.world_size
-            n_bytes = transfer.send_bytes[rank]
-            if n_bytes:
-                memory = bytes_at(transfer.send + transfer.send_offset[rank], n_bytes)
-                work.append(self._group.send([memory], rank, 0))
-        n_bytes = transfer.send_bytes[self.rank]
-        if n_bytes:
-            source = transfer.send + transfer.send_offset[self.rank]
-            target = transfer.recv + transfer.recv_offset[self.rank]
-            if source != target:
-                ctypes.memmove(target, source, n_bytes)
+        for part in transfer.receives[:transfer.n_receives]:
+            if part.n_bytes:
+                memory = bytes_at(transfer.recv + part.offset, part.n_bytes)
+                work.append(self._group.recv([memory], part.peer, 0))
+        sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
+        sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # not all to the same rank at once
+        for part in sends:
+            memory = bytes_at(transfer.send + part.offset, part.n_bytes)
+            work.append(self._group.send([memory], part.peer, 0))
         for message in work:
             message.wait(self._timeout)
 

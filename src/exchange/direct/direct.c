@@ -88,7 +88,7 @@ void tagc_direct_place(tagc_reducer *r, tagc_arena *arena) {
     d->local = r->rank % d->per_host;
     d->coded = is_coded(&r->options, r->world_size);
     choose_codes(r);
-    tagc_messages_place(r, arena, 1 + 3 * TAGC_DIRECT_DEPTH + TAGC_HOST_DEPTH);
+    tagc_messages_place(r, arena, 1 + 3 * TAGC_DIRECT_DEPTH + TAGC_HOST_DEPTH, 0);
     if (r->messages) {
         r->round = r->messages;
         d->header_out = r->messages + 1;
@@ -147,7 +147,7 @@ static void encode(tagc_reducer *r, int s) {
 static void post_header(tagc_reducer *r, int s) {
     tagc_direct *d = &r->direct;
     size_t slot = (size_t)s % TAGC_DIRECT_DEPTH, from = (size_t)tagc_host_from(d, s);
-    tagc_message_pair(r, &d->header_out[slot], tagc_rank_of(d, tagc_host_to(d, s), d->local),
+    tagc_message_pair(&d->header_out[slot], tagc_rank_of(d, tagc_host_to(d, s), d->local),
                       TAGC_WIRE_HEADER_BYTES, tagc_rank_of(d, (int)from, d->local), TAGC_WIRE_HEADER_BYTES);
     tagc_message_post(r, &d->header_out[slot], TAGC_LEG_CONTROL,
                       d->header_send + slot * TAGC_WIRE_HEADER_BYTES,
@@ -195,10 +195,10 @@ static tagc_status post_body(tagc_reducer *r, int s) {
     const tagc_fragment *out = &d->sent[slot], *in = &d->received[row];
     char *send = d->body_send + slot * d->row_bytes, *recv = d->body_recv + row * d->row_bytes;
     if (d->fragment.sparse) {
-        tagc_message_pair(r, &d->index_out[slot], to, out->index_bytes, from, in->index_bytes);
+        tagc_message_pair(&d->index_out[slot], to, out->index_bytes, from, in->index_bytes);
         tagc_message_post(r, &d->index_out[slot], TAGC_LEG_INDEX, send, recv);
     }
-    tagc_message_pair(r, &d->value_out[slot], to, out->n_bytes - out->index_bytes, from,
+    tagc_message_pair(&d->value_out[slot], to, out->n_bytes - out->index_bytes, from,
                       in->n_bytes - in->index_bytes);
     tagc_message_post(r, &d->value_out[slot], TAGC_LEG_VALUES, send + out->index_bytes,
                       recv + in->index_bytes);

@@ -60,16 +60,15 @@ void tagc_hosts_post(tagc_reducer *r, int s) {
     size_t n_local = (size_t)d->per_host, slot = (size_t)s % TAGC_HOST_DEPTH, width = width_of(r);
     uint16_t *halves = is_wide(r) ? NULL : d->halves_send + slot * n_local * r->shard;
     tagc_message *message = &d->host_in[slot];
-    tagc_message_clear(r, message);
+    tagc_message_clear(message);
     double start_s = tagc_clock_s();
     for (int l = 0; l < d->per_host; l++) {
         if (l == d->local) continue;
         int peer = tagc_rank_of(d, d->host, l);
         size_t row = tagc_direct_row(r, tagc_host_to(d, s), l) * r->shard;
         if (halves) narrow(r, r->gradient + row, halves + (size_t)l * r->shard);
-        message->send_bytes[peer] = message->recv_bytes[peer] = r->shard * width;
-        message->send_offset[peer] = (halves ? (size_t)l * r->shard : row) * width;
-        message->recv_offset[peer] = (size_t)l * r->shard * width;
+        tagc_message_send(message, peer, r->shard * width, (halves ? (size_t)l * r->shard : row) * width);
+        tagc_message_receive(message, peer, r->shard * width, (size_t)l * r->shard * width);
     }
     if (halves) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     tagc_message_post(r, message, TAGC_LEG_VALUES, halves ? (const void *)halves : (const void *)r->gradient,
@@ -134,11 +133,11 @@ static tagc_status share_sums(tagc_reducer *r, float *sums) {
         r->stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard); /* rounding up can overflow */
         tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     }
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (size_t q = 0; q < (size_t)r->world_size; q++) {
         if ((int)q == r->rank) continue;
-        r->round->send_bytes[q] = r->round->recv_bytes[q] = r->shard * width;
-        r->round->recv_offset[q] = q * r->shard * width;
+        tagc_message_send(r->round, (int)q, r->shard * width, 0);
+        tagc_message_receive(r->round, (int)q, r->shard * width, q * r->shard * width);
     }
     tagc_message_post(r, r->round, TAGC_LEG_RESULT, halves ? (const void *)halves : (const void *)sums,
                       halves ? (void *)d->host_recv : (void *)r->output);

@@ -44,25 +44,25 @@ static void encode_sums(tagc_reducer *r) {
 static tagc_status cross_hosts(tagc_reducer *r) {
     tagc_direct *d = &r->direct;
     size_t own = row_of(r, d->host, d->local);
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int host = 0; host < d->n_hosts; host++) {
         int peer = tagc_rank_of(d, host, d->local);
         if (host == d->host) continue;
-        r->round->send_bytes[peer] = r->round->recv_bytes[peer] = TAGC_WIRE_HEADER_BYTES;
-        r->round->recv_offset[peer] = row_of(r, host, d->local) * TAGC_WIRE_HEADER_BYTES;
+        tagc_message_send(r->round, peer, TAGC_WIRE_HEADER_BYTES, 0);
+        tagc_message_receive(r->round, peer, TAGC_WIRE_HEADER_BYTES,
+                             row_of(r, host, d->local) * TAGC_WIRE_HEADER_BYTES);
     }
     tagc_message_post(r, r->round, TAGC_LEG_CONTROL, d->header_recv + own * TAGC_WIRE_HEADER_BYTES,
                       d->header_recv);
     TAGC_TRY(tagc_message_wait(r, r->round));
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int host = 0; host < d->n_hosts; host++) {
         int peer = tagc_rank_of(d, host, d->local);
         size_t row = row_of(r, host, d->local);
         if (host == d->host) continue;
         TAGC_TRY(tagc_direct_announced(r, row, peer, d->sums_code, &d->sums));
-        r->round->send_bytes[peer] = d->received[own].n_bytes;
-        r->round->recv_bytes[peer] = d->received[row].n_bytes;
-        r->round->recv_offset[peer] = row * d->row_bytes;
+        tagc_message_send(r->round, peer, d->received[own].n_bytes, 0);
+        tagc_message_receive(r->round, peer, d->received[row].n_bytes, row * d->row_bytes);
     }
     tagc_message_post(r, r->round, TAGC_LEG_RESULT, body_of(r, own), d->body_recv);
     return tagc_message_wait(r, r->round);
@@ -77,14 +77,14 @@ static tagc_status hand_on(tagc_reducer *r) {
         char *rows = is_body ? d->body_recv : d->header_recv;
         tagc_message *message = &d->value_out[host % TAGC_DIRECT_DEPTH];
         TAGC_TRY(tagc_message_wait(r, message));
-        tagc_message_clear(r, message);
+        tagc_message_clear(message);
         for (int l = 0; l < d->per_host; l++) {
             int peer = tagc_rank_of(d, d->host, l);
             size_t row = row_of(r, of, l);
             if (l == d->local) continue;
-            message->send_bytes[peer] = is_body ? d->received[own].n_bytes : TAGC_WIRE_HEADER_BYTES;
-            message->recv_bytes[peer] = is_body ? d->received[row].n_bytes : TAGC_WIRE_HEADER_BYTES;
-            message->recv_offset[peer] = row * stride;
+            tagc_message_send(message, peer, is_body ? d->received[own].n_bytes : TAGC_WIRE_HEADER_BYTES, 0);
+            tagc_message_receive(message, peer, is_body ? d->received[row].n_bytes : TAGC_WIRE_HEADER_BYTES,
+                                 row * stride);
         }
         tagc_message_post(r, message, is_body ? TAGC_LEG_RESULT : TAGC_LEG_CONTROL, rows + own * stride,
                           rows);

@@ -14,6 +14,7 @@
 #include "exchange/options.h"
 
 #include <stdint.h>
+#include <string.h>
 
 static int bits_of_wire(int wire) {
     switch (wire) {
@@ -30,13 +31,12 @@ static int bits_of_wire(int wire) {
 }
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
-    size_t n_ranks = (size_t)g->world_size;
-    g->n_bytes = tagc_arena_take(arena, n_ranks, sizeof *g->n_bytes);
-    g->send_offset = tagc_arena_take(arena, n_ranks, sizeof *g->send_offset);
-    g->recv_offset = tagc_arena_take(arena, n_ranks, sizeof *g->recv_offset);
+    size_t n_others = (size_t)g->n_rows - 1, n_beside = g->n_relays ? (size_t)g->per_host - 1 : 0;
+    g->sends = tagc_arena_take(arena, n_others, sizeof *g->sends);
+    g->receives = tagc_arena_take(arena, n_others, sizeof *g->receives);
     g->relays = tagc_arena_take(arena, (size_t)g->n_relays, sizeof *g->relays);
-    g->relay_bytes = tagc_arena_take(arena, g->n_relays ? n_ranks : 0, sizeof *g->relay_bytes);
-    g->relay_offset = tagc_arena_take(arena, g->n_relays ? n_ranks : 0, sizeof *g->relay_offset);
+    g->relay_sends = tagc_arena_take(arena, n_beside, sizeof *g->relay_sends);
+    g->relay_receives = tagc_arena_take(arena, n_beside, sizeof *g->relay_receives);
     g->rows = tagc_arena_take(arena, (size_t)g->n_rows, g->row_bytes);
 }
 
@@ -118,17 +118,22 @@ static void post(tagc_gatherer *g) {
     uint64_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
     uint8_t *rows = is_plain ? (uint8_t *)g->full : g->rows;
-    for (int r = 0; r < g->n_rows; r++) { /* send_offset stays zero: everybody gets the same */
-        g->n_bytes[g->first_rank + r] = is_direct(g, r) ? n_bytes : 0;
-        g->recv_offset[g->first_rank + r] = (uint64_t)r * stride;
+    uint32_t n_peers = 0;
+    for (int r = 0; r < g->n_rows; r++) {
+        if (r == g->row || !is_direct(g, r)) continue;
+        int peer = g->first_rank + r;
+        g->sends[n_peers] = (tagc_part){.peer = peer, .n_bytes = n_bytes};
+        g->receives[n_peers++] =
+            (tagc_part){.peer = peer, .n_bytes = n_bytes, .offset = (uint64_t)r * stride};
     }
+    if (is_plain) memmove(rows + (uint64_t)g->row * stride, send, n_bytes);
     g->ticket = (tagc_ticket){
-        .transfer = {.send = send,
-                     .send_bytes = g->n_bytes,
-                     .send_offset = g->send_offset,
-                     .recv = rows,
-                     .recv_bytes = g->n_bytes,
-                     .recv_offset = g->recv_offset},
+        .transfer = {.n_sends = n_peers,
+                     .n_receives = n_peers,
+                     .sends = g->sends,
+                     .receives = g->receives,
+                     .send = send,
+                     .recv = rows},
         .leg = TAGC_LEG_GATHER,
         .tag = g->options.tag,
     };

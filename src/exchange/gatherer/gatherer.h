@@ -33,10 +33,10 @@ struct tagc_gatherer {
 
     /* One arena: | arrays of the ticket | relays and their arrays | rows |, behind this struct's own block. */
     void *arena;
-    uint64_t *n_bytes, *send_offset, *recv_offset; /* (W,) */
-    uint64_t *relay_bytes, *relay_offset;          /* (W,) with relays */
-    size_t row_bytes;                              /* at most, of one row; 0 for fp32 */
-    uint8_t *rows;                                 /* (n_rows, row_bytes) as they travel; row `row` is sent */
+    tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
+    tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
+    size_t row_bytes;                        /* at most, of one row; 0 for fp32 */
+    uint8_t *rows;                           /* (n_rows, row_bytes) as they travel; row `row` is sent */
 };
 
 static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {

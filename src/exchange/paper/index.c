@@ -29,7 +29,7 @@ void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena) {
     r->value_bytes =
         tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(r->max_union, r->max_cells) * sizeof(float));
 
-    tagc_messages_place(r, arena, 1 + 2 * (r->world_size - 1));
+    tagc_messages_place(r, arena, 1, 2 * (r->world_size - 1));
     if (r->messages) {
         r->round = r->messages;
         r->index_out = r->messages + 1;
@@ -112,7 +112,7 @@ static void select_and_send(tagc_reducer *r) {
             header.n_items = (uint32_t)r->n_kept[d];
             header.max_abs = max_abs;
             tagc_wire_write(&header, message);
-            tagc_message_pair(r, &r->index_out[s], d, message_bytes(r), from, message_bytes(r));
+            tagc_message_pair(&r->index_out[s], d, message_bytes(r), from, message_bytes(r));
             tagc_message_post(r, &r->index_out[s], TAGC_LEG_INDEX, message,
                               r->index_recv + (size_t)from * r->index_bytes);
         } else {
@@ -206,11 +206,11 @@ static tagc_status exchange_unions(tagc_reducer *r) {
     header.attempt = r->attempt[r->rank];
     header.max_abs = r->own_max_abs;
     tagc_wire_write(&header, own);
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        r->round->send_bytes[q] = r->round->recv_bytes[q] = message_bytes(r);
-        r->round->recv_offset[q] = (uint64_t)q * r->index_bytes;
+        tagc_message_send(r->round, q, message_bytes(r), 0);
+        tagc_message_receive(r->round, q, message_bytes(r), (uint64_t)q * r->index_bytes);
     }
     tagc_message_post(r, r->round, TAGC_LEG_INDEX, own, r->index_recv);
     TAGC_TRY(tagc_message_wait(r, r->round));
@@ -279,7 +279,7 @@ static tagc_status send_values(tagc_reducer *r) {
         int d = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
         if (s > 0) encode(r, d);
         if (d == r->rank) break;
-        tagc_message_pair(r, &r->value_out[s], d, shard_bytes(r, d), from, shard_bytes(r, r->rank));
+        tagc_message_pair(&r->value_out[s], d, shard_bytes(r, d), from, shard_bytes(r, r->rank));
         tagc_message_post(r, &r->value_out[s], TAGC_LEG_VALUES, r->value_send + (size_t)d * r->value_bytes,
                           r->value_recv + (size_t)from * r->value_bytes);
     }
@@ -300,12 +300,11 @@ static void unpack(tagc_reducer *r, int d, const float *sums, float *output) {
 
 /* All-reduce: everybody knows all unions, so the sums need no positions either. */
 static tagc_status exchange_results(tagc_reducer *r) {
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        r->round->send_bytes[q] = r->n_union[r->rank] * sizeof(float);
-        r->round->recv_bytes[q] = r->n_union[q] * sizeof(float);
-        r->round->recv_offset[q] = (uint64_t)q * r->value_bytes;
+        tagc_message_send(r->round, q, r->n_union[r->rank] * sizeof(float), 0);
+        tagc_message_receive(r->round, q, r->n_union[q] * sizeof(float), (uint64_t)q * r->value_bytes);
     }
     tagc_message_post(r, r->round, TAGC_LEG_RESULT, tagc_sums(r), r->value_recv);
     unpack(r, r->rank, tagc_sums(r), r->output + (size_t)r->rank * r->shard);

@@ -169,12 +169,11 @@ static tagc_status exchange_positions(tagc_reducer *r) {
                                .body_bytes = r->n_left[r->rank] * sizeof(uint32_t),
                                .step = r->step};
     tagc_wire_write(&header, own);
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        r->round->send_bytes[q] = left_message_bytes(r, r->rank);
-        r->round->recv_bytes[q] = left_message_bytes(r, q);
-        r->round->recv_offset[q] = (uint64_t)q * r->value_bytes;
+        tagc_message_send(r->round, q, left_message_bytes(r, r->rank), 0);
+        tagc_message_receive(r->round, q, left_message_bytes(r, q), (uint64_t)q * r->value_bytes);
     }
     tagc_message_post(r, r->round, TAGC_LEG_LEFTOVER, own, r->value_recv);
     return tagc_message_wait(r, r->round);
@@ -214,13 +213,11 @@ static void write_leftovers(tagc_reducer *r, int d, int valid) {
 
 static tagc_status exchange_leftovers(tagc_reducer *r, uint32_t *sums) {
     size_t n_left = r->n_left[r->rank];
-    tagc_message_clear(r, r->round);
+    tagc_message_clear(r->round);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        r->round->send_bytes[q] = r->n_left[q] * sizeof(uint32_t);
-        r->round->send_offset[q] = (uint64_t)q * r->value_bytes;
-        r->round->recv_bytes[q] = n_left * sizeof(uint32_t);
-        r->round->recv_offset[q] = (uint64_t)q * r->value_bytes;
+        tagc_message_send(r->round, q, r->n_left[q] * sizeof(uint32_t), (uint64_t)q * r->value_bytes);
+        tagc_message_receive(r->round, q, n_left * sizeof(uint32_t), (uint64_t)q * r->value_bytes);
     }
     tagc_message_post(r, r->round, TAGC_LEG_LEFTOVER, r->value_send, r->value_recv);
     TAGC_TRY(tagc_message_wait(r, r->round));
