@@ -7,10 +7,12 @@
  * the turns of time / floor of the same turn. The two ranks' gradients are independent, so that their union
  * is the largest that can be. */
 #include "codec/bitmap.h"
-#include "codec/pack.h"
+#include "codec/paper/pack.h"
+#include "codec/paper/peel.h"
+#include "codec/paper/sketch.h"
 #include "codec/select.h"
 #include "codec/select_kernels.h"
-#include "codec/sketch.h"
+#include "codec/sum.h"
 #include "measure.h"
 
 #include <errno.h>
@@ -92,9 +94,9 @@ typedef struct bench {
     float *packed[W], *peer_packed, *sums; /* (max_union) */
     float *output;                         /* (shard) */
     tagc_sketch sketch;
-    tagc_plan plan;
+    tagc_peeling peeling;
     float *cells[W], *peer_cells; /* (n_cells) */
-    void *plan_memory, *plan_scratch;
+    void *peeling_memory, *peeling_scratch;
     int n_two_passes;
     double *times[N_QUANTITIES]; /* (n_repeats) seconds */
 } bench;
@@ -170,16 +172,16 @@ static void take_arrays(bench *b) {
     b->peer_cells = take(b->sketch.n_cells, sizeof(float), "the peer's cells");
     b->sums = take(b->max_union, sizeof(float), "sums");
     b->output = take(b->shard, sizeof(float), "output");
-    b->plan_memory = take(tagc_plan_bytes(b->max_union), 1, "plan");
-    b->plan_scratch = take(tagc_plan_scratch_bytes(&b->sketch, b->max_union), 1, "scratch of planning");
+    b->peeling_memory = take(tagc_peeling_bytes(b->max_union), 1, "peeling");
+    b->peeling_scratch = take(tagc_peeling_scratch_bytes(&b->sketch, b->max_union), 1, "scratch of planning");
     for (int q = 0; q < N_QUANTITIES; q++)
         b->times[q] = take((size_t)b->options->n_repeats, sizeof(double), "times");
 }
 
 static void bench_destroy(bench *b) {
-    void *single[] = {b->gradient, b->residual,       b->next,        b->floor_residual, b->indices,
-                      b->values,   b->select_scratch, b->list,        b->peer_packed,    b->peer_cells,
-                      b->sums,     b->output,         b->plan_memory, b->plan_scratch};
+    void *single[] = {b->gradient, b->residual,       b->next,           b->floor_residual, b->indices,
+                      b->values,   b->select_scratch, b->list,           b->peer_packed,    b->peer_cells,
+                      b->sums,     b->output,         b->peeling_memory, b->peeling_scratch};
     for (size_t i = 0; i < sizeof single / sizeof *single; i++) tagc_memory_destroy(single[i]);
     for (int d = 0; d < W; d++) {
         void *each[] = {b->bits[d],        b->peer_bits[d], b->unions[d], b->peer_indices[d],
@@ -252,7 +254,7 @@ static void time_packed(bench *b, int turn) {
         lap(b, PACKED_PACK, turn, &now_s);
     }
     memcpy(b->sums, b->packed[OWN], b->n_union[OWN] * sizeof *b->sums);
-    tagc_pack_add(b->sums, b->peer_packed, b->n_union[OWN]);
+    tagc_sum_add(b->sums, b->peer_packed, b->n_union[OWN]);
     lap(b, PACKED_ADD, turn, &now_s);
     tagc_unpack(b->list, b->n_union[OWN], b->sums, 1.0f / W, b->output, b->shard);
     lap(b, PACKED_UNPACK, turn, &now_s);
@@ -261,8 +263,8 @@ static void time_packed(bench *b, int turn) {
 static void time_sketch(bench *b, int turn) {
     double now_s = tagc_clock_s();
     list_union(b, OWN, SKETCH_LIST, turn, &now_s);
-    tagc_plan_place(&b->plan, b->plan_memory, b->n_union[OWN]);
-    tagc_plan_make(&b->plan, &b->sketch, b->list, b->n_union[OWN], b->plan_scratch);
+    tagc_peeling_place(&b->peeling, b->peeling_memory, b->n_union[OWN]);
+    tagc_peeling_make(&b->peeling, &b->sketch, b->list, b->n_union[OWN], b->peeling_scratch);
     lap(b, SKETCH_PLAN, turn, &now_s);
     for (int d = W - 1; d >= 0; d--) {
         if (d == OWN) list_union(b, d, SKETCH_LIST, turn, &now_s);
@@ -271,10 +273,10 @@ static void time_sketch(bench *b, int turn) {
                            b->values + (size_t)d * b->k_shard, b->n_kept[d], b->cells[d]);
         lap(b, SKETCH_ENCODE, turn, &now_s);
     }
-    tagc_pack_add(b->cells[OWN], b->peer_cells, b->sketch.n_cells);
+    tagc_sum_add(b->cells[OWN], b->peer_cells, b->sketch.n_cells);
     lap(b, SKETCH_ADD, turn, &now_s);
-    tagc_plan_peel(&b->plan, &b->sketch, b->list, b->cells[OWN], b->sums);
-    if (tagc_sketch_dirty(&b->plan, &b->sketch, b->cells[OWN], 0.01f * W * b->max_abs)) {
+    tagc_peeling_replay(&b->peeling, &b->sketch, b->list, b->cells[OWN], b->sums);
+    if (tagc_peeling_dirty(&b->peeling, &b->sketch, b->cells[OWN], 0.01f * W * b->max_abs)) {
         fprintf(stderr, "bench_codec: the sketch did not give back what went in\n");
         exit(1);
     }
@@ -328,8 +330,8 @@ static result result_of(const bench *b) {
                 .load = (double)b->n_union[OWN] / (double)b->sketch.n_cells,
                 .union_part = (double)b->n_union[OWN] / (double)b->shard,
                 .n_two_passes = b->n_two_passes,
-                .n_rounds = b->plan.n_rounds,
-                .n_unpeeled = b->n_union[OWN] - b->plan.n_peeled};
+                .n_rounds = b->peeling.n_rounds,
+                .n_unpeeled = b->n_union[OWN] - b->peeling.n_peeled};
     double ratios[MAX_REPEATS];
     for (int q = 0; q < N_QUANTITIES; q++) {
         r.to_in_place[q] = spread_of_ratio(b, q, FLOOR_IN_PLACE, ratios);

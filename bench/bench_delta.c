@@ -1,9 +1,9 @@
 /* What the parameter leg costs beside the floor of memory (reading two arrays and writing a third, 12 bytes per element):
  * encoding what an owner sends, and putting what has arrived into the replica, for every wire, and the checksums of messages
  * and of a replica. One thread, all taking turns; a ratio is the median over the turns of time / floor of the same turn. */
+#include "codec/bf16.h"
 #include "codec/delta.h"
 #include "codec/delta_kernels.h"
-#include "exchange/bf16.h"
 #include "measure.h"
 
 #include <xxhash.h>

@@ -2,8 +2,9 @@
  * planned and peeled within bounds. Input: 2 bytes cells asked for, 1 seed, 1 for n % 64; then half bitmap,
  * half cells. */
 #include "codec/bitmap.h"
-#include "codec/pack.h"
-#include "codec/sketch.h"
+#include "codec/paper/pack.h"
+#include "codec/paper/peel.h"
+#include "codec/paper/sketch.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,25 +36,25 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     require(n_items == 0 || indices[n_items - 1] < n);
 
     tagc_sketch sketch;
-    tagc_plan plan;
+    tagc_peeling peeling;
     tagc_sketch_init(&sketch, n, data[0] + 256u * data[1], data[2]);
-    void *memory = exactly(tagc_plan_bytes(n_items)),
-         *scratch = exactly(tagc_plan_scratch_bytes(&sketch, n_items));
-    tagc_plan_place(&plan, memory, n_items);
-    tagc_plan_make(&plan, &sketch, indices, n_items, scratch);
-    require(plan.n_peeled <= n_items && plan.n_rounds <= TAGC_PLAN_MAX_ROUNDS);
+    void *memory = exactly(tagc_peeling_bytes(n_items)),
+         *scratch = exactly(tagc_peeling_scratch_bytes(&sketch, n_items));
+    tagc_peeling_place(&peeling, memory, n_items);
+    tagc_peeling_make(&peeling, &sketch, indices, n_items, scratch);
+    require(peeling.n_peeled <= n_items && peeling.n_rounds <= TAGC_PEELING_MAX_ROUNDS);
 
     float *cells = exactly(sketch.n_cells * 4), *values = exactly(n_items * 4), *out = exactly(n * 4);
     int32_t *fixed = exactly(sketch.n_cells * 4), *integers = exactly(n_items * 4);
     size_t n_given = n_bitmap < sketch.n_cells * 4 ? n_bitmap : sketch.n_cells * 4;
     memcpy(cells, data + 4 + n_bitmap, n_given);
     memcpy(fixed, data + 4 + n_bitmap, n_given);
-    tagc_plan_peel(&plan, &sketch, indices, cells, values);
-    tagc_plan_estimate(&plan, &sketch, indices, cells, values);
-    tagc_plan_peel_fixed(&plan, &sketch, indices, fixed, integers);
-    tagc_plan_estimate_fixed(&plan, &sketch, indices, fixed, integers);
-    int is_dirty = tagc_sketch_dirty_fixed(&plan, &sketch, fixed);
-    require(!(is_dirty && plan.n_peeled < n_items));
+    tagc_peeling_replay(&peeling, &sketch, indices, cells, values);
+    tagc_peeling_estimate(&peeling, &sketch, indices, cells, values);
+    tagc_peeling_replay_fixed(&peeling, &sketch, indices, fixed, integers);
+    tagc_peeling_estimate_fixed(&peeling, &sketch, indices, fixed, integers);
+    int is_dirty = tagc_peeling_dirty_fixed(&peeling, &sketch, fixed);
+    require(!(is_dirty && peeling.n_peeled < n_items));
     tagc_unpack(indices, n_items, values, 0.5f, out, n);
     free(bits), free(indices), free(memory), free(scratch);
     free(cells), free(values), free(out), free(fixed), free(integers);

@@ -1,5 +1,4 @@
-/* Sets of positions as bits or counts, word by word. Words are read by memcpy in little-endian order, in
- * which bit i of a word is bit i % 8 of byte i / 8. */
+/* Sets of positions as bits, word by word. */
 #include "codec/bitmap.h"
 
 #include <string.h>
@@ -7,22 +6,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-static uint64_t load_word(const uint8_t *bytes) {
-    uint64_t word;
-    memcpy(&word, bytes, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    return word;
-}
-
-static void store_word(uint8_t *bytes, uint64_t word) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
-    memcpy(bytes, &word, sizeof word);
-}
 
 size_t tagc_bitmap_bytes(size_t n) {
     return n / 64 * 8 + (n % 64 ? 8 : 0);
@@ -40,14 +23,14 @@ void tagc_bitmap_or(uint8_t *into, const uint8_t *from, size_t n) {
 
 size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n) {
     size_t n_bytes = tagc_bitmap_bytes(n), count = 0;
-    for (size_t b = 0; b < n_bytes; b += 8) count += (size_t)__builtin_popcountll(load_word(bits + b));
+    for (size_t b = 0; b < n_bytes; b += 8) count += (size_t)__builtin_popcountll(tagc_load_word(bits + b));
     return count;
 }
 
 size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices) {
     size_t n_bytes = tagc_bitmap_bytes(n), count = 0;
     for (size_t b = 0; b < n_bytes; b += 8)
-        for (uint64_t word = load_word(bits + b); word; word &= word - 1)
+        for (uint64_t word = tagc_load_word(bits + b); word; word &= word - 1)
             indices[count++] = (uint32_t)(8 * b + (size_t)__builtin_ctzll(word));
     return count;
 }
@@ -55,7 +38,7 @@ size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *in
 #if defined(__x86_64__)
 __attribute__((target("popcnt"))) static size_t count_popcnt(const uint8_t *bits, size_t n_bytes) {
     size_t count = 0;
-    for (size_t b = 0; b < n_bytes; b += 8) count += (size_t)_mm_popcnt_u64(load_word(bits + b));
+    for (size_t b = 0; b < n_bytes; b += 8) count += (size_t)_mm_popcnt_u64(tagc_load_word(bits + b));
     return count;
 }
 
@@ -68,7 +51,7 @@ indices_avx512(const uint8_t *bits, size_t n_bytes, uint32_t *indices) {
     const __m512i all = _mm512_loadu_si512(ramp);
     size_t count = 0;
     for (size_t b = 0; b < n_bytes; b += 8) {
-        uint64_t word = load_word(bits + b);
+        uint64_t word = tagc_load_word(bits + b);
         __m512i base = _mm512_set1_epi32((int)(uint32_t)(8 * b)),
                 inside = _mm512_maskz_compress_epi8(word, all);
         int n_set = (int)_mm_popcnt_u64(word);
@@ -104,41 +87,7 @@ size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices) {
 }
 
 int tagc_bitmap_valid(const uint8_t *bits, size_t n) {
-    return n % 64 == 0 || load_word(bits + n / 64 * 8) >> (n % 64) == 0;
-}
-
-size_t tagc_nibble_bytes(size_t n) {
-    return n / 16 * 8 + (n % 16 ? 8 : 0);
-}
-
-void tagc_nibble_make(uint8_t *nibbles, size_t n, const uint32_t *indices, size_t n_indices) {
-    memset(nibbles, 0, tagc_nibble_bytes(n));
-    for (size_t k = 0; k < n_indices; k++) nibbles[indices[k] / 2] |= (uint8_t)(indices[k] % 2 ? 16 : 1);
-}
-
-void tagc_nibble_add(uint8_t *into, const uint8_t *from, size_t n) {
-    size_t n_bytes = tagc_nibble_bytes(n);
-    for (size_t b = 0; b < n_bytes; b++) into[b] = (uint8_t)(into[b] + from[b]);
-}
-
-/* The 16 counts of a word as 16 bits: fold each nibble onto its lowest bit, then close the gaps by halves. */
-static uint64_t nonzero_nibbles(uint64_t word) {
-    word |= word >> 2;
-    word = (word | word >> 1) & 0x1111111111111111u;
-    word = (word | word >> 3) & 0x0303030303030303u;
-    word = (word | word >> 6) & 0x000f000f000f000fu;
-    word = (word | word >> 12) & 0x000000ff000000ffu;
-    return (word | word >> 24) & 0xffff;
-}
-
-void tagc_nibble_to_bitmap(const uint8_t *nibbles, size_t n, uint8_t *bits) {
-    size_t n_words = tagc_nibble_bytes(n) / 8;
-    for (size_t w = 0; w < n_words; w += 4) {
-        uint64_t word = 0;
-        for (size_t part = 0; part < 4 && w + part < n_words; part++)
-            word |= nonzero_nibbles(load_word(nibbles + 8 * (w + part))) << (16 * part);
-        store_word(bits + 2 * w, word);
-    }
+    return n % 64 == 0 || tagc_load_word(bits + n / 64 * 8) >> (n % 64) == 0;
 }
 
 void tagc_bitmap_add_bytes(uint8_t *into, const uint8_t *from, size_t n) {
@@ -146,6 +95,6 @@ void tagc_bitmap_add_bytes(uint8_t *into, const uint8_t *from, size_t n) {
     for (size_t b = 0; b < n_bytes; b++) into[b] = (uint8_t)(into[b] + from[b]);
     if (n % 64) { /* a carry out of the last element is no position */
         uint8_t *last = into + n_bytes - 8;
-        store_word(last, load_word(last) & (((uint64_t)1 << (n % 64)) - 1));
+        tagc_store_word(last, tagc_load_word(last) & (((uint64_t)1 << (n % 64)) - 1));
     }
 }

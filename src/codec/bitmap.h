@@ -1,4 +1,4 @@
-/* Indices of kept elements as bits, nibbles or packed byte sums.
+/* Indices of kept elements as bits, or as packed byte sums.
  *
  * Bit i of a bitmap of n bits is bit i % 8 of byte i / 8. Bits past n in the last byte are zero.
  * Fast versions may read and write whole 64-bit words: buffers are padded to tagc_bitmap_bytes(n). */
@@ -7,6 +7,24 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
+
+/* Words are little-endian: bit i of a word is bit i % 8 of byte i / 8. */
+static inline uint64_t tagc_load_word(const uint8_t *bytes) {
+    uint64_t word;
+    memcpy(&word, bytes, sizeof word);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    return word;
+}
+
+static inline void tagc_store_word(uint8_t *bytes, uint64_t word) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    word = __builtin_bswap64(word);
+#endif
+    memcpy(bytes, &word, sizeof word);
+}
 
 size_t tagc_bitmap_bytes(size_t n); /* ceil(n / 64) * 8 */
 
@@ -21,12 +39,6 @@ size_t tagc_bitmap_count_reference(const uint8_t *bits, size_t n);
 size_t tagc_bitmap_indices_reference(const uint8_t *bits, size_t n, uint32_t *indices);
 int tagc_bitmap_valid(const uint8_t *bits,
                       size_t n); /* 1 when all bits past n, up to the padding, are zero */
-
-/* LHC's 4-bit index: element i is nibble i % 2 (low first) of byte i / 2; counts add up, at most 15 ranks. */
-size_t tagc_nibble_bytes(size_t n); /* padded to 8 */
-void tagc_nibble_make(uint8_t *nibbles, size_t n, const uint32_t *indices, size_t n_indices);
-void tagc_nibble_add(uint8_t *into, const uint8_t *from, size_t n);
-void tagc_nibble_to_bitmap(const uint8_t *nibbles, size_t n, uint8_t *bits); /* bit = count != 0 */
 
 /* The published 1-bit sum: bitmaps added byte by byte modulo 256, so that equal bits carry. LOSSY on purpose. */
 void tagc_bitmap_add_bytes(uint8_t *into, const uint8_t *from, size_t n);

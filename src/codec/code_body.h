@@ -194,7 +194,7 @@ KERNEL void NAME(round)(int values, float level, float scale, const float *x, si
 }
 
 INLINE UVEC NAME(half_of)(VEC v) {
-    UVEC bits = (UVEC)NAME(magnitude)(v), half = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    UVEC bits = (UVEC)NAME(magnitude)(v), half = TAGC_BF16_NEAREST(bits);
     half -= (half + 0x80u) >> 15; /* not up to Inf */
     return half | ((UVEC)v & 0x80000000u) >> 16;
 }
@@ -223,7 +223,7 @@ KERNEL void NAME(widen_halves)(const uint8_t *halves, size_t n, float *out) {
     for (size_t i = 0; i < n; i++) {
         uint16_t half; /* plain enough for the compiler's own vectors */
         memcpy(&half, halves + 2 * i, sizeof half);
-        out[i] = tagc_bits_float((uint32_t)half << 16);
+        out[i] = tagc_bits_float(TAGC_BF16_WIDE(half));
     }
 }
 
@@ -245,7 +245,7 @@ INLINE void NAME(widen_as)(int values, int bits, float level, const uint8_t *sca
     size_t i = first, end = first + n;
     UVEC codes[PARTS];
     for (; i + LANES <= end; i += LANES) {
-        float scale = tagc_bits_float(tagc_load16(scales + 2 * (i >> shift)) << 16);
+        float scale = tagc_bits_float(TAGC_BF16_WIDE(tagc_load16(scales + 2 * (i >> shift))));
         NAME(unpack)(packed + i * (size_t)bits / 8, bits, codes);
         for (int p = 0; p < PARTS; p++)
             NAME(store)(out + (i - first) + p * WIDTH, NAME(widen_vector)(values, level, scale, codes[p]));
@@ -253,7 +253,7 @@ INLINE void NAME(widen_as)(int values, int bits, float level, const uint8_t *sca
     if (i == end) return;
     uint8_t last[LANES] = {0};
     VEC outs[PARTS];
-    float scale = tagc_bits_float(tagc_load16(scales + 2 * (i >> shift)) << 16);
+    float scale = tagc_bits_float(TAGC_BF16_WIDE(tagc_load16(scales + 2 * (i >> shift))));
     memcpy(last, packed + i * (size_t)bits / 8, ((end - i) * (size_t)bits + 7) / 8);
     NAME(unpack)(last, bits, codes);
     for (int p = 0; p < PARTS; p++) outs[p] = NAME(widen_vector)(values, level, scale, codes[p]);

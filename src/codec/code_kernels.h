@@ -3,6 +3,7 @@
 #ifndef TAGC_CODEC_CODE_KERNELS_H
 #define TAGC_CODEC_CODE_KERNELS_H
 
+#include "codec/bf16.h"
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,5 +1,6 @@
 /* Low-bit blocks: the loops per instruction set, and the bodies around them. */
 #include "codec/delta.h"
+#include "codec/bf16.h"
 #include "codec/delta_kernels.h"
 #include "core/status.h"
 
@@ -18,7 +19,7 @@ static inline float share_of_largest(int bits) {
 }
 
 static inline float scale_from(uint16_t half) {
-    uint32_t bits = (uint32_t)half << 16;
+    uint32_t bits = TAGC_BF16_WIDE(half);
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return scale;

@@ -18,7 +18,7 @@ INLINE uint16_t NAME(choose_scale)(int bits, int32_t up, int32_t down) {
     uint32_t rounded;
     memcpy(&rounded, &scale, sizeof rounded);
     if (rounded < MIN_NORMAL_BITS) return 0;
-    return (uint16_t)((rounded + 0x7fffu + (rounded >> 16 & 1)) >> 16 | (up > down ? 0x8000u : 0));
+    return (uint16_t)(TAGC_BF16_NEAREST(rounded) | (up > down ? 0x8000u : 0));
 }
 
 INLINE void NAME(differ)(const float *restrict values, const float *restrict base, float *restrict difference,
@@ -75,7 +75,7 @@ INLINE float NAME(moved)(float replica, float change) {
     float sum = replica + change;
     uint32_t bits;
     memcpy(&bits, &sum, sizeof bits);
-    bits = (bits + 0x7fffu + (bits >> 16 & 1)) & 0xffff0000u;
+    bits = TAGC_BF16_WIDE(TAGC_BF16_NEAREST(bits));
     memcpy(&sum, &bits, sizeof sum);
     return sum;
 }

@@ -10,6 +10,7 @@
  *               values begin at the threshold: L = 2, and a = 0.9 of the mean magnitude leaves no more than refitting.
  *   sign        the mean magnitude, which is the least squares' choice. */
 #include "codec/values.h"
+#include "codec/bf16.h"
 
 #include <float.h>
 #include <math.h>
@@ -65,11 +66,6 @@ static uint32_t bf16_below(float x) {
     return tagc_float_bits(x) >> 16;
 }
 
-static uint32_t bf16_nearest(float x) {
-    uint32_t bits = tagc_float_bits(x);
-    return (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-}
-
 /* A transform adds up to `block` values divided by the root of `block`; on its way in at most all of them. */
 static uint32_t largest_scale(const tagc_value_format *format) {
     float room = format->rotate ? TAGC_VALUES_MAX_BLOCK : 1;
@@ -109,7 +105,7 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
 static uint32_t scale_of(const tagc_value_format *format, const float *x, size_t n) {
     float wanted = wanted_scale(format, x, n);
     if (wanted < FLT_MIN) return 0;
-    uint32_t scale = bf16_nearest(wanted), most = format->largest_scale;
+    uint32_t scale = TAGC_BF16_NEAREST(tagc_float_bits(wanted)), most = format->largest_scale;
     return scale < most ? scale : most;
 }
 
@@ -137,7 +133,7 @@ static void encode_block(const tagc_value_format *format, const float *values, f
         x = rotated;
     }
     uint32_t scale_bits = too_large ? 0 : scale_of(format, x, n);
-    float level = level_of_int2(format), scale = tagc_bits_float(scale_bits << 16);
+    float level = level_of_int2(format), scale = tagc_bits_float(TAGC_BF16_WIDE(scale_bits));
     tagc_store16(scale_bytes, scale_bits);
     if (scale_bits == 0) {
         send_nothing(values, decoded, errors, n, packed, packed_bytes(format, n));

@@ -5,9 +5,9 @@
  *
  *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
  *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only */
-#include "codec/pack.h"
+#include "codec/bf16.h"
+#include "codec/sum.h"
 #include "core/clock.h"
-#include "exchange/bf16.h"
 #include "exchange/reducer.h"
 
 #include <string.h>
@@ -91,7 +91,7 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
         else
-            tagc_pack_add(out, from, n);
+            tagc_sum_add(out, from, n);
     }
     if (r->scale != 1.0f)
         for (size_t i = 0; i < n; i++) out[i] *= r->scale;

@@ -6,8 +6,8 @@
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
 
+#include "codec/paper/peel.h"
 #include "codec/select.h"
-#include "codec/sketch.h"
 #include "core/memory.h"
 #include "exchange/direct/direct.h"
 #include "exchange/wire.h"
@@ -93,7 +93,7 @@ struct tagc_reducer {
     float own_max_abs; /* over ranks, of the own shard */
     int exponent;      /* of fixed-point cells */
     int planned;       /* the plan below is made */
-    tagc_plan plan;    /* of the own shard */
+    tagc_peeling plan; /* of the own shard */
 };
 
 /* ---- step.c ---- */

@@ -2,6 +2,7 @@
 #include "exchange/wire.h"
 
 #include "codec/bitmap.h"
+#include "codec/paper/nibble.h"
 #include "core/status.h"
 
 #include <math.h>

@@ -1,11 +1,12 @@
-/* Shared by the tests of the sketch: random numbers, supports as gradients have them, a sketch with its plan.
+/* Shared by the tests of the sketch: random numbers, supports as gradients have them, a sketch with its peeling.
  */
 #ifndef TAGC_TESTS_SKETCH_SUPPORTS_H
 #define TAGC_TESTS_SKETCH_SUPPORTS_H
 
 #define RANDOM_SEED 3
-#include "codec/sketch.h"
-#include "codec/sketch_locate.h"
+#include "codec/paper/locate.h"
+#include "codec/paper/peel.h"
+#include "codec/paper/sketch.h"
 #include "random.h"
 
 #include <math.h>
@@ -67,11 +68,11 @@ static inline size_t support_make(int kind, size_t n, double density, uint32_t *
     return n_items;
 }
 
-/* ---- a sketch with its plan ---- */
+/* ---- a sketch with its peeling ---- */
 
 typedef struct bench {
     tagc_sketch sketch;
-    tagc_plan plan;
+    tagc_peeling peeling;
     void *memory, *scratch;
 } bench;
 
@@ -79,10 +80,10 @@ static inline bench bench_make(size_t n, size_t n_cells, uint64_t seed, const ui
                                size_t n_items) {
     bench b;
     tagc_sketch_init(&b.sketch, n, n_cells, seed);
-    b.memory = malloc(tagc_plan_bytes(n_items));
-    b.scratch = malloc(tagc_plan_scratch_bytes(&b.sketch, n_items));
-    tagc_plan_place(&b.plan, b.memory, n_items);
-    tagc_plan_make(&b.plan, &b.sketch, indices, n_items, b.scratch);
+    b.memory = malloc(tagc_peeling_bytes(n_items));
+    b.scratch = malloc(tagc_peeling_scratch_bytes(&b.sketch, n_items));
+    tagc_peeling_place(&b.peeling, b.memory, n_items);
+    tagc_peeling_make(&b.peeling, &b.sketch, indices, n_items, b.scratch);
     return b;
 }
 

@@ -1,6 +1,7 @@
 /* Bitmaps, nibbles and packed byte sums against one char per element. */
 #define RANDOM_SEED 1
 #include "codec/bitmap.h"
+#include "codec/paper/nibble.h"
 #include "random.h"
 
 #include <setjmp.h>

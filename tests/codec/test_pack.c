@@ -1,7 +1,8 @@
 /* Packing against looking each position up, and unpacking against writing each one out. */
 #define RANDOM_SEED 2
-#include "codec/pack.h"
+#include "codec/paper/pack.h"
 #include "codec/select.h"
+#include "codec/sum.h"
 #include "random.h"
 
 #include <setjmp.h>
@@ -138,11 +139,11 @@ static void adds_in_the_order_given(void **state) {
             into[i] = next_value(), from[i] = next_value() * 1e-3f;
             expected[i] = into[i] + from[i];
         }
-        tagc_pack_add(into, from, n);
+        tagc_sum_add(into, from, n);
         for (size_t i = 0; i < n; i++) assert_int_equal(bits_of(into[i]), bits_of(expected[i]));
     }
     float nothing = -0.0f, minus_zero = -0.0f; /* a rank that has nothing there changes nothing */
-    tagc_pack_add(&nothing, &minus_zero, 1);
+    tagc_sum_add(&nothing, &minus_zero, 1);
     assert_int_equal(bits_of(nothing), bits_of(-0.0f));
 }
 

@@ -27,17 +27,17 @@ static void fp32_values_come_back_to_rounding(void **state) {
             float *values = malloc(n_items * sizeof *values), *found = malloc(n_items * sizeof *found);
             for (size_t j = 0; j < n_items; j++) values[j] = next_value();
             bench b = bench_make(N, (size_t)((double)n_items / loads[l]), 1, indices, n_items);
-            assert_int_equal(b.plan.n_peeled, n_items);
+            assert_int_equal(b.peeling.n_peeled, n_items);
             float *cells = calloc(b.sketch.n_cells, sizeof *cells);
             tagc_sketch_encode(&b.sketch, indices, values, n_items, cells);
-            tagc_plan_peel(&b.plan, &b.sketch, indices, cells, found);
+            tagc_peeling_replay(&b.peeling, &b.sketch, indices, cells, found);
             double error = 0, total = 0;
             for (size_t j = 0; j < n_items; j++) {
                 error += pow((double)found[j] - values[j], 2);
                 total += pow(values[j], 2);
             }
             assert_true(sqrt(error / total) < limits[l]);
-            assert_false(tagc_sketch_dirty(&b.plan, &b.sketch, cells, 1e-4f));
+            assert_false(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e-4f));
             free(values), free(found), free(cells);
             bench_free(&b);
         }
@@ -97,11 +97,11 @@ static void fixed_point_is_exact(void **state) {
     (void)state;
     for (int n_ranks = 1; n_ranks <= 8; n_ranks += n_ranks < 4 ? 1 : 4) {
         world w = world_make(SLOW ? 60000 : 400000, n_ranks, 0.0125, 0.75);
-        assert_int_equal(w.b.plan.n_peeled, w.n_union);
+        assert_int_equal(w.b.peeling.n_peeled, w.n_union);
         int32_t *found = malloc(w.n_union * sizeof *found);
-        tagc_plan_peel_fixed(&w.b.plan, &w.b.sketch, w.joint, w.cells, found);
+        tagc_peeling_replay_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
         assert_memory_equal(found, w.sums, w.n_union * sizeof *found);
-        assert_false(tagc_sketch_dirty_fixed(&w.b.plan, &w.b.sketch, w.cells));
+        assert_false(tagc_peeling_dirty_fixed(&w.b.peeling, &w.b.sketch, w.cells));
         for (size_t c = 0; c < w.b.sketch.n_cells; c++) assert_int_equal(w.cells[c], 0);
         free(found);
         world_free(&w);
@@ -159,15 +159,15 @@ static void check_wrong_index(int is_missing) {
         }
         bench right = bench_make(N, N / 10, (uint64_t)trial, indices, n_items);
         bench b = bench_make(N, N / 10, (uint64_t)trial, wrong, n_wrong);
-        if (right.plan.n_peeled == n_items && b.plan.n_peeled == n_wrong) {
+        if (right.peeling.n_peeled == n_items && b.peeling.n_peeled == n_wrong) {
             float *cells = calloc(b.sketch.n_cells, sizeof *cells);
             int32_t *cells_fixed = calloc(b.sketch.n_cells, sizeof *cells_fixed);
             tagc_sketch_encode(&b.sketch, indices, values, n_items, cells);
             tagc_sketch_encode_fixed(&b.sketch, indices, values, n_items, 20, cells_fixed, fixed);
-            tagc_plan_peel(&b.plan, &b.sketch, wrong, cells, found);
-            tagc_plan_peel_fixed(&b.plan, &b.sketch, wrong, cells_fixed, found_fixed);
-            assert_int_equal(tagc_sketch_dirty(&b.plan, &b.sketch, cells, 1e-3f), is_missing);
-            assert_int_equal(tagc_sketch_dirty_fixed(&b.plan, &b.sketch, cells_fixed), is_missing);
+            tagc_peeling_replay(&b.peeling, &b.sketch, wrong, cells, found);
+            tagc_peeling_replay_fixed(&b.peeling, &b.sketch, wrong, cells_fixed, found_fixed);
+            assert_int_equal(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e-3f), is_missing);
+            assert_int_equal(tagc_peeling_dirty_fixed(&b.peeling, &b.sketch, cells_fixed), is_missing);
             for (size_t j = 0, k = 0; j < n_wrong && !is_missing; j++) {
                 int is_spurious = wrong[j] != indices[k];
                 assert_int_equal(found_fixed[j], is_spurious ? 0 : fixed[k]);
@@ -196,9 +196,9 @@ static void not_a_number_is_dirty(void **state) {
     const uint32_t index = 5;
     bench b = bench_make(100, 96, 0, &index, 1);
     float *cells = calloc(b.sketch.n_cells, sizeof *cells);
-    assert_false(tagc_sketch_dirty(&b.plan, &b.sketch, cells, 0));
+    assert_false(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 0));
     cells[95] = NAN;
-    assert_true(tagc_sketch_dirty(&b.plan, &b.sketch, cells, 1e30f));
+    assert_true(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e30f));
     free(cells);
     bench_free(&b);
 }
@@ -213,24 +213,24 @@ static void overload_is_estimated(void **state) {
     (void)state;
     size_t n = SLOW ? 60000 : 400000;
     world w = world_make(n, 8, 0.0125, 0.956);
-    assert_true(w.b.plan.n_peeled < w.n_union / 2);
+    assert_true(w.b.peeling.n_peeled < w.n_union / 2);
     int32_t *found = malloc(w.n_union * sizeof *found);
     float *found_float = malloc(w.n_union * sizeof *found_float);
     float *cells = malloc(w.b.sketch.n_cells * sizeof *cells);
-    tagc_plan_peel_fixed(&w.b.plan, &w.b.sketch, w.joint, w.cells, found);
+    tagc_peeling_replay_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
     for (size_t q = 0; q < w.n_union; q++) {
-        uint32_t j = w.b.plan.order[q];
-        assert_int_equal(found[j], q < w.b.plan.n_peeled ? w.sums[j] : 0);
+        uint32_t j = w.b.peeling.order[q];
+        assert_int_equal(found[j], q < w.b.peeling.n_peeled ? w.sums[j] : 0);
     }
-    assert_false(tagc_sketch_dirty_fixed(&w.b.plan, &w.b.sketch, w.cells));
-    tagc_plan_estimate_fixed(&w.b.plan, &w.b.sketch, w.joint, w.cells, found);
+    assert_false(tagc_peeling_dirty_fixed(&w.b.peeling, &w.b.sketch, w.cells));
+    tagc_peeling_estimate_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
     for (size_t c = 0; c < w.b.sketch.n_cells; c++) cells[c] = (float)w.cells[c];
-    assert_false(tagc_sketch_dirty(&w.b.plan, &w.b.sketch, cells, 0));
-    tagc_plan_estimate(&w.b.plan, &w.b.sketch, w.joint, cells, found_float);
+    assert_false(tagc_peeling_dirty(&w.b.peeling, &w.b.sketch, cells, 0));
+    tagc_peeling_estimate(&w.b.peeling, &w.b.sketch, w.joint, cells, found_float);
     tagc_locator locator;
     tagc_locator_init(&locator, &w.b.sketch);
-    for (size_t q = w.b.plan.n_peeled; q < w.n_union; q++) {
-        uint32_t j = w.b.plan.order[q];
+    for (size_t q = w.b.peeling.n_peeled; q < w.n_union; q++) {
+        uint32_t j = w.b.peeling.order[q];
         tagc_located at;
         tagc_locate_reference(&locator, &w.joint[j], 1, &at);
         int32_t v[3];

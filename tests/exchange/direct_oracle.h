@@ -3,9 +3,9 @@
 #ifndef TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
 #define TAGC_TESTS_EXCHANGE_DIRECT_ORACLE_H
 
+#include "codec/bf16.h"
 #include "codec/code.h"
 #include "codec/select.h"
-#include "exchange/bf16.h"
 #include "tagc/tagc.h"
 #include <math.h>
 #include <stdlib.h>

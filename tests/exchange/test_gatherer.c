@@ -1,5 +1,5 @@
 /* Gathers, alone and beside reducers, on transports with lanes and without; traces and the order of bytes. */
-#include "exchange/bf16.h"
+#include "codec/bf16.h"
 #include "oracle.h"
 #include "ranks.h"
 

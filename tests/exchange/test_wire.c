@@ -10,6 +10,7 @@
 
 #include "codec/bitmap.h"
 #include "codec/code.h"
+#include "codec/paper/nibble.h"
 #include "codec/select.h"
 #include "exchange/wire.h"
 

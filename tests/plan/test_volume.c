@@ -3,7 +3,8 @@
  * compared. What depends on the data, the size of the unions, is taken from the run. */
 #include "small_gpt2.h"
 
-#include "codec/sketch.h"
+#include "codec/paper/peel.h"
+#include "codec/paper/sketch.h"
 #include "exchange/volume.h"
 #include "plan/plan.h"
 
@@ -162,11 +163,11 @@ static double really_unpeeled(double load, size_t n) {
     double density = load * (double)sketch.n_cells / (double)n;
     for (size_t i = 0; i < n; i++)
         if ((double)(mix(i) >> 11) * 0x1p-53 < density) items[n_items++] = (uint32_t)i;
-    tagc_plan plan;
-    void *memory = aligned_alloc(64, (tagc_plan_bytes(n_items) + 63) / 64 * 64);
-    void *scratch = aligned_alloc(64, (tagc_plan_scratch_bytes(&sketch, n_items) + 63) / 64 * 64);
-    tagc_plan_place(&plan, memory, n_items);
-    tagc_plan_make(&plan, &sketch, items, n_items, scratch);
+    tagc_peeling plan;
+    void *memory = aligned_alloc(64, (tagc_peeling_bytes(n_items) + 63) / 64 * 64);
+    void *scratch = aligned_alloc(64, (tagc_peeling_scratch_bytes(&sketch, n_items) + 63) / 64 * 64);
+    tagc_peeling_place(&plan, memory, n_items);
+    tagc_peeling_make(&plan, &sketch, items, n_items, scratch);
     double share = (double)(n_items - plan.n_peeled) / (double)n_items;
     free(items);
     free(memory);

@@ -2,9 +2,9 @@
  *
  * Rows travel whole, bf16 or fp32, while the row before them is encoded. The own part is added as it is; sums are fp32,
  * in the order of local indices. */
-#include "codec/pack.h"
+#include "codec/bf16.h"
+#include "codec/sum.h"
 #include "core/clock.h"
-#include "exchange/bf16.h"
 #include "exchange/direct/direct.h"
 #include "exchange/reducer.h"
 
@@ -90,7 +90,7 @@ static void add_piece(const row_job *job, size_t at, size_t n) {
         if (l == 0)
             memcpy(sum, part, n * sizeof *sum);
         else
-            tagc_pack_add(sum, part, n);
+            tagc_sum_add(sum, part, n);
     }
 }
 

@@ -6,7 +6,7 @@
  * Nothing is asked twice and nobody waits for an answer: a rank that got a damaged message fails at once and says so in
  * its next one; that gather fails on all ranks, and the one after it is whole. */
 #include "codec/delta.h"
-#include "exchange/bf16.h"
+#include "codec/bf16.h"
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/wire.h"
 

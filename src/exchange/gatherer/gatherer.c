@@ -9,8 +9,8 @@
  *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
  *   relays     row (h', l) -> (h, l'), one transfer for each h' */
 #include "exchange/gatherer/gatherer.h"
+#include "codec/bf16.h"
 #include "codec/delta.h"
-#include "exchange/bf16.h"
 #include "exchange/options.h"
 
 #include <stdint.h>

@@ -6,7 +6,8 @@
  * Shard "0" here is the next rank's, and so on round, so that no two ranks send to one owner at the same
  * time. The new residual grows in the spare; only a step that succeeded on all ranks swaps it in. */
 #include "codec/bitmap.h"
-#include "codec/pack.h"
+#include "codec/paper/nibble.h"
+#include "codec/paper/pack.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
@@ -44,7 +45,7 @@ void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena) {
     r->list = tagc_arena_take(arena, r->max_union, sizeof *r->list);
     r->bits = tagc_arena_take(arena, tagc_bitmap_bytes(r->shard), 1);
     r->fixed = tagc_arena_take(arena, r->sketching && is_fixed ? r->max_union : 0, sizeof *r->fixed);
-    r->plan_memory = tagc_arena_take(arena, r->sketching ? tagc_plan_bytes(r->max_union) : 0, 1);
+    r->plan_memory = tagc_arena_take(arena, r->sketching ? tagc_peeling_bytes(r->max_union) : 0, 1);
     size_t select_bytes = tagc_select_scratch_bytes(r->shard, r->k, r->options.n_threads);
     r->scratch =
         tagc_arena_take(arena, larger(select_bytes, r->sketching ? tagc_sketch_scratch_bytes(r) : 0), 1);

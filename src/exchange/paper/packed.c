@@ -1,6 +1,7 @@
 /* Packed: all ranks know the union, so its values travel in its order, and adding them is all the owner does.
  */
-#include "codec/pack.h"
+#include "codec/paper/pack.h"
+#include "codec/sum.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
@@ -23,7 +24,7 @@ tagc_status tagc_packed_decode(tagc_reducer *r) {
         if (q == 0)
             memcpy(sums, from, n * sizeof *sums);
         else
-            tagc_pack_add(sums, from, n);
+            tagc_sum_add(sums, from, n);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }
     return TAGC_OK;

@@ -1,7 +1,9 @@
 /* Count sketch as the carrier of values: cells instead of values, peeled by the owner, who then deals with
  * what did not peel. Whether it peels depends on the union alone, so a small union looks for a seed that
  * works beforehand. */
-#include "codec/pack.h"
+#include "codec/paper/pack.h"
+#include "codec/paper/peel.h"
+#include "codec/sum.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
@@ -41,7 +43,7 @@ size_t tagc_sketch_max_cells(const tagc_reducer *r) {
 size_t tagc_sketch_scratch_bytes(const tagc_reducer *r) {
     tagc_sketch sketch;
     tagc_sketch_init(&sketch, r->shard, r->max_cells, 0);
-    return tagc_plan_scratch_bytes(&sketch, r->max_union);
+    return tagc_peeling_scratch_bytes(&sketch, r->max_union);
 }
 
 uint64_t tagc_sketch_shard_bytes(const tagc_reducer *r, int d) {
@@ -50,8 +52,8 @@ uint64_t tagc_sketch_shard_bytes(const tagc_reducer *r, int d) {
 
 static void make_plan(tagc_reducer *r) {
     tagc_sketch sketch = sketch_of(r, r->rank);
-    tagc_plan_place(&r->plan, r->plan_memory, r->n_union[r->rank]);
-    tagc_plan_make(&r->plan, &sketch, r->list, r->n_union[r->rank], r->scratch);
+    tagc_peeling_place(&r->plan, r->plan_memory, r->n_union[r->rank]);
+    tagc_peeling_make(&r->plan, &sketch, r->list, r->n_union[r->rank], r->scratch);
     r->planned = 1;
 }
 
@@ -269,7 +271,7 @@ static tagc_status add_cells(tagc_reducer *r, size_t n_cells) {
             uint32_t *sums = (uint32_t *)into;
             for (size_t c = 0; c < n_cells; c++) sums[c] += ((const uint32_t *)from)[c];
         } else {
-            tagc_pack_add((float *)into, (const float *)from, n_cells);
+            tagc_sum_add((float *)into, (const float *)from, n_cells);
         }
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     }
@@ -288,13 +290,13 @@ static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cel
 static int peel(tagc_reducer *r, const tagc_sketch *sketch, void *cells, void *sums) {
     int estimate = r->options.unpeeled == TAGC_UNPEELED_ESTIMATE;
     if (r->options.cells == TAGC_CELLS_FIXED) {
-        tagc_plan_peel_fixed(&r->plan, sketch, r->list, cells, sums);
-        if (estimate) tagc_plan_estimate_fixed(&r->plan, sketch, r->list, cells, sums);
-        return tagc_sketch_dirty_fixed(&r->plan, sketch, cells);
+        tagc_peeling_replay_fixed(&r->plan, sketch, r->list, cells, sums);
+        if (estimate) tagc_peeling_estimate_fixed(&r->plan, sketch, r->list, cells, sums);
+        return tagc_peeling_dirty_fixed(&r->plan, sketch, cells);
     }
-    tagc_plan_peel(&r->plan, sketch, r->list, cells, sums);
-    if (estimate) tagc_plan_estimate(&r->plan, sketch, r->list, cells, sums);
-    return tagc_sketch_dirty(&r->plan, sketch, cells, DIRT_PER_MAX * (float)r->world_size * r->own_max_abs);
+    tagc_peeling_replay(&r->plan, sketch, r->list, cells, sums);
+    if (estimate) tagc_peeling_estimate(&r->plan, sketch, r->list, cells, sums);
+    return tagc_peeling_dirty(&r->plan, sketch, cells, DIRT_PER_MAX * (float)r->world_size * r->own_max_abs);
 }
 
 tagc_status tagc_sketch_decode(tagc_reducer *r) {

@@ -1,4 +1,4 @@
-/* The sketch's shapes and hashes, that supports as they occur peel, and that the plan is the peeling which a
+/* The sketch's shapes and hashes, that supports as they occur peel, and that the peeling is the peeling which a
  * brute force finds. */
 #include "sketch_supports.h"
 
@@ -10,7 +10,7 @@ enum { N_SEEDS = 100, N_BIG_SEEDS = 3, N_SMALL_SEEDS = 1000, SLOW = 0 };
 
 static size_t unpeeled(size_t n, size_t n_cells, uint64_t seed, const uint32_t *indices, size_t n_items) {
     bench b = bench_make(n, n_cells, seed, indices, n_items);
-    size_t n_left = n_items - b.plan.n_peeled;
+    size_t n_left = n_items - b.peeling.n_peeled;
     bench_free(&b);
     return n_left;
 }
@@ -213,7 +213,8 @@ static void brute_force(const tagc_sketch *s, const uint32_t *indices, size_t n_
 
 /* The order is a permutation, each peeled item is alone in its cell when its turn comes, rounds ascend, and
  * the leftovers are the brute force's. */
-static void check_plan(const tagc_plan *plan, const tagc_sketch *s, const uint32_t *indices, size_t n_items) {
+static void check_peeling(const tagc_peeling *peeling, const tagc_sketch *s, const uint32_t *indices,
+                          size_t n_items) {
     uint32_t *cells = malloc((3 * n_items + 1) * sizeof *cells);
     uint32_t *counts = calloc(s->n_cells, sizeof *counts);
     char *stays = malloc(n_items + 1), *seen = calloc(n_items + 1, 1);
@@ -223,31 +224,31 @@ static void check_plan(const tagc_plan *plan, const tagc_sketch *s, const uint32
         n_stay += (size_t)stays[j];
         for (int t = 0; t < 3; t++) counts[cells[3 * j + (size_t)t]]++;
     }
-    assert_int_equal(plan->n_items, n_items);
-    assert_int_equal(plan->n_peeled, n_items - n_stay);
+    assert_int_equal(peeling->n_items, n_items);
+    assert_int_equal(peeling->n_peeled, n_items - n_stay);
     for (size_t q = 0; q < n_items; q++) {
-        uint32_t j = plan->order[q];
+        uint32_t j = peeling->order[q];
         assert_true(j < n_items);
         assert_false(seen[j]++);
-        assert_int_equal(stays[j], q >= plan->n_peeled);
-        if (q >= plan->n_peeled) {
-            assert_true(q == plan->n_peeled || j > plan->order[q - 1]);
+        assert_int_equal(stays[j], q >= peeling->n_peeled);
+        if (q >= peeling->n_peeled) {
+            assert_true(q == peeling->n_peeled || j > peeling->order[q - 1]);
             continue;
         }
         int is_own = 0;
-        for (int t = 0; t < 3; t++) is_own |= cells[3 * j + (size_t)t] == plan->cell[q];
+        for (int t = 0; t < 3; t++) is_own |= cells[3 * j + (size_t)t] == peeling->cell[q];
         assert_true(is_own);
-        assert_int_equal(counts[plan->cell[q]], 1);
+        assert_int_equal(counts[peeling->cell[q]], 1);
         for (int t = 0; t < 3; t++) counts[cells[3 * j + (size_t)t]]--;
     }
-    for (int r = 0; r < plan->n_rounds; r++)
-        for (size_t q = r ? plan->round_end[r - 1] : 0; q + 1 < plan->round_end[r]; q++)
-            assert_true(plan->order[q] < plan->order[q + 1]);
-    if (plan->n_rounds) assert_int_equal(plan->round_end[plan->n_rounds - 1], plan->n_peeled);
+    for (int r = 0; r < peeling->n_rounds; r++)
+        for (size_t q = r ? peeling->round_end[r - 1] : 0; q + 1 < peeling->round_end[r]; q++)
+            assert_true(peeling->order[q] < peeling->order[q + 1]);
+    if (peeling->n_rounds) assert_int_equal(peeling->round_end[peeling->n_rounds - 1], peeling->n_peeled);
     free(cells), free(counts), free(stays), free(seen);
 }
 
-static void plans_are_what_brute_force_finds(void **state) {
+static void peelings_are_what_brute_force_finds(void **state) {
     (void)state;
     const size_t sizes[] = {0, 1, 16, 300, 5000, SLOW ? 20000 : 200000};
     const double loads[] = {0.1, 0.5, 0.75, 0.8, 0.85, 0.98, 3, 60};
@@ -257,14 +258,14 @@ static void plans_are_what_brute_force_finds(void **state) {
             for (int kind = 0; kind < N_SHAPES; kind++) {
                 size_t n = sizes[s], n_items = support_make(kind, n, n < 1000 ? 0.5 : 0.1, indices);
                 bench b = bench_make(n, (size_t)((double)n_items / loads[l]), random_u64(), indices, n_items);
-                check_plan(&b.plan, &b.sketch, indices, n_items);
-                tagc_plan again;
-                void *memory = malloc(tagc_plan_bytes(n_items));
-                tagc_plan_place(&again, memory, n_items);
-                tagc_plan_make_reference(&again, &b.sketch, indices, n_items, b.scratch);
-                assert_int_equal(again.n_rounds, b.plan.n_rounds);
-                assert_memory_equal(again.order, b.plan.order, n_items * sizeof *again.order);
-                assert_memory_equal(again.cell, b.plan.cell, b.plan.n_peeled * sizeof *again.cell);
+                check_peeling(&b.peeling, &b.sketch, indices, n_items);
+                tagc_peeling again;
+                void *memory = malloc(tagc_peeling_bytes(n_items));
+                tagc_peeling_place(&again, memory, n_items);
+                tagc_peeling_make_reference(&again, &b.sketch, indices, n_items, b.scratch);
+                assert_int_equal(again.n_rounds, b.peeling.n_rounds);
+                assert_memory_equal(again.order, b.peeling.order, n_items * sizeof *again.order);
+                assert_memory_equal(again.cell, b.peeling.cell, b.peeling.n_peeled * sizeof *again.cell);
                 free(memory);
                 bench_free(&b);
             }
@@ -278,21 +279,21 @@ static void overload_leaves_the_core(void **state) {
     uint32_t *indices = malloc(n * sizeof *indices);
     size_t n_items = support_make(SCATTERED, n, 1 - pow(0.9875, 8), indices);
     bench b = bench_make(n, n / 10, 1, indices, n_items);
-    assert_true(b.plan.n_peeled > 0 && b.plan.n_peeled < n_items / 2);
-    check_plan(&b.plan, &b.sketch, indices, n_items);
+    assert_true(b.peeling.n_peeled > 0 && b.peeling.n_peeled < n_items / 2);
+    check_peeling(&b.peeling, &b.sketch, indices, n_items);
     bench_free(&b);
     free(indices);
 }
 
-/* Cells with more items than a byte can count: the plan may give up, but what it says must hold. */
+/* Cells with more items than a byte can count: the peeling may give up, but what it says must hold. */
 static void crowded_cells_are_left_alone(void **state) {
     (void)state;
     enum { N = 40000 };
     uint32_t *indices = malloc(N * sizeof *indices);
     for (uint32_t i = 0; i < N; i++) indices[i] = i;
     bench b = bench_make(N, 96, 1, indices, N); /* 1250 items per cell */
-    assert_int_equal(b.plan.n_peeled, 0);
-    for (uint32_t i = 0; i < N; i++) assert_int_equal(b.plan.order[i], i);
+    assert_int_equal(b.peeling.n_peeled, 0);
+    for (uint32_t i = 0; i < N; i++) assert_int_equal(b.peeling.order[i], i);
     bench_free(&b);
     free(indices);
 }
@@ -313,8 +314,8 @@ static void a_crowded_cell_frees_no_one(void **state) {
         if (at.cell[0][0] == 1234) indices[n_items++] = i;
     }
     bench b = bench_make(UINT32_MAX, 12288, 1, indices, n_items);
-    assert_true(b.plan.n_peeled > 290);
-    check_plan(&b.plan, &b.sketch, indices, n_items);
+    assert_true(b.peeling.n_peeled > 290);
+    check_peeling(&b.peeling, &b.sketch, indices, n_items);
     bench_free(&b);
 }
 
@@ -328,7 +329,7 @@ int main(void) {
         cmocka_unit_test(embedding_shards_peel_at_ten_times),
         cmocka_unit_test(structured_supports_peel_as_scattered_ones_do),
         cmocka_unit_test(small_odd_sizes_peel_with_another_seed),
-        cmocka_unit_test(plans_are_what_brute_force_finds),
+        cmocka_unit_test(peelings_are_what_brute_force_finds),
         cmocka_unit_test(overload_leaves_the_core),
         cmocka_unit_test(crowded_cells_are_left_alone),
         cmocka_unit_test(a_crowded_cell_frees_no_one),

@@ -1,5 +1,5 @@
 /* The hashes of the sketch, 16 (AVX-512) or 8 (AVX2) elements at a time, or one. All give the same cells. */
-#include "codec/sketch_locate.h"
+#include "codec/paper/locate.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -1,9 +1,9 @@
-/* Where the cells of an element are: the one place that turns positions into hashes. Used by encoding,
- * planning and peeling, in chunks, so that the vector versions fill whole registers. */
-#ifndef TAGC_CODEC_SKETCH_LOCATE_H
-#define TAGC_CODEC_SKETCH_LOCATE_H
+/* Where the cells of an element are: the one place that turns positions into hashes. Used by encoding
+ * and peeling, in chunks, so that the vector versions fill whole registers. */
+#ifndef TAGC_CODEC_PAPER_LOCATE_H
+#define TAGC_CODEC_PAPER_LOCATE_H
 
-#include "codec/sketch.h"
+#include "codec/paper/sketch.h"
 #include <string.h>
 
 #define TAGC_LOCATE_CHUNK 256 /* items at a time: their cells stay in the first-level cache */

@@ -1,4 +1,4 @@
-/* Shape and cells of the count sketch: encoding, the fixed-point scale, the check that nothing is left over.
+/* Shape and cells of the count sketch: encoding, the fixed-point scale.
  *
  * THEORY. Each item is an edge of a 3-uniform hypergraph whose vertices are the cells: one cell in each of
  * three disjoint tables. A cell that holds one item gives that item's value away; taking the item out of its
@@ -32,7 +32,7 @@
  * EXAMPLE. n = 2,359,296 (768 x 3072), asked for n / 10 = 235,930 cells: 78,644 per table, / 4096 = 19.2, so
  * width 16 and 4,916 rows, 235,968 cells in all. Element 1,000,003 is row 62,500, column 3. If h_1 = 77 and
  * g_1 = 6, its cell in table 1 is 4,916 * 16 + 77 * 16 + (3 XOR 6) = 79,893. */
-#include "codec/sketch_locate.h"
+#include "codec/paper/locate.h"
 
 #include <math.h>
 
@@ -95,18 +95,4 @@ int tagc_sketch_scale_exponent(float max_abs, int world_size) {
     /* With many ranks each value has few enough bits for its rounding to reach the limit. */
     if (rint(ldexp((double)max_abs, exponent)) * world_size >= 0x1p31) exponent--;
     return exponent;
-}
-
-int tagc_sketch_dirty(const tagc_plan *plan, const tagc_sketch *sketch, const float *cells, float tolerance) {
-    if (plan->n_peeled < plan->n_items) return 0;
-    int dirty = 0; /* no early end: a loop without branches is the fast one */
-    for (size_t c = 0; c < sketch->n_cells; c++) dirty |= !(fabsf(cells[c]) <= tolerance); /* also NaN */
-    return dirty;
-}
-
-int tagc_sketch_dirty_fixed(const tagc_plan *plan, const tagc_sketch *sketch, const int32_t *cells) {
-    if (plan->n_peeled < plan->n_items) return 0;
-    int32_t any = 0;
-    for (size_t c = 0; c < sketch->n_cells; c++) any |= cells[c];
-    return any != 0;
 }

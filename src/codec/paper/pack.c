@@ -1,5 +1,5 @@
 /* Packing and unpacking along the union index: one pass over memory each. */
-#include "codec/pack.h"
+#include "codec/paper/pack.h"
 #include "codec/select.h"
 
 #include <string.h>
@@ -62,10 +62,6 @@ void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *in
     }
 #endif
     tagc_pack_reference(union_indices, n_union, indices, values, n_kept, residual, packed);
-}
-
-void tagc_pack_add(float *into, const float *from, size_t n) {
-    for (size_t i = 0; i < n; i++) into[i] += from[i];
 }
 
 void tagc_unpack(const uint32_t *union_indices, size_t n_union, const float *packed, float scale, float *out,

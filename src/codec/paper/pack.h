@@ -1,6 +1,6 @@
 /* Packed values: the union index is known to all ranks, so values travel in its order without positions. */
-#ifndef TAGC_CODEC_PACK_H
-#define TAGC_CODEC_PACK_H
+#ifndef TAGC_CODEC_PAPER_PACK_H
+#define TAGC_CODEC_PAPER_PACK_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -14,9 +14,6 @@ void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *in
 /* The same without vector instructions, for tests. */
 void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const uint32_t *indices,
                          const float *values, size_t n_kept, float *residual, float *packed);
-
-/* into[i] += from[i]: sums in the caller's order. */
-void tagc_pack_add(float *into, const float *from, size_t n);
 
 /* out (n) = zero except out[union_indices[j]] = packed[j] * scale (one multiplication, none when scale == 1). */
 void tagc_unpack(const uint32_t *union_indices, size_t n_union, const float *packed, float scale, float *out,

@@ -1,0 +1,53 @@
+/* Peeling: takes the items of a sketch out of its cells again, by knowing their positions.
+ *
+ * Whether a sketch peels depends on the union index alone. So the order of peeling is found once, in rounds, from the
+ * index, and replayed over the cells. Ranks that have the same shape, seed and indices find the same order, whatever
+ * their processors. */
+#ifndef TAGC_CODEC_PAPER_PEEL_H
+#define TAGC_CODEC_PAPER_PEEL_H
+
+#include "codec/paper/sketch.h"
+
+/* The order of peeling the n_items ascending positions of the union. Memory is the caller's. */
+typedef struct tagc_peeling {
+    size_t n_items;
+    size_t n_peeled; /* order has so many entries, in rounds */
+    int n_rounds;
+    uint32_t *order;     /* (n_items) item numbers j; from n_peeled on: the leftovers, ascending */
+    uint32_t *cell;      /* (n_items) the cell that order[i] was alone in; undefined for leftovers */
+    uint32_t *round_end; /* (TAGC_PEELING_MAX_ROUNDS) exclusive end in order of each round */
+} tagc_peeling;
+
+#define TAGC_PEELING_MAX_ROUNDS 512 /* peeling that needs more stops there; the rest are leftovers */
+
+size_t tagc_peeling_bytes(size_t n_items); /* memory behind order, cell, round_end */
+void tagc_peeling_place(tagc_peeling *peeling, void *memory, size_t n_items);
+size_t tagc_peeling_scratch_bytes(const tagc_sketch *sketch, size_t n_items);
+/* indices: (n_items) ascending. */
+void tagc_peeling_make(tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
+                       size_t n_items, void *scratch);
+/* The same without vector instructions, for tests. */
+void tagc_peeling_make_reference(tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
+                                 size_t n_items, void *scratch);
+
+/* Replays the peeling: values (n_items) of the peeled items; cells are consumed (what is left in them belongs to the
+ * leftovers, and is zero, in fixed point exactly, when there are none and the index was right). Leftovers' values
+ * are set to 0. Fixed values stay integers: the caller scales them back by 2^-scale_exponent. */
+void tagc_peeling_replay(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
+                         float *cells, float *values);
+void tagc_peeling_replay_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
+                               const uint32_t *indices, int32_t *cells, int32_t *values);
+
+/* Sets the leftovers' values to the median of their three cells after peeling (the paper's estimation). */
+void tagc_peeling_estimate(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
+                           const float *cells, float *values);
+void tagc_peeling_estimate_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
+                                 const uint32_t *indices, const int32_t *cells, int32_t *values);
+
+/* 1 when the consumed cells contradict the peeling: with all items peeled and the right index they hold nothing
+ * (fixed), or rounding only (fp32: at most `tolerance`). Never 1 when there are leftovers. */
+int tagc_peeling_dirty(const tagc_peeling *peeling, const tagc_sketch *sketch, const float *cells,
+                       float tolerance);
+int tagc_peeling_dirty_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch, const int32_t *cells);
+
+#endif
