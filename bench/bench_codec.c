@@ -11,7 +11,6 @@
 #include "codec/paper/peel.h"
 #include "codec/paper/sketch.h"
 #include "codec/select.h"
-#include "codec/select_kernels.h"
 #include "codec/sum.h"
 #include "measure.h"
 
@@ -23,7 +22,6 @@ enum { W = 2, OWN = 0, PEER = 1, MIN_N = 1024, MAX_REPEATS = 1000, N_STEPS_BEFOR
 typedef struct options {
     size_t n; /* 0: the two default shapes */
     int n_threads, n_repeats;
-    const tagc_select_kernels *kernels;
     const char *json_path;
 } options;
 
@@ -107,8 +105,8 @@ typedef struct bench {
 static tagc_selection select_range(bench *b, const float *residual, float *next, size_t at, size_t n,
                                    size_t k, size_t out) {
     tagc_selection result;
-    tagc_select_with(b->options->kernels, b->gradient + at, residual + at, next + at, 0, n, k,
-                     b->indices + out, b->values + out, b->select_scratch, b->pool, &result);
+    tagc_select(b->gradient + at, residual + at, next + at, n, k, b->indices + out, b->values + out,
+                b->select_scratch, b->pool, &result);
     b->n_two_passes += result.n_passes == 2;
     return result;
 }
@@ -384,7 +382,7 @@ static int write_json(FILE *file, const options *o, const result *results, size_
                 "%s\n{\"n\": %zu, \"sparsity\": %.10g, \"world_size\": %d, \"ratio\": %g, \"threads\": %d, "
                 "\"repeats\": %d, \"kernels\": \"%s\", \"union\": %.6g, \"load\": %.6g, \"rounds\": %d, "
                 "\"unpeeled\": %zu, \"two_passes\": %d",
-                i ? "," : "", r->n, r->sparsity, W, r->ratio, o->n_threads, o->n_repeats, o->kernels->name,
+                i ? "," : "", r->n, r->sparsity, W, r->ratio, o->n_threads, o->n_repeats, level_in_use(),
                 r->union_part, r->load, r->n_rounds, r->n_unpeeled, r->n_two_passes);
         for (int q = 0; q < N_QUANTITIES; q++)
             fprintf(file,
@@ -423,38 +421,22 @@ static void print_help(void) {
            "  --n N           elements of the gradient, %d to 2^32 - 1 (default: 38633472, then 2359296)\n"
            "  --threads N     of selection and of the floor, 1 to 256 (default 1; the rest uses one)\n"
            "  --repeats N     turns, 1 to %d (default 15)\n"
-           "  --kernels NAME  of selection: scalar, avx2, avx512 (default: the best here)\n"
            "  --json FILE     writes the results there too: seconds (median), ratios (quartiles)\n"
-           "  --help          this text\n",
+           "  --help          this text\n"
+           "TAGC_CPU=scalar, neon, avx2 or avx512 in the environment chooses the kernels.\n",
            MIN_N, MAX_REPEATS);
 }
 
-static const tagc_select_kernels *kernels_named(const char *name) {
-    const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS];
-    char allowed[64] = "one that this processor has:";
-    size_t n_available = tagc_select_available(available);
-    if (!name) return available[0];
-    for (size_t i = 0; i < n_available; i++) {
-        if (!strcmp(name, available[i]->name)) return available[i];
-        snprintf(allowed + strlen(allowed), sizeof allowed - strlen(allowed), " %s", available[i]->name);
-    }
-    refuse("--kernels", name, allowed);
-}
-
 static options read_options(int argc, char **argv) {
-    static const struct option known[] = {{"n", required_argument, NULL, 'n'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"repeats", required_argument, NULL, 'r'},
-                                          {"kernels", required_argument, NULL, 'k'},
-                                          {"json", required_argument, NULL, 'j'},
-                                          {"help", no_argument, NULL, 'h'},
-                                          {NULL, 0, NULL, 0}};
-    options o = {.n_threads = 1, .n_repeats = 15, .kernels = kernels_named(NULL)};
+    static const struct option known[] = {
+        {"n", required_argument, NULL, 'n'},       {"threads", required_argument, NULL, 't'},
+        {"repeats", required_argument, NULL, 'r'}, {"json", required_argument, NULL, 'j'},
+        {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0}};
+    options o = {.n_threads = 1, .n_repeats = 15};
     for (int c; (c = getopt_long(argc, argv, "", known, NULL)) != -1;) {
         if (c == 'n') o.n = number("--n", optarg, MIN_N, UINT32_MAX);
         if (c == 't') o.n_threads = (int)number("--threads", optarg, 1, 256);
         if (c == 'r') o.n_repeats = (int)number("--repeats", optarg, 1, MAX_REPEATS);
-        if (c == 'k') o.kernels = kernels_named(optarg);
         if (c == 'j') o.json_path = optarg;
         if (c == 'h') print_help();
         if (c == 'h' || c == '?') exit(c == 'h' ? 0 : 2);
@@ -479,7 +461,7 @@ int main(int argc, char **argv) {
     FILE *json = o.json_path ? fopen(o.json_path, "w") : NULL;
     if (o.json_path && !json) return cannot_write(o.json_path);
     printf("bench_codec: %d thread%s, %s, %d turns; sketch cells and sums in fp32\n", o.n_threads,
-           o.n_threads == 1 ? "" : "s", o.kernels->name, o.n_repeats);
+           o.n_threads == 1 ? "" : "s", level_in_use(), o.n_repeats);
     for (int i = 0; i < (o.n ? 1 : 2); i++)
         for (int j = 0; j < N_CASES; j++) {
             results[n_results] = run_case(&o, shapes[i], cases[j].sparsity, cases[j].ratio);

@@ -159,7 +159,8 @@ static void print_help(void) {
            "  --threads N   1 to 256 (default 1)\n"
            "  --repeats N   turns, 1 to %d (default 15)\n"
            "  --cpu         processor time of the one thread instead of time: for a machine with other work\n"
-           "  --help        this text\n",
+           "  --help        this text\n"
+           "TAGC_CPU=scalar, neon, avx2 or avx512 in the environment chooses the kernels.\n",
            MIN_N, MAX_REPEATS);
 }
 
@@ -197,10 +198,10 @@ int main(int argc, char **argv) {
         fprintf(stderr, "bench_codes: %s\n", tagc_last_error());
         return 1;
     }
-    printf(
-        "bench_codes: n = %zu, %d thread%s, %d turns%s; ratios to the floor; encoding on top of selection\n",
-        W * b.shard, b.o.n_threads, b.o.n_threads == 1 ? "" : "s", b.o.n_repeats,
-        b.o.cpu ? ", processor time" : "");
+    printf("bench_codes: %s, n = %zu, %d thread%s, %d turns%s; ratios to the floor; encoding on top of "
+           "selection\n",
+           level_in_use(), W * b.shard, b.o.n_threads, b.o.n_threads == 1 ? "" : "s", b.o.n_repeats,
+           b.o.cpu ? ", processor time" : "");
     printf(
         "  theta  values       floor/ms   clear  select  encode   check  decode  encode + decode           "
         "bits/el  bits/pos  entropy\n");

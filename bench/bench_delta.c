@@ -69,6 +69,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: bench_delta [elements, at least %d]\n", TAGC_DELTA_BLOCK);
         return 1;
     }
+    printf("bench_delta: %s and below\n", level_in_use());
     b.master = take(b.n, sizeof(float), "master");
     b.replica = take(b.n, sizeof(float), "replica");
     b.sum = take(b.n, sizeof(float), "sum");

@@ -21,6 +21,15 @@ static inline void *take(size_t n, size_t item_bytes, const char *what) {
     return memory;
 }
 
+/* The name of the level that kernels run at, or the end of the bench where TAGC_CPU cannot be followed. */
+static inline const char *level_in_use(void) {
+    if (tagc_cpu_check() != TAGC_OK) {
+        fprintf(stderr, "bench: %s\n", tagc_last_error());
+        exit(2);
+    }
+    return tagc_cpu_name(tagc_cpu_best());
+}
+
 /* ---- options ---- */
 
 _Noreturn static inline void refuse(const char *name, const char *text, const char *allowed) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All tests three times: as released, under address+undefined sanitizers, and the threaded ones under the thread
-# sanitizer. Prints a heading per stage and ends with what each stage's ctest said.
+# All tests three times: as released (the codec and the exchanges at each level of the processor), under
+# address+undefined sanitizers, and the threaded ones under the thread sanitizer. Prints a heading per stage and ends with
+# what each stage's ctest said.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,6 +21,7 @@ stage() { # <heading> <make target>
 }
 
 stage "release build" test
+summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
 stage "address and undefined behaviour sanitizers" asan
 stage "thread sanitizer" tsan
 echo

@@ -1,6 +1,7 @@
 /* The tagc command: looks at its first word and hands over. */
 #include "cli/commands.h"
 #include "cli/ranks.h"
+#include "core/cpu.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>
 #include <stdio.h>
@@ -51,10 +52,15 @@ static void fill_standard_streams(void) {
 
 static int run(int argc, char **argv) {
     const char *word = argc > 1 ? argv[1] : "";
+    if (tagc_cpu_check() != TAGC_OK) {
+        fprintf(stderr, "tagc: %s\n", tagc_last_error());
+        return TAGC_EXIT_USAGE;
+    }
     for (int i = 0; i < N_COMMANDS; i++)
         if (strcmp(word, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
     if (strcmp(word, "version") == 0 || strcmp(word, "--version") == 0) {
-        printf("tagc %s%s\n", tagc_version(), TAGC_HAVE_MPI ? ", with MPI" : ", without MPI");
+        printf("tagc %s%s, %s\n", tagc_version(), TAGC_HAVE_MPI ? ", with MPI" : ", without MPI",
+               tagc_cpu_name(tagc_cpu_best()));
         return TAGC_EXIT_OK;
     }
     if (strcmp(word, "help") == 0 && argc > 2) {

@@ -1,5 +1,6 @@
 /* Sets of positions as bits, word by word. */
 #include "codec/bitmap.h"
+#include "core/cpu.h"
 
 #include <string.h>
 
@@ -73,15 +74,14 @@ indices_avx512(const uint8_t *bits, size_t n_bytes, uint32_t *indices) {
 
 size_t tagc_bitmap_count(const uint8_t *bits, size_t n) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("popcnt")) return count_popcnt(bits, tagc_bitmap_bytes(n));
+    if (tagc_cpu_has(TAGC_CPU_AVX2)) return count_popcnt(bits, tagc_bitmap_bytes(n));
 #endif
     return tagc_bitmap_count_reference(bits, n);
 }
 
 size_t tagc_bitmap_indices(const uint8_t *bits, size_t n, uint32_t *indices) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("avx512bw"))
-        return indices_avx512(bits, tagc_bitmap_bytes(n), indices);
+    if (tagc_cpu_has_vbmi2()) return indices_avx512(bits, tagc_bitmap_bytes(n), indices);
 #endif
     return tagc_bitmap_indices_reference(bits, n, indices);
 }

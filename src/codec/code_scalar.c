@@ -1,7 +1,7 @@
 /* What runs where there is no better table, and the reference of the others: no instructions beyond the compiler's
  * usual ones. */
 #include "codec/code_kernels.h"
-#include "tagc/tagc.h"
+#include "core/cpu.h"
 
 #include <math.h>
 #include <string.h>
@@ -84,11 +84,8 @@ const tagc_code_kernels tagc_code_scalar = {
 size_t tagc_code_available(const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS]) {
     size_t n = 0;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vbmi2") && __builtin_cpu_supports("bmi2"))
-        available[n++] = &tagc_code_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) available[n++] = &tagc_code_avx2;
+    if (tagc_cpu_has_vbmi2()) available[n++] = &tagc_code_avx512;
+    if (tagc_cpu_has(TAGC_CPU_AVX2)) available[n++] = &tagc_code_avx2;
 #endif
     available[n++] = &tagc_code_scalar;
     return n;

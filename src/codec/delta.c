@@ -2,6 +2,7 @@
 #include "codec/delta.h"
 #include "codec/bf16.h"
 #include "codec/delta_kernels.h"
+#include "core/cpu.h"
 #include "core/status.h"
 
 #include <stdint.h>
@@ -73,10 +74,7 @@ const tagc_delta_kernels *const *tagc_delta_kernels_all(void) {
         NULL
     };
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return tables;
-    return tables + (__builtin_cpu_supports("avx2") ? 1 : 2);
+    return tables + (tagc_cpu_has(TAGC_CPU_AVX512) ? 0 : tagc_cpu_has(TAGC_CPU_AVX2) ? 1 : 2);
 #else
     return tables;
 #endif

@@ -1,6 +1,7 @@
 /* The plain loops of selection: what runs where there is no vector version, and the ends of arrays elsewhere.
  */
 #include "codec/select_kernels.h"
+#include "core/cpu.h"
 
 static size_t scalar_stream(const float *gradient, const float *residual_in, float *residual_out, size_t n,
                             uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass, uint32_t *indices,
@@ -81,10 +82,8 @@ const tagc_select_kernels tagc_select_scalar = {
 size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS]) {
     size_t n = 0;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"))
-        available[n++] = &tagc_select_avx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt"))
-        available[n++] = &tagc_select_avx2;
+    if (tagc_cpu_has(TAGC_CPU_AVX512)) available[n++] = &tagc_select_avx512;
+    if (tagc_cpu_has(TAGC_CPU_AVX2)) available[n++] = &tagc_select_avx2;
 #endif
     available[n++] = &tagc_select_scalar;
     return n;

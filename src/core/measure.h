@@ -4,6 +4,7 @@
 #define TAGC_CORE_MEASURE_H
 
 #include "core/clock.h"
+#include "core/cpu.h"
 #include "core/pool.h"
 
 #include <math.h>
@@ -56,8 +57,8 @@ __attribute__((target("avx512f"))) static inline __m512 tagc_floor_add_line(cons
 }
 
 /* Arrays of tagc_memory_create, cut at multiples of 16. Apart, it writes around the cache, as selection does. */
-__attribute__((target("avx512f"))) static inline void tagc_floor_add_wide(float *next, const float *residual,
-                                                                          const float *gradient, size_t n) {
+__attribute__((target("avx512f"))) static inline void
+tagc_floor_add_avx512(float *next, const float *residual, const float *gradient, size_t n) {
     size_t i = 0;
     if (next == residual)
         for (; i + 16 <= n; i += 16)
@@ -68,19 +69,35 @@ __attribute__((target("avx512f"))) static inline void tagc_floor_add_wide(float 
     _mm_sfence();
     tagc_floor_add_plain(next + i, residual + i, gradient + i, n - i);
 }
+
+__attribute__((target("avx2"))) static inline void tagc_floor_add_avx2(float *next, const float *residual,
+                                                                       const float *gradient, size_t n) {
+    size_t i = 0;
+    if (next == residual)
+        for (; i + 8 <= n; i += 8)
+            _mm256_store_ps(next + i,
+                            _mm256_add_ps(_mm256_load_ps(residual + i), _mm256_load_ps(gradient + i)));
+    else
+        for (; i + 8 <= n; i += 8)
+            _mm256_stream_ps(next + i,
+                             _mm256_add_ps(_mm256_load_ps(residual + i), _mm256_load_ps(gradient + i)));
+    _mm_sfence();
+    tagc_floor_add_plain(next + i, residual + i, gradient + i, n - i);
+}
 #endif
 
 static inline void tagc_floor_work(void *arg, int index, int n_threads) {
     const tagc_floor_job *job = arg;
     size_t n_lines = job->n / 16, begin = n_lines * (size_t)index / (size_t)n_threads * 16;
     size_t end = index + 1 == n_threads ? job->n : n_lines * (size_t)(index + 1) / (size_t)n_threads * 16;
+    void (*add)(float *, const float *, const float *, size_t) = tagc_floor_add_plain;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) {
-        tagc_floor_add_wide(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
-        return;
-    }
+    if (tagc_cpu_has(TAGC_CPU_AVX512))
+        add = tagc_floor_add_avx512;
+    else if (tagc_cpu_has(TAGC_CPU_AVX2))
+        add = tagc_floor_add_avx2;
 #endif
-    tagc_floor_add_plain(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
+    add(job->next + begin, job->residual + begin, job->gradient + begin, end - begin);
 }
 
 /* Seconds. */

@@ -13,6 +13,7 @@
  * The residual and the spare it takes turns with are blocks of their own, because they change places. */
 #include "exchange/reducer.h"
 #include "core/clock.h"
+#include "core/cpu.h"
 #include "exchange/options.h"
 
 #include <string.h>
@@ -79,6 +80,7 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     tagc_reducer_options checked;
     void *memory;
     *out = NULL;
+    TAGC_TRY(tagc_cpu_check());
     TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked));
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;

@@ -1,6 +1,7 @@
 /* One set of loops, compiled per instruction set and chosen at run time, so that a release build runs
  * everywhere. */
 #include "gpt2/kernels.h"
+#include "core/cpu.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -44,10 +45,7 @@ const tagc_kernels *const *tagc_kernels_all(void) {
         NULL
     };
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return tables;
-    return tables + (__builtin_cpu_supports("avx2") ? 1 : 2);
+    return tables + (tagc_cpu_has(TAGC_CPU_AVX512) ? 0 : tagc_cpu_has(TAGC_CPU_AVX2) ? 1 : 2);
 #else
     return tables;
 #endif

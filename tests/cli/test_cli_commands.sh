@@ -10,6 +10,10 @@ run 0 info data a a/step-00000012 gpt2-162m tiny --tensors
 grep -q "162" out || fail "no parameter count of gpt2-162m"
 grep -q "after step 12" out || fail "no step of the checkpoint"
 grep -q "h.11.mlp.c_proj.weight" out || fail "no tensors"
+TAGC_CPU=sse9 run 2 version
+says 'TAGC_CPU is "sse9"' "scalar"
+TAGC_CPU=scalar run 0 version
+grep -q "scalar" out || fail "version does not print the level"
 run 1 info nothing-like-it
 says "nothing-like-it"
 

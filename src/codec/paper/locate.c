@@ -1,5 +1,6 @@
 /* The hashes of the sketch, 16 (AVX-512) or 8 (AVX2) elements at a time, or one. All give the same cells. */
 #include "codec/paper/locate.h"
+#include "core/cpu.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -134,7 +135,7 @@ __attribute__((target("avx2"))) static void locate_avx2(const tagc_locator *loca
 
 int tagc_locate_avx2(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) {
+    if (tagc_cpu_has(TAGC_CPU_AVX2)) {
         locate_avx2(locator, indices, n, out);
         return 1;
     }
@@ -145,7 +146,7 @@ int tagc_locate_avx2(const tagc_locator *locator, const uint32_t *indices, size_
 
 void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out) {
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f")) {
+    if (tagc_cpu_has(TAGC_CPU_AVX512)) {
         locate_avx512(locator, indices, n, out);
         return;
     }

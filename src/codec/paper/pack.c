@@ -1,6 +1,7 @@
 /* Packing and unpacking along the union index: one pass over memory each. */
 #include "codec/paper/pack.h"
 #include "codec/select.h"
+#include "core/cpu.h"
 
 #include <string.h>
 
@@ -56,7 +57,7 @@ void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *in
                size_t n_kept, float *residual, float *packed) {
 #if defined(__x86_64__)
     /* Gathers take signed positions. */
-    if (__builtin_cpu_supports("avx512f") && n_union && union_indices[n_union - 1] <= INT32_MAX) {
+    if (tagc_cpu_has(TAGC_CPU_AVX512) && n_union && union_indices[n_union - 1] <= INT32_MAX) {
         pack_avx512(union_indices, n_union, indices, values, n_kept, residual, packed);
         return;
     }

@@ -13,6 +13,7 @@
  * slower by 1.7). */
 #include "codec/paper/peel.h"
 #include "codec/paper/locate.h"
+#include "core/cpu.h"
 
 #include <math.h>
 
@@ -183,7 +184,7 @@ void tagc_peeling_make(tagc_peeling *peeling, const tagc_sketch *sketch, const u
                        size_t n_items, void *scratch) {
     split_fn *split = split_scalar;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f") && sketch->n_cells <= INT32_MAX) split = split_avx512;
+    if (tagc_cpu_has(TAGC_CPU_AVX512) && sketch->n_cells <= INT32_MAX) split = split_avx512;
 #endif
     make_with(split, peeling, sketch, indices, n_items, scratch);
 }

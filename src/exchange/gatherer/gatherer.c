@@ -11,6 +11,7 @@
 #include "exchange/gatherer/gatherer.h"
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "core/cpu.h"
 #include "exchange/options.h"
 
 #include <stdint.h>
@@ -68,6 +69,7 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
 static tagc_status make(tagc_comm *comm, const tagc_gatherer_options *options, tagc_gatherer **out) {
     void *memory;
     *out = NULL;
+    TAGC_TRY(tagc_cpu_check());
     TAGC_TRY(tagc_memory_create(sizeof(tagc_gatherer), "gatherer", &memory));
     tagc_gatherer *g = *out = memory;
     g->comm = comm;
