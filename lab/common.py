@@ -2,11 +2,13 @@
 import difflib
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAB = ROOT / "lab"
+RATE_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 class LabError(Exception):
@@ -17,6 +19,12 @@ def nearest(word, known):
     """The text ", did you mean ...?" when one of `known` is like `word`, or nothing."""
     close = difflib.get_close_matches(word, known, n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+def bits_per_s(rate):
+    """The number behind "2gbit"."""
+    match = re.fullmatch(r"([0-9.]+)([kmg])bit", rate)
+    return float(match[1]) * RATE_UNITS[match[2]]
 
 
 def need_program(name, package):

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import re
 
+import delay
 from common import LAB, LabError, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
@@ -54,6 +55,7 @@ PLACE_KEYS = {
     "mtu": _number(int, 576, 65000),
     "burst": _word(r"\d+[km]?b", 'a size of tc, as in "256kb"'),
     "queue": _word(r"\d+ms", 'the longest wait in the queue, as in "50ms"'),
+    "latency": (delay.is_latency, 'the way from one host to another, from 0.1 ms to 1 s, as in "10ms" or "500us"'),
     "arms": _list_of(_is_text, "a list of arms, NAME[+option=value]..., or config files"),
     "options": (_are_options, "a table of options of the command, as in batch-size = 1"),
 }
@@ -75,8 +77,8 @@ KEYS = PLACE_KEYS | {
 OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
 OF_BENCH = ("pairs",)
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
-DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": "50ms",
-            "options": {}}
+DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": None,
+            "latency": None, "options": {}}
 
 
 @dataclasses.dataclass
@@ -87,7 +89,8 @@ class Case:
     rate: str
     mtu: int
     burst: str
-    queue: str
+    queue: str | None
+    latency: str | None  # one way, None: none is added
     arms: list
     options: dict
 
@@ -95,8 +98,13 @@ class Case:
     def world_size(self):
         return self.hosts * self.ranks_per_host
 
+    def queue_text(self):
+        """As tc has it."""
+        return self.queue or f"{delay.queue_ms(self.latency) if self.latency else 50}ms"
+
     def text(self):
-        where = f"{self.hosts} hosts, {self.rate}" if self.hosts > 1 else "this machine, no shaped link"
+        link = f"{self.rate}, {self.latency} one way" if self.latency else self.rate
+        where = f"{self.hosts} hosts, {link}" if self.hosts > 1 else "this machine, no shaped link"
         return f"{where}, {self.world_size} ranks, {len(self.arms)} arms"
 
 
@@ -125,6 +133,18 @@ def split_arm(arm):
 
 def names():
     return sorted(path.stem for path in EXPERIMENTS.glob("*.toml"))
+
+
+def numbers(text, n):
+    """The numbers of "0,3-5", each below n."""
+    found = []
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", word.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < n:
+            raise LabError(f'--cases is "{text}", allowed: numbers from 0 to {n - 1} and ranges of them, as in 0,3-5')
+        found += range(first, last + 1)
+    return sorted(set(found))
 
 
 def path_of(name):
@@ -169,6 +189,9 @@ def read(path, quick=False):
     place = _merged(DEFAULTS, {key: value for key, value in settings.items() if key in PLACE_KEYS})
     made = [Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
             for case in cases]
+    for case in made:
+        if case.latency and case.hosts == 1:
+            raise LabError(f"{path}: latency has no meaning for hosts = 1: it is of the link between two hosts")
     return Experiment(path.stem, {**settings, "case": cases, "is_quick": quick}, made)
 
 

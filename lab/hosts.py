@@ -1,7 +1,7 @@
 """Hosts as network namespaces, joined by links that are shaped in each direction.
 
 Two hosts share a veth pair; more hang on a bridge, which lives in a namespace of its own, so that nothing of this is
-visible outside. All names begin with tagc-lab-PID: whoever finds that the process PID is gone may remove them."""
+visible outside. With latency, delay.py's wires stand in place of the veth pairs. All names begin with tagc-lab-PID: whoever finds that the process PID is gone may remove them."""
 import json
 import os
 import pathlib
@@ -11,9 +11,11 @@ import signal
 import tempfile
 import time
 
-from common import LabError, call, need_program
+import delay
+from common import LabError, bits_per_s, call, need_program
 
 SUBNET = "10.77.0.0/24"
+TAP_QUEUE_FRAMES = 10000  # between a shaper and the program that reads the device
 PREFIX = "tagc-lab-"
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "iperf3": "iperf3", "mpirun": "openmpi-bin", "nsenter": "util-linux",
             "unshare": "util-linux"}
@@ -35,9 +37,12 @@ def check_allowed():
 class Network:
     """`with Network(case) as network`: the hosts are there inside the block and gone behind it, whatever happens."""
 
-    def __init__(self, case):
-        self.case = case
+    def __init__(self, case, tagc):
+        """tagc: the program that will run here, beside which the one for latency lies."""
+        self.case, self.tagc = case, tagc
+        self.delay = self.tcp = self.lost_before = None
         self.prefix = f"{PREFIX}{os.getpid()}"
+        self.switch = f"{self.prefix}-switch"
         self.hosts = range(1, case.hosts + 1)
 
     def namespace(self, host):
@@ -45,42 +50,96 @@ class Network:
 
     def __enter__(self):
         try:
-            self._make()
-        except LabError as error:
+            if self.case.latency:
+                need_program("ping", "iputils-ping")
+                program = delay.find_program(self.tagc)
+        except LabError:
             remove_own()
+            raise
+        try:
+            self._make(program if self.case.latency else None)
+        except LabError as error:
+            self._end()
             raise LabError("hosts and links cannot be made here, which takes CAP_SYS_ADMIN, CAP_NET_ADMIN, and veth, "
                            f"bridge and tbf in the kernel; containers often lack them: {error}") from None
         except BaseException:
-            remove_own()
+            self._end()
             raise
         return self
 
     def __exit__(self, *_):
+        self._end()
+
+    def _end(self):
+        if self.delay:
+            self.delay.kill()
         remove_own()
 
-    def _make(self):
+    def check(self):
+        """Raises when the links are gone."""
+        if self.delay:
+            self.delay.check()
+
+    def end_delay(self):
+        """Ends the links with latency; what they did, or None where there are none. Lost frames raise."""
+        if not self.delay:
+            return None
+        self.check()
+        lost = {name: n - self.lost_before[name] for name, n in self._dropped().items() if n > self.lost_before[name]}
+        report, self.delay = self.delay.stop(), None
+        if lost:
+            raise LabError("TAP devices dropped frames (" + ", ".join(f"{name}: {n}" for name, n in lost.items()) + "): the "
+                           "processor was too busy for this rate, and the times are of no worth")
+        return report
+
+    def _devices(self):
+        hosts = [(self.namespace(host), "eth0") for host in self.hosts]
+        return hosts + ([(self.switch, f"port{host}") for host in self.hosts] if len(self.hosts) > 2 else [])
+
+    def _dropped(self):
+        """Frames that each device had no room for. A shaper's own drops, which TCP answers, are not among them."""
+        return {f"{name} {device}": json.loads(call("ip", "-n", name, "-s", "-j", "link", "show", "dev", device))[0]
+                ["stats64"]["tx"]["dropped"] for name, device in self._devices()}
+
+    def _make(self, latency_program):
         for host in self.hosts:
             call("ip", "netns", "add", self.namespace(host))
-        if len(self.hosts) == 2:
+        if len(self.hosts) > 2:
+            call("ip", "netns", "add", self.switch)
+        if latency_program:
+            self._make_wires(latency_program)
+        if len(self.hosts) > 2:
+            self._make_bridge()
+        elif not latency_program:
             call("ip", "-n", self.namespace(1), "link", "add", "eth0", "mtu", self.case.mtu, "type", "veth",
                  "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(2))
-        else:
-            self._make_bridge()
         for host in self.hosts:
             name = self.namespace(host)
             call("ip", "-n", name, "addr", "add", f"{address(host)}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 call("ip", "-n", name, "link", "set", device, "up")
             self._shape(name, "eth0")
+            if self.case.latency:
+                self.tcp = delay.set_tcp(self, host, delay.window_bytes(bits_per_s(self.case.rate), self.case.latency))
+        self.lost_before = self._dropped()  # a frame that waited when a shaper came in
+
+    def _make_wires(self, program):
+        """A frame passes one wire between two hosts, and two when there is a switch between them."""
+        devices, n = self._devices(), len(self.hosts)
+        wires = [(devices[0], devices[1])] if n == 2 else list(zip(devices[:n], devices[n:]))
+        one_way_s = delay.seconds(self.case.latency) / (1 if n == 2 else 2)
+        self.delay = delay.Delay(program, one_way_s, bits_per_s(self.case.rate), wires)
+        for name, device in devices:
+            call("ip", "-n", name, "link", "set", device, "mtu", self.case.mtu, "txqueuelen", TAP_QUEUE_FRAMES)
 
     def _make_bridge(self):
-        switch = f"{self.prefix}-switch"
-        call("ip", "netns", "add", switch)
+        switch = self.switch
         call("ip", "-n", switch, "link", "add", "bridge0", "type", "bridge")
         call("ip", "-n", switch, "link", "set", "bridge0", "up")
         for host in self.hosts:
-            call("ip", "-n", switch, "link", "add", f"port{host}", "mtu", self.case.mtu, "type", "veth",
-                 "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(host))
+            if not self.case.latency:
+                call("ip", "-n", switch, "link", "add", f"port{host}", "mtu", self.case.mtu, "type", "veth",
+                     "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(host))
             call("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge0", "up")
             self._shape(switch, f"port{host}")
 
@@ -88,7 +147,7 @@ class Network:
         """What a host sends is shaped where it leaves the host; what it receives, at the switch's port, or with two
         hosts where it leaves the other one."""
         call("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.case.rate,
-             "burst", self.case.burst, "latency", self.case.queue)
+             "burst", self.case.burst, "latency", self.case.queue_text())
 
     def inside(self, host, *words):
         """The words of a command that runs inside a host, under that host's name."""
@@ -99,6 +158,7 @@ class Network:
         """Bytes since the hosts were made, one number per host: what their interfaces sent and received, and what left
         through the shaper, where each segment's headers count (interfaces count those of large sends once)."""
         sent, received, shaped = [], [], []
+        self.check()
         for host in self.hosts:
             name = self.namespace(host)
             stats = json.loads(call("ip", "-n", name, "-s", "-j", "link", "show", "dev", "eth0"))[0]["stats64"]

@@ -1,31 +1,25 @@
 """What a plain TCP bulk transfer gets on the lab's links, by iperf3: the measure for every exchange."""
 import json
-import re
 import subprocess
 import time
 
-from common import LabError
+import delay
+from common import LabError, bits_per_s
 from hosts import address
-
-UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
-
-
-def bits_per_s(rate):
-    """The number behind "2gbit"."""
-    match = re.fullmatch(r"([0-9.]+)([kmg])bit", rate)
-    return float(match[1]) * UNITS[match[2]]
 
 
 def _client(network, host, to, seconds):
-    return subprocess.Popen(network.inside(host, "iperf3", "-c", address(to), "-t", seconds, "-J"),
+    ahead = ["-O", 1] if network.case.latency else []  # not counted: TCP opens its window, which takes round trips
+    return subprocess.Popen(network.inside(host, "iperf3", "-c", address(to), "-t", seconds, "-J", *ahead),
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True)
 
 
-def _result(client, seconds):
+def _result(network, client, seconds):
     try:
         answer = json.loads(client.communicate(timeout=seconds + 20)[0])
     except (subprocess.TimeoutExpired, json.JSONDecodeError):
         client.kill()
+        network.check()
         raise LabError("iperf3 gave no answer between two hosts of the lab") from None
     if "error" in answer:
         raise LabError(f"iperf3 between two hosts of the lab: {answer['error']}")
@@ -46,22 +40,24 @@ def measure(network, seconds):
     """Every host to the next one, in bits per second: one pair at a time, then all at once, which fills each link in
     both directions."""
     hosts = list(network.hosts)
+    waits = delay.measure(network, address, network.case.latency) if network.case.latency else None
     nexts = hosts[1:] + hosts[:1]
     servers = [subprocess.Popen(network.inside(host, "iperf3", "-s"), stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL, start_new_session=True) for host in hosts]
     try:
         for host in hosts:
             _wait_for(network, host)
-        one_way = [_result(_client(network, host, to, seconds), seconds) for host, to in zip(hosts, nexts)]
+        one_way = [_result(network, _client(network, host, to, seconds), seconds) for host, to in zip(hosts, nexts)]
         clients = [_client(network, host, to, seconds) for host, to in zip(hosts, nexts)]
-        both_ways = [_result(client, seconds) for client in clients]
+        both_ways = [_result(network, client, seconds) for client in clients]
     finally:
         for server in servers:
             server.kill()
             server.wait()
+    network.check()
     _check(network.case.rate, one_way, both_ways)
     return {"rate": network.case.rate, "mtu": network.case.mtu, "burst": network.case.burst,
-            "queue": f"tbf latency {network.case.queue}",
+            "queue": f"tbf latency {network.case.queue_text()}", "latency": waits, "tcp": network.tcp,
             "tcp_one_way_bits_per_s": one_way, "tcp_both_ways_bits_per_s": both_ways}
 
 

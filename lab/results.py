@@ -12,6 +12,21 @@ from common import ROOT, LabError, call, write_atomically
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 
 
+def now_text():
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def kept_cases(path, experiment, numbers):
+    """number -> case, of those that an earlier run left in the file and that are not to be measured again."""
+    if not pathlib.Path(path).exists():
+        return {}
+    before = read(path)
+    if before["settings"] != json.loads(json.dumps(experiment.settings)):
+        raise LabError(f"{path} holds {experiment.name} with other settings, whose cases do not go with these: move it "
+                       "away, or choose another --out")
+    return {case["number"]: case for case in before["cases"] if case.get("number") not in (None, *numbers)}
+
+
 def _first_line(path, start):
     try:
         for line in pathlib.Path(path).read_text().splitlines():
@@ -62,7 +77,7 @@ def origin(command, tagc, n_hosts):
     busy = _busy_share()
     telling = ("OPENBLAS_", "OMP_", "OMPI_MCA_", "GOTO_")
     return {"version": call(tagc, "version").split()[1].rstrip(","), "commit": _commit(),
-            "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command,
+            "date": now_text(), "command": command,
             "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(telling)},
             "busy_before": busy, "is_busy": busy > 0.2, "machine": _machine(n_hosts)}
 

@@ -30,15 +30,18 @@ class Runner:
         self.python = python
         self.deadline = time.monotonic() + 60 * (4 * experiment.minutes + 2)
         self.traces = {}  # name of the file -> where it lies now
-        self.scratch = self.data = self.forks = None
+        self.scratch = self.data = self.forks = self.origin = None
 
-    def run(self, out_dir):
-        """All cases; the path of the result. Nothing is written unless all went well."""
+    def run(self, out_dir, numbers=None):
+        """All cases, or those of these numbers; the path of the result. Nothing is written unless all went well; with
+        numbers, each case that went well is, beside those that an earlier run left there."""
         out_dir = pathlib.Path(out_dir)
         _check_writable(out_dir)
         _check_memory(self.experiment)
+        path = out_dir / f"{self.experiment.name}.json"
+        kept = results.kept_cases(path, self.experiment, numbers) if numbers else {}
         most_hosts = max(case.hosts for case in self.experiment.cases)
-        origin = results.origin(self.command, self.tagc, most_hosts)
+        self.origin = origin = results.origin(self.command, self.tagc, most_hosts)
         if origin["is_busy"]:
             self.say(f"note: other work keeps {origin['busy_before']:.0%} of this machine's cores busy: times will be "
                       "of little worth")
@@ -49,8 +52,13 @@ class Runner:
             if self.experiment.base:
                 quality.check_base(self.experiment)
                 self.forks = quality.Quality(self)
-            cases = [self._case(case) for case in self.experiment.cases]
-            return self._write(out_dir, origin, cases)
+            for number, case in enumerate(self.experiment.cases):
+                if numbers and number not in numbers:
+                    continue
+                kept[number] = self._case(case, number)
+                if numbers:
+                    self._write(out_dir, origin, kept)
+            return self._write(out_dir, origin, kept)
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -61,20 +69,25 @@ class Runner:
         path = out_dir / f"{self.experiment.name}.json"
         results.write(path, {"type": "lab", "format": 1, "experiment": self.experiment.name,
                              "title": self.experiment.title, "origin": origin,
-                             "settings": self.experiment.settings, "cases": cases})
+                             "settings": self.experiment.settings,
+                             "cases": [cases[number] for number in sorted(cases)]})
         return path
 
     def say(self, text):
         if not self.is_quiet:
             print(text, flush=True)
 
-    def _case(self, case):
-        self.say(f"== {self.experiment.name}: {case.text()}")
-        made = {"hosts": case.hosts, "ranks_per_host": case.ranks_per_host, "link": None, "interface": None}
+    def _case(self, case, number):
+        self.say(f"== {self.experiment.name}, case {number}: {case.text()}")
+        made = {"number": number, "commit": self.origin["commit"], "date": results.now_text(), "hosts": case.hosts,
+                "ranks_per_host": case.ranks_per_host, "link": None, "interface": None}
         if case.hosts == 1:
             return made | self._measure(case, None)
-        with hosts.Network(case) as network:
-            made["link"] = linkcheck.measure(network, 1 if self.experiment.is_quick else 3)
+        with hosts.Network(case, self.tagc) as network:
+            made["link"] = linkcheck.measure(network, 1 if self.experiment.is_quick else 2 if case.latency else 3)
+            if case.latency:
+                self.say(f"latency: {case.latency} one way; round trips by ping: " + ", ".join(
+                    f"{1e3 * s:.2f}" for s in made["link"]["latency"]["ping_round_trip_s"]) + " ms")
             short = linkcheck.shortfall(made["link"])
             self.say(f"link: {case.rate}, plain TCP gets " +
                       ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"]) +
@@ -82,6 +95,8 @@ class Runner:
             before = network.counters()
             made |= self._measure(case, network)
             after = network.counters()
+            if report := network.end_delay():
+                made["link"]["latency"]["forwarder"] = report
         made["interface"] = {name: [b - a for a, b in zip(before[name], after[name])] for name in after}
         self._compare_bytes(case, made)
         return made
@@ -123,7 +138,7 @@ class Runner:
                     processes.append(subprocess.Popen([str(word) for word in words], cwd=ROOT, stdin=subprocess.DEVNULL,
                                                       stdout=out, stderr=subprocess.STDOUT, env=environment,
                                                       start_new_session=True))
-                failed = self._wait(processes, read if shows and not self.is_quiet else None, commands[0])
+                failed = self._wait(processes, read if shows and not self.is_quiet else None, commands[0], network)
             finally:
                 for process in processes:
                     _end_group(process)
@@ -139,8 +154,8 @@ class Runner:
         self._run(words, None)
         return time.monotonic() - start
 
-    def _wait(self, processes, log, words):
-        """Until all have ended or one has failed: which, or None."""
+    def _wait(self, processes, log, words, network):
+        """Until all have ended or one has failed: which, or None. Raises when they run over links that are gone."""
         failed, running = None, True
         while running and failed is None:
             for process in processes:
@@ -148,6 +163,8 @@ class Runner:
                     process.wait(timeout=0.3 / len(processes))
                 except subprocess.TimeoutExpired:
                     pass
+            if network:
+                network.check()
             running = any(process.returncode is None for process in processes)
             failed = next((i for i, process in enumerate(processes) if process.returncode), None)
             if running and time.monotonic() > self.deadline:

@@ -53,7 +53,9 @@ def case_text(case):
     if not case["link"]:
         return f"{ranks} on one machine"
     hosts = "" if case["ranks_per_host"] == 1 else f" on {case['hosts']} hosts"
-    return f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
+    latency = (case["link"].get("latency") or {}).get("asked", "")
+    return (f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
+            + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else ""))
 
 
 def link_text(link):

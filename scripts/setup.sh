@@ -7,7 +7,7 @@ set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
        libxxhash-dev libjansson-dev zlib1g-dev perl-doc python3)
-lab=(iproute2 iperf3 python3 openmpi-bin)
+lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
 python=(python3-venv)
 

@@ -3,6 +3,8 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 sys.dont_write_bytecode = True
+import delay  # noqa: E402
+import experiment  # noqa: E402
 import formulas  # noqa: E402
 import linkcheck  # noqa: E402
 import tables  # noqa: E402
@@ -222,7 +224,32 @@ check_damaged()
 check_timeline(".")
 check_quality()
 check_torch()
+def check_latency():
+    equal([delay.seconds(text) for text in ("10ms", "0.5ms", "250us", "1s", "10", "ms", "-1ms", 5, None)],
+          [0.01, 0.0005, 0.00025, 1.0, None, None, None, None, None])
+    equal([delay.is_latency(text) for text in ("100us", "99us", "1s", "1.1s")], [True, False, True, False])
+    equal(delay.queue_ms("1ms"), 50)
+    equal(delay.queue_ms("50ms"), 200)
+    # 1 Gbit/s and 100 ms there and back: 12.5 MB under way, and four times that; 6 MB where it is less.
+    equal(delay.window_bytes(1e9, "50ms"), 50000000)
+    equal(delay.window_bytes(1e8, "1ms"), 6 << 20)
+    delay.check("10ms", [0.0191, 0.0205, 0.0209])  # 5 % of 20 ms
+    delay.check("1ms", [0.0015, 0.0025])  # half a millisecond, where that is more
+    for latency, least, said in (("10ms", [0.02, 0.0212], "ping measures 21.2 ms"), ("10ms", [0.01], "ping measures 10 ms"),
+                                 ("1ms", [0.0026], "off by more than 0.5 ms")):
+        try:
+            delay.check(latency, least)
+        except LabError as error:
+            assert said in str(error), error
+        else:
+            raise AssertionError(f"{least} passes as {latency}")
+    far = case(link=LINK | {"latency": {"asked": "10ms", "one_way_s": 0.01, "ping_round_trip_s": [0.0202, 0.0204]}})
+    equal(tables.case_text(far), "2 ranks, 1 Gbit/s, 10 ms")
+    equal(experiment.numbers("0,3-5,4", 6), [0, 3, 4, 5])
+
+
 check_link()
+check_latency()
 try:
     tables.markdown(lab("x", "times", [case()]))
 except LabError as error:

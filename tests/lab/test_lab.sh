@@ -66,6 +66,20 @@ rate = 5" 'rate is 5, allowed:'
 broken "$good
 hosts = 0" 'hosts is 0, allowed: a whole number from 1 to'
 broken "$good
+hosts = 2
+latency = \"10\"" "latency is '10', allowed: the way from one host to another, from 0.1 ms to 1 s"
+broken "$good
+hosts = 2
+latency = \"50us\"" "latency is '50us', allowed:"
+broken "$good
+hosts = 2
+latency = \"2s\"" "latency is '2s', allowed:"
+broken "$good
+hosts = 2
+latency = 10" "latency is 10, allowed:"
+broken "$good
+latency = \"10ms\"" 'latency has no meaning for hosts = 1'
+broken "$good
 host = 2" 'unknown key "host"' 'did you mean "hosts"?'
 broken "$good
 pairs = [[\"a\", \"b\"]]" 'pairs has no meaning for kind = "train"'
@@ -91,6 +105,10 @@ lab 1 run smoek
 says 'no experiment "smoek"' 'did you mean "smoke"?' known:
 lab 1 run smoke --tagc no/tagc
 says "no/tagc is not there" "make build"
+for cases in 1 x 0-1 -1 0, 1-0; do
+    lab 1 run smoke "--cases=$cases" --tagc "$tagc"
+    says "--cases is \"$cases\", allowed: numbers from 0 to 0"
+done
 lab 1 run torch --quick --tagc "$tagc" --python no/python
 says "no/python cannot be used as a Python with torch: no program"
 touch file
@@ -175,6 +193,68 @@ lab 0 tables --into page.md results/smoke.json
 grep -q '^| `fsdp` |' page.md && grep -q '^after$' page.md && ! grep -q '^old$' page.md || fail "tables --into"
 lab 1 tables --into torn.json results/smoke.json
 says "torn.json has no place for any of smoke"
+
+# ---- latency ----
+latency=$(dirname "$tagc")/tagc-lab-latency
+refused() { # <what it says> <arguments>...
+    local text=$1 code=0
+    shift
+    timeout 20 "$latency" "$@" >out 2>err || code=$?
+    [ $code = 2 ] || fail "exit code $code instead of 2: $*"
+    says "$text"
+}
+refused '--one-way-us is "0", allowed: a whole number from 1 to 10000000' --one-way-us 0 --queue-bytes 1 a:b=c:d
+refused '--one-way-us is "1ms", allowed:' --one-way-us 1ms --queue-bytes 1 a:b=c:d
+refused '--queue-bytes is "-1", allowed: a whole number from 1 to' --one-way-us 1 --queue-bytes=-1 a:b=c:d
+for wire in a:b a:b=c a:=c:d a:b=c: :b=c:d a:b=c:d:e ../x:b=c:d a:sixteen-letters-=c:d a:b=c:d=e:f; do
+    refused "a wire is \"$wire\", allowed: NAMESPACE:DEVICE=NAMESPACE:DEVICE" --one-way-us 1 --queue-bytes 1 "$wire"
+done
+refused 'usage:' --one-way-us 1 a:b=c:d
+"$latency" --one-way-us 1 --queue-bytes 1 nowhere:eth0=nowhere:eth1 >out 2>err && fail "a namespace that is not there"
+says "nowhere:eth0: there is no such network namespace"
+if [ ! -w /dev/net/tun ] || ! command -v ping >/dev/null; then
+    echo "latency is not tested: no /dev/net/tun, or no ping"
+elif ! python3 - "$root/lab" "$tagc" >out 2>err <<'END'; then
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.dont_write_bytecode = True
+import experiment, hosts
+case = experiment.Case(**experiment.DEFAULTS | {"hosts": 2, "arms": [], "latency": "1ms"})
+with hosts.Network(case, sys.argv[2]):
+    pass
+END
+    echo "latency is not tested: $(tail -n 1 err)"
+else
+    python3 "$root/tests/lab/check_latency.py" "$root/lab" "$tagc" || fail "frames over links with latency"
+    sed 's/^hosts = 2/&\nlatency = "20ms"/' copy/lab/experiments/smoke.toml >copy/lab/experiments/distant.toml
+    lab=copy/lab/lab
+    lab 0 run distant --quick --tagc "$tagc" --out results
+    python3 - results/distant.json <<'END' || fail "the result of a run with latency"
+import json, sys
+(case,) = json.load(open(sys.argv[1]))["cases"]
+found = case["link"]["latency"]
+assert found["asked"] == "20ms" and found["one_way_s"] == 0.02
+assert len(found["ping_round_trip_s"]) == 2 and all(0.0395 <= s <= 0.0425 for s in found["ping_least_round_trip_s"]), found
+assert found["forwarder"]["dropped_frames"] == 0 and found["forwarder"]["frames"] > 100, found
+assert case["link"]["tcp"]["tcp_slow_start_after_idle"] == "0"
+# A dense step exchanges, gathers and agrees: four ways of 20 ms one after the other at the very least.
+assert all(run["total_s"]["min"] > 0.08 for run in case["runs"]), [run["total_s"] for run in case["runs"]]
+END
+    no_leftovers "$ended" "after a run with latency"
+    # Its link goes away in the middle.
+    sed -i 's/^steps = .*/steps = 100000/' copy/lab/experiments/distant.toml
+    copy/lab/lab run distant --quick --tagc "$tagc" --out nothing >out 2>err &
+    ended=$!
+    for _ in $(seq 400); do pgrep -f "$tagc train.*tagc-lab-$ended-" >/dev/null && break; sleep 0.1; done
+    pkill -KILL -f "tagc-lab-latency .*tagc-lab-$ended-h1:eth0" || fail "no program to kill"
+    code=0
+    wait "$ended" || code=$?
+    [ $code = 1 ] || fail "exit code $code after the link went away"
+    says "tagc-lab-latency was ended by signal 9 while its links were in use"
+    [ -e nothing/distant.json ] && fail "a result of a run without its link"
+    no_leftovers "$ended" "after the link went away"
+    lab=$root/lab/lab
+fi
 
 # A run that fails: a step that needs more positions than the model has.
 cp copy/lab/experiments/smoke.toml copy/lab/experiments/failing.toml
