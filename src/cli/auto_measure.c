@@ -169,33 +169,53 @@ static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float 
     return tagc_bench_max(comm, seconds, 1);
 }
 
-static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most,
-                                double *bytes_per_s) {
-    double seconds, least_s = (double)INFINITY;
-    uint64_t n = FIRST_ELEMS < most ? FIRST_ELEMS : most;
-    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* makes the connections */
-    for (;;) {
+/* The shortest of some turns. */
+static tagc_status time_least(tagc_comm *comm, uint64_t n, float *shard, float *full, int n_turns,
+                              double *least_s) {
+    *least_s = (double)INFINITY;
+    for (int turn = 0; turn < n_turns; turn++) {
+        double seconds;
         TAGC_TRY(time_gather(comm, n, shard, full, &seconds));
-        if (seconds >= long_enough_s || 4 * n > most) break;
-        n *= 4;
+        *least_s = fmin(*least_s, seconds);
     }
-    for (int turn = 0; turn < LINK_TURNS; turn++) {
-        TAGC_TRY(time_gather(comm, n, shard, full, &seconds));
-        least_s = fmin(least_s, seconds);
-    }
-    *bytes_per_s = 4 * (double)n / least_s; /* of a rank to one other */
     return TAGC_OK;
 }
 
+/* By pairs of barriers, which take two ways however far apart ranks enter them; one alone is shorter for who comes late. */
 static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
+    enum { TURNS = 20 };
     double least_s = (double)INFINITY;
-    for (int turn = 0; turn < 20; turn++) {
+    for (int turn = 0; turn < TURNS; turn++) {
         double start_s = tagc_clock_s();
         TAGC_TRY(tagc_comm_barrier(comm));
-        least_s = fmin(least_s, tagc_clock_s() - start_s);
+        TAGC_TRY(tagc_comm_barrier(comm));
+        least_s = fmin(least_s, (tagc_clock_s() - start_s) / 2);
     }
     *latency_s = least_s;
     return tagc_bench_max(comm, latency_s, 1);
+}
+
+/* What a gather takes more than one of a quarter of its size is the rate's, in bytes of a rank to one other; what is left
+ * of a large one is latency, which a small one has too. */
+static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most, double latency_s,
+                                double *bytes_per_s, double *large_latency_s) {
+    double before_s, seconds;
+    uint64_t n = FIRST_ELEMS < most ? FIRST_ELEMS : most;
+    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* makes the connections */
+    TAGC_TRY(time_least(comm, n / 4, shard, full, LINK_TURNS, &before_s));
+    for (;;) {
+        TAGC_TRY(time_least(comm, n, shard, full, 2, &seconds));
+        if (seconds - before_s >= fmax(long_enough_s, 2 * latency_s) || 4 * n > most) break;
+        before_s = seconds;
+        n *= 4;
+    }
+    TAGC_TRY(time_least(comm, n, shard, full, LINK_TURNS, &seconds));
+    TAGC_TRY(time_least(comm, n / 4, shard, full, LINK_TURNS, &before_s));
+    double more_s = seconds > before_s ? seconds - before_s : seconds * 3 / 4;
+    *bytes_per_s = 4 * (double)(n - n / 4) / more_s;
+    double large_s = seconds - 4 * (double)n / *bytes_per_s; /* a small difference of large numbers */
+    *large_latency_s = fmin(fmax(large_s, latency_s), TAGC_LARGE_MESSAGE_WAYS * latency_s);
+    return TAGC_OK;
 }
 
 tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
@@ -213,8 +233,10 @@ tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
     float *shard = memory, *full = shard + most;
     for (uint64_t i = 0; i < most; i++) shard[i] = 0;
     double bytes_per_s = 0;
-    status = measure_rate(comm, shard, full, most, &bytes_per_s);
-    if (status == TAGC_OK) status = measure_latency(comm, &machine->link.latency_s);
+    status = measure_latency(comm, &machine->link.latency_s);
+    if (status == TAGC_OK)
+        status = measure_rate(comm, shard, full, most, machine->link.latency_s, &bytes_per_s,
+                              &machine->link.large_latency_s);
     tagc_memory_destroy(memory);
     if (status != TAGC_OK) return status;
     double n_others = (double)world_size - 1, n_remote = (double)world_size - n_here;

@@ -8,11 +8,19 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "transport/comm.h"
+#include <math.h>
 #include <stdlib.h>
 
-enum { N_TURNS = 5, MAX_PAIRS = 3, FIRST_BYTES = 16 << 10, MOST_BYTES = 32 << 20, ALL_BYTES = 256 << 20 };
+enum {
+    N_TURNS = 5,
+    MAX_PAIRS = 3,
+    FIRST_BYTES = 16 << 10,
+    LARGE_BYTES = 128 << 10,
+    MOST_BYTES = 32 << 20,
+    ALL_BYTES = 256 << 20
+};
 
-static const double long_enough_s = 0.04; /* for one message */
+static const double long_enough_s = 0.04; /* for one message more than for one of a quarter of its size */
 static const double turn_s = 0.15;
 
 /* ---- transfers ---- */
@@ -124,36 +132,60 @@ static int times_in(double budget_s, double once_s, int most) {
     return times < 1 ? 1 : times > most ? most : (int)times;
 }
 
-/* Bytes per second of one direction. */
-static tagc_status measure_rate(tagc_bench_wire *wire, pattern kind, int a, int b, double *out) {
+/* The faster of two: the first message of a size opens TCP's window. */
+static tagc_status timed_twice(tagc_bench_wire *wire, pattern kind, int a, int b, uint64_t n_bytes,
+                               double *seconds) {
+    double again_s;
+    TAGC_TRY(timed(wire, kind, a, b, n_bytes, 1, seconds));
+    TAGC_TRY(timed(wire, kind, a, b, n_bytes, 1, &again_s));
+    *seconds = again_s < *seconds ? again_s : *seconds;
+    return TAGC_OK;
+}
+
+/* There and back again, the way there with n_bytes: the median of turns. Rank a's time, from when both are there: after a
+ * barrier one rank goes on up to a latency before the other. */
+static tagc_status measure_ping(tagc_bench_wire *wire, int a, int b, uint64_t n_bytes, double *out) {
+    double pings[N_TURNS], once_s = 0;
+    for (int i = -1; i < N_TURNS; i++) {
+        int n_times = i < 0 ? 3 : times_in(turn_s / 3, once_s, 2000);
+        TAGC_TRY(run(wire, PING_PONG, a, b, n_bytes, 1));
+        double start_s = tagc_clock_s(), seconds = 0;
+        TAGC_TRY(run(wire, PING_PONG, a, b, n_bytes, n_times));
+        if (tagc_comm_rank(wire->comm) == a) seconds = tagc_clock_s() - start_s;
+        TAGC_TRY(tagc_bench_max(wire->comm, &seconds, 1));
+        if (i < 0)
+            once_s = seconds / n_times;
+        else
+            pings[i] = seconds / n_times;
+    }
+    *out = tagc_result_spread_of(pings, N_TURNS).median;
+    return TAGC_OK;
+}
+
+/* Bytes per second of one direction: what a message takes more than one of a quarter of its size, so that latency, which
+ * both have, is not taken for a slow link. Messages grow until that is well above a latency, too, by which ranks may begin
+ * apart. */
+static tagc_status measure_rate(tagc_bench_wire *wire, pattern kind, int a, int b, double latency_s,
+                                double *out) {
     uint64_t n_bytes = FIRST_BYTES < wire->n_max ? FIRST_BYTES : wire->n_max;
-    double once_s, rates[N_TURNS];
+    double before_s, once_s, rates[N_TURNS];
     TAGC_TRY(run(wire, kind, a, b, n_bytes, 1)); /* makes the connection */
+    TAGC_TRY(timed_twice(wire, kind, a, b, n_bytes / 4, &before_s));
     for (;;) {
-        TAGC_TRY(timed(wire, kind, a, b, n_bytes, 1, &once_s));
-        if (once_s >= long_enough_s || n_bytes * 4 > wire->n_max) break;
+        TAGC_TRY(timed_twice(wire, kind, a, b, n_bytes, &once_s));
+        if (once_s - before_s >= fmax(long_enough_s, 4 * latency_s) || n_bytes * 4 > wire->n_max) break;
+        before_s = once_s;
         n_bytes *= 4;
     }
     int n_times = times_in(turn_s, once_s, 1000);
     for (int i = 0; i < N_TURNS; i++) {
-        double seconds;
-        TAGC_TRY(timed(wire, kind, a, b, n_bytes, n_times, &seconds));
-        rates[i] = (double)n_bytes * n_times / seconds;
+        double whole_s, quarter_s;
+        TAGC_TRY(timed(wire, kind, a, b, n_bytes, n_times, &whole_s));
+        TAGC_TRY(timed(wire, kind, a, b, n_bytes / 4, n_times, &quarter_s));
+        double n_more = (double)(n_bytes - n_bytes / 4) * n_times;
+        rates[i] = whole_s > quarter_s ? n_more / (whole_s - quarter_s) : (double)n_bytes * n_times / whole_s;
     }
     *out = tagc_result_spread_of(rates, N_TURNS).median;
-    return TAGC_OK;
-}
-
-static tagc_status measure_latency(tagc_bench_wire *wire, int a, int b, double *out) {
-    double once_s, seconds, latencies[N_TURNS];
-    TAGC_TRY(run(wire, PING_PONG, a, b, 1, 5));
-    TAGC_TRY(timed(wire, PING_PONG, a, b, 1, 5, &once_s));
-    int n_times = times_in(turn_s / 3, once_s / 5, 2000);
-    for (int i = 0; i < N_TURNS; i++) {
-        TAGC_TRY(timed(wire, PING_PONG, a, b, 1, n_times, &seconds));
-        latencies[i] = seconds / n_times / 2;
-    }
-    *out = tagc_result_spread_of(latencies, N_TURNS).median;
     return TAGC_OK;
 }
 
@@ -161,14 +193,21 @@ static tagc_status measure_latency(tagc_bench_wire *wire, int a, int b, double *
 
 typedef struct pair_result {
     int a, b;
-    double latency_s, there_bytes_per_s, back_bytes_per_s, both_bytes_per_s;
+    double latency_s, large_latency_s, there_bytes_per_s, back_bytes_per_s, both_bytes_per_s;
 } pair_result;
 
+/* The latency of a large message is what it takes besides its bytes at the link's rate. MPI asks whether it may send one,
+ * so that its bytes arrive after three ways where a small one takes one. */
 static tagc_status measure_pair(tagc_bench_wire *wire, pair_result *pair) {
-    TAGC_TRY(measure_latency(wire, pair->a, pair->b, &pair->latency_s));
-    TAGC_TRY(measure_rate(wire, ONE_WAY, pair->a, pair->b, &pair->there_bytes_per_s));
-    TAGC_TRY(measure_rate(wire, ONE_WAY, pair->b, pair->a, &pair->back_bytes_per_s));
-    return measure_rate(wire, BOTH_WAYS, pair->a, pair->b, &pair->both_bytes_per_s);
+    double small_s, large_s;
+    TAGC_TRY(measure_ping(wire, pair->a, pair->b, 1, &small_s));
+    TAGC_TRY(measure_ping(wire, pair->a, pair->b, LARGE_BYTES, &large_s));
+    pair->latency_s = small_s / 2;
+    TAGC_TRY(measure_rate(wire, ONE_WAY, pair->a, pair->b, pair->latency_s, &pair->there_bytes_per_s));
+    pair->large_latency_s = large_s - small_s / 2 - LARGE_BYTES / pair->there_bytes_per_s;
+    if (!(pair->large_latency_s > pair->latency_s)) pair->large_latency_s = pair->latency_s;
+    TAGC_TRY(measure_rate(wire, ONE_WAY, pair->b, pair->a, pair->latency_s, &pair->back_bytes_per_s));
+    return measure_rate(wire, BOTH_WAYS, pair->a, pair->b, pair->latency_s, &pair->both_bytes_per_s);
 }
 
 static json_t *direction_json(int from, int to, double one_way_bytes_per_s, const pair_result *pair) {
@@ -185,21 +224,23 @@ static json_t *link_json(const tagc_bench *bench, const pair_result *pairs, int 
         json_array_append_new(list, direction_json(p->a, p->b, p->there_bytes_per_s, p));
         json_array_append_new(list, direction_json(p->b, p->a, p->back_bytes_per_s, p));
     }
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "latency_s", tagc_json_real(pairs[0].latency_s),
+    return json_pack("{s:o, s:o, s:i, s:o, s:o, s:o, s:o}", "latency_s", tagc_json_real(pairs[0].latency_s),
+                     "large_latency_s", tagc_json_real(pairs[0].large_latency_s), "large_bytes", LARGE_BYTES,
                      "one_way_bytes_per_s", tagc_json_real(pairs[0].there_bytes_per_s),
                      "both_ways_bytes_per_s", tagc_json_real(pairs[0].both_bytes_per_s),
                      "all_to_all_bytes_per_s", tagc_json_real(bench->all_to_all_bytes_per_s), "pairs", list);
 }
 
 static void say_pair(const tagc_bench *bench, const pair_result *p) {
-    char latency[24], there[24], back[24], both[24];
-    tagc_bench_say(
-        bench,
-        "  rank %d (%s), rank %d (%s): latency %s, one way %s there, %s back, both ways at once %s each\n",
-        p->a, bench->hosts.names[bench->hosts.of_rank[p->a]], p->b,
-        bench->hosts.names[bench->hosts.of_rank[p->b]], tagc_bench_time(p->latency_s, latency),
-        tagc_bench_rate(p->there_bytes_per_s, there), tagc_bench_rate(p->back_bytes_per_s, back),
-        tagc_bench_rate(p->both_bytes_per_s, both));
+    char latency[24], large[24], there[24], back[24], both[24];
+    tagc_bench_say(bench,
+                   "  rank %d (%s), rank %d (%s): latency %s, of %d kB %s, one way %s there, %s back, both "
+                   "ways at once %s each\n",
+                   p->a, bench->hosts.names[bench->hosts.of_rank[p->a]], p->b,
+                   bench->hosts.names[bench->hosts.of_rank[p->b]], tagc_bench_time(p->latency_s, latency),
+                   LARGE_BYTES >> 10, tagc_bench_time(p->large_latency_s, large),
+                   tagc_bench_rate(p->there_bytes_per_s, there), tagc_bench_rate(p->back_bytes_per_s, back),
+                   tagc_bench_rate(p->both_bytes_per_s, both));
 }
 
 /* One rank of each host speaks for it; a host by itself has two. */
@@ -229,7 +270,7 @@ static tagc_status measure_link(tagc_bench *bench, tagc_bench_wire *wire) {
     if (n_pairs < n_all) tagc_bench_say(bench, "  (%d of %d pairs of hosts)\n", n_pairs, n_all);
     double per_peer;
     char rate[24];
-    TAGC_TRY(measure_rate(wire, ALL, 0, 0, &per_peer));
+    TAGC_TRY(measure_rate(wire, ALL, 0, 0, pairs[0].latency_s, &per_peer));
     bench->all_to_all_bytes_per_s = per_peer * (bench->rank->world_size - 1);
     tagc_bench_say(bench, "  all ranks to all: %s sent by each\n",
                    tagc_bench_rate(bench->all_to_all_bytes_per_s, rate));

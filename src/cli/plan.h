@@ -31,7 +31,9 @@ typedef struct tagc_plan_request {
     tagc_arm *arms;
     int n_arms;
     int worlds[TAGC_PLAN_MAX_LIST], placements[TAGC_PLAN_MAX_LIST];
-    tagc_plan_link links[TAGC_PLAN_MAX_LIST];
+    double latencies_s[TAGC_PLAN_MAX_LIST];
+    int n_latencies;
+    tagc_plan_link links[TAGC_PLAN_MAX_LIST];   /* each rate with each latency */
     double line_bits_per_s[TAGC_PLAN_MAX_LIST]; /* 0: the rate of the payload was given, or measured */
     int n_worlds, n_placements, n_links;        /* no placements: each arm's own */
     tagc_points profile, check;

@@ -186,10 +186,50 @@ static int was_fitted(const tagc_plan_request *request, const tagc_point *point)
     return 0;
 }
 
+/* Whom the simulation would choose in each place, and whom the measurement. Points of a place are neighbours. */
+typedef struct choice {
+    const char *place;
+    double simulated_s, chosen_s,
+        measured_s; /* the least simulated, what that arm took, the least measured */
+    int n_arms, n_places, n_right;
+    double most; /* that the chosen arm took above the fastest, as a share */
+} choice;
+
+static void end_place(choice *c) {
+    if (c->n_arms > 1) {
+        double more = c->chosen_s / c->measured_s - 1;
+        c->n_places++;
+        c->n_right += more <= 0;
+        c->most = fmax(c->most, more);
+    }
+    c->n_arms = 0;
+}
+
+static void compare_in_place(choice *c, const tagc_point *p, double simulated_s) {
+    if (c->place && strcmp(c->place, p->place) != 0) end_place(c);
+    c->place = p->place;
+    if (c->n_arms == 0 || simulated_s < c->simulated_s) {
+        c->simulated_s = simulated_s;
+        c->chosen_s = p->total_s;
+    }
+    if (c->n_arms == 0 || p->total_s < c->measured_s) c->measured_s = p->total_s;
+    c->n_arms++;
+}
+
+static void say_choices(choice *c) {
+    end_place(c);
+    if (c->n_places == 0) return;
+    printf("the arm that is simulated to be fastest was the fastest in %d of %d places", c->n_right,
+           c->n_places);
+    if (c->n_right < c->n_places) printf("; in the others it took up to %.0f %% longer", 100 * c->most);
+    printf("\n");
+}
+
 tagc_status tagc_plan_check(const tagc_plan_request *request, json_t **out) {
     const tagc_points *points = &request->check;
     double most = 0, sum = 0;
     int n_held_out = 0, quiet = request->options.train.quiet;
+    choice best = {0};
     *out = NULL;
     if (points->n_points == 0) return TAGC_OK;
     json_t *list = json_array();
@@ -206,6 +246,7 @@ tagc_status tagc_plan_check(const tagc_plan_request *request, json_t **out) {
             return tagc_fail_in(status, "arm %s, %s", p->arm, p->place);
         }
         double error = f.iteration_s / p->total_s - 1;
+        compare_in_place(&best, p, f.iteration_s);
         if (!fitted) {
             most = fmax(most, fabs(error));
             sum += fabs(error);
@@ -214,13 +255,14 @@ tagc_status tagc_plan_check(const tagc_plan_request *request, json_t **out) {
         if (!quiet)
             printf("%-28s %9.3f s %9.3f s %+7.1f %%  %s%s\n", p->arm, p->total_s, f.iteration_s, 100 * error,
                    p->place, fitted ? " (fitted)" : "");
-        json_array_append_new(list,
-                              json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:b}", "arm", p->arm, "place",
-                                        p->place, "world_size", p->setup.world_size, "link_bytes_per_s",
-                                        isfinite(p->link.bytes_per_s) ? p->link.bytes_per_s : 0.0,
-                                        "measured_s", p->total_s, "simulated_s", f.iteration_s, "error",
-                                        error, "is_held_out", !fitted));
+        json_array_append_new(
+            list, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:b}", "arm", p->arm, "place", p->place,
+                            "world_size", p->setup.world_size, "link_bytes_per_s",
+                            isfinite(p->link.bytes_per_s) ? p->link.bytes_per_s : 0.0, "latency_s",
+                            p->link.latency_s, "measured_s", p->total_s, "simulated_s", f.iteration_s,
+                            "error", error, "is_held_out", !fitted));
     }
+    if (!quiet) say_choices(&best);
     if (!quiet && n_held_out > 0)
         printf("held out from the fit: %d points, off by %.1f %% at most, %.1f %% on average\n", n_held_out,
                100 * most, 100 * sum / n_held_out);

@@ -56,7 +56,9 @@ static const tagc_option own[] = {
     TEXT("The network", "link-rate", link_rate, NULL, "LIST",
          "of a host, each direction, as in 1gbit,10gbit; TCP's payload is taken as 94 % of it"),
     REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, in place of --link-rate"),
-    TEXT(NULL, "latency", latency, NULL, "TIME", "one way, as in 50us or 1.5ms; without it the profile's, else 0"),
+    TEXT(NULL, "latency", latency, NULL, "LIST",
+         "one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Several go with each rate. A large message"
+         " takes as many times this as the profile says, else 3: MPI asks before it sends one"),
     TEXT(NULL, "host-rate", host_rate, NULL, "RATE", "between ranks of one host; without it that takes no time"),
     TEXT("What things cost", "profile", profile, NULL, "FILES",
          "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab's."
@@ -83,6 +85,9 @@ static const char examples[] =
     "  tagc plan --profile bench.json --world-size 2,16,128 --link-rate 1gbit,10gbit,25gbit --json "
     "plan.json\n"
     "  tagc report bench.json plan.json --out plan.html\n"
+    "\n"
+    "  # What does distance cost?\n"
+    "  tagc plan --profile bench.json --link-rate 100mbit,1gbit --latency 1ms,10ms,50ms\n"
     "\n"
     "  # How good are the predictions? Fitted to two links, checked on the third.\n"
     "  tagc plan --profile links.json:0,links.json:2 --check links.json:1\n";
@@ -181,17 +186,50 @@ static tagc_status read_rate(tagc_plan_request *request, const char *text, size_
     return TAGC_OK;
 }
 
+static tagc_status read_latency(tagc_plan_request *request, const char *text, size_t n) {
+    if (read_quantity(text, n, time_units, 0, &request->latencies_s[request->n_latencies])) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "--latency is \"%.60s\", allowed: numbers with us, ms or s, as in 50us or 1ms,10ms",
+                     request->options.latency);
+}
+
+/* Of large messages and of small ones. */
+static double large_ways(const tagc_plan_link *measured) {
+    if (!measured || !(measured->latency_s > 0)) return TAGC_LARGE_MESSAGE_WAYS;
+    return measured->large_latency_s > 0 ? measured->large_latency_s / measured->latency_s : 1;
+}
+
+/* Each rate with each latency, the first rate first. */
+static tagc_status cross(tagc_plan_request *request, const tagc_plan_link *measured, double host_bits_per_s) {
+    int n_rates = request->n_links, n = n_rates * request->n_latencies;
+    if (n > TAGC_PLAN_MAX_LIST)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--link-rate and --latency make %d links, allowed are %d", n,
+                         TAGC_PLAN_MAX_LIST);
+    for (int i = n - 1; i >= 0; i--) { /* from behind: sources stand before what is written */
+        double latency_s = request->latencies_s[i % request->n_latencies];
+        request->links[i] = request->links[i / request->n_latencies];
+        request->line_bits_per_s[i] = request->line_bits_per_s[i / request->n_latencies];
+        request->links[i].latency_s = latency_s;
+        request->links[i].large_latency_s = latency_s * large_ways(measured);
+        request->links[i].host_bytes_per_s = host_bits_per_s / 8;
+    }
+    request->n_links = n;
+    return TAGC_OK;
+}
+
 static tagc_status read_network(tagc_plan_request *request) {
     const tagc_plan_options *o = &request->options;
     const tagc_point *measured = request->profile.n_points > 0 ? request->profile.points : NULL;
-    double latency_s = measured ? measured->link.latency_s : 0, host_bits_per_s = 0;
+    double host_bits_per_s = 0;
     if (o->link_rate && o->bytes_per_s > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--link-rate and --bytes-per-s say the same thing twice; give one");
-    if (o->latency && !read_quantity(o->latency, strlen(o->latency), time_units, 0, &latency_s))
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--latency is \"%.40s\", allowed: a number with us, ms or s, as in 50us",
-                         o->latency);
+    if (o->latency) {
+        TAGC_TRY(read_list("latency", o->latency, &request->n_latencies, read_latency, request));
+    } else {
+        request->latencies_s[0] = measured ? measured->link.latency_s : 0;
+        request->n_latencies = 1;
+    }
     if (o->host_rate && !read_quantity(o->host_rate, strlen(o->host_rate), rate_units, 1, &host_bits_per_s))
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
@@ -203,11 +241,7 @@ static tagc_status read_network(tagc_plan_request *request) {
         request->links[0].bytes_per_s = o->bytes_per_s > 0 ? o->bytes_per_s : measured->link.bytes_per_s;
         request->n_links = 1;
     }
-    for (int i = 0; i < request->n_links; i++) {
-        request->links[i].latency_s = latency_s;
-        request->links[i].host_bytes_per_s = host_bits_per_s / 8;
-    }
-    return TAGC_OK;
+    return cross(request, measured ? &measured->link : NULL, host_bits_per_s);
 }
 
 /* ---- model and arms ---- */

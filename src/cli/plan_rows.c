@@ -105,13 +105,17 @@ static double sum(const double legs[TAGC_N_LEGS]) {
 
 /* ---- tables ---- */
 
-static const char *rate_text(const tagc_plan_request *request, int link, char text[24]) {
+/* With its latency where there are several. */
+static const char *link_text(const tagc_plan_request *request, int link, char text[40]) {
     double bits_per_s = request->line_bits_per_s[link] > 0 ? request->line_bits_per_s[link]
                                                            : 8 * request->links[link].bytes_per_s;
     if (bits_per_s >= 0.9995e9)
-        snprintf(text, 24, "%.3g Gbit/s", 1e-9 * bits_per_s);
+        snprintf(text, 40, "%.3g Gbit/s", 1e-9 * bits_per_s);
     else
-        snprintf(text, 24, "%.3g Mbit/s", 1e-6 * bits_per_s);
+        snprintf(text, 40, "%.3g Mbit/s", 1e-6 * bits_per_s);
+    size_t used = strlen(text);
+    if (request->n_latencies > 1)
+        snprintf(text + used, 40 - used, " %.3g ms", 1e3 * request->links[link].latency_s);
     return text;
 }
 
@@ -203,18 +207,20 @@ static void print_bits(const tagc_plan_row *rows, int n) {
 }
 
 static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
-    char text[24];
+    char text[40];
     const char *note = "";
-    printf(
-        "\n  Time of an optimizer step, simulated (exposed: computing waits); latency %.3g us\n  %-28s %-9s",
-        1e6 * request->links[0].latency_s, "", "placement");
-    for (int k = 0; k < request->n_links; k++) printf(" %12s %8s", rate_text(request, k, text), "exposed");
+    int width = request->n_latencies > 1 ? 18 : 12;
+    printf("\n  Time of an optimizer step, simulated (exposed: computing waits)");
+    if (request->n_latencies == 1) printf("; latency %.3g us", 1e6 * request->links[0].latency_s);
+    printf("\n  %-28s %-9s", "", "placement");
+    for (int k = 0; k < request->n_links; k++)
+        printf(" %*s %8s", width, link_text(request, k, text), "exposed");
     printf("\n");
     for (int i = 0; i < n; i++) {
         printf("  %-28s %-9s", rows[i].arm->name, tagc_placement_describe(rows[i].setup.placement)->name);
         for (int k = 0; k < request->n_links; k++) {
             const tagc_forecast *f = &rows[i].forecasts[k];
-            printf(" %12s", time_text(f->iteration_s, text));
+            printf(" %*s", width, time_text(f->iteration_s, text));
             if (f->iteration_s > 0)
                 printf(" %6.0f %%", 100 * (f->wait_gather_s + f->wait_reduce_s) / f->iteration_s);
             else
@@ -302,7 +308,8 @@ static json_t *plan_json(const tagc_plan_request *request, const tagc_plan_row *
         const tagc_plan_link *l = &request->links[link];
         double line = request->line_bits_per_s[link];
         about_link =
-            json_pack("{s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "bytes_per_s", l->bytes_per_s,
+            json_pack("{s:f, s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "large_latency_s",
+                      fmax(l->large_latency_s, l->latency_s), "bytes_per_s", l->bytes_per_s,
                       "line_bits_per_s", line > 0 ? json_real(line) : json_null(), "host_bytes_per_s",
                       l->host_bytes_per_s > 0 ? json_real(l->host_bytes_per_s) : json_null());
     }

@@ -53,7 +53,8 @@ static void settle_transfers(tagc_clock *clock) {
         if (t->state == MOVING && t->remote_left <= little_bytes && t->local_left <= little_bytes) {
             int is_remote = t->remote_bytes > 0, is_crowded = clock->active != t || t->next != NULL;
             t->state = TAIL;
-            t->tail_s = m->overhead_s + (is_remote ? m->latency_s : 0);
+            int is_large = t->message_bytes > m->large_bytes && m->large_latency_s > m->latency_s;
+            t->tail_s = m->overhead_s + (!is_remote ? 0 : is_large ? m->large_latency_s : m->latency_s);
             if (is_remote && is_crowded) t->tail_s += m->queue_bytes / m->remote_bytes_per_s;
         }
         if (t->state == TAIL && t->tail_s <= little_s) {

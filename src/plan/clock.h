@@ -4,23 +4,28 @@
  *   caller    work, post, wait, submit, join: each takes the clock to where the real call would return
  *   worker    jobs in order of submission; a job is a list of work, post and wait. While one waits at its finish,
  *             the next is started
- *   transfer  bytes at an even share of the link among those under way, then a tail of latency */
+ *   transfer  bytes at an even share of the link among those under way, then a tail of latency: that of a large message
+ *             where one of its messages is large */
 #ifndef TAGC_PLAN_CLOCK_H
 #define TAGC_PLAN_CLOCK_H
 
 typedef struct tagc_sim_machine { /* as far as one rank is concerned */
     double latency_s;             /* one way */
-    double remote_bytes_per_s;    /* to other hosts, each direction */
-    double local_bytes_per_s;     /* to ranks of the same host; INFINITY: takes no time */
-    double overhead_s;            /* per transfer, whatever its size */
-    double queue_bytes;           /* that stand before a transfer which ends while others are under way */
-    double cores;                 /* processors of this rank; may be less than 1 */
-    double cpu_s_per_byte;        /* of moving bytes, taken from whoever computes */
-    double poll_cores;            /* taken while anything is under way */
+    double
+        large_latency_s; /* of messages above large_bytes, which MPI asks for before it sends; at least latency_s */
+    double large_bytes;
+    double remote_bytes_per_s; /* to other hosts, each direction */
+    double local_bytes_per_s;  /* to ranks of the same host; INFINITY: takes no time */
+    double overhead_s;         /* per transfer, whatever its size */
+    double queue_bytes;        /* that stand before a transfer which ends while others are under way */
+    double cores;              /* processors of this rank; may be less than 1 */
+    double cpu_s_per_byte;     /* of moving bytes, taken from whoever computes */
+    double poll_cores;         /* taken while anything is under way */
 } tagc_sim_machine;
 
 typedef struct tagc_sim_transfer {
     double remote_bytes, local_bytes; /* to send */
+    double message_bytes;             /* of these to one other rank, the most */
     struct tagc_sim_transfer *then;   /* NULL, or posted when this one is complete, by nobody's doing */
     /* the clock's */
     double remote_left, local_left, tail_s;

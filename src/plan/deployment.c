@@ -151,9 +151,12 @@ static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options 
     find_shares(s, per_group, &within, &across);
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = inside - inside / n_groups;
+    double row =
+        volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of a rank, to whoever gets it */
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
-        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within}};
+        .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
+        .message_bytes = {row, row * (n_groups - 1)}};
     return TAGC_OK;
 }
 

@@ -30,7 +30,8 @@ typedef struct tagc_reduction {
 enum { TAGC_N_GATHER_LEVELS = 2 };
 typedef struct tagc_gather_plan {
     double n_bytes[TAGC_N_GATHER_LEVELS];
-    double remote_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to other hosts */
+    double remote_bytes[TAGC_N_GATHER_LEVELS];  /* of these, to other hosts */
+    double message_bytes[TAGC_N_GATHER_LEVELS]; /* of these, to one other rank */
 } tagc_gather_plan;
 
 typedef struct tagc_flat_plan {

@@ -139,8 +139,8 @@ static void wait(builder *b, int transfer) {
     add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WAIT, .transfer = transfer});
 }
 
-/* Returns the transfer's number. */
-static int post(builder *b, double n_bytes) {
+/* n_messages: to so many other ranks. Returns the transfer's number. */
+static int post(builder *b, double n_bytes, double n_messages) {
     tagc_sim_job *job = b->job;
     if (job->n_transfers == b->capacity_transfers) {
         b->capacity_transfers = b->capacity_transfers ? 2 * b->capacity_transfers : 32;
@@ -153,14 +153,16 @@ static int post(builder *b, double n_bytes) {
         }
         job->transfers = transfers;
     }
-    job->transfers[job->n_transfers] = (tagc_sim_transfer){.remote_bytes = n_bytes * b->remote_share,
+    job->transfers[job->n_transfers] = (tagc_sim_transfer){.message_bytes = n_bytes / n_messages,
+                                                           .remote_bytes = n_bytes * b->remote_share,
                                                            .local_bytes = n_bytes * (1 - b->remote_share)};
     add_op(b, (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = job->n_transfers});
     return job->n_transfers++;
 }
 
-static void agree(builder *b, double n_bytes) {
-    wait(b, post(b, n_bytes));
+/* Every rank with every other, a few bytes each. */
+static void agree(builder *b, const tagc_reduction *r, double n_bytes) {
+    wait(b, post(b, n_bytes, r->n_ranks - 1));
 }
 
 static void dense_step(builder *b, const tagc_reduction *r, const double *phase_s) {
@@ -168,48 +170,50 @@ static void dense_step(builder *b, const tagc_reduction *r, const double *phase_
     int in[MAX_CHUNKS], out[MAX_CHUNKS];
     size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
     size_t n_real = chunk ? (shard + chunk - 1) / chunk : 1;
-    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.all_reduce;
+    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.all_reduce,
+        n_peers = r->n_ranks - 1;
     double encode_s = phase_s[TAGC_PHASE_ENCODE] / n, decode_s = phase_s[TAGC_PHASE_DECODE] / n;
     for (int c = 0; c < n && c < DEPTH; c++) {
         work(b, encode_s);
-        in[c] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+        in[c] = post(b, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
     }
     b->job->n_start = b->job->n_ops;
     for (int c = 0; c < n; c++) {
         wait(b, in[c]);
         work(b, decode_s);
         if (is_all && c >= DEPTH) wait(b, out[c - DEPTH]);
-        if (is_all) out[c] = post(b, n_bytes[TAGC_LEG_RESULT] / n);
+        if (is_all) out[c] = post(b, n_bytes[TAGC_LEG_RESULT] / n, n_peers);
         if (c + DEPTH >= n) continue;
         work(b, encode_s);
-        in[c + DEPTH] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+        in[c + DEPTH] = post(b, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
     }
     for (int c = n > DEPTH ? n - DEPTH : 0; is_all && c < n; c++) wait(b, out[c]);
-    agree(b, n_bytes[TAGC_LEG_CONTROL]);
+    agree(b, r, n_bytes[TAGC_LEG_CONTROL]);
 }
 
 /* Peers drawn together into at most MAX_PEERS; the own shard is one more piece of work. */
 static void indexed_step(builder *b, const tagc_reduction *r, const double *phase_s) {
     const double *n_bytes = r->volume.n_bytes;
     int n_others = r->n_ranks - 1, n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
-    double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0;
+    double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0,
+           of_each = (double)n_others / n;            /* peers */
     double index_bytes = n_bytes[TAGC_LEG_INDEX] / 2; /* to the owners; the unions come back as large */
     double agree_bytes = n_bytes[TAGC_LEG_CONTROL] / (double)r->volume.n_transfers[TAGC_LEG_CONTROL];
     int n_left = (int)r->volume.n_transfers[TAGC_LEG_LEFTOVER]; /* rounds: positions, then values */
     for (int s = 0; s < n; s++) {
         work(b, each * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
-        moving[s] = post(b, index_bytes / n);
+        moving[s] = post(b, index_bytes / n, of_each);
     }
     work(b, own * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
     for (int s = 0; s < n; s++) wait(b, moving[s]);
     work(b, phase_s[TAGC_PHASE_INDEX] / 3);
-    wait(b, post(b, index_bytes));
+    wait(b, post(b, index_bytes, n_others));
     work(b, phase_s[TAGC_PHASE_INDEX] / 3);
-    int agreement = post(b, agree_bytes);
+    int agreement = post(b, agree_bytes, n_others);
     for (int s = 0; s < n; s++) {
         work(b, each * phase_s[TAGC_PHASE_ENCODE]);
         if (s == 0) wait(b, agreement);
-        moving[s] = post(b, n_bytes[TAGC_LEG_VALUES] / n);
+        moving[s] = post(b, n_bytes[TAGC_LEG_VALUES] / n, of_each);
     }
     work(b, own * phase_s[TAGC_PHASE_ENCODE]);
     /* A sketch is planned while its cells travel. */
@@ -217,10 +221,11 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     work(b, ahead * phase_s[TAGC_PHASE_DECODE]);
     for (int s = 0; s < n; s++) wait(b, moving[s]);
     work(b, (1 - ahead) * phase_s[TAGC_PHASE_DECODE]);
-    if (r->volume.sketching) agree(b, agree_bytes);
-    for (int round = 0; round < n_left; round++) wait(b, post(b, n_bytes[TAGC_LEG_LEFTOVER] / n_left));
-    if (n_left > 0) agree(b, agree_bytes);
-    if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT]));
+    if (r->volume.sketching) agree(b, r, agree_bytes);
+    for (int round = 0; round < n_left; round++)
+        wait(b, post(b, n_bytes[TAGC_LEG_LEFTOVER] / n_left, n_others));
+    if (n_left > 0) agree(b, r, agree_bytes);
+    if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT], n_others));
 }
 
 typedef struct direct_builder {
@@ -230,6 +235,7 @@ typedef struct direct_builder {
     int n_stages, last;  /* other hosts drawn together, then the own one; the last that is sent */
     double each, own;    /* shares of the unit in a stage */
     double header, body; /* bytes of a stage */
+    double peers;        /* of a stage */
     double within;       /* bytes of a stage among the ranks of a host */
     int n_ahead;         /* operations up to the first header */
     int header_out[MAX_PEERS], body_out[MAX_PEERS], host_in[MAX_PEERS + 1];
@@ -239,13 +245,13 @@ static void post_host_rows(direct_builder *d, int s) {
     if (d->within == 0 || s >= d->n_stages) return;
     d->b->remote_share = d->r->within_share;
     work(d->b, (s < d->n_stages - 1 ? d->each : d->own) * d->w->send_within_s);
-    d->host_in[s] = post(d->b, d->within);
+    d->host_in[s] = post(d->b, d->within, d->r->options.ranks_per_host - 1);
     d->b->remote_share = d->r->remote_share;
 }
 
 static void post_body(direct_builder *d, int s) {
     wait(d->b, d->header_out[s]);
-    d->body_out[s] = post(d->b, d->body);
+    d->body_out[s] = post(d->b, d->body, d->peers);
 }
 
 static void send_fragments(direct_builder *d) {
@@ -261,7 +267,7 @@ static void send_fragments(direct_builder *d) {
         if (s >= DIRECT_DEPTH) wait(d->b, d->body_out[s - DIRECT_DEPTH]);
         work(d->b, share * encode_s);
         if (s > d->last) break;
-        d->header_out[s] = post(d->b, d->header);
+        d->header_out[s] = post(d->b, d->header, d->peers);
         if (s == 0) d->n_ahead = d->b->job->n_ops;
         if (s > 0) post_body(d, s - 1);
         if (s == d->last) post_body(d, s);
@@ -280,6 +286,7 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
     if (n > 0) {
         d.each = (1 - d.own) / n;
         d.header = headers / n;
+        d.peers = (double)n_others / n;
         d.body = (n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - values) / n;
     }
     b->remote_share = r->remote_share;
@@ -296,11 +303,11 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
     }
     work(b, first * decode_s * d.own);
     if (results > 0) {
-        agree(b, others);
-        wait(b, post(b, results));
+        agree(b, r, others);
+        wait(b, post(b, results, n_others));
         work(b, (1 - first) * decode_s);
     }
-    agree(b, agreement);
+    agree(b, r, agreement);
 }
 
 tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, tagc_sim_job *out) {

@@ -116,8 +116,13 @@ void tagc_costs_init(tagc_costs *costs);
 
 /* ---- forecast ---- */
 
+/* Over MPI a message of more than this is asked for before it is sent (Open MPI's btl_tcp_eager_limit), so that its bytes
+ * have arrived after three ways, where those of a small one take one. */
+enum { TAGC_LARGE_MESSAGE_BYTES = 1 << 16, TAGC_LARGE_MESSAGE_WAYS = 3 };
+
 typedef struct tagc_plan_link {
     double latency_s, bytes_per_s; /* of a host, each direction, as a plain transfer gets it */
+    double large_latency_s;        /* of large messages; 0: as of small ones */
     double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
 } tagc_plan_link;
 

@@ -116,6 +116,16 @@ static double largest(const json_t *list) {
     return most;
 }
 
+/* The lab's ping, where it has one; else latency is in what a transfer costs. */
+static void read_ping(const reader *r, tagc_plan_link *out) {
+    const json_t *pings = json_object_get(json_object_get(r->shaped, "latency"), "ping_round_trip_s");
+    double sum = 0;
+    for (size_t i = 0; i < json_array_size(pings); i++) sum += json_number_value(json_array_get(pings, i));
+    if (!(sum > 0) || !isfinite(sum)) return;
+    out->latency_s = sum / (double)json_array_size(pings) / 2;
+    out->large_latency_s = TAGC_LARGE_MESSAGE_WAYS * out->latency_s;
+}
+
 /* Plain transfers are slowed by whatever else a machine does, never sped up: the fastest tells most of the link. The
  * lab has those of TCP too, and where its bench measured no link they are all there is. */
 static tagc_status read_link(const reader *r, const json_t *bench, int is_alone, tagc_plan_link *out) {
@@ -125,10 +135,15 @@ static tagc_status read_link(const reader *r, const json_t *bench, int is_alone,
     double tcp_bits_per_s = fmax(largest(json_object_get(r->shaped, "tcp_one_way_bits_per_s")),
                                  largest(json_object_get(r->shaped, "tcp_both_ways_bits_per_s")));
     out->bytes_per_s = tcp_bits_per_s / 8;
-    if (!json_is_object(link) && tcp_bits_per_s > 0) return TAGC_OK; /* latency is in what a transfer costs */
+    if (!json_is_object(link) && tcp_bits_per_s > 0) {
+        read_ping(r, out);
+        return TAGC_OK;
+    }
     if (!json_is_object(link))
         return missing(r, "", "link", "an object (tagc bench measures it unless --only leaves it out)");
     TAGC_TRY(get_number(r, link, "link", "latency_s", &out->latency_s));
+    if (json_is_number(json_object_get(link, "large_latency_s")))
+        TAGC_TRY(get_number(r, link, "link", "large_latency_s", &out->large_latency_s));
     TAGC_TRY(get_above(r, link, "link", "both_ways_bytes_per_s", &both_ways));
     TAGC_TRY(get_above(r, link, "link", "one_way_bytes_per_s", &one_way));
     out->bytes_per_s = fmax(out->bytes_per_s, fmax(both_ways, one_way));
@@ -371,10 +386,13 @@ static tagc_status read_bench(const reader *r, const json_t *bench) {
     TAGC_TRY(read_common(r, bench, &common));
     if (json_array_size(arms) == 0)
         return missing(r, "", "arms", "a list with something in it (tagc bench without --only has it)");
-    char number[24] = "";
+    char number[24] = "", latency[24] = "";
     if (r->is_lab) snprintf(number, sizeof number, ":%ld", r->number);
-    snprintf(common.place, sizeof common.place, "%d ranks, %d hosts, %.3g Gbit/s, %.80s%s",
-             common.setup.world_size, common.setup.n_hosts, 8e-9 * common.link.bytes_per_s, r->file, number);
+    if (common.link.latency_s >= 5e-4)
+        snprintf(latency, sizeof latency, ", %.3g ms", 1e3 * common.link.latency_s);
+    snprintf(common.place, sizeof common.place, "%d ranks, %d hosts, %.3g Gbit/s%s, %.80s%s",
+             common.setup.world_size, common.setup.n_hosts, 8e-9 * common.link.bytes_per_s, latency, r->file,
+             number);
     for (size_t i = 0; i < json_array_size(codec); i++)
         TAGC_TRY(read_codec(r, &common, json_array_get(codec, i)));
     for (size_t i = 0; i < json_array_size(arms); i++)

@@ -60,7 +60,8 @@ static void post_gather(simulation *s, int flat) {
     const tagc_gather_plan *plan = &s->d->flats[flat].gather;
     tagc_sim_transfer *levels = s->gathers + (size_t)flat * TAGC_N_GATHER_LEVELS;
     for (int i = 0; i < TAGC_N_GATHER_LEVELS; i++) {
-        levels[i] = (tagc_sim_transfer){.remote_bytes = plan->remote_bytes[i],
+        levels[i] = (tagc_sim_transfer){.message_bytes = plan->message_bytes[i],
+                                        .remote_bytes = plan->remote_bytes[i],
                                         .local_bytes = plan->n_bytes[i] - plan->remote_bytes[i]};
         if (i > 0) levels[i - 1].then = &levels[i];
         count(s, TAGC_LEG_GATHER, plan->n_bytes[i], plan->remote_bytes[i]);
@@ -332,6 +333,8 @@ static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *c
     int per_host = d->setup->world_size / d->setup->n_hosts;
     int n_machines = d->setup->n_machines > 0 ? d->setup->n_machines : d->setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
+                              .large_latency_s = link->large_latency_s,
+                              .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
                               .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
                               .local_bytes_per_s =
                                   link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
@@ -408,7 +411,7 @@ tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs,
                                tagc_forecast *out) {
     tagc_deployment d;
     double remote[TAGC_N_LEGS];
-    if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0))
+    if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0) || !(link->large_latency_s >= 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "a link of %g bytes per second and a latency of %g s",
                          link->bytes_per_s, link->latency_s);
     TAGC_TRY(tagc_deployment_create(setup, &d));

@@ -65,6 +65,16 @@ run 0 plan --model tiny --world-size 2 --link-rate 1gbit --compute-s 0.1 --arms 
 [ "$(json '[r["iteration_s"] is None for r in p["rows"]]')" = "[False, True]" ] || fail "invented the cost of a codec"
 grep -q "no profile with such an arm, nor --codec-ns, says what exchange packed takes" out || fail "does not say why there is no time"
 
+# Each rate with each latency; without a profile a large message takes three ways, and farther is slower.
+run 0 plan --model demo --world-size 2 --link-rate 100mbit,1gbit --latency 1ms,10ms,0.05s --compute-s 0.001 --arms fsdp \
+    --json plan.json
+[ "$(json '[round(1000 * q["link"]["latency_s"], 6) for q in p]')" = "[1.0, 10.0, 50.0, 1.0, 10.0, 50.0]" ] || fail "latencies"
+[ "$(json '[q["link"]["line_bits_per_s"] / 1e8 for q in p]')" = "[1.0, 1.0, 1.0, 10.0, 10.0, 10.0]" ] || fail "rates"
+[ "$(json 'all(abs(q["link"]["large_latency_s"] - 3 * q["link"]["latency_s"]) < 1e-9 for q in p)')" = True ] || fail "large"
+[ "$(json 'all(p[i]["rows"][0]["iteration_s"] < p[i + 1]["rows"][0]["iteration_s"] for i in (0, 1, 3, 4))')" = True ] ||
+    fail "distance costs nothing"
+grep -q '100 Mbit/s 50 ms' out || fail "the table does not name its links"
+
 # ---- a model from config.json ----
 run 0 export --from run-full-dense --out hf
 run 0 plan --quiet --config-json hf/config.json --world-size 4 --arms fsdp --json plan.json
@@ -78,6 +88,7 @@ if "$tagc" help | grep -q ' bench '; then
         --link-rate 1gbit --json plan.json
     grep -q "Costs fitted to 2 measured arms" out || fail "costs are not shown"
     grep -q "held out from the fit: 1 points" out || fail "held-out points are not told"
+    grep -q "^the arm that is simulated to be fastest was the fastest in [01] of 1 places" out || fail "who was chosen"
     [ "$(json '[c["is_held_out"] for c in p[0]["checks"]]')" = "[False, True, False]" ] || fail "which were held out"
     [ "$(json 'p[0]["rows"][4]["union_source"]')" = profile ] || fail "the union is not the measured one"
     # What was measured is what is planned, unless another model is named.
@@ -146,6 +157,10 @@ run 2 plan --link-rate 0gbit
 says "--link-rate"
 run 2 plan --latency 50
 says "--latency is \"50\""
+run 2 plan --latency 1ms,
+says "--latency is \"1ms,\""
+run 2 plan --link-rate 1gbit,2gbit,3gbit --latency 1ms,2ms,3ms,4ms,5ms,6ms
+says "make 18 links, allowed are 16"
 run 2 plan --placement zero4
 says "--placement is \"zero4\"" "hybrid"
 run 2 plan --link-rate 1gbit --bytes-per-s 1e8

@@ -96,8 +96,8 @@ static int codec_of(int exchange) {
     return exchange == TAGC_EXCHANGE_PACKED ? 0 : exchange == TAGC_EXCHANGE_SKETCH ? 1 : 2;
 }
 
-static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, double bytes_per_s,
-                          double most_noise) {
+static json_t *make_distant(const tagc_costs *costs, int world_size, int n_hosts, double bytes_per_s,
+                            double latency_s, double most_noise) {
     tagc_setup setup = {.world_size = world_size,
                         .n_hosts = n_hosts,
                         .n_machines = 1,
@@ -105,7 +105,8 @@ static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, 
                         .n_tokens = 64,
                         .model = {4, 4, 128, 64, 2048, 0},
                         .union_density = -1};
-    tagc_plan_link link = {.latency_s = 1e-4, .bytes_per_s = bytes_per_s};
+    tagc_plan_link link = {
+        .latency_s = latency_s, .large_latency_s = 3 * latency_s, .bytes_per_s = bytes_per_s};
     unsigned state = (unsigned)world_size * 7 + (unsigned)(bytes_per_s / 1e6);
     json_t *list = json_array(), *codec = json_array();
     for (int arm = 0; arm < N_ARMS; arm++) {
@@ -151,14 +152,19 @@ static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, 
     }
     return json_pack(
         "{s:s, s:i, s:{s:{s:i, s:[s,s]}}, s:i, s:i, s:{s:s, s:i, s:i, s:i, s:i, s:i, s:b}, s:i, s:i,"
-        " s:{s:f, s:f, s:f}, s:{s:f}, s:o, s:o}",
+        " s:{s:f, s:f, s:f, s:f}, s:{s:f}, s:o, s:o}",
         "type", "bench", "format", 1, "origin", "machine", "n_cpus", (int)costs->cores, "hosts", "box", "box",
         "world_size", world_size, "n_hosts", n_hosts, "model", "name", "small", "n_layer",
         setup.model.n_layer, "n_head", setup.model.n_head, "n_embd", setup.model.n_embd, "block_size",
         setup.model.block_size, "vocab_size", setup.model.vocab_size, "tied", setup.model.tied, "batch_size",
-        setup.n_batch, "seq_len", setup.n_tokens, "link", "latency_s", link.latency_s,
-        "both_ways_bytes_per_s", link.bytes_per_s, "one_way_bytes_per_s", 0.9 * link.bytes_per_s, "floor",
-        "bytes_per_s", 1 / costs->byte_s, "codec", codec, "arms", list);
+        setup.n_batch, "seq_len", setup.n_tokens, "link", "latency_s", link.latency_s, "large_latency_s",
+        link.large_latency_s, "both_ways_bytes_per_s", link.bytes_per_s, "one_way_bytes_per_s",
+        0.9 * link.bytes_per_s, "floor", "bytes_per_s", 1 / costs->byte_s, "codec", codec, "arms", list);
+}
+
+static json_t *make_bench(const tagc_costs *costs, int world_size, int n_hosts, double bytes_per_s,
+                          double most_noise) {
+    return make_distant(costs, world_size, n_hosts, bytes_per_s, 1e-4, most_noise);
 }
 
 static char path[] = "/tmp/tagc-profile-XXXXXX";
@@ -213,6 +219,54 @@ static void held_out_points_are_predicted(void **state) {
     (void)state;
     fit_and_check(0, 0.01, 0.05);
     fit_and_check(0.05, 0.04, 0.15);
+}
+
+/* Fitted where the link is near or far and fast or slow, two of each; what is held out is farther, and at other rates. */
+static void distant_points_are_predicted(void **state) {
+    (void)state;
+    static const double seen_at[][2] = {{20e6, 1e-3}, {20e6, 2e-2}, {100e6, 1e-3}, {100e6, 2e-2}};
+    static const double held_out_at[][3] = {
+        {2, 50e6, 1e-2}, {2, 12.5e6, 5e-2}, {4, 100e6, 5e-2}, {4, 50e6, 1e-3}};
+    tagc_costs hidden = hidden_costs(), fitted;
+    tagc_points seen = {0}, held_out = {0};
+    double rms;
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(read_json(&seen, make_distant(&hidden, 2, 2, seen_at[i][0], seen_at[i][1], 0), ""),
+                         TAGC_OK);
+    assert_int_equal(tagc_costs_fit(&seen, &fitted, &rms), TAGC_OK);
+    assert_true(rms < 0.01);
+    for (int i = 0; i < 4; i++) {
+        int n = (int)held_out_at[i][0];
+        json_t *bench = make_distant(&hidden, n, n, held_out_at[i][1], held_out_at[i][2], 0);
+        assert_int_equal(read_json(&held_out, bench, ""), TAGC_OK);
+    }
+    assert_non_null(strstr(held_out.points[0].place, "0.4 Gbit/s, 10 ms, "));
+    double worst = worst_error(&held_out, &fitted);
+    print_message("distance: fitted to %.2f %% rms, held out within %.2f %%\n", 100 * rms, 100 * worst);
+    assert_true(worst < 0.05);
+    tagc_points_destroy(&seen);
+    tagc_points_destroy(&held_out);
+}
+
+/* The lab's ping where its bench measured no link: half of the mean round trip, and three times that of large messages. */
+static void latency_of_the_lab(void **state) {
+    (void)state;
+    tagc_costs hidden = hidden_costs();
+    for (int has_link = 0; has_link < 2; has_link++) {
+        tagc_points points = {0};
+        json_t *bench = make_distant(&hidden, 2, 2, 20e6, 7e-3, 0);
+        if (!has_link) json_object_del(bench, "link");
+        json_t *lab =
+            json_pack("{s:s, s:i, s:[{s:{s:[f,f], s:[f,f], s:{s:[f,f]}}, s:o}]}", "type", "lab", "format", 1,
+                      "cases", "link", "tcp_one_way_bits_per_s", 2e8, 1.9e8, "tcp_both_ways_bits_per_s", 1e8,
+                      1e8, "latency", "ping_round_trip_s", 0.020, 0.022, "bench", bench);
+        assert_int_equal(read_json(&points, lab, ""), TAGC_OK);
+        assert_true(points.points[0].link.bytes_per_s == 25e6);
+        double latency_s = has_link ? 7e-3 : 0.0105;
+        assert_true(fabs(points.points[0].link.latency_s - latency_s) < 1e-12);
+        assert_true(fabs(points.points[0].link.large_latency_s - 3 * latency_s) < 1e-12);
+        tagc_points_destroy(&points);
+    }
 }
 
 /* What the points say of the union: as measured, and between nothing shared and all shared when extended. */
@@ -460,6 +514,8 @@ static void torn_files_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(held_out_points_are_predicted),
+        cmocka_unit_test(distant_points_are_predicted),
+        cmocka_unit_test(latency_of_the_lab),
         cmocka_unit_test(unions_are_extended),
         cmocka_unit_test(cases_of_the_lab),
         cmocka_unit_test(machines_are_told_by_name),

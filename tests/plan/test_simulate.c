@@ -142,6 +142,42 @@ static void one_unit_by_hand(void **state) {
                 1e-3); /* the norm's bytes */
 }
 
+/* An endless link and computing that takes no time: a step is its ways, counted. Of one unit that is the gather, the
+ * gradients, their agreement, the norm; fp32 rows of this model are large messages, bf16 ones are not. */
+static void nothing_but_latency(void **state) {
+    (void)state;
+    static const double latencies_s[] = {1e-4, 0.01, 0.05};
+    for (int n_ranks = 2; n_ranks <= 8; n_ranks *= 2)
+        for (int i = 0; i < 3 * 2; i++) {
+            double latency_s = latencies_s[i % 3], large_s = 3 * latency_s;
+            int is_bf16 = i / 3;
+            tagc_setup setup = make("tiny", n_ranks);
+            setup.model.n_layer = n_ranks * 3 / 2; /* rows of 20 to 30 thousand values */
+            setup.engine.wrap = TAGC_WRAP_MATRIX;
+            setup.engine.dense_wire = setup.engine.gather_wire = is_bf16;
+            tagc_costs costs;
+            tagc_costs_init(&costs);
+            double row = (double)tagc_gpt2_n_params(&setup.model) / n_ranks * (is_bf16 ? 2 : 4);
+            assert_true(is_bf16 == (row <= TAGC_LARGE_MESSAGE_BYTES));
+            tagc_plan_link link = {
+                .bytes_per_s = (double)INFINITY, .latency_s = latency_s, .large_latency_s = large_s};
+            tagc_forecast f;
+            assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+            double row_s = is_bf16 ? latency_s : large_s;
+            assert_near(f.iteration_s, 2 * row_s + 2 * latency_s, 1e-9);
+            assert_near(f.wait_gather_s, row_s, 1e-9);
+            link.large_latency_s = 0; /* not known: as a small one */
+            assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
+            assert_near(f.iteration_s, 4 * latency_s, 1e-9);
+        }
+    tagc_setup setup = make("tiny", 2);
+    tagc_costs costs;
+    tagc_costs_init(&costs);
+    tagc_plan_link link = {.bytes_per_s = 1, .large_latency_s = -1};
+    tagc_forecast f;
+    assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
+}
+
 /* Two units, both of which stay for backward: the embedding shared with the head, and the rest. Gathers come first,
  * all is computed with both here, and gradients leave when all is computed: there is nothing to overlap. */
 static void two_units_by_hand(void **state) {
@@ -354,15 +390,11 @@ static void what_is_not_known_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_but_computing),
-        cmocka_unit_test(nothing_but_bytes),
-        cmocka_unit_test(one_unit_by_hand),
-        cmocka_unit_test(two_units_by_hand),
-        cmocka_unit_test(direct_by_hand),
-        cmocka_unit_test(two_levels_by_hand),
-        cmocka_unit_test(gathers_begin_inside_the_update),
-        cmocka_unit_test(times_go_the_right_way),
-        cmocka_unit_test(what_is_not_known_is_refused),
+        cmocka_unit_test(nothing_but_computing),  cmocka_unit_test(nothing_but_bytes),
+        cmocka_unit_test(one_unit_by_hand),       cmocka_unit_test(nothing_but_latency),
+        cmocka_unit_test(two_units_by_hand),      cmocka_unit_test(direct_by_hand),
+        cmocka_unit_test(two_levels_by_hand),     cmocka_unit_test(gathers_begin_inside_the_update),
+        cmocka_unit_test(times_go_the_right_way), cmocka_unit_test(what_is_not_known_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
