@@ -20,7 +20,7 @@ PACKAGES = (
     "linux-doc-6.1", "anarchism", "rust-doc", "sqlite3-doc", "octave-doc", "cmake-doc", "python-django-doc", "sphinx-doc",
     "bash-doc", "vim-doc", "erlang-doc", "python-scipy-doc", "python-pandas-doc", "dict-gcide",
 )  # fmt: skip
-VOCABULARIES = {1024: 8, 4096: 2}  # their sizes; of the training text one piece in so many becomes tokens
+ONE_IN = {1024: 8, 4096: 2}  # of the training text one piece in so many becomes tokens of a vocabulary of that size
 HELD_OUT_OF = 50  # one document in so many is for validation
 SHORT = 40  # characters; shorter paragraphs are headings and list items, and may come again
 PLAIN = (".txt", ".rst", ".pod", ".md", ".dict")
@@ -31,19 +31,21 @@ FOREIGN = re.compile(r"[./_-](ar|ca|cs|da|de|es|fi|fr|hu|id|it|ja|ko|nb|nl|pl|pt
 BUILT = re.compile(r"(genindex|py-modindex|searchindex|/_sources/|/_static/|/src/|theindex|doxygen|/changelog|/copyright)", re.IGNORECASE)
 
 
-def make(cache):
-    """Token files train-<vocabulary>.bin and val-<vocabulary>.bin (uint16) in `cache`, and corpus.json, what they are made of.
-    What is there already stays; returns corpus.json's content."""
+def make(cache, n_vocabulary=None):
+    """Documents as train.txt and val.txt in `cache`, and with a vocabulary as uint16 tokens in train-<n>.bin and val-<n>.bin.
+    What is there already stays. Returns what the text is made of, and the number of tokens."""
     cache = pathlib.Path(cache)
-    description = cache / "corpus.json"
-    if not description.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        if not (cache / "text.json").exists():
-            _write(cache / "text.json", _text(cache))
-        found = json.loads((cache / "text.json").read_text())
-        found["vocabularies"] = {str(n): _tokens(cache, n, every) for n, every in VOCABULARIES.items()}
-        _write(description, found)
-    return json.loads(description.read_text())
+    cache.mkdir(parents=True, exist_ok=True)
+    found = _kept(cache / "text.json", lambda: _text(cache))
+    if n_vocabulary:
+        found["n_tokens"] = _kept(cache / f"tokens-{n_vocabulary}.json", lambda: _tokens(cache, n_vocabulary))
+    return found
+
+
+def _kept(path, make_it):
+    if not path.exists():
+        _write(path, make_it())
+    return json.loads(path.read_text())
 
 
 def _write(path, found):
@@ -57,7 +59,6 @@ def _write(path, found):
 
 def _text(cache):
     seen, documents, packages = set(), {"train": [], "val": []}, []
-    before = _Repeats()
     for name in PACKAGES:
         folder, version = _unpacked(cache, name)
         if folder is None:
@@ -68,7 +69,6 @@ def _text(cache):
             text = _read(path)
             if len(text) < 400 or _is_foreign(text):
                 continue
-            before.add(text.encode())
             kept = _unseen(text, seen)
             n_bytes, n_kept, n_documents = n_bytes + len(text), n_kept + len(kept), n_documents + 1
             if len(kept) >= 200:
@@ -76,12 +76,12 @@ def _text(cache):
         if n_documents:
             packages.append({"name": name, "version": version, "n_documents": n_documents, "n_chars": n_bytes, "n_chars_kept": n_kept})
         print(f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, {n_kept / 1e6:.1f} M of them new", flush=True)
-    after = _Repeats()
+    repeats = _Repeats()
     for kind, texts in documents.items():
         for text in texts:
-            after.add(text.encode())
+            repeats.add(text.encode())
         (cache / f"{kind}.txt").write_text("\n\n".join(texts))
-    return {"packages": packages, "repeated_windows_before": before.share(), "repeated_windows": after.share(),
+    return {"packages": packages, "repeated_windows": repeats.share(),
             "n_bytes": {kind: (cache / f"{kind}.txt").stat().st_size for kind in documents}}
 
 
@@ -203,7 +203,7 @@ class _Repeats:
 # ---- documents -> tokens ----
 
 
-def _tokens(cache, n_vocabulary, one_in):
+def _tokens(cache, n_vocabulary):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -216,7 +216,7 @@ def _tokens(cache, n_vocabulary, one_in):
     for kind in ("train", "val"):
         with open(cache / f"{kind}-{n_vocabulary}.part", "wb") as file:
             n = 0
-            for piece in _pieces(cache / f"{kind}.txt", one_in if kind == "train" else 1):
+            for piece in _pieces(cache / f"{kind}.txt", ONE_IN.get(n_vocabulary, 1) if kind == "train" else 1):
                 ids = numpy.array(tokenizer.encode(piece).ids, numpy.uint16)
                 ids.tofile(file)
                 n += len(ids)

@@ -37,11 +37,11 @@ def main():
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "results")
     args = parser.parse_args()
-    text = corpus.make(args.cache)
     if args.what == "corpus":
-        print(json.dumps(text, indent=1))
+        print(json.dumps(corpus.make(args.cache), indent=1))
         return
     setting = arms.SETTINGS[args.what]
+    text = corpus.make(args.cache, setting.n_vocabulary)
     folder = args.cache / "runs" / setting.name
     if not args.tables:
         try:

@@ -1,6 +1,7 @@
 """Which run comes next, until a table is whole. Every finished run is a file; what is there is not run again."""
 
 import json
+import math
 import pathlib
 import subprocess
 import threading
@@ -21,7 +22,7 @@ def best_rate(setting, runs):
     tried = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
     if not tried:
         return setting.first_rate, False
-    best = min(tried, key=lambda rate: (tried[rate] != tried[rate], tried[rate]))  # what is not a number is worst
+    best = min(tried, key=lambda rate: (math.isnan(tried[rate]), rate if math.isnan(tried[rate]) else tried[rate]))  # from what diverges, down
     return best, not [rate for rate in _neighbours(setting, best) if rate not in tried]
 
 

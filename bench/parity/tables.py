@@ -122,14 +122,14 @@ def _budgets(setting, rows):
 
 def _origin(found, setting):
     n_params = next((run["n_params"] for run in found["runs"]), 0)
-    repeats = found["corpus"].get("repeated_windows_before")
     text = found["corpus"]
     packages = ", ".join(f"{p['name']} {p['version']}" for p in text["packages"])
-    chars = sum(p["n_chars"] for p in text["packages"])
-    said = f"{100 * repeats:.0f} % of all windows of 64 bytes came before" if repeats is not None else "how often it repeats has not been measured"
+    n_chars, n_kept = (sum(p[name] for p in text["packages"]) for name in ("n_chars", "n_chars_kept"))
+    missing = [f"`{name}`" for name in setting.arms if name not in {run["arm"] for run in found["runs"]}]
+    missing = f"Not run yet: {', '.join(missing)}.\n\n" if missing else ""
     return (f"GPT-2 of {n_params / 1e6:.2f} M parameters, tied ({setting.n_layer} layers of {setting.n_embd}, vocabulary {setting.n_vocabulary}), "
             f"{setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, {setting.steps} steps. Times are simulated, for "
             f"{simulate.N_PARAMS / 1e6:.0f} M parameters and {simulate.COMPUTE_S} s of computing a step.\n\n"
             f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit {found['commit']}.\n\n"
-            f"Text: {chars / 1e6:.0f} M characters, of which {said}; {100 * text['repeated_windows']:.0f} % after paragraphs that came before "
-            f"were dropped ({sum(text['n_bytes'].values()) / 1e6:.0f} MB are left). Of {packages}.\n")
+            f"{missing}Text: {n_chars / 1e6:.0f} M characters of {packages}. {100 * (1 - n_kept / n_chars):.0f} % stood in paragraphs that had come before, and "
+            f"were dropped; of all windows of 64 bytes in what is left, {100 * text['repeated_windows']:.0f} % had come before.\n")
