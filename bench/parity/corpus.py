@@ -26,9 +26,13 @@ SHORT = 40  # characters; shorter paragraphs are headings and list items, and ma
 PLAIN = (".txt", ".rst", ".pod", ".md", ".dict")
 HTML = (".html", ".htm", ".xhtml")
 BLOCKS = frozenset("p div h1 h2 h3 h4 h5 h6 li ul ol dl dt dd table tr pre blockquote section article br hr".split())
-FOREIGN = re.compile(r"[./_-](ar|ca|cs|da|de|es|fi|fr|hu|id|it|ja|ko|nb|nl|pl|pt|pt-br|pt_br|ro|ru|sv|tr|uk|vi|zh|zh-cn|zh_cn|zh-tw)[./]",
-                     re.IGNORECASE)
-BUILT = re.compile(r"(genindex|py-modindex|searchindex|/_sources/|/_static/|/src/|theindex|doxygen|/changelog|/copyright)", re.IGNORECASE)
+FOREIGN = re.compile(
+    r"[./_-](ar|ca|cs|da|de|es|fi|fr|hu|id|it|ja|ko|nb|nl|pl|pt|pt-br|pt_br|ro|ru|sv|tr|uk|vi|zh|zh-cn|zh_cn|zh-tw)[./]",
+    re.IGNORECASE,
+)
+BUILT = re.compile(
+    r"(genindex|py-modindex|searchindex|/_sources/|/_static/|/src/|theindex|doxygen|/changelog|/copyright)", re.IGNORECASE
+)
 
 
 def make(cache, n_vocabulary=None):
@@ -74,15 +78,23 @@ def _text(cache):
             if len(kept) >= 200:
                 documents["val" if _is_held_out(f"{name}/{path.relative_to(folder)}") else "train"].append(kept)
         if n_documents:
-            packages.append({"name": name, "version": version, "n_documents": n_documents, "n_chars": n_bytes, "n_chars_kept": n_kept})
-        print(f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, {n_kept / 1e6:.1f} M of them new", flush=True)
+            packages.append(
+                {"name": name, "version": version, "n_documents": n_documents, "n_chars": n_bytes, "n_chars_kept": n_kept}
+            )
+        print(
+            f"corpus: {name} {version}: {n_documents} documents, {n_bytes / 1e6:.1f} M characters, {n_kept / 1e6:.1f} M new",
+            flush=True,
+        )
     repeats = _Repeats()
     for kind, texts in documents.items():
         for text in texts:
             repeats.add(text.encode())
         (cache / f"{kind}.txt").write_text("\n\n".join(texts))
-    return {"packages": packages, "repeated_windows": repeats.share(),
-            "n_bytes": {kind: (cache / f"{kind}.txt").stat().st_size for kind in documents}}
+    return {
+        "packages": packages,
+        "repeated_windows": repeats.share(),
+        "n_bytes": {kind: (cache / f"{kind}.txt").stat().st_size for kind in documents},
+    }
 
 
 def _unpacked(cache, name):
@@ -176,13 +188,17 @@ class _Repeats:
 
     def add(self, data):
         for start in range(0, max(0, len(data) - self.N), 1 << 20):
-            block = numpy.frombuffer(data[start:start + (1 << 20) + self.N], numpy.uint8)
+            block = numpy.frombuffer(data[start : start + (1 << 20) + self.N], numpy.uint8)
             if len(block) <= self.N:
                 continue
             with numpy.errstate(over="ignore"):
-                sums = numpy.concatenate([[numpy.uint64(0)], numpy.cumsum((block.astype(numpy.uint64) + 1) * self._powers(len(block), self.PRIME),
-                                                                           dtype=numpy.uint64)])
-                hashes = (sums[self.N:-1] - sums[:-self.N - 1]) * self._powers(len(block) - self.N, self.INVERSE)
+                sums = numpy.concatenate(
+                    [
+                        [numpy.uint64(0)],
+                        numpy.cumsum((block.astype(numpy.uint64) + 1) * self._powers(len(block), self.PRIME), dtype=numpy.uint64),
+                    ]
+                )
+                hashes = (sums[self.N : -1] - sums[: -self.N - 1]) * self._powers(len(block) - self.N, self.INVERSE)
                 hashes = (hashes ^ (hashes >> numpy.uint64(31))) * numpy.uint64(0xBF58476D1CE4E5B9)
             self._pieces.append(hashes[hashes >> numpy.uint64(60) == 0])  # ONE_IN = 2^4
 
@@ -209,7 +225,9 @@ def _tokens(cache, n_vocabulary):
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=n_vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=n_vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     tokenizer.train_from_iterator(_pieces(cache / "train.txt", every=32), trainer)
     tokenizer.save(str(cache / f"bpe-{n_vocabulary}.json"))
     counts = {}
@@ -222,7 +240,10 @@ def _tokens(cache, n_vocabulary):
                 n += len(ids)
         (cache / f"{kind}-{n_vocabulary}.part").replace(cache / f"{kind}-{n_vocabulary}.bin")
         counts[kind] = n
-    print(f"corpus: vocabulary of {n_vocabulary}: {counts['train'] / 1e6:.1f} M tokens to train on, {counts['val'] / 1e6:.2f} M held out", flush=True)
+    print(
+        f"corpus: vocabulary of {n_vocabulary}: {counts['train'] / 1e6:.1f} M tokens, {counts['val'] / 1e6:.2f} M held out",
+        flush=True,
+    )
     return counts
 
 

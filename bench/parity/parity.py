@@ -31,7 +31,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="arms: " + ", ".join(arms.BY_NAME))
     parser.add_argument("what", choices=["corpus", *arms.SETTINGS])
     parser.add_argument("--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these")
-    parser.add_argument("--cache", type=pathlib.Path, default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tagc" / "parity")
+    parser.add_argument(
+        "--cache",
+        type=pathlib.Path,
+        default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tagc" / "parity",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that")
     parser.add_argument("--tables", action="store_true", help="run nothing")
@@ -45,13 +49,23 @@ def main():
     folder = args.cache / "runs" / setting.name
     if not args.tables:
         try:
-            is_whole = runner.run_all(setting, args.cache, folder, args.arms or setting.arms, args.jobs, args.minutes, lambda text: print(text, flush=True))
+            is_whole = runner.run_all(
+                setting,
+                args.cache,
+                folder,
+                args.arms or setting.arms,
+                args.jobs,
+                args.minutes,
+                lambda text: print(text, flush=True),
+            )
             print("whole" if is_whole else "unfinished: the same command goes on", flush=True)
         except KeyboardInterrupt:
             print("stopped: the same command goes on", flush=True)
     found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
     stem = args.out / f"parity-{setting.name}"
-    stem.with_suffix(".json").write_text(json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"') + "\n")
+    stem.with_suffix(".json").write_text(
+        json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"') + "\n"
+    )
     stem.with_suffix(".md").write_text(tables.markdown(found))
     pictures.draw(found, stem)
     print(stem.with_suffix(".md").read_text())

@@ -13,7 +13,8 @@ def draw(found, stem):
 
     setting, rows = tables.rows_of(found)
     axes_of = {"bits per parameter sent by a rank": lambda point: point["bits"]} | {
-        f"seconds over {name}, simulated": tables.time_of(rate) for name, rate in simulate.LINKS.items()}
+        f"seconds over {name}, simulated": tables.time_of(rate) for name, rate in simulate.LINKS.items()
+    }
     figure, grid = plt.subplots(2, 2, figsize=(11, 8), sharey=True)
     colours = plt.get_cmap("tab20").colors
     for axes, (label, x) in zip(grid.flat, axes_of.items()):
@@ -24,9 +25,15 @@ def draw(found, stem):
             mean = [point for point in mean if point[0] > 0]
             axes.plot(*zip(*mean), label=row["arm"].name, **style) if mean else None
             if len(runs) > 1 and mean:  # from the lowest to the highest seed
-                curves = [[y for _, y in simulate.curve(run, setting.n_vocabulary, x)[-len(mean):]] for run in runs]
-                axes.fill_between([point[0] for point in mean], [min(ys) for ys in zip(*curves)], [max(ys) for ys in zip(*curves)],
-                                  color=style["color"], alpha=0.15, linewidth=0)
+                curves = [[y for _, y in simulate.curve(run, setting.n_vocabulary, x)[-len(mean) :]] for run in runs]
+                axes.fill_between(
+                    [point[0] for point in mean],
+                    [min(ys) for ys in zip(*curves)],
+                    [max(ys) for ys in zip(*curves)],
+                    color=style["color"],
+                    alpha=0.15,
+                    linewidth=0,
+                )
         axes.set_xscale("log")
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)

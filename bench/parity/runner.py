@@ -22,7 +22,9 @@ def best_rate(setting, runs):
     tried = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
     if not tried:
         return setting.first_rate, False
-    best = min(tried, key=lambda rate: (math.isnan(tried[rate]), rate if math.isnan(tried[rate]) else tried[rate]))  # from what diverges, down
+    best = min(
+        tried, key=lambda rate: (math.isnan(tried[rate]), rate if math.isnan(tried[rate]) else tried[rate])
+    )  # from what diverges, down
     return best, not [rate for rate in _neighbours(setting, best) if rate not in tried]
 
 
@@ -44,7 +46,11 @@ def wanted(setting, runs, names):
         elif is_tuned:
             others += [(name, best, seed) for seed in setting.seeds if (best, seed) not in tried]
         else:
-            others += [(name, rate, setting.seeds[0]) for rate in reversed(_neighbours(setting, best)) if (rate, setting.seeds[0]) not in tried]
+            others += [
+                (name, rate, setting.seeds[0])
+                for rate in reversed(_neighbours(setting, best))
+                if (rate, setting.seeds[0]) not in tried
+            ]
     return firsts + others
 
 
@@ -79,8 +85,10 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
             try:
                 run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path_of(folder, name, rate, seed))
                 last = run["evals"][-1]
-                say(f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
-                    f"{time.monotonic() - begin:.0f} s")
+                say(
+                    f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
+                    f"{time.monotonic() - begin:.0f} s"
+                )
             except RuntimeError as failure:
                 failed[job] = failed.get(job, 0) + 1
                 say(f"failed: {failure}")
@@ -99,5 +107,14 @@ def result(setting, corpus_found, runs, command):
     commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
     settings = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
-    return {"type": "parity", "format": 1, "command": command, "commit": commit.stdout.strip(), "torch": torch.__version__, "cpu": cpu,
-            "setting": settings, "corpus": corpus_found, "runs": [{k: v for k, v in run.items() if k != "arm_options"} for run in runs]}
+    return {
+        "type": "parity",
+        "format": 1,
+        "command": command,
+        "commit": commit.stdout.strip(),
+        "torch": torch.__version__,
+        "cpu": cpu,
+        "setting": settings,
+        "corpus": corpus_found,
+        "runs": [{k: v for k, v in run.items() if k != "arm_options"} for run in runs],
+    }

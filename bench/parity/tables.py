@@ -18,10 +18,27 @@ def rows_of(found):
         whole = [run for run in own if run["is_whole"]]
         if whole:
             rate, is_tuned = runner.best_rate(setting, whole)
-            rows.append({"arm": arm, "rate": rate, "is_tuned": is_tuned, "n_runs": len(whole), "is_whole": True,
-                         "runs": {run["seed"]: run for run in whole if run["rate"] == rate}})
+            rows.append(
+                {
+                    "arm": arm,
+                    "rate": rate,
+                    "is_tuned": is_tuned,
+                    "n_runs": len(whole),
+                    "is_whole": True,
+                    "runs": {run["seed"]: run for run in whole if run["rate"] == rate},
+                }
+            )
         elif own and own[0]["evals"]:
-            rows.append({"arm": arm, "rate": own[0]["rate"], "is_tuned": False, "n_runs": 0, "is_whole": False, "runs": {own[0]["seed"]: own[0]}})
+            rows.append(
+                {
+                    "arm": arm,
+                    "rate": own[0]["rate"],
+                    "is_tuned": False,
+                    "n_runs": 0,
+                    "is_whole": False,
+                    "runs": {own[0]["seed"]: own[0]},
+                }
+            )
     return setting, rows
 
 
@@ -46,7 +63,10 @@ def markdown(found):
 
 
 def grid(head, lines):
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *lines]) + "\n"
+    return (
+        "\n".join("| " + " | ".join(map(str, line)) + " |" for line in [head, ["---", *["---:"] * (len(head) - 1)], *lines])
+        + "\n"
+    )
 
 
 def spread(values, form):
@@ -67,8 +87,29 @@ def _losses(setting, rows, name, dense):
         else:
             loss, gap = f"{last[0]['loss']:.3f} at step {last[0]['step']}", "unfinished"
         rate = f"{row['rate']:g}" + ("" if row["is_tuned"] else ", not tuned yet")
-        lines.append([f"`{arm.name}`: {arm.about}", loss, gap, f"{bits:.3g}", f"{statistics.mean(p['step_bits'] for p in last):.3g}", rate, len(runs)])
-    return grid(["arm", "validation loss", f"above `{name}`, by seed", "bits per parameter and step", "... of the last step", "learning rate", "seeds"], lines)
+        lines.append(
+            [
+                f"`{arm.name}`: {arm.about} ({arm.source})",
+                loss,
+                gap,
+                f"{bits:.3g}",
+                f"{statistics.mean(p['step_bits'] for p in last):.3g}",
+                rate,
+                len(runs),
+            ]
+        )
+    return grid(
+        [
+            "arm",
+            "validation loss",
+            f"above `{name}`, by seed",
+            "bits per parameter and step",
+            "... of the last step",
+            "learning rate",
+            "seeds",
+        ],
+        lines,
+    )
 
 
 def _mean_curve(setting, row, x):
@@ -115,8 +156,15 @@ def _budgets(setting, rows):
     lines = []
     for row in rows:
         points = _mean_curve(setting, row, lambda point: point["bits"])
-        lines.append([f"`{row['arm'].name}`", *(f"{simulate.at(points, budget):.3f}" + ("" if points[-1][0] >= budget else f" (all of {points[-1][0]:.3g})")
-                                                for budget in BUDGETS)])
+        lines.append(
+            [
+                f"`{row['arm'].name}`",
+                *(
+                    f"{simulate.at(points, budget):.3f}" + ("" if points[-1][0] >= budget else f" (all of {points[-1][0]:.3g})")
+                    for budget in BUDGETS
+                ),
+            ]
+        )
     return grid(["arm", *(f"loss after {budget:,} bits per parameter" for budget in BUDGETS)], lines)
 
 
@@ -126,10 +174,16 @@ def _origin(found, setting):
     packages = ", ".join(f"{p['name']} {p['version']}" for p in text["packages"])
     n_chars, n_kept = (sum(p[name] for p in text["packages"]) for name in ("n_chars", "n_chars_kept"))
     missing = [f"`{name}`" for name in setting.arms if name not in {run["arm"] for run in found["runs"]}]
-    missing = f"Not run yet: {', '.join(missing)}.\n\n" if missing else ""
-    return (f"GPT-2 of {n_params / 1e6:.2f} M parameters, tied ({setting.n_layer} layers of {setting.n_embd}, vocabulary {setting.n_vocabulary}), "
-            f"{setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, {setting.steps} steps. Times are simulated, for "
-            f"{simulate.N_PARAMS / 1e6:.0f} M parameters and {simulate.COMPUTE_S} s of computing a step.\n\n"
-            f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit {found['commit']}.\n\n"
-            f"{missing}Text: {n_chars / 1e6:.0f} M characters of {packages}. {100 * (1 - n_kept / n_chars):.0f} % stood in paragraphs that had come before, and "
-            f"were dropped; of all windows of 64 bytes in what is left, {100 * text['repeated_windows']:.0f} % had come before.\n")
+    lines = [
+        f"GPT-2 of {n_params / 1e6:.2f} M parameters, tied ({setting.n_layer} layers of {setting.n_embd}, vocabulary "
+        f"{setting.n_vocabulary}), {setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, "
+        f"{setting.steps} steps. Times are simulated, for {simulate.N_PARAMS / 1e6:.0f} M parameters and {simulate.COMPUTE_S} s of "
+        "computing a step.",
+        f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit "
+        f"{found['commit']}.",
+        f"Not run yet: {', '.join(missing)}." if missing else "",
+        f"Text: {n_chars / 1e6:.0f} M characters of {packages}. {100 * (1 - n_kept / n_chars):.0f} % stood in paragraphs that had "
+        f"come before, and were dropped; of all windows of 64 bytes in what is left, {100 * text['repeated_windows']:.0f} % had come "
+        "before.",
+    ]
+    return "\n\n".join(line for line in lines if line) + "\n"

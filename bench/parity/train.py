@@ -65,8 +65,16 @@ def _main(rank, world, setting, arm, rate, seed, cache, path, folder):
 
 
 def _train(trainer, setting, path, is_first):
-    found = {"arm": trainer.arm.name, "rate": trainer.rate, "seed": trainer.seed, "steps": setting.steps, "is_whole": False, "evals": [],
-             "n_params": sum(p.numel() for p in trainer.plain.parameters()), "arm_options": dataclasses.asdict(trainer.arm)}
+    found = {
+        "arm": trainer.arm.name,
+        "rate": trainer.rate,
+        "seed": trainer.seed,
+        "steps": setting.steps,
+        "is_whole": False,
+        "evals": [],
+        "n_params": sum(p.numel() for p in trainer.plain.parameters()),
+        "arm_options": dataclasses.asdict(trainer.arm),
+    }
     first, totals, seconds = 0, {"bits": 0.0, "control_bits": 0.0, "latencies": 0}, 0.0
     checkpoint = path.with_suffix(f".rank{trainer.rank}.pt")
     if setting.save_every and checkpoint.exists():
@@ -80,13 +88,26 @@ def _train(trainer, setting, path, is_first):
         for name, value in sent.items():
             totals[name] += value
         if (step + 1) % setting.eval_every == 0 or step + 1 == setting.steps:
-            found["evals"].append({"step": step + 1, "loss": trainer.evaluate(setting.eval_tokens), **totals, "step_bits": sent["bits"]})
+            found["evals"].append(
+                {"step": step + 1, "loss": trainer.evaluate(setting.eval_tokens), **totals, "step_bits": sent["bits"]}
+            )
         found |= {"is_whole": step + 1 == setting.steps, "cpu_seconds": seconds}
         if found["is_whole"]:
             found["loss"] = trainer.evaluate(setting.final_tokens)
         if setting.save_every and (step + 1) % setting.save_every == 0 and not found["is_whole"]:
-            _write(checkpoint, lambda part: torch.save({"step": step + 1, "totals": totals, "seconds": seconds, "evals": found["evals"],
-                                                        "trainer": trainer.state_dict()}, part))
+            _write(
+                checkpoint,
+                lambda part: torch.save(
+                    {
+                        "step": step + 1,
+                        "totals": totals,
+                        "seconds": seconds,
+                        "evals": found["evals"],
+                        "trainer": trainer.state_dict(),
+                    },
+                    part,
+                ),
+            )
         if is_first and (found["is_whole"] or step + 1 == (found["evals"] or [{"step": 0}])[-1]["step"]):
             _write(path, lambda part: part.write_text(json.dumps(found) + "\n"))
     checkpoint.unlink(missing_ok=True)
@@ -105,7 +126,9 @@ class _Trainer:
         self.setting, self.arm, self.rate, self.seed, self.rank = setting, arm, rate, seed, rank
         self.tokens = {kind: corpus.tokens(cache, kind, setting.n_vocabulary) for kind in ("train", "val")}
         torch.manual_seed(seed)
-        self.plain = GPT(Config(setting.n_vocabulary, setting.n_positions, setting.n_embd, setting.n_head, setting.n_layer, tied=True))
+        self.plain = GPT(
+            Config(setting.n_vocabulary, setting.n_positions, setting.n_embd, setting.n_head, setting.n_layer, tied=True)
+        )
 
     def batch(self, step, rank):
         return self._rows("train", numpy.random.default_rng((self.seed, step, rank)), self.setting.batch_size)
@@ -143,7 +166,9 @@ class _Simulated(_Trainer):
         options = dict(self.arm.options)
         if "warmup" in options:
             options["warmup"] = round(options["warmup"] * self.setting.steps)
-        self.peer = getattr(importlib.import_module(f"peers.{module}"), name)(self.plain, self.setting.n_ranks, self.adamw, **options)
+        self.peer = getattr(importlib.import_module(f"peers.{module}"), name)(
+            self.plain, self.setting.n_ranks, self.adamw, **options
+        )
         self.n_elems = sum(p.numel() for p in self.plain.parameters())
 
     def step(self, step, rate):
@@ -182,7 +207,9 @@ class _Gloo(_Trainer):
 
     def _wrapped(self, model):
         if self.arm.wrap == "ddp":
-            if "powersgd" in self.arm.hook:  # in one bucket: torch's hook waits in gloo's own threads, and several would wait for ever
+            if (
+                "powersgd" in self.arm.hook
+            ):  # in one bucket: torch's hook waits in gloo's own threads, and several would wait for ever
                 self.dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
                 return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 20)
             return torch.nn.parallel.DistributedDataParallel(model)
@@ -202,8 +229,14 @@ class _Gloo(_Trainer):
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
             # torch leaves matrices dense that it would not halve; so small a model has more of them than a real one
-            self.powersgd = PowerSGDState(None, hook["powersgd"], start_powerSGD_iter=max(2, self.setting.warmup), use_error_feedback=True,
-                                          warm_start=True, random_seed=self.seed)
+            self.powersgd = PowerSGDState(
+                None,
+                hook["powersgd"],
+                start_powerSGD_iter=max(2, self.setting.warmup),
+                use_error_feedback=True,
+                warm_start=True,
+                random_seed=self.seed,
+            )
             self.model.register_comm_hook(self.powersgd, powerSGD_hook)
         elif "tagc" in hook:
             import tagc.torch as tagc
@@ -230,14 +263,19 @@ class _Gloo(_Trainer):
             stats = self.handle.stats()
             control = stats["bytes_by_leg"]["control"]
             gathers = 2 * stats["n_units"] if self.arm.wrap == "fsdp2" else 0
-            return {"bits": 8 * (stats["bytes_sent"] - control) / self.n_elems, "control_bits": 8 * control / self.n_elems,
-                    "latencies": 5 * stats["n_units"] + gathers}
+            return {
+                "bits": 8 * (stats["bytes_sent"] - control) / self.n_elems,
+                "control_bits": 8 * control / self.n_elems,
+                "latencies": 5 * stats["n_units"] + gathers,
+            }
         if n_powersgd:
             return {"bits": 32 * share * n_powersgd / self.n_elems, "latencies": 6}
         return {"bits": (16 if self.arm.hook.get("bf16") else 32) * share, "latencies": 2}
 
     def evaluate(self, n_tokens):
-        loss = torch.tensor(self.loss_over(self.model if self.arm.wrap == "fsdp2" else self.plain, n_tokens, self.rank, self.n_ranks))
+        loss = torch.tensor(
+            self.loss_over(self.model if self.arm.wrap == "fsdp2" else self.plain, n_tokens, self.rank, self.n_ranks)
+        )
         self.dist.all_reduce(loss)
         return loss.item() / self.n_ranks
 
@@ -249,14 +287,19 @@ class _Gloo(_Trainer):
 
     def state_dict(self):
         optimizer = [{name: _local(value) for name, value in self.optimizer.state[p].items()} for p in self.model.parameters()]
-        return {"model": [_local(p.detach()) for p in self.model.parameters()], "optimizer": optimizer,
-                "tagc": self.handle.state_dict() if self.handle else None}
+        return {
+            "model": [_local(p.detach()) for p in self.model.parameters()],
+            "optimizer": optimizer,
+            "tagc": self.handle.state_dict() if self.handle else None,
+        }
 
     def load_state_dict(self, saved):
         with torch.no_grad():
             for p, value, moments in zip(self.model.parameters(), saved["model"], saved["optimizer"]):
                 _local(p.detach()).copy_(value)
-                self.optimizer.state[p] = {"step": moments["step"]} | {name: _like(p, moments[name]) for name in ("exp_avg", "exp_avg_sq")}
+                self.optimizer.state[p] = {"step": moments["step"]} | {
+                    name: _like(p, moments[name]) for name in ("exp_avg", "exp_avg_sq")
+                }
         if self.handle:
             self.handle.load_state_dict(saved["tagc"])
             self.handle.reset_parameters()
@@ -271,4 +314,6 @@ def _like(parameter, value):
         return value
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride())
+    return DTensor.from_local(
+        value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )

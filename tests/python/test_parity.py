@@ -43,9 +43,13 @@ def adamw(model, lr=LR, decay=0.0):
 def stream(model, seed=0, scale=1.0):
     """gradients(rank) of step after step, the same whenever it is asked with the same seed; magnitudes over six decades."""
     for step in itertools.count():
+
         def gradients(rank, _=None, step=step):
             g = torch.Generator().manual_seed(1000 * seed + 10 * step + rank)
-            return [scale * torch.randn(p.shape, generator=g) * 10 ** (6 * torch.rand(p.shape, generator=g) - 3) for p in model.parameters()]
+            return [
+                scale * torch.randn(p.shape, generator=g) * 10 ** (6 * torch.rand(p.shape, generator=g) - 3)
+                for p in model.parameters()
+            ]
 
         yield gradients
 
@@ -63,9 +67,9 @@ def test_blocks_err_by_half_a_level_at_most_and_say_their_size(n_bits):
     arrived = blocks.quantize(x, n_bits)
     levels = 2 ** (n_bits - 1) - 1
     for begin in range(0, 1000, blocks.BLOCK):
-        own, theirs = x[begin:begin + blocks.BLOCK], arrived[begin:begin + blocks.BLOCK]
+        own, theirs = x[begin : begin + blocks.BLOCK], arrived[begin : begin + blocks.BLOCK]
         step = own.abs().max() / levels
-        assert (own - theirs).abs().max() <= step * (0.5 + 2 ** -7 * levels)  # bf16's scale moves the top level
+        assert (own - theirs).abs().max() <= step * (0.5 + 2**-7 * levels)  # bf16's scale moves the top level
         assert len(theirs.unique()) <= 2 * levels + 1
     assert blocks.n_bits_of(1000, n_bits) == 1000 * n_bits + 4 * 16
     assert not blocks.quantize(torch.zeros(5), n_bits).any()
@@ -122,8 +126,11 @@ def test_onebit_adam_freezes_the_second_moment_and_loses_no_momentum(net):
     frozen = [v.clone() for v in peer.state["v"]]
     for step in range(2, 12):
         gradients = next(source)
-        m, errors, owner = ([t.clone() for t in peer.state["m"]], [[t.clone() for t in own] for own in peer.state["rank"]],
-                            [t.clone() for t in peer.state["owner"]])
+        m, errors, owner = (
+            [t.clone() for t in peer.state["m"]],
+            [[t.clone() for t in own] for own in peer.state["rank"]],
+            [t.clone() for t in peer.state["owner"]],
+        )
         sent = peer.step(gradients, LR, step, 1e9)
         for i in range(len(m)):
             due = torch.lerp(m[i], mean_of(gradients)[i], 1 - onebit.BETAS[0]) + sum(own[i] for own in errors) / W + owner[i]
@@ -152,7 +159,9 @@ def test_dct_is_orthonormal_and_scipys_formula(n):
     assert torch.allclose(matrix @ matrix.T, torch.eye(n, dtype=torch.float64), atol=1e-5)
     x = torch.randn(n, dtype=torch.float64)
     for k in (0, n // 2, n - 1):  # the sum itself
-        by_hand = sum(x[i].item() * math.cos(math.pi * (2 * i + 1) * k / (2 * n)) for i in range(n)) * math.sqrt((1 if k == 0 else 2) / n)
+        by_hand = sum(x[i].item() * math.cos(math.pi * (2 * i + 1) * k / (2 * n)) for i in range(n)) * math.sqrt(
+            (1 if k == 0 else 2) / n
+        )
         assert abs((matrix @ x)[k].item() - by_hand) < 1e-4
 
 
@@ -185,7 +194,7 @@ def test_demo_takes_out_what_it_sends(net):
                 assert (came >= 0.99 * all_of - 1e-5 * largest).all()  # the largest one left
                 assert left.norm() <= demo.encode(full).norm()
             n_coefficients += min(k, demo.encode(p.detach()).shape[1]) * demo.encode(p.detach()).shape[0]
-            moved = ((p - old).abs() / LR)
+            moved = (p - old).abs() / LR
             assert ((moved - 1).abs() < 1e-3).float().mean() > 0.9
         assert sent.shared == 0 and 17 * n_coefficients <= sent.own <= 28 * n_coefficients
 
@@ -210,7 +219,7 @@ def test_sparsify_sends_the_largest_in_two_bits():
     x = torch.randn(10000)
     arrived, n_bits = local.sparsify(x)
     for begin in range(0, 10000, local.CHUNK):
-        own, theirs = x[begin:begin + local.CHUNK], arrived[begin:begin + local.CHUNK]
+        own, theirs = x[begin : begin + local.CHUNK], arrived[begin : begin + local.CHUNK]
         k = math.ceil(64 * len(own) / 4096)
         assert (theirs != 0).sum() == k
         assert own[theirs != 0].abs().min() >= own[theirs == 0].abs().max()
@@ -303,9 +312,20 @@ def test_clip_is_torchs():
 
 
 def fake(arm, rate, seed, loss, setting, bits=1.0):
-    points = [{"step": step, "loss": loss + 1 - step / setting.steps, "bits": bits * step, "latencies": 2 * step, "step_bits": bits}
-              for step in range(setting.eval_every, setting.steps + 1, setting.eval_every)]
-    return {"arm": arm, "rate": rate, "seed": seed, "loss": loss, "evals": points, "is_whole": True, "n_params": 1000, "steps": setting.steps}
+    points = [
+        {"step": step, "loss": loss + 1 - step / setting.steps, "bits": bits * step, "latencies": 2 * step, "step_bits": bits}
+        for step in range(setting.eval_every, setting.steps + 1, setting.eval_every)
+    ]
+    return {
+        "arm": arm,
+        "rate": rate,
+        "seed": seed,
+        "loss": loss,
+        "evals": points,
+        "is_whole": True,
+        "n_params": 1000,
+        "steps": setting.steps,
+    }
 
 
 def test_every_arm_is_tuned_until_no_neighbour_is_better():
@@ -332,8 +352,15 @@ def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
         for arm, loss, bits in (("dense", 4.0, 32.0), ("dense-b1=0", 3.9, 32.0), ("bf16", 4.1, 16.0), ("tagc", 3.9 * 1.01, 1.0)):
             factor = 3.9 + shift
             runs.append(fake(arm, setting.first_rate, seed, loss / 3.9 * factor, setting, bits))
-    found = {"setting": {n: getattr(setting, n) for n in setting.__dataclass_fields__}, "runs": runs, "command": ["x"], "torch": "0", "cpu": "?",
-             "commit": "?", "corpus": {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1}}
+    found = {
+        "setting": {n: getattr(setting, n) for n in setting.__dataclass_fields__},
+        "runs": runs,
+        "command": ["x"],
+        "torch": "0",
+        "cpu": "?",
+        "commit": "?",
+        "corpus": {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1},
+    }
     text = tables.markdown(found)
     row = next(line for line in text.splitlines() if line.startswith("| `tagc`:"))
     assert "+1.00 (+1.00 to +1.00) %" in row and "not tuned yet" in row
@@ -357,7 +384,7 @@ def test_repeats_are_counted_as_by_hand():
     text = fresh + fresh[50_000:150_000] + fresh[60_000:70_000]
     repeats = corpus._Repeats()
     repeats.add(text)
-    windows = [text[i:i + 64] for i in range(len(text) - 64)]
+    windows = [text[i : i + 64] for i in range(len(text) - 64)]
     assert repeats.share() == pytest.approx(1 - len(set(windows)) / len(windows), abs=0.02)
 
 

@@ -29,8 +29,10 @@ def n_bits_of(n_elems, n_bits):
 class Blocks(Gradients):
     def begin(self, n_bits):
         self.n_bits = n_bits
-        self.state = {"rank": [[torch.zeros_like(p) for p in self.parameters] for _ in range(self.n_ranks)],
-                      "owner": [torch.zeros_like(p) for p in self.parameters]}
+        self.state = {
+            "rank": [[torch.zeros_like(p) for p in self.parameters] for _ in range(self.n_ranks)],
+            "owner": [torch.zeros_like(p) for p in self.parameters],
+        }
 
     def exchange(self, ranks):
         mean = []

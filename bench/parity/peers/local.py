@@ -19,7 +19,7 @@ def sparsify(x):
     flat, n_bits = x.flatten(), 0
     arrived = torch.zeros_like(flat)
     for begin in range(0, flat.numel(), CHUNK):
-        chunk = flat[begin:begin + CHUNK]
+        chunk = flat[begin : begin + CHUNK]
         k = -(-KEPT * chunk.numel() // CHUNK)
         where = chunk.abs().topk(k).indices
         values = chunk[where]
@@ -84,8 +84,11 @@ class Local:
         return sent
 
     def state_dict(self):
-        return {"state": self.state, "replicas": [replica.state_dict() for replica in self.replicas],
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
+        return {
+            "state": self.state,
+            "replicas": [replica.state_dict() for replica in self.replicas],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
 
     def load_state_dict(self, saved):
         self.state = saved["state"]

@@ -24,10 +24,18 @@ def n_bits_of(parameters):
 class OneBitAdam:
     def __init__(self, model, n_ranks, adamw, warmup, refresh=None):
         self.parameters, self.n_ranks, self.warmup, self.refresh = list(model.parameters()), n_ranks, warmup, refresh
+
         def zeros():
             return [torch.zeros_like(p) for p in self.parameters]
 
-        self.state = {"m": zeros(), "v": zeros(), "rank": [zeros() for _ in range(n_ranks)], "owner": zeros(), "n_v": 0, "next": warmup}
+        self.state = {
+            "m": zeros(),
+            "v": zeros(),
+            "rank": [zeros() for _ in range(n_ranks)],
+            "owner": zeros(),
+            "n_v": 0,
+            "next": warmup,
+        }
         self.decay = {id(p): group["weight_decay"] for group in adamw(model).param_groups for p in group["params"]}
 
     def step(self, gradients, lr, step, norm):
