@@ -4,7 +4,9 @@
  * peers.
  *
  *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
- *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only */
+ *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only
+ *
+ * Arena: | chunks under way, as the wire and all_reduce want them |. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -13,80 +15,113 @@
 #include <string.h>
 
 enum {
+    DEPTH = 3,            /* chunks under way: one being added, two on the wire */
     CHUNK_ELEMS = 262144, /* 1 MiB of fp32: long enough for the wire, short enough for the cache */
     MIN_CHUNK_ELEMS = 4096,
     CHUNKS_AT_FULL_LENGTH = 8 /* ranks; with more the chunks get shorter, so that the buffers do not grow */
 };
+enum { ROUND_IN, ROUND_OUT, ROUND_AGREEMENT };
+
+typedef struct dense {
+    size_t chunk;          /* elements of a shard that travel at a time */
+    size_t n_added;        /* chunks, in the step under way */
+    tagc_message *moving;  /* (DEPTH, 2): in, and with all_reduce out */
+    float *recv_chunks;    /* (DEPTH, W, chunk) fp32 wire */
+    float *widened;        /* (chunk,) bf16 wire */
+    uint16_t *send_halves; /* (DEPTH, W, chunk) bf16 wire */
+    uint16_t *recv_halves; /* (DEPTH, W, chunk) */
+    uint16_t *sum_halves;  /* (DEPTH, chunk) bf16 wire and all-reduce */
+    uint16_t *sums_recv;   /* (DEPTH, W, chunk) */
+} dense;
+
+static dense *of(const tagc_reducer *r) {
+    return r->state;
+}
+
+static int is_half(const tagc_reducer *r) {
+    return r->options.wire == TAGC_WIRE_BF16;
+}
+
+static tagc_message *in_of(const tagc_reducer *r, size_t c) {
+    return &of(r)->moving[c % DEPTH * 2];
+}
+
+static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
+    (void)options, (void)world_size;
+    return 0;
+}
+
+static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
+    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
+}
 
 static size_t n_chunks(const tagc_reducer *r) {
-    return (r->shard + r->chunk - 1) / r->chunk;
+    const dense *d = of(r);
+    return (r->shard + d->chunk - 1) / d->chunk;
 }
 
 static size_t chunk_elems(const tagc_reducer *r, size_t c) {
-    size_t begin = c * r->chunk;
-    return r->shard - begin < r->chunk ? r->shard - begin : r->chunk;
+    const dense *d = of(r);
+    size_t begin = c * d->chunk;
+    return r->shard - begin < d->chunk ? r->shard - begin : d->chunk;
 }
 
-void tagc_dense_place(tagc_reducer *r, tagc_arena *arena) {
+static void place(tagc_reducer *r, tagc_arena *arena) {
+    dense *d = of(r);
     size_t n_ranks = (size_t)r->world_size;
-    r->chunk = CHUNK_ELEMS;
-    if (n_ranks > CHUNKS_AT_FULL_LENGTH) r->chunk = CHUNK_ELEMS / n_ranks * CHUNKS_AT_FULL_LENGTH;
-    if (r->chunk < MIN_CHUNK_ELEMS) r->chunk = MIN_CHUNK_ELEMS;
-    if (r->chunk > r->shard) r->chunk = r->shard;
+    d->chunk = CHUNK_ELEMS;
+    if (n_ranks > CHUNKS_AT_FULL_LENGTH) d->chunk = CHUNK_ELEMS / n_ranks * CHUNKS_AT_FULL_LENGTH;
+    if (d->chunk < MIN_CHUNK_ELEMS) d->chunk = MIN_CHUNK_ELEMS;
+    if (d->chunk > r->shard) d->chunk = r->shard;
 
-    tagc_messages_place(r, arena, 1 + 2 * TAGC_DENSE_DEPTH, 0);
-    if (r->messages) {
-        r->round = r->messages;
-        r->chunk_in = r->messages + 1;
-        r->chunk_out = r->chunk_in + TAGC_DENSE_DEPTH;
-    }
-    size_t n_slots = TAGC_DENSE_DEPTH * n_ranks * r->chunk;
-    int is_bf16 = r->options.wire == TAGC_WIRE_BF16, is_all = r->options.all_reduce;
-    r->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_slots, sizeof *r->recv_chunks);
-    r->widened = tagc_arena_take(arena, is_bf16 ? r->chunk : 0, sizeof *r->widened);
-    r->send_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *r->send_halves);
-    r->recv_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *r->recv_halves);
-    r->sum_halves =
-        tagc_arena_take(arena, is_bf16 && is_all ? TAGC_DENSE_DEPTH * r->chunk : 0, sizeof *r->sum_halves);
-    r->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_slots : 0, sizeof *r->sums_recv);
+    tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
+    d->moving = r->messages;
+    size_t n_slots = DEPTH * n_ranks * d->chunk;
+    int is_bf16 = is_half(r), is_all = r->options.all_reduce;
+    d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_slots, sizeof *d->recv_chunks);
+    d->widened = tagc_arena_take(arena, is_bf16 ? d->chunk : 0, sizeof *d->widened);
+    d->send_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->send_halves);
+    d->recv_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->recv_halves);
+    d->sum_halves = tagc_arena_take(arena, is_bf16 && is_all ? DEPTH * d->chunk : 0, sizeof *d->sum_halves);
+    d->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_slots : 0, sizeof *d->sums_recv);
 }
 
 /* Contributions to chunk c: straight from the gradient, or rounded first. */
 static void post_in(tagc_reducer *r, size_t c) {
-    size_t n = chunk_elems(r, c), slot = c % TAGC_DENSE_DEPTH, n_ranks = (size_t)r->world_size;
-    tagc_message *message = &r->chunk_in[slot];
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    tagc_message *message = &in_of(r, c)[0];
     tagc_message_clear(message);
-    int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
+    int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
-    uint16_t *halves = is_bf16 ? r->send_halves + slot * n_ranks * r->chunk : NULL;
+    uint16_t *halves = is_bf16 ? d->send_halves + slot * n_ranks * d->chunk : NULL;
     double start_s = tagc_clock_s();
-    for (size_t d = 0; d < n_ranks; d++) {
-        const float *from = r->gradient + d * r->shard + c * r->chunk;
-        if (is_bf16) tagc_bf16_narrow(from, halves + d * r->chunk, n);
-        if ((int)d == r->rank) continue;
-        tagc_message_send(message, (int)d, n * width,
-                          (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width);
-        tagc_message_receive(message, (int)d, n * width, d * r->chunk * width);
+    for (size_t q = 0; q < n_ranks; q++) {
+        size_t at = q * r->shard + c * d->chunk;
+        if (is_bf16) tagc_bf16_narrow(r->now.gradient + at, halves + q * d->chunk, n);
+        if ((int)q == r->rank) continue;
+        tagc_message_to(message, (int)q, n * width, (is_bf16 ? q * d->chunk : at) * width);
+        tagc_message_from(message, (int)q, n * width, q * d->chunk * width);
     }
     if (is_bf16) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
-    void *recv = is_bf16 ? (void *)(r->recv_halves + slot * n_ranks * r->chunk)
-                         : (void *)(r->recv_chunks + slot * n_ranks * r->chunk);
-    tagc_message_post(r, message, TAGC_LEG_VALUES, is_bf16 ? (const void *)halves : (const void *)r->gradient,
-                      recv);
+    void *recv = is_bf16 ? (void *)(d->recv_halves + slot * n_ranks * d->chunk)
+                         : (void *)(d->recv_chunks + slot * n_ranks * d->chunk);
+    tagc_message_post(r, message, ROUND_IN, TAGC_LEG_VALUES,
+                      is_bf16 ? (const void *)halves : (const void *)r->now.gradient, recv);
 }
 
 /* Chunk c of every rank, in rank order, from the first rank's bits on. */
 static void add_chunk(tagc_reducer *r, size_t c, float *out) {
-    size_t n = chunk_elems(r, c), n_ranks = (size_t)r->world_size,
-           slot = c % TAGC_DENSE_DEPTH * n_ranks * r->chunk;
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, c), n_ranks = (size_t)r->world_size, slot = c % DEPTH * n_ranks * d->chunk;
     for (size_t q = 0; q < n_ranks; q++) {
         int own = (int)q == r->rank;
         const float *from;
         if (r->options.wire == TAGC_WIRE_BF16) {
-            tagc_bf16_widen((own ? r->send_halves : r->recv_halves) + slot + q * r->chunk, r->widened, n);
-            from = r->widened;
+            tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + slot + q * d->chunk, d->widened, n);
+            from = d->widened;
         } else {
-            from = own ? r->gradient + q * r->shard + c * r->chunk : r->recv_chunks + slot + q * r->chunk;
+            from = own ? r->now.gradient + q * r->shard + c * d->chunk : d->recv_chunks + slot + q * d->chunk;
         }
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
@@ -99,74 +134,114 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
 
 /* Sums of chunk c to everybody. With a bf16 wire the owner, too, goes on with the rounded ones. */
 static void post_out(tagc_reducer *r, size_t c, float *out) {
-    size_t n = chunk_elems(r, c), slot = c % TAGC_DENSE_DEPTH, n_ranks = (size_t)r->world_size;
-    tagc_message *message = &r->chunk_out[slot];
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    tagc_message *message = &in_of(r, c)[1];
     tagc_message_clear(message);
-    int is_bf16 = r->options.wire == TAGC_WIRE_BF16;
+    int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
-    uint16_t *halves = is_bf16 ? r->sum_halves + slot * r->chunk : NULL;
-    for (size_t d = 0; d < n_ranks; d++) {
-        if ((int)d == r->rank) continue;
-        tagc_message_send(message, (int)d, n * width, 0);
-        tagc_message_receive(message, (int)d, n * width,
-                             (is_bf16 ? d * r->chunk : d * r->shard + c * r->chunk) * width);
+    uint16_t *halves = is_bf16 ? d->sum_halves + slot * d->chunk : NULL;
+    for (size_t q = 0; q < n_ranks; q++) {
+        if ((int)q == r->rank) continue;
+        tagc_message_to(message, (int)q, n * width, 0);
+        tagc_message_from(message, (int)q, n * width,
+                          (is_bf16 ? q * d->chunk : q * r->shard + c * d->chunk) * width);
     }
     if (is_bf16) {
         tagc_bf16_narrow(out, halves, n);
         tagc_bf16_widen(halves, out, n);
-        r->stats.nonfinite |= tagc_holds_nonfinite(out, n); /* rounding up can overflow */
+        r->now.stats.nonfinite |= tagc_holds_nonfinite(out, n); /* rounding up can overflow */
     }
-    void *recv = is_bf16 ? (void *)(r->sums_recv + slot * n_ranks * r->chunk) : (void *)r->output;
-    tagc_message_post(r, message, TAGC_LEG_RESULT, is_bf16 ? (const void *)halves : (const void *)out, recv);
+    void *recv = is_bf16 ? (void *)(d->sums_recv + slot * n_ranks * d->chunk) : (void *)r->now.output;
+    tagc_message_post(r, message, ROUND_OUT, TAGC_LEG_RESULT,
+                      is_bf16 ? (const void *)halves : (const void *)out, recv);
 }
 
-static tagc_status finish_out(tagc_reducer *r, size_t c) {
-    size_t n = chunk_elems(r, c), slot = c % TAGC_DENSE_DEPTH, n_ranks = (size_t)r->world_size;
-    TAGC_TRY(tagc_message_wait(r, &r->chunk_out[slot]));
-    if (r->options.wire != TAGC_WIRE_BF16) return TAGC_OK;
+/* Chunk c of the sums has come from everybody. */
+static void finish_out(tagc_reducer *r, size_t c) {
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    if (!is_half(r)) return;
     double start_s = tagc_clock_s();
-    for (size_t d = 0; d < n_ranks; d++)
-        if ((int)d != r->rank)
-            tagc_bf16_widen(r->sums_recv + (slot * n_ranks + d) * r->chunk,
-                            r->output + d * r->shard + c * r->chunk, n);
+    for (size_t q = 0; q < n_ranks; q++)
+        if ((int)q != r->rank)
+            tagc_bf16_widen(d->sums_recv + (slot * n_ranks + q) * d->chunk,
+                            r->now.output + q * r->shard + c * d->chunk, n);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    return TAGC_OK;
 }
 
-/* Largest bit pattern of |value|: NaN and Inf are on top. */
-int tagc_holds_nonfinite(const float *values, size_t n) {
-    uint32_t largest = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], sizeof bits);
-        bits &= 0x7fffffffu;
-        largest = bits > largest ? bits : largest;
-    }
-    return largest >= 0x7f800000u;
-}
-
-void tagc_dense_start(tagc_reducer *r) {
-    for (size_t c = 0, n = n_chunks(r); c < n && c < TAGC_DENSE_DEPTH; c++) post_in(r, c);
-}
-
-tagc_status tagc_dense_step(tagc_reducer *r) {
+static tagc_status finish(tagc_reducer *r) {
     size_t n = n_chunks(r);
-    int is_all = r->options.all_reduce;
-    float *sums = r->output + (is_all ? (size_t)r->rank * r->shard : 0);
-    for (size_t c = 0; c < n; c++) {
-        float *out = sums + c * r->chunk;
-        TAGC_TRY(tagc_message_wait(r, &r->chunk_in[c % TAGC_DENSE_DEPTH]));
-        double start_s = tagc_clock_s();
-        add_chunk(r, c, out);
-        r->stats.nonfinite |= tagc_holds_nonfinite(out, chunk_elems(r, c));
-        tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-        if (is_all && c >= TAGC_DENSE_DEPTH) TAGC_TRY(finish_out(r, c - TAGC_DENSE_DEPTH));
-        if (is_all) post_out(r, c, out);
-        if (c + TAGC_DENSE_DEPTH < n) post_in(r, c + TAGC_DENSE_DEPTH);
+    for (size_t c = n > DEPTH ? n - DEPTH : 0; r->options.all_reduce && c < n; c++) finish_out(r, c);
+    r->now.stats.n_kept = r->now.stats.n_union = r->options.n_elems;
+    return tagc_agree_end(r, NULL, NULL);
+}
+
+static tagc_status add(tagc_reducer *r);
+
+/* The next chunk waits for its contributions, and for the sums that were in its place. After the last the agreement goes
+ * beside the sums. */
+static void go_on(tagc_reducer *r) {
+    size_t c = of(r)->n_added, n = n_chunks(r);
+    int high = r->options.all_reduce ? ROUND_OUT : ROUND_IN;
+    if (c == n) {
+        tagc_then(r, finish, r->messages, r->n_messages, TAGC_NO_ROUND, 0);
+        return;
     }
-    for (size_t c = n > TAGC_DENSE_DEPTH ? n - TAGC_DENSE_DEPTH : 0; is_all && c < n; c++)
-        TAGC_TRY(finish_out(r, c));
-    r->stats.n_kept = r->stats.n_union = r->options.n_elems;
-    tagc_agree_begin(r, 0);
+    int low = c + DEPTH < n ? ROUND_IN : r->options.all_reduce ? ROUND_OUT : ROUND_AGREEMENT;
+    if (c + 1 == n) high = ROUND_AGREEMENT;
+    tagc_then(r, add, in_of(r, c), 2, low, high);
+}
+
+static tagc_status add(tagc_reducer *r) {
+    dense *d = of(r);
+    size_t c = d->n_added++, n = n_chunks(r);
+    int is_all = r->options.all_reduce;
+    float *out = r->now.output + (is_all ? (size_t)r->rank * r->shard : 0) + c * d->chunk;
+    double start_s = tagc_clock_s();
+    add_chunk(r, c, out);
+    r->now.stats.nonfinite |= tagc_holds_nonfinite(out, chunk_elems(r, c));
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    if (is_all && c >= DEPTH) finish_out(r, c - DEPTH);
+    if (is_all) post_out(r, c, out);
+    if (c + DEPTH < n) post_in(r, c + DEPTH);
+    if (c + 1 == n) tagc_agree_begin(r, ROUND_AGREEMENT, 0);
+    go_on(r);
     return TAGC_OK;
 }
+
+static tagc_status post_first(tagc_reducer *r) {
+    for (size_t c = 0, n = n_chunks(r); c < n && c < DEPTH; c++) post_in(r, c);
+    go_on(r);
+    return TAGC_OK;
+}
+
+static tagc_status start(tagc_reducer *r) {
+    of(r)->n_added = 0;
+    tagc_then(r, post_first, NULL, 0, ROUND_IN, ROUND_IN);
+    return TAGC_OK;
+}
+
+static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out) {
+    (void)data;
+    uint64_t n_others = (uint64_t)r->world_size - 1;
+    size_t width = is_half(r) ? sizeof(uint16_t) : sizeof(float);
+    out->chunk_elems = of(r)->chunk;
+    for (size_t c = 0, n = n_chunks(r); c < n; c++) {
+        double n_bytes = (double)(n_others * chunk_elems(r, c) * width);
+        tagc_volume_add(out, TAGC_LEG_VALUES, n_bytes);
+        if (r->options.all_reduce) tagc_volume_add(out, TAGC_LEG_RESULT, n_bytes);
+    }
+    tagc_volume_add(out, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
+    return TAGC_OK;
+}
+
+const tagc_exchange_table tagc_exchange_dense = {
+    .id = TAGC_EXCHANGE_DENSE,
+    .state_bytes = sizeof(dense),
+    .residual_elems = residual_elems,
+    .output_elems = output_elems,
+    .place = place,
+    .start = start,
+    .volume = volume,
+};

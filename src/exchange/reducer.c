@@ -1,14 +1,8 @@
 /* Life of a reducer: made once with all its memory, then one job per step.
  *
- * The arena of an indexed reducer (sketch, packed), in bytes per element of the unit at W = 2, θ = 98.75 %
- * and index or:
+ * What it has of memory: the state of its exchange, the residual, a share in spares (transport/comm.h) and one arena,
  *
- *   | messages | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | kept 0.1 |
- *   | list, bits, plan, scratch: of one shard | counts per rank | agreement |
- *
- * of a dense one: | messages | chunks under way | agreement |, and of a direct one:
- *
- *   | messages | scratch | headers | bodies going out | bodies coming in, one per rank or host | rows of the host |
+ *   | messages | agreement | what the exchange asked for, see the opening of its file |
  *
  * The residual and the spare it takes turns with are blocks of their own, because they change places. */
 #include "exchange/reducer.h"
@@ -22,49 +16,40 @@ void tagc_reducer_stats_init(tagc_reducer_stats *stats) {
     if (stats) *stats = (tagc_reducer_stats){.struct_bytes = sizeof *stats};
 }
 
-uint64_t tagc_residual_elems(const tagc_reducer_options *options, int world_size) {
-    if (options->exchange == TAGC_EXCHANGE_DIRECT) return tagc_direct_residual(options, world_size);
-    return options->exchange == TAGC_EXCHANGE_DENSE ? 0 : options->n_elems;
-}
-
-uint64_t tagc_output_elems(const tagc_reducer_options *options, int world_size) {
-    if (options->exchange == TAGC_EXCHANGE_DIRECT) return tagc_direct_output(options, world_size);
-    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
-}
-
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
-    if (r->options.exchange == TAGC_EXCHANGE_DENSE)
-        tagc_dense_place(r, arena);
-    else if (r->options.exchange == TAGC_EXCHANGE_DIRECT)
-        tagc_direct_place(r, arena);
-    else
-        tagc_indexed_place(r, arena);
-    r->agree_send = tagc_arena_take(arena, 1, TAGC_WIRE_HEADER_BYTES);
-    r->agree_recv = tagc_arena_take(arena, (size_t)r->world_size, TAGC_WIRE_HEADER_BYTES);
+    r->exchange->place(r, arena);
+    tagc_agreement_place(r, arena);
 }
 
+/* Buffers, and a state that goes on from r->state, which stays. */
 static tagc_status lay_out(tagc_reducer *r) {
+    void *before = r->state, *memory = NULL;
     tagc_arena arena = {0};
+    r->arena = NULL;
+    TAGC_TRY(tagc_memory_create(r->exchange->state_bytes, "reducer", &r->state));
+    if (before) memcpy(r->state, before, r->exchange->state_bytes);
     tagc_reducer_place(r, &arena);
-    if (arena.overflow)
-        return tagc_fail(TAGC_ERR_MEMORY,
-                         "n_elems is %llu: the reducer's buffers do not fit into the address space",
-                         (unsigned long long)r->options.n_elems);
-    TAGC_TRY(tagc_memory_create(arena.n_bytes, "reducer buffers", &r->arena));
-    arena = (tagc_arena){.base = r->arena};
+    tagc_status status =
+        arena.overflow ? tagc_fail(TAGC_ERR_MEMORY,
+                                   "n_elems is %llu: the reducer's buffers do not fit into the address space",
+                                   (unsigned long long)r->options.n_elems)
+                       : tagc_memory_create(arena.n_bytes, "reducer buffers", &memory);
+    r->arena = memory;
+    if (status != TAGC_OK) return status;
+    arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
     return TAGC_OK;
 }
 
 static tagc_status make_residual(tagc_reducer *r) {
     void *memory;
-    uint64_t n = tagc_residual_elems(&r->options, r->world_size);
+    uint64_t n = r->exchange->residual_elems(&r->options, r->world_size);
     if (n == 0) return TAGC_OK;
     if (n > SIZE_MAX / sizeof(float))
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
     TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "residual", &memory));
-    tagc_status status = tagc_comm_spare_acquire(r->comm, n, &r->spare);
+    tagc_status status = tagc_comm_spares_acquire(r->comm, n, &r->spares);
     if (status != TAGC_OK) {
         tagc_memory_destroy(memory);
         return status;
@@ -86,12 +71,13 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     tagc_reducer *r = *out = memory;
     r->comm = comm;
     r->options = checked;
+    r->exchange = tagc_exchange_of(checked.exchange);
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     TAGC_TRY(make_residual(r));
-    if (checked.n_threads > 1 && checked.exchange != TAGC_EXCHANGE_DENSE)
+    if (checked.n_threads > 1 && r->exchange->is_selective)
         TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
@@ -113,57 +99,85 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
 
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
-    if (r->begun) (void)tagc_comm_join(r->comm, &r->job);
-    if (r->spare) tagc_comm_spare_release(r->comm, r->spare);
+    if (r->now.begun) (void)tagc_comm_join(r->comm, &r->now.job);
+    if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
     tagc_pool_destroy(r->pool);
     tagc_memory_destroy(r->residual);
+    tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
     tagc_memory_destroy(r);
 }
 
 /* ---- a step ---- */
 
-static void start_step(void *arg) {
-    tagc_reducer *r = arg;
-    r->start_s = tagc_clock_s();
-    tagc_reducer_stats_init(&r->stats);
-    r->failure = TAGC_OK;
-    if (r->options.exchange == TAGC_EXCHANGE_DENSE) tagc_dense_start(r);
-    if (r->options.exchange == TAGC_EXCHANGE_DIRECT) tagc_direct_start(r);
+static void start(tagc_reducer *r) {
+    r->now.start_s = tagc_clock_s();
+    tagc_reducer_stats_init(&r->now.stats);
+    r->now.failure = TAGC_OK;
+}
+
+/* What the step made takes the residual's place, or is forgotten. */
+static void settle_residual(tagc_reducer *r, int is_taken) {
+    float *other = r->now.residual;
+    if (!other) return;
+    if (is_taken) {
+        other = r->residual;
+        r->residual = r->now.residual;
+    }
+    r->now.residual = NULL;
+    tagc_comm_spare_give(r->comm, r->spares, other);
+}
+
+static void finish(tagc_reducer *r) {
+    tagc_reducer_stats *stats = &r->now.stats;
+    settle_residual(r, !stats->nonfinite);
+    if (r->exchange->end) r->exchange->end(r, 1);
+    uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
+    stats->sparsity = 1.0 - (double)stats->n_kept / (double)n_selected_from;
+    stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 
 /* After a failure nothing of the step may be under way when its memory goes back to the caller. */
-static tagc_status settle(tagc_reducer *r, tagc_status status) {
-    if (status == TAGC_OK) return TAGC_OK;
+static tagc_status fail(tagc_reducer *r, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     memcpy(text, tagc_last_error(), sizeof text);
     tagc_messages_drain(r); /* their failures are this one's echoes */
-    if (r->spare) r->spare->in_use = 0;
+    settle_residual(r, 0);
+    if (r->exchange->end) r->exchange->end(r, 0);
     return tagc_fail(status, "%s", text);
 }
 
-static tagc_status run_step(void *arg) {
+/* The first phase waits for a place for what stays of the step, the others for messages. */
+static int is_ready(void *arg) {
     tagc_reducer *r = arg;
-    int exchange = r->options.exchange;
-    if (r->spare) r->spare->in_use = 1;
-    return settle(r, exchange == TAGC_EXCHANGE_DENSE    ? tagc_dense_step(r)
-                     : exchange == TAGC_EXCHANGE_DIRECT ? tagc_direct_step(r)
-                                                        : tagc_indexed_step(r));
+    tagc_step *step = &r->now;
+    if (!step->next) {
+        if (r->spares && !step->residual) step->residual = tagc_comm_spare_take(r->comm, r->spares);
+        return !r->spares || step->residual;
+    }
+    for (int m = 0; m < step->n_awaited; m++)
+        if (!tagc_message_done(r, &step->awaited[m])) return 0;
+    return 1;
 }
 
-static tagc_status finish_step(void *arg) {
+static tagc_status run_phase(void *arg) {
     tagc_reducer *r = arg;
-    if (r->options.exchange == TAGC_EXCHANGE_DENSE) TAGC_TRY(settle(r, tagc_agree_end(r)));
-    if (r->options.exchange == TAGC_EXCHANGE_DIRECT) TAGC_TRY(settle(r, tagc_direct_finish(r)));
-    if (r->spare) r->spare->in_use = 0;
-    if (r->residual && !r->stats.nonfinite) {
-        float *before = r->residual;
-        r->residual = r->spare->values;
-        r->spare->values = before;
+    tagc_step *step = &r->now;
+    tagc_phase_fn phase = step->next ? step->next : r->exchange->start;
+    if (!step->next)
+        start(r);
+    else if (step->job.idle_s > 0)
+        tagc_phase_end(r, TAGC_PHASE_WAIT, tagc_clock_s() - step->job.idle_s);
+    step->next = NULL;
+    for (int m = 0; m < step->n_awaited; m++) {
+        tagc_status status = tagc_message_wait(r, &step->awaited[m]);
+        if (status != TAGC_OK) return fail(r, status);
     }
-    uint64_t n_selected_from = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
-    r->stats.sparsity = 1.0 - (double)r->stats.n_kept / (double)n_selected_from;
-    r->stats.total_s = tagc_clock_s() - r->start_s;
+    step->n_awaited = 0;
+    tagc_status status = phase(r);
+    if (status != TAGC_OK) return fail(r, status);
+    step->job.more = step->next != NULL;
+    if (!step->next) finish(r);
     return TAGC_OK;
 }
 
@@ -176,32 +190,31 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
-    if (r->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
-    if (overlap(gradient, r->options.n_elems, output, tagc_output_elems(&r->options, r->world_size)))
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
+    if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
-    r->gradient = gradient;
-    r->output = output;
-    r->step++;
-    r->begun = 1;
-    r->job.start = start_step;
-    r->job.run = run_step;
-    r->job.finish = finish_step;
-    r->job.arg = r;
-    tagc_comm_submit(r->comm, &r->job);
+    r->now.gradient = gradient;
+    r->now.output = output;
+    r->now.number++;
+    r->now.begun = 1;
+    r->now.job = (tagc_job){.run = run_phase, .is_ready = is_ready, .arg = r};
+    tagc_then(r, NULL, NULL, 0, 0, -1); /* where the exchange begins to post is for its start to say */
+    tagc_comm_submit(r->comm, &r->now.job);
     return TAGC_OK;
 }
 
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (!r->begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
-    tagc_status status = tagc_comm_join(r->comm, &r->job);
-    r->begun = 0;
+    if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
+    tagc_status status = tagc_comm_join(r->comm, &r->now.job);
+    r->now.begun = 0;
     if (status == TAGC_OK && stats) {
         if (stats->struct_bytes != sizeof *stats)
             return tagc_fail(TAGC_ERR_ARGUMENT,
                              "stats->struct_bytes is %zu, must be %zu (the step itself went well)",
                              stats->struct_bytes, sizeof *stats);
-        *stats = r->stats;
+        *stats = r->now.stats;
     }
     return status;
 }
@@ -214,24 +227,25 @@ tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *outp
 
 tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (r->begun) return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
+    if (r->now.begun)
+        return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
     if (sparsity > 0 && r->options.rotate)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g and rotate is 1, which needs sparsity 0",
                          sparsity);
     if (sparsity == r->options.sparsity) return TAGC_OK;
+    if (!r->exchange->is_selective) {
+        r->options.sparsity = sparsity;
+        return TAGC_OK;
+    }
     tagc_reducer fresh = *r;
     fresh.options.sparsity = sparsity;
-    if (r->options.exchange != TAGC_EXCHANGE_DENSE) TAGC_TRY(lay_out(&fresh));
-    if (!r->residual) { /* direct: where all was sent, something now stays */
-        tagc_status status = make_residual(&fresh);
-        if (status != TAGC_OK) {
-            tagc_memory_destroy(fresh.arena);
-            return status;
-        }
-    }
-    if (fresh.arena != r->arena) tagc_memory_destroy(r->arena);
-    *r = fresh;
-    return TAGC_OK;
+    tagc_status status = lay_out(&fresh);
+    if (status == TAGC_OK && !r->residual)
+        status = make_residual(&fresh); /* where all was sent, something now stays */
+    tagc_memory_destroy(status == TAGC_OK ? r->arena : fresh.arena);
+    tagc_memory_destroy(status == TAGC_OK ? r->state : fresh.state);
+    if (status == TAGC_OK) *r = fresh;
+    return status;
 }

@@ -12,7 +12,7 @@ const float *tagc_reducer_residual(const tagc_reducer *r, uint64_t *n_elems) {
 
 static tagc_status check_idle(const tagc_reducer *r, const char *what) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (r->begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
+    if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
     return TAGC_OK;
 }
 

@@ -1,6 +1,9 @@
-/* What a reducer has under way and what it cost. */
+/* Phases of a step and the messages it has under way. */
+#include "exchange/step.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
+
+#include <string.h>
 
 const char *tagc_phase_name(int phase) {
     static const char *const names[TAGC_N_PHASES] = {"select", "index", "encode", "decode", "wait"};
@@ -9,44 +12,92 @@ const char *tagc_phase_name(int phase) {
 
 double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s) {
     double now_s = tagc_clock_s();
-    r->stats.time_s[phase] += now_s - start_s;
+    r->now.stats.time_s[phase] += now_s - start_s;
     tagc_comm_trace(r->comm, "codec", tagc_phase_name((int)phase), start_s, now_s, 0, r->options.tag);
     return now_s;
 }
 
-void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, int n_rounds, int n_pairs) {
-    size_t n_others = (size_t)r->world_size - 1;
-    size_t n_parts = 2 * ((size_t)n_rounds * n_others + (size_t)n_pairs);
-    r->n_messages = n_rounds + n_pairs;
-    r->messages = tagc_arena_take(arena, (size_t)r->n_messages, sizeof *r->messages);
+static tagc_lane lane_of(int round) {
+    static const tagc_lane lanes[TAGC_N_ROUNDS] = {TAGC_LANE_REDUCE, TAGC_LANE_REDUCE_2, TAGC_LANE_REDUCE_3,
+                                                   TAGC_LANE_REDUCE_4, TAGC_LANE_REDUCE_5};
+    return lanes[round];
+}
+
+static uint32_t lanes_of(int low, int high) {
+    uint32_t lanes = 0;
+    for (int round = low; round <= high && round < TAGC_N_ROUNDS; round++) lanes |= 1u << lane_of(round);
+    return lanes;
+}
+
+void tagc_then(tagc_reducer *r, tagc_phase_fn next, tagc_message *awaited, int n, int low, int high) {
+    r->now.next = next;
+    r->now.awaited = awaited;
+    r->now.n_awaited = n;
+    r->now.job.next_lanes = lanes_of(low, high);
+    r->now.job.later_lanes = lanes_of(low, TAGC_N_ROUNDS - 1);
+}
+
+/* ---- messages ---- */
+
+void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, const tagc_room *rooms, int n_rooms) {
+    int n_messages = 1, n_others = r->world_size - 1; /* one of them for the agreement */
+    size_t n_parts = 2 * (size_t)n_others;
+    for (int i = 0; i < n_rooms; i++) {
+        n_messages += rooms[i].n_messages;
+        n_parts += 2 * (size_t)rooms[i].n_messages * (size_t)rooms[i].n_peers;
+    }
+    r->n_messages = n_messages;
+    r->messages = tagc_arena_take(arena, (size_t)n_messages, sizeof *r->messages);
     tagc_part *parts = tagc_arena_take(arena, n_parts, sizeof *parts);
     if (!r->messages) return;
-    for (int m = 0; m < r->n_messages; m++) {
-        size_t n_most = m < n_rounds ? n_others : 1;
-        r->messages[m] = (tagc_message){.sends = parts, .receives = parts + n_most};
-        parts += 2 * n_most;
+    tagc_message *message = r->messages;
+    for (int i = 0; i <= n_rooms; i++) {
+        tagc_room room = i < n_rooms ? rooms[i] : (tagc_room){1, n_others};
+        for (int m = 0; m < room.n_messages; m++, parts += 2 * room.n_peers)
+            *message++ = (tagc_message){.sends = parts, .receives = parts + room.n_peers};
     }
+    r->agreement = message - 1;
 }
 
 void tagc_message_clear(tagc_message *message) {
     message->n_sends = message->n_receives = 0;
 }
 
-void tagc_message_send(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset) {
-    message->sends[message->n_sends++] = (tagc_part){peer, n_bytes, offset};
+void tagc_message_to(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset) {
+    if (n_bytes) message->sends[message->n_sends++] = (tagc_part){rank, n_bytes, offset};
 }
 
-void tagc_message_receive(tagc_message *message, int peer, uint64_t n_bytes, uint64_t offset) {
-    message->receives[message->n_receives++] = (tagc_part){peer, n_bytes, offset};
+void tagc_message_from(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset) {
+    if (n_bytes) message->receives[message->n_receives++] = (tagc_part){rank, n_bytes, offset};
 }
 
-void tagc_message_pair(tagc_message *message, int to, uint64_t send_bytes, int from, uint64_t recv_bytes) {
-    tagc_message_clear(message);
-    tagc_message_send(message, to, send_bytes, 0);
-    tagc_message_receive(message, from, recv_bytes, 0);
+static void reverse(tagc_part *parts, uint32_t n) {
+    for (uint32_t i = 0; i < n / 2; i++) {
+        tagc_part part = parts[i];
+        parts[i] = parts[n - 1 - i];
+        parts[n - 1 - i] = part;
+    }
 }
 
-void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, const void *send, void *recv) {
+/* Partners come in the order of a ring, forwards or backwards, and a transfer wants them ascending. */
+static void ascend(tagc_part *parts, uint32_t n) {
+    uint32_t n_falls = 0, first = 0;
+    for (uint32_t i = 1; i < n; i++) n_falls += parts[i].peer < parts[i - 1].peer;
+    if (n_falls == 0) return;
+    if (n_falls > 1 || parts[n - 1].peer > parts[0].peer) reverse(parts, n);
+    for (uint32_t i = 1; i < n && !first; i++)
+        if (parts[i].peer < parts[i - 1].peer) first = i;
+    if (!first) return;
+    reverse(parts, first);
+    reverse(parts + first, n - first);
+    reverse(parts, n);
+}
+
+void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg,
+                             const void *send, void *recv, tagc_leg part, uint64_t part_sent,
+                             uint64_t part_received) {
+    ascend(message->sends, message->n_sends);
+    ascend(message->receives, message->n_receives);
     message->ticket = (tagc_ticket){
         .transfer = {.n_sends = message->n_sends,
                      .n_receives = message->n_receives,
@@ -55,20 +106,33 @@ void tagc_message_post(tagc_reducer *r, tagc_message *message, tagc_leg leg, con
                      .send = send,
                      .recv = recv},
         .leg = leg,
+        .part_leg = part,
+        .part_sent = part_sent,
+        .part_received = part_received,
         .tag = r->options.tag,
     };
     message->in_flight = 1;
-    tagc_comm_post(r->comm, TAGC_LANE_REDUCE, &message->ticket);
+    tagc_comm_post(r->comm, lane_of(round), &message->ticket);
+}
+
+void tagc_message_post(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg, const void *send,
+                       void *recv) {
+    tagc_message_post_parts(r, message, round, leg, send, recv, leg, 0, 0);
 }
 
 tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message) {
     if (!message->in_flight) return TAGC_OK;
+    const tagc_ticket *ticket = &message->ticket;
+    tagc_reducer_stats *stats = &r->now.stats;
+    int must_wait = !tagc_message_done(r, message);
     double start_s = tagc_clock_s();
     tagc_status status = tagc_comm_wait(r->comm, &message->ticket);
     message->in_flight = 0;
-    tagc_phase_end(r, TAGC_PHASE_WAIT, start_s);
-    r->stats.n_bytes_sent[message->ticket.leg] += message->ticket.n_bytes_sent;
-    r->stats.n_bytes_received[message->ticket.leg] += message->ticket.n_bytes_received;
+    if (must_wait) tagc_phase_end(r, TAGC_PHASE_WAIT, start_s);
+    stats->n_bytes_sent[ticket->leg] += ticket->n_bytes_sent - ticket->part_sent;
+    stats->n_bytes_received[ticket->leg] += ticket->n_bytes_received - ticket->part_received;
+    stats->n_bytes_sent[ticket->part_leg] += ticket->part_sent;
+    stats->n_bytes_received[ticket->part_leg] += ticket->part_received;
     return status;
 }
 
@@ -78,4 +142,28 @@ int tagc_message_done(const tagc_reducer *r, const tagc_message *message) {
 
 void tagc_messages_drain(tagc_reducer *r) {
     for (int m = 0; m < r->n_messages; m++) (void)tagc_message_wait(r, &r->messages[m]);
+}
+
+int tagc_partner_to(const tagc_reducer *r, int s) {
+    return (r->rank + 1 + s) % r->world_size;
+}
+
+int tagc_partner_from(const tagc_reducer *r, int s) {
+    return (r->rank + 2 * r->world_size - 1 - s) % r->world_size;
+}
+
+int tagc_partner_step(const tagc_reducer *r, int from) {
+    return (r->rank + r->world_size - 1 - from) % r->world_size;
+}
+
+/* Largest bit pattern of |value|: NaN and Inf are on top. */
+int tagc_holds_nonfinite(const float *values, size_t n) {
+    uint32_t largest = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        bits &= 0x7fffffffu;
+        largest = bits > largest ? bits : largest;
+    }
+    return largest >= 0x7f800000u;
 }

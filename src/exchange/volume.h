@@ -28,6 +28,10 @@ typedef struct tagc_volume {
     int sketching;                      /* a sketch that keeps everything sends no cells */
 } tagc_volume;
 
+/* One transfer more, to ranks anywhere or to ranks of the own host. */
+void tagc_volume_add(tagc_volume *volume, tagc_leg leg, double n_bytes);
+void tagc_volume_add_within(tagc_volume *volume, tagc_leg leg, double n_bytes);
+
 /* Bytes that `rank` sends in one step without values that are not finite or near it. data may be NULL for dense.
  * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
@@ -42,7 +46,9 @@ uint64_t tagc_norm_bytes(int world_size);
 typedef struct tagc_exchange_memory {
     uint64_t buffers;
     uint64_t residual;
-    uint64_t spare; /* shared by the reducers of one n_elems on a comm */
+    uint64_t
+        spare; /* one, which the reducers of one n_elems on a comm share; of small ones there are more, see
+                       tagc_comm_n_spares */
 } tagc_exchange_memory;
 
 tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size,

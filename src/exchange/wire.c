@@ -98,8 +98,9 @@ static tagc_status check_fields(const tagc_wire_header *header) {
     if (header->coding > max_coding)
         return tagc_fail(TAGC_ERR_CORRUPT, "%s coding is %d, must be in [0, %d]",
                          is_fragment ? "value" : "index", header->coding, max_coding);
-    if (header->flags > TAGC_WIRE_FLAG_NONFINITE)
-        return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known is 1", header->flags);
+    uint32_t known = TAGC_WIRE_FLAG_NONFINITE | (is_fragment ? TAGC_WIRE_FLAG_FAILED : 0);
+    if (header->flags & ~known)
+        return tagc_fail(TAGC_ERR_CORRUPT, "flags are %u, known are %u", header->flags, known);
     if (!isfinite(header->max_abs) || header->max_abs < 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
                          (double)header->max_abs);
@@ -109,7 +110,7 @@ static tagc_status check_fields(const tagc_wire_header *header) {
         return tagc_fail(TAGC_ERR_CORRUPT, "%u of %llu bytes are positions", header->index_bytes,
                          (unsigned long long)header->body_bytes);
     if (is_fragment && header->flags && header->body_bytes)
-        return tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow of what is not finite",
+        return tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow of what does not count",
                          (unsigned long long)header->body_bytes);
     return TAGC_OK;
 }
@@ -122,10 +123,12 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
     if (memcmp(bytes + AT_MAGIC, magic, sizeof magic) != 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
                          bytes[2], bytes[3]);
-    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
+    read_fields(bytes, header);
+    /* A saved residual is as it was in version 1. */
+    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION &&
+        !(bytes[AT_VERSION] == 1 && header->kind == TAGC_WIRE_STATE))
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
                          TAGC_WIRE_VERSION);
-    read_fields(bytes, header);
     uint64_t n_behind = header->kind == TAGC_WIRE_FRAGMENT ? 0 : header->body_bytes;
     if (n_behind != n_bytes - TAGC_WIRE_HEADER_BYTES)
         return tagc_fail(TAGC_ERR_CORRUPT, "the header says %llu bytes follow, there are %llu",

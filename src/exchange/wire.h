@@ -8,7 +8,7 @@
 #include "tagc/tagc.h"
 
 #define TAGC_WIRE_HEADER_BYTES 64
-#define TAGC_WIRE_VERSION 1
+#define TAGC_WIRE_VERSION 2
 
 typedef enum tagc_wire_kind {
     TAGC_WIRE_INDEX = 1, /* body: what the sender kept of the receiver's shard */
@@ -18,12 +18,13 @@ typedef enum tagc_wire_kind {
         4,               /* body: positions of the sender's shard that its sketch did not give back, uint32 */
     TAGC_WIRE_STATE = 5, /* body: a residual, float */
     TAGC_WIRE_FRAGMENT =
-        6, /* direct: the body follows in transfers of its own, since only now its length is known */
+        6, /* direct: of the body the front is behind it, or nothing, and the rest follows in another transfer */
     TAGC_WIRE_PARAMETERS =
         7 /* gathers of deltas: coding 0 whole (bf16), 1 a delta, behind n_items checksums */
 } tagc_wire_kind;
 
 #define TAGC_WIRE_FLAG_NONFINITE 1u /* the sender's unit holds NaN or Inf */
+#define TAGC_WIRE_FLAG_FAILED 2u    /* fragment: the sender has failed in this step, and sends no body */
 
 typedef struct tagc_wire_header {
     int kind;             /* tagc_wire_kind */
@@ -38,7 +39,7 @@ typedef struct tagc_wire_header {
     uint32_t status;      /* agreement: tagc_status of the sender */
     uint64_t body_sum;    /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
-    uint64_t body_bytes;  /* behind the header; fragment: of the body that follows */
+    uint64_t body_bytes;  /* behind the header; fragment: of the body, wherever it travels */
     uint64_t step;        /* how many steps the reducer, or gathers the gatherer, has begun: from 1 */
 } tagc_wire_header;
 

@@ -54,11 +54,15 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
                         ticket->n_bytes_sent, ticket->tag);
     pthread_mutex_lock(&comm->lock);
     if (status == TAGC_OK) {
-        comm->n_bytes_sent[ticket->leg] += ticket->n_bytes_sent;
-        comm->n_bytes_received[ticket->leg] += ticket->n_bytes_received;
+        comm->n_bytes_sent[ticket->leg] += ticket->n_bytes_sent - ticket->part_sent;
+        comm->n_bytes_received[ticket->leg] += ticket->n_bytes_received - ticket->part_received;
+        comm->n_bytes_sent[ticket->part_leg] += ticket->part_sent;
+        comm->n_bytes_received[ticket->part_leg] += ticket->part_received;
     }
     ticket->status = status;
     ticket->state = TICKET_DONE; /* from here on the memory is the poster's */
+    comm->n_done++;
+    pthread_cond_signal(&comm->work);
     pthread_cond_broadcast(&comm->done);
     pthread_mutex_unlock(&comm->lock);
 }
@@ -316,10 +320,10 @@ static void stop_threads(tagc_comm *comm) {
 }
 
 static void release(tagc_comm *comm) {
-    for (tagc_spare *next, *spare = comm->spares; spare; spare = next) {
-        next = spare->next;
-        tagc_memory_destroy(spare->values);
-        tagc_memory_destroy(spare);
+    for (tagc_spares *next, *spares = comm->spares; spares; spares = next) {
+        next = spares->next;
+        for (int i = 0; i < spares->n_free; i++) tagc_memory_destroy(spares->free[i]);
+        tagc_memory_destroy(spares);
     }
     pthread_cond_destroy(&comm->work);
     pthread_cond_destroy(&comm->done);

@@ -20,9 +20,10 @@ struct tagc_comm {
     int broken; /* for good; the reason is in error, which is then constant */
     char error[TAGC_ERROR_TEXT_BYTES];
 
-    pthread_cond_t work; /* of the worker: a job was submitted, or stopping */
-    tagc_job *jobs, **jobs_end;
-    tagc_spare *spares;
+    pthread_cond_t work;        /* of the worker: a job was submitted, a ticket is done, or stopping */
+    tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
+    uint64_t n_done;            /* tickets */
+    tagc_spares *spares;
 
     int stopping;
     int n_threads; /* of the two that were started; the creator's */

@@ -35,7 +35,9 @@ for leg, n_bytes in arm["n_bytes_sent"].items():
     assert n_bytes == mean([s["n_bytes_sent"][leg] for s in steps]), (leg, n_bytes, steps)
 for count in "n_kept", "n_union":
     assert arm[count] == mean([s[count] for s in steps]), (count, arm[count], steps)
-assert arm["n_bytes_sent"]["index"] > 0 and arm["n_bytes_sent"]["values"] > 0
+# direct sends positions of small units among the values
+assert arm["n_bytes_sent"]["index"] > 0 or "exchange=direct" in name
+assert arm["n_bytes_sent"]["values"] > 0
 PY
 }
 train=(--model tiny --data data --batch-size 1 --seq-len 32 --steps 3 --ranks 2 --eval-every never --quiet)

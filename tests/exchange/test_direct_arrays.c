@@ -1,6 +1,6 @@
 /* The arrays of a direct reducer belong to its codes: while no code is at work, gradient, output, residual and spare lie in
  * pages that nobody may touch. What another device would need (docs/architecture.md) is then in one table. */
-#include "exchange/reducer.h"
+#include "exchange/direct/direct.h"
 #include "ranks.h"
 
 #include <sys/mman.h>
@@ -30,10 +30,14 @@ static void protect(const arrays *a, int how) {
 /* Codes get their options out of the reducer. */
 static arrays all[MAX_RANKS];
 
+static int is_of(const tagc_direct *d, const tagc_code_options *options) {
+    return options == &d->fragment || options == &d->sums;
+}
+
 static arrays *open_arrays(const tagc_code_options *options) {
     for (int r = 0; r < MAX_RANKS; r++) {
         const tagc_reducer *reducer = __atomic_load_n(&all[r].reducer, __ATOMIC_ACQUIRE);
-        if (!reducer || (options != &reducer->direct.fragment && options != &reducer->direct.sums)) continue;
+        if (!reducer || !is_of(tagc_direct_of(reducer), options)) continue;
         all[r].n_opened++;
         protect(&all[r], PROT_READ | PROT_WRITE);
         return &all[r];
@@ -90,11 +94,11 @@ static const tagc_code guarded = {.max_bytes = max_bytes,
 
 static void put(tagc_reducer *r, const tagc_code *fragment_code, const tagc_code *sums_code, float *residual,
                 float *spare) {
-    r->direct.fragment_code = fragment_code;
-    r->direct.sums_code = sums_code;
+    tagc_direct_of(r)->fragment_code = fragment_code;
+    tagc_direct_of(r)->sums_code = sums_code;
     if (!r->residual) return;
     r->residual = residual;
-    r->spare->values = spare;
+    r->spares->free[r->spares->n_free - 1] = spare; /* the next to be taken */
 }
 
 static void body(rank_run *run) {
@@ -110,14 +114,16 @@ static void body(rank_run *run) {
           *copy = malloc(n * sizeof *copy);
     if (!CHECK(run, tagc_reducer_create(run->comm, options, &plain) == TAGC_OK)) return;
     if (!CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == TAGC_OK)) return;
-    size_t n_output = (size_t)tagc_direct_output(options, run->world_size);
+    size_t n_output = (size_t)reducer->exchange->output_elems(options, run->world_size);
     for (int step = 0; step < N_STEPS; step++) {
         for (size_t i = 0; i < n; i++) copy[i] = random_gradient((uint64_t)step, run->rank, i);
         memcpy(gradient, copy, n * sizeof *copy);
         CHECK(run, tagc_reducer_run(plain, copy, expected, NULL) == TAGC_OK);
 
-        float *residual = reducer->residual, *spare = reducer->spare ? reducer->spare->values : NULL;
-        const tagc_code *codes[] = {reducer->direct.fragment_code, reducer->direct.sums_code};
+        float *residual = reducer->residual,
+              *spare = reducer->spares ? reducer->spares->free[reducer->spares->n_free - 1] : NULL;
+        const tagc_code *codes[] = {tagc_direct_of(reducer)->fragment_code,
+                                    tagc_direct_of(reducer)->sums_code};
         if (residual) memcpy(a->of[2], residual, n * sizeof *residual);
         put(reducer, &guarded, &guarded, a->of[2], a->of[3]);
         __atomic_store_n(&a->reducer, reducer, __ATOMIC_RELEASE);

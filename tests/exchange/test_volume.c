@@ -2,7 +2,8 @@
  * every exchange and option that changes them. What depends on the data comes from the step itself. */
 #include "ranks.h"
 
-#include "exchange/reducer.h"
+#include "exchange/direct/direct.h"
+#include "exchange/paper/paper.h"
 #include "exchange/volume.h"
 
 #include <math.h>
@@ -25,7 +26,8 @@ static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
                        const tagc_reducer_options *options, const tagc_reducer_stats *stats) {
     uint64_t n_union[MAX_RANKS], n_left[MAX_RANKS];
     int rank = run->rank;
-    gather_counts(run, reducer->n_union ? reducer->n_union[rank] : 0, n_union);
+    int has_union = options->exchange == TAGC_EXCHANGE_PACKED || options->exchange == TAGC_EXCHANGE_SKETCH;
+    gather_counts(run, has_union ? tagc_own_union(reducer).n : 0, n_union);
     gather_counts(run, stats->n_unpeeled, n_left);
     tagc_volume planned;
     tagc_volume_data data = {.n_union = n_union, .n_left = n_left};
@@ -161,8 +163,8 @@ static void direct_once(rank_run *run) {
     CHECK(run, tagc_reducer_run(plain, gradient, output, NULL) == TAGC_OK);
     CHECK(run, tagc_reducer_run(reducer, gradient, output, &stats) == TAGC_OK);
     tagc_encoded bodies[MAX_RANKS], sums = {0};
-    gather_bodies(run, &plain->direct, bodies);
-    const tagc_direct *d = &reducer->direct;
+    gather_bodies(run, tagc_direct_of(plain), bodies);
+    const tagc_direct *d = tagc_direct_of(reducer);
     size_t own = (size_t)(options.all_reduce == 1 ? run->rank : d->host);
     if (d->coded && options.all_reduce)
         sums = (tagc_encoded){.n_bytes = d->received[own].n_bytes,
@@ -234,7 +236,7 @@ static void expect_once(rank_run *run) {
     double density = 1 - e->options.sparsity;
     tagc_volume planned;
     tagc_volume_data data = {.kept_density = density,
-                             .union_density = 1 - pow(1 - density, reducer->direct.n_hosts)};
+                             .union_density = 1 - pow(1 - density, tagc_direct_of(reducer)->n_hosts)};
     CHECK(run, tagc_reducer_volume(&e->options, run->world_size, run->rank, &data, &planned) == TAGC_OK);
     e->sent[run->rank] = e->planned[run->rank] = e->within[run->rank] = 0;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {

@@ -146,79 +146,88 @@ static void test_jobs(void **state) {
     tagc_local_group_destroy(group);
 }
 
-/* Stages of jobs: letters s, r, f for start, run and finish, capitals for the second job. */
-typedef struct staged_job {
+/* A job of phases that writes down what it does; each phase waits for a word of the test's. */
+typedef struct phased_job {
     tagc_job job;
-    char stages[3];
-    char *log;               /* shared by both */
-    pthread_barrier_t *gate; /* run waits here, may be NULL */
-    tagc_status run_status, finish_status;
-} staged_job;
+    const char *phases;    /* a letter per phase */
+    const uint32_t *lanes; /* (phases) what each may post on; after the last of them 0 */
+    int n_run, fails_at;   /* -1: never */
+    int *may_go;           /* so many phases of this job, or fewer, are ready */
+    char *log;             /* shared by all */
+} phased_job;
 
-static void write_down(staged_job *self, int stage) {
+static void announce(phased_job *self) {
+    size_t n = strlen(self->phases);
+    self->job.next_lanes = self->lanes[self->n_run];
+    self->job.later_lanes = 0;
+    for (size_t i = (size_t)self->n_run; i < n; i++) self->job.later_lanes |= self->lanes[i];
+}
+
+static int is_phase_ready(void *arg) {
+    phased_job *self = arg;
+    return __atomic_load_n(self->may_go, __ATOMIC_ACQUIRE) > self->n_run;
+}
+
+static tagc_status run_phase(void *arg) {
+    phased_job *self = arg;
     size_t n = strlen(self->log);
-    self->log[n] = self->stages[stage];
+    self->log[n] = self->phases[self->n_run];
     self->log[n + 1] = 0;
+    if (self->n_run++ == self->fails_at) return tagc_fail(TAGC_ERR_IO, "phase %c went wrong", self->log[n]);
+    self->job.more = self->phases[self->n_run] != 0;
+    if (self->job.more) announce(self);
+    return TAGC_OK;
 }
 
-static void start_staged(void *arg) {
-    staged_job *self = arg;
-    write_down(self, 0);
-}
-
-static tagc_status run_staged(void *arg) {
-    staged_job *self = arg;
-    if (self->gate) pthread_barrier_wait(self->gate);
-    write_down(self, 1);
-    return self->run_status == TAGC_OK ? TAGC_OK : tagc_fail(self->run_status, "run went wrong");
-}
-
-static tagc_status finish_staged(void *arg) {
-    staged_job *self = arg;
-    write_down(self, 2);
-    return self->finish_status == TAGC_OK ? TAGC_OK : tagc_fail(self->finish_status, "finish went wrong");
-}
-
-static staged_job staged(const char *stages, char *log, pthread_barrier_t *gate) {
-    staged_job made = {
-        .job = {.start = start_staged, .run = run_staged, .finish = finish_staged}, .log = log, .gate = gate};
-    memcpy(made.stages, stages, 3);
+static phased_job phased(const char *phases, const uint32_t *lanes, int fails_at, int *may_go, char *log) {
+    phased_job made = {.job = {.run = run_phase, .is_ready = is_phase_ready},
+                       .phases = phases,
+                       .lanes = lanes,
+                       .fails_at = fails_at,
+                       .may_go = may_go,
+                       .log = log};
+    announce(&made);
     return made;
 }
 
-/* The second job is there before the first one's run is over, so its start comes before the first one's
- * finish; each stage happens once whatever fails. */
-static void test_job_stages(void **state) {
+/* The worker looks again when something is submitted. */
+static void nudge(tagc_comm *comm) {
+    phased_job dummy = phased(".", (uint32_t[]){0, 0}, -1, (int[]){1}, (char[8]){""});
+    dummy.job.arg = &dummy;
+    tagc_comm_submit(comm, &dummy.job);
+    assert_int_equal(tagc_comm_join(comm, &dummy.job), TAGC_OK);
+}
+
+/* Three phases of a job post on lanes 0, 4 and 7. A younger one goes on as far as the older has left the lanes, whatever is
+ * ready; where the older fails, all lanes are free. */
+static void test_job_phases(void **state) {
     (void)state;
+    static const uint32_t lanes[] = {1u << 0, 1u << 4, 1u << 7, 0};
     static const struct {
-        tagc_status run, finish;
-        const char *log, *error;
-    } cases[] = {{TAGC_OK, TAGC_OK, "srSfRF", NULL},
-                 {TAGC_OK, TAGC_ERR_IO, "srSfRF", "finish went wrong"},
-                 {TAGC_ERR_IO, TAGC_OK, "srSRF", "run went wrong"}};
+        int fails_at;
+        const char *logs[4]; /* after so many phases of the older are ready, and all of the younger */
+    } cases[] = {{-1, {"", "aA", "aAbB", "aAbBcC"}}, {1, {"", "aA", "aAbBC", "aAbBC"}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         tagc_local_group *group;
         tagc_comm *comm = lonely_comm(NULL, &group);
-        pthread_barrier_t gate;
-        pthread_barrier_init(&gate, NULL, 2);
         char log[32] = "";
-        staged_job first = staged("srf", log, &gate), second = staged("SRF", log, NULL);
+        int older = 0, younger = 3;
+        phased_job first = phased("abc", lanes, cases[i].fails_at, &older, log),
+                   second = phased("ABC", lanes, -1, &younger, log);
         first.job.arg = &first;
         second.job.arg = &second;
-        first.run_status = cases[i].run;
-        first.finish_status = cases[i].finish;
         tagc_comm_submit(comm, &first.job);
         tagc_comm_submit(comm, &second.job);
-        pthread_barrier_wait(&gate);
+        for (int n = 0; n <= 3; n++) {
+            __atomic_store_n(&older, n, __ATOMIC_RELEASE);
+            nudge(comm);
+            nudge(comm); /* what the first made possible has happened by the end of the second */
+            assert_string_equal(log, cases[i].logs[n]);
+        }
         assert_int_equal(tagc_comm_join(comm, &second.job), TAGC_OK);
-        assert_int_equal(tagc_comm_join(comm, &first.job), cases[i].error ? TAGC_ERR_IO : TAGC_OK);
-        if (cases[i].error) assert_string_equal(tagc_last_error(), cases[i].error);
-        assert_string_equal(log, cases[i].log);
-        tagc_comm_submit(comm, &second.job); /* alone, and a second time */
-        assert_int_equal(tagc_comm_join(comm, &second.job), TAGC_OK);
-        assert_string_equal(log + strlen(cases[i].log), "SRF");
+        assert_int_equal(tagc_comm_join(comm, &first.job), i ? TAGC_ERR_IO : TAGC_OK);
+        if (i) assert_string_equal(tagc_last_error(), "phase b went wrong");
         tagc_comm_destroy(comm);
-        pthread_barrier_destroy(&gate);
         tagc_local_group_destroy(group);
     }
 }
@@ -227,23 +236,35 @@ static void test_spares(void **state) {
     (void)state;
     tagc_local_group *group;
     tagc_comm *comm = lonely_comm(NULL, &group);
-    tagc_spare *a, *b, *c;
-    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &a), TAGC_OK);
-    assert_int_equal(tagc_comm_spare_acquire(comm, 200, &b), TAGC_OK);
-    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &c), TAGC_OK);
+    tagc_spares *a, *b, *c;
+    uint64_t large = TAGC_MORE_SPARE_BYTES; /* elements: four times as many bytes */
+    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &a), TAGC_OK);
+    assert_int_equal(tagc_comm_spares_acquire(comm, large, &b), TAGC_OK);
+    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &c), TAGC_OK);
     assert_ptr_equal(a, c);
     assert_ptr_not_equal(a, b);
     assert_int_equal(a->n_users, 2);
-    for (int i = 0; i < 100; i++) a->values[i] = 1;
-    tagc_comm_spare_release(comm, a);
+    float *first = tagc_comm_spare_take(comm, a), *second = tagc_comm_spare_take(comm, a);
+    assert_true(first && second && first != second); /* one each, where they are small */
+    assert_null(tagc_comm_spare_take(comm, a));
+    for (int i = 0; i < 100; i++) first[i] = second[i] = 1;
+    tagc_comm_spare_give(comm, a, second);
+    assert_ptr_equal(tagc_comm_spare_take(comm, a), second);
+    tagc_comm_spare_give(comm, a, first);
+    tagc_comm_spares_release(comm, a);
     assert_int_equal(c->n_users, 1);
-    assert_true(c->values[99] == 1); /* still there for its other user */
-    tagc_comm_spare_release(comm, c);
-    assert_int_equal(tagc_comm_spare_acquire(comm, 100, &a), TAGC_OK);
+    assert_true(second[99] == 1); /* still there for its other user */
+    assert_null(tagc_comm_spare_take(comm, c));
+    tagc_comm_spare_give(comm, c, second);
+    tagc_comm_spares_release(comm, c);
+    assert_int_equal(tagc_comm_spares_acquire(comm, 100, &a), TAGC_OK);
     assert_int_equal(a->n_users, 1);
-    tagc_comm_spare_release(comm, a);
-    tagc_comm_spare_release(comm, NULL);
-    assert_int_equal(tagc_comm_spare_acquire(comm, UINT64_MAX / 2, &a), TAGC_ERR_MEMORY);
+    tagc_comm_spares_release(comm, a);
+    tagc_comm_spares_release(comm, NULL);
+    assert_int_equal(tagc_comm_spares_acquire(comm, large, &c), TAGC_OK);
+    assert_int_equal(c->n_made, 1); /* one for both: they take turns */
+    assert_int_equal(tagc_comm_n_spares(1000, 100), TAGC_MOST_SPARES);
+    assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2, &a), TAGC_ERR_MEMORY);
     assert_null(a);
     tagc_comm_destroy(comm); /* frees b, which nobody released */
     tagc_local_group_destroy(group);
@@ -393,7 +414,7 @@ static void test_names(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_local_storm), cmocka_unit_test(test_all_gather), cmocka_unit_test(test_barrier),
-        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_job_stages), cmocka_unit_test(test_spares),
+        cmocka_unit_test(test_jobs),        cmocka_unit_test(test_job_phases), cmocka_unit_test(test_spares),
         cmocka_unit_test(test_trace),       cmocka_unit_test(test_callback),   cmocka_unit_test(test_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

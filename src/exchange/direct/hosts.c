@@ -1,16 +1,19 @@
 /* Within a host: the ranks of one host add what they have for the same destination before anything is encoded.
  *
- * Rows travel whole, bf16 or fp32, while the row before them is encoded. The own part is added as it is; sums are fp32,
- * in the order of local indices. */
+ * Rows travel whole, bf16 or fp32: those of the first stages at once, the others while the rows before them are encoded. The
+ * own part is added as it is; sums are fp32, in the order of local indices. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
-#include "exchange/reducer.h"
 
 #include <string.h>
 
-enum { PIECE_ELEMS = 4096 }; /* of a sum: stays in the cache while all ranks' parts are added */
+enum {
+    PIECE_ELEMS = 4096, /* of a sum: stays in the cache while all ranks' parts are added */
+    LEAST_SLOTS = 2     /* rows under way: one being added, one on the wire */
+};
+static const size_t slots_bytes = (size_t)64 << 20; /* of rows under way, where that is more */
 
 static int is_wide(const tagc_reducer *r) {
     return r->options.values == TAGC_VALUES_FP32;
@@ -20,13 +23,32 @@ static size_t width_of(const tagc_reducer *r) {
     return is_wide(r) ? sizeof(float) : sizeof(uint16_t);
 }
 
+/* Whether rows are copied before they are sent; else they leave the gradient. */
+static int is_staged(const tagc_reducer *r) {
+    return !is_wide(r) || tagc_direct_of(r)->are_rows_together;
+}
+
+void tagc_hosts_shape(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    int is_blocking = r->comm && !tagc_comm_has_lanes(r->comm);
+    size_t n_slots = slots_bytes / (r->shard * width_of(r) * (size_t)d->per_host);
+    if (n_slots < LEAST_SLOTS) n_slots = LEAST_SLOTS;
+    d->n_row_slots = n_slots < (size_t)d->n_hosts ? (int)n_slots : d->n_hosts;
+    d->are_rows_together = is_blocking && d->n_row_slots == d->n_hosts;
+}
+
 void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena) {
-    tagc_direct *d = &r->direct;
-    size_t n_slots = (size_t)(d->n_hosts < TAGC_HOST_DEPTH ? d->n_hosts : TAGC_HOST_DEPTH);
-    size_t n_values = n_slots * (size_t)d->per_host * r->shard;
-    d->halves_send = tagc_arena_take(arena, is_wide(r) ? 0 : n_values, sizeof *d->halves_send);
-    d->host_recv = tagc_arena_take(arena, n_values, width_of(r));
+    tagc_direct *d = tagc_direct_of(r);
+    size_t n_values = (size_t)d->n_row_slots * (size_t)d->per_host * r->shard;
+    d->rows_send = tagc_arena_take(arena, is_staged(r) ? n_values : 0, width_of(r));
+    d->rows_recv = tagc_arena_take(arena, n_values, width_of(r));
     d->host_sum = tagc_arena_take(arena, d->coded ? r->shard : 0, sizeof *d->host_sum);
+}
+
+/* Where the row of stage s to or from the rank `local` stands in rows_send and rows_recv, in values. */
+static size_t row_at(const tagc_reducer *r, int s, int local) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return ((size_t)local * (size_t)d->n_row_slots + (size_t)(s % d->n_row_slots)) * r->shard;
 }
 
 /* One row of work, piece by piece, on as many threads as there are. */
@@ -34,7 +56,7 @@ typedef struct row_job {
     const tagc_reducer *r;
     const float *from; /* the own row */
     uint16_t *halves;  /* narrowing: where it goes */
-    size_t slot;       /* adding: of what arrived */
+    int stage;         /* adding: of what arrived */
     float *sum;
 } row_job;
 
@@ -54,37 +76,64 @@ static void narrow(const tagc_reducer *r, const float *from, uint16_t *halves) {
     tagc_pool_run(r->pool, narrow_work, &job);
 }
 
-/* To every local rank the row of its counterpart on the host of stage s. */
-void tagc_hosts_post(tagc_reducer *r, int s) {
-    tagc_direct *d = &r->direct;
-    size_t n_local = (size_t)d->per_host, slot = (size_t)s % TAGC_HOST_DEPTH, width = width_of(r);
-    uint16_t *halves = is_wide(r) ? NULL : d->halves_send + slot * n_local * r->shard;
-    tagc_message *message = &d->host_in[slot];
-    tagc_message_clear(message);
+/* The row for the counterpart of the rank `local` on the host of stage s; its place among the values that are sent. */
+static size_t stage_row(tagc_reducer *r, int s, int local) {
+    tagc_direct *d = tagc_direct_of(r);
+    size_t row = tagc_direct_row(r, tagc_host_to(d, s), local) * r->shard, at = row_at(r, s, local);
+    if (!is_staged(r)) return row;
+    if (is_wide(r))
+        memcpy((float *)d->rows_send + at, r->now.gradient + row, r->shard * sizeof(float));
+    else
+        narrow(r, r->now.gradient + row, (uint16_t *)d->rows_send + at);
+    return at;
+}
+
+/* Stages [s, end) to every local rank, in the message of s. */
+static void post_rows(tagc_reducer *r, int s, int end) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = &d->rows_in[s % d->n_row_slots];
+    size_t width = width_of(r);
     double start_s = tagc_clock_s();
+    tagc_message_clear(message);
     for (int l = 0; l < d->per_host; l++) {
         if (l == d->local) continue;
         int peer = tagc_rank_of(d, d->host, l);
-        size_t row = tagc_direct_row(r, tagc_host_to(d, s), l) * r->shard;
-        if (halves) narrow(r, r->gradient + row, halves + (size_t)l * r->shard);
-        tagc_message_send(message, peer, r->shard * width, (halves ? (size_t)l * r->shard : row) * width);
-        tagc_message_receive(message, peer, r->shard * width, (size_t)l * r->shard * width);
+        size_t from = stage_row(r, s, l);
+        for (int more = s + 1; more < end; more++) stage_row(r, more, l);
+        size_t n_bytes = (size_t)(end - s) * r->shard * width;
+        tagc_message_to(message, peer, n_bytes, from * width);
+        tagc_message_from(message, peer, n_bytes, row_at(r, s, l) * width);
     }
-    if (halves) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
-    tagc_message_post(r, message, TAGC_LEG_VALUES, halves ? (const void *)halves : (const void *)r->gradient,
-                      d->host_recv + slot * n_local * r->shard * width);
+    if (is_staged(r)) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
+    tagc_message_post(r, message, TAGC_ROUND_ROWS, TAGC_LEG_VALUES,
+                      is_staged(r) ? (const void *)d->rows_send : (const void *)r->now.gradient,
+                      d->rows_recv);
+}
+
+void tagc_hosts_post_first(tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    if (d->are_rows_together) {
+        post_rows(r, 0, d->n_hosts);
+        return;
+    }
+    for (int s = 0; s < d->n_row_slots; s++) post_rows(r, s, s + 1);
+}
+
+tagc_message *tagc_hosts_rows(const tagc_reducer *r, int s) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return &d->rows_in[d->are_rows_together ? 0 : s % d->n_row_slots];
 }
 
 static void add_piece(const row_job *job, size_t at, size_t n) {
     const tagc_reducer *r = job->r;
-    const tagc_direct *d = &r->direct;
+    const tagc_direct *d = tagc_direct_of(r);
     float widened[PIECE_ELEMS], *sum = job->sum + at;
     for (int l = 0; l < d->per_host; l++) {
-        size_t row = (job->slot * (size_t)d->per_host + (size_t)l) * r->shard + at;
+        size_t row = row_at(r, job->stage, l) + at;
         const float *part = job->from + at;
-        if (l != d->local && is_wide(r)) part = (const float *)d->host_recv + row;
+        if (l != d->local && is_wide(r)) part = (const float *)d->rows_recv + row;
         if (l != d->local && !is_wide(r)) {
-            tagc_bf16_widen((const uint16_t *)d->host_recv + row, widened, n);
+            tagc_bf16_widen((const uint16_t *)d->rows_recv + row, widened, n);
             part = widened;
         }
         if (l == 0)
@@ -102,53 +151,60 @@ static void add_work(void *arg, int index, int n_threads) {
 }
 
 static tagc_status add_rows(tagc_reducer *r, int s, float *sum) {
-    tagc_direct *d = &r->direct;
-    size_t slot = (size_t)s % TAGC_HOST_DEPTH;
+    const tagc_direct *d = tagc_direct_of(r);
     size_t own_row = tagc_direct_row(r, tagc_host_to(d, s), d->local) * r->shard;
-    TAGC_TRY(tagc_message_wait(r, &d->host_in[slot]));
+    TAGC_TRY(tagc_message_wait(r, tagc_hosts_rows(r, s)));
     double start_s = tagc_clock_s();
-    row_job job = {.r = r, .from = r->gradient + own_row, .slot = slot, .sum = sum};
+    row_job job = {.r = r, .from = r->now.gradient + own_row, .stage = s, .sum = sum};
     tagc_pool_run(r->pool, add_work, &job);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return TAGC_OK;
 }
 
 tagc_status tagc_hosts_add(tagc_reducer *r, int s) {
-    TAGC_TRY(add_rows(r, s, r->direct.host_sum));
-    if (s + TAGC_HOST_DEPTH < r->direct.n_hosts) tagc_hosts_post(r, s + TAGC_HOST_DEPTH);
+    const tagc_direct *d = tagc_direct_of(r);
+    TAGC_TRY(add_rows(r, s, d->host_sum));
+    int next = s + d->n_row_slots;
+    if (next < d->n_hosts) post_rows(r, next, next + 1);
     return TAGC_OK;
 }
 
 /* ---- one host: a dense reduce-scatter ---- */
 
+static tagc_status shared(tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    double start_s = tagc_clock_s();
+    for (size_t q = 0; q < (size_t)r->world_size && !is_wide(r); q++)
+        if ((int)q != r->rank)
+            tagc_bf16_widen((const uint16_t *)d->rows_recv + q * r->shard, r->now.output + q * r->shard,
+                            r->shard);
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    return tagc_direct_agree(r);
+}
+
 /* Sums to all, in the width of the rows: the owner, too, goes on with what the others get. */
 static tagc_status share_sums(tagc_reducer *r, float *sums) {
-    tagc_direct *d = &r->direct;
+    tagc_direct *d = tagc_direct_of(r);
     size_t width = width_of(r);
-    uint16_t *halves = is_wide(r) ? NULL : d->halves_send;
+    uint16_t *halves = is_wide(r) ? NULL : (uint16_t *)d->rows_send;
+    tagc_message *message = &d->result_out[0];
     double start_s = tagc_clock_s();
     if (halves) {
         narrow(r, sums, halves);
         tagc_bf16_widen(halves, sums, r->shard);
-        r->stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard); /* rounding up can overflow */
+        r->now.stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard); /* rounding up can overflow */
         tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
     }
-    tagc_message_clear(r->round);
+    tagc_message_clear(message);
     for (size_t q = 0; q < (size_t)r->world_size; q++) {
         if ((int)q == r->rank) continue;
-        tagc_message_send(r->round, (int)q, r->shard * width, 0);
-        tagc_message_receive(r->round, (int)q, r->shard * width, q * r->shard * width);
+        tagc_message_to(message, (int)q, r->shard * width, 0);
+        tagc_message_from(message, (int)q, r->shard * width, q * r->shard * width);
     }
-    tagc_message_post(r, r->round, TAGC_LEG_RESULT, halves ? (const void *)halves : (const void *)sums,
-                      halves ? (void *)d->host_recv : (void *)r->output);
-    TAGC_TRY(tagc_message_wait(r, r->round));
-    if (!halves) return TAGC_OK;
-    start_s = tagc_clock_s();
-    for (size_t q = 0; q < (size_t)r->world_size; q++)
-        if ((int)q != r->rank)
-            tagc_bf16_widen((const uint16_t *)d->host_recv + q * r->shard, r->output + q * r->shard,
-                            r->shard);
-    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    tagc_message_post(r, message, TAGC_ROUND_RESULTS, TAGC_LEG_RESULT,
+                      halves ? (const void *)halves : (const void *)sums,
+                      halves ? (void *)d->rows_recv : (void *)r->now.output);
+    tagc_then(r, shared, message, 1, TAGC_ROUND_DIRECT_AGREEMENT, TAGC_ROUND_DIRECT_AGREEMENT);
     return TAGC_OK;
 }
 
@@ -157,9 +213,8 @@ tagc_status tagc_hosts_step(tagc_reducer *r) {
     TAGC_TRY(add_rows(r, 0, sums));
     double start_s = tagc_clock_s();
     for (size_t i = 0; r->scale != 1.0f && i < r->shard; i++) sums[i] *= r->scale;
-    r->stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard);
-    r->stats.n_kept = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
-    r->stats.n_union = r->options.n_elems;
+    r->now.stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard);
+    r->now.stats.n_kept = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    return r->options.all_reduce == 1 ? share_sums(r, sums) : TAGC_OK;
+    return r->options.all_reduce == 1 ? share_sums(r, sums) : tagc_direct_agree(r);
 }

@@ -1,62 +1,94 @@
-/* The first half that sketch and packed share: select, tell each owner what was kept, learn the union of all.
+/* What sketch and packed share: select, tell each owner what was kept, learn the union of all, send its values.
  *
  *   worker | select 0 | select 1 | ... own | OR | plan | encode 0 | encode 1 | ... own | add, decode
  *   wire              | index 0  | index 1 ...   | unions, agreement | values 0 | values 1 ...
  *
  * Shard "0" here is the next rank's, and so on round, so that no two ranks send to one owner at the same
- * time. The new residual grows in the spare; only a step that succeeded on all ranks swaps it in. */
+ * time. Where shards are small, or the transport has no lanes, all of them travel in one message. The new residual grows in a
+ * spare; only a step that succeeded on all ranks swaps it in.
+ *
+ * Arena, in bytes per element of the unit at W = 2, θ = 98.75 % and index or:
+ *
+ *   | index_send 1/8 | index_recv 1/8 | value_send 0.1 | value_recv 0.1 | kept 0.1 |
+ *   | positions, bits, scratch, plan: of one shard | counts per rank | */
 #include "codec/bitmap.h"
 #include "codec/paper/nibble.h"
 #include "codec/paper/pack.h"
 #include "core/clock.h"
-#include "exchange/reducer.h"
+#include "exchange/paper/paper.h"
 
 #include <float.h>
 #include <math.h>
 #include <string.h>
 
+enum { BATCH_BYTES = 65536 }; /* what is sent in one message at least, where there is as much */
+
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-void tagc_indexed_place(tagc_reducer *r, tagc_arena *arena) {
-    size_t n_ranks = (size_t)r->world_size;
-    int is_fixed = r->options.cells == TAGC_CELLS_FIXED;
-    r->k = tagc_select_count(r->shard, r->options.sparsity);
-    r->sketching = r->options.exchange == TAGC_EXCHANGE_SKETCH && r->k < r->shard;
-    r->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
-    r->max_cells = r->sketching ? tagc_sketch_max_cells(r) : 0;
-    r->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->options.index, r->shard));
-    r->value_bytes =
-        tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(r->max_union, r->max_cells) * sizeof(float));
+/* A sketch that keeps everything would only be larger. */
+static const tagc_carrier *choose_carrier(const tagc_reducer *r) {
+    int is_sketch = r->options.exchange == TAGC_EXCHANGE_SKETCH && r->k < r->shard;
+    return is_sketch ? &tagc_carrier_sketch : &tagc_carrier_packed;
+}
 
-    tagc_messages_place(r, arena, 1, 2 * (r->world_size - 1));
+/* The same on all ranks, whatever their k. */
+static void choose_batch(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    size_t n = (BATCH_BYTES + p->index_bytes - 1) / p->index_bytes;
+    int n_partners = r->world_size - 1, is_one = r->comm && !tagc_comm_has_lanes(r->comm);
+    p->batch = is_one || n >= (size_t)n_partners ? n_partners : (int)n;
+    p->n_batches = n_partners ? (n_partners + p->batch - 1) / p->batch : 0;
+}
+
+static void place(tagc_reducer *r, tagc_arena *arena) {
+    tagc_paper *p = tagc_paper_of(r);
+    size_t n_ranks = (size_t)r->world_size;
+    r->k = tagc_select_count(r->shard, r->options.sparsity);
+    p->carrier = choose_carrier(r);
+    p->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
+    p->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->options.index, r->shard));
+    p->value_bytes =
+        tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->carrier->max_words(r)) * sizeof(float));
+    choose_batch(r);
+    tagc_room rooms[] = {{1, r->world_size - 1}, {2 * p->n_batches, p->batch}};
+    tagc_messages_place(r, arena, rooms, 2);
     if (r->messages) {
-        r->round = r->messages;
-        r->index_out = r->messages + 1;
-        r->value_out = r->index_out + (r->world_size - 1);
+        p->round = r->messages;
+        p->index_out = r->messages + 1;
+        p->value_out = p->index_out + p->n_batches;
     }
-    r->index_send = tagc_arena_take(arena, n_ranks, r->index_bytes);
-    r->index_recv = tagc_arena_take(arena, n_ranks, r->index_bytes);
-    r->value_send = tagc_arena_take(arena, n_ranks, r->value_bytes);
-    r->value_recv = tagc_arena_take(arena, n_ranks, r->value_bytes);
-    r->kept_indices = tagc_arena_take(arena, n_ranks * r->k, sizeof *r->kept_indices);
-    r->kept_values = tagc_arena_take(arena, n_ranks * r->k, sizeof *r->kept_values);
-    r->list = tagc_arena_take(arena, r->max_union, sizeof *r->list);
-    r->bits = tagc_arena_take(arena, tagc_bitmap_bytes(r->shard), 1);
-    r->fixed = tagc_arena_take(arena, r->sketching && is_fixed ? r->max_union : 0, sizeof *r->fixed);
-    r->plan_memory = tagc_arena_take(arena, r->sketching ? tagc_peeling_bytes(r->max_union) : 0, 1);
+    p->index_send = tagc_arena_take(arena, n_ranks, p->index_bytes);
+    p->index_recv = tagc_arena_take(arena, n_ranks, p->index_bytes);
+    p->value_send = tagc_arena_take(arena, n_ranks, p->value_bytes);
+    p->value_recv = tagc_arena_take(arena, n_ranks, p->value_bytes);
+    p->kept_indices = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->kept_indices);
+    p->kept_values = tagc_arena_take(arena, n_ranks * r->k, sizeof *p->kept_values);
+    p->own_positions = tagc_arena_take(arena, p->max_union, sizeof *p->own_positions);
+    p->other_positions = tagc_arena_take(arena, p->max_union, sizeof *p->other_positions);
+    p->bits = tagc_arena_take(arena, tagc_bitmap_bytes(r->shard), 1);
     size_t select_bytes = tagc_select_scratch_bytes(r->shard, r->k, r->options.n_threads);
-    r->scratch =
-        tagc_arena_take(arena, larger(select_bytes, r->sketching ? tagc_sketch_scratch_bytes(r) : 0), 1);
-    r->n_kept = tagc_arena_take(arena, n_ranks, sizeof *r->n_kept);
-    r->n_union = tagc_arena_take(arena, n_ranks, sizeof *r->n_union);
-    r->attempt = tagc_arena_take(arena, n_ranks, sizeof *r->attempt);
-    r->n_left = tagc_arena_take(arena, n_ranks, sizeof *r->n_left);
+    p->scratch = tagc_arena_take(arena, larger(select_bytes, p->carrier->scratch_bytes(r)), 1);
+    p->n_kept = tagc_arena_take(arena, n_ranks, sizeof *p->n_kept);
+    p->n_union = tagc_arena_take(arena, n_ranks, sizeof *p->n_union);
+    p->sketch.attempt = tagc_arena_take(arena, n_ranks, sizeof *p->sketch.attempt);
+    p->carrier->place(r, arena);
+}
+
+/* Partners of batch b: [first_of(b), end_of(b)). */
+static int first_of(const tagc_paper *p, int b) {
+    return b * p->batch;
+}
+
+static int end_of(const tagc_reducer *r, int b) {
+    int end = (b + 1) * tagc_paper_of(r)->batch;
+    return end < r->world_size - 1 ? end : r->world_size - 1;
 }
 
 static char *index_body(char *rows, const tagc_reducer *r, int row) {
-    return rows + (size_t)row * r->index_bytes + TAGC_WIRE_HEADER_BYTES;
+    const tagc_paper *p = tagc_paper_of(r);
+    return rows + (size_t)row * p->index_bytes + TAGC_WIRE_HEADER_BYTES;
 }
 
 static uint64_t message_bytes(const tagc_reducer *r) {
@@ -70,57 +102,80 @@ static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, in
                               .k = (uint32_t)r->k,
                               .n_elems = r->shard,
                               .body_bytes = message_bytes(r) - TAGC_WIRE_HEADER_BYTES,
-                              .step = r->step};
+                              .step = r->now.number};
 }
 
 /* ---- select and index, shard by shard ---- */
 
 static float select_shard(tagc_reducer *r, int d) {
+    const tagc_paper *p = tagc_paper_of(r);
     size_t row = (size_t)d * r->shard, kept = (size_t)d * r->k;
-    r->n_kept[d] = 0;
-    if (r->stats.nonfinite) return 0; /* nothing of this step will count */
+    p->n_kept[d] = 0;
+    if (r->now.stats.nonfinite) return 0; /* nothing of this step will count */
     tagc_selection selection;
-    tagc_select(r->gradient + row, r->residual + row, r->spare->values + row, r->shard, r->k,
-                r->kept_indices + kept, r->kept_values + kept, r->scratch, r->pool, &selection);
+    tagc_select(r->now.gradient + row, r->residual + row, r->now.residual + row, r->shard, r->k,
+                p->kept_indices + kept, p->kept_values + kept, p->scratch, r->pool, &selection);
     if (selection.nonfinite) {
-        r->stats.nonfinite = 1;
+        r->now.stats.nonfinite = 1;
         return 0;
     }
-    r->n_kept[d] = selection.n_kept;
-    r->stats.n_kept += selection.n_kept;
+    p->n_kept[d] = selection.n_kept;
+    r->now.stats.n_kept += selection.n_kept;
     return selection.n_kept ? selection.max_abs : 0;
 }
 
 static void make_index(tagc_reducer *r, int d) {
-    uint8_t *body = (uint8_t *)index_body(r->index_send, r, d);
-    const uint32_t *indices = r->kept_indices + (size_t)d * r->k;
+    const tagc_paper *p = tagc_paper_of(r);
+    uint8_t *body = (uint8_t *)index_body(p->index_send, r, d);
+    const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
     if (r->options.index == TAGC_INDEX_SUM4)
-        tagc_nibble_make(body, r->shard, indices, r->n_kept[d]);
+        tagc_nibble_make(body, r->shard, indices, p->n_kept[d]);
     else
-        tagc_bitmap_make(body, r->shard, indices, r->n_kept[d]);
+        tagc_bitmap_make(body, r->shard, indices, p->n_kept[d]);
 }
 
-static void select_and_send(tagc_reducer *r) {
+/* Into its row, with a header. */
+static void write_index(tagc_reducer *r, int d, float max_abs) {
+    tagc_paper *p = tagc_paper_of(r);
+    make_index(r, d);
+    if (d == r->rank) {
+        p->own_max_abs = max_abs;
+        return;
+    }
+    tagc_wire_header header = header_of(r, TAGC_WIRE_INDEX, r->rank);
+    header.n_items = (uint32_t)p->n_kept[d];
+    header.max_abs = max_abs;
+    tagc_wire_write(&header, p->index_send + (size_t)d * p->index_bytes);
+}
+
+static void post_indices(tagc_reducer *r, int b) {
+    tagc_paper *p = tagc_paper_of(r);
+    tagc_message *message = &p->index_out[b];
+    tagc_message_clear(message);
+    for (int s = first_of(p, b); s < end_of(r, b); s++) {
+        int to = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
+        tagc_message_to(message, to, message_bytes(r), (uint64_t)to * p->index_bytes);
+        tagc_message_from(message, from, message_bytes(r), (uint64_t)from * p->index_bytes);
+    }
+    tagc_message_post(r, message, TAGC_ROUND_INDEX, TAGC_LEG_INDEX, p->index_send, p->index_recv);
+}
+
+static tagc_status combine_next(tagc_reducer *r);
+
+static tagc_status select_and_send(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
     double now_s = tagc_clock_s();
-    for (int s = 0; s < r->world_size; s++) { /* the last is the own shard */
-        int d = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
+    for (int s = 0, b = 0; s < r->world_size; s++) { /* the last is the own shard */
+        int d = tagc_partner_to(r, s);
         float max_abs = select_shard(r, d);
         now_s = tagc_phase_end(r, TAGC_PHASE_SELECT, now_s);
-        make_index(r, d);
-        if (d != r->rank) {
-            char *message = r->index_send + (size_t)d * r->index_bytes;
-            tagc_wire_header header = header_of(r, TAGC_WIRE_INDEX, r->rank);
-            header.n_items = (uint32_t)r->n_kept[d];
-            header.max_abs = max_abs;
-            tagc_wire_write(&header, message);
-            tagc_message_pair(&r->index_out[s], d, message_bytes(r), from, message_bytes(r));
-            tagc_message_post(r, &r->index_out[s], TAGC_LEG_INDEX, message,
-                              r->index_recv + (size_t)from * r->index_bytes);
-        } else {
-            r->own_max_abs = max_abs;
-        }
+        write_index(r, d, max_abs);
+        if (b < p->n_batches && s + 1 == end_of(r, b)) post_indices(r, b++);
         now_s = tagc_phase_end(r, TAGC_PHASE_INDEX, now_s);
     }
+    p->n_done = 0;
+    tagc_then(r, combine_next, p->index_out, p->n_batches > 0, TAGC_ROUND_UNION, TAGC_ROUND_UNION);
+    return TAGC_OK;
 }
 
 /* ---- unions ---- */
@@ -128,22 +183,24 @@ static void select_and_send(tagc_reducer *r) {
 /* An index or a union as it arrived in row `from` of index_recv. */
 static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, size_t max_items,
                               tagc_wire_header *header) {
+    const tagc_paper *p = tagc_paper_of(r);
     tagc_wire_header expected = header_of(r, kind, from);
-    const char *message = r->index_recv + (size_t)from * r->index_bytes;
+    const char *message = p->index_recv + (size_t)from * p->index_bytes;
     tagc_status status = tagc_wire_read(message, message_bytes(r), header);
     if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
     if (status == TAGC_OK)
         status = tagc_wire_check_index(r->options.index, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES,
-                                       r->shard, header->n_items, r->bits);
+                                       r->shard, header->n_items, p->bits);
     if (status == TAGC_OK) return TAGC_OK;
     return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union", from);
 }
 
 static void combine(tagc_reducer *r, int from) {
-    uint8_t *into = (uint8_t *)index_body(r->index_send, r, r->rank);
-    const uint8_t *arrived = (const uint8_t *)index_body(r->index_recv, r, from);
+    const tagc_paper *p = tagc_paper_of(r);
+    uint8_t *into = (uint8_t *)index_body(p->index_send, r, r->rank);
+    const uint8_t *arrived = (const uint8_t *)index_body(p->index_recv, r, from);
     switch (r->options.index) {
     case TAGC_INDEX_SUM4:
         tagc_nibble_add(into, arrived, r->shard);
@@ -157,78 +214,86 @@ static void combine(tagc_reducer *r, int from) {
 }
 
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d) {
-    const char *body = index_body(d == r->rank ? r->index_send : r->index_recv, r, d);
-    return tagc_wire_bits(r->options.index, (const uint8_t *)body, r->shard, r->bits);
+    const tagc_paper *p = tagc_paper_of(r);
+    const char *body = index_body(d == r->rank ? p->index_send : p->index_recv, r, d);
+    return tagc_wire_bits(r->options.index, (const uint8_t *)body, r->shard, p->bits);
 }
 
-size_t tagc_union_list(tagc_reducer *r, int d) {
-    return r->n_union[d] ? tagc_bitmap_indices(tagc_union_bits(r, d), r->shard, r->list) : 0;
+/* The union of shard d in ascending order, in a place of the own one's or the others'. */
+static tagc_union union_of(tagc_reducer *r, int d) {
+    tagc_paper *p = tagc_paper_of(r);
+    uint32_t *positions = d == r->rank ? p->own_positions : p->other_positions;
+    size_t n = p->n_union[d];
+    if (n) tagc_bitmap_indices(tagc_union_bits(r, d), r->shard, positions);
+    return (tagc_union){.n = n, .positions = positions};
 }
 
-/* The union of the own shard, in place of the own index. After a failure it is empty, and says so in
- * agreement. */
-static tagc_status make_union(tagc_reducer *r) {
-    for (int s = 0; s + 1 < r->world_size; s++) {
+tagc_union tagc_own_union(const tagc_reducer *r) {
+    const tagc_paper *p = tagc_paper_of(r);
+    return (tagc_union){.n = p->n_union[r->rank], .positions = p->own_positions};
+}
+
+/* The union of the own shard, in place of the own index. After a failure it is empty, and says so in agreement. */
+static void make_union(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    double start_s = tagc_clock_s();
+    size_t n = tagc_bitmap_count(tagc_union_bits(r, r->rank), r->shard);
+    if (n > p->max_union)
+        tagc_note_failure(r, tagc_fail(TAGC_ERR_CORRUPT, "the union has %zu elements, at most %zu can be", n,
+                                       p->max_union));
+    if (r->now.failure != TAGC_OK) {
+        memset(index_body(p->index_send, r, r->rank), 0, p->index_bytes - TAGC_WIRE_HEADER_BYTES);
+        n = 0;
+    }
+    p->n_union[r->rank] = n;
+    tagc_union own = union_of(r, r->rank);
+    start_s = tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
+    p->carrier->plan_early(r, &own);
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+}
+
+static tagc_status read_unions(tagc_reducer *r);
+
+static void post_unions(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    char *own = p->index_send + (size_t)r->rank * p->index_bytes;
+    tagc_wire_header header = header_of(r, TAGC_WIRE_UNION, r->rank);
+    header.n_items = (uint32_t)p->n_union[r->rank];
+    header.attempt = p->sketch.attempt[r->rank];
+    header.max_abs = p->own_max_abs;
+    tagc_wire_write(&header, own);
+    tagc_message_clear(p->round);
+    for (int q = 0; q < r->world_size; q++) {
+        if (q == r->rank) continue;
+        tagc_message_to(p->round, q, message_bytes(r), 0);
+        tagc_message_from(p->round, q, message_bytes(r), (uint64_t)q * p->index_bytes);
+    }
+    tagc_message_post(r, p->round, TAGC_ROUND_UNION, TAGC_LEG_INDEX, own, p->index_recv);
+    tagc_then(r, read_unions, p->round, 1, TAGC_ROUND_AGREE, TAGC_ROUND_AGREE);
+}
+
+/* One batch of indices is here. After the last, the union is theirs. */
+static tagc_status combine_next(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    int b = p->n_done++;
+    for (int s = first_of(p, b); b < p->n_batches && s < end_of(r, b); s++) {
         tagc_wire_header header;
         int from = tagc_partner_from(r, s);
-        TAGC_TRY(tagc_message_wait(r, &r->index_out[s]));
         double start_s = tagc_clock_s();
         tagc_status status = read_index(r, TAGC_WIRE_INDEX, from, r->k, &header);
         tagc_note_failure(r, status);
         if (status == TAGC_OK) {
             combine(r, from);
-            if (header.max_abs > r->own_max_abs) r->own_max_abs = header.max_abs;
+            if (header.max_abs > p->own_max_abs) p->own_max_abs = header.max_abs;
         }
         tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
     }
-    double start_s = tagc_clock_s();
-    size_t n = tagc_bitmap_count(tagc_union_bits(r, r->rank), r->shard);
-    if (n > r->max_union)
-        tagc_note_failure(r, tagc_fail(TAGC_ERR_CORRUPT, "the union has %zu elements, at most %zu can be", n,
-                                       r->max_union));
-    if (r->failure != TAGC_OK) {
-        memset(index_body(r->index_send, r, r->rank), 0, r->index_bytes - TAGC_WIRE_HEADER_BYTES);
-        n = 0;
+    if (p->n_done < p->n_batches) {
+        tagc_then(r, combine_next, &p->index_out[p->n_done], 1, TAGC_ROUND_UNION, TAGC_ROUND_UNION);
+        return TAGC_OK;
     }
-    r->n_union[r->rank] = n;
-    start_s = tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
-    if (r->sketching) {
-        tagc_union_list(r, r->rank);
-        tagc_sketch_plan_early(r);
-        tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    }
-    return TAGC_OK;
-}
-
-static tagc_status exchange_unions(tagc_reducer *r) {
-    char *own = r->index_send + (size_t)r->rank * r->index_bytes;
-    tagc_wire_header header = header_of(r, TAGC_WIRE_UNION, r->rank);
-    header.n_items = (uint32_t)r->n_union[r->rank];
-    header.attempt = r->attempt[r->rank];
-    header.max_abs = r->own_max_abs;
-    tagc_wire_write(&header, own);
-    tagc_message_clear(r->round);
-    for (int q = 0; q < r->world_size; q++) {
-        if (q == r->rank) continue;
-        tagc_message_send(r->round, q, message_bytes(r), 0);
-        tagc_message_receive(r->round, q, message_bytes(r), (uint64_t)q * r->index_bytes);
-    }
-    tagc_message_post(r, r->round, TAGC_LEG_INDEX, own, r->index_recv);
-    TAGC_TRY(tagc_message_wait(r, r->round));
-
-    double start_s = tagc_clock_s();
-    r->max_abs = r->own_max_abs;
-    for (int d = 0; d < r->world_size; d++) {
-        if (d == r->rank) continue;
-        tagc_status status = read_index(r, TAGC_WIRE_UNION, d, r->max_union, &header);
-        tagc_note_failure(r, status);
-        r->n_union[d] = status == TAGC_OK ? header.n_items : 0;
-        r->attempt[d] = status == TAGC_OK ? header.attempt : 0;
-        if (status == TAGC_OK && header.max_abs > r->max_abs) r->max_abs = header.max_abs;
-    }
-    for (int d = 0; d < r->world_size; d++) r->stats.n_union += r->n_union[d];
-    r->exponent = tagc_sketch_scale_exponent(r->max_abs, r->world_size);
-    tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
+    make_union(r);
+    post_unions(r);
     return TAGC_OK;
 }
 
@@ -236,111 +301,266 @@ static tagc_status exchange_unions(tagc_reducer *r) {
 
 /* What a lossy index dropped of this rank's elements. Packed has no place for them: back to the residual. */
 static void drop_lost(tagc_reducer *r, int d) {
+    tagc_paper *p = tagc_paper_of(r);
     const uint8_t *bits = tagc_union_bits(r, d);
-    uint32_t *indices = r->kept_indices + (size_t)d * r->k;
-    float *values = r->kept_values + (size_t)d * r->k, *residual = r->spare->values + (size_t)d * r->shard;
+    uint32_t *indices = p->kept_indices + (size_t)d * r->k;
+    float *values = p->kept_values + (size_t)d * r->k, *residual = r->now.residual + (size_t)d * r->shard;
     size_t n_in = 0;
-    for (size_t j = 0; j < r->n_kept[d]; j++) {
+    for (size_t j = 0; j < p->n_kept[d]; j++) {
         uint32_t at = indices[j];
         int in_union = bits[at / 8] >> (at % 8) & 1;
-        r->stats.n_lost += !in_union;
-        if (!in_union && !r->sketching) {
+        r->now.stats.n_lost += !in_union;
+        if (!in_union && p->carrier == &tagc_carrier_packed) {
             residual[at] = values[j];
             continue;
         }
         indices[n_in] = at;
         values[n_in++] = values[j];
     }
-    r->n_kept[d] = n_in;
+    p->n_kept[d] = n_in;
 }
 
 static void encode(tagc_reducer *r, int d) {
+    const tagc_carrier *carrier = tagc_paper_of(r)->carrier;
     double start_s = tagc_clock_s();
     if (r->options.index == TAGC_INDEX_SUM1) drop_lost(r, d);
-    if (!r->sketching || r->options.fill_union || d == r->rank) tagc_union_list(r, d);
-    if (r->sketching)
-        tagc_sketch_encode_shard(r, d);
-    else
-        tagc_packed_encode(r, d);
+    tagc_union of = {.n = tagc_paper_of(r)->n_union[d]};
+    if (d == r->rank)
+        of = tagc_own_union(r);
+    else if (carrier->needs_positions || r->options.fill_union)
+        of = union_of(r, d);
+    carrier->encode(r, d, &of);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
 static uint64_t shard_bytes(const tagc_reducer *r, int d) {
-    return r->sketching ? tagc_sketch_shard_bytes(r, d) : r->n_union[d] * sizeof(float);
+    const tagc_paper *p = tagc_paper_of(r);
+    return p->carrier->shard_bytes(r, d, p->n_union[d]);
 }
 
-/* Encodes and sends shard after shard; the first is encoded while the ranks agree that they all have good
- * unions. */
-static tagc_status send_values(tagc_reducer *r) {
-    tagc_agree_begin(r, 0);
-    if (r->failure == TAGC_OK && !r->stats.nonfinite) encode(r, tagc_partner_to(r, 0));
-    TAGC_TRY(tagc_agree_end(r));
-    if (r->stats.nonfinite) return TAGC_OK;
-    for (int s = 0; s < r->world_size; s++) {
-        int d = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
-        if (s > 0) encode(r, d);
-        if (d == r->rank) break;
-        tagc_message_pair(&r->value_out[s], d, shard_bytes(r, d), from, shard_bytes(r, r->rank));
-        tagc_message_post(r, &r->value_out[s], TAGC_LEG_VALUES, r->value_send + (size_t)d * r->value_bytes,
-                          r->value_recv + (size_t)from * r->value_bytes);
+static void post_values(tagc_reducer *r, int b) {
+    tagc_paper *p = tagc_paper_of(r);
+    tagc_message *message = &p->value_out[b];
+    tagc_message_clear(message);
+    for (int s = first_of(p, b); s < end_of(r, b); s++) {
+        int to = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
+        tagc_message_to(message, to, shard_bytes(r, to), (uint64_t)to * p->value_bytes);
+        tagc_message_from(message, from, shard_bytes(r, r->rank), (uint64_t)from * p->value_bytes);
     }
-    return TAGC_OK;
-}
-
-tagc_status tagc_contribution_wait(tagc_reducer *r, int from) {
-    return from == r->rank ? TAGC_OK : tagc_message_wait(r, &r->value_out[tagc_partner_step(r, from)]);
-}
-
-/* The own shard comes first: its union is still in r->list, encoded last and decoded since. */
-static void unpack(tagc_reducer *r, int d, const float *sums, float *output) {
-    double start_s = tagc_clock_s();
-    size_t n = d == r->rank ? r->n_union[d] : tagc_union_list(r, d);
-    tagc_unpack(r->list, n, sums, r->scale, output, r->shard);
-    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-}
-
-/* All-reduce: everybody knows all unions, so the sums need no positions either. */
-static tagc_status exchange_results(tagc_reducer *r) {
-    tagc_message_clear(r->round);
-    for (int q = 0; q < r->world_size; q++) {
-        if (q == r->rank) continue;
-        tagc_message_send(r->round, q, r->n_union[r->rank] * sizeof(float), 0);
-        tagc_message_receive(r->round, q, r->n_union[q] * sizeof(float), (uint64_t)q * r->value_bytes);
-    }
-    tagc_message_post(r, r->round, TAGC_LEG_RESULT, tagc_sums(r), r->value_recv);
-    unpack(r, r->rank, tagc_sums(r), r->output + (size_t)r->rank * r->shard);
-    TAGC_TRY(tagc_message_wait(r, r->round));
-    for (int d = 0; d < r->world_size; d++)
-        if (d != r->rank)
-            unpack(r, d, (const float *)(r->value_recv + (size_t)d * r->value_bytes),
-                   r->output + (size_t)d * r->shard);
-    return TAGC_OK;
+    tagc_message_post(r, message, TAGC_ROUND_VALUES, TAGC_LEG_VALUES, p->value_send, p->value_recv);
 }
 
 /* Values that are finite one by one can add up to more, also where cells were exact. All ranks know whether that can be;
  * half of the range is for what rounding adds. */
-static tagc_status agree_on_sums(tagc_reducer *r) {
-    if ((double)r->max_abs * r->world_size <= FLT_MAX / 2) return TAGC_OK;
-    r->stats.nonfinite |= tagc_holds_nonfinite(tagc_sums(r), r->n_union[r->rank]);
-    tagc_agree_begin(r, 0);
-    return tagc_agree_end(r);
+static int can_overflow(const tagc_reducer *r) {
+    return (double)tagc_paper_of(r)->max_abs * r->world_size > FLT_MAX / 2;
 }
 
-tagc_status tagc_indexed_step(tagc_reducer *r) {
-    memset(r->attempt, 0, (size_t)r->world_size * sizeof *r->attempt);
-    r->planned = 0;
-    select_and_send(r);
-    TAGC_TRY(make_union(r));
-    TAGC_TRY(exchange_unions(r));
-    TAGC_TRY(send_values(r));
-    if (!r->stats.nonfinite) TAGC_TRY(r->sketching ? tagc_sketch_decode(r) : tagc_packed_decode(r));
-    if (!r->stats.nonfinite) TAGC_TRY(agree_on_sums(r));
-    if (r->stats.nonfinite) {
+static tagc_status finish(tagc_reducer *r);
+
+/* The round in which something may follow the values. */
+static int round_after_values(const tagc_reducer *r) {
+    int posts = tagc_paper_of(r)->carrier->posts || r->options.all_reduce || can_overflow(r);
+    return posts ? TAGC_ROUND_LAST : TAGC_NO_ROUND;
+}
+
+/* The message with what rank q sends for the own shard. */
+static tagc_message *contribution_of(const tagc_reducer *r, int q) {
+    const tagc_paper *p = tagc_paper_of(r);
+    return q == r->rank ? NULL : &p->value_out[tagc_partner_step(r, q) / p->batch];
+}
+
+/* Contributions in rank order, as many as are here. */
+static tagc_status add_values(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    tagc_union own = tagc_own_union(r);
+    while (p->n_done < r->world_size) {
+        tagc_message *message = contribution_of(r, p->n_done);
+        if (message && !tagc_message_done(r, message)) {
+            tagc_then(r, add_values, message, 1, round_after_values(r), TAGC_ROUND_LAST);
+            return TAGC_OK;
+        }
+        if (message) TAGC_TRY(tagc_message_wait(r, message));
+        double start_s = tagc_clock_s();
+        p->carrier->add(r, p->n_done++, own.n);
+        tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    }
+    return p->carrier->decode(r);
+}
+
+/* All ranks have good unions: encodes and sends shard after shard. */
+static tagc_status send_values(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
+    if (r->now.stats.nonfinite) return finish(r);
+    int n_ahead = p->n_done;
+    for (int s = 0, b = 0; s < r->world_size; s++) {
+        if (s >= n_ahead) encode(r, tagc_partner_to(r, s));
+        if (b < p->n_batches && s + 1 == end_of(r, b)) post_values(r, b++);
+    }
+    tagc_union own = tagc_own_union(r);
+    double start_s = tagc_clock_s();
+    p->carrier->plan(r, &own);
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    p->n_done = 0;
+    tagc_then(r, add_values, contribution_of(r, 0), r->rank != 0, round_after_values(r), TAGC_ROUND_LAST);
+    return TAGC_OK;
+}
+
+/* The first shard, or all where they travel together, is encoded while the ranks agree. */
+static tagc_status read_unions(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    tagc_wire_header header;
+    double start_s = tagc_clock_s();
+    p->max_abs = p->own_max_abs;
+    for (int d = 0; d < r->world_size; d++) {
+        if (d == r->rank) continue;
+        tagc_status status = read_index(r, TAGC_WIRE_UNION, d, p->max_union, &header);
+        tagc_note_failure(r, status);
+        p->n_union[d] = status == TAGC_OK ? header.n_items : 0;
+        p->sketch.attempt[d] = status == TAGC_OK ? header.attempt : 0;
+        if (status == TAGC_OK && header.max_abs > p->max_abs) p->max_abs = header.max_abs;
+    }
+    for (int d = 0; d < r->world_size; d++) r->now.stats.n_union += p->n_union[d];
+    p->sketch.exponent = tagc_sketch_scale_exponent(p->max_abs, r->world_size);
+    tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
+    tagc_agree_begin(r, TAGC_ROUND_AGREE, 0);
+    p->n_done = 0;
+    int n_ahead = p->n_batches > 1 ? 1 : r->world_size;
+    while (r->now.failure == TAGC_OK && !r->now.stats.nonfinite && p->n_done < n_ahead)
+        encode(r, tagc_partner_to(r, p->n_done++));
+    tagc_then(r, send_values, r->agreement, 1, TAGC_ROUND_VALUES, TAGC_ROUND_VALUES);
+    return TAGC_OK;
+}
+
+/* ---- the end ---- */
+
+static void unpack(tagc_reducer *r, const tagc_union *of, const float *sums, float *output) {
+    double start_s = tagc_clock_s();
+    tagc_unpack(of->positions, of->n, sums, r->scale, output, r->shard);
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+}
+
+static tagc_status unpack_results(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    for (int d = 0; d < r->world_size; d++) {
+        if (d == r->rank) continue;
+        tagc_union of = union_of(r, d);
+        unpack(r, &of, (const float *)(p->value_recv + (size_t)d * p->value_bytes),
+               r->now.output + (size_t)d * r->shard);
+    }
+    return TAGC_OK;
+}
+
+/* All-reduce: everybody knows all unions, so the sums need no positions either. */
+static tagc_status exchange_results(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    tagc_union own = tagc_own_union(r);
+    tagc_message_clear(p->round);
+    for (int q = 0; q < r->world_size; q++) {
+        if (q == r->rank) continue;
+        tagc_message_to(p->round, q, own.n * sizeof(float), 0);
+        tagc_message_from(p->round, q, p->n_union[q] * sizeof(float), (uint64_t)q * p->value_bytes);
+    }
+    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_RESULT, tagc_paper_sums(r), p->value_recv);
+    unpack(r, &own, tagc_paper_sums(r), r->now.output + (size_t)r->rank * r->shard);
+    tagc_then(r, unpack_results, p->round, 1, TAGC_NO_ROUND, 0);
+    return TAGC_OK;
+}
+
+static tagc_status finish(tagc_reducer *r) {
+    if (r->now.stats.nonfinite) {
         size_t n = r->options.all_reduce ? (size_t)r->options.n_elems : r->shard;
-        for (size_t i = 0; i < n; i++) r->output[i] = NAN;
+        for (size_t i = 0; i < n; i++) r->now.output[i] = NAN;
         return TAGC_OK;
     }
     if (r->options.all_reduce) return exchange_results(r);
-    unpack(r, r->rank, tagc_sums(r), r->output);
+    tagc_union own = tagc_own_union(r);
+    unpack(r, &own, tagc_paper_sums(r), r->now.output);
     return TAGC_OK;
 }
+
+static tagc_status sums_agreed(tagc_reducer *r) {
+    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
+    return finish(r);
+}
+
+tagc_status tagc_paper_sums_ready(tagc_reducer *r) {
+    if (r->now.stats.nonfinite || !can_overflow(r)) return finish(r);
+    r->now.stats.nonfinite |= tagc_holds_nonfinite(tagc_paper_sums(r), tagc_own_union(r).n);
+    tagc_agree_begin(r, TAGC_ROUND_LAST, 0);
+    tagc_then(r, sums_agreed, r->agreement, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+    return TAGC_OK;
+}
+
+static tagc_status start(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    memset(p->sketch.attempt, 0, (size_t)r->world_size * sizeof *p->sketch.attempt);
+    p->sketch.is_planned = 0;
+    tagc_then(r, select_and_send, NULL, 0, TAGC_ROUND_INDEX, TAGC_ROUND_INDEX);
+    return TAGC_OK;
+}
+
+/* ---- the table ---- */
+
+static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
+    (void)world_size;
+    return options->n_elems;
+}
+
+static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
+    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
+}
+
+/* An expected number need not be whole, but cells are. */
+static double expected_bytes(tagc_reducer *r, const tagc_volume_data *data, int d) {
+    const tagc_paper *p = tagc_paper_of(r);
+    double n = data->n_union ? (double)data->n_union[d] : data->union_density * (double)r->shard;
+    if (p->carrier == &tagc_carrier_packed) return n * sizeof(float);
+    return (double)p->carrier->shard_bytes(r, d, (size_t)llround(n));
+}
+
+static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
+    const tagc_paper *p = tagc_paper_of(r);
+    if (!data || !(data->n_union || (data->union_density >= 0 && data->union_density <= 1)))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]",
+                         data ? data->union_density : -1.0);
+    double n_others = r->world_size - 1, message = (double)message_bytes(r);
+    double n_own = data->n_union ? (double)data->n_union[r->rank] : data->union_density * (double)r->shard;
+    v->sketching = p->carrier == &tagc_carrier_sketch;
+    for (int b = 0; b < p->n_batches; b++) {
+        double n_bytes = 0;
+        for (int s = first_of(p, b); s < end_of(r, b); s++)
+            n_bytes += expected_bytes(r, data, tagc_partner_to(r, s));
+        tagc_volume_add(v, TAGC_LEG_INDEX, message * (end_of(r, b) - first_of(p, b)));
+        tagc_volume_add(v, TAGC_LEG_VALUES, n_bytes);
+    }
+    tagc_volume_add(v, TAGC_LEG_INDEX, n_others * message); /* the union of the own shard */
+    tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
+    if (v->sketching) tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
+    if (v->sketching && data->n_left) tagc_leftovers_volume(r, data->n_left, v);
+    if (r->options.all_reduce) tagc_volume_add(v, TAGC_LEG_RESULT, n_others * n_own * sizeof(float));
+    return TAGC_OK;
+}
+
+const tagc_exchange_table tagc_exchange_packed = {
+    .id = TAGC_EXCHANGE_PACKED,
+    .state_bytes = sizeof(tagc_paper),
+    .is_selective = 1,
+    .residual_elems = residual_elems,
+    .output_elems = output_elems,
+    .place = place,
+    .start = start,
+    .volume = volume,
+};
+
+const tagc_exchange_table tagc_exchange_sketch = {
+    .id = TAGC_EXCHANGE_SKETCH,
+    .state_bytes = sizeof(tagc_paper),
+    .is_selective = 1,
+    .residual_elems = residual_elems,
+    .output_elems = output_elems,
+    .place = place,
+    .start = start,
+    .volume = volume,
+};

@@ -1,0 +1,491 @@
+/* Fragments: encoded and sent batch by batch, received, checked, decoded and added in rank order. */
+#include "codec/gaps.h"
+#include "codec/values.h"
+#include "core/clock.h"
+#include "exchange/direct/direct.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    SMALL_UNIT = 1 << 20,  /* elements up to which a unit's fragments travel all at once */
+    BATCH_ELEMS = 1 << 17, /* that larger units send in one message at least */
+    LEAST_SLOTS = 4,
+    MARGIN = 64 /* bytes that a body may be longer than it ever should, to be read and refused */
+};
+static const size_t slots_bytes = (size_t)64
+                                  << 20; /* of bodies going out: with as much under way, waiting for a header
+                                                       costs less than moving it */
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* ---- shapes ---- */
+
+/* Of gaps where every element is kept with the same chance, see gaps.h; chunks end in half a byte on average. */
+static double expected_gaps(const tagc_code_options *o, double density) {
+    tagc_gaps gaps;
+    double best = (double)o->n * 16, n_items = density * (double)o->n;
+    tagc_gaps_init(&gaps, o->n, o->k);
+    for (int bits = 2; bits <= 15; bits++) {
+        double escape = ldexp(1, bits) - 1, per_item = bits / (1 - pow(1 - density, escape));
+        double n_bytes = n_items * per_item / 8 + 0.5 * (double)gaps.n_chunks;
+        if (density == 0) n_bytes = 0; /* what is behind the last item of a chunk is not written */
+        if (n_bytes < best) best = n_bytes;
+    }
+    double bitmap = ceil((double)o->n / 8);
+    return 8 + 4 * (double)gaps.n_chunks + (bitmap <= best * 9 / 8 ? bitmap : best);
+}
+
+tagc_body_bytes tagc_expected_body(const tagc_code_options *o, double density) {
+    tagc_value_format format = {
+        .values = o->values, .block = o->block, .sparse = o->sparse, .rotate = o->rotate};
+    if (!o->sparse) return (tagc_body_bytes){0, (double)tagc_values_bytes(&format, o->n)};
+    double n_items = density * (double)o->n;
+    return (tagc_body_bytes){expected_gaps(o, density),
+                             (double)tagc_values_bytes(&format, (size_t)llround(n_items))};
+}
+
+/* What nearly every body of k elements fits into: a sixteenth and a few bytes more than independent positions take. */
+static size_t eager_of(const tagc_reducer *r, size_t k) {
+    const tagc_direct *d = tagc_direct_of(r);
+    tagc_code_options o = d->fragment;
+    o.k = k;
+    o.sparse = k < o.n;
+    size_t most = tagc_code_of(&o)->max_bytes(&o);
+    if (!o.sparse) return most;
+    tagc_body_bytes body = tagc_expected_body(&o, (double)k / (double)o.n);
+    size_t n_bytes = (size_t)(body.index * 17 / 16 + 16 + body.values);
+    return n_bytes < most ? n_bytes : most;
+}
+
+size_t tagc_direct_eager(const tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return d->is_small ? eager_of(r, d->agreed_k) : 0;
+}
+
+/* Enough where two ranks kept different elements. With more ranks nobody knows how far they differ. */
+size_t tagc_direct_eager_sum(const tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    size_t n_bytes = 2 * tagc_direct_eager(r);
+    return d->agreed_k < r->shard ? n_bytes : n_bytes / 2;
+}
+
+/* From nothing that ranks may differ in. */
+static void choose_batches(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    int n_partners = d->n_hosts - 1, has_lanes = !r->comm || tagc_comm_has_lanes(r->comm);
+    size_t n = (BATCH_ELEMS + r->shard - 1) / r->shard;
+    int fits = (uint64_t)d->n_hosts * r->shard <= SMALL_UNIT;
+    d->is_small = fits && has_lanes;
+    d->batch = fits || !has_lanes || n >= (size_t)n_partners ? n_partners : (int)n;
+    d->n_batches = n_partners ? (n_partners + d->batch - 1) / d->batch : 0;
+    size_t n_slots = slots_bytes / d->stride / (size_t)(d->batch ? d->batch : 1);
+    if (n_slots < LEAST_SLOTS) n_slots = LEAST_SLOTS;
+    d->n_slots = n_slots < (size_t)d->n_batches ? (int)n_slots : d->n_batches;
+}
+
+static size_t own_slot(const tagc_direct *d) {
+    return (size_t)d->n_slots * (size_t)d->batch;
+}
+
+void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
+    tagc_direct *d = tagc_direct_of(r);
+    int n_threads = r->options.n_threads, is_all = r->options.all_reduce != 0;
+    int n_handed = r->options.all_reduce == 1 && d->per_host > 1 ? 2 * d->n_hosts : 0;
+    size_t scratch = d->fragment_code->scratch_bytes(&d->fragment, n_threads);
+    d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
+    if (is_all) {
+        scratch = larger(scratch, d->sums_code->scratch_bytes(&d->sums, n_threads));
+        d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
+    }
+    size_t eager = larger(eager_of(r, r->k), eager_of(r, d->agreed_k)) * (is_all ? 2 : 1);
+    d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, eager));
+    d->n_rows = (size_t)(r->options.all_reduce == 1 ? r->world_size : d->n_hosts);
+    choose_batches(r);
+    tagc_room rooms[] = {{2 * d->n_slots, d->batch},
+                         {2, r->world_size - 1},
+                         {n_handed, d->per_host - 1},
+                         {d->n_row_slots, d->per_host - 1}};
+    tagc_messages_place(r, arena, rooms, 4);
+    if (r->messages) {
+        d->header_out = r->messages;
+        d->body_out = d->header_out + d->n_slots;
+        d->result_out = d->body_out + d->n_slots;
+        d->hand_out = d->result_out + 2;
+        d->rows_in = d->hand_out + n_handed;
+    }
+    if (!d->coded) return;
+    d->scratch = tagc_arena_take(arena, scratch, 1);
+    d->send = tagc_arena_take(arena, own_slot(d) + 1, d->stride);
+    d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
+    d->sent = tagc_arena_take(arena, own_slot(d) + 1, sizeof *d->sent);
+    d->received = tagc_arena_take(arena, d->n_rows, sizeof *d->received);
+    d->bodies = tagc_arena_take(arena, (size_t)d->n_hosts, sizeof *d->bodies);
+    d->rows = tagc_arena_take(arena, d->n_rows, sizeof *d->rows);
+}
+
+/* ---- out ---- */
+
+static size_t slot_of(const tagc_direct *d, int s) {
+    return s == d->n_hosts - 1 ? own_slot(d) : (size_t)s % own_slot(d);
+}
+
+static int end_of(const tagc_direct *d, int b) {
+    int end = (b + 1) * d->batch;
+    return end < d->n_hosts - 1 ? end : d->n_hosts - 1;
+}
+
+static tagc_message *header_of(const tagc_direct *d, int b) {
+    return &d->header_out[b % d->n_slots];
+}
+
+static tagc_message *body_of(const tagc_direct *d, int b) {
+    return &d->body_out[b % d->n_slots];
+}
+
+void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
+                          tagc_fragment *out) {
+    char *body = row + TAGC_WIRE_HEADER_BYTES;
+    int is_void = r->now.stats.nonfinite || r->now.failure != TAGC_OK;
+    size_t n_bytes = is_void ? 0 : encoded->n_bytes;
+    *out = (tagc_fragment){.n_bytes = n_bytes,
+                           .index_bytes = is_void ? 0 : encoded->n_index_bytes,
+                           .n_items = is_void ? 0 : encoded->n_kept,
+                           .sum = tagc_wire_sum(body, n_bytes),
+                           .is_void = is_void};
+    tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
+                               .coding = r->options.values,
+                               .flags = (r->now.stats.nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0) |
+                                        (r->now.failure != TAGC_OK ? TAGC_WIRE_FLAG_FAILED : 0),
+                               .rank = (uint32_t)r->rank,
+                               .k = (uint32_t)r->k,
+                               .n_elems = r->shard,
+                               .n_items = (uint32_t)out->n_items,
+                               .body_sum = out->sum,
+                               .index_bytes = (uint32_t)out->index_bytes,
+                               .body_bytes = n_bytes,
+                               .step = r->now.number};
+    tagc_wire_write(&header, row);
+    if (n_bytes < eager) memset(body + n_bytes, 0, eager - n_bytes);
+}
+
+/* After a failure, or with something that is not finite, nothing of this step counts: empty bodies. */
+static void encode(tagc_reducer *r, int s) {
+    tagc_direct *d = tagc_direct_of(r);
+    int host = tagc_host_to(d, s);
+    size_t slot = slot_of(d, s), row = (size_t)host * r->shard;
+    char *to = d->send + slot * d->stride;
+    const float *gradient =
+        d->per_host > 1 ? d->host_sum : r->now.gradient + tagc_direct_row(r, host, d->local) * r->shard;
+    tagc_encoded encoded = {0};
+    double start_s = tagc_clock_s();
+    if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
+        d->fragment_code->encode(&d->fragment, gradient, r->residual ? r->residual + row : NULL,
+                                 r->residual ? r->now.residual + row : NULL,
+                                 (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
+        r->now.stats.nonfinite |= encoded.nonfinite;
+        if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
+    }
+    start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
+    tagc_fragment_finish(r, to, &encoded, tagc_direct_eager(r), &d->sent[slot]);
+    tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
+}
+
+static void post_headers(tagc_reducer *r, int b) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = header_of(d, b);
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + tagc_direct_eager(r);
+    uint64_t n_headers = (uint64_t)(end_of(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
+    tagc_message_clear(message);
+    for (int s = b * d->batch; s < end_of(d, b); s++) {
+        int to = tagc_host_to(d, s), from = tagc_host_from(d, s);
+        tagc_message_to(message, tagc_rank_of(d, to, d->local), n_bytes, slot_of(d, s) * d->stride);
+        tagc_message_from(message, tagc_rank_of(d, from, d->local), n_bytes, (size_t)from * d->stride);
+    }
+    tagc_message_post_parts(r, message, TAGC_ROUND_HEADERS, TAGC_LEG_VALUES, d->send, d->recv,
+                            TAGC_LEG_CONTROL, n_headers, n_headers);
+}
+
+/* ---- headers in ---- */
+
+/* What it says, as far as it can be known beforehand. */
+static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
+                                const tagc_code_options *options) {
+    tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
+                                 .coding = r->options.values,
+                                 .rank = (uint32_t)from,
+                                 .k = (uint32_t)r->k,
+                                 .n_elems = r->shard,
+                                 .step = r->now.number};
+    TAGC_TRY(tagc_wire_expect(header, &expected));
+    if (!options->sparse && header->index_bytes)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%u bytes of positions, where all elements are sent",
+                         header->index_bytes);
+    if (header->n_items > options->k)
+        return tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, options->k);
+    if (header->body_bytes == 0 && header->flags == 0)
+        return tagc_fail(TAGC_ERR_CORRUPT,
+                         "no body, and no word of a failure or of a value that is not finite");
+    return TAGC_OK;
+}
+
+/* The longest body that any sparsity makes. */
+static size_t longest_body(const tagc_reducer *r) {
+    tagc_code_options o = tagc_direct_of(r)->fragment;
+    o.k = o.n;
+    o.sparse = 1;
+    size_t n_bytes = tagc_code_of(&o)->max_bytes(&o);
+    o.sparse = 0;
+    return larger(n_bytes, tagc_code_of(&o)->max_bytes(&o));
+}
+
+tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code *code,
+                                    const tagc_code_options *options) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_wire_header header;
+    tagc_status status = tagc_wire_read(d->recv + row * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
+    if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
+        status =
+            tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
+    size_t most = larger(longest_body(r), d->capacity);
+    if (status == TAGC_OK && header.body_bytes > most)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
+                           (unsigned long long)header.body_bytes, most);
+    if (status != TAGC_OK) {
+        /* Its sender sends a body of a length that only it knows, and nothing can be said to it before. */
+        status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d", from);
+        tagc_comm_abort(r->comm, tagc_last_error());
+        return status;
+    }
+    status = check_header(r, &header, from, options);
+    if (status == TAGC_OK && header.body_bytes > code->max_bytes(options))
+        status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
+                           (unsigned long long)header.body_bytes, code->max_bytes(options));
+    if (status != TAGC_OK)
+        tagc_note_failure(r, tagc_fail_in(status, "header of the fragment from rank %d", from));
+    r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
+    d->received[row] = (tagc_fragment){.n_bytes = header.body_bytes,
+                                       .index_bytes = header.index_bytes,
+                                       .n_items = header.n_items,
+                                       .sum = header.body_sum,
+                                       .is_void = header.flags != 0 || status != TAGC_OK};
+    return TAGC_OK;
+}
+
+/* ---- the rest of bodies ---- */
+
+/* Too long a body comes of another sparsity than this rank's: the step will fail, on all ranks alike, once everything that
+ * is sent has been received. */
+tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t eager, tagc_rests *out) {
+    tagc_direct *d = tagc_direct_of(r);
+    uint64_t n_bytes = sizeof(void *);
+    *out = (tagc_rests){.to = d->recv};
+    for (int i = 0; i < n; i++) {
+        n_bytes += tagc_fragment_rest(&d->received[rows[i]], eager);
+        out->is_packed |= d->received[rows[i]].n_bytes > d->capacity;
+    }
+    if (!out->is_packed) return TAGC_OK;
+    void *block;
+    tagc_status status = tagc_memory_create((size_t)n_bytes, "bodies of another sparsity", &block);
+    if (status != TAGC_OK) {
+        tagc_comm_abort(r->comm, tagc_last_error());
+        return status;
+    }
+    memcpy(block, &d->discarded, sizeof d->discarded);
+    d->discarded = block;
+    out->to = (char *)block + sizeof(void *);
+    return TAGC_OK;
+}
+
+void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int rank, size_t row,
+                    size_t eager) {
+    const tagc_direct *d = tagc_direct_of(r);
+    const tagc_fragment *in = &d->received[row];
+    uint64_t n_bytes = tagc_fragment_rest(in, eager);
+    tagc_message_from(message, rank, n_bytes,
+                      rests->is_packed ? rests->n_bytes : row * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+    rests->n_bytes += n_bytes;
+    rests->index_bytes += tagc_rest_index(in, eager);
+}
+
+void tagc_fragments_end(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    for (void *next; d->discarded; d->discarded = next) {
+        memcpy(&next, d->discarded, sizeof next);
+        tagc_memory_destroy(d->discarded);
+    }
+}
+
+/* The headers of batch b are here. */
+static tagc_status post_bodies(tagc_reducer *r, int b) {
+    tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = body_of(d, b);
+    size_t eager = tagc_direct_eager(r);
+    int n = 0;
+    TAGC_TRY(tagc_message_wait(r, header_of(d, b)));
+    for (int s = b * d->batch; s < end_of(d, b); s++) {
+        int from = tagc_host_from(d, s);
+        d->rows[n++] = (size_t)from;
+        TAGC_TRY(tagc_fragment_announced(r, (size_t)from, tagc_rank_of(d, from, d->local), d->fragment_code,
+                                         &d->fragment));
+    }
+    tagc_rests rests;
+    uint64_t index_sent = 0;
+    TAGC_TRY(tagc_rests_begin(r, d->rows, n, eager, &rests));
+    tagc_message_clear(message);
+    for (int s = b * d->batch; s < end_of(d, b); s++) {
+        const tagc_fragment *out = &d->sent[slot_of(d, s)];
+        size_t from = (size_t)tagc_host_from(d, s);
+        tagc_message_to(message, tagc_rank_of(d, tagc_host_to(d, s), d->local),
+                        tagc_fragment_rest(out, eager),
+                        slot_of(d, s) * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
+        tagc_rests_add(r, &rests, message, tagc_rank_of(d, (int)from, d->local), from, eager);
+        index_sent += tagc_rest_index(out, eager);
+    }
+    tagc_message_post_parts(r, message, TAGC_ROUND_BODIES, TAGC_LEG_VALUES, d->send, rests.to, TAGC_LEG_INDEX,
+                            index_sent, rests.index_bytes);
+    d->n_batches_out = b + 1;
+    return TAGC_OK;
+}
+
+/* ---- fragments in ---- */
+
+tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row) {
+    const tagc_direct *d = tagc_direct_of(r);
+    return (tagc_body){(const uint8_t *)d->recv + row * d->stride + TAGC_WIRE_HEADER_BYTES,
+                       d->received[row].n_bytes};
+}
+
+int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code *code,
+                           const tagc_code_options *options) {
+    const tagc_fragment *f = &tagc_direct_of(r)->received[row];
+    if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return 0;
+    tagc_body body = tagc_fragment_body(r, row);
+    tagc_status status = TAGC_OK;
+    if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)
+        status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
+    if (status == TAGC_OK) status = code->validate(options, body.bytes, body.n_bytes);
+    if (status != TAGC_OK) tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", from));
+    return status == TAGC_OK;
+}
+
+/* What `host` sends comes with this; NULL where it came before its slot was used again, and for the own host. */
+static tagc_message *message_from(const tagc_direct *d, int host) {
+    if (host == d->host) return NULL;
+    int b = (d->host + d->n_hosts - 1 - host) % d->n_hosts /
+            d->batch; /* of the stage with tagc_host_from == host */
+    return b + d->n_slots < d->n_batches ? NULL : body_of(d, b);
+}
+
+/* Puts what `host` sent behind the n bodies that are to be decoded; returns their number. */
+static int take_body(tagc_reducer *r, int host, int n) {
+    tagc_direct *d = tagc_direct_of(r);
+    if (host == d->host) {
+        const tagc_fragment *own = &d->sent[own_slot(d)];
+        const char *row = d->send + own_slot(d) * d->stride;
+        d->bodies[n] = (tagc_body){(const uint8_t *)row + TAGC_WIRE_HEADER_BYTES, own->n_bytes};
+        return own->is_void ? n : n + 1;
+    }
+    if (!tagc_fragment_is_sound(r, (size_t)host, tagc_rank_of(d, host, d->local), d->fragment_code,
+                                &d->fragment))
+        return n;
+    d->bodies[n] = tagc_fragment_body(r, (size_t)host);
+    return n + 1;
+}
+
+static int round_after_bodies(const tagc_reducer *r) {
+    return r->options.all_reduce ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
+}
+
+/* In the order of hosts, whatever the order of arrivals; as many at once as are there. The own one goes through the
+ * code, too. */
+static tagc_status add_fragments(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    while (d->n_added < d->n_hosts) {
+        int n = 0, is_more = d->n_added > 0;
+        double start_s = tagc_clock_s();
+        for (; d->n_added < d->n_hosts; d->n_added++) {
+            tagc_message *message = message_from(d, d->n_added);
+            if (message && !tagc_message_done(r, message)) break;
+            if (message) TAGC_TRY(tagc_message_wait(r, message));
+            n = take_body(r, d->n_added, n);
+        }
+        r->now.stats.nonfinite |= d->fragment_code->decode(&d->fragment, d->bodies, n, is_more, r->scale,
+                                                           tagc_direct_sums(r), d->scratch, r->pool);
+        tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+        if (d->n_added == d->n_hosts) break;
+        tagc_message *message = message_from(d, d->n_added);
+        if (tagc_message_done(r, message)) continue;
+        tagc_then(r, add_fragments, message, 1, round_after_bodies(r), TAGC_ROUND_DIRECT_AGREEMENT);
+        return TAGC_OK;
+    }
+    return tagc_direct_added(r);
+}
+
+/* Bodies follow their headers. */
+static tagc_status send_bodies(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    while (d->n_batches_out < d->n_batches) {
+        tagc_message *header = header_of(d, d->n_batches_out);
+        if (!tagc_message_done(r, header)) {
+            tagc_then(r, send_bodies, header, 1, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
+            return TAGC_OK;
+        }
+        TAGC_TRY(post_bodies(r, d->n_batches_out));
+    }
+    tagc_message *first = message_from(d, 0);
+    tagc_then(r, add_fragments, first, first != NULL, round_after_bodies(r), TAGC_ROUND_DIRECT_AGREEMENT);
+    return TAGC_OK;
+}
+
+/* What has to be there before stage s can be encoded: the rows of this host, and the place of an older batch. NULL: all
+ * is. */
+static tagc_message *needed(const tagc_reducer *r, int s) {
+    const tagc_direct *d = tagc_direct_of(r);
+    tagc_message *message = d->per_host > 1 ? tagc_hosts_rows(r, s) : NULL;
+    if (message && !tagc_message_done(r, message)) return message;
+    int is_first = s < d->n_hosts - 1 && s % d->batch == 0, older = is_first ? s / d->batch - d->n_slots : -1;
+    if (older < 0) return NULL;
+    message = d->n_batches_out > older ? body_of(d, older) : header_of(d, d->n_batches_out);
+    return tagc_message_done(r, message) ? NULL : message;
+}
+
+/* Sends on what can be, and makes room for stage s. */
+static tagc_status make_room(tagc_reducer *r, int s) {
+    tagc_direct *d = tagc_direct_of(r);
+    if (d->n_batches < 2 || s == d->n_hosts - 1 || s % d->batch != 0) return TAGC_OK;
+    while (d->n_batches_out < s / d->batch && tagc_message_done(r, header_of(d, d->n_batches_out)))
+        TAGC_TRY(post_bodies(r, d->n_batches_out));
+    return TAGC_OK;
+}
+
+tagc_status tagc_fragments_send(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    int has_rows = d->per_host > 1, high = d->n_batches > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
+    while (d->n_encoded < d->n_hosts) {
+        int s = d->n_encoded, b = s < d->n_hosts - 1 ? s / d->batch : d->n_batches;
+        int low = has_rows && s + d->n_row_slots < d->n_hosts ? TAGC_ROUND_ROWS : TAGC_ROUND_HEADERS;
+        TAGC_TRY(make_room(r, s));
+        tagc_message *message = needed(r, s);
+        if (message) {
+            tagc_then(r, tagc_fragments_send, message, 1, low, high);
+            return TAGC_OK;
+        }
+        if (b < d->n_batches && b >= d->n_slots)
+            TAGC_TRY(tagc_message_wait(r, body_of(d, b))); /* it is done */
+        if (has_rows) TAGC_TRY(tagc_hosts_add(r, s));
+        encode(r, s);
+        d->n_encoded++;
+        if (b == d->n_batches || d->n_encoded < end_of(d, b)) continue;
+        post_headers(r, b);
+        if (d->n_batches == 1) continue;
+        tagc_then(r, tagc_fragments_send, NULL, 0, low, high); /* older steps may have something to do */
+        return TAGC_OK;
+    }
+    tagc_then(r, send_bodies, NULL, 0, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
+    if (d->n_batches_out < d->n_batches)
+        tagc_then(r, send_bodies, header_of(d, d->n_batches_out), 1, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
+    return TAGC_OK;
+}

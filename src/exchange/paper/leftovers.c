@@ -1,0 +1,206 @@
+/* What a sketch did not give back: every owner tells all ranks where, and they send those values plainly, or take them
+ * back into their residuals.
+ *
+ *   owners    --- positions of the leftovers of their shards ---> all
+ *   all       --- policy "packed": their values, 4 bytes each ---> owners
+ *   all       <-> agreement */
+#include "core/clock.h"
+#include "exchange/paper/paper.h"
+
+#include <math.h>
+#include <string.h>
+
+/* What this rank put into the sketch of shard d at `position`: acc again, which is the old residual's secret.
+ */
+static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
+    const tagc_paper *p = tagc_paper_of(r);
+    size_t at = (size_t)d * r->shard + position;
+    if (!r->options.fill_union) {
+        const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
+        size_t low = 0, high = p->n_kept[d];
+        while (low < high) {
+            size_t middle = low + (high - low) / 2;
+            if (indices[middle] < position)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low == p->n_kept[d] || indices[low] != position) return TAGC_ZERO_RESIDUAL;
+    }
+    return r->now.gradient[at] + r->residual[at];
+}
+
+/* The same as 4 bytes that the owner adds: an fp32, or an integer in fixed point. */
+static uint32_t encoded_word(const tagc_reducer *r, int d, uint32_t position) {
+    float value = encoded_value(r, d, position);
+    int exponent = tagc_paper_of(r)->sketch.exponent;
+    uint32_t word;
+    if (r->options.cells == TAGC_CELLS_FIXED) return (uint32_t)lrintf(value * ldexpf(1.0f, exponent));
+    memcpy(&word, &value, sizeof word);
+    return word;
+}
+
+static uint32_t add_words(const tagc_reducer *r, uint32_t a, uint32_t b) {
+    if (r->options.cells == TAGC_CELLS_FIXED) return a + b;
+    float x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    x += y;
+    memcpy(&a, &x, sizeof a);
+    return a;
+}
+
+/* As what it is: memory that is read as a float was written as one. */
+static void put_word(const tagc_reducer *r, void *to, uint32_t word) {
+    float value;
+    memcpy(&value, &word, sizeof value);
+    if (r->options.cells == TAGC_CELLS_FIXED)
+        *(uint32_t *)to = word;
+    else
+        *(float *)to = value;
+}
+
+/* Positions behind a header, in the rows of contributions, which are free by now. */
+static const uint32_t *left_positions(const tagc_reducer *r, int d) {
+    return (const uint32_t *)(tagc_contribution(r, d) + TAGC_WIRE_HEADER_BYTES);
+}
+
+static uint64_t positions_bytes(uint64_t n_left) {
+    return n_left ? TAGC_WIRE_HEADER_BYTES + n_left * sizeof(uint32_t) : 0;
+}
+
+static tagc_status positions_here(tagc_reducer *r);
+
+tagc_status tagc_settle_leftovers(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    const tagc_sketching *s = &p->sketch;
+    tagc_union union_ = tagc_own_union(r);
+    char *own = tagc_contribution(r, r->rank);
+    uint32_t *positions = (uint32_t *)(own + TAGC_WIRE_HEADER_BYTES);
+    for (size_t i = 0; i < s->n_left[r->rank]; i++)
+        positions[i] = union_.positions[s->plan.order[s->plan.n_peeled + i]];
+    tagc_wire_header header = {.kind = TAGC_WIRE_LEFTOVER,
+                               .rank = (uint32_t)r->rank,
+                               .k = (uint32_t)r->k,
+                               .n_elems = r->shard,
+                               .n_items = s->n_left[r->rank],
+                               .body_bytes = s->n_left[r->rank] * sizeof(uint32_t),
+                               .step = r->now.number};
+    tagc_wire_write(&header, own);
+    tagc_message_clear(p->round);
+    for (int q = 0; q < r->world_size; q++) {
+        if (q == r->rank) continue;
+        tagc_message_to(p->round, q, positions_bytes(s->n_left[r->rank]), 0);
+        tagc_message_from(p->round, q, positions_bytes(s->n_left[q]), (uint64_t)q * p->value_bytes);
+    }
+    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, own, p->value_recv);
+    tagc_then(r, positions_here, p->round, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+    return TAGC_OK;
+}
+
+static tagc_status read_positions(tagc_reducer *r, int d) {
+    uint32_t n_left = tagc_paper_of(r)->sketch.n_left[d];
+    if (n_left == 0 || d == r->rank) return TAGC_OK;
+    tagc_wire_header header, expected = {.kind = TAGC_WIRE_LEFTOVER,
+                                         .rank = (uint32_t)d,
+                                         .k = (uint32_t)r->k,
+                                         .n_elems = r->shard,
+                                         .step = r->now.number};
+    tagc_status status = tagc_wire_read(tagc_contribution(r, d), positions_bytes(n_left), &header);
+    if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
+    if (status == TAGC_OK)
+        status = tagc_wire_check_positions(left_positions(r, d), n_left, tagc_union_bits(r, d), r->shard);
+    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "leftovers from rank %d", d);
+}
+
+static void return_to_residual(tagc_reducer *r, int d) {
+    const uint32_t *positions = left_positions(r, d);
+    float *residual = r->now.residual + (size_t)d * r->shard;
+    for (size_t i = 0; i < tagc_paper_of(r)->sketch.n_left[d]; i++) {
+        float value = encoded_value(r, d, positions[i]);
+        if (value != 0)
+            residual[positions[i]] = value; /* with the remainder that was there: acc as a whole */
+    }
+}
+
+/* Leftovers of shard d, plainly, into row d of value_send. */
+static void write_leftovers(tagc_reducer *r, int d, int valid) {
+    const tagc_paper *p = tagc_paper_of(r);
+    const uint32_t *positions = left_positions(r, d);
+    uint32_t *words = (uint32_t *)(p->value_send + (size_t)d * p->value_bytes);
+    for (size_t i = 0; i < p->sketch.n_left[d]; i++) words[i] = valid ? encoded_word(r, d, positions[i]) : 0;
+}
+
+static tagc_status settled(tagc_reducer *r) {
+    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
+    return r->now.stats.nonfinite ? tagc_paper_sums_ready(r) : tagc_sketch_to_values(r);
+}
+
+static void agree(tagc_reducer *r) {
+    tagc_agree_begin(r, TAGC_ROUND_LAST, 0);
+    tagc_then(r, settled, r->agreement, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+}
+
+/* Words of all ranks, added in rank order, to where the sums of what peeled are. */
+static tagc_status leftovers_here(tagc_reducer *r) {
+    const tagc_sketching *s = &tagc_paper_of(r)->sketch;
+    const uint32_t *positions = left_positions(r, r->rank);
+    float *sums = tagc_paper_sums(r);
+    double start_s = tagc_clock_s();
+    for (size_t i = 0; i < s->n_left[r->rank]; i++) {
+        uint32_t sum = 0;
+        for (int q = 0; q < r->world_size; q++) {
+            uint32_t word;
+            memcpy(&word, tagc_contribution(r, q) + i * sizeof word, sizeof word);
+            if (q == r->rank) word = encoded_word(r, q, positions[i]);
+            sum = q == 0 ? word : add_words(r, sum, word);
+        }
+        put_word(r, &sums[s->plan.order[s->plan.n_peeled + i]], sum);
+    }
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    agree(r);
+    return TAGC_OK;
+}
+
+static void post_leftovers(tagc_reducer *r) {
+    tagc_paper *p = tagc_paper_of(r);
+    const uint32_t *n_left = p->sketch.n_left;
+    tagc_message_clear(p->round);
+    for (int q = 0; q < r->world_size; q++) {
+        if (q == r->rank) continue;
+        tagc_message_to(p->round, q, n_left[q] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
+        tagc_message_from(p->round, q, n_left[r->rank] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
+    }
+    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, p->value_send, p->value_recv);
+    tagc_then(r, leftovers_here, p->round, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+}
+
+static tagc_status positions_here(tagc_reducer *r) {
+    double start_s = tagc_clock_s();
+    int is_packed = r->options.unpeeled == TAGC_UNPEELED_PACKED;
+    for (int d = 0; d < r->world_size; d++) {
+        tagc_status status = read_positions(r, d);
+        tagc_note_failure(r, status);
+        if (is_packed && d != r->rank) write_leftovers(r, d, status == TAGC_OK);
+        if (!is_packed && status == TAGC_OK) return_to_residual(r, d);
+    }
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    if (is_packed)
+        post_leftovers(r);
+    else
+        agree(r);
+    return TAGC_OK;
+}
+
+void tagc_leftovers_volume(const tagc_reducer *r, const uint64_t *n_left, tagc_volume *v) {
+    uint64_t n_others = (uint64_t)r->world_size - 1, sum = 0, of_others = 0;
+    for (int d = 0; d < r->world_size; d++) {
+        sum += n_left[d];
+        of_others += d == r->rank ? 0 : n_left[d];
+    }
+    if (sum == 0 || r->options.unpeeled == TAGC_UNPEELED_ESTIMATE) return;
+    tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)(n_others * positions_bytes(n_left[r->rank])));
+    if (r->options.unpeeled == TAGC_UNPEELED_PACKED)
+        tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)of_others * sizeof(uint32_t));
+    tagc_volume_add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
+}

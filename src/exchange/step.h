@@ -1,0 +1,100 @@
+/* A step under way: its phases, the messages it posts, what it costs, and how ranks agree that it went well.
+ *
+ * Rounds. Messages of a step travel in up to five rounds, each on a lane of its own. A step that will post nothing more in
+ * a round leaves it to the next step: so several are under way at once, one in each round or waiting, and on each lane
+ * messages are posted in the same order on all ranks, step after step. */
+#ifndef TAGC_EXCHANGE_STEP_H
+#define TAGC_EXCHANGE_STEP_H
+
+#include "exchange/exchange.h"
+#include "exchange/wire.h"
+#include "transport/comm.h"
+
+typedef struct tagc_reducer tagc_reducer;
+
+enum { TAGC_N_ROUNDS = 5, TAGC_NO_ROUND = TAGC_N_ROUNDS };
+
+/* A ticket with its own arrays. */
+typedef struct tagc_message {
+    tagc_ticket ticket;
+    int in_flight;
+    uint32_t n_sends, n_receives;
+    tagc_part *sends, *receives; /* as many as the room says */
+} tagc_message;
+
+/* So many messages, each to and from so many ranks at most. */
+typedef struct tagc_room {
+    int n_messages, n_peers;
+} tagc_room;
+
+typedef struct tagc_step {
+    tagc_job job;
+    int begun;
+    uint64_t number; /* from 1 */
+    double start_s;
+    const float *gradient; /* (W, shard) */
+    float *output;         /* (output_elems) */
+    float
+        *residual; /* (n_residual) the one that this step makes, or NULL; changes places with the reducer's */
+    tagc_reducer_stats stats;
+    tagc_status failure; /* of this rank, told to all in the next agreement */
+    char failure_text[TAGC_ERROR_TEXT_BYTES];
+    uint64_t n_told; /* the items of the last agreement, of all ranks */
+
+    tagc_phase_fn next; /* NULL: the step is over */
+    tagc_message *awaited;
+    int n_awaited;
+} tagc_step;
+
+/* ---- phases ---- */
+
+/* `next` follows when the n messages from `awaited` on have arrived. It posts in rounds `low` to `high`, and neither it nor
+ * what follows posts in rounds before `low`. TAGC_NO_ROUND as low: nothing is posted any more. */
+void tagc_then(tagc_reducer *r, tagc_phase_fn next, tagc_message *awaited, int n, int low, int high);
+/* Ends a stretch of work of one phase that began at start_s: statistics and trace. Returns the time now. */
+double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s);
+
+/* ---- messages ---- */
+
+/* r->messages, one room after the other; part of the arena. */
+void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, const tagc_room *rooms, int n_rooms);
+/* To and from nobody. */
+void tagc_message_clear(tagc_message *message);
+/* Adds what goes to another rank, and what comes from one; offsets are those from `send` and `recv` of _post. Ranks ascend,
+ * or descend, and may begin anew once. */
+void tagc_message_to(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset);
+void tagc_message_from(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset);
+void tagc_message_post(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg, const void *send,
+                       void *recv);
+/* As _post; of its bytes so many count for another leg. */
+void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg,
+                             const void *send, void *recv, tagc_leg part, uint64_t part_sent,
+                             uint64_t part_received);
+/* Waits, when it is under way at all, and counts its bytes. */
+tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);
+/* 1 when _wait would not wait. */
+int tagc_message_done(const tagc_reducer *r, const tagc_message *message);
+/* Waits for all that is under way; failures are known already. */
+void tagc_messages_drain(tagc_reducer *r);
+
+/* Rank order with all links at work: the s-th partner of this rank, and whose s-th partner it is. */
+int tagc_partner_to(const tagc_reducer *r, int s);
+int tagc_partner_from(const tagc_reducer *r, int s);
+/* The s with tagc_partner_from(r, s) == from. */
+int tagc_partner_step(const tagc_reducer *r, int from);
+
+/* ---- agreement.c ---- */
+
+void tagc_agreement_place(tagc_reducer *r, tagc_arena *arena);
+/* Keeps this rank's first failure, with tagc_last_error(), until the next agreement. */
+void tagc_note_failure(tagc_reducer *r, tagc_status status);
+/* Tells all ranks this rank's failure, non-finiteness and n_items, in r->agreement, which whoever calls _end awaits. */
+void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items);
+/* Learns theirs: the same status on all ranks, stats.nonfinite, the sum of n_items and, unless NULL, each rank's. No
+ * rank's may be above max_items (W,), or where that is NULL above W. */
+tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n_items);
+
+/* 1 when a value is NaN or Inf. */
+int tagc_holds_nonfinite(const float *values, size_t n);
+
+#endif

@@ -1,0 +1,87 @@
+/* Spare residuals, which reducers of one size share. */
+#include "core/memory.h"
+#include "transport/comm_private.h"
+
+int tagc_comm_n_spares(uint64_t n_elems, int n_users) {
+    uint64_t n = 1 + TAGC_MORE_SPARE_BYTES / sizeof(float) / (n_elems ? n_elems : 1);
+    if (n > TAGC_MOST_SPARES) n = TAGC_MOST_SPARES;
+    return n < (uint64_t)n_users ? (int)n : n_users;
+}
+
+static tagc_status make_values(uint64_t n_elems, void **out) {
+    if (n_elems > SIZE_MAX / sizeof(float))
+        return tagc_fail(TAGC_ERR_MEMORY, "a spare residual of %llu elements does not fit into memory",
+                         (unsigned long long)n_elems);
+    return tagc_memory_create((size_t)n_elems * sizeof(float), "spare residual", out);
+}
+
+/* With the lock. */
+static tagc_spares *find(tagc_comm *comm, uint64_t n_elems) {
+    tagc_spares *spares = comm->spares;
+    while (spares && spares->n_elems != n_elems) spares = spares->next;
+    return spares;
+}
+
+/* Reducers of a comm are made and destroyed by one thread at a time; the worker takes and gives meanwhile. Memory is
+ * made without the lock, which the comm thread needs. */
+tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spares **out) {
+    *out = NULL;
+    pthread_mutex_lock(&comm->lock);
+    tagc_spares *spares = find(comm, n_elems);
+    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users + 1);
+    pthread_mutex_unlock(&comm->lock);
+    void *memory = spares, *values = NULL;
+    if (!spares) TAGC_TRY(tagc_memory_create(sizeof *spares, "spare residual", &memory));
+    tagc_status status = wants_more ? make_values(n_elems, &values) : TAGC_OK;
+    if (status != TAGC_OK) {
+        if (!spares) tagc_memory_destroy(memory);
+        return status;
+    }
+    pthread_mutex_lock(&comm->lock);
+    if (!spares) {
+        spares = memory;
+        *spares = (tagc_spares){.n_elems = n_elems, .next = comm->spares};
+        comm->spares = spares;
+    }
+    spares->n_users++;
+    if (values) {
+        spares->n_made++;
+        spares->free[spares->n_free++] = values;
+    }
+    pthread_mutex_unlock(&comm->lock);
+    *out = spares;
+    return TAGC_OK;
+}
+
+/* Whoever releases has no step under way, so one of too many is free. */
+void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares) {
+    if (!spares) return;
+    float *values = NULL;
+    pthread_mutex_lock(&comm->lock);
+    int n_users = --spares->n_users;
+    if (spares->n_made > n_users) {
+        spares->n_made--;
+        values = spares->free[--spares->n_free];
+    }
+    if (n_users == 0) {
+        tagc_spares **link = &comm->spares;
+        while (*link != spares) link = &(*link)->next;
+        *link = spares->next;
+    }
+    pthread_mutex_unlock(&comm->lock);
+    tagc_memory_destroy(values);
+    if (n_users == 0) tagc_memory_destroy(spares);
+}
+
+float *tagc_comm_spare_take(tagc_comm *comm, tagc_spares *spares) {
+    pthread_mutex_lock(&comm->lock);
+    float *values = spares->n_free ? spares->free[--spares->n_free] : NULL;
+    pthread_mutex_unlock(&comm->lock);
+    return values;
+}
+
+void tagc_comm_spare_give(tagc_comm *comm, tagc_spares *spares, float *spare) {
+    pthread_mutex_lock(&comm->lock);
+    spares->free[spares->n_free++] = spare;
+    pthread_mutex_unlock(&comm->lock);
+}
