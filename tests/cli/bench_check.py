@@ -52,7 +52,8 @@ def check_origin(origin):
 
 def check_link(link):
     rates = ["one_way_bytes_per_s", "both_ways_bytes_per_s"]
-    members(link, ["latency_s", "all_to_all_bytes_per_s", "pairs"] + rates, "link")
+    members(link, ["latency_s", "large_latency_s", "large_bytes", "all_to_all_bytes_per_s", "pairs"] + rates, "link")
+    assert link["large_latency_s"] >= link["latency_s"] and link["large_bytes"] == 131072, link
     assert len(link["pairs"]) == 2 and [(p["from"], p["to"]) for p in link["pairs"]] == [(0, 1), (1, 0)], link["pairs"]
     for pair in link["pairs"]:
         members(pair, ["from", "to", "latency_s"] + rates, "pair")

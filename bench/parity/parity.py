@@ -1,0 +1,75 @@
+"""tagc and its peers at equal bits and equal simulated time: one command per table.
+
+    python -m pip install -r bench/parity/requirements.txt       # beside torch; the library: make build
+    python bench/parity/parity.py small                          # every arm, three seeds, 0.4 M parameters
+    python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
+    python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
+
+Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity-NAME.json, .md and
+.svg are made from it, `--tables` makes them anew without running."""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+if (ROOT / "build" / "libtagc.so").exists():
+    os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
+
+import arms
+import corpus
+import pictures
+import runner
+import tables
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="arms: " + ", ".join(arms.BY_NAME))
+    parser.add_argument("what", choices=["corpus", *arms.SETTINGS])
+    parser.add_argument("--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these")
+    parser.add_argument(
+        "--cache",
+        type=pathlib.Path,
+        default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tagc" / "parity",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "results")
+    args = parser.parse_args()
+    if args.what == "corpus":
+        print(json.dumps(corpus.make(args.cache), indent=1))
+        return
+    setting = arms.SETTINGS[args.what]
+    text = corpus.make(args.cache, setting.n_vocabulary)
+    folder = args.cache / "runs" / setting.name
+    if not args.tables:
+        try:
+            is_whole = runner.run_all(
+                setting,
+                args.cache,
+                folder,
+                args.arms or setting.arms,
+                args.jobs,
+                args.minutes,
+                lambda text: print(text, flush=True),
+            )
+            print("whole" if is_whole else "unfinished: the same command goes on", flush=True)
+        except KeyboardInterrupt:
+            print("stopped: the same command goes on", flush=True)
+    found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
+    stem = args.out / f"parity-{setting.name}"
+    stem.with_suffix(".json").write_text(
+        json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"') + "\n"
+    )
+    stem.with_suffix(".md").write_text(tables.markdown(found))
+    pictures.draw(found, stem)
+    print(stem.with_suffix(".md").read_text())
+
+
+if __name__ == "__main__":
+    main()

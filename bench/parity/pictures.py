@@ -1,0 +1,46 @@
+"""Loss against bits, and against simulated time over three links, as one SVG."""
+
+import simulate
+import tables
+
+
+def draw(found, stem):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "parity", "font.size": 9}
+    import matplotlib.pyplot as plt
+
+    setting, rows = tables.rows_of(found)
+    axes_of = {"bits per parameter sent by a rank": lambda point: point["bits"]} | {
+        f"seconds over {name}, simulated": tables.time_of(rate) for name, rate in simulate.LINKS.items()
+    }
+    figure, grid = plt.subplots(2, 2, figsize=(11, 8), sharey=True)
+    colours = plt.get_cmap("tab20").colors
+    for axes, (label, x) in zip(grid.flat, axes_of.items()):
+        for i, row in enumerate(rows):
+            runs = list(row["runs"].values())
+            style = {"color": colours[i % 20], "linestyle": ["-", "--"][i // 20], "linewidth": 1}
+            mean = tables._mean_curve(setting, row, x)[1:]
+            mean = [point for point in mean if point[0] > 0]
+            axes.plot(*zip(*mean), label=row["arm"].name, **style) if mean else None
+            if len(runs) > 1 and mean:  # from the lowest to the highest seed
+                curves = [[y for _, y in simulate.curve(run, setting.n_vocabulary, x)[-len(mean) :]] for run in runs]
+                axes.fill_between(
+                    [point[0] for point in mean],
+                    [min(ys) for ys in zip(*curves)],
+                    [max(ys) for ys in zip(*curves)],
+                    color=style["color"],
+                    alpha=0.15,
+                    linewidth=0,
+                )
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        axes.grid(alpha=0.3)
+    for axes in grid[:, 0]:
+        axes.set_ylabel("validation loss, nats per token")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="center right", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 0.87, 1))
+    figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+    plt.close(figure)

@@ -1,0 +1,120 @@
+"""Which run comes next, until a table is whole. Every finished run is a file; what is there is not run again."""
+
+import json
+import math
+import pathlib
+import subprocess
+import threading
+import time
+
+import torch
+
+import arms
+import train
+
+
+def path_of(folder, arm, rate, seed):
+    return folder / f"{arm}-{rate:g}-{seed}.json"
+
+
+def best_rate(setting, runs):
+    """(the rate with the least final loss of the first seed's runs, whether its neighbours have been tried)."""
+    tried = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
+    if not tried:
+        return setting.first_rate, False
+    best = min(
+        tried, key=lambda rate: (math.isnan(tried[rate]), rate if math.isnan(tried[rate]) else tried[rate])
+    )  # from what diverges, down
+    return best, not [rate for rate in _neighbours(setting, best) if rate not in tried]
+
+
+def _neighbours(setting, rate):
+    at = setting.rates.index(rate)
+    return setting.rates[max(0, at - 1) : at + 2]
+
+
+def wanted(setting, runs, names):
+    """Runs that are missing now, (arm, rate, seed): one of every arm first, then arm by arm rates and, once these are settled,
+    seeds. Every arm is tuned by the same rule: the neighbours of its best rate until none is better."""
+    firsts, others = [], []
+    for name in names:
+        own = [run for run in runs if run["arm"] == name]
+        best, is_tuned = best_rate(setting, own)
+        tried = {(run["rate"], run["seed"]) for run in own}
+        if not own:
+            firsts.append((name, best, setting.seeds[0]))
+        elif is_tuned:
+            others += [(name, best, seed) for seed in setting.seeds if (best, seed) not in tried]
+        else:
+            others += [
+                (name, rate, setting.seeds[0])
+                for rate in reversed(_neighbours(setting, best))
+                if (rate, setting.seeds[0]) not in tried
+            ]
+    return firsts + others
+
+
+def read(folder, is_whole=True):
+    runs = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [run for run in runs if run["is_whole"] or not is_whole]
+
+
+def run_all(setting, cache, folder, names, n_jobs, minutes, say):
+    """Until nothing is missing or `minutes` are over; runs under way end first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    end, lock, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), set(), {}
+
+    def take():
+        with lock:
+            for job in wanted(setting, read(folder), names):
+                if job not in busy and failed.get(job, 0) < 2:
+                    busy.add(job)
+                    return job
+        return None
+
+    def work():
+        while time.monotonic() < end:
+            job = take()
+            if job is None:
+                if not busy:
+                    return
+                time.sleep(1)
+                continue
+            name, rate, seed = job
+            begin = time.monotonic()
+            try:
+                run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path_of(folder, name, rate, seed))
+                last = run["evals"][-1]
+                say(
+                    f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
+                    f"{time.monotonic() - begin:.0f} s"
+                )
+            except RuntimeError as failure:
+                failed[job] = failed.get(job, 0) + 1
+                say(f"failed: {failure}")
+            busy.discard(job)
+
+    workers = [threading.Thread(target=work) for _ in range(n_jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return not wanted(setting, read(folder), names)
+
+
+def result(setting, corpus_found, runs, command):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    settings = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
+    return {
+        "type": "parity",
+        "format": 1,
+        "command": command,
+        "commit": commit.stdout.strip(),
+        "torch": torch.__version__,
+        "cpu": cpu,
+        "setting": settings,
+        "corpus": corpus_found,
+        "runs": [{k: v for k, v in run.items() if k != "arm_options"} for run in runs],
+    }
