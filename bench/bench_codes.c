@@ -206,12 +206,12 @@ int main(int argc, char **argv) {
         "  theta  values       floor/ms   clear  select  encode   check  decode  encode + decode           "
         "bits/el  bits/pos  entropy\n");
     for (size_t i = 0; i < sizeof sparsities / sizeof *sparsities; i++) {
-        run(&b, sparsities[i], TAGC_VALUES_FP32, 0);
-        run(&b, sparsities[i], TAGC_VALUES_INT4, 0);
-        run(&b, sparsities[i], TAGC_VALUES_INT2, 0);
+        run(&b, sparsities[i], TAGC_FORMAT_FP32, 0);
+        run(&b, sparsities[i], TAGC_FORMAT_INT4, 0);
+        run(&b, sparsities[i], TAGC_FORMAT_INT2, 0);
     }
-    for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
-        for (int rotate = 0; rotate <= (values >= TAGC_VALUES_INT8); rotate++) run(&b, 0, values, rotate);
+    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
+        for (int rotate = 0; rotate <= (values >= TAGC_FORMAT_INT8); rotate++) run(&b, 0, values, rotate);
     tagc_pool_destroy(b.pool);
     return 0;
 }

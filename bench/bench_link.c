@@ -66,7 +66,7 @@ static void mpi_all_gather(link_bench *b, int wire) {
 static void transfers(link_bench *b, int wire) {
     tagc_part parts[MAX_W];
     uint32_t n_parts = 0;
-    uint64_t n_bytes = b->shard * (wire == TAGC_WIRE_BF16 ? 2 : 4);
+    uint64_t n_bytes = b->shard * (wire == TAGC_FORMAT_BF16 ? 2 : 4);
     for (int r = 0; r < b->world_size; r++)
         if (r != tagc_comm_rank(b->comm)) parts[n_parts++] = (tagc_part){r, n_bytes, (uint64_t)r * n_bytes};
     for (int unit = 0; unit < b->n_units; unit++) {
@@ -129,15 +129,15 @@ static const struct {
     void (*run)(link_bench *, int wire);
     int wire;
 } patterns[] = {
-    {"transfers, one at a time", transfers, TAGC_WIRE_FP32},
-    {"forward fp32", forward, TAGC_WIRE_FP32},
-    {"reduce fp32", reduce, TAGC_WIRE_FP32},
-    {"backward fp32", backward, TAGC_WIRE_FP32},
-    {"forward bf16", forward, TAGC_WIRE_BF16},
-    {"reduce bf16", reduce, TAGC_WIRE_BF16},
-    {"backward bf16", backward, TAGC_WIRE_BF16},
-    {"MPI_Allgather", mpi_all_gather, TAGC_WIRE_FP32},
-    {"MPI_Reduce_scatter_block", mpi_reduce_scatter, TAGC_WIRE_FP32},
+    {"transfers, one at a time", transfers, TAGC_FORMAT_FP32},
+    {"forward fp32", forward, TAGC_FORMAT_FP32},
+    {"reduce fp32", reduce, TAGC_FORMAT_FP32},
+    {"backward fp32", backward, TAGC_FORMAT_FP32},
+    {"forward bf16", forward, TAGC_FORMAT_BF16},
+    {"reduce bf16", reduce, TAGC_FORMAT_BF16},
+    {"backward bf16", backward, TAGC_FORMAT_BF16},
+    {"MPI_Allgather", mpi_all_gather, TAGC_FORMAT_FP32},
+    {"MPI_Reduce_scatter_block", mpi_reduce_scatter, TAGC_FORMAT_FP32},
 };
 enum { N_PATTERNS = sizeof patterns / sizeof patterns[0] };
 
@@ -145,7 +145,7 @@ enum { N_PATTERNS = sizeof patterns / sizeof patterns[0] };
 
 static uint64_t sent(const link_bench *b) {
     uint64_t n_bytes[TAGC_N_LEGS], sum = b->n_bytes_mpi;
-    tagc_comm_bytes(b->comm, n_bytes, NULL);
+    tagc_comm_bytes(b->comm, n_bytes, NULL, TAGC_N_LEGS);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum += n_bytes[leg];
     return sum;
 }
@@ -186,7 +186,7 @@ static void make(link_bench *b) {
     reducer.exchange = TAGC_EXCHANGE_DENSE;
     for (int wire = 0; wire < 2; wire++)
         for (int unit = 0; unit < b->n_units; unit++) {
-            gather.wire = reducer.wire = wire;
+            gather.format = reducer.format = wire;
             must(tagc_gatherer_create(b->comm, &gather, &b->gatherers[wire][unit]));
             must(tagc_reducer_create(b->comm, &reducer, &b->reducers[wire][unit]));
         }

@@ -2,6 +2,7 @@
  * and once more with a checksum made to match, so that the checks behind the checksum are reached, too. */
 #include "codec/bitmap.h"
 #include "exchange/wire.h"
+#include "tagc/paper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,7 +24,7 @@ static void check_header(const tagc_wire_header *header, size_t n_bytes) {
     require(header->kind >= TAGC_WIRE_INDEX && header->kind <= TAGC_WIRE_PARAMETERS);
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     require(header->coding >= 0 &&
-            header->coding <= (is_fragment ? (int)TAGC_VALUES_SIGN : (int)TAGC_INDEX_SUM1));
+            header->coding <= (is_fragment ? (int)TAGC_FORMAT_SIGN : (int)TAGC_INDEX_SUM1));
     require(isfinite(header->max_abs) && header->max_abs >= 0);
     require(header->status <= TAGC_ERR_INTERRUPTED);
     require(header->index_bytes <= header->body_bytes);

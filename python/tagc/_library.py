@@ -10,14 +10,18 @@ import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
 N_LEGS = 6
+MAX_LEGS = 16  # length of the arrays in statistics
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 N_PHASES = 5
+MAX_PHASES = 16
 PHASES = ("select", "index", "encode", "decode", "wait")
 EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
-VALUES = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4, "sign": 5}
+FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4, "sign": 5}
 OPS = {"avg": 0, "sum": 1}
-WIRES = {"fp32": 0, "bf16": 1}
-GATHERS = {"fp32": 0, "bf16": 1, "int8": 2, "delta8": 3, "delta4": 4, "delta2": 5}
+OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
+# The ways in which parameters are gathered: (format, delta).
+GATHERS = {"fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0),
+           "delta8": ("int8", 1), "delta4": ("int4", 1), "delta2": ("int2", 1)}  # fmt: skip
 STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted")
 
 
@@ -35,26 +39,25 @@ class CommOptions(Structure):
 
 class ReducerOptions(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("index", c_int),
-        ("sparsity", c_double), ("ratio", c_double), ("cells", c_int), ("unpeeled", c_int), ("fill_union", c_int),
-        ("op", c_int), ("all_reduce", c_int), ("values", c_int), ("block", c_int), ("rotate", c_int),
-        ("ranks_per_host", c_int), ("wire", c_int), ("n_threads", c_int), ("seed", c_uint64),
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("exchange", c_int), ("format", c_int),
+        ("sparsity", c_double), ("op", c_int), ("output", c_int), ("block", c_int), ("rotate", c_int),
+        ("ranks_per_host", c_int), ("n_threads", c_int), ("paper", c_void_p),
     ]  # fmt: skip
 
 
 class ReducerStats(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * N_LEGS), ("n_bytes_received", c_uint64 * N_LEGS),
-        ("time_s", c_double * N_PHASES), ("total_s", c_double), ("n_kept", c_uint64), ("n_union", c_uint64),
-        ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("peel_rounds", c_int),
-        ("n_unpeeled", c_uint64), ("n_lost", c_uint64), ("nonfinite", c_int),
+        ("struct_bytes", c_size_t), ("n_bytes_sent", c_uint64 * MAX_LEGS), ("n_bytes_received", c_uint64 * MAX_LEGS),
+        ("time_s", c_double * MAX_PHASES), ("total_s", c_double), ("n_kept", c_uint64), ("n_union", c_uint64),
+        ("sparsity", c_double), ("n_cells", c_uint64), ("load", c_double), ("n_unpeeled", c_uint64),
+        ("n_lost", c_uint64), ("peel_rounds", c_int), ("nonfinite", c_int),
     ]  # fmt: skip
 
 
 class GathererOptions(Structure):
     _fields_ = [
-        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("wire", c_int),
-        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_int),
+        ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta", c_int),
+        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64),
     ]  # fmt: skip
 
 
@@ -82,14 +85,14 @@ _FUNCTIONS = {
     "tagc_version": ([], c_char_p),
     "tagc_last_error": ([], c_char_p),
     "tagc_report": ([c_int, c_char_p], c_int),
-    "tagc_comm_options_init": ([POINTER(CommOptions)], None),
+    "tagc_comm_options_init_sized": ([POINTER(CommOptions), c_size_t], None),
     "tagc_comm_create_callback":
         ([POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
-    "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64)], None),
+    "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
     "tagc_comm_destroy": ([c_void_p], None),
-    "tagc_reducer_options_init": ([POINTER(ReducerOptions)], None),
-    "tagc_reducer_stats_init": ([POINTER(ReducerStats)], None),
+    "tagc_reducer_options_init_sized": ([POINTER(ReducerOptions), c_size_t], None),
+    "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),
     "tagc_reducer_create": ([c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
@@ -98,7 +101,7 @@ _FUNCTIONS = {
     "tagc_reducer_scale_residual": ([c_void_p, c_double], c_int),
     "tagc_reducer_set_residual": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_reducer_destroy": ([c_void_p], None),
-    "tagc_gatherer_options_init": ([POINTER(GathererOptions)], None),
+    "tagc_gatherer_options_init_sized": ([POINTER(GathererOptions), c_size_t], None),
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
@@ -153,11 +156,7 @@ def call(name, *arguments):
 
 
 def initialised(kind, init):
-    """A struct with the library's defaults in it. Error where the library's is of another size."""
-    memory = (ctypes.c_char * (ctypes.sizeof(kind) + 1024))()  # room for a longer one of another version's
-    getattr(load(), init)(ctypes.cast(memory, POINTER(kind)))
-    options = kind.from_buffer(memory)
-    if options.struct_bytes != ctypes.sizeof(kind):
-        raise Error("unsupported", f"{kind.__name__} has {ctypes.sizeof(kind)} bytes here and {options.struct_bytes} in "
-                    f"{library_path()}: that is another version's library")
-    return options
+    """A struct with the library's defaults in it, whatever fields the library has beside those that are known here."""
+    fields = kind()
+    getattr(load(), init + "_sized")(ctypes.byref(fields), ctypes.sizeof(kind))
+    return fields

@@ -6,6 +6,7 @@
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "exchange/options.h"
 #include "fsdp/layout.h"
 
 #include <stdlib.h>
@@ -28,37 +29,32 @@ static void add(tagc_candidate *candidates, int *n, const char *name, const tagc
 static void add_blocks(const tagc_fsdp_options *engine, int values, const char *name,
                        tagc_candidate *candidates, int *n) {
     tagc_reducer_options compressed = engine->reducer, mild = engine->mild;
-    if (compressed.sparsity == 0 && compressed.values == values) return; /* is asked for: comes last */
+    if (compressed.sparsity == 0 && compressed.format == values) return; /* is asked for: comes last */
     compressed.sparsity = mild.sparsity = 0;
-    compressed.values = mild.values = values;
+    compressed.format = mild.format = values;
     add(candidates, n, name, &compressed, &mild);
 }
 
 int tagc_auto_candidates(const tagc_fsdp_options *engine,
                          tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES]) {
-    static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
     int n = 0;
     char name[48];
     tagc_reducer_options dense = engine->reducer, packed = engine->reducer;
     dense.exchange = TAGC_EXCHANGE_DENSE;
-    dense.wire = engine->dense_wire;
-    dense.ranks_per_host = 1;
-    dense.rotate = 0;
-    add(candidates, &n, engine->dense_wire == TAGC_WIRE_BF16 ? "dense bf16" : "dense fp32", &dense, &dense);
-    add_blocks(engine, TAGC_VALUES_INT8, "int8 blocks", candidates, &n);
-    add_blocks(engine, TAGC_VALUES_INT4, "int4 blocks", candidates, &n);
+    dense.format = engine->dense_format;
+    add(candidates, &n, engine->dense_format == TAGC_FORMAT_BF16 ? "dense bf16" : "dense fp32", &dense,
+        &dense);
+    add_blocks(engine, TAGC_FORMAT_INT8, "int8 blocks", candidates, &n);
+    add_blocks(engine, TAGC_FORMAT_INT4, "int4 blocks", candidates, &n);
     /* Before direct: the same selection, and values as they are. */
     if (engine->reducer.sparsity > 0 && engine->ranks_per_host == 1 &&
         engine->sharding != TAGC_SHARD_HYBRID) {
         packed.exchange = TAGC_EXCHANGE_PACKED;
-        packed.index = TAGC_INDEX_OR;
-        packed.fill_union = -1;
-        packed.rotate = 0;
         snprintf(name, sizeof name, "packed %.4g %%", 100 * packed.sparsity);
         add(candidates, &n, name, &packed, &dense);
     }
     snprintf(name, sizeof name, "direct %.4g %% %s", 100 * engine->reducer.sparsity,
-             formats[engine->reducer.values]);
+             tagc_format_names[engine->reducer.format]);
     add(candidates, &n, name, &engine->reducer, &engine->mild);
     return n;
 }
@@ -74,12 +70,12 @@ static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const ta
     tagc_reducer_options o = *options;
     tagc_reducer *reducer;
     o.n_elems = CODEC_ELEMS;
-    o.all_reduce = 0;
+    o.output = TAGC_OUTPUT_SHARD;
     o.ranks_per_host = 1;
     TAGC_TRY(tagc_reducer_create(alone, &o, &reducer));
     *cost = (tagc_codec_cost){.exchange = o.exchange,
                               .sparsity = o.sparsity,
-                              .values = o.values,
+                              .format = o.format,
                               .union_density = 1 - o.sparsity,
                               .weight = CODEC_ELEMS};
     tagc_status status = TAGC_OK;
@@ -104,7 +100,7 @@ static tagc_status measure_one(tagc_comm *alone, const codec_buffers *b, const t
     if (o.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
     for (int i = 0; i < machine->n_codec; i++) {
         const tagc_codec_cost *c = &machine->codec[i];
-        if (c->exchange == o.exchange && c->sparsity == o.sparsity && c->values == o.values) return TAGC_OK;
+        if (c->exchange == o.exchange && c->sparsity == o.sparsity && c->format == o.format) return TAGC_OK;
     }
     return time_codec(alone, b, &o, &machine->codec[machine->n_codec++]);
 }

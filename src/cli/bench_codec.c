@@ -6,6 +6,7 @@
  * memory. Gradients are normal * exp(normal), a tail as heavy as training's, and new
  * at every step. Each turn times the floor too: ratios are of neighbours in time. */
 #include "cli/bench.h"
+#include "exchange/options.h"
 
 #include "cli/progress.h"
 #include "codec/delta.h"
@@ -19,7 +20,6 @@
 enum {
     N_TURNS = 3,
     MAX_SETTINGS = 64,
-    N_GATHERS = TAGC_GATHER_DELTA2 + 1,
     MAX_SIZES = 3,
     LEAST_ELEMS = 1 << 14,
     FLOOR_LEAST = 1 << 22,
@@ -102,6 +102,7 @@ typedef struct flat_size {
 
 typedef struct setting {
     tagc_reducer_options options; /* n_elems and tag mean nothing */
+    tagc_paper_options paper;     /* sketch and packed */
     int n_sizes;
     flat_size sizes[MAX_SIZES]; /* those that hold the most elements together */
 } setting;
@@ -109,7 +110,8 @@ typedef struct setting {
 typedef struct setting_list {
     int n;
     setting items[MAX_SETTINGS];
-    flat_size gathers[N_GATHERS]; /* the largest flat that travels so, and how many of these; 0: none */
+    flat_size
+        gathers[TAGC_N_GATHER_KINDS]; /* the largest flat that travels so, and how many of these; 0: none */
 } setting_list;
 
 static uint64_t weight(const flat_size *size) {
@@ -135,27 +137,32 @@ static void add_size(setting *s, flat_size size) {
 }
 
 static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_options *b) {
-    if (a->exchange != b->exchange || a->all_reduce != b->all_reduce || a->n_threads != b->n_threads)
-        return 0;
-    if (a->exchange == TAGC_EXCHANGE_DENSE) return a->wire == b->wire;
+    if (a->exchange != b->exchange || a->output != b->output || a->n_threads != b->n_threads) return 0;
+    if (a->exchange == TAGC_EXCHANGE_DENSE) return a->format == b->format;
     if (a->exchange == TAGC_EXCHANGE_DIRECT)
-        return a->values == b->values && a->sparsity == b->sparsity && a->block == b->block &&
+        return a->format == b->format && a->sparsity == b->sparsity && a->block == b->block &&
                a->rotate == b->rotate;
-    if (a->index != b->index || a->sparsity != b->sparsity || a->fill_union != b->fill_union) return 0;
+    const tagc_paper_options *p = a->paper, *q = b->paper;
+    if (p->index != q->index || a->sparsity != b->sparsity || p->fill_union != q->fill_union) return 0;
     return a->exchange == TAGC_EXCHANGE_PACKED ||
-           (a->ratio == b->ratio && a->cells == b->cells && a->unpeeled == b->unpeeled);
+           (p->ratio == q->ratio && p->cells == q->cells && p->unpeeled == q->unpeeled);
 }
 
 /* Arms that exchange in the same way are measured once; the codec of two levels is that of one. */
 static setting *find_setting(setting_list *list, const tagc_reducer_options *asked) {
     tagc_reducer_options one_level = *asked, *options = &one_level;
     one_level.ranks_per_host = 1;
-    if (one_level.all_reduce == 2) one_level.all_reduce = 1;
+    if (one_level.output == TAGC_OUTPUT_HOST_SHARD) one_level.output = TAGC_OUTPUT_UNIT;
     for (int i = 0; i < list->n; i++)
         if (same_exchange(&list->items[i].options, options)) return &list->items[i];
     if (list->n == MAX_SETTINGS) return NULL;
-    list->items[list->n].options = *options;
-    return &list->items[list->n++];
+    setting *s = &list->items[list->n++];
+    s->options = *options;
+    if (options->paper) { /* the layout's, which goes */
+        s->paper = *options->paper;
+        s->options.paper = &s->paper;
+    }
+    return s;
 }
 
 static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const tagc_arm *arm) {
@@ -171,8 +178,8 @@ static tagc_status add_arm(setting_list *list, const tagc_bench *bench, const ta
             size.n_flats +=
                 layout->flats[k].n_padded == flat->n_padded && layout->flats[k].class_ == flat->class_;
         if (s) add_size(s, size);
-        if (flat->has_gatherer && size.n_elems > list->gathers[flat->gatherer.wire].n_elems)
-            list->gathers[flat->gatherer.wire] = size;
+        int kind = tagc_gatherer_options_kind(&flat->gatherer);
+        if (flat->has_gatherer && size.n_elems > list->gathers[kind].n_elems) list->gathers[kind] = size;
     }
     tagc_layout_destroy(layout);
     return TAGC_OK;
@@ -208,7 +215,7 @@ static tagc_status time_step(codec_bench *c, tagc_reducer *reducer, uint64_t n_e
     tagc_reducer_stats_init(&stats);
     TAGC_TRY(tagc_comm_barrier(comm));
     TAGC_TRY(tagc_reducer_run(reducer, c->gradient, c->output, &stats));
-    memcpy(out->phase_s, stats.time_s, sizeof stats.time_s);
+    memcpy(out->phase_s, stats.time_s, sizeof out->phase_s);
     out->wall_s = stats.total_s;
     out->n_union = stats.n_union;
     out->n_kept = (double)stats.n_kept;
@@ -243,20 +250,18 @@ static tagc_status time_reducer(codec_bench *c, tagc_reducer *reducer, codec_res
     return TAGC_OK;
 }
 
-static const char *const exchanges[] = {"dense", "sketch", "packed", "direct"};
 static const char *const indexes[] = {"or", "sum4", "sum1"};
-static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
 
 static void describe(const tagc_reducer_options *o, char what[48]) {
-    const char *name = exchanges[o->exchange], *all = o->all_reduce ? ", all" : "";
+    const char *name = tagc_exchange_names[o->exchange], *all = o->output != TAGC_OUTPUT_SHARD ? ", all" : "";
     if (o->exchange == TAGC_EXCHANGE_DENSE)
-        snprintf(what, 48, "dense %s%s", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", all);
+        snprintf(what, 48, "dense %s%s", tagc_format_names[o->format], all);
     else if (o->exchange == TAGC_EXCHANGE_DIRECT)
-        snprintf(what, 48, "direct %s%s%s", formats[o->values], o->rotate ? " rotated" : "", all);
-    else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->ratio > 0)
-        snprintf(what, 48, "sketch %.4gx %s%s", o->ratio, indexes[o->index], all);
+        snprintf(what, 48, "direct %s%s%s", tagc_format_names[o->format], o->rotate ? " rotated" : "", all);
+    else if (o->exchange == TAGC_EXCHANGE_SKETCH && o->paper->ratio > 0)
+        snprintf(what, 48, "sketch %.4gx %s%s", o->paper->ratio, indexes[o->paper->index], all);
     else
-        snprintf(what, 48, "%s %s%s", name, indexes[o->index], all);
+        snprintf(what, 48, "%s %s%s", name, indexes[o->paper->index], all);
 }
 
 /* One line, and the members that all entries have. */
@@ -283,15 +288,15 @@ static void report(codec_bench *c, const setting *s, int n_flats, const codec_re
     describe(o, what);
     if (!is_dense && !(is_direct && o->sparsity == 0))
         snprintf(sparsity, sizeof sparsity, "%.4g %%", 100 * o->sparsity);
-    json_t *about =
-        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o}", "exchange", exchanges[o->exchange],
-                  "wire", o->wire == TAGC_WIRE_BF16 ? "bf16" : "fp32", "index",
-                  is_dense || is_direct ? "none" : indexes[o->index], "all_reduce", o->all_reduce, "sparsity",
-                  is_dense ? 0.0 : o->sparsity, "ratio", o->ratio, "values",
-                  is_direct ? json_string(formats[o->values]) : json_null(), "block",
-                  is_direct && o->values > TAGC_VALUES_BF16 ? json_integer(o->block) : json_null(), "n_kept",
-                  json_integer((json_int_t)(r->n_kept + 0.5)), "n_union",
-                  r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
+    json_t *about = json_pack(
+        "{s:s, s:s, s:s, s:b, s:f, s:f, s:o, s:o, s:o, s:o}", "exchange", tagc_exchange_names[o->exchange],
+        "wire", is_dense ? tagc_format_names[o->format] : "fp32", "index",
+        o->paper ? indexes[o->paper->index] : "none", "all_reduce", o->output != TAGC_OUTPUT_SHARD,
+        "sparsity", is_dense ? 0.0 : o->sparsity, "ratio", o->paper ? o->paper->ratio : 0.0, "values",
+        is_direct ? json_string(tagc_format_names[o->format]) : json_null(), "block",
+        is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_kept",
+        json_integer((json_int_t)(r->n_kept + 0.5)), "n_union",
+        r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
     json_t *figures = say_entry(c, what, sparsity, n_flats, r);
     json_object_update(about, figures);
     json_decref(figures);
@@ -301,7 +306,7 @@ static void report(codec_bench *c, const setting *s, int n_flats, const codec_re
 /* Dense flats become no larger than a slow link carries in time, and those that are alike then are one. */
 static void shorten(const tagc_bench *bench, setting *s) {
     const tagc_reducer_options *o = &s->options;
-    double n_bytes = (o->wire == TAGC_WIRE_BF16 ? 2 : 4) * (o->all_reduce ? 2 : 1);
+    double n_bytes = (o->format == TAGC_FORMAT_BF16 ? 2 : 4) * (o->output != TAGC_OUTPUT_SHARD ? 2 : 1);
     double most = bench->all_to_all_bytes_per_s * dense_s / n_bytes;
     int n = 0;
     if (o->exchange != TAGC_EXCHANGE_DENSE || most <= 0) return;
@@ -336,22 +341,22 @@ static tagc_status time_size(codec_bench *c, const setting *s, const flat_size *
 
 /* ---- codes of parameters ---- */
 
-static double time_gather(int wire, const float *values, float *replica, uint8_t *body, size_t n,
+static double time_gather(int kind, const float *values, float *replica, uint8_t *body, size_t n,
                           int decodes) {
-    static const int bits[N_GATHERS] = {0, 0, 8, 8, 4, 2};
-    int is_delta = wire >= TAGC_GATHER_DELTA8;
+    static const int bits[TAGC_N_GATHER_KINDS] = {0, 0, 8, 8, 4, 2};
+    int is_delta = kind >= TAGC_GATHER_DELTA8;
     double start_s = tagc_clock_s();
     if (!decodes)
-        (void)tagc_delta_encode(bits[wire], values, is_delta ? replica : NULL, n, body);
+        (void)tagc_delta_encode(bits[kind], values, is_delta ? replica : NULL, n, body);
     else if (is_delta)
-        tagc_delta_apply(bits[wire], body, replica, n);
+        tagc_delta_apply(bits[kind], body, replica, n);
     else
-        tagc_delta_decode(bits[wire], body, replica, n);
+        tagc_delta_decode(bits[kind], body, replica, n);
     return tagc_clock_s() - start_s;
 }
 
 /* A shard encoded, all of the unit decoded; time is the mean over ranks, all at it together. */
-static tagc_status measure_gather(codec_bench *c, int wire, const flat_size *size, uint8_t *body) {
+static tagc_status measure_gather(codec_bench *c, int kind, const flat_size *size, uint8_t *body) {
     double times[2][N_TURNS], ratios[2][N_TURNS], total[N_TURNS];
     size_t n_unit = (size_t)size->n_elems, n_shard = n_unit / (size_t)c->bench->rank->world_size;
     codec_result r = {.n_elems = size->n_elems, .n_kept = (double)size->n_elems};
@@ -361,10 +366,10 @@ static tagc_status measure_gather(codec_bench *c, int wire, const flat_size *siz
     for (int turn = -1; turn < N_TURNS; turn++) {
         double floor_s, spent_s[2];
         TAGC_TRY(floor_time(c->bench, &c->floor, &floor_s));
-        (void)time_gather(wire, c->gradient, c->output, body, n_unit, 0); /* what there is to decode */
+        (void)time_gather(kind, c->gradient, c->output, body, n_unit, 0); /* what there is to decode */
         TAGC_TRY(tagc_comm_barrier(c->bench->rank->comm));
-        spent_s[1] = time_gather(wire, NULL, c->output, body, n_unit, 1);
-        spent_s[0] = time_gather(wire, c->gradient, c->output, body, n_shard, 0);
+        spent_s[1] = time_gather(kind, NULL, c->output, body, n_unit, 1);
+        spent_s[0] = time_gather(kind, c->gradient, c->output, body, n_shard, 0);
         TAGC_TRY(tagc_bench_mean(c->bench->rank->comm, spent_s, 2));
         if (turn < 0) continue;
         total[turn] = 0;
@@ -379,12 +384,12 @@ static tagc_status measure_gather(codec_bench *c, int wire, const flat_size *siz
         r.to_floor[phases[k]] = tagc_result_spread_of(ratios[k], N_TURNS).median;
     }
     r.total_to_floor = tagc_result_spread_of(total, N_TURNS).median;
-    static const char *const wires[N_GATHERS] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
     char what[48];
-    snprintf(what, sizeof what, "gather %s", wires[wire]);
-    json_t *about = json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather",
-                              "wire", wires[wire], "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
-                              0.0, "values", "block", "n_kept", (json_int_t)size->n_elems, "n_union");
+    snprintf(what, sizeof what, "gather %s", tagc_gather_choices[kind].name);
+    json_t *about =
+        json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather", "wire",
+                  tagc_gather_choices[kind].name, "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
+                  0.0, "values", "block", "n_kept", (json_int_t)size->n_elems, "n_union");
     json_t *figures = say_entry(c, what, "-", size->n_flats, &r);
     json_object_update(about, figures);
     json_decref(figures);
@@ -395,13 +400,13 @@ static tagc_status measure_gather(codec_bench *c, int wire, const flat_size *siz
 static tagc_status measure_gathers(codec_bench *c, const setting_list *list) {
     void *body;
     size_t n_most = 0;
-    for (int wire = TAGC_GATHER_INT8; wire < N_GATHERS; wire++)
-        if (list->gathers[wire].n_elems > n_most) n_most = (size_t)list->gathers[wire].n_elems;
+    for (int kind = TAGC_GATHER_INT8; kind < TAGC_N_GATHER_KINDS; kind++)
+        if (list->gathers[kind].n_elems > n_most) n_most = (size_t)list->gathers[kind].n_elems;
     if (n_most == 0) return TAGC_OK;
     TAGC_TRY(tagc_memory_create(tagc_delta_bytes(8, n_most), "a body", &body));
     tagc_status status = TAGC_OK;
-    for (int wire = TAGC_GATHER_INT8; status == TAGC_OK && wire < N_GATHERS; wire++)
-        if (list->gathers[wire].n_elems > 0) status = measure_gather(c, wire, &list->gathers[wire], body);
+    for (int kind = TAGC_GATHER_INT8; status == TAGC_OK && kind < TAGC_N_GATHER_KINDS; kind++)
+        if (list->gathers[kind].n_elems > 0) status = measure_gather(c, kind, &list->gathers[kind], body);
     tagc_memory_destroy(body);
     return status;
 }
@@ -419,8 +424,8 @@ static tagc_status measure_codec(codec_bench *c, setting_list *list) {
         for (int k = 0; k < list->items[i].n_sizes; k++)
             if (list->items[i].sizes[k].n_elems > c->n_max) c->n_max = list->items[i].sizes[k].n_elems;
     }
-    for (int wire = TAGC_GATHER_INT8; wire < N_GATHERS; wire++)
-        if (list->gathers[wire].n_elems > c->n_max) c->n_max = list->gathers[wire].n_elems;
+    for (int kind = TAGC_GATHER_INT8; kind < TAGC_N_GATHER_KINDS; kind++)
+        if (list->gathers[kind].n_elems > c->n_max) c->n_max = list->gathers[kind].n_elems;
     TAGC_TRY(tagc_bench_check_memory(bench, "measuring the codec", 6 * c->n_max * sizeof(float)));
     TAGC_TRY(tagc_memory_create(c->n_max * sizeof(float), "gradient", &memory));
     c->gradient = memory;

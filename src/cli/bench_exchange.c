@@ -2,6 +2,7 @@
  * share of the link it fills. The link itself and MPI's own collectives take turns with them, so that a busy machine
  * slows all alike. */
 #include "cli/bench.h"
+#include "exchange/options.h"
 
 #include "cli/progress.h"
 #include "core/clock.h"
@@ -20,21 +21,27 @@ typedef enum kind { LINK, REDUCER, GATHERER, MPI_REDUCE_SCATTER, MPI_ALL_REDUCE,
 static const struct {
     const char *name;
     kind kind;
-    int exchange, wire, all_reduce;
-    double ratio, sparsity; /* 0: the default, also for direct, where it is every element */
-    int n_passes;           /* of plain MPI: how often n_elems / W values travel to or from each rank */
+    int exchange, format, output; /* of a gatherer: tagc_gather_kind as format */
+    double ratio, sparsity;       /* 0: the default, also for direct, where it is every element */
+    int n_passes;                 /* of plain MPI: how often n_elems / W values travel to or from each rank */
 } cases[] = {
     {.name = "link, all to all", .kind = LINK, .n_passes = 1},
-    {.name = "reduce-scatter fp32", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .wire = TAGC_WIRE_FP32},
-    {.name = "reduce-scatter bf16", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .wire = TAGC_WIRE_BF16},
-    {.name = "gather fp32", .kind = GATHERER, .wire = TAGC_WIRE_FP32},
-    {.name = "gather bf16", .kind = GATHERER, .wire = TAGC_WIRE_BF16},
-    {.name = "gather delta4", .kind = GATHERER, .wire = TAGC_GATHER_DELTA4},
+    {.name = "reduce-scatter fp32",
+     .kind = REDUCER,
+     .exchange = TAGC_EXCHANGE_DENSE,
+     .format = TAGC_FORMAT_FP32},
+    {.name = "reduce-scatter bf16",
+     .kind = REDUCER,
+     .exchange = TAGC_EXCHANGE_DENSE,
+     .format = TAGC_FORMAT_BF16},
+    {.name = "gather fp32", .kind = GATHERER, .format = TAGC_FORMAT_FP32},
+    {.name = "gather bf16", .kind = GATHERER, .format = TAGC_FORMAT_BF16},
+    {.name = "gather delta4", .kind = GATHERER, .format = TAGC_GATHER_DELTA4},
     {.name = "all-reduce fp32",
      .kind = REDUCER,
      .exchange = TAGC_EXCHANGE_DENSE,
-     .wire = TAGC_WIRE_FP32,
-     .all_reduce = 1},
+     .format = TAGC_FORMAT_FP32,
+     .output = TAGC_OUTPUT_UNIT},
     {.name = "sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
     {.name = "packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
     {.name = "direct 95 % int2", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.95},
@@ -43,7 +50,7 @@ static const struct {
      .kind = REDUCER,
      .exchange = TAGC_EXCHANGE_DIRECT,
      .sparsity = 0.95,
-     .all_reduce = 1},
+     .output = TAGC_OUTPUT_UNIT},
     {.name = "MPI_Reduce_scatter fp32", .kind = MPI_REDUCE_SCATTER, .n_passes = 1},
     {.name = "MPI_Allgather fp32", .kind = MPI_ALL_GATHER, .n_passes = 1},
     {.name = "MPI_Allreduce fp32", .kind = MPI_ALL_REDUCE, .n_passes = 2},
@@ -99,7 +106,7 @@ static tagc_status open_case(exchange_bench *e, int i) {
         tagc_gatherer_options options;
         tagc_gatherer_options_init(&options);
         options.n_elems = e->n_elems;
-        options.wire = cases[i].wire;
+        tagc_gatherer_options_choose(&options, cases[i].format);
         return tagc_gatherer_create(e->bench->rank->comm, &options, &e->gatherers[i]);
     }
     if (cases[i].kind != REDUCER) return TAGC_OK;
@@ -107,13 +114,16 @@ static tagc_status open_case(exchange_bench *e, int i) {
     tagc_reducer_options_init(&options);
     options.n_elems = e->n_elems;
     options.exchange = cases[i].exchange;
-    options.wire = cases[i].wire;
-    options.ratio = cases[i].ratio;
+    options.format = cases[i].format;
+    tagc_paper_options paper;
+    tagc_paper_options_init(&paper);
+    paper.ratio = cases[i].ratio;
+    if (paper.ratio > 0) options.paper = &paper;
     if (cases[i].exchange == TAGC_EXCHANGE_DIRECT) {
         options.sparsity = cases[i].sparsity;
-        options.values = TAGC_VALUES_INT2; /* as their names say */
+        options.format = TAGC_FORMAT_INT2; /* as their names say */
     }
-    options.all_reduce = cases[i].all_reduce;
+    options.output = cases[i].output;
     options.n_threads = (int)e->bench->plan->options.train.codec_threads;
     return tagc_reducer_create(e->bench->rank->comm, &options, &e->reducers[i]);
 }
@@ -153,7 +163,7 @@ static tagc_status run_case(exchange_bench *e, int i) {
         return tagc_reducer_run(e->reducers[i], e->gradient, e->full, NULL);
     case GATHERER:
         TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient,
-                                     cases[i].wire < TAGC_GATHER_DELTA8 ? e->full : e->replica));
+                                     cases[i].format < TAGC_GATHER_DELTA8 ? e->full : e->replica));
         return tagc_gatherer_end(e->gatherers[i]);
     case MPI_REDUCE_SCATTER:
         return tagc_bench_mpi_reduce_scatter(e->gradient, e->full, e->shard);
@@ -170,7 +180,7 @@ static tagc_status run_case(exchange_bench *e, int i) {
 static double sent(const tagc_comm *comm) {
     uint64_t n_bytes[TAGC_N_LEGS];
     double sum = 0;
-    tagc_comm_bytes(comm, n_bytes, NULL);
+    tagc_comm_bytes(comm, n_bytes, NULL, TAGC_N_LEGS);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum += (double)n_bytes[leg];
     return sum;
 }

@@ -98,7 +98,7 @@ static void say_gradients(tagc_trainer *t) {
     const tagc_train_options *o = &t->options;
     double n_params = (double)tagc_fsdp_n_params(t->fsdp);
     double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp), n_mild = (double)tagc_fsdp_n_mild(t->fsdp);
-    const char *dense = o->wire == TAGC_WIRE_BF16 ? "dense, bf16" : "dense";
+    const char *dense = o->wire == TAGC_FORMAT_BF16 ? "dense, bf16" : "dense";
     char compressed[128] = "", mild[128] = "", exchange[96];
     print_exchange(o, exchange, sizeof exchange);
     if (is_compressing(t) && n_compressed == 0)

@@ -1,10 +1,11 @@
 /* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
 #include "cli/train_options.h"
+#include "exchange/options.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { AUTO_VALUES = TAGC_VALUES_SIGN + 1 }; /* the word after those of tagc_values */
+enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
 
 #define AT(field) offsetof(tagc_train_options, field)
 #define INT(section, name, role, field, min, max, word, initial, help)                                       \
@@ -197,14 +198,24 @@ static int is_dense_blocks(const tagc_reducer_options *o) {
     return o->exchange == TAGC_EXCHANGE_DIRECT && o->sparsity == 0;
 }
 
+static void set_paper(const tagc_train_options *options, tagc_paper_options *out) {
+    out->index = options->index;
+    out->fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
+    if (options->exchange != TAGC_EXCHANGE_SKETCH) return;
+    out->ratio = options->ratio;
+    out->cells = options->cells;
+    out->unpeeled = options->unpeeled;
+    out->seed = (uint64_t)options->seed;
+}
+
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
     tagc_fsdp_options_init(out);
     out->sharding = options->sharding;
     out->wrap = options->wrap;
     out->policy = options->compress;
     out->names = options->compress_names;
-    out->dense_wire = options->wire;
-    out->gather_wire = options->gather;
+    out->dense_format = options->wire;
+    out->gather = options->gather;
     out->prefetch = (int)options->prefetch;
     out->n_micro_steps = (int)options->accumulate;
     out->exchange_each_micro_step = options->exchange_each_micro_step;
@@ -219,25 +230,20 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
     out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
     out->sparsity_warmup = (int)options->sparsity_warmup;
-    out->reducer.index = options->index;
     out->reducer.sparsity = options->sparsity;
-    out->reducer.ratio = options->ratio;
-    out->reducer.cells = options->cells;
-    out->reducer.unpeeled = options->unpeeled;
-    out->reducer.fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
-    if (options->values != AUTO_VALUES) out->reducer.values = options->values;
+    if (options->exchange == TAGC_EXCHANGE_DENSE)
+        out->reducer.format = options->wire;
+    else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != AUTO_VALUES)
+        out->reducer.format = options->values;
     out->reducer.block = (int)options->block;
     out->reducer.n_threads = (int)options->codec_threads;
-    out->reducer.seed = (uint64_t)options->seed;
-    /* The engine refuses a 16-bit wire for compressed values, which have none. */
-    out->reducer.wire = options->exchange == TAGC_EXCHANGE_DENSE ? options->wire : TAGC_WIRE_FP32;
+    if (!is_auto) set_paper(options, &out->paper);
     tagc_reducer_options mild = out->reducer;
     mild.exchange = options->mild == AUTO_VALUES ? -1
                     : options->mild > 0          ? TAGC_EXCHANGE_DIRECT
                                                  : TAGC_EXCHANGE_DENSE;
-    mild.values = options->mild == AUTO_VALUES || options->mild == 0 ? out->mild.values : options->mild;
+    mild.format = options->mild == AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
     mild.sparsity = options->mild_sparsity;
-    mild.wire = TAGC_WIRE_FP32;
     out->mild = mild;
     tagc_fsdp_options_resolve(out);
     out->reducer.rotate = options->rotate && is_dense_blocks(&out->reducer);
@@ -249,9 +255,14 @@ static void resolve(void *values) {
     tagc_fsdp_options engine;
     tagc_train_fsdp(options, &engine);
     options->sparsity = engine.reducer.sparsity;
-    options->values = engine.reducer.values;
+    if (options->values == AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
+        tagc_reducer_options direct;
+        tagc_reducer_options_init(&direct);
+        tagc_reducer_options_resolve(&direct);
+        options->values = direct.format;
+    }
     options->compressed_beta1 = engine.beta1_compressed;
-    options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.values;
+    options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.format;
     options->mild_sparsity = engine.mild.sparsity;
 }
 
@@ -270,7 +281,6 @@ tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *
 
 /* Combinations that the engine would refuse, in the words of the command line. */
 static tagc_status check_exchange(const tagc_train_options *options) {
-    static const char *const gathers[] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
     static const char *const exchanges[] = {"dense", "sketch", "packed"};
     int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;
     if (options->block & (options->block - 1))
@@ -280,7 +290,7 @@ static tagc_status check_exchange(const tagc_train_options *options) {
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
             "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
-            gathers[options->gather]);
+            tagc_gather_choices[options->gather].name);
     if (is_hybrid && options->ranks_per_host < 2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"

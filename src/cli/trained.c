@@ -78,7 +78,7 @@ static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_train
     plain.policy = TAGC_POLICY_NONE;
     plain.sharding = engine.sharding == TAGC_SHARD_HYBRID ? TAGC_SHARD_FULL : engine.sharding;
     plain.wrap = engine.wrap;
-    plain.gather_wire = engine.gather_wire;
+    plain.gather = engine.gather;
     plain.prefetch = engine.prefetch;
     TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
     TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));

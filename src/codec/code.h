@@ -4,7 +4,7 @@
  *   topk    the k largest of gradient + residual: positions as gaps, values in one of the formats
  *   blocks  every element, in order: no positions
  *
- * Formats of values (tagc_values): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
+ * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
  * What rounding and selection lose goes to the residual. All paths (scalar, AVX2, AVX-512, any thread count) give the
  * same bytes and the same sums. docs/wire-format.md draws the bodies. */
 #ifndef TAGC_CODEC_CODE_H
@@ -18,7 +18,7 @@ typedef struct tagc_code_options {
     size_t n;   /* elements of the fragment, < 2^32 */
     size_t k;   /* topk: kept at most, <= n */
     int sparse; /* 1: topk, 0: blocks */
-    int values; /* tagc_values */
+    int values; /* tagc_format */
     int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
     int rotate; /* 1: blocks only: a Hadamard transform of each block before its scale is taken */
 } tagc_code_options;

@@ -129,14 +129,14 @@ KERNEL float NAME(refit)(const float *x, size_t n, float level, float scale) {
 /* One vector: codes and what they decode to. `values` is a constant where this is called. */
 INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inverse, VEC x, VEC *decoded) {
     UVEC sign = (UVEC)x & 0x80000000u;
-    if (values == TAGC_VALUES_INT8 || values == TAGC_VALUES_INT4) {
+    if (values == TAGC_FORMAT_INT8 || values == TAGC_FORMAT_INT4) {
         const float magic =
             12582912.0f; /* 1.5 * 2^23: adding it rounds, and leaves an integer in the low bits */
-        VEC shifted = NAME(clamp)(x * inverse, values == TAGC_VALUES_INT8 ? 127 : 7) + magic;
+        VEC shifted = NAME(clamp)(x * inverse, values == TAGC_FORMAT_INT8 ? 127 : 7) + magic;
         *decoded = (shifted - magic) * scale;
-        return (UVEC)shifted & (values == TAGC_VALUES_INT8 ? 255u : 15u);
+        return (UVEC)shifted & (values == TAGC_FORMAT_INT8 ? 255u : 15u);
     }
-    if (values == TAGC_VALUES_INT2) {
+    if (values == TAGC_FORMAT_INT2) {
         IVEC large = NAME(is_large)(x, level, scale);
         VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
         *decoded = (VEC)((UVEC)size | sign);
@@ -183,14 +183,14 @@ INLINE void NAME(round_as)(int values, int bits, float level, float scale, const
 
 KERNEL void NAME(round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
                         float *errors, uint8_t *packed) {
-    if (values == TAGC_VALUES_INT8)
-        NAME(round_as)(TAGC_VALUES_INT8, 8, level, scale, x, n, decoded, errors, packed);
-    else if (values == TAGC_VALUES_INT4)
-        NAME(round_as)(TAGC_VALUES_INT4, 4, level, scale, x, n, decoded, errors, packed);
-    else if (values == TAGC_VALUES_INT2)
-        NAME(round_as)(TAGC_VALUES_INT2, 2, level, scale, x, n, decoded, errors, packed);
+    if (values == TAGC_FORMAT_INT8)
+        NAME(round_as)(TAGC_FORMAT_INT8, 8, level, scale, x, n, decoded, errors, packed);
+    else if (values == TAGC_FORMAT_INT4)
+        NAME(round_as)(TAGC_FORMAT_INT4, 4, level, scale, x, n, decoded, errors, packed);
+    else if (values == TAGC_FORMAT_INT2)
+        NAME(round_as)(TAGC_FORMAT_INT2, 2, level, scale, x, n, decoded, errors, packed);
     else
-        NAME(round_as)(TAGC_VALUES_SIGN, 1, level, scale, x, n, decoded, errors, packed);
+        NAME(round_as)(TAGC_FORMAT_SIGN, 1, level, scale, x, n, decoded, errors, packed);
 }
 
 INLINE UVEC NAME(half_of)(VEC v) {
@@ -228,12 +228,12 @@ KERNEL void NAME(widen_halves)(const uint8_t *halves, size_t n, float *out) {
 }
 
 INLINE VEC NAME(widen_vector)(int values, float level, float scale, UVEC codes) {
-    if (values == TAGC_VALUES_INT8 || values == TAGC_VALUES_INT4) {
-        int top = values == TAGC_VALUES_INT8 ? 128 : 8;
+    if (values == TAGC_FORMAT_INT8 || values == TAGC_FORMAT_INT4) {
+        int top = values == TAGC_FORMAT_INT8 ? 128 : 8;
         IVEC integers = ((IVEC)codes ^ top) - top;
         return __builtin_convertvector(integers, VEC) * scale;
     }
-    if (values == TAGC_VALUES_SIGN) return (VEC)((UVEC)((VEC){0} + scale) | codes << 31);
+    if (values == TAGC_FORMAT_SIGN) return (VEC)((UVEC)((VEC){0} + scale) | codes << 31);
     IVEC large = -(IVEC)(codes & 1u);
     VEC size = NAME(choose)(large, (VEC){0} + scale * level, (VEC){0} + scale);
     return (VEC)((UVEC)size | (codes & 2u) << 30);
@@ -262,14 +262,14 @@ INLINE void NAME(widen_as)(int values, int bits, float level, const uint8_t *sca
 
 KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int block, const uint8_t *packed,
                         size_t first, size_t n, float *out) {
-    if (values == TAGC_VALUES_INT8)
-        NAME(widen_as)(TAGC_VALUES_INT8, 8, level, scales, block, packed, first, n, out);
-    else if (values == TAGC_VALUES_INT4)
-        NAME(widen_as)(TAGC_VALUES_INT4, 4, level, scales, block, packed, first, n, out);
-    else if (values == TAGC_VALUES_INT2)
-        NAME(widen_as)(TAGC_VALUES_INT2, 2, level, scales, block, packed, first, n, out);
+    if (values == TAGC_FORMAT_INT8)
+        NAME(widen_as)(TAGC_FORMAT_INT8, 8, level, scales, block, packed, first, n, out);
+    else if (values == TAGC_FORMAT_INT4)
+        NAME(widen_as)(TAGC_FORMAT_INT4, 4, level, scales, block, packed, first, n, out);
+    else if (values == TAGC_FORMAT_INT2)
+        NAME(widen_as)(TAGC_FORMAT_INT2, 2, level, scales, block, packed, first, n, out);
     else
-        NAME(widen_as)(TAGC_VALUES_SIGN, 1, level, scales, block, packed, first, n, out);
+        NAME(widen_as)(TAGC_FORMAT_SIGN, 1, level, scales, block, packed, first, n, out);
 }
 
 /* A transform may have made -0.0f: look at the result. */

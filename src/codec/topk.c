@@ -103,7 +103,7 @@ static void topk_encode(const tagc_code_options *options, const float *gradient,
     lay_out(options, tagc_pool_n_threads(pool), &arena, &t);
     *out = (tagc_encoded){0};
     int is_exact =
-        options->values == TAGC_VALUES_FP32; /* else errors are written where selection leaves acc */
+        options->values == TAGC_FORMAT_FP32; /* else errors are written where selection leaves acc */
     (is_exact ? tagc_select : tagc_select_leaving)(gradient, residual_in, residual_out, options->n,
                                                    options->k, t.indices, t.values, t.scratch, pool,
                                                    &selection);

@@ -28,7 +28,7 @@ static int bits_per_value(int values) {
 }
 
 static int has_scales(int values) {
-    return values >= TAGC_VALUES_INT8;
+    return values >= TAGC_FORMAT_INT8;
 }
 
 static size_t n_blocks(const tagc_value_format *format, size_t n) {
@@ -50,11 +50,11 @@ static float level_of_int2(const tagc_value_format *format) {
 /* The largest multiple of a scale that any bytes can make. */
 static float largest_multiple(const tagc_value_format *format) {
     switch (format->values) {
-    case TAGC_VALUES_INT8:
+    case TAGC_FORMAT_INT8:
         return 128;
-    case TAGC_VALUES_INT4:
+    case TAGC_FORMAT_INT4:
         return 8;
-    case TAGC_VALUES_INT2:
+    case TAGC_FORMAT_INT2:
         return level_of_int2(format);
     default:
         return 1;
@@ -88,11 +88,11 @@ static float wanted_scale(const tagc_value_format *format, const float *x, size_
     const tagc_code_kernels *k = format->kernels;
     float level = level_of_int2(format), scale;
     switch (format->values) {
-    case TAGC_VALUES_INT8:
+    case TAGC_FORMAT_INT8:
         return tagc_bits_float(k->largest(x, n)) / 127;
-    case TAGC_VALUES_INT4:
+    case TAGC_FORMAT_INT4:
         return tagc_bits_float(k->largest(x, n)) / 7;
-    case TAGC_VALUES_INT2:
+    case TAGC_FORMAT_INT2:
         scale = k->mean(x, n) * (format->sparse ? 0.9f : 0.5f);
         for (int i = 0; !format->sparse && i < N_REFITS; i++) scale = k->refit(x, n, level, scale);
         return scale;
@@ -150,13 +150,13 @@ static void encode_block(const tagc_value_format *format, const float *values, f
 void tagc_values_encode(const tagc_value_format *format, const float *values, float *decoded, float *errors,
                         size_t first, size_t n, size_t n_all, uint8_t *bytes) {
     size_t block = (size_t)format->block, bits = (size_t)bits_per_value(format->values);
-    if (format->values == TAGC_VALUES_FP32) {
+    if (format->values == TAGC_FORMAT_FP32) {
         memcpy(bytes + 4 * first, values, 4 * n);
         if (decoded && decoded != values) memcpy(decoded, values, 4 * n);
         for (size_t i = 0; errors && i < n; i++) errors[i] = -0.0f;
         return;
     }
-    if (format->values == TAGC_VALUES_BF16) {
+    if (format->values == TAGC_FORMAT_BF16) {
         format->kernels->narrow(values, n, decoded, errors, bytes + 2 * first);
         return;
     }
@@ -173,7 +173,7 @@ static int all_finite(const tagc_value_format *format, const uint8_t *bytes, siz
     size_t width = (size_t)bits_per_value(format->values) / 8;
     for (size_t i = 0; i < n; i += PIECE) {
         size_t n_here = n - i < PIECE ? n - i : PIECE;
-        if (format->values == TAGC_VALUES_FP32)
+        if (format->values == TAGC_FORMAT_FP32)
             memcpy(values, bytes + width * i, width * n_here);
         else
             format->kernels->widen_halves(bytes + width * i, n_here, values);
@@ -198,11 +198,11 @@ int tagc_values_valid(const tagc_value_format *format, const uint8_t *bytes, siz
 void tagc_values_decode(const tagc_value_format *format, const uint8_t *bytes, size_t first, size_t n,
                         size_t n_all, float *values) {
     size_t block = (size_t)format->block;
-    if (format->values == TAGC_VALUES_FP32) {
+    if (format->values == TAGC_FORMAT_FP32) {
         memcpy(values, bytes + 4 * first, 4 * n);
         return;
     }
-    if (format->values == TAGC_VALUES_BF16) {
+    if (format->values == TAGC_FORMAT_BF16) {
         format->kernels->widen_halves(bytes + 2 * first, n, values);
         return;
     }

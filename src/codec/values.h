@@ -24,7 +24,7 @@
 #define TAGC_VALUES_MAX_BLOCK 4096
 
 typedef struct tagc_value_format {
-    int values; /* tagc_values */
+    int values; /* tagc_format */
     int block;  /* a power of two in [16, 4096] */
     int sparse; /* the values are the largest of many: none is near zero */
     int rotate; /* integers: each whole block is transformed (Hadamard, orthonormal); a shorter last one is not */

@@ -6,7 +6,7 @@
  *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
  *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only
  *
- * Arena: | chunks under way, as the wire and all_reduce want them |. */
+ * Arena: | chunks under way, as format and output want them |. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -25,7 +25,7 @@ enum { ROUND_IN, ROUND_OUT, ROUND_AGREEMENT };
 typedef struct dense {
     size_t chunk;          /* elements of a shard that travel at a time */
     size_t n_added;        /* chunks, in the step under way */
-    tagc_message *moving;  /* (DEPTH, 2): in, and with all_reduce out */
+    tagc_message *moving;  /* (DEPTH, 2): in, and out with TAGC_OUTPUT_UNIT */
     float *recv_chunks;    /* (DEPTH, W, chunk) fp32 wire */
     float *widened;        /* (chunk,) bf16 wire */
     uint16_t *send_halves; /* (DEPTH, W, chunk) bf16 wire */
@@ -39,7 +39,7 @@ static dense *of(const tagc_reducer *r) {
 }
 
 static int is_half(const tagc_reducer *r) {
-    return r->options.wire == TAGC_WIRE_BF16;
+    return r->options.format == TAGC_FORMAT_BF16;
 }
 
 static tagc_message *in_of(const tagc_reducer *r, size_t c) {
@@ -52,7 +52,7 @@ static uint64_t residual_elems(const tagc_reducer_options *options, int world_si
 }
 
 static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
-    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
+    return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
 static size_t n_chunks(const tagc_reducer *r) {
@@ -77,7 +77,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
     d->moving = r->messages;
     size_t n_slots = DEPTH * n_ranks * d->chunk;
-    int is_bf16 = is_half(r), is_all = r->options.all_reduce;
+    int is_bf16 = is_half(r), is_all = r->options.output != TAGC_OUTPUT_SHARD;
     d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_slots, sizeof *d->recv_chunks);
     d->widened = tagc_arena_take(arena, is_bf16 ? d->chunk : 0, sizeof *d->widened);
     d->send_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->send_halves);
@@ -117,7 +117,7 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
     for (size_t q = 0; q < n_ranks; q++) {
         int own = (int)q == r->rank;
         const float *from;
-        if (r->options.wire == TAGC_WIRE_BF16) {
+        if (r->options.format == TAGC_FORMAT_BF16) {
             tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + slot + q * d->chunk, d->widened, n);
             from = d->widened;
         } else {
@@ -172,7 +172,8 @@ static void finish_out(tagc_reducer *r, size_t c) {
 
 static tagc_status finish(tagc_reducer *r) {
     size_t n = n_chunks(r);
-    for (size_t c = n > DEPTH ? n - DEPTH : 0; r->options.all_reduce && c < n; c++) finish_out(r, c);
+    for (size_t c = n > DEPTH ? n - DEPTH : 0; r->options.output != TAGC_OUTPUT_SHARD && c < n; c++)
+        finish_out(r, c);
     r->now.stats.n_kept = r->now.stats.n_union = r->options.n_elems;
     return tagc_agree_end(r, NULL, NULL);
 }
@@ -183,12 +184,12 @@ static tagc_status add(tagc_reducer *r);
  * beside the sums. */
 static void go_on(tagc_reducer *r) {
     size_t c = of(r)->n_added, n = n_chunks(r);
-    int high = r->options.all_reduce ? ROUND_OUT : ROUND_IN;
+    int high = r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_IN;
     if (c == n) {
         tagc_then(r, finish, r->messages, r->n_messages, TAGC_NO_ROUND, 0);
         return;
     }
-    int low = c + DEPTH < n ? ROUND_IN : r->options.all_reduce ? ROUND_OUT : ROUND_AGREEMENT;
+    int low = c + DEPTH < n ? ROUND_IN : r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_AGREEMENT;
     if (c + 1 == n) high = ROUND_AGREEMENT;
     tagc_then(r, add, in_of(r, c), 2, low, high);
 }
@@ -196,7 +197,7 @@ static void go_on(tagc_reducer *r) {
 static tagc_status add(tagc_reducer *r) {
     dense *d = of(r);
     size_t c = d->n_added++, n = n_chunks(r);
-    int is_all = r->options.all_reduce;
+    int is_all = r->options.output != TAGC_OUTPUT_SHARD;
     float *out = r->now.output + (is_all ? (size_t)r->rank * r->shard : 0) + c * d->chunk;
     double start_s = tagc_clock_s();
     add_chunk(r, c, out);
@@ -230,7 +231,7 @@ static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_vo
     for (size_t c = 0, n = n_chunks(r); c < n; c++) {
         double n_bytes = (double)(n_others * chunk_elems(r, c) * width);
         tagc_volume_add(out, TAGC_LEG_VALUES, n_bytes);
-        if (r->options.all_reduce) tagc_volume_add(out, TAGC_LEG_RESULT, n_bytes);
+        if (r->options.output != TAGC_OUTPUT_SHARD) tagc_volume_add(out, TAGC_LEG_RESULT, n_bytes);
     }
     tagc_volume_add(out, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
     return TAGC_OK;

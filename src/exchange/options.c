@@ -2,83 +2,156 @@
 #include "exchange/options.h"
 
 #include "core/memory.h"
+#include "core/sized.h"
 
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
+/* Exchanges that a field means something to; for the others it must keep its default. */
+enum {
+    DENSE = 1 << TAGC_EXCHANGE_DENSE,
+    SKETCH = 1 << TAGC_EXCHANGE_SKETCH,
+    PACKED = 1 << TAGC_EXCHANGE_PACKED,
+    DIRECT = 1 << TAGC_EXCHANGE_DIRECT,
+    ALL = DENSE | SKETCH | PACKED | DIRECT,
+    DEFAULT_BLOCK = 128
+};
+
 typedef enum field_type { FIELD_INT, FIELD_U64, FIELD_DOUBLE } field_type;
 
 typedef struct field {
     const char *name;
+    int part; /* 0, or 1: of tagc_paper_options */
     size_t offset;
     field_type type;
     int shared; /* all ranks must have the same value */
+    int exchanges;
     double min, max, initial;
 } field;
 
 #define MAX_UNIT_ELEMS (65536.0 * (4294967296.0 - 64.0)) /* at the largest world size */
 #define MAX_U64 18446744073709551615.0
 
-#define REDUCER(name) #name, offsetof(tagc_reducer_options, name)
+/* clang-format off */
+#define REDUCER(name) #name, 0, offsetof(tagc_reducer_options, name)
+#define PAPER(name) #name, 1, offsetof(tagc_paper_options, name)
 static const field reducer_fields[] = {
-    {REDUCER(n_elems), FIELD_U64, 1, 1, MAX_UNIT_ELEMS, 0},
-    {REDUCER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
-    {REDUCER(exchange), FIELD_INT, 1, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
-    {REDUCER(index), FIELD_INT, 1, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
-    {REDUCER(sparsity), FIELD_DOUBLE, 1, -1, 1, -1},
-    {REDUCER(ratio), FIELD_DOUBLE, 1, 0, 1000, 0},
-    {REDUCER(cells), FIELD_INT, 1, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32},
-    {REDUCER(unpeeled), FIELD_INT, 1, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
-    {REDUCER(fill_union), FIELD_INT, 1, -1, 1, -1},
-    {REDUCER(op), FIELD_INT, 1, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
-    {REDUCER(all_reduce), FIELD_INT, 1, 0, 2, 0},
-    {REDUCER(values), FIELD_INT, 1, TAGC_VALUES_FP32, TAGC_VALUES_SIGN, TAGC_VALUES_DEFAULT},
-    {REDUCER(block), FIELD_INT, 1, 16, 4096, 128},
-    {REDUCER(rotate), FIELD_INT, 1, 0, 1, 0},
-    {REDUCER(ranks_per_host), FIELD_INT, 1, 1, 65536, 1},
-    {REDUCER(wire), FIELD_INT, 1, TAGC_WIRE_FP32, TAGC_WIRE_BF16, TAGC_WIRE_FP32},
-    {REDUCER(n_threads), FIELD_INT, 0, 1, 256, 1},
-    {REDUCER(seed), FIELD_U64, 1, 0, MAX_U64, 0},
+    {REDUCER(n_elems), FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
+    {REDUCER(tag), FIELD_U64, 0, ALL, 0, MAX_U64, MAX_U64},
+    {REDUCER(exchange), FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
+    {REDUCER(format), FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1},
+    {REDUCER(sparsity), FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1},
+    {REDUCER(op), FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
+    {REDUCER(output), FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD},
+    {REDUCER(block), FIELD_INT, 1, DIRECT, 0, 4096, 0},
+    {REDUCER(rotate), FIELD_INT, 1, DIRECT, 0, 1, 0},
+    {REDUCER(ranks_per_host), FIELD_INT, 1, DIRECT, 1, 65536, 1},
+    {REDUCER(n_threads), FIELD_INT, 0, ALL, 1, 256, 1},
+    {PAPER(index), FIELD_INT, 1, SKETCH | PACKED, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
+    {PAPER(fill_union), FIELD_INT, 1, SKETCH | PACKED, -1, 1, -1},
+    {PAPER(ratio), FIELD_DOUBLE, 1, SKETCH, 0, 1000, 0},
+    {PAPER(cells), FIELD_INT, 1, SKETCH, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32},
+    {PAPER(unpeeled), FIELD_INT, 1, SKETCH, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
+    {PAPER(seed), FIELD_U64, 1, SKETCH, 0, MAX_U64, 0},
 };
-#define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
+#define GATHERER(name) #name, 0, offsetof(tagc_gatherer_options, name)
 static const field gatherer_fields[] = {
-    {GATHERER(n_elems), FIELD_U64, 1, 1, MAX_UNIT_ELEMS, 0},
-    {GATHERER(tag), FIELD_U64, 0, 0, MAX_U64, MAX_U64},
-    {GATHERER(wire), FIELD_INT, 1, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2, TAGC_GATHER_FP32},
-    {GATHERER(ranks_per_host), FIELD_INT, 1, 0, 65536, 0},
-    {GATHERER(two_level), FIELD_INT, 1, 0, 1, 0},
-    {GATHERER(check_every), FIELD_INT, 1, 0, 2147483647.0, 0},
+    {GATHERER(n_elems), FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
+    {GATHERER(tag), FIELD_U64, 0, ALL, 0, MAX_U64, MAX_U64},
+    {GATHERER(format), FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32},
+    {GATHERER(delta), FIELD_INT, 1, ALL, 0, 1, 0},
+    {GATHERER(ranks_per_host), FIELD_INT, 1, ALL, 0, 65536, 0},
+    {GATHERER(two_level), FIELD_INT, 1, ALL, 0, 1, 0},
+    {GATHERER(check_every), FIELD_U64, 1, ALL, 0, 2147483647.0, 0},
 };
+/* clang-format on */
 enum {
     N_REDUCER_FIELDS = sizeof reducer_fields / sizeof reducer_fields[0],
     N_GATHERER_FIELDS = sizeof gatherer_fields / sizeof gatherer_fields[0]
 };
 
-void tagc_reducer_options_init(tagc_reducer_options *options) {
-    if (!options) return;
-    *options = (tagc_reducer_options){
-        .struct_bytes = sizeof *options,
-        .tag = UINT64_MAX,
-        .exchange = TAGC_EXCHANGE_DIRECT,
-        .sparsity = -1,
-        .fill_union = -1,
-        .values = TAGC_VALUES_DEFAULT,
-        .block = 128,
-        .ranks_per_host = 1,
-        .n_threads = 1,
-    };
+/* ---- defaults ---- */
+
+static const tagc_reducer_options reducer_defaults = {
+    .tag = UINT64_MAX,
+    .exchange = TAGC_EXCHANGE_DIRECT,
+    .format = -1,
+    .sparsity = -1,
+    .ranks_per_host = 1,
+    .n_threads = 1,
+};
+static const tagc_paper_options paper_defaults = {.fill_union = -1};
+static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX};
+
+/* The least sizes are those of version 0.1: up to its last field, whatever comes behind it. */
+#define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
+static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
+                                          UP_TO(tagc_reducer_options, paper), &reducer_defaults};
+static const tagc_sized paper_struct = {"tagc_paper_options", sizeof(tagc_paper_options),
+                                        UP_TO(tagc_paper_options, seed), &paper_defaults};
+static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
+                                           UP_TO(tagc_gatherer_options, check_every), &gatherer_defaults};
+
+void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
+    tagc_sized_init(&reducer_struct, options, struct_bytes);
+}
+
+void tagc_paper_options_init_sized(tagc_paper_options *options, size_t struct_bytes) {
+    tagc_sized_init(&paper_struct, options, struct_bytes);
+}
+
+void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes) {
+    tagc_sized_init(&gatherer_struct, options, struct_bytes);
+}
+
+static int is_blocks(const tagc_reducer_options *options) {
+    return options->exchange == TAGC_EXCHANGE_DIRECT && options->format >= TAGC_FORMAT_INT8;
 }
 
 void tagc_reducer_options_resolve(tagc_reducer_options *options) {
-    if (options->sparsity == -1)
-        options->sparsity = options->exchange == TAGC_EXCHANGE_DIRECT ? 0.95 : 0.9875;
+    int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
+    if (options->sparsity == -1) options->sparsity = is_direct ? 0.95 : 0.9875;
+    if (options->format == -1) options->format = is_direct ? TAGC_FORMAT_INT2 : TAGC_FORMAT_FP32;
+    if (options->block == 0 && is_blocks(options)) options->block = DEFAULT_BLOCK;
 }
 
-void tagc_gatherer_options_init(tagc_gatherer_options *options) {
-    if (!options) return;
-    *options = (tagc_gatherer_options){.struct_bytes = sizeof *options, .tag = UINT64_MAX};
+void tagc_reducer_options_prune(tagc_reducer_options *options) {
+    int exchange = options->exchange;
+    if (exchange != TAGC_EXCHANGE_DIRECT) {
+        if (exchange != TAGC_EXCHANGE_DENSE || options->format > TAGC_FORMAT_BF16) options->format = -1;
+        options->ranks_per_host = 1;
+    }
+    if (exchange == TAGC_EXCHANGE_DENSE) options->sparsity = 0;
+    if (exchange == TAGC_EXCHANGE_DENSE || exchange == TAGC_EXCHANGE_DIRECT) options->paper = NULL;
+    tagc_reducer_options resolved = *options;
+    tagc_reducer_options_resolve(&resolved);
+    if (!is_blocks(&resolved)) options->block = 0;
+    if (!is_blocks(&resolved) || resolved.sparsity != 0) options->rotate = 0;
+}
+
+/* ---- names ---- */
+
+const char *const tagc_exchange_names[] = {"dense", "sketch", "packed", "direct"};
+const char *const tagc_format_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+
+const tagc_gather_choice tagc_gather_choices[] = {
+    {"fp32", TAGC_FORMAT_FP32, 0},   {"bf16", TAGC_FORMAT_BF16, 0},   {"int8", TAGC_FORMAT_INT8, 0},
+    {"delta8", TAGC_FORMAT_INT8, 1}, {"delta4", TAGC_FORMAT_INT4, 1}, {"delta2", TAGC_FORMAT_INT2, 1},
+};
+
+void tagc_gatherer_options_choose(tagc_gatherer_options *options, int kind) {
+    options->format = tagc_gather_choices[kind].format;
+    options->delta = tagc_gather_choices[kind].delta;
+}
+
+int tagc_gatherer_options_kind(const tagc_gatherer_options *options) {
+    int kind = 0;
+    while (kind < TAGC_N_GATHER_KINDS - 1 && (tagc_gather_choices[kind].format != options->format ||
+                                              tagc_gather_choices[kind].delta != options->delta))
+        kind++;
+    return kind;
 }
 
 tagc_status tagc_reducer_option_bounds(const char *name, double *min, double *max, double *initial) {
@@ -90,7 +163,8 @@ tagc_status tagc_reducer_option_bounds(const char *name, double *min, double *ma
         if (initial) *initial = reducer_fields[f].initial;
         return TAGC_OK;
     }
-    return tagc_fail(TAGC_ERR_ARGUMENT, "field is \"%.64s\", not a numeric field of tagc_reducer_options",
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "field is \"%.64s\", not a numeric field of tagc_reducer_options or tagc_paper_options",
                      name);
 }
 
@@ -101,9 +175,11 @@ uint64_t tagc_padded_elems(uint64_t n, int world_size) {
     return (shard + 15) / 16 * 16 * n_ranks;
 }
 
-/* The value of a field as 8 bytes that compare equal when the values are. */
-static uint64_t raw_value(const field *f, const void *options) {
-    const char *at = (const char *)options + f->offset;
+/* ---- what one rank can see ---- */
+
+/* The value of a field as 8 bytes that compare equal when the values are. parts: options, and those in paper.h. */
+static uint64_t raw_value(const field *f, const void *const parts[2]) {
+    const char *at = (const char *)parts[f->part] + f->offset;
     int as_int;
     uint64_t raw;
     if (f->type != FIELD_INT) {
@@ -131,9 +207,9 @@ static void print_value(const field *f, uint64_t raw, char *text, size_t n_bytes
         snprintf(text, n_bytes, "%llu", (unsigned long long)raw);
 }
 
-static tagc_status check_ranges(const field *fields, int n_fields, const void *options) {
+static tagc_status check_ranges(const field *fields, int n_fields, const void *const parts[2]) {
     for (int f = 0; f < n_fields; f++) {
-        uint64_t raw = raw_value(&fields[f], options);
+        uint64_t raw = raw_value(&fields[f], parts);
         double value = as_double(&fields[f], raw);
         if (value >= fields[f].min && value <= fields[f].max) continue;
         char text[32];
@@ -142,12 +218,6 @@ static tagc_status check_ranges(const field *fields, int n_fields, const void *o
                          fields[f].min, fields[f].max);
     }
     return TAGC_OK;
-}
-
-static tagc_status check_struct(size_t struct_bytes, size_t expected, const char *init) {
-    if (struct_bytes == expected) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "struct_bytes is %zu, must be %zu: call %s first", struct_bytes,
-                     expected, init);
 }
 
 static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_shard) {
@@ -162,77 +232,128 @@ static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_sh
     return TAGC_OK;
 }
 
-/* What only direct has. */
-static tagc_status check_direct(const tagc_reducer_options *options, int world_size) {
-    int is_direct = options->exchange == TAGC_EXCHANGE_DIRECT;
-    if (options->block & (options->block - 1))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be a power of two in [16, 4096]",
-                         options->block);
-    if (world_size % options->ranks_per_host != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
-                         options->ranks_per_host, world_size);
-    if (options->ranks_per_host != 1 && !is_direct)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, which only exchange %d (direct) has",
-                         options->ranks_per_host, TAGC_EXCHANGE_DIRECT);
-    if (options->all_reduce == 2 && !is_direct)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "all_reduce is 2 (host shard), which only exchange %d (direct) has",
-                         TAGC_EXCHANGE_DIRECT);
-    if (options->rotate && !(is_direct && options->sparsity == 0))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "rotate is 1, which only exchange %d (direct) has, at sparsity 0: exchange is %d, "
-                         "sparsity %.10g",
-                         TAGC_EXCHANGE_DIRECT, options->exchange, options->sparsity);
-    return TAGC_OK;
-}
-
-tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
-                                       tagc_reducer_options *out) {
-    if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
-    TAGC_TRY(check_struct(options->struct_bytes, sizeof *options, "tagc_reducer_options_init"));
+static tagc_status check_numbers(const tagc_reducer_options *options, const tagc_paper_options *paper,
+                                 int world_size) {
+    const void *parts[2] = {options, paper};
     if (options->sparsity != -1 && !(options->sparsity >= 0 && options->sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
                          options->sparsity);
-    TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, options));
+    TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, parts));
     TAGC_TRY(check_shape(options->n_elems, world_size, UINT32_MAX - 63));
-    if (options->ratio > 0 && options->ratio < 1)
+    if (paper->ratio > 0 && paper->ratio < 1)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ratio is %.10g, must be 0 (from the union) or in [1, 1000]",
-                         options->ratio);
-    *out = *options;
-    tagc_reducer_options_resolve(out);
-    TAGC_TRY(check_direct(out, world_size));
-    int is_dense = options->exchange == TAGC_EXCHANGE_DENSE;
-    if (options->wire != TAGC_WIRE_FP32 && !is_dense)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "wire is %d (bf16), which only exchange %d (dense) has",
-                         options->wire, TAGC_EXCHANGE_DENSE);
-    if (is_dense) {
-        out->fill_union = 0;
-        return TAGC_OK;
+                         paper->ratio);
+    if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be 0 (%d) or a power of two in [16, 4096]",
+                         options->block, DEFAULT_BLOCK);
+    if (world_size % options->ranks_per_host != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
+                         options->ranks_per_host, world_size);
+    return TAGC_OK;
+}
+
+/* Fields that mean nothing for the exchange, whatever else there is. */
+static tagc_status check_known(const tagc_reducer_options *options, const tagc_paper_options *paper) {
+    const void *parts[2] = {options, paper};
+    const char *name = tagc_exchange_names[options->exchange];
+    if (options->paper && !((SKETCH | PACKED) >> options->exchange & 1))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "paper is set, which exchange %d (%s) does not have: leave it NULL",
+                         options->exchange, name);
+    for (int f = 0; f < N_REDUCER_FIELDS; f++) {
+        const field *at = &reducer_fields[f];
+        uint64_t raw = raw_value(at, parts);
+        if (at->exchanges >> options->exchange & 1 || as_double(at, raw) == at->initial) continue;
+        if (at->offset == offsetof(tagc_reducer_options, sparsity) && at->part == 0 && options->sparsity == 0)
+            continue; /* dense: all of them, as it is */
+        char text[32];
+        print_value(at, raw, text, sizeof text);
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "%s is %s, which exchange %d (%s) does not have: leave it at %.10g", at->name, text,
+                         options->exchange, name, at->initial);
     }
-    if (options->index == TAGC_INDEX_SUM4 && world_size > 15)
+    return TAGC_OK;
+}
+
+/* Fields that mean something to the exchange, but not with the others beside them. `full` has its defaults resolved. */
+static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full,
+                                  const tagc_paper_options *paper, int world_size) {
+    int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_SIGN
+               : full->exchange == TAGC_EXCHANGE_DENSE ? TAGC_FORMAT_BF16
+                                                       : TAGC_FORMAT_FP32;
+    const char *exchange = tagc_exchange_names[full->exchange], *format = tagc_format_names[full->format];
+    if (full->format > most)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %d (%s), and exchange %d (%s) has %s%s",
+                         full->format, format, full->exchange, exchange, tagc_format_names[0],
+                         most > 0 ? " and bf16" : " alone");
+    if (full->output == TAGC_OUTPUT_HOST_SHARD && full->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "output is %d (host shard), which exchange %d (%s) does not have", full->output,
+                         full->exchange, exchange);
+    if (options->block != 0 && !is_blocks(full))
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "block is %d, and format %d (%s) has no scales: leave it at 0, or choose an integer "
+                         "format",
+                         options->block, full->format, format);
+    if (full->rotate && !(is_blocks(full) && full->sparsity == 0))
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format "
+            "%d (%s)",
+            full->sparsity, full->format, format);
+    if (paper->index == TAGC_INDEX_SUM4 && world_size > 15)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "index is %d (sum4), which counts to 15 ranks in 4 bits: the world size is %d",
-                         options->index, world_size);
-    if (options->fill_union == 1 && options->index != TAGC_INDEX_OR)
+                         paper->index, world_size);
+    if (paper->fill_union == 1 && paper->index != TAGC_INDEX_OR)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "fill_union is 1, which needs index %d (or): index is %d",
-                         TAGC_INDEX_OR, options->index);
-    if (options->fill_union == -1)
-        out->fill_union = options->exchange == TAGC_EXCHANGE_PACKED && options->index == TAGC_INDEX_OR;
+                         TAGC_INDEX_OR, paper->index);
+    return TAGC_OK;
+}
+
+tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
+                                       tagc_reducer_options *out, tagc_paper_options *paper) {
+    tagc_reducer_options own;
+    if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
+    TAGC_TRY(tagc_sized_read(&reducer_struct, options, &own));
+    *paper = paper_defaults;
+    if (own.paper) TAGC_TRY(tagc_sized_read(&paper_struct, own.paper, paper));
+    TAGC_TRY(check_numbers(&own, paper, world_size));
+    TAGC_TRY(check_known(&own, paper));
+    *out = own;
+    if (own.exchange == TAGC_EXCHANGE_DENSE) out->sparsity = 0;
+    tagc_reducer_options_resolve(out);
+    TAGC_TRY(check_together(&own, out, paper, world_size));
+    if (out->block == 0) out->block = DEFAULT_BLOCK;
+    out->paper = NULL;
+    if (paper->fill_union == -1)
+        paper->fill_union = own.exchange == TAGC_EXCHANGE_PACKED && paper->index == TAGC_INDEX_OR;
     return TAGC_OK;
 }
 
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
-    TAGC_TRY(check_struct(options->struct_bytes, sizeof *options, "tagc_gatherer_options_init"));
-    TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, options));
-    *out = *options;
+    TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
+    const void *parts[2] = {out, NULL};
+    TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, parts));
     if (out->ranks_per_host == 0) out->ranks_per_host = world_size;
     if (world_size % out->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
-                         options->ranks_per_host, world_size);
-    return check_shape(options->n_elems, out->two_level ? world_size : out->ranks_per_host, UINT32_MAX - 63);
+                         out->ranks_per_host, world_size);
+    TAGC_TRY(check_shape(out->n_elems, out->two_level ? world_size : out->ranks_per_host, UINT32_MAX - 63));
+    const tagc_gather_choice *found = &tagc_gather_choices[tagc_gatherer_options_kind(out)];
+    if (found->format != out->format || found->delta != out->delta)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "format is %d (%s), and %s", out->format,
+                         tagc_format_names[out->format],
+                         out->delta ? "a gather of deltas (delta is 1) has int8, int4 and int2"
+                                    : "a whole gather (delta is 0) has fp32, bf16 and int8");
+    if (out->check_every != 0 && !out->delta)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "check_every is %llu, which only deltas have: leave it at 0, or set delta",
+                         (unsigned long long)out->check_every);
+    return TAGC_OK;
 }
 
 /* ---- across ranks ---- */
@@ -273,12 +394,12 @@ static tagc_status compare_reports(const field *fields, int n_fields, const repo
 }
 
 static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields, int n_fields,
-                         const void *options) {
+                         const void *const parts[2]) {
     int world_size = tagc_comm_world_size(comm);
     report own = {.status = (uint32_t)local, .n_fields = (uint32_t)n_fields};
     if (local != TAGC_OK)
         snprintf(own.text, sizeof own.text, "%.*s", (int)sizeof own.text - 1, tagc_last_error());
-    for (int f = 0; f < n_fields && local == TAGC_OK; f++) own.values[f] = raw_value(&fields[f], options);
+    for (int f = 0; f < n_fields && local == TAGC_OK; f++) own.values[f] = raw_value(&fields[f], parts);
     void *reports;
     tagc_status status =
         tagc_memory_create((size_t)world_size * sizeof own, "options of all ranks", &reports);
@@ -293,11 +414,13 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields
 }
 
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options) {
-    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, options);
+                                       const tagc_reducer_options *options, const tagc_paper_options *paper) {
+    const void *parts[2] = {options, paper};
+    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, parts);
 }
 
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options) {
-    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, options);
+    const void *parts[2] = {options, NULL};
+    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, parts);
 }

@@ -3,15 +3,41 @@
 #define TAGC_EXCHANGE_OPTIONS_H
 
 #include "core/status.h"
-#include "tagc/tagc.h"
+#include "tagc/paper.h"
 
-/* In the place of a default that depends on other fields (sparsity -1): what it means. */
+/* What parameters are gathered as, by the words of --gather. */
+typedef enum tagc_gather_kind {
+    TAGC_GATHER_FP32 = 0,
+    TAGC_GATHER_BF16 = 1,
+    TAGC_GATHER_INT8 = 2,
+    TAGC_GATHER_DELTA8 = 3,
+    TAGC_GATHER_DELTA4 = 4,
+    TAGC_GATHER_DELTA2 = 5,
+    TAGC_N_GATHER_KINDS = 6
+} tagc_gather_kind;
+
+typedef struct tagc_gather_choice {
+    const char *name;
+    int format, delta; /* as in tagc_gatherer_options */
+} tagc_gather_choice;
+extern const tagc_gather_choice tagc_gather_choices[TAGC_N_GATHER_KINDS];
+
+void tagc_gatherer_options_choose(tagc_gatherer_options *options, int kind);
+/* What options ask for, which were checked. */
+int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
+
+extern const char *const tagc_format_names[TAGC_FORMAT_SIGN + 1];
+extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
+
+/* In the place of defaults that depend on other fields (sparsity, format, block): what they mean. */
 void tagc_reducer_options_resolve(tagc_reducer_options *options);
+/* Gives fields that mean nothing for options->exchange their defaults: for templates that several exchanges are made of. */
+void tagc_reducer_options_prune(tagc_reducer_options *options);
 
-/* Local checks of everything that one rank can see. *out: the options with defaults resolved (sparsity, fill_union,
- * a gatherer's ranks_per_host). */
+/* Local checks of everything that one rank can see. *out and *paper: the options with defaults resolved (sparsity, format,
+ * block, fill_union, a gatherer's ranks_per_host); out->paper is NULL. */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
-                                       tagc_reducer_options *out);
+                                       tagc_reducer_options *out, tagc_paper_options *paper);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
 
@@ -19,7 +45,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
  * return the same: the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH
  * where options differ. */
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options);
+                                       const tagc_reducer_options *options, const tagc_paper_options *paper);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options);
 

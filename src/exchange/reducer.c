@@ -8,12 +8,19 @@
 #include "exchange/reducer.h"
 #include "core/clock.h"
 #include "core/cpu.h"
+#include "core/sized.h"
 #include "exchange/options.h"
 
 #include <string.h>
 
-void tagc_reducer_stats_init(tagc_reducer_stats *stats) {
-    if (stats) *stats = (tagc_reducer_stats){.struct_bytes = sizeof *stats};
+static const tagc_reducer_stats no_stats;
+static const tagc_sized stats_struct = {"tagc_reducer_stats", sizeof(tagc_reducer_stats),
+                                        offsetof(tagc_reducer_stats, nonfinite) +
+                                            sizeof(int), /* the last field of version 0.1 */
+                                        &no_stats};
+
+void tagc_reducer_stats_init_sized(tagc_reducer_stats *stats, size_t struct_bytes) {
+    tagc_sized_init(&stats_struct, stats, struct_bytes);
 }
 
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
@@ -63,14 +70,16 @@ static tagc_status make_residual(tagc_reducer *r) {
 /* Everything that one rank does alone; *out may be half-made on failure. */
 static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
+    tagc_paper_options paper;
     void *memory;
     *out = NULL;
     TAGC_TRY(tagc_cpu_check());
-    TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked));
+    TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked, &paper));
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;
     r->comm = comm;
     r->options = checked;
+    r->paper = paper;
     r->exchange = tagc_exchange_of(checked.exchange);
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
@@ -88,7 +97,9 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
     tagc_reducer *r;
     tagc_status status = make(comm, options, &r);
-    status = tagc_reducer_options_agree(comm, status, status == TAGC_OK ? &r->options : NULL);
+    int is_made = status == TAGC_OK;
+    status =
+        tagc_reducer_options_agree(comm, status, is_made ? &r->options : NULL, is_made ? &r->paper : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
         return status;
@@ -207,20 +218,16 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
+    if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* while the step can still be ended */
     tagc_status status = tagc_comm_join(r->comm, &r->now.job);
     r->now.begun = 0;
-    if (status == TAGC_OK && stats) {
-        if (stats->struct_bytes != sizeof *stats)
-            return tagc_fail(TAGC_ERR_ARGUMENT,
-                             "stats->struct_bytes is %zu, must be %zu (the step itself went well)",
-                             stats->struct_bytes, sizeof *stats);
-        *stats = r->now.stats;
-    }
+    if (status == TAGC_OK && stats) tagc_sized_write(&stats_struct, &r->now.stats, stats);
     return status;
 }
 
 tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *output,
                              tagc_reducer_stats *stats) {
+    if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */
     TAGC_TRY(tagc_reducer_begin(r, gradient, output));
     return tagc_reducer_end(r, stats);
 }
@@ -231,6 +238,9 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
         return tagc_fail(TAGC_ERR_STATE, "set_sparsity between begin and end: end the step first");
     if (!(sparsity >= 0 && sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "sparsity is %.10g, must be in [0, 1]", sparsity);
+    if (sparsity > 0 && r->options.exchange == TAGC_EXCHANGE_DENSE)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g, and exchange %d (dense) has only 0",
+                         sparsity, TAGC_EXCHANGE_DENSE);
     if (sparsity > 0 && r->options.rotate)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "sparsity is %.10g and rotate is 1, which needs sparsity 0",
                          sparsity);

@@ -7,11 +7,13 @@
 #include "core/pool.h"
 #include "exchange/exchange.h"
 #include "exchange/step.h"
+#include "tagc/paper.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
     const tagc_exchange_table *exchange;
     tagc_reducer_options options; /* defaults resolved */
+    tagc_paper_options paper;     /* as well; sketch and packed */
     int rank, world_size;
     size_t shard;
     size_t k;            /* kept of a shard at most; 0 where nothing is selected */

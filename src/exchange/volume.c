@@ -21,7 +21,7 @@ static tagc_status sketch_out(const tagc_reducer_options *options, int world_siz
                               tagc_arena *arena) {
     *r = (tagc_reducer){.world_size = world_size, .rank = rank};
     *arena = (tagc_arena){0};
-    TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options));
+    TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, &r->paper));
     r->shard = (size_t)(options->n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);
     TAGC_TRY(tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state));

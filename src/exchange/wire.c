@@ -1,5 +1,6 @@
 /* Headers as bytes and back, and the checks on bodies whose content decides how much memory is touched. */
 #include "exchange/wire.h"
+#include "tagc/paper.h"
 
 #include "codec/bitmap.h"
 #include "codec/paper/nibble.h"
@@ -91,7 +92,7 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
 /* After the checksum: what is wrong now was sent so. */
 static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
-    int max_coding = is_fragment ? TAGC_VALUES_SIGN : TAGC_INDEX_SUM1;
+    int max_coding = is_fragment ? TAGC_FORMAT_SIGN : TAGC_INDEX_SUM1;
     if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_PARAMETERS)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
                          TAGC_WIRE_PARAMETERS);

@@ -5,7 +5,7 @@
 #ifndef TAGC_EXCHANGE_WIRE_H
 #define TAGC_EXCHANGE_WIRE_H
 
-#include "tagc/tagc.h"
+#include "tagc/paper.h"
 
 #define TAGC_WIRE_HEADER_BYTES 64
 #define TAGC_WIRE_VERSION 2
@@ -28,7 +28,7 @@ typedef enum tagc_wire_kind {
 
 typedef struct tagc_wire_header {
     int kind;             /* tagc_wire_kind */
-    int coding;           /* tagc_index of an index or union body, tagc_values of a fragment, else 0 */
+    int coding;           /* tagc_index of an index or union body, tagc_format of a fragment, else 0 */
     uint32_t flags;       /* TAGC_WIRE_FLAG_ */
     uint32_t rank;        /* of the sender */
     uint32_t k;           /* most elements that the sender keeps of a shard */

@@ -179,7 +179,7 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
     }
     status = tagc_agree(comm, status);
     /* Replicas made of deltas are not saved: from here on this run, like one that resumes, starts from whole ones. */
-    if (status == TAGC_OK && fsdp->options.gather_wire >= TAGC_GATHER_DELTA8) status = tagc_fsdp_renew(fsdp);
+    if (status == TAGC_OK && fsdp->options.gather >= TAGC_GATHER_DELTA8) status = tagc_fsdp_renew(fsdp);
     if (status == TAGC_OK) status = save_all(save);
     if (save != NULL) tagc_manifest_destroy(save->manifest);
     free(save);

@@ -13,19 +13,21 @@
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *r) {
     int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;
-    tagc_reducer_options_resolve(r);
     if (is_hybrid && r->exchange == TAGC_EXCHANGE_DENSE) {
         r->exchange = TAGC_EXCHANGE_DIRECT;
         r->sparsity = 0;
-        r->values = r->wire == TAGC_WIRE_BF16 ? TAGC_VALUES_BF16 : TAGC_VALUES_FP32;
-        r->rotate = 0;
-        r->wire = TAGC_WIRE_FP32;
+        r->format = r->format == TAGC_FORMAT_BF16 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
     }
+    r->paper = &engine->paper;
+    tagc_reducer_options_prune(r);
+    tagc_reducer_options_resolve(r);
     int by_hosts = is_hybrid || (engine->two_level && r->exchange == TAGC_EXCHANGE_DIRECT);
     r->n_elems = n_padded;
     r->tag = (uint64_t)unit;
     r->op = TAGC_OP_AVG;
-    r->all_reduce = is_hybrid ? 2 : engine->sharding == TAGC_SHARD_NONE;
+    r->output = is_hybrid                             ? TAGC_OUTPUT_HOST_SHARD
+                : engine->sharding == TAGC_SHARD_NONE ? TAGC_OUTPUT_UNIT
+                                                      : TAGC_OUTPUT_SHARD;
     r->ranks_per_host = by_hosts ? engine->ranks_per_host : 1;
     r->n_threads = engine->reducer.n_threads;
 }
@@ -41,14 +43,14 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     } else {
         tagc_reducer_options_init(r);
         r->exchange = TAGC_EXCHANGE_DENSE;
-        r->wire = f->options.dense_wire;
+        r->format = f->options.dense_format;
     }
     tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;
-    g->wire = f->options.gather_wire;
-    g->check_every = f->options.gather_check_every;
+    tagc_gatherer_options_choose(g, f->options.gather);
+    g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
     int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;
     g->two_level = !is_hybrid && f->options.two_level;
     g->ranks_per_host = is_hybrid || g->two_level ? f->options.ranks_per_host : 0;

@@ -9,6 +9,7 @@
 #ifndef TAGC_FSDP_FSDP_H
 #define TAGC_FSDP_FSDP_H
 
+#include "exchange/options.h"
 #include "fsdp/tensor.h"
 #include "fsdp/trace.h"
 #include "tagc/tagc.h"
@@ -50,12 +51,14 @@ typedef struct tagc_fsdp_options {
     int wrap;          /* tagc_wrap, default STAGE */
     int policy;        /* tagc_policy, default NON_ATTENTION_LINEAR */
     const char *names; /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
-    tagc_reducer_options reducer; /* of compressed flats; n_elems, tag, op and all_reduce are the engine's */
-    int dense_wire;               /* tagc_wire of dense flats, default FP32 */
+    tagc_reducer_options
+        reducer;              /* of compressed flats; n_elems, tag, op, output and paper are the engine's */
+    int dense_format;         /* tagc_format of dense flats: FP32 (default) or BF16 */
+    tagc_paper_options paper; /* of flats whose exchange is sketch or packed */
     /* Of mild flats. Its exchange is DENSE (there are none), DIRECT, or -1 (default): DIRECT where the reducer's is, else
      * DENSE. Its sparsity -1 (default): 0.85, or the reducer's where that is less. */
     tagc_reducer_options mild;
-    int gather_wire;        /* tagc_gather of parameter gathers, default FP32; deltas need sharding GRAD */
+    int gather; /* tagc_gather_kind of parameter gathers, default FP32; deltas need sharding GRAD */
     int gather_check_every; /* tagc_gatherer_options.check_every, default 0 */
     int ranks_per_host;     /* [1, W], divides W, default 1: of hybrid sharding and of two_level */
     int two_level; /* 1: direct flats are added within a host before they are encoded, and parameters cross to
@@ -165,7 +168,7 @@ typedef struct tagc_fsdp_flat {
 int tagc_fsdp_n_flats(const tagc_fsdp *fsdp);
 tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_fsdp_flat *out);
 /* Collective, between steps: from the next step on this flat's gradient is exchanged by `options` (n_elems, tag, op,
- * all_reduce, ranks_per_host and n_threads are the engine's). Nothing of the residual is lost: it goes over to the new
+ * output, paper, ranks_per_host and n_threads are the engine's). Nothing of the residual is lost: it goes over to the new
  * exchange, or, where that has none, into the next gradient. On failure the flat is as before. */
 tagc_status tagc_fsdp_set_exchange(tagc_fsdp *fsdp, int flat, const tagc_reducer_options *options);
 

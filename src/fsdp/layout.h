@@ -29,6 +29,7 @@ typedef struct tagc_layout {
     int *backward_order; /* (n_units) */
     tagc_layout_unit *units;
     tagc_layout_flat *flats;
+    tagc_paper_options paper; /* of the reducers of flats that have them */
     uint64_t n_params, n_compressed, n_mild;
     tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used tells of the engine; the same on every rank */
     uint64_t n_owned;        /* elements of the masters of one rank, padding included */
@@ -39,7 +40,9 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
                                const tagc_fsdp_options *options, int world_size, tagc_layout **out);
 void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
 
-/* The fields of a flat's reducer that are the engine's and no caller's choice, as tagc_fsdp_set_exchange sets them. */
+/* The fields of a flat's reducer that are the engine's and no caller's choice, as tagc_fsdp_set_exchange sets them.
+ * Fields that mean nothing for its exchange get their defaults, others that were left to the exchange what it chooses.
+ * reducer->paper may point into `engine` afterwards. */
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *reducer);
 

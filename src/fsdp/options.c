@@ -7,7 +7,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-#define MILD_VALUES TAGC_VALUES_INT4
+#define MILD_FORMAT TAGC_FORMAT_INT4
 #define MILD_SPARSITY 0.85
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
@@ -15,8 +15,8 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .sharding = TAGC_SHARD_FULL,
         .wrap = TAGC_WRAP_STAGE,
         .policy = TAGC_POLICY_NON_ATTENTION_LINEAR,
-        .dense_wire = TAGC_WIRE_FP32,
-        .gather_wire = TAGC_GATHER_FP32,
+        .dense_format = TAGC_FORMAT_FP32,
+        .gather = TAGC_GATHER_FP32,
         .ranks_per_host = 1,
         .prefetch = 1,
         .grads_in_flight = 2,
@@ -31,7 +31,7 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     tagc_reducer_options_init(&options->reducer);
     tagc_reducer_options_init(&options->mild);
     options->mild.exchange = -1;
-    options->mild.values = MILD_VALUES;
+    tagc_paper_options_init(&options->paper);
 }
 
 void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
@@ -41,6 +41,7 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
     if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
     if (mild->sparsity == -1)
         mild->sparsity = mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(MILD_SPARSITY, o->reducer.sparsity);
+    if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = MILD_FORMAT;
     if (o->beta1_compressed == -1) o->beta1_compressed = is_direct && o->reducer.sparsity > 0 ? 0 : o->beta1;
 }
 
@@ -63,15 +64,14 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
-    TAGC_TRY(check_int("dense_wire", o->dense_wire, TAGC_WIRE_FP32, TAGC_WIRE_BF16));
-    TAGC_TRY(check_int("gather_wire", o->gather_wire, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
-    if (o->gather_wire >= TAGC_GATHER_DELTA8 && o->sharding != TAGC_SHARD_GRAD)
+    TAGC_TRY(check_int("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
+    TAGC_TRY(check_int("gather", o->gather, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
+    if (o->gather >= TAGC_GATHER_DELTA8 && o->sharding != TAGC_SHARD_GRAD)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
-            "gather_wire is %d (a delta), which sharding %d does not allow: deltas need sharding %d (grad),"
+            "gather is %d (a delta), which sharding %d does not allow: deltas need sharding %d (grad),"
             " others have %d (fp32), %d (bf16) or %d (int8)",
-            o->gather_wire, o->sharding, TAGC_SHARD_GRAD, TAGC_GATHER_FP32, TAGC_GATHER_BF16,
-            TAGC_GATHER_INT8);
+            o->gather, o->sharding, TAGC_SHARD_GRAD, TAGC_GATHER_FP32, TAGC_GATHER_BF16, TAGC_GATHER_INT8);
     TAGC_TRY(check_int("gather_check_every", o->gather_check_every, 0, 2147483647));
     TAGC_TRY(check_int("ranks_per_host", o->ranks_per_host, 1, 65536));
     TAGC_TRY(check_int("two_level", o->two_level, 0, 1));
@@ -119,13 +119,13 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
     }
     snprintf(text, TAGC_OPTIONS_TEXT_BYTES,
              "n_tensors=%d tensors=%016llx sharding=%d wrap=%d policy=%d names=%016llx exchange=%d mild=%d "
-             "dense_wire=%d "
-             "gather_wire=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
+             "dense_format=%d "
+             "gather=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d",
              fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
-             (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_wire, o->gather_wire,
+             (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_format, o->gather,
              o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
              o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
              o->weight_decay, o->clip_norm, o->sparsity_warmup);

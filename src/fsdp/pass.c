@@ -280,7 +280,7 @@ static tagc_status begin_step(tagc_fsdp *f) {
     f->step_start_s = tagc_time_s();
     memset(&f->stats, 0, sizeof f->stats);
     uint64_t sent = f->sent_before[TAGC_LEG_GATHER], received = f->received_before[TAGC_LEG_GATHER];
-    tagc_comm_bytes(f->comm, f->sent_before, f->received_before);
+    tagc_comm_bytes(f->comm, f->sent_before, f->received_before, TAGC_N_LEGS);
     if (f->options.sharding == TAGC_SHARD_GRAD) { /* its gathers are counted from the last update on */
         f->sent_before[TAGC_LEG_GATHER] = sent;
         f->received_before[TAGC_LEG_GATHER] = received;

@@ -58,7 +58,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
 /* Everything of this step has been sent, and nothing of the next. */
 static void count_bytes(tagc_fsdp *f) {
     tagc_fsdp_stats *s = &f->stats;
-    tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received);
+    tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received, TAGC_N_LEGS);
     uint64_t sent = s->n_bytes_sent[TAGC_LEG_GATHER], received = s->n_bytes_received[TAGC_LEG_GATHER];
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         s->n_bytes_sent[leg] -= f->sent_before[leg];

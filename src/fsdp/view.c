@@ -38,6 +38,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
                                            .n_padded = u->n_padded};
         memcpy(out->units[i].name, u->name, sizeof u->name);
     }
+    out->paper = f->options.paper;
     for (int i = 0; i < f->n_flats; i++) {
         const tagc_flat *flat = &f->flats[i];
         tagc_layout_flat *to = &out->flats[i];
@@ -46,6 +47,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         to->n_elems = flat->n_elems;
         to->n_padded = flat->n_padded;
         to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
+        if (to->reducer.paper) to->reducer.paper = &out->paper;
         tagc_exchange_memory memory;
         TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size, &memory));
         out->memory.residuals += memory.residual;

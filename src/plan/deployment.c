@@ -103,7 +103,7 @@ double tagc_reduction_remote(const tagc_reduction *r, int leg) {
 }
 
 double tagc_reduction_decoded(const tagc_reduction *r) {
-    return r->kept_density + (r->options.all_reduce ? r->union_density : 0);
+    return r->kept_density + (r->options.output != TAGC_OUTPUT_SHARD ? r->union_density : 0);
 }
 
 /* Of the others in a group of neighbouring ranks, those on other hosts. Groups need not be the hosts that there are. */

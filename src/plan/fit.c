@@ -138,7 +138,7 @@ static tagc_status start(fit *f, tagc_costs *costs) {
     costs->flop_s = median_of(flop_s, n);
     costs->n_codec = points->n_codec;
     for (int i = 0; i < points->n_codec; i++) costs->codec[i] = points->codec[i];
-    for (int i = 0; i < TAGC_N_GATHERS; i++) costs->gather[i] = points->gather[i];
+    for (int i = 0; i < TAGC_N_GATHER_KINDS; i++) costs->gather[i] = points->gather[i];
     free(flop_s);
     if (!(costs->flop_s > 0))
         return tagc_fail(TAGC_ERR_CORRUPT, "the iterations of the profile took no time to compute");

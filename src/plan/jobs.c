@@ -21,12 +21,12 @@ typedef struct builder {
 static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
     int per_host = r->options.ranks_per_host, n_senders = r->n_ranks / per_host;
     double n_unit = (double)r->options.n_elems / per_host, n_shard = n_unit / n_senders;
-    int is_bf16 = r->options.wire == TAGC_WIRE_BF16 ||
-                  (r->options.exchange == TAGC_EXCHANGE_DIRECT && r->options.values == TAGC_VALUES_BF16);
+    int is_bf16 = r->options.format == TAGC_FORMAT_BF16;
     double add = (is_bf16 ? 6 : 0) + 12; /* widen, then read two and write one */
     if (is_bf16) out->phase_s[TAGC_PHASE_ENCODE] = n_unit * 6 * byte_s;
     out->phase_s[TAGC_PHASE_DECODE] = n_shard * (n_senders * add + 12) * byte_s; /* scale, look for NaN */
-    if (is_bf16 && r->options.all_reduce) out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
+    if (is_bf16 && r->options.output != TAGC_OUTPUT_SHARD)
+        out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
 }
 
 /* Codes without positions are another kind than those with. */
@@ -36,22 +36,23 @@ static int is_blocks(int exchange, double sparsity) {
 
 /* Every value as it is, or half of its bits. */
 static int is_plain(const tagc_reducer_options *o) {
-    return is_blocks(o->exchange, o->sparsity) && o->values <= TAGC_VALUES_BF16;
+    return is_blocks(o->exchange, o->sparsity) && o->format <= TAGC_FORMAT_BF16;
 }
 
 /* The measured setting that is nearest: the same exchange, then sparsity, then format or ratio. */
 static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_costs *costs) {
     const tagc_codec_cost *best = NULL;
-    double least = (double)INFINITY;
+    double least = (double)INFINITY, ratio = r->options.paper ? r->options.paper->ratio : 0;
     for (int i = 0; i < costs->n_codec; i++) {
         const tagc_codec_cost *c = &costs->codec[i];
         if (c->exchange != r->options.exchange ||
             is_blocks(c->exchange, c->sparsity) != is_blocks(r->options.exchange, r->options.sparsity))
             continue;
         double density = fmax(1 - r->options.sparsity, 1e-6), measured = fmax(1 - c->sparsity, 1e-6);
-        double off = 4 * fabs(log(density / measured)) + fabs(log((r->options.ratio + 1) / (c->ratio + 1)));
+        double off = 4 * fabs(log(density / measured)) + fabs(log((ratio + 1) / (c->ratio + 1)));
         if (c->exchange == TAGC_EXCHANGE_DIRECT)
-            off += (c->values != r->options.values) + 2 * (c->all_reduce != (r->options.all_reduce > 0));
+            off += (c->format != r->options.format) +
+                   2 * (c->all_reduce != (r->options.output != TAGC_OUTPUT_SHARD));
         if (off >= least) continue;
         least = off;
         best = c;
@@ -93,7 +94,7 @@ static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, 
 /* A dense step among the ranks of a host, bf16 on the wire unless values are fp32; with all_reduce sums come back. */
 static void within_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
     double n_unit = (double)r->options.n_elems, n_ranks = r->options.ranks_per_host;
-    int is_bf16 = r->options.values != TAGC_VALUES_FP32;
+    int is_bf16 = r->options.format != TAGC_FORMAT_FP32;
     out->send_within_s = is_bf16 ? n_unit * 6 * byte_s : 0;
     out->add_within_s = n_unit / n_ranks * n_ranks * ((is_bf16 ? 6 : 0) + 12) * byte_s;
 }
@@ -170,8 +171,8 @@ static void dense_step(builder *b, const tagc_reduction *r, const double *phase_
     int in[MAX_CHUNKS], out[MAX_CHUNKS];
     size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
     size_t n_real = chunk ? (shard + chunk - 1) / chunk : 1;
-    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, is_all = r->options.all_reduce,
-        n_peers = r->n_ranks - 1;
+    int n = n_real < MAX_CHUNKS ? (int)n_real : MAX_CHUNKS, n_peers = r->n_ranks - 1,
+        is_all = r->options.output != TAGC_OUTPUT_SHARD;
     double encode_s = phase_s[TAGC_PHASE_ENCODE] / n, decode_s = phase_s[TAGC_PHASE_DECODE] / n;
     for (int c = 0; c < n && c < DEPTH; c++) {
         work(b, encode_s);
@@ -225,7 +226,7 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     for (int round = 0; round < n_left; round++)
         wait(b, post(b, n_bytes[TAGC_LEG_LEFTOVER] / n_left, n_others));
     if (n_left > 0) agree(b, r, agree_bytes);
-    if (r->options.all_reduce) wait(b, post(b, n_bytes[TAGC_LEG_RESULT], n_others));
+    if (r->options.output != TAGC_OUTPUT_SHARD) wait(b, post(b, n_bytes[TAGC_LEG_RESULT], n_others));
 }
 
 typedef struct direct_builder {

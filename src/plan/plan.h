@@ -7,6 +7,7 @@
 #ifndef TAGC_PLAN_PLAN_H
 #define TAGC_PLAN_PLAN_H
 
+#include "exchange/options.h"
 #include "fsdp/layout.h"
 #include "gpt2/gpt2.h"
 
@@ -80,7 +81,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
 /* Seconds per element of a unit on the codec, for one kind of exchange. */
 typedef struct tagc_codec_cost {
     int exchange;           /* tagc_exchange: sketch, packed or direct */
-    int values, all_reduce; /* tagc_values, and whether sums came back; direct */
+    int format, all_reduce; /* tagc_format, and whether sums came back; direct */
     double sparsity, ratio;
     double union_density; /* direct: of what is decoded: what was kept, and with all_reduce the sums */
     double elem_s[TAGC_N_PHASES]; /* WAIT is not used */
@@ -93,7 +94,7 @@ typedef struct tagc_gather_cost {
     double weight; /* elements it was measured on; 0: never, as much as touching the memory costs */
 } tagc_gather_cost;
 
-enum { TAGC_MAX_CODEC_COSTS = 64, TAGC_N_GATHERS = TAGC_GATHER_DELTA2 + 1 };
+enum { TAGC_MAX_CODEC_COSTS = 64 };
 
 typedef struct tagc_costs {
     double flop_s;         /* of a matrix product */
@@ -108,7 +109,7 @@ typedef struct tagc_costs {
     double cores;          /* of a machine */
     tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
     int n_codec;
-    tagc_gather_cost gather[TAGC_N_GATHERS]; /* by tagc_gather */
+    tagc_gather_cost gather[TAGC_N_GATHER_KINDS]; /* by tagc_gather_kind */
 } tagc_costs;
 
 /* All that is known without a measurement: nothing costs anything, one core per rank. */

@@ -2,6 +2,7 @@
 #include "plan/profile.h"
 
 #include "core/status.h"
+#include "exchange/options.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -185,7 +186,7 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     for (int i = 0; i < points->n_codec; i++) {
         tagc_codec_cost *c = &points->codec[i];
         if (c->exchange != cost->exchange || c->sparsity != cost->sparsity || c->ratio != cost->ratio ||
-            c->values != cost->values || c->all_reduce != cost->all_reduce)
+            c->format != cost->format || c->all_reduce != cost->all_reduce)
             continue;
         double share = cost->weight / (c->weight + cost->weight);
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
@@ -241,10 +242,10 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
         if (reducer->exchange == TAGC_EXCHANGE_DENSE || !(n_values[k] > 0)) continue;
         if (per_host > 1 && per_host == n_ranks) continue; /* on one host nothing is encoded */
         tagc_codec_cost cost = {.exchange = reducer->exchange,
-                                .values = reducer->values,
+                                .format = reducer->format,
                                 .all_reduce = comes_back(o),
                                 .sparsity = reducer->sparsity,
-                                .ratio = reducer->ratio,
+                                .ratio = o->paper.ratio,
                                 .union_density = touched(point, k, reducer),
                                 .weight = n_values[k]};
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
@@ -253,7 +254,7 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
     }
     if (n_coded > 0) return TAGC_OK;
     /* Plain sums: of every element of a shard, 12 bytes for each rank and 12 more, as jobs.c has it. */
-    if (point->byte_s == 0 && o->dense_wire == TAGC_WIRE_FP32)
+    if (point->byte_s == 0 && o->dense_format == TAGC_FORMAT_FP32)
         point->byte_s = phase_s[TAGC_PHASE_DECODE] / n_exchanges / (n_params / n_ranks * 12 * (n_ranks + 1));
     return TAGC_OK;
 }
@@ -320,14 +321,15 @@ static int find_word(const char *const *words, int n, const char *word) {
 /* The code of parameters on their way: a shard encoded, a unit decoded. */
 static tagc_status read_gather(const reader *r, const tagc_point *common, const json_t *entry, double n_elems,
                                double n_tensors) {
-    static const char *const wires[TAGC_N_GATHERS] = {"fp32", "bf16", "int8", "delta8", "delta4", "delta2"};
     const json_t *phases = json_object_get(entry, "phase_s");
-    int wire = find_word(wires, TAGC_N_GATHERS, json_string_value(json_object_get(entry, "wire")));
+    const char *word = json_string_value(json_object_get(entry, "wire"));
+    int kind = TAGC_N_GATHER_KINDS - 1;
+    while (kind >= 0 && !(word && strcmp(tagc_gather_choices[kind].name, word) == 0)) kind--;
     double encode_s, decode_s;
-    if (wire < 0) return missing(r, "codec", "wire", "the format of a gather");
+    if (kind < 0) return missing(r, "codec", "wire", "the format of a gather");
     TAGC_TRY(get_number(r, phases, "codec.phase_s", "encode", &encode_s));
     TAGC_TRY(get_number(r, phases, "codec.phase_s", "decode", &decode_s));
-    tagc_gather_cost *c = &r->points->gather[wire];
+    tagc_gather_cost *c = &r->points->gather[kind];
     c->weight += n_elems * n_tensors;
     double share = n_elems * n_tensors / c->weight;
     c->encode_s += share * (encode_s / (n_elems / common->setup.world_size) - c->encode_s);
@@ -345,11 +347,7 @@ static double decoded(const json_t *entry, double sparsity, double n_elems, int 
 /* Seconds per element, over all sizes that were measured. */
 static tagc_status read_codec(const reader *r, const tagc_point *common, const json_t *entry) {
     static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "gather"};
-    static const char *const formats[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
-    enum {
-        N_EXCHANGES = sizeof exchanges / sizeof exchanges[0],
-        N_FORMATS = sizeof formats / sizeof formats[0]
-    };
+    enum { N_EXCHANGES = sizeof exchanges / sizeof exchanges[0], N_FORMATS = TAGC_FORMAT_SIGN + 1 };
     const char *name = json_string_value(json_object_get(entry, "exchange"));
     const json_t *phases = json_object_get(entry, "phase_s");
     double n_elems, n_tensors, n_union = json_number_value(json_object_get(entry, "n_union"));
@@ -371,8 +369,9 @@ static tagc_status read_codec(const reader *r, const tagc_point *common, const j
     }
     cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, n_ranks);
     if (cost.exchange == TAGC_EXCHANGE_DIRECT) {
-        cost.values = find_word(formats, N_FORMATS, json_string_value(json_object_get(entry, "values")));
-        if (cost.values < 0) return missing(r, "codec", "values", "the format of values");
+        cost.format =
+            find_word(tagc_format_names, N_FORMATS, json_string_value(json_object_get(entry, "values")));
+        if (cost.format < 0) return missing(r, "codec", "values", "the format of values");
         cost.union_density = decoded(entry, cost.sparsity, n_elems, n_ranks);
         cost.all_reduce = json_is_true(json_object_get(entry, "all_reduce"));
     }

@@ -25,7 +25,7 @@ typedef struct tagc_points {
     int n_points;
     tagc_codec_cost codec[TAGC_MAX_CODEC_COSTS];
     int n_codec;
-    tagc_gather_cost gather[TAGC_N_GATHERS];
+    tagc_gather_cost gather[TAGC_N_GATHER_KINDS];
     char model[TAGC_POINT_NAME_BYTES]; /* of the first file */
 } tagc_points;
 

@@ -1,6 +1,7 @@
 /* The engine of src/fsdp in simulated time: the same decisions in the same order as pass.c and step.c, with a clock
  * where those have threads and a network. */
 #include "core/status.h"
+#include "exchange/options.h"
 #include "plan/jobs.h"
 #include "plan/program.h"
 
@@ -47,10 +48,9 @@ static void blocked(simulation *s, double start_s, double *total_s) {
 /* bf16 is narrowed and widened at the speed of memory; codes of few bits were measured, or read and write the master
  * and the replica. */
 static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
-    int wire = gather->wire;
-    if (wire == TAGC_GATHER_FP32) return 0;
-    if (wire == TAGC_GATHER_BF16) return 6 * s->costs->byte_s;
-    const tagc_gather_cost *cost = &s->costs->gather[wire];
+    if (gather->format == TAGC_FORMAT_FP32) return 0;
+    if (gather->format == TAGC_FORMAT_BF16) return 6 * s->costs->byte_s;
+    const tagc_gather_cost *cost = &s->costs->gather[tagc_gatherer_options_kind(gather)];
     double elem_s = decodes ? cost->decode_s : cost->encode_s;
     return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
 }

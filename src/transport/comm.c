@@ -4,6 +4,7 @@
  * So one thread starts and polls everything, and everyone else waits on condition variables. */
 #include "core/clock.h"
 #include "core/memory.h"
+#include "core/sized.h"
 #include "transport/comm_private.h"
 
 #include <sched.h>
@@ -247,15 +248,20 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 /* ---- life ---- */
 
-void tagc_comm_options_init(tagc_comm_options *options) {
-    if (options) *options = (tagc_comm_options){.struct_bytes = sizeof *options, .timeout_s = 120};
+static const tagc_comm_options default_options = {.timeout_s = 120};
+static const tagc_sized options_struct = {"tagc_comm_options", sizeof(tagc_comm_options),
+                                          offsetof(tagc_comm_options, trace_context) +
+                                              sizeof(void *), /* the last field of version 0.1 */
+                                          &default_options};
+
+void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes) {
+    tagc_sized_init(&options_struct, options, struct_bytes);
 }
 
-static tagc_status check_options(const tagc_comm_options *options) {
-    if (options->struct_bytes != sizeof *options)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "options.struct_bytes is %zu, must be %zu: start from tagc_comm_options_init",
-                         options->struct_bytes, sizeof *options);
+/* NULL: the defaults. */
+static tagc_status read_options(const tagc_comm_options *from, tagc_comm_options *options) {
+    tagc_comm_options_init(options);
+    if (from) TAGC_TRY(tagc_sized_read(&options_struct, from, options));
     if (!(options->timeout_s > 0 && options->timeout_s <= 1e6))
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.timeout_s is %g, must be in (0, 1e6]",
                          options->timeout_s);
@@ -349,11 +355,9 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
                              const tagc_comm_options *options, tagc_comm **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
-    tagc_comm_options defaults;
-    tagc_comm_options_init(&defaults);
-    if (!options) options = &defaults;
+    tagc_comm_options checked;
     TAGC_TRY(check_ops(ops));
-    TAGC_TRY(check_options(options));
+    TAGC_TRY(read_options(options, &checked));
     if (world_size < 1 || world_size > 65536)
         return tagc_fail(TAGC_ERR_ARGUMENT, "world_size is %d, must be in [1, 65536]", world_size);
     if (rank < 0 || rank >= world_size)
@@ -369,7 +373,7 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->context = context;
     comm->rank = rank;
     comm->world_size = world_size;
-    comm->options = *options;
+    comm->options = checked;
     comm->posted_end = &comm->posted;
     comm->jobs_end = &comm->jobs;
     init_locks(comm);

@@ -26,12 +26,15 @@ int tagc_comm_has_lanes(const tagc_comm *comm) {
     return (comm->ops->capabilities & TAGC_TRANSPORT_LANES) != 0;
 }
 
-void tagc_comm_bytes(const tagc_comm *comm, uint64_t sent[TAGC_N_LEGS], uint64_t received[TAGC_N_LEGS]) {
-    if (!comm) return;
+void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, int n_legs) {
+    if (!comm || n_legs < 0) return;
     pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock; /* the lock is no part of what const promises */
     pthread_mutex_lock(lock);
-    if (sent) memcpy(sent, comm->n_bytes_sent, sizeof comm->n_bytes_sent);
-    if (received) memcpy(received, comm->n_bytes_received, sizeof comm->n_bytes_received);
+    for (int leg = 0; leg < n_legs; leg++) {
+        int is_known = leg < TAGC_N_LEGS;
+        if (sent) sent[leg] = is_known ? comm->n_bytes_sent[leg] : 0;
+        if (received) received[leg] = is_known ? comm->n_bytes_received[leg] : 0;
+    }
     pthread_mutex_unlock(lock);
 }
 

@@ -134,9 +134,9 @@ static void defaults_follow_the_exchange(void **state) {
     read_arm("direct", &arm);
     assert_true(init.reducer.exchange == arm.reducer.exchange &&
                 init.reducer.sparsity == arm.reducer.sparsity);
-    assert_true(init.reducer.values == arm.reducer.values && init.beta1_compressed == arm.beta1_compressed);
+    assert_true(init.reducer.format == arm.reducer.format && init.beta1_compressed == arm.beta1_compressed);
     assert_true(init.mild.exchange == arm.mild.exchange && init.mild.sparsity == arm.mild.sparsity);
-    assert_true(init.mild.values == arm.mild.values && init.policy == arm.policy);
+    assert_true(init.mild.format == arm.mild.format && init.policy == arm.policy);
 }
 
 /* rotate goes where every element is sent, and nowhere else. */

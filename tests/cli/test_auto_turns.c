@@ -106,7 +106,7 @@ static tagc_fsdp *make_engine(tagc_comm *comm, int sharding, tagc_auto_setup *se
     o->sharding = sharding;
     o->reducer.exchange = TAGC_EXCHANGE_DIRECT;
     o->reducer.sparsity = 0.95;
-    o->reducer.values = TAGC_VALUES_INT4;
+    o->reducer.format = TAGC_FORMAT_INT4;
     o->mild = o->reducer;
     o->mild.sparsity = 0;
     CHECK_OK(tagc_fsdp_create(comm, tensors, n, o, NULL, &f));

@@ -50,7 +50,8 @@ static void check(const char *options, int exchange, double sparsity, double bet
         fail_msg("%s: exchange %d, sparsity %g, compressed-beta1 %g, mild %d at %g", options,
                  o.engine.reducer.exchange, o.engine.reducer.sparsity, o.engine.beta1_compressed,
                  o.engine.mild.exchange, o.engine.mild.sparsity);
-    assert_int_equal(o.engine.reducer.values, TAGC_VALUES_INT4);
+    assert_int_equal(o.engine.reducer.format,
+                     exchange == TAGC_EXCHANGE_DIRECT ? TAGC_FORMAT_INT4 : TAGC_FORMAT_FP32);
 }
 
 static void old_options_mean_what_they_meant(void **state) {

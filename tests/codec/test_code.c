@@ -114,23 +114,23 @@ static void naive_transform(float *x, size_t n) {
 static size_t naive_values(const tagc_code_options *o, const uint8_t *bytes, size_t n, float *out) {
     static const int widths[] = {32, 16, 8, 4, 2, 1};
     int width = widths[o->values];
-    size_t block = (size_t)o->block, n_scales = o->values >= TAGC_VALUES_INT8 ? (n + block - 1) / block : 0;
+    size_t block = (size_t)o->block, n_scales = o->values >= TAGC_FORMAT_INT8 ? (n + block - 1) / block : 0;
     bit_reader r = {bytes + 2 * n_scales, 0};
     for (size_t i = 0; i < n; i++) {
         uint32_t code = read_bits(&r, width);
         float scale = n_scales ? float_of(naive_load(bytes + 2 * (i / block), 2) << 16) : 0;
         switch (o->values) {
-        case TAGC_VALUES_FP32:
+        case TAGC_FORMAT_FP32:
             out[i] = float_of(code);
             break;
-        case TAGC_VALUES_BF16:
+        case TAGC_FORMAT_BF16:
             out[i] = float_of(code << 16);
             break;
-        case TAGC_VALUES_INT8:
-        case TAGC_VALUES_INT4:
+        case TAGC_FORMAT_INT8:
+        case TAGC_FORMAT_INT4:
             out[i] = scale * (float)(code >> (width - 1) ? (int)code - (1 << width) : (int)code);
             break;
-        case TAGC_VALUES_INT2:
+        case TAGC_FORMAT_INT2:
             out[i] = (code & 2 ? -1.0f : 1.0f) * (scale * (!(code & 1) ? 1.0f : o->sparse ? 2.0f : 4.0f));
             break;
         default:
@@ -224,7 +224,7 @@ static void check_naive(const fragment *f) {
 }
 
 static void check_conserved(const fragment *f) {
-    int is_exact = f->options.values == TAGC_VALUES_FP32;
+    int is_exact = f->options.values == TAGC_FORMAT_FP32;
     float largest = 0;
     for (size_t i = 0; i < f->options.n; i++)
         largest = fmaxf(largest, fabsf(f->gradient[i] + f->residual_in[i]));
@@ -244,12 +244,12 @@ static void each_shape(void (*check)(const tagc_code_options *options)) {
     static const size_t large[] = {2048, 2049, 4097, 70000, 300001};
     static const int blocks[] = {16, 128, 4096};
     static const double densities[] = {0, 0.001, 0.0125, 0.1, 0.5, 1};
-    for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
+    for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
         for (size_t i = 0; i < N_SMALL + N_BIG; i++) {
             size_t n = i < N_SMALL ? 16 + random_below(185) : large[i - N_SMALL];
             tagc_code_options o = {.n = n, .k = n, .values = values, .block = blocks[i % 3]};
             check(&o);
-            o.rotate = values >= TAGC_VALUES_INT8;
+            o.rotate = values >= TAGC_FORMAT_INT8;
             if (o.rotate) check(&o);
             o.rotate = 0;
             o.sparse = 1;
@@ -345,7 +345,7 @@ static void test_many(void **state) {
     }
     for (int sparse = 0; sparse < 2; sparse++) {
         tagc_code_options o = {
-            .n = (1 << 21) + 77, .sparse = sparse, .values = TAGC_VALUES_INT4, .block = 128};
+            .n = (1 << 21) + 77, .sparse = sparse, .values = TAGC_FORMAT_INT4, .block = 128};
         o.k = o.n / 50;
         check_many(&o, 2);
     }
@@ -439,7 +439,7 @@ static void check_overflow(const tagc_code_options *o, tagc_pool *pool) {
     assert_int_equal(told, isinf(sums[at]) != 0);
     told = code->decode(o, twice, 2, 0, 1, sums, scratch, pool);
     assert_int_equal(told, isinf(sums[at]) != 0);
-    if (o->values <= TAGC_VALUES_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
+    if (o->values <= TAGC_FORMAT_INT8) assert_true(isinf(sums[at])); /* others may have rounded it down */
     assert_int_equal(code->decode(o, twice, 2, 0, 0.5f, sums, scratch, pool), 0);
     gradient[at] = FLT_MAX; /* which no format may round up to infinity */
     code->encode_sums(o, gradient, NULL, 1, body, scratch, pool, &encoded);

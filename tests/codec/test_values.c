@@ -165,13 +165,13 @@ static void test_errors(void **state) {
         int values, sparse, rotate, kind;
         double most;
     } cases[] = {
-        {TAGC_VALUES_BF16, 0, 0, NORMAL, 3e-6}, {TAGC_VALUES_INT8, 0, 0, NORMAL, 5e-5},
-        {TAGC_VALUES_INT8, 0, 0, HEAVY, 3e-4},  {TAGC_VALUES_INT4, 0, 0, NORMAL, 0.015},
-        {TAGC_VALUES_INT4, 0, 0, HEAVY, 0.06},  {TAGC_VALUES_INT4, 0, 1, HEAVY, 0.016},
-        {TAGC_VALUES_INT4, 1, 0, NORMAL, 0.01}, {TAGC_VALUES_INT2, 0, 0, NORMAL, 0.14},
-        {TAGC_VALUES_INT2, 0, 0, HEAVY, 0.40},  {TAGC_VALUES_INT2, 0, 1, HEAVY, 0.14},
-        {TAGC_VALUES_INT2, 1, 0, NORMAL, 0.05}, {TAGC_VALUES_SIGN, 0, 0, NORMAL, 0.38},
-        {TAGC_VALUES_SIGN, 0, 1, HEAVY, 0.38},  {TAGC_VALUES_SIGN, 1, 0, NORMAL, 0.06},
+        {TAGC_FORMAT_BF16, 0, 0, NORMAL, 3e-6}, {TAGC_FORMAT_INT8, 0, 0, NORMAL, 5e-5},
+        {TAGC_FORMAT_INT8, 0, 0, HEAVY, 3e-4},  {TAGC_FORMAT_INT4, 0, 0, NORMAL, 0.015},
+        {TAGC_FORMAT_INT4, 0, 0, HEAVY, 0.06},  {TAGC_FORMAT_INT4, 0, 1, HEAVY, 0.016},
+        {TAGC_FORMAT_INT4, 1, 0, NORMAL, 0.01}, {TAGC_FORMAT_INT2, 0, 0, NORMAL, 0.14},
+        {TAGC_FORMAT_INT2, 0, 0, HEAVY, 0.40},  {TAGC_FORMAT_INT2, 0, 1, HEAVY, 0.14},
+        {TAGC_FORMAT_INT2, 1, 0, NORMAL, 0.05}, {TAGC_FORMAT_SIGN, 0, 0, NORMAL, 0.38},
+        {TAGC_FORMAT_SIGN, 0, 1, HEAVY, 0.38},  {TAGC_FORMAT_SIGN, 1, 0, NORMAL, 0.06},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double energy = error_energy(cases[i].values, cases[i].sparse, cases[i].rotate, cases[i].kind);
@@ -189,14 +189,14 @@ static void test_scales(void **state) {
         double sum = 0, largest = 0;
         fill(trial % 2 ? NORMAL : HEAVY, x, 128);
         for (int i = 0; i < 128; i++) sum += fabs(x[i]), largest = fmax(largest, fabs(x[i]));
-        for (int values = TAGC_VALUES_INT8; values <= TAGC_VALUES_SIGN; values++) {
+        for (int values = TAGC_FORMAT_INT8; values <= TAGC_FORMAT_SIGN; values++) {
             tagc_value_format format = tagc_values_format(values, 128, 0, 0);
             tagc_values_encode(&format, x, decoded, NULL, 0, 128, 128, bytes);
             float scale = tagc_bits_float(tagc_load16(bytes) << 16);
-            int most = values == TAGC_VALUES_INT8 ? 127 : 7;
+            int most = values == TAGC_FORMAT_INT8 ? 127 : 7;
             for (int i = 0; i < 128; i++) assert_false(x[i] * decoded[i] < 0);
-            if (values == TAGC_VALUES_SIGN) assert_true(fabs(scale / (sum / 128) - 1) < 0.005);
-            if (values > TAGC_VALUES_INT4) continue;
+            if (values == TAGC_FORMAT_SIGN) assert_true(fabs(scale / (sum / 128) - 1) < 0.005);
+            if (values > TAGC_FORMAT_INT4) continue;
             assert_true(fabs(scale / (largest / most) - 1) < 0.005);
             for (int i = 0; i < 128; i++)
                 assert_true(fabsf(x[i] - decoded[i]) <= scale * (0.5001f + 0.004f * (float)most));
@@ -237,7 +237,7 @@ static void check_finite(const tagc_value_format *format, const uint8_t *bytes, 
 
 static void test_any_scale(void **state) {
     (void)state;
-    for (int values = TAGC_VALUES_BF16; values <= TAGC_VALUES_SIGN; values++)
+    for (int values = TAGC_FORMAT_BF16; values <= TAGC_FORMAT_SIGN; values++)
         for (int rotate = 0; rotate < 2; rotate++) {
             tagc_value_format format = tagc_values_format(values, 4096, 0, rotate);
             size_t n = 4096, n_bytes = tagc_values_bytes(&format, n), n_good = 0;
@@ -245,7 +245,7 @@ static void test_any_scale(void **state) {
             for (int pattern = 0; pattern < 3; pattern++) {
                 for (size_t i = 0; i < n_bytes; i++)
                     bytes[i] = (uint8_t)(pattern == 0 ? 0 : pattern == 1 ? 0x88 : random_u64());
-                if (values == TAGC_VALUES_BF16) memset(bytes, 0, n_bytes);
+                if (values == TAGC_FORMAT_BF16) memset(bytes, 0, n_bytes);
                 for (uint32_t scale = 0; scale < 65536; scale += SCALE_STEP) {
                     tagc_store16(bytes, scale);
                     if (!tagc_values_valid(&format, bytes, n)) continue;

@@ -6,25 +6,28 @@
 #include "codec/bf16.h"
 #include "codec/code.h"
 #include "codec/select.h"
+#include "exchange/options.h"
 #include "tagc/tagc.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct direct_model {
-    const tagc_reducer_options *options;
+    tagc_reducer_options options; /* defaults resolved */
     size_t n_ranks, n_hosts, per_host, n, shard;
     int coded, carries;
     float scale;
 } direct_model;
 
 static inline direct_model direct_model_of(const tagc_reducer_options *o, int world_size) {
-    direct_model m = {.options = o, .n_ranks = (size_t)world_size, .per_host = (size_t)o->ranks_per_host};
+    direct_model m = {.options = *o, .n_ranks = (size_t)world_size, .per_host = (size_t)o->ranks_per_host};
+    tagc_reducer_options_resolve(&m.options);
+    if (m.options.block == 0) m.options.block = 128;
     m.n_hosts = m.n_ranks / m.per_host;
     m.n = (size_t)o->n_elems;
     m.shard = m.n / m.n_ranks;
     m.coded = m.n_hosts > 1 || m.per_host == 1;
-    m.carries = m.coded && (o->sparsity > 0 || o->values > TAGC_VALUES_BF16);
+    m.carries = m.coded && (m.options.sparsity > 0 || m.options.format > TAGC_FORMAT_BF16);
     m.scale = o->op == TAGC_OP_AVG ? 1.0f / (float)world_size : 1.0f;
     return m;
 }
@@ -34,19 +37,19 @@ static inline size_t direct_residual(const direct_model *m) {
     return m->carries ? m->n / m->per_host : 0;
 }
 static inline size_t direct_output(const direct_model *m) {
-    int all = m->options->all_reduce;
+    int all = m->options.output;
     return all == 1 ? m->n : all == 2 ? m->n / m->per_host : m->shard;
 }
 
 /* First element of the unit that the rank `local` of `host` owns. */
 static inline size_t direct_begin(const direct_model *m, size_t host, size_t local) {
-    size_t row = m->options->all_reduce == 2 ? local * m->n_hosts + host : host * m->per_host + local;
+    size_t row = m->options.output == 2 ? local * m->n_hosts + host : host * m->per_host + local;
     return row * m->shard;
 }
 
 static inline float direct_narrowed(const direct_model *m, float x) {
     uint16_t half;
-    if (m->options->values == TAGC_VALUES_FP32) return x;
+    if (m->options.format == TAGC_FORMAT_FP32) return x;
     tagc_bf16_narrow(&x, &half, 1);
     tagc_bf16_widen(&half, &x, 1);
     return x;
@@ -64,15 +67,15 @@ static inline void direct_host_sum(const direct_model *m, const float *gradients
 }
 
 static inline tagc_code_options direct_code(const direct_model *m, int of_sums) {
-    size_t k = tagc_select_count(m->shard, m->options->sparsity);
+    size_t k = tagc_select_count(m->shard, m->options.sparsity);
     int sparse = k < m->shard; /* sums, too */
     if (of_sums) k = k * m->n_hosts < m->shard ? k * m->n_hosts : m->shard;
     return (tagc_code_options){.n = m->shard,
                                .k = k,
                                .sparse = sparse,
-                               .values = m->options->values,
-                               .block = m->options->block,
-                               .rotate = m->options->rotate};
+                               .values = m->options.format,
+                               .block = m->options.block,
+                               .rotate = m->options.rotate};
 }
 
 /* values (shard) = what a receiver gets of gradient + residual; the residual (NULL where nothing is carried) follows. */
@@ -114,7 +117,7 @@ static inline void direct_owner(const direct_model *m, const float *contribution
     }
     int is_finite = 1; /* else no sum is asked for */
     for (size_t i = 0; i < m->shard; i++) is_finite &= isfinite(sums[i]);
-    if (m->options->all_reduce && is_finite) direct_code_sums(m, sums, error);
+    if (m->options.output && is_finite) direct_code_sums(m, sums, error);
 }
 
 /* One host: dense. */
@@ -123,7 +126,7 @@ static inline void direct_dense_owner(const direct_model *m, const float *gradie
     direct_host_sum(m, gradients, 0, local, begin, sums);
     for (size_t i = 0; i < m->shard; i++) {
         if (m->scale != 1) sums[i] *= m->scale;
-        if (m->options->all_reduce == 1) sums[i] = direct_narrowed(m, sums[i]);
+        if (m->options.output == 1) sums[i] = direct_narrowed(m, sums[i]);
     }
 }
 
@@ -157,9 +160,9 @@ static inline void direct_step(const direct_model *m, const float *gradients, fl
 /* output (direct_output) of one rank, from all owners' sums. */
 static inline void direct_expected(const direct_model *m, size_t rank, const float *owned, float *output) {
     size_t host = rank / m->per_host, local = rank % m->per_host, n = direct_output(m);
-    size_t begin = m->options->all_reduce == 0   ? direct_begin(m, host, local)
-                   : m->options->all_reduce == 1 ? 0
-                                                 : local * m->n_hosts * m->shard;
+    size_t begin = m->options.output == 0   ? direct_begin(m, host, local)
+                   : m->options.output == 1 ? 0
+                                            : local * m->n_hosts * m->shard;
     memcpy(output, owned + begin, n * sizeof *output);
 }
 

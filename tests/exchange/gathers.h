@@ -4,6 +4,7 @@
 #define TAGC_TESTS_EXCHANGE_GATHERS_H
 
 #include "../take_from.h"
+#include "exchange/options.h"
 #include "exchange/volume.h"
 #include "exchange/wire.h"
 #include "oracle.h"
@@ -56,6 +57,7 @@ typedef void (*damage_fn)(uint8_t *bytes, uint64_t n_bytes, uint64_t where);
 
 typedef struct trial {
     tagc_gatherer_options options;
+    int kind; /* tagc_gather_kind, as the options say */
     size_t shard;
     int n_steps, has_lanes;
     /* without lanes: in gather number `step`, what `from` sends to `to` */
@@ -114,8 +116,8 @@ typedef struct view {
     float *full;     /* (n_rows, shard) */
 } view;
 
-static inline int bits_of_wire(int wire) {
-    return wire == TAGC_GATHER_DELTA4 ? 4 : wire == TAGC_GATHER_DELTA2 ? 2 : 8;
+static inline int bits_of_kind(int kind) {
+    return kind == TAGC_GATHER_DELTA4 ? 4 : kind == TAGC_GATHER_DELTA2 ? 2 : 8;
 }
 
 static inline float step_of(int step, int rank, size_t i) {
@@ -169,14 +171,14 @@ static inline void expect(view *v, int whole) {
     for (int r = 0; r < v->n_rows; r++) {
         float *row = v->expected + (size_t)r * shard;
         const float *master = v->masters + (size_t)r * shard;
-        if (v->t->options.wire == TAGC_GATHER_FP32)
+        if (v->t->kind == TAGC_GATHER_FP32)
             memcpy(row, master, shard * sizeof *row);
-        else if (v->t->options.wire == TAGC_GATHER_INT8)
+        else if (v->t->kind == TAGC_GATHER_INT8)
             naive_round(8, master, shard, row);
-        else if (whole || v->t->options.wire == TAGC_GATHER_BF16)
+        else if (whole || v->t->kind == TAGC_GATHER_BF16)
             for (size_t i = 0; i < shard; i++) row[i] = to_bf16(master[i]);
         else
-            naive_follow(bits_of_wire(v->t->options.wire), master, row, shard);
+            naive_follow(bits_of_kind(v->t->kind), master, row, shard);
     }
 }
 
@@ -186,7 +188,7 @@ static inline int is_as_expected(const view *v) {
 
 static inline uint64_t sent_bytes(const view *v) {
     uint64_t sent[TAGC_N_LEGS];
-    tagc_comm_bytes(v->comm, sent, NULL);
+    tagc_comm_bytes(v->comm, sent, NULL, TAGC_N_LEGS);
     return sent[TAGC_LEG_GATHER];
 }
 
@@ -197,10 +199,10 @@ static inline void run_trial(trial *t, int world_size, void (*body)(rank_run *ru
     pthread_barrier_destroy(&t->barrier);
 }
 
-static inline trial make_trial(int wire, int has_lanes) {
-    trial t = {.shard = 700, .n_steps = 6, .has_lanes = has_lanes};
+static inline trial make_trial(int kind, int has_lanes) {
+    trial t = {.kind = kind, .shard = 700, .n_steps = 6, .has_lanes = has_lanes};
     tagc_gatherer_options_init(&t.options);
-    t.options.wire = wire;
+    tagc_gatherer_options_choose(&t.options, kind);
     return t;
 }
 

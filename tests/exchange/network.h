@@ -4,6 +4,7 @@
 
 #include "../take_from.h"
 #include "oracle.h"
+#include "paper.h"
 #include "ranks.h"
 
 #include <errno.h>
@@ -91,6 +92,7 @@ static const tagc_callback_ops network_ops = {.abi = TAGC_TRANSPORT_ABI, .exchan
 
 typedef struct trial {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     network net;
     tagc_status statuses[MAX_RANKS];
     char texts[MAX_RANKS][512];
@@ -120,7 +122,10 @@ static inline void *trial_main(void *arg) {
     tagc_reducer *reducer = NULL;
     EXPECT(self, tagc_comm_create_callback(&network_ops, &end, self->rank, t->net.world_size, NULL, &comm) ==
                      TAGC_OK);
-    EXPECT(self, tagc_reducer_create(comm, &t->options, &reducer) == TAGC_OK);
+    tagc_reducer_options options = t->options;
+    tagc_paper_options paper = t->paper;
+    attach_paper(&options, &paper);
+    EXPECT(self, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK);
     for (size_t i = 0; i < n; i++) gradient[i] = random_gradient(1, self->rank, i);
     EXPECT(self, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
     uint64_t n_residual;
@@ -168,10 +173,11 @@ static inline void run_trial(trial *t, int world_size) {
 static inline trial make_trial(int world_size, int exchange, int index) {
     trial t = {0};
     tagc_reducer_options_init(&t.options);
+    tagc_paper_options_init(&t.paper);
     t.options.n_elems = 2048 * (uint64_t)world_size;
     t.options.exchange = exchange;
-    t.options.index = index;
-    t.options.cells = TAGC_CELLS_FIXED;
+    t.paper.index = index;
+    t.paper.cells = TAGC_CELLS_FIXED;
     t.options.sparsity = 0.95;
     return t;
 }

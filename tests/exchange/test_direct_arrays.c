@@ -137,7 +137,7 @@ static void body(rank_run *run) {
         CHECK(run, memcmp(output, expected, n_output * sizeof *output) == 0);
         if (residual) CHECK(run, memcmp(residual, plain->residual, n * sizeof *residual) == 0);
     }
-    int n_sums = options->all_reduce ? run->world_size : 0; /* the own ones encoded, all others' decoded */
+    int n_sums = options->output ? run->world_size : 0; /* the own ones encoded, all others' decoded */
     CHECK(run, a->n_opened >= N_STEPS * (run->world_size + 1 + n_sums));
     tagc_reducer_destroy(reducer);
     tagc_reducer_destroy(plain);
@@ -155,8 +155,8 @@ static void test_codes_alone_touch_the_arrays(void **state) {
         options.exchange = TAGC_EXCHANGE_DIRECT;
         options.n_elems = (uint64_t)world_size * (variant % 3 ? 700 : 40000);
         options.sparsity = variant % 5 == 4 ? 0 : 0.9;
-        options.values = variant % 6;
-        options.all_reduce = variant / 2 % 2;
+        options.format = variant % 6;
+        options.output = variant / 2 % 2;
         options.n_threads = 1 + variant % 2;
         run_ranks(world_size, body, &options, NULL, runs);
     }

@@ -5,7 +5,7 @@
 static trial direct_trial(int world_size, int per_host, int all_reduce) {
     trial t = make_trial(world_size, TAGC_EXCHANGE_DIRECT, TAGC_INDEX_OR);
     t.options.ranks_per_host = per_host;
-    t.options.all_reduce = all_reduce;
+    t.options.output = all_reduce;
     t.options.n_elems = 512 * (uint64_t)world_size;
     return t;
 }
@@ -18,8 +18,8 @@ static int count(const trial *t, tagc_status status) {
 
 static void describe(const trial *t, const char *what) {
     print_error("%s: W %d, per host %d, all %d, call %d from %d to %d\n", what, t->net.world_size,
-                t->options.ranks_per_host, t->options.all_reduce, t->net.call - t->net.first_call,
-                t->net.from, t->net.to);
+                t->options.ranks_per_host, t->options.output, t->net.call - t->net.first_call, t->net.from,
+                t->net.to);
     for (int r = 0; r < t->net.world_size; r++)
         print_error("  rank %d: %s (%s)\n", r, tagc_status_name(t->statuses[r]), t->texts[r]);
 }
@@ -79,7 +79,7 @@ static void other_kind(tagc_wire_header *header) {
     header->body_bytes = header->coding = 0;
 }
 static void other_format(tagc_wire_header *header) {
-    header->coding = TAGC_VALUES_FP32;
+    header->coding = TAGC_FORMAT_FP32;
 }
 static void other_rank(tagc_wire_header *header) {
     header->rank++;

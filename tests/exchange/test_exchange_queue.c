@@ -16,20 +16,20 @@ static const struct {
     uint64_t shard;
     int per_host;
 } plan[N_UNITS] = {
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 4 * CHUNK + 5, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 0, 3000, 1},
-    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_SKETCH, TAGC_WIRE_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_PACKED, TAGC_WIRE_FP32, 1, 2000, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 1, 777, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_BF16, 1, CHUNK + 1, 1},
-    {TAGC_EXCHANGE_DENSE, TAGC_WIRE_FP32, 0, 1, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 5000, 3}, /* rows within one host start early */
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 1, 2000, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 1500, 1},
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1}, /* begins before the one ahead has ended */
-    {TAGC_EXCHANGE_DIRECT, TAGC_WIRE_FP32, 0, 2000, 1}, /* cannot: the spare is taken */
+    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 0, 4 * CHUNK + 5, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, 0, 3000, 1},
+    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_FP32, 1, 2000, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 1, 777, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, 1, CHUNK + 1, 1},
+    {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, 0, 1, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 5000, 3}, /* rows within one host start early */
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 1, 2000, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 1500, 1},
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1}, /* begins before the one ahead has ended */
+    {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_FP32, 0, 2000, 1}, /* cannot: the spare is taken */
 };
 
 /* ---- the steps ---- */
@@ -85,10 +85,10 @@ static int make(rank_run *run, tagc_reducer **reducers, tagc_gatherer **gatherer
         tagc_reducer_options options;
         tagc_reducer_options_init(&options);
         options.exchange = plan[u].exchange;
-        options.wire = plan[u].wire;
-        options.all_reduce = plan[u].all_reduce;
+        options.format = plan[u].wire;
+        options.output = plan[u].all_reduce;
         options.n_elems = n_elems(u);
-        options.sparsity = 0.9;
+        options.sparsity = options.exchange == TAGC_EXCHANGE_DENSE ? 0 : 0.9;
         options.ranks_per_host = plan[u].per_host;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return 0;
     }

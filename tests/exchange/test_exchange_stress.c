@@ -3,6 +3,7 @@
  * Whatever comes out is compared with the brute-force step. */
 #include "direct_oracle.h"
 #include "oracle.h"
+#include "paper.h"
 #include "ranks.h"
 
 #include <float.h>
@@ -16,6 +17,7 @@ enum { N_STEPS = 3, N_UNITS = 2 };
 
 typedef struct unit {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     double sparsity[N_STEPS];
     int values;                             /* which kind */
     float *gradients, *outputs, *residuals; /* (steps, W, n) each */
@@ -56,32 +58,35 @@ static float draw_value(trial *t, int kind) {
 static void draw_direct(trial *t, unit *x) {
     tagc_reducer_options *o = &x->options;
     o->exchange = TAGC_EXCHANGE_DIRECT;
-    o->values = (int)draw(t, 6);
+    o->format = (int)draw(t, 6);
     o->block = 16 << draw(t, 9);
-    o->all_reduce = (int)draw(t, 3);
+    o->output = (int)draw(t, 3);
     do o->ranks_per_host = 1 + (int)draw(t, (uint64_t)t->world_size);
     while (t->world_size % o->ranks_per_host);
     o->rotate = draw(t, 4) == 0;
     for (int step = 0; step < N_STEPS && o->rotate; step++) x->sparsity[step] = 0;
     o->sparsity = x->sparsity[0];
+    tagc_reducer_options_prune(o); /* no scales, no blocks */
 }
 
 static void draw_options(trial *t, unit *x) {
     static const double sparsities[] = {0, 0.1, 0.5, 0.8, 0.95, 0.9875, 1}, ratios[] = {0, 0, 1, 1.3, 4, 100};
     tagc_reducer_options *o = &x->options;
+    tagc_paper_options *p = &x->paper;
     tagc_reducer_options_init(o);
+    tagc_paper_options_init(p);
     o->n_elems = (1 + draw(t, (uint64_t[]){16, 16, 700, 3000}[draw(t, 4)])) * (uint64_t)t->world_size;
     o->exchange = draw(t, 8) ? 1 + (int)draw(t, 2) : TAGC_EXCHANGE_DENSE;
-    o->index = draw(t, 3) ? TAGC_INDEX_OR : (int)draw(t, 3);
-    if (o->index == TAGC_INDEX_SUM4 && t->world_size > 15) o->index = TAGC_INDEX_OR;
-    o->ratio = ratios[draw(t, 6)];
-    o->cells = (int)draw(t, 2);
-    o->unpeeled = draw(t, 2) ? TAGC_UNPEELED_PACKED : (int)draw(t, 3);
-    o->fill_union = (int)draw(t, o->index == TAGC_INDEX_OR ? 3 : 2) - 1;
+    p->index = draw(t, 3) ? TAGC_INDEX_OR : (int)draw(t, 3);
+    if (p->index == TAGC_INDEX_SUM4 && t->world_size > 15) p->index = TAGC_INDEX_OR;
+    p->ratio = ratios[draw(t, 6)];
+    p->cells = (int)draw(t, 2);
+    p->unpeeled = draw(t, 2) ? TAGC_UNPEELED_PACKED : (int)draw(t, 3);
+    p->fill_union = (int)draw(t, p->index == TAGC_INDEX_OR ? 3 : 2) - 1;
     o->op = (int)draw(t, 2);
-    o->all_reduce = (int)draw(t, 2);
+    o->output = (int)draw(t, 2);
     o->n_threads = 1 + (int)draw(t, 2);
-    o->seed = draw(t, UINT64_MAX);
+    p->seed = draw(t, UINT64_MAX);
     x->values = (int)draw(t, 7);
     for (int step = 0; step < N_STEPS; step++)
         x->sparsity[step] = step && draw(t, 2) ? x->sparsity[step - 1] : sparsities[draw(t, 7)];
@@ -103,15 +108,19 @@ static void draw_unit(trial *t, unit *x) {
 static void body(rank_run *run) {
     trial *t = run->shared;
     tagc_reducer *reducers[N_UNITS];
-    for (int u = 0; u < N_UNITS; u++)
-        if (!CHECK(run, tagc_reducer_create(run->comm, &t->units[u].options, &reducers[u]) == TAGC_OK))
-            return;
+    for (int u = 0; u < N_UNITS; u++) {
+        tagc_reducer_options options = t->units[u].options;
+        tagc_paper_options paper = t->units[u].paper;
+        attach_paper(&options, &paper);
+        if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducers[u]) == TAGC_OK)) return;
+    }
     for (size_t step = 0; step < N_STEPS; step++) {
         size_t row = step * (size_t)run->world_size + (size_t)run->rank;
         for (int u = 0; u < N_UNITS; u++) {
             unit *x = &t->units[u];
             size_t at = row * (size_t)x->options.n_elems;
-            CHECK(run, tagc_reducer_set_sparsity(reducers[u], x->sparsity[step]) == TAGC_OK);
+            if (x->options.exchange != TAGC_EXCHANGE_DENSE)
+                CHECK(run, tagc_reducer_set_sparsity(reducers[u], x->sparsity[step]) == TAGC_OK);
             CHECK(run, tagc_reducer_begin(reducers[u], x->gradients + at, x->outputs + at) == TAGC_OK);
         }
         for (int u = N_UNITS - 1; u >= 0; u--) {
@@ -149,7 +158,7 @@ typedef struct step_view {
     } while (0)
 
 static size_t n_out(const step_view *v) {
-    return v->x->options.all_reduce ? v->n : v->shard;
+    return v->x->options.output ? v->n : v->shard;
 }
 
 static void expect_void_step(const step_view *v) {
@@ -169,8 +178,8 @@ static int same_or_close(float value, float expected, double tolerance) {
 static tagc_reducer_options run_oracle(const step_view *v, float *residuals, float *sums) {
     tagc_reducer_options options = v->x->options;
     options.sparsity = v->is_dense ? 0 : v->x->sparsity[v->step];
-    int fill = options.fill_union;
-    if (fill < 0) fill = options.exchange == TAGC_EXCHANGE_PACKED && options.index == TAGC_INDEX_OR;
+    int fill = v->x->paper.fill_union;
+    if (fill < 0) fill = options.exchange == TAGC_EXCHANGE_PACKED && v->x->paper.index == TAGC_INDEX_OR;
     memcpy(residuals, v->before, v->W * v->n * sizeof(float));
     oracle_step(&options, (int)v->W, fill, v->is_fixed, v->gradients, residuals, sums);
     return options;
@@ -191,7 +200,7 @@ static void expect_oracle(const step_view *v) {
     tagc_reducer_options options = run_oracle(v, residuals, sums);
     double tolerance = v->is_sketch && !v->is_fixed ? 2e-5 * v->max_abs * (double)v->W : -1;
     for (size_t r = 0; r < v->W; r++) {
-        const float *expected = sums + (options.all_reduce ? 0 : r * v->shard);
+        const float *expected = sums + (options.output ? 0 : r * v->shard);
         for (size_t i = 0; i < n_out(v); i++)
             EXPECT(v, same_or_close(v->outputs[r * v->n + i], expected[i], tolerance));
     }
@@ -204,7 +213,7 @@ static void expect_oracle(const step_view *v) {
 static void expect_conserved(const step_view *v) {
     double back = v->x->options.op == TAGC_OP_AVG ? (double)v->W : 1;
     for (size_t i = 0; i < v->n; i++) {
-        size_t owner = i / v->shard, at = v->x->options.all_reduce ? i : i % v->shard;
+        size_t owner = i / v->shard, at = v->x->options.output ? i : i % v->shard;
         double in = 0, out = back * (double)v->outputs[owner * v->n + at];
         for (size_t r = 0; r < v->W; r++) {
             in += (double)(v->gradients[r * v->n + i] + v->before[r * v->n + i]);
@@ -215,12 +224,12 @@ static void expect_conserved(const step_view *v) {
 }
 
 static void check_step(const step_view *v) {
-    const tagc_reducer_options *o = &v->x->options;
+    const tagc_paper_options *p = &v->x->paper;
     int is_void = 0;
     uint64_t n_unpeeled = 0;
     for (size_t r = 0; r < v->W; r++) n_unpeeled += v->x->stats[v->step][r].n_unpeeled;
     for (size_t i = 0; i < v->W * v->n; i++) is_void |= !isfinite(v->gradients[i] + v->before[i]);
-    int is_foreseen = o->index != TAGC_INDEX_SUM1 && (n_unpeeled == 0 || o->unpeeled == TAGC_UNPEELED_PACKED);
+    int is_foreseen = p->index != TAGC_INDEX_SUM1 && (n_unpeeled == 0 || p->unpeeled == TAGC_UNPEELED_PACKED);
     /* fp32 cells may overflow where single values, and even sums, do not; and what is lossy adds up to nobody knows what */
     if (!v->is_dense && !(is_foreseen && (v->is_fixed || !v->is_sketch)) && v->max_abs > 1e36)
         is_void |= v->x->stats[v->step][0].nonfinite;
@@ -232,8 +241,8 @@ static void check_step(const step_view *v) {
     if (!v->is_dense) EXPECT(v, !v->x->stats[v->step][0].nonfinite);
     if (v->is_dense || is_foreseen)
         expect_oracle(v);
-    else if (v->max_abs < 1e36 && (o->index != TAGC_INDEX_SUM1 || !v->is_sketch) &&
-             (n_unpeeled == 0 || o->unpeeled == TAGC_UNPEELED_RESIDUAL))
+    else if (v->max_abs < 1e36 && (p->index != TAGC_INDEX_SUM1 || !v->is_sketch) &&
+             (n_unpeeled == 0 || p->unpeeled == TAGC_UNPEELED_RESIDUAL))
         expect_conserved(v);
 }
 
@@ -283,7 +292,7 @@ static void check_direct(const step_view *v, float *before, int carried) {
 static void check_direct_unit(const trial *t, const unit *x) {
     size_t W = (size_t)t->world_size, n = (size_t)x->options.n_elems;
     float *before = malloc(W * n * sizeof(float));
-    int carried = x->options.values > TAGC_VALUES_BF16;
+    int carried = x->options.format > TAGC_FORMAT_BF16;
     for (size_t i = 0; i < W * n; i++) before[i] = TAGC_ZERO_RESIDUAL;
     for (size_t step = 0; step < N_STEPS; step++) {
         size_t at = step * W * n;
@@ -315,7 +324,7 @@ static void check_unit(const trial *t, const unit *x) {
         v.before = step && !v.is_dense ? v.after - W * n : nothing;
         v.is_sketch = x->options.exchange == TAGC_EXCHANGE_SKETCH &&
                       tagc_select_count(v.shard, x->sparsity[step]) < v.shard;
-        v.is_fixed = v.is_sketch && x->options.cells == TAGC_CELLS_FIXED;
+        v.is_fixed = v.is_sketch && x->paper.cells == TAGC_CELLS_FIXED;
         for (size_t i = 0; i < W * n; i++)
             v.max_abs = fmax(v.max_abs, fabs((double)(v.gradients[i] + v.before[i])));
         check_step(&v);

@@ -37,14 +37,14 @@ static void gather_body(rank_run *run) {
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
         for (size_t i = 0; i < n; i++) {
             float value = random_gradient((uint64_t)step, (int)(i / shard), i % shard);
-            if (t->options.wire == TAGC_WIRE_BF16) value = rounded_to_bf16(value);
+            if (t->options.format == TAGC_FORMAT_BF16) value = rounded_to_bf16(value);
             CHECK(run, bits_of(full[i]) == bits_of(value));
         }
     }
     uint64_t sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
-    tagc_comm_bytes(run->comm, sent, received);
+    tagc_comm_bytes(run->comm, sent, received, TAGC_N_LEGS);
     uint64_t expected =
-        3 * (uint64_t)(run->world_size - 1) * shard * (t->options.wire == TAGC_WIRE_BF16 ? 2 : 4);
+        3 * (uint64_t)(run->world_size - 1) * shard * (t->options.format == TAGC_FORMAT_BF16 ? 2 : 4);
     CHECK(run, sent[TAGC_LEG_GATHER] == expected && received[TAGC_LEG_GATHER] == expected);
     CHECK(run, tagc_gatherer_begin(gatherer, own, full) == TAGC_OK);
     tagc_gatherer_destroy(gatherer); /* waits */
@@ -59,7 +59,7 @@ static void test_gather(void **state) {
             trial t = {.in_place = variant % 2};
             tagc_gatherer_options_init(&t.options);
             t.options.n_elems = 1013 * (uint64_t)world_size;
-            t.options.wire = variant / 2;
+            t.options.format = variant / 2;
             rank_run runs[MAX_RANKS];
             run_ranks(world_size, gather_body, &t, NULL, runs);
         }
@@ -93,7 +93,7 @@ static void overlap_body(rank_run *run) {
     tagc_gatherer_options_init(&gather);
     gather.n_elems = reduce.n_elems;
     gather.tag = 8;
-    gather.wire = TAGC_WIRE_BF16;
+    gather.format = TAGC_FORMAT_BF16;
     size_t n = (size_t)reduce.n_elems;
     float *gradient = calloc(2 * n, sizeof *gradient), *output = calloc(2 * N, sizeof *output);
     float *full = calloc(n, sizeof *full);
@@ -147,13 +147,13 @@ static void dense_body(rank_run *run) {
     if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
     for (int step = 0; step < 2; step++) {
         CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
-        size_t first = t->options.all_reduce ? 0 : (size_t)run->rank * shard,
-               n_out = t->options.all_reduce ? n : shard;
+        size_t first = t->options.output ? 0 : (size_t)run->rank * shard,
+               n_out = t->options.output ? n : shard;
         for (size_t i = 0; i < n_out; i++) {
             float sum = rounded_to_bf16(random_gradient(9, 0, first + i));
             for (size_t r = 1; r < W; r++) sum += rounded_to_bf16(random_gradient(9, (int)r, first + i));
             sum *= 1.0f / (float)run->world_size;
-            if (t->options.all_reduce) sum = rounded_to_bf16(sum);
+            if (t->options.output) sum = rounded_to_bf16(sum);
             CHECK(run, bits_of(output[i]) == bits_of(sum));
         }
     }
@@ -169,8 +169,8 @@ static void test_dense_bf16(void **state) {
             dense_trial t;
             tagc_reducer_options_init(&t.options);
             t.options.exchange = TAGC_EXCHANGE_DENSE;
-            t.options.wire = TAGC_WIRE_BF16;
-            t.options.all_reduce = all_reduce;
+            t.options.format = TAGC_FORMAT_BF16;
+            t.options.output = all_reduce;
             t.options.n_elems = (world_size == 2 ? 262144 * 4 + 99 : 5001) * (uint64_t)world_size;
             rank_run runs[MAX_RANKS];
             run_ranks(world_size, dense_body, &t, NULL, runs);
@@ -196,8 +196,8 @@ static void test_bf16_overflow(void **state) {
     dense_trial t;
     tagc_reducer_options_init(&t.options);
     t.options.exchange = TAGC_EXCHANGE_DENSE;
-    t.options.wire = TAGC_WIRE_BF16;
-    t.options.all_reduce = 1;
+    t.options.format = TAGC_FORMAT_BF16;
+    t.options.output = 1;
     t.options.op = TAGC_OP_SUM;
     t.options.n_elems = 2;
     rank_run runs[MAX_RANKS];

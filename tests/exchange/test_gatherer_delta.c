@@ -15,7 +15,7 @@ static void follow_body(rank_run *run) {
     CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
     size_t n_blocks = (v.t->shard + BLOCK - 1) / BLOCK;
     for (int step = 0; step < v.t->n_steps; step++) {
-        int is_delta = options.wire != TAGC_GATHER_INT8, whole = is_delta && (step == 0 || step == 3);
+        int is_delta = v.t->kind != TAGC_GATHER_INT8, whole = is_delta && (step == 0 || step == 3);
         uint64_t before = sent_bytes(&v);
         move_masters(&v, step);
         if (step == 3) {
@@ -25,7 +25,7 @@ static void follow_body(rank_run *run) {
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, whole);
         CHECK(run, is_as_expected(&v));
-        uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_wire(options.wire));
+        uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_kind(v.t->kind));
         uint64_t bytes = (is_delta ? 64 : 0) + (whole ? 2 * v.t->shard : body);
         bytes *= (uint64_t)v.n_rows - 1;
         CHECK(run, sent_bytes(&v) - before == bytes);
@@ -63,10 +63,10 @@ static void plain_hosts_body(rank_run *run) {
         move_masters(&v, step);
         CHECK(run, gather(&v, step) == TAGC_OK);
         for (size_t i = 0; i < v.n; i++)
-            v.expected[i] = v.t->options.wire == TAGC_GATHER_BF16 ? to_bf16(v.masters[i]) : v.masters[i];
+            v.expected[i] = v.t->kind == TAGC_GATHER_BF16 ? to_bf16(v.masters[i]) : v.masters[i];
         CHECK(run, is_as_expected(&v));
     }
-    uint64_t width = v.t->options.wire == TAGC_GATHER_BF16 ? 2 : 4;
+    uint64_t width = v.t->kind == TAGC_GATHER_BF16 ? 2 : 4;
     CHECK(run, sent_bytes(&v) == 3 * ((uint64_t)v.n_rows - 1) * v.t->shard * width);
     close_view(&v);
 }
@@ -86,7 +86,7 @@ static void long_body(rank_run *run) {
     if (!open_view(run, &v)) return;
     double early = 0, late = 0, steps = 0;
     for (int step = 0; step < v.t->n_steps; step++) {
-        float before[MAX_SHARD], scale_share = bits_of_wire(v.t->options.wire) == 8 ? 1.0f / 128 : 0.625f;
+        float before[MAX_SHARD], scale_share = bits_of_kind(v.t->kind) == 8 ? 1.0f / 128 : 0.625f;
         const float *own = v.masters + (size_t)v.row * v.t->shard, *row = v.full + (size_t)v.row * v.t->shard;
         memcpy(before, row, v.t->shard * sizeof *before);
         move_masters(&v, step);

@@ -19,10 +19,10 @@ static trial make_two(int wire, int has_lanes, int per_host) {
 
 static uint64_t message_bytes(const view *v, int whole, int checked) {
     uint64_t shard = v->t->shard, n_blocks = (shard + BLOCK - 1) / BLOCK;
-    int wire = v->t->options.wire;
+    int wire = v->t->kind;
     if (wire == TAGC_GATHER_FP32) return 4 * shard;
     if (wire == TAGC_GATHER_BF16) return 2 * shard;
-    uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_wire(wire));
+    uint64_t body = n_blocks * (2 + 32 * (uint64_t)bits_of_kind(wire));
     if (wire == TAGC_GATHER_INT8) return body;
     return 64 + (whole ? 2 * shard : body + (checked ? 8 * (uint64_t)v->n_rows : 0));
 }
@@ -37,7 +37,7 @@ static void follow_body(rank_run *run) {
     tagc_volume planned;
     CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
     for (int step = 0; step < v.t->n_steps; step++) {
-        int is_delta = options.wire >= TAGC_GATHER_DELTA8, whole = is_delta && (step == 0 || step == 4);
+        int is_delta = v.t->kind >= TAGC_GATHER_DELTA8, whole = is_delta && (step == 0 || step == 4);
         int checked = is_delta && !whole && step % 2 == 1;
         uint64_t before = sent_bytes(&v), across_before = v.t->n_across[run->rank];
         move_masters(&v, step);
@@ -67,7 +67,7 @@ static void all_hosts_follow(void **state) {
                 if ((wire + w + has_lanes) % STRIDE != 0) continue;
                 trial t = make_two(wire, has_lanes, worlds[w][1]);
                 t.shard = w == 2 ? 1 : w == 3 ? 256 : 700;
-                t.options.check_every = 2;
+                t.options.check_every = t.options.delta ? 2 : 0;
                 run_trial(&t, worlds[w][0], follow_body);
             }
 }
@@ -79,7 +79,7 @@ static void beside_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
     tagc_gatherer_options options = v.t->options;
-    int is_delta = options.wire >= TAGC_GATHER_DELTA8, sick = run->world_size - 1, culprit = 0;
+    int is_delta = v.t->kind >= TAGC_GATHER_DELTA8, sick = run->world_size - 1, culprit = 0;
     options.n_elems = v.n;
     options.two_level = options.ranks_per_host = 0;
     tagc_gatherer *one_level;
@@ -116,7 +116,7 @@ static void both_levels_are_alike(void **state) {
         for (int w = 0; w < 5; w++) {
             if ((wire + w) % STRIDE != 0) continue;
             trial t = make_two(wire, (wire + w) % 2, worlds[w][1]);
-            t.options.check_every = 3;
+            t.options.check_every = t.options.delta ? 3 : 0;
             run_trial(&t, worlds[w][0], beside_body);
         }
 }
@@ -147,7 +147,7 @@ static void many_body(rank_run *run) {
     for (int u = 0; u < N_UNITS; u++) {
         tagc_gatherer_options options = t->options;
         options.n_elems = n;
-        options.wire = u % 2 ? TAGC_GATHER_BF16 : TAGC_GATHER_FP32;
+        options.format = u % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
         options.two_level = u > 0;
         if (u == 0) options.ranks_per_host = 0;
         CHECK(run, tagc_gatherer_create(comm, &options, &gatherers[u]) == TAGC_OK);

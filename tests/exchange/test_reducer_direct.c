@@ -85,8 +85,8 @@ static void assert_same_bits(const float *a, const float *b, size_t n, const exp
         if (bits_of(a[i]) == bits_of(b[i])) continue;
         fail_msg("W %d, per host %d, values %d, sparsity %g, all %d: %s of step %zu, rank %zu, element %zu: "
                  "%.9g (%08x), expected %.9g (%08x)",
-                 x->world_size, x->options.ranks_per_host, x->options.values, x->options.sparsity,
-                 x->options.all_reduce, what, step, rank, i, (double)a[i], bits_of(a[i]), (double)b[i],
+                 x->world_size, x->options.ranks_per_host, x->options.format, x->options.sparsity,
+                 x->options.output, what, step, rank, i, (double)a[i], bits_of(a[i]), (double)b[i],
                  bits_of(b[i]));
     }
 }
@@ -135,15 +135,16 @@ static const double sparsities[] = {0, 0.5, 0.9, 0.9875, 1};
 static void test_formats(void **state) {
     (void)state;
     for (int w = 0; w < N_WORLDS; w++)
-        for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
+        for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
             for (int i = 0; i < 5; i++) {
                 experiment x = make_experiment(world_sizes[w], (size_t[]){1000, 333, 64}[(w + i) % 3], 3,
                                                (uint64_t)(w * 100 + i));
-                x.options.values = values;
+                x.options.format = values;
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << (values + i) % 4;
                 x.options.op = (w + values + i) % 2;
                 x.options.rotate = sparsities[i] == 0 && values % 2;
+                tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 destroy_experiment(&x);
             }
@@ -153,16 +154,17 @@ static void test_formats(void **state) {
 static void test_all_reduce(void **state) {
     (void)state;
     for (int w = 0; w < N_WORLDS; w++)
-        for (int values = TAGC_VALUES_FP32; values <= TAGC_VALUES_SIGN; values++)
+        for (int values = TAGC_FORMAT_FP32; values <= TAGC_FORMAT_SIGN; values++)
             for (int i = 0; i < 5; i++) {
                 experiment x = make_experiment(world_sizes[w], (size_t[]){700, 257, 16}[(w + values) % 3], 3,
                                                (uint64_t)(w * 200 + i));
-                x.options.all_reduce = 1 + (w + i) % 2;
-                x.options.values = values;
+                x.options.output = 1 + (w + i) % 2;
+                x.options.format = values;
                 x.options.sparsity = sparsities[i];
                 x.options.block = 16 << i % 4;
                 x.options.op = (w + values) % 2;
                 x.options.rotate = sparsities[i] == 0 && i % 2;
+                tagc_reducer_options_prune(&x.options);
                 assert_as_oracle(&x);
                 if (i == 1)
                     for (int r = 1; r < x.world_size; r++) /* what the oracle says of each, said of all */
@@ -178,12 +180,12 @@ static void test_hosts(void **state) {
     for (int w = 0; w < N_WORLDS; w++)
         for (int per_host = 1; per_host <= world_sizes[w]; per_host++)
             for (int variant = 0; variant < 9 && world_sizes[w] % per_host == 0; variant++) {
-                static const int formats[] = {TAGC_VALUES_FP32, TAGC_VALUES_INT4, TAGC_VALUES_BF16};
+                static const int formats[] = {TAGC_FORMAT_FP32, TAGC_FORMAT_INT4, TAGC_FORMAT_BF16};
                 experiment x = make_experiment(world_sizes[w], (size_t[]){5000, 333, 48}[variant % 3], 3,
                                                (uint64_t)(w * 300 + variant));
                 x.options.ranks_per_host = per_host;
-                x.options.all_reduce = variant / 3;
-                x.options.values = formats[(variant + per_host) % 3];
+                x.options.output = variant / 3;
+                x.options.format = formats[(variant + per_host) % 3];
                 x.options.sparsity = variant % 4 == 3 ? 0 : 0.95;
                 x.options.op = variant % 2;
                 assert_as_oracle(&x);
@@ -197,8 +199,8 @@ static void test_sparsity_changes(void **state) {
     static const double plan[][6] = {{0, 0.9, 0.9875, 0.5, 1, 0.9}, {0.75, 0.9, 0.95, 0.9875, 0.9, 0.2}};
     for (int variant = 0; variant < 24; variant++) {
         experiment x = make_experiment(2 + variant % 3 * 2, 600, 6, (uint64_t)variant + 900);
-        x.options.values = variant % 6;
-        x.options.all_reduce = variant / 2 % 3;
+        x.options.format = variant % 6;
+        x.options.output = variant / 2 % 3;
         x.options.ranks_per_host = 1 + variant / 6 % 2;
         memcpy(x.sparsity, plan[variant % 2], sizeof plan[0]);
         x.options.sparsity = x.sparsity[0];
@@ -212,8 +214,8 @@ static void test_reload(void **state) {
     (void)state;
     for (int variant = 0; variant < 12; variant++) {
         experiment x = make_experiment(4, 500, 5, (uint64_t)variant + 950);
-        x.options.values = variant % 6;
-        x.options.all_reduce = variant % 3;
+        x.options.format = variant % 6;
+        x.options.output = variant % 3;
         x.options.ranks_per_host = 1 << variant / 4;
         x.reload_at = 2;
         assert_as_oracle(&x); /* which knows of no interruption */
@@ -226,9 +228,9 @@ static void test_threads(void **state) {
     (void)state;
     for (int variant = 0; variant < 9; variant++) {
         experiment one = make_experiment(4, 30000, 2, 970);
-        one.options.values = variant % 6;
+        one.options.format = variant % 6;
         one.options.ranks_per_host = variant < 6 ? 1 : 2;
-        one.options.all_reduce = variant % 2;
+        one.options.output = variant % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
         rank_run runs[MAX_RANKS];
         run_ranks(4, run_steps, &one, NULL, runs);
@@ -264,8 +266,8 @@ static void check_conserved(experiment *x, double tolerance) {
             for (size_t i = 0; i < n; i++) in[i] += (double)gradient[i];
             size_t host = r / m.per_host, local = r % m.per_host, begin = direct_begin(&m, host, local);
             const float *owned = x->outputs + row_of(x, step, r);
-            if (x->options.all_reduce == 1) owned += begin;
-            if (x->options.all_reduce == 2) owned += host * m.shard;
+            if (x->options.output == 1) owned += begin;
+            if (x->options.output == 2) owned += host * m.shard;
             for (size_t i = 0; i < m.shard; i++) out[begin + i] += (double)owned[i] / (double)m.scale;
         }
     for (size_t r = 0; r < W && m.carries; r++)
@@ -276,7 +278,7 @@ static void check_conserved(experiment *x, double tolerance) {
     for (size_t i = 0; i < n; i++) worst = fmax(worst, fabs(in[i] - out[i]));
     if (!(worst <= tolerance))
         fail_msg("W %d, per host %d, values %d, all %d, op %d: %g is missing", x->world_size,
-                 x->options.ranks_per_host, x->options.values, x->options.all_reduce, x->options.op, worst);
+                 x->options.ranks_per_host, x->options.format, x->options.output, x->options.op, worst);
     free(in);
     free(out);
     free(output);
@@ -287,14 +289,14 @@ static void test_conservation(void **state) {
     for (int variant = 0; variant < 6 * 2 * 3 * 3; variant++) {
         int world_size = variant / 6 % 2 ? 4 : 8, per_host = 1 << variant / 36;
         experiment x = make_experiment(world_size, 300, MAX_STEPS, (uint64_t)variant);
-        x.options.values = variant % 6;
-        x.options.all_reduce = variant / 12 % 3;
+        x.options.format = variant % 6;
+        x.options.output = variant / 12 % 3;
         x.options.ranks_per_host = per_host;
         x.options.op = variant % 5 % 2;
         x.options.sparsity = variant % 7 ? 0.95 : 0;
         /* exact, or to the rounding of sums; what is rounded where nothing is carried is lost */
         direct_model m = direct_model_of(&x.options, world_size);
-        double tolerance = x.options.values == TAGC_VALUES_FP32 ? 0 : m.carries ? 1e-4 : 0.5;
+        double tolerance = x.options.format == TAGC_FORMAT_FP32 ? 0 : m.carries ? 1e-4 : 0.5;
         check_conserved(&x, tolerance);
         destroy_experiment(&x);
     }
@@ -347,9 +349,9 @@ static void test_nonfinite(void **state) {
         int world_size = (int[]){1, 2, 4}[variant % 3];
         experiment x = make_experiment(world_size, 200, 2, 980),
                    plain = make_experiment(world_size, 200, 2, 980);
-        x.options.values = variant / 3 % 6;
+        x.options.format = variant / 3 % 6;
         x.options.sparsity = variant % 4 ? 0.9 : 0;
-        x.options.all_reduce = variant / 18 % 3;
+        x.options.output = variant / 18 % 3;
         x.options.ranks_per_host = world_size == 4 && variant % 2        ? 2
                                    : world_size == 2 && variant % 5 == 0 ? 2
                                                                          : 1;
@@ -383,8 +385,8 @@ static void test_overflow(void **state) {
     for (int variant = 0; variant < 12; variant++) {
         experiment x = make_experiment(2, 64, 1, 1);
         x.options.op = TAGC_OP_SUM;
-        x.options.values = variant % 2; /* fp32, bf16: integers never come near */
-        x.options.all_reduce = variant / 2 % 2;
+        x.options.format = variant % 2; /* fp32, bf16: integers never come near */
+        x.options.output = variant / 2 % 2;
         x.options.ranks_per_host = 1 + variant / 4 % 2;
         x.options.sparsity = variant / 8 ? 0 : 0.9;
         x.gradients[5] = x.gradients[row_of(&x, 0, 1) + 5] = 3e38f;
@@ -398,7 +400,7 @@ static void test_overflow_of_wire(void **state) {
     (void)state;
     experiment x = make_experiment(2, 64, 1, 1);
     x.options.op = TAGC_OP_SUM;
-    x.options.all_reduce = 1;
+    x.options.output = 1;
     x.options.ranks_per_host = 2;
     x.gradients[5] = 3.4e38f; /* its owner's, so that it comes to the sum as it is */
     x.gradients[row_of(&x, 0, 1) + 5] = 0;
@@ -412,8 +414,8 @@ static void test_overflow_of_errors(void **state) {
     for (int variant = 0; variant < 2; variant++) {
         experiment x = make_experiment(4, 64, 2, 1);
         memset(x.gradients, 0, row_of(&x, 2, 0) * sizeof(float));
-        x.options.all_reduce = 1;
-        x.options.values = TAGC_VALUES_SIGN;
+        x.options.output = 1;
+        x.options.format = TAGC_FORMAT_SIGN;
         x.options.sparsity = variant ? 0 : 63.0 / 64;
         x.options.block = 16;
         for (size_t r = 0; r < 4; r++) { /* two agree on element 0, and on nothing else */
@@ -439,8 +441,8 @@ static void test_overflow_of_errors(void **state) {
 static void test_stats(void **state) {
     (void)state;
     experiment x = make_experiment(3, 800, 1, 990);
-    x.options.all_reduce = 1;
-    x.options.values = TAGC_VALUES_FP32;
+    x.options.output = 1;
+    x.options.format = TAGC_FORMAT_FP32;
     rank_run runs[MAX_RANKS];
     run_ranks(3, run_steps, &x, NULL, runs);
     uint64_t n_union = 0, sent = 0, received = 0;
@@ -477,8 +479,8 @@ static void test_union_of_hosts(void **state) {
     (void)state;
     for (int all_reduce = 0; all_reduce < 3; all_reduce++) {
         experiment x = make_experiment(4, 800, 1, 991);
-        x.options.all_reduce = all_reduce;
-        x.options.values = TAGC_VALUES_FP32;
+        x.options.output = all_reduce;
+        x.options.format = TAGC_FORMAT_FP32;
         x.options.ranks_per_host = 2;
         rank_run runs[MAX_RANKS];
         run_ranks(4, run_steps, &x, NULL, runs);

@@ -164,8 +164,8 @@ static void test_leftovers(void **state) {
     for (int variant = 0; variant < 20; variant++) {
         int world_size = 2 + variant % 2, is_packed = variant / 2 % 2, lie = variant / 4;
         trial t = make_trial(world_size, TAGC_EXCHANGE_SKETCH, TAGC_INDEX_OR);
-        t.options.ratio = 20; /* hopeless */
-        t.options.unpeeled = is_packed ? TAGC_UNPEELED_PACKED : TAGC_UNPEELED_RESIDUAL;
+        t.paper.ratio = 20; /* hopeless */
+        t.paper.unpeeled = is_packed ? TAGC_UNPEELED_PACKED : TAGC_UNPEELED_RESIDUAL;
         /* behind it: positions, values if at all, agreement */
         int n_plain = first_call_of_second_step(TAGC_EXCHANGE_SKETCH) - 1;
         t.net.call = 1 + n_plain + 2 + is_packed + n_plain;

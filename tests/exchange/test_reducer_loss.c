@@ -2,12 +2,14 @@
  * sketch is overloaded. Where an index is lossy by design it says so, and a step with NaN or Inf changes
  * nothing. */
 #include "oracle.h"
+#include "paper.h"
 #include "ranks.h"
 
 enum { MAX_STEPS = 3 };
 
 typedef struct trial {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     int n_steps;
     float *gradients; /* (steps, W, n) */
     float *outputs;   /* (steps, n): shards in rank order */
@@ -19,7 +21,10 @@ static void run_trial(rank_run *run) {
     trial *t = run->shared;
     size_t n = (size_t)t->options.n_elems, shard = n / (size_t)run->world_size, W = (size_t)run->world_size;
     tagc_reducer *reducer;
-    if (!CHECK(run, tagc_reducer_create(run->comm, &t->options, &reducer) == TAGC_OK)) return;
+    tagc_reducer_options options = t->options;
+    tagc_paper_options paper = t->paper;
+    attach_paper(&options, &paper);
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     for (size_t step = 0; step < (size_t)t->n_steps; step++) {
         tagc_reducer_stats *stats = &t->stats[step][run->rank];
         tagc_reducer_stats_init(stats);
@@ -40,6 +45,7 @@ static float dyadic(uint64_t seed, int rank, size_t i) {
 static trial make_trial(int world_size, size_t shard, uint64_t seed) {
     trial t = {.n_steps = MAX_STEPS};
     tagc_reducer_options_init(&t.options);
+    tagc_paper_options_init(&t.paper);
     t.options.exchange = TAGC_EXCHANGE_PACKED;
     size_t W = (size_t)world_size, n = shard * W;
     t.options.n_elems = n;
@@ -83,9 +89,9 @@ static void test_conservation(void **state) {
         for (int variant = 0; variant < 8; variant++) {
             trial t = make_trial(world_size, 4096, (uint64_t)variant);
             t.options.exchange = variant < 4 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH;
-            t.options.fill_union = variant % 2;
+            t.paper.fill_union = variant % 2;
             t.options.sparsity = variant % 4 < 2 ? 0.9875 : 0.9;
-            t.options.cells = TAGC_CELLS_FIXED;
+            t.paper.cells = TAGC_CELLS_FIXED;
             for (int r = 0; r < world_size && variant >= 4;
                  r++) /* rounds the others to multiples of 1/4 or worse */
                 t.gradients[(size_t)r * t.options.n_elems + 77] = 8388608.0f;
@@ -104,10 +110,10 @@ static void test_overload(void **state) {
         for (int variant = 0; variant < 4; variant++) {
             trial t = make_trial(8, shard, 3);
             t.options.exchange = TAGC_EXCHANGE_SKETCH;
-            t.options.ratio = 10;
-            t.options.unpeeled = unpeeled;
-            t.options.cells = variant / 2 ? TAGC_CELLS_FIXED : TAGC_CELLS_FP32;
-            t.options.fill_union = variant % 2;
+            t.paper.ratio = 10;
+            t.paper.unpeeled = unpeeled;
+            t.paper.cells = variant / 2 ? TAGC_CELLS_FIXED : TAGC_CELLS_FP32;
+            t.paper.fill_union = variant % 2;
             for (size_t i = 0; i < MAX_STEPS * 8 * 8 * shard; i++) /* independent supports */
                 t.gradients[i] = dyadic(mix(i), (int)(i / (8 * shard) % 8), i % (8 * shard));
             rank_run runs[MAX_RANKS];
@@ -139,7 +145,7 @@ static void test_lossy_index(void **state) {
         for (int index = TAGC_INDEX_OR; index <= TAGC_INDEX_SUM1; index++) {
             trial t = make_trial(2, 20000, 4);
             t.options.exchange = exchange;
-            t.options.index = index;
+            t.paper.index = index;
             rank_run runs[MAX_RANKS];
             run_ranks(2, run_trial, &t, NULL, runs);
             uint64_t n_lost = sum_lost(&t, 2);
@@ -161,7 +167,7 @@ static void test_nonfinite(void **state) {
         int exchange = 1 + variant / 2 % 2, world_size = 2 + variant / 4;
         trial t = make_trial(world_size, 1000, 5);
         t.options.exchange = exchange;
-        t.options.fill_union = variant % 3 == 0;
+        t.paper.fill_union = variant % 3 == 0;
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
         t.gradients[(1 * W + (size_t)(variant % world_size)) * n + (size_t)variant * 55] =
             poisons[variant % 3];
@@ -197,7 +203,7 @@ static void test_overflow(void **state) {
         trial t = make_trial(world_size, 1000, 11);
         t.options.exchange = TAGC_EXCHANGE_SKETCH;
         t.options.sparsity = 0.9;
-        if (variant >= 3) t.options.ratio = 20; /* leftovers on top of it */
+        if (variant >= 3) t.paper.ratio = 20; /* leftovers on top of it */
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;
         for (size_t i = 0; i < n; i++) t.gradients[W * n + i] = 3e38f; /* rank 0 in the second step */
         rank_run runs[MAX_RANKS];
@@ -221,7 +227,7 @@ static void test_overflow_of_sums(void **state) {
         int world_size = 2 + variant % 2;
         trial t = make_trial(world_size, 1000, 11);
         t.options.exchange = variant & 2 ? TAGC_EXCHANGE_SKETCH : TAGC_EXCHANGE_PACKED;
-        t.options.cells = TAGC_CELLS_FIXED;
+        t.paper.cells = TAGC_CELLS_FIXED;
         t.options.op = variant & 4 ? TAGC_OP_AVG : TAGC_OP_SUM;
         t.options.sparsity = 0.9;
         size_t n = (size_t)t.options.n_elems, W = (size_t)world_size;

@@ -2,35 +2,47 @@
 #include "core/clock.h"
 #include "oracle.h"
 #include "ranks.h"
+#include "tagc/paper.h"
 
 /* ---- one rank's mistakes ---- */
 
 typedef struct bad_field {
     const char *name;
+    int is_paper, is_double;
     size_t offset;
-    int is_double;
     double low, high; /* just outside */
 } bad_field;
 
 #define INT_FIELD(name, low, high)                                                                           \
-    { #name, offsetof(tagc_reducer_options, name), 0, low, high }
+    { #name, 0, 0, offsetof(tagc_reducer_options, name), low, high }
+#define PAPER_FIELD(name, low, high)                                                                         \
+    { #name, 1, 0, offsetof(tagc_paper_options, name), low, high }
 static const bad_field bad_fields[] = {
     INT_FIELD(exchange, -1, 4),
-    INT_FIELD(index, -1, 3),
-    {"sparsity", offsetof(tagc_reducer_options, sparsity), 1, -1e-9, 1.0000001},
-    {"ratio", offsetof(tagc_reducer_options, ratio), 1, -1, 1000.1},
-    INT_FIELD(cells, -1, 2),
-    INT_FIELD(unpeeled, -1, 3),
-    INT_FIELD(fill_union, -2, 2),
+    INT_FIELD(format, -2, 6),
+    {"sparsity", 0, 1, offsetof(tagc_reducer_options, sparsity), -1e-9, 1.0000001},
     INT_FIELD(op, -1, 2),
-    INT_FIELD(all_reduce, -1, 3),
-    INT_FIELD(values, -1, 6),
-    INT_FIELD(block, 15, 4097),
+    INT_FIELD(output, -1, 3),
+    INT_FIELD(block, -1, 4097),
     INT_FIELD(rotate, -1, 2),
     INT_FIELD(ranks_per_host, 0, 65537),
-    INT_FIELD(wire, -1, 2),
     INT_FIELD(n_threads, 0, 257),
+    PAPER_FIELD(index, -1, 3),
+    PAPER_FIELD(fill_union, -2, 2),
+    {"ratio", 1, 1, offsetof(tagc_paper_options, ratio), -1, 1000.1},
+    PAPER_FIELD(cells, -1, 2),
+    PAPER_FIELD(unpeeled, -1, 3),
 };
+
+/* Options of a rank, with room for those of the paper beside them. */
+typedef struct both {
+    tagc_reducer_options options;
+    tagc_paper_options paper;
+} both;
+
+static void *field_of(both *b, const bad_field *f) {
+    return (f->is_paper ? (char *)&b->paper : (char *)&b->options) + f->offset;
+}
 
 static tagc_reducer_options good_options(int world_size) {
     tagc_reducer_options options;
@@ -45,48 +57,125 @@ static void expect_refusal(rank_run *run, const tagc_reducer_options *options, t
     tagc_reducer *reducer = (tagc_reducer *)run;
     CHECK(run, tagc_reducer_create(run->comm, options, &reducer) == status);
     CHECK(run, reducer == NULL);
-    if (!strstr(tagc_last_error(), text)) CHECK(run, !"the text names the field");
+    if (strstr(tagc_last_error(), text) || run->failure[0]) return;
+    snprintf(run->failure, sizeof run->failure, "expected \"%s\", the text is \"%.120s\"", text,
+             tagc_last_error());
 }
 
-/* What only direct has, or only with something else. */
+/* ---- what means nothing for an exchange ---- */
+
+enum { DENSE = 1, SKETCH = 2, PACKED = 4, DIRECT = 8, ALL = 15 }; /* by tagc_exchange */
+
+/* Every value that is not the default, the exchanges that take it, and what the refusal of the others begins with. */
+static const struct {
+    const char *field;
+    double value;
+    int taken_by;
+    const char *text;
+} meanings[] = {
+    {"format", TAGC_FORMAT_FP32, ALL, ""},
+    {"format", TAGC_FORMAT_BF16, DENSE | DIRECT, "format is 1 (bf16), and exchange"},
+    {"format", TAGC_FORMAT_INT8, DIRECT, "format is 2 (int8), and exchange"},
+    {"format", TAGC_FORMAT_INT4, DIRECT, "format is 3 (int4), and exchange"},
+    {"format", TAGC_FORMAT_INT2, DIRECT, "format is 4 (int2), and exchange"},
+    {"format", TAGC_FORMAT_SIGN, DIRECT, "format is 5 (sign), and exchange"},
+    {"sparsity", 0, ALL, ""},
+    {"sparsity", 0.5, SKETCH | PACKED | DIRECT, "sparsity is 0.5, which exchange 0 (dense)"},
+    {"op", TAGC_OP_SUM, ALL, ""},
+    {"output", TAGC_OUTPUT_UNIT, ALL, ""},
+    {"output", TAGC_OUTPUT_HOST_SHARD, DIRECT, "output is 2 (host shard), which exchange"},
+    {"block", 64, DIRECT, "block is 64, which exchange"},
+    {"rotate", 1, 0, "rotate is 1, which "},
+    {"ranks_per_host", 2, DIRECT, "ranks_per_host is 2, which exchange"},
+    {"n_threads", 2, ALL, ""},
+    {"paper", 0, SKETCH | PACKED, "paper is set, which exchange"},
+    {"index", TAGC_INDEX_SUM4, SKETCH | PACKED, "paper is set, which exchange"},
+    {"fill_union", 1, SKETCH | PACKED, "paper is set, which exchange"},
+    {"ratio", 10, SKETCH, "ratio is 10, which exchange 2 (packed)"},
+    {"cells", TAGC_CELLS_FIXED, SKETCH, "cells is 1, which exchange 2 (packed)"},
+    {"unpeeled", TAGC_UNPEELED_RESIDUAL, SKETCH, "unpeeled is 1, which exchange 2 (packed)"},
+    {"seed", 7, SKETCH, "seed is 7, which exchange 2 (packed)"},
+};
+
+/* *is_paper: it is one of tagc_paper_options. */
+static void set_field(both *b, const char *name, double value, int *is_paper) {
+    *is_paper = 1;
+    if (!strcmp(name, "paper")) return;
+    if (!strcmp(name, "seed")) {
+        b->paper.seed = (uint64_t)value;
+        return;
+    }
+    size_t f = 0;
+    while (strcmp(bad_fields[f].name, name) != 0) f++;
+    *is_paper = bad_fields[f].is_paper;
+    int as_int = (int)value;
+    memcpy(field_of(b, &bad_fields[f]), bad_fields[f].is_double ? (void *)&value : (void *)&as_int,
+           bad_fields[f].is_double ? sizeof value : sizeof as_int);
+}
+
+static void meanings_body(rank_run *run) {
+    for (size_t i = 0; i < sizeof meanings / sizeof meanings[0]; i++)
+        for (int exchange = TAGC_EXCHANGE_DENSE; exchange <= TAGC_EXCHANGE_DIRECT; exchange++) {
+            both b = {.options = good_options(run->world_size)};
+            int is_paper;
+            tagc_paper_options_init(&b.paper);
+            b.options.exchange = exchange;
+            set_field(&b, meanings[i].field, meanings[i].value, &is_paper);
+            if (is_paper) b.options.paper = &b.paper;
+            if (!(meanings[i].taken_by >> exchange & 1)) {
+                expect_refusal(run, &b.options, TAGC_ERR_UNSUPPORTED,
+                               is_paper && !((SKETCH | PACKED) >> exchange & 1)
+                                   ? "paper is set, which exchange"
+                                   : meanings[i].text);
+                continue;
+            }
+            tagc_reducer *reducer;
+            CHECK(run, tagc_reducer_create(run->comm, &b.options, &reducer) == TAGC_OK);
+            tagc_reducer_destroy(reducer);
+        }
+}
+
+static void test_meanings(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, meanings_body, NULL, NULL, runs);
+}
+
+/* What direct has only together with something else. */
 static void bad_combinations(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size), direct = options;
     direct.exchange = TAGC_EXCHANGE_DIRECT;
     options = direct;
     options.block = 96;
-    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "block is 96, must be a power of two");
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "block is 96, must be 0 (128) or a power of two");
+    options.block = 8;
+    expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "block is 8, must be 0 (128) or a power of two");
     options = direct;
     options.rotate = 1;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1");
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1, which needs sparsity 0");
+    options.sparsity = 0;
+    options.format = TAGC_FORMAT_BF16;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1, which needs sparsity 0 and an integer");
+    options.rotate = 0;
+    options.block = 64;
+    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "block is 64, and format 1 (bf16) has no scales");
     options = direct;
     options.ranks_per_host = 3;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ranks_per_host is 3, must divide the world size");
-    options = direct;
-    options.wire = TAGC_WIRE_BF16;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "wire is 1");
-    options = good_options(run->world_size);
-    options.all_reduce = 2;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "all_reduce is 2 (host shard)");
-    options.all_reduce = 0;
-    options.rotate = 1;
-    options.sparsity = 0;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "rotate is 1");
-    if (run->world_size == 1) return;
-    options = good_options(run->world_size);
-    options.ranks_per_host = 2;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "ranks_per_host is 2, which only exchange 3");
 }
 
 static void bad_values(rank_run *run) {
     for (size_t f = 0; f < sizeof bad_fields / sizeof bad_fields[0]; f++)
         for (int side = 0; side < 3; side++) {
             const bad_field *field = &bad_fields[f];
-            tagc_reducer_options options = good_options(run->world_size);
+            both b = {.options = good_options(run->world_size)};
             double value = side == 0 ? field->low : side == 1 ? field->high : NAN;
             int as_int = (int)(side < 2 ? value : 1e9);
-            memcpy((char *)&options + field->offset, field->is_double ? (void *)&value : (void *)&as_int,
+            tagc_paper_options_init(&b.paper);
+            b.options.paper = &b.paper;
+            memcpy(field_of(&b, field), field->is_double ? (void *)&value : (void *)&as_int,
                    field->is_double ? sizeof value : sizeof as_int);
-            expect_refusal(run, &options, TAGC_ERR_ARGUMENT, field->name);
+            expect_refusal(run, &b.options, TAGC_ERR_ARGUMENT, field->name);
         }
     tagc_reducer_options options = good_options(run->world_size);
     options.n_elems = 0;
@@ -96,17 +185,19 @@ static void bad_values(rank_run *run) {
     options.n_elems = (uint64_t)run->world_size << 32;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "n_elems is");
     options = good_options(run->world_size);
-    options.ratio = 0.5;
+    tagc_paper_options paper;
+    tagc_paper_options_init(&paper);
+    options.paper = &paper;
+    paper.ratio = 0.5;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "ratio is 0.5");
     options = good_options(run->world_size);
     options.struct_bytes = 8;
     expect_refusal(run, &options, TAGC_ERR_ARGUMENT, "struct_bytes is 8");
     options = good_options(run->world_size);
-    options.wire = TAGC_WIRE_BF16;
-    expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, "wire");
-    options = good_options(run->world_size);
-    options.fill_union = 1;
-    options.index = TAGC_INDEX_SUM4;
+    options.paper = &paper;
+    paper.ratio = 0;
+    paper.fill_union = 1;
+    paper.index = TAGC_INDEX_SUM4;
     expect_refusal(run, &options, TAGC_ERR_UNSUPPORTED, run->world_size > 15 ? "15 ranks" : "fill_union");
     bad_combinations(run);
     expect_refusal(run, NULL, TAGC_ERR_ARGUMENT, "options is NULL");
@@ -131,13 +222,13 @@ static void test_bounds(void **state) {
         /* of sparsity everything between -1 and 0 is refused as well */
         assert_true((min == -1 || min > bad_fields[f].low) && max < bad_fields[f].high);
         assert_true(initial >= min && initial <= max);
-        tagc_reducer_options options;
-        tagc_reducer_options_init(&options);
-        options.n_elems = 64;
+        both b;
+        tagc_reducer_options_init(&b.options);
+        tagc_paper_options_init(&b.paper);
         double value;
         int as_int;
-        memcpy(&value, (char *)&options + bad_fields[f].offset, sizeof value);
-        memcpy(&as_int, (char *)&options + bad_fields[f].offset, sizeof as_int);
+        memcpy(&value, field_of(&b, &bad_fields[f]), bad_fields[f].is_double ? sizeof value : sizeof as_int);
+        memcpy(&as_int, field_of(&b, &bad_fields[f]), sizeof as_int);
         assert_true(initial == (bad_fields[f].is_double ? value : as_int));
     }
     assert_int_equal(tagc_reducer_option_bounds("sparsity", NULL, NULL, NULL), TAGC_OK);
@@ -154,21 +245,24 @@ static void test_bounds(void **state) {
 static void one_rank_differs(rank_run *run) {
     const char *name = run->shared;
     tagc_reducer_options options = good_options(run->world_size);
-    int differs = run->rank == 2;
+    tagc_paper_options paper;
+    tagc_paper_options_init(&paper);
+    int differs = run->rank == 2, is_sketch = strstr("ratio cells unpeeled seed", name) != NULL;
+    if (is_sketch) options.exchange = TAGC_EXCHANGE_SKETCH;
+    if (is_sketch || strstr("index fill_union", name)) options.paper = &paper;
     if (differs && !strcmp(name, "n_elems")) options.n_elems *= 2;
     if (differs && !strcmp(name, "exchange")) options.exchange = TAGC_EXCHANGE_SKETCH;
-    if (differs && !strcmp(name, "index")) options.index = TAGC_INDEX_SUM4;
+    if (differs && !strcmp(name, "index")) paper.index = TAGC_INDEX_SUM4;
     if (differs && !strcmp(name, "sparsity")) options.sparsity = 0.9;
-    if (differs && !strcmp(name, "ratio")) options.ratio = 10;
-    if (differs && !strcmp(name, "cells")) options.cells = TAGC_CELLS_FIXED;
-    if (differs && !strcmp(name, "unpeeled")) options.unpeeled = TAGC_UNPEELED_ESTIMATE;
-    if (differs && !strcmp(name, "fill_union")) options.fill_union = 0;
+    if (differs && !strcmp(name, "ratio")) paper.ratio = 10;
+    if (differs && !strcmp(name, "cells")) paper.cells = TAGC_CELLS_FIXED;
+    if (differs && !strcmp(name, "unpeeled")) paper.unpeeled = TAGC_UNPEELED_ESTIMATE;
+    if (differs && !strcmp(name, "fill_union")) paper.fill_union = 0;
     if (differs && !strcmp(name, "op")) options.op = TAGC_OP_SUM;
-    if (differs && !strcmp(name, "all_reduce")) options.all_reduce = 1;
-    if (differs && !strcmp(name, "seed")) options.seed = 1;
-    if (!strcmp(name, "values") || !strcmp(name, "block") || !strcmp(name, "ranks_per_host"))
-        options.exchange = TAGC_EXCHANGE_DIRECT;
-    if (differs && !strcmp(name, "values")) options.values = TAGC_VALUES_SIGN;
+    if (differs && !strcmp(name, "output")) options.output = TAGC_OUTPUT_UNIT;
+    if (differs && !strcmp(name, "seed")) paper.seed = 1;
+    if (strstr("format block ranks_per_host", name)) options.exchange = TAGC_EXCHANGE_DIRECT;
+    if (differs && !strcmp(name, "format")) options.format = TAGC_FORMAT_SIGN;
     if (differs && !strcmp(name, "block")) options.block = 64;
     if (differs && !strcmp(name, "ranks_per_host")) options.ranks_per_host = 2;
     tagc_reducer *reducer;
@@ -183,10 +277,10 @@ static void invalid_on_one(rank_run *run) {
     keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
 }
 
-static void wire_differs(rank_run *run) {
+static void format_differs(rank_run *run) {
     tagc_reducer_options options = good_options(run->world_size);
     options.exchange = TAGC_EXCHANGE_DENSE;
-    options.wire = run->rank == 2;
+    options.format = run->rank == 2;
     tagc_reducer *reducer;
     keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
 }
@@ -221,8 +315,8 @@ static void assert_all(const rank_run *runs, int world_size, tagc_status status,
 
 static void test_mismatch(void **state) {
     (void)state;
-    static const char *const names[] = {"n_elems",  "exchange",      "index", "sparsity",   "ratio", "cells",
-                                        "unpeeled", "fill_union",    "op",    "all_reduce", "seed",  "values",
+    static const char *const names[] = {"n_elems",  "exchange",      "index", "sparsity", "ratio", "cells",
+                                        "unpeeled", "fill_union",    "op",    "output",   "seed",  "format",
                                         "block",    "ranks_per_host"};
     rank_run runs[MAX_RANKS];
     for (size_t f = 0; f < sizeof names / sizeof names[0]; f++) {
@@ -236,8 +330,8 @@ static void test_mismatch(void **state) {
     assert_all(runs, 4, TAGC_ERR_MISMATCH, "sparsity: rank 2 has 0.9, rank 0 has 0.9875");
     run_ranks(3, invalid_on_one, NULL, NULL, runs);
     assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 2: sparsity is 2, must be in [0, 1]");
-    run_ranks(3, wire_differs, NULL, NULL, runs);
-    assert_all(runs, 3, TAGC_ERR_MISMATCH, "wire: rank 2 has 1, rank 0 has 0");
+    run_ranks(3, format_differs, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_MISMATCH, "format: rank 2 has 1, rank 0 has 0");
     run_ranks(3, gatherer_on_one, NULL, NULL, runs);
     assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 2 makes a gatherer");
     run_ranks(3, allowed_differences, NULL, NULL, runs);
@@ -314,7 +408,7 @@ static void direct_order_body(rank_run *run) {
     tagc_reducer_destroy(reducer);
 
     options.rotate = 0;
-    options.values = TAGC_VALUES_BF16;
+    options.format = TAGC_FORMAT_BF16;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     CHECK(run, tagc_reducer_residual(reducer, NULL) == NULL && tagc_reducer_state_bytes(reducer) == 64);
     CHECK(run, tagc_reducer_run(reducer, gradient, output, NULL) == TAGC_OK);
@@ -455,10 +549,10 @@ static void test_state(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_values),  cmocka_unit_test(test_bounds),
-        cmocka_unit_test(test_mismatch),    cmocka_unit_test(test_order),
-        cmocka_unit_test(test_hosts_order), cmocka_unit_test(test_direct_order),
-        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_bad_values),   cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_meanings),     cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_order),        cmocka_unit_test(test_hosts_order),
+        cmocka_unit_test(test_direct_order), cmocka_unit_test(test_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,14 @@
 /* Every exchange against the brute-force step: same output, same residual, same bits, over steps that carry
  * it on. */
 #include "oracle.h"
+#include "paper.h"
 #include "ranks.h"
 
 enum { N_STEPS = 3 };
 
 typedef struct experiment {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     uint64_t seed;
     float *gradients; /* (steps, W, n) */
     float *outputs;   /* (steps, W, n or shard) */
@@ -15,14 +17,17 @@ typedef struct experiment {
 } experiment;
 
 static size_t output_elems(const experiment *x, int world_size) {
-    return (size_t)x->options.n_elems / (x->options.all_reduce ? 1 : (size_t)world_size);
+    return (size_t)x->options.n_elems / (x->options.output ? 1 : (size_t)world_size);
 }
 
 static void run_steps(rank_run *run) {
     experiment *x = run->shared;
     size_t n = (size_t)x->options.n_elems, n_out = output_elems(x, run->world_size);
     tagc_reducer *reducer;
-    if (!CHECK(run, tagc_reducer_create(run->comm, &x->options, &reducer) == TAGC_OK)) return;
+    tagc_reducer_options options = x->options;
+    tagc_paper_options paper = x->paper;
+    attach_paper(&options, &paper);
+    if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     for (size_t step = 0; step < N_STEPS; step++) {
         size_t row = step * (size_t)run->world_size + (size_t)run->rank;
         tagc_reducer_stats *stats = &x->stats[step][run->rank];
@@ -40,10 +45,11 @@ static void run_steps(rank_run *run) {
 static experiment make_experiment(int world_size, size_t shard, uint64_t seed) {
     experiment x = {.seed = seed};
     tagc_reducer_options_init(&x.options);
+    tagc_paper_options_init(&x.paper);
     x.options.exchange = TAGC_EXCHANGE_PACKED;
     x.options.n_elems = shard * (size_t)world_size;
     x.options.sparsity = 0.95;
-    x.options.seed = seed;
+    x.paper.seed = seed;
     size_t n = (size_t)x.options.n_elems, W = (size_t)world_size;
     x.gradients = calloc(N_STEPS * W * n, sizeof(float));
     x.outputs = calloc(N_STEPS * W * n, sizeof(float));
@@ -78,7 +84,7 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
            n_out = output_elems(x, world_size);
     float *residuals = malloc(W * n * sizeof(float)), *output = malloc(n * sizeof(float));
     int is_dense = x->options.exchange == TAGC_EXCHANGE_DENSE;
-    int is_fixed = x->options.exchange == TAGC_EXCHANGE_SKETCH && x->options.cells == TAGC_CELLS_FIXED &&
+    int is_fixed = x->options.exchange == TAGC_EXCHANGE_SKETCH && x->paper.cells == TAGC_CELLS_FIXED &&
                    x->options.sparsity > 0;
     for (size_t i = 0; i < W * n; i++) residuals[i] = -0.0f;
     tagc_reducer_options plain = x->options;
@@ -89,7 +95,7 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
         oracle_step(&plain, world_size, fill, is_fixed, x->gradients + step * W * n, residuals, output);
         for (size_t r = 0; r < W; r++) {
             size_t row = step * W + r;
-            const float *expected = x->options.all_reduce ? output : output + r * shard;
+            const float *expected = x->options.output ? output : output + r * shard;
             float largest = 0;
             for (size_t i = 0; i < n_out; i++) largest = fmaxf(largest, fabsf(expected[i]));
             if (tolerance == 0) {
@@ -103,7 +109,7 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
             if (!is_dense)
                 assert_same_bits(x->residuals + row * n, residuals + r * n, n, "residual", step, r);
             assert_int_equal(x->stats[step][r].nonfinite, 0);
-            assert_true(x->stats[step][r].n_unpeeled == 0 || x->options.ratio > 0);
+            assert_true(x->stats[step][r].n_unpeeled == 0 || x->paper.ratio > 0);
         }
     }
     free(residuals);
@@ -123,12 +129,12 @@ static void test_packed(void **state) {
             int world_size = world_sizes[w];
             experiment x =
                 make_experiment(world_size, (size_t[]){1000, 1024, 333, 64}[variant % 4], w * 8 + 1);
-            x.options.fill_union = variant % 2;
-            x.options.all_reduce = variant / 2 % 2;
+            x.paper.fill_union = variant % 2;
+            x.options.output = variant / 2 % 2;
             x.options.op = variant / 4;
             if (variant == 6) x.options.sparsity = 0.5;
-            if (world_size <= 15 && variant == 4) x.options.index = TAGC_INDEX_SUM4;
-            assert_as_oracle(&x, world_size, x.options.fill_union, 0);
+            if (world_size <= 15 && variant == 4) x.paper.index = TAGC_INDEX_SUM4;
+            assert_as_oracle(&x, world_size, x.paper.fill_union, 0);
             destroy_experiment(&x);
         }
 }
@@ -141,13 +147,13 @@ static void test_sketch_fixed(void **state) {
             experiment x =
                 make_experiment(world_size, (size_t[]){2000, 1024, 333, 64}[variant % 4], w * 8 + 2);
             x.options.exchange = TAGC_EXCHANGE_SKETCH;
-            x.options.cells = TAGC_CELLS_FIXED;
-            x.options.fill_union = variant % 2;
-            x.options.all_reduce = variant / 2 % 2;
+            x.paper.cells = TAGC_CELLS_FIXED;
+            x.paper.fill_union = variant % 2;
+            x.options.output = variant / 2 % 2;
             x.options.op = variant / 4;
-            if (variant == 5) x.options.ratio = 20; /* hopelessly overloaded: leftovers travel plainly */
-            if (world_size <= 15 && variant == 4) x.options.index = TAGC_INDEX_SUM4;
-            assert_as_oracle(&x, world_size, x.options.fill_union, 0);
+            if (variant == 5) x.paper.ratio = 20; /* hopelessly overloaded: leftovers travel plainly */
+            if (world_size <= 15 && variant == 4) x.paper.index = TAGC_INDEX_SUM4;
+            assert_as_oracle(&x, world_size, x.paper.fill_union, 0);
             destroy_experiment(&x);
         }
 }
@@ -158,10 +164,10 @@ static void test_sketch_fp32(void **state) {
         for (int variant = 0; variant < 4; variant++) {
             experiment x = make_experiment(world_sizes[w], 3000, w * 8 + 3);
             x.options.exchange = TAGC_EXCHANGE_SKETCH;
-            x.options.fill_union = variant % 2;
-            x.options.all_reduce = variant / 2;
-            if (variant == 3) x.options.ratio = 20;
-            assert_as_oracle(&x, world_sizes[w], x.options.fill_union, 1e-5);
+            x.paper.fill_union = variant % 2;
+            x.options.output = variant / 2;
+            if (variant == 3) x.paper.ratio = 20;
+            assert_as_oracle(&x, world_sizes[w], x.paper.fill_union, 1e-5);
             destroy_experiment(&x);
         }
 }
@@ -173,7 +179,7 @@ static void test_dense(void **state) {
             int world_size = world_sizes[w];
             experiment x = make_experiment(world_size, 1999, w * 8 + 4);
             x.options.exchange = TAGC_EXCHANGE_DENSE;
-            x.options.all_reduce = variant % 2;
+            x.options.output = variant % 2;
             x.options.op = variant / 2;
             assert_as_oracle(&x, world_size, 0, 0);
             destroy_experiment(&x);
@@ -186,7 +192,7 @@ static void test_dense_chunks(void **state) {
     for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
         experiment x = make_experiment(2, 262144 * 2 + 777, 77);
         x.options.exchange = TAGC_EXCHANGE_DENSE;
-        x.options.all_reduce = all_reduce;
+        x.options.output = all_reduce;
         assert_as_oracle(&x, 2, 0, 0);
         destroy_experiment(&x);
     }
@@ -206,7 +212,7 @@ static void test_nothing_zeroed(void **state) {
                            x = make_experiment(world_size, 1777, 5);
                 dense.options.exchange = TAGC_EXCHANGE_DENSE;
                 x.options.exchange = exchange;
-                x.options.cells = cells;
+                x.paper.cells = cells;
                 x.options.sparsity = 0;
                 rank_run runs[MAX_RANKS];
                 run_ranks(world_size, run_steps, &dense, NULL, runs);

@@ -1,6 +1,7 @@
 /* The sketch at the paper's 10x on the shapes of GPT-2: nothing may stay unpeeled, and the wire carries what
  * the formula says, as counted by the transport. */
 #include "oracle.h"
+#include "paper.h"
 #include "ranks.h"
 
 #ifdef TAGC_SANITIZED
@@ -11,6 +12,7 @@ enum { N_SEEDS = 100, N_LARGE_SEEDS = 2, LARGE = 2359296, MIDDLE_SEEDS = 10 };
 
 typedef struct trial {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     int hot_columns; /* of a (768, n / 768) matrix: where everything large is */
     uint64_t first_seed;
     int n_seeds;
@@ -26,7 +28,9 @@ static void run_seeds(rank_run *run) {
     for (int s = 0; s < t->n_seeds; s++) {
         uint64_t seed = t->first_seed + (uint64_t)s, before[TAGC_N_LEGS], after[TAGC_N_LEGS];
         tagc_reducer_options options = t->options;
-        options.seed = seed;
+        tagc_paper_options paper = t->paper;
+        paper.seed = seed;
+        attach_paper(&options, &paper);
         tagc_reducer *reducer;
         if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) break;
         size_t n_columns = n / 768 ? n / 768 : 1;
@@ -34,10 +38,10 @@ static void run_seeds(rank_run *run) {
             gradient[i] = random_gradient(seed, run->rank, i);
             if (t->hot_columns && i % n_columns < (size_t)t->hot_columns) gradient[i] += 1;
         }
-        tagc_comm_bytes(run->comm, before, NULL);
+        tagc_comm_bytes(run->comm, before, NULL, TAGC_N_LEGS);
         tagc_reducer_stats_init(&t->stats[run->rank]);
         CHECK(run, tagc_reducer_run(reducer, gradient, output, &t->stats[run->rank]) == TAGC_OK);
-        tagc_comm_bytes(run->comm, after, NULL);
+        tagc_comm_bytes(run->comm, after, NULL, TAGC_N_LEGS);
         t->n_unpeeled[run->rank] += t->stats[run->rank].n_unpeeled;
         t->n_bytes_sent[run->rank] = 0;
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
@@ -53,9 +57,10 @@ static void run_seeds(rank_run *run) {
 static trial make_trial(uint64_t n, int world_size, int n_seeds) {
     trial t = {.n_seeds = n_seeds, .first_seed = n};
     tagc_reducer_options_init(&t.options);
+    tagc_paper_options_init(&t.paper);
     t.options.n_elems = tagc_padded_elems(n, world_size);
     t.options.exchange = TAGC_EXCHANGE_SKETCH;
-    t.options.ratio = 10;
+    t.paper.ratio = 10;
     return t;
 }
 
@@ -105,7 +110,7 @@ static void test_auto_ratio(void **state) {
         for (int shape = 0; shape < 3; shape++) {
             trial t = make_trial((uint64_t[]){400, 30000, 400000}[shape], 2,
                                  shape == 2 ? MIDDLE_SEEDS / 2 : MIDDLE_SEEDS);
-            t.options.ratio = 0;
+            t.paper.ratio = 0;
             t.options.sparsity = sparsities[s];
             rank_run runs[MAX_RANKS];
             run_ranks(2, run_seeds, &t, NULL, runs);
@@ -136,7 +141,7 @@ static void test_wire_bytes(void **state) {
     assert_int_equal(t.stats[0].n_bytes_sent[TAGC_LEG_LEFTOVER], 0);
 
     trial nibbles = make_trial(LARGE, 2, 1);
-    nibbles.options.index = TAGC_INDEX_SUM4;
+    nibbles.paper.index = TAGC_INDEX_SUM4;
     run_ranks(2, run_seeds, &nibbles, NULL, runs);
     expected = (8 + 3.2) * 0.5, measured = bits_per_element(&nibbles, 2);
     print_message("sketch 10x, sum4: %.4f bits, expected %.4f\n", measured, expected);

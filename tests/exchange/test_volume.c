@@ -1,5 +1,6 @@
 /* Planned bytes against the bytes that reducers and gatherers really send: equal, leg by leg and rank by rank, for
  * every exchange and option that changes them. What depends on the data comes from the step itself. */
+#include "paper.h"
 #include "ranks.h"
 
 #include "exchange/direct/direct.h"
@@ -12,6 +13,7 @@ enum { N_STEPS = 2, N_ELEMS = 6000 };
 
 typedef struct volume_case {
     tagc_reducer_options options;
+    tagc_paper_options paper;
     uint64_t n_elems;
     uint64_t n_left; /* of all ranks and steps, to see that leftovers were met at all */
     pthread_mutex_t lock;
@@ -36,8 +38,8 @@ static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
         if (planned.n_bytes[leg] != (double)stats->n_bytes_sent[leg] && !run->failure[0])
             snprintf(run->failure, sizeof run->failure,
                      "exchange %d index %d ratio %g all %d: leg %s planned %.17g, sent %llu",
-                     options->exchange, options->index, options->ratio, options->all_reduce,
-                     tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats->n_bytes_sent[leg]);
+                     options->exchange, c->paper.index, c->paper.ratio, options->output, tagc_leg_name(leg),
+                     planned.n_bytes[leg], (unsigned long long)stats->n_bytes_sent[leg]);
     }
     pthread_mutex_lock(&c->lock);
     c->n_left += stats->n_unpeeled;
@@ -47,6 +49,8 @@ static void check_step(rank_run *run, volume_case *c, tagc_reducer *reducer,
 static void send_once(rank_run *run) {
     volume_case *c = run->shared;
     tagc_reducer_options options = c->options;
+    tagc_paper_options paper = c->paper;
+    attach_paper(&options, &paper);
     options.n_elems = tagc_padded_elems(c->n_elems, run->world_size);
     tagc_reducer *reducer;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
@@ -85,9 +89,10 @@ static void dense(void **state) {
     for (int variant = 0; variant < 4; variant++) {
         volume_case c = {0};
         tagc_reducer_options_init(&c.options);
+        tagc_paper_options_init(&c.paper);
         c.options.exchange = TAGC_EXCHANGE_DENSE;
-        c.options.wire = variant & 1 ? TAGC_WIRE_BF16 : TAGC_WIRE_FP32;
-        c.options.all_reduce = variant >> 1;
+        c.options.format = variant & 1 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+        c.options.output = variant >> 1;
         check(&c);
     }
 }
@@ -98,10 +103,11 @@ static void packed(void **state) {
     for (int variant = 0; variant < 24; variant++) {
         volume_case c = {0};
         tagc_reducer_options_init(&c.options);
+        tagc_paper_options_init(&c.paper);
         c.options.exchange = TAGC_EXCHANGE_PACKED;
-        c.options.index = variant % 3;
+        c.paper.index = variant % 3;
         c.options.sparsity = sparsities[variant / 3 % 4];
-        c.options.all_reduce = variant / 12;
+        c.options.output = variant / 12;
         check(&c);
     }
 }
@@ -114,13 +120,14 @@ static void sketch(void **state) {
     for (int variant = 0; variant < 4 * 3 * 3 * 2; variant++) {
         volume_case c = {0};
         tagc_reducer_options_init(&c.options);
+        tagc_paper_options_init(&c.paper);
         c.options.exchange = TAGC_EXCHANGE_SKETCH;
         c.options.sparsity = 0.9;
-        c.options.ratio = ratios[variant % 4];
-        c.options.index = variant / 4 % 3;
-        c.options.unpeeled = variant / 12 % 3;
-        c.options.all_reduce = variant / 36;
-        c.options.cells = variant & 1 ? TAGC_CELLS_FIXED : TAGC_CELLS_FP32;
+        c.paper.ratio = ratios[variant % 4];
+        c.paper.index = variant / 4 % 3;
+        c.paper.unpeeled = variant / 12 % 3;
+        c.options.output = variant / 36;
+        c.paper.cells = variant & 1 ? TAGC_CELLS_FIXED : TAGC_CELLS_FP32;
         check(&c);
         n_left += c.n_left;
     }
@@ -151,7 +158,7 @@ static void direct_once(rank_run *run) {
     tagc_reducer_options options = c->options, scatter;
     options.n_elems = tagc_padded_elems(c->n_elems, run->world_size);
     scatter = options;
-    if (options.all_reduce == 1 && options.ranks_per_host == 1) scatter.all_reduce = 0; /* the same rows */
+    if (options.output == 1 && options.ranks_per_host == 1) scatter.output = 0; /* the same rows */
     tagc_reducer *reducer, *plain;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
     if (!CHECK(run, tagc_reducer_create(run->comm, &scatter, &plain) == TAGC_OK)) return;
@@ -165,8 +172,8 @@ static void direct_once(rank_run *run) {
     tagc_encoded bodies[MAX_RANKS], sums = {0};
     gather_bodies(run, tagc_direct_of(plain), bodies);
     const tagc_direct *d = tagc_direct_of(reducer);
-    size_t own = (size_t)(options.all_reduce == 1 ? run->rank : d->host);
-    if (d->coded && options.all_reduce)
+    size_t own = (size_t)(options.output == 1 ? run->rank : d->host);
+    if (d->coded && options.output)
         sums = (tagc_encoded){.n_bytes = d->received[own].n_bytes,
                               .n_index_bytes = d->received[own].index_bytes};
     tagc_volume_data data = {.bodies = bodies, .sums = &sums};
@@ -177,7 +184,7 @@ static void direct_once(rank_run *run) {
         if (planned.n_bytes[leg] != (double)stats.n_bytes_sent[leg] && !run->failure[0])
             snprintf(run->failure, sizeof run->failure,
                      "values %d sparsity %g all %d per host %d: leg %s planned %.17g, sent %llu",
-                     options.values, options.sparsity, options.all_reduce, options.ranks_per_host,
+                     options.format, options.sparsity, options.output, options.ranks_per_host,
                      tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
     uint64_t n_residual;
@@ -205,13 +212,14 @@ static void direct(void **state) {
             for (int variant = 0; variant < 24 && worlds[w] % per_host == 0; variant++) {
                 volume_case c = {.n_elems = N_ELEMS + 37};
                 tagc_reducer_options_init(&c.options);
+                tagc_paper_options_init(&c.paper);
                 c.options.exchange = TAGC_EXCHANGE_DIRECT;
-                c.options.values = (variant + (int)w) % 6;
+                c.options.format = (variant + (int)w) % 6;
                 c.options.sparsity = sparsities[variant % 4];
-                c.options.all_reduce = variant / 4 % 3;
+                c.options.output = variant / 4 % 3;
                 c.options.ranks_per_host = per_host;
-                if (c.options.sparsity > 0 && per_host > 1) c.options.all_reduce = 0;
-                if (c.options.sparsity > 0 && c.options.all_reduce == 2) c.options.all_reduce = 1;
+                if (c.options.sparsity > 0 && per_host > 1) c.options.output = 0;
+                if (c.options.sparsity > 0 && c.options.output == 2) c.options.output = 1;
                 rank_run runs[MAX_RANKS];
                 run_ranks(worlds[w], direct_once, &c, NULL, runs);
             }
@@ -259,9 +267,9 @@ static void direct_expected_length(void **state) {
         tagc_reducer_options_init(&e.options);
         e.options.exchange = TAGC_EXCHANGE_DIRECT;
         e.options.n_elems = 20000 * (uint64_t)world_size;
-        e.options.values = variant % 6;
+        e.options.format = variant % 6;
         e.options.sparsity = sparsities[variant % 4];
-        e.options.all_reduce = variant / 8;
+        e.options.output = variant / 8;
         e.options.ranks_per_host = variant % 3 ? 1 : 2;
         rank_run runs[MAX_RANKS];
         run_ranks(world_size, expect_once, &e, NULL, runs);
@@ -294,20 +302,20 @@ static void direct_does_not_grow(void **state) {
 }
 
 static void gather_once(rank_run *run) {
-    for (int wire = TAGC_WIRE_FP32; wire <= TAGC_WIRE_BF16; wire++) {
+    for (int wire = TAGC_FORMAT_FP32; wire <= TAGC_FORMAT_BF16; wire++) {
         tagc_gatherer_options options;
         tagc_gatherer_options_init(&options);
         options.n_elems = tagc_padded_elems(N_ELEMS, run->world_size);
-        options.wire = wire;
+        options.format = wire;
         tagc_gatherer *gatherer;
         if (!CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK)) return;
         float *full = calloc(options.n_elems, sizeof *full);
         uint64_t before[TAGC_N_LEGS], after[TAGC_N_LEGS];
         size_t shard = options.n_elems / (uint64_t)run->world_size;
-        tagc_comm_bytes(run->comm, before, NULL);
+        tagc_comm_bytes(run->comm, before, NULL, TAGC_N_LEGS);
         CHECK(run, tagc_gatherer_begin(gatherer, full + (size_t)run->rank * shard, full) == TAGC_OK);
         CHECK(run, tagc_gatherer_end(gatherer) == TAGC_OK);
-        tagc_comm_bytes(run->comm, after, NULL);
+        tagc_comm_bytes(run->comm, after, NULL, TAGC_N_LEGS);
         tagc_volume planned;
         CHECK(run, tagc_gatherer_volume(&options, run->world_size, &planned) == TAGC_OK);
         for (int leg = 0; leg < TAGC_N_LEGS; leg++)
@@ -339,7 +347,10 @@ static void refuses_what_a_reducer_refuses(void **state) {
     options.n_elems = 1601;
     assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &volume), TAGC_ERR_ARGUMENT);
     options.n_elems = 1600;
-    options.index = TAGC_INDEX_SUM4;
+    tagc_paper_options paper;
+    tagc_paper_options_init(&paper);
+    paper.index = TAGC_INDEX_SUM4;
+    options.paper = &paper;
     assert_int_equal(tagc_reducer_volume(&options, 16, 0, &data, &volume), TAGC_ERR_UNSUPPORTED);
     assert_int_equal(tagc_reducer_volume(&options, 4, 4, &data, &volume), TAGC_ERR_ARGUMENT);
 }

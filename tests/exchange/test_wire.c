@@ -13,6 +13,7 @@
 #include "codec/paper/nibble.h"
 #include "codec/select.h"
 #include "exchange/wire.h"
+#include "tagc/paper.h"
 
 /* The index message of the document: rank 1 of two tells rank 0 that it keeps elements 3, 8 and 20 of 24. */
 static const uint8_t example[TAGC_WIRE_HEADER_BYTES + 8] = {
@@ -99,7 +100,7 @@ static void test_worked_fragment(void **state) {
     static const float decoded[] = {-1.787109375f, 2.501953125f, 0.357421875f,
                                     -0.71484375f,  1.072265625f, 2.14453125f};
     for (int j = 0; j < 6; j++) gradient[at[j]] = values[j];
-    tagc_code_options o = {.n = 64, .k = 6, .sparse = 1, .values = TAGC_VALUES_INT4, .block = 128};
+    tagc_code_options o = {.n = 64, .k = 6, .sparse = 1, .values = TAGC_FORMAT_INT4, .block = 128};
     const tagc_code *code = tagc_code_of(&o);
     assert_true(code->max_bytes(&o) <= sizeof body && code->scratch_bytes(&o, 1) <= sizeof scratch);
     assert_int_equal(tagc_select_count(64, 0.90625), 6);
@@ -108,7 +109,7 @@ static void test_worked_fragment(void **state) {
     assert_int_equal(encoded.n_bytes, sizeof fragment_body);
     assert_memory_equal(body, fragment_body, sizeof fragment_body);
     tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
-                               .coding = TAGC_VALUES_INT4,
+                               .coding = TAGC_FORMAT_INT4,
                                .rank = 1,
                                .k = 6,
                                .n_elems = 64,
@@ -147,7 +148,7 @@ static void test_fragment_headers(void **state) {
     }
     for (int c = 0; c < 5; c++) {
         header = worked;
-        if (c == 0) header.coding = TAGC_VALUES_SIGN + 1;
+        if (c == 0) header.coding = TAGC_FORMAT_SIGN + 1;
         if (c == 1) header.index_bytes = 22;
         if (c == 2) header.flags = TAGC_WIRE_FLAG_NONFINITE;
         if (c == 3) header.flags = 2;

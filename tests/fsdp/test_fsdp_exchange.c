@@ -7,7 +7,7 @@
 #include "fsdp/internal.h"
 
 typedef struct stage {
-    int exchange, values;
+    int exchange, format;
     double sparsity;
 } stage;
 
@@ -55,14 +55,14 @@ static void set_all(run *r, tagc_fsdp *f, const stage *s) {
         if (info.class_ != TAGC_CLASS_COMPRESSED) continue;
         tagc_reducer_options o = r->options.reducer;
         o.exchange = s->exchange;
-        o.values = s->values;
+        o.format = s->format;
         o.sparsity = s->sparsity;
         CHECK_OK(tagc_fsdp_set_exchange(f, i, &o));
         CHECK_OK(tagc_fsdp_flat_info(f, i, &info));
         int is_hybrid = r->options.sharding == TAGC_SHARD_HYBRID;
         if (!is_hybrid || s->exchange == TAGC_EXCHANGE_DIRECT)
-            CHECK(info.reducer.exchange == s->exchange && info.reducer.values == s->values &&
-                  info.reducer.sparsity == s->sparsity);
+            CHECK(info.reducer.exchange == s->exchange && info.reducer.format == s->format &&
+                  info.reducer.sparsity == (s->exchange == TAGC_EXCHANGE_DENSE ? 0 : s->sparsity));
     }
 }
 
@@ -180,8 +180,8 @@ static void run_init(run *r, const stage *stages, int n_stages) {
     { TAGC_EXCHANGE_PACKED, 0, 0.9 }
 #define SKETCH                                                                                               \
     { TAGC_EXCHANGE_SKETCH, 0, 0.95 }
-#define DIRECT(values, sparsity)                                                                             \
-    { TAGC_EXCHANGE_DIRECT, TAGC_VALUES_##values, sparsity }
+#define DIRECT(format, sparsity)                                                                             \
+    { TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_##format, sparsity }
 
 static void nothing_is_lost(void **state) {
     (void)state;
@@ -283,7 +283,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
         if (last && kind == 1) flat = -1;
         if (last && kind == 2) flat = 1, expected = TAGC_ERR_MISMATCH;
         if (last && kind == 3) o.block = 17;
-        if (last && kind == 4) o.values = TAGC_VALUES_SIGN;
+        if (last && kind == 4) o.format = TAGC_FORMAT_SIGN;
         if (kind == 2 || kind == 4) expected = TAGC_ERR_MISMATCH;
         CHECK(tagc_fsdp_set_exchange(f, flat, last && kind == 5 ? NULL : &o) == expected);
         CHECK(f->flats[0].reducer == before && tagc_reducer_residual(before, NULL) == residual);

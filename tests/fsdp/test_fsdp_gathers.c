@@ -49,7 +49,7 @@ static void train_on(tagc_comm *comm, run *r) {
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, model.tensors, model.n_tensors, &r->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    tagc_comm_bytes(comm, before, NULL);
+    tagc_comm_bytes(comm, before, NULL, TAGC_N_LEGS);
     r->steady[rank] = planned(f);
     for (int step = 0; step < N_STEPS; step++) {
         tagc_fsdp_stats stats;
@@ -61,10 +61,10 @@ static void train_on(tagc_comm *comm, run *r) {
         r->gathered[rank][step] = stats.n_bytes_sent[TAGC_LEG_GATHER];
         CHECK(stats.n_bytes_received[TAGC_LEG_GATHER] == stats.n_bytes_sent[TAGC_LEG_GATHER]);
     }
-    tagc_comm_bytes(comm, after, NULL);
+    tagc_comm_bytes(comm, after, NULL, TAGC_N_LEGS);
     toy_read(&r->model, f, r->values[rank]);
     r->seen[rank] = toy_forward(&r->model, f, 0, 0, 1);
-    tagc_comm_bytes(comm, after, NULL);
+    tagc_comm_bytes(comm, after, NULL, TAGC_N_LEGS);
     r->total[rank] = after[TAGC_LEG_GATHER] - before[TAGC_LEG_GATHER];
     /* gathers of the last step may be under way when the engine goes, or when all starts over */
     toy_step(&r->model, comm, f, 1, N_STEPS, 0.01, NULL);
@@ -101,7 +101,7 @@ static void make_run(run *r, int sharding, int wire) {
     tagc_fsdp_options_init(&r->options);
     r->options.sharding = sharding;
     r->options.policy = TAGC_POLICY_NONE;
-    r->options.gather_wire = wire;
+    r->options.gather = wire;
     r->options.gather_check_every = 2;
     r->has_lanes = 1;
     for (int rank = 0; rank < N_RANKS; rank++)
@@ -200,7 +200,7 @@ static void only_some_shardings_take_deltas(void **state) {
         for (int sharding = TAGC_SHARD_FULL; sharding <= TAGC_SHARD_NONE; sharding++) {
             tagc_fsdp_options_init(&options);
             options.sharding = sharding;
-            options.gather_wire = wire;
+            options.gather = wire;
             int allowed = wire < TAGC_GATHER_DELTA8 || sharding == TAGC_SHARD_GRAD;
             assert_int_equal(tagc_fsdp_options_check(&options), allowed ? TAGC_OK : TAGC_ERR_ARGUMENT);
             if (!allowed) assert_non_null(strstr(tagc_last_error(), "deltas need sharding"));

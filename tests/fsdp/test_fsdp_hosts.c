@@ -98,7 +98,7 @@ static void check_exact(int sharding, int two_level, int policy) {
     r.options.beta1_compressed = 0.9; /* as the oracle */
     r.options.mild.exchange = TAGC_EXCHANGE_DENSE;
     r.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
-    r.options.reducer.values = TAGC_VALUES_FP32;
+    r.options.reducer.format = TAGC_FORMAT_FP32;
     r.options.reducer.sparsity = 0;
     toy_oracle oracle = {0};
     toy_oracle_init(&oracle, &model);
@@ -169,8 +169,8 @@ static void low_bits_train_in_hosts(void **state) {
             run_one(&r, hosts[h][0]);
             assert_true(distance(&model, r.result) < 0.4);
         }
-    r.options.dense_wire = TAGC_WIRE_BF16;
-    r.options.gather_wire = TAGC_GATHER_BF16;
+    r.options.dense_format = TAGC_FORMAT_BF16;
+    r.options.gather = TAGC_GATHER_BF16;
     r.options.sharding = TAGC_SHARD_HYBRID;
     r.options.ranks_per_host = LARGEST / 2;
     run_one(&r, LARGEST);
@@ -243,7 +243,7 @@ static void gathers_in_two_levels_change_no_bit(void **state) {
         tagc_fsdp_options_init(&r.options);
         r.options.policy = TAGC_POLICY_NONE;
         r.options.sharding = sharding;
-        r.options.gather_wire = wire;
+        r.options.gather = wire;
         r.options.gather_check_every = wire % 2 ? 2 : 0;
         r.options.ranks_per_host = world[1];
         r.options.prefetch = variant % 4;

@@ -203,8 +203,8 @@ static void bf16_gathers_are_close(void **state) {
     run r = {.model = &model, .n_steps = 4, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.policy = TAGC_POLICY_NONE;
-    r.options.gather_wire = TAGC_WIRE_BF16;
-    r.options.dense_wire = TAGC_WIRE_BF16;
+    r.options.gather = TAGC_FORMAT_BF16;
+    r.options.dense_format = TAGC_FORMAT_BF16;
     toy_oracle oracle;
     toy_oracle_init(&oracle, &model);
     for (int step = 0; step < r.n_steps; step++)

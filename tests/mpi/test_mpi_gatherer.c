@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "codec/delta.h"
+#include "exchange/options.h"
 #include "tagc/mpi.h"
 
 enum { N_UNITS = 3, N_STEPS = 6 };
@@ -35,9 +36,9 @@ static void open_unit(unit *u, int which, int wire, int ranks_per_host, int two_
     *u = (unit){.shard = shards[which], .n = shards[which] * (size_t)world_size};
     options.n_elems = ranks_per_host && !two_level ? u->shard * (size_t)ranks_per_host : u->n;
     options.two_level = two_level;
-    options.wire = wire;
+    tagc_gatherer_options_choose(&options, wire);
     options.ranks_per_host = ranks_per_host;
-    options.check_every = 2;
+    options.check_every = options.delta ? 2 : 0;
     assert_int_equal(tagc_gatherer_create(comm, &options, &u->gatherer), TAGC_OK);
     u->masters = calloc(u->n, sizeof(float));
     u->expected = calloc(u->n, sizeof(float));

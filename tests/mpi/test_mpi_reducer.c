@@ -10,6 +10,7 @@
 
 #include "../exchange/direct_oracle.h"
 #include "../exchange/oracle.h"
+#include "../exchange/paper.h"
 #include "tagc/mpi.h"
 
 static tagc_comm *comm;
@@ -26,7 +27,7 @@ static float gradient_of(int step, int r, size_t i) {
 /* Three steps of every rank's view against the oracle. */
 static void compare(const tagc_reducer_options *options, int fill, int is_fixed) {
     size_t n = (size_t)options->n_elems, W = (size_t)world_size, shard = n / W;
-    size_t n_out = options->all_reduce ? n : shard;
+    size_t n_out = options->output ? n : shard;
     float *gradients = malloc(W * n * sizeof(float)), *residuals = malloc(W * n * sizeof(float));
     float *expected = malloc(n * sizeof(float)), *output = malloc(n * sizeof(float));
     tagc_reducer *reducer;
@@ -39,7 +40,7 @@ static void compare(const tagc_reducer_options *options, int fill, int is_fixed)
             for (size_t i = 0; i < n; i++) gradients[r * n + i] = gradient_of(step, (int)r, i);
         oracle_step(&plain, world_size, fill, is_fixed, gradients, residuals, expected);
         assert_int_equal(tagc_reducer_run(reducer, gradients + (size_t)rank * n, output, NULL), TAGC_OK);
-        const float *own = options->all_reduce ? expected : expected + (size_t)rank * shard;
+        const float *own = options->output ? expected : expected + (size_t)rank * shard;
         assert_memory_equal(output, own, n_out * sizeof(float));
         const float *residual = tagc_reducer_residual(reducer, NULL);
         if (residual) assert_memory_equal(residual, residuals + (size_t)rank * n, n * sizeof(float));
@@ -58,10 +59,13 @@ static void test_exchanges(void **state) {
         tagc_reducer_options_init(&options);
         options.n_elems = (variant < 6 ? 3000u : 40000u) * (uint64_t)world_size;
         options.exchange = variant % 3;
-        options.all_reduce = variant / 3 % 2;
-        options.cells = TAGC_CELLS_FIXED;
+        options.output = variant / 3 % 2;
+        tagc_paper_options paper;
+        tagc_paper_options_init(&paper);
+        paper.cells = TAGC_CELLS_FIXED;
         options.sparsity = 0.97;
-        if (variant == 7) options.ratio = 100; /* overloaded: leftovers travel */
+        if (variant == 7) paper.ratio = 100; /* overloaded: leftovers travel */
+        attach_paper(&options, &paper);
         compare(&options, options.exchange == TAGC_EXCHANGE_PACKED, options.exchange == TAGC_EXCHANGE_SKETCH);
     }
 }
@@ -105,8 +109,8 @@ static void test_direct(void **state) {
             if (world_size % per_host) continue;
             options.n_elems = (variant < 9 ? 3000u : 40000u) * (uint64_t)world_size;
             options.exchange = TAGC_EXCHANGE_DIRECT;
-            options.values = variant % 6;
-            options.all_reduce = variant % 3;
+            options.format = variant % 6;
+            options.output = variant % 3;
             options.ranks_per_host = per_host;
             options.sparsity = variant % 5 ? 0.95 : 0;
             compare_direct(&options);

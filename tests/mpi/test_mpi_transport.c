@@ -61,7 +61,7 @@ static void test_gather(void **state) {
         for (int r = 0; r < W; r++) assert_int_equal(all[r], i * 100 + r);
     }
     assert_int_equal(tagc_comm_barrier(comm), TAGC_OK);
-    tagc_comm_bytes(comm, sent, received);
+    tagc_comm_bytes(comm, sent, received, TAGC_N_LEGS);
     assert_int_equal(sent[TAGC_LEG_CONTROL], (W - 1) * (50 * 8 + 1));
     assert_int_equal(received[TAGC_LEG_CONTROL], (W - 1) * (50 * 8 + 1));
     assert_int_equal(sent[TAGC_LEG_VALUES], 0);

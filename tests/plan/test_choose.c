@@ -33,15 +33,15 @@ static double spread(uint64_t *state, double least, double most) {
     return least * pow(most / least, uniform(state));
 }
 
-static void add(fixture *f, int i, int exchange, double sparsity, int values) {
+static void add(fixture *f, int i, int exchange, double sparsity, int format) {
     tagc_candidate *c = &f->candidates[i];
     tagc_reducer_options_init(&c->compressed);
     c->compressed.exchange = exchange;
     c->compressed.sparsity = sparsity;
-    c->compressed.values = values;
+    c->compressed.format = format;
     c->mild = c->compressed;
     if (exchange == TAGC_EXCHANGE_DIRECT) c->mild.sparsity = 0;
-    f->costs.codec[i] = (tagc_codec_cost){.exchange = exchange, .sparsity = sparsity, .values = values};
+    f->costs.codec[i] = (tagc_codec_cost){.exchange = exchange, .sparsity = sparsity, .format = format};
 }
 
 /* Dense, int8 and int4 of every element, and few: the mildest first. Costs are per element of every phase. */
@@ -60,9 +60,9 @@ static void make(fixture *f, int placement, double elem_s, double bytes_per_s, d
     f->costs.flop_s = 1e-10;
     f->costs.byte_s = 1e-10;
     add(f, 0, TAGC_EXCHANGE_DENSE, 0, 0);
-    add(f, 1, TAGC_EXCHANGE_DIRECT, 0, TAGC_VALUES_INT8);
-    add(f, 2, TAGC_EXCHANGE_DIRECT, 0, TAGC_VALUES_INT4);
-    add(f, 3, TAGC_EXCHANGE_DIRECT, 0.98, TAGC_VALUES_INT4);
+    add(f, 1, TAGC_EXCHANGE_DIRECT, 0, TAGC_FORMAT_INT8);
+    add(f, 2, TAGC_EXCHANGE_DIRECT, 0, TAGC_FORMAT_INT4);
+    add(f, 3, TAGC_EXCHANGE_DIRECT, 0.98, TAGC_FORMAT_INT4);
     f->costs.n_codec = N_CANDIDATES;
     for (int i = 1; i < N_CANDIDATES; i++)
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) f->costs.codec[i].elem_s[phase] = elem_s;

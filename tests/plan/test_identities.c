@@ -129,20 +129,20 @@ static void volumes_of_the_paper(void **state) {
     setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int index = TAGC_INDEX_OR; index <= TAGC_INDEX_SUM4; index++) {
-            setup.engine.reducer.ratio = rows[i].ratio;
+            setup.engine.paper.ratio = rows[i].ratio;
             setup.engine.reducer.sparsity = rows[i].sparsity;
-            setup.engine.reducer.index = index;
+            setup.engine.paper.index = index;
             counted c = count(&setup);
             assert_near((double)c.volume.n_compressed / (double)c.volume.n_params, 0.82, 0.002);
             assert_near(c.compressed_bits, rows[i].bits[index], 1e-3);
         }
     /* 6.15 times under the dense gradient. */
-    setup.engine.reducer.ratio = 10;
+    setup.engine.paper.ratio = 10;
     setup.engine.reducer.sparsity = 0.9875;
-    setup.engine.reducer.index = TAGC_INDEX_OR;
+    setup.engine.paper.index = TAGC_INDEX_OR;
     assert_near(32 / count(&setup).compressed_bits, 6.15, 0.002);
     /* As many ranks as the index may count: 15 with 4 bits. */
-    setup.engine.reducer.index = TAGC_INDEX_SUM4;
+    setup.engine.paper.index = TAGC_INDEX_SUM4;
     setup.world_size = setup.n_hosts = 16;
     tagc_plan_volume volume;
     assert_int_equal(tagc_plan_count(&setup, &volume, NULL), TAGC_ERR_UNSUPPORTED);
@@ -163,7 +163,7 @@ static void all_legs_of_the_paper(void **state) {
     assert_near(gathered + dense.bits[TAGC_LEG_VALUES], 96, 1e-3);
     setup.engine.policy = TAGC_POLICY_PAPER;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
-    setup.engine.reducer.ratio = 10;
+    setup.engine.paper.ratio = 10;
     tagc_fsdp_options_resolve(&setup.engine);
     counted tagc = count(&setup);
     assert_near(gathered + tagc.compressed_bits, 69.2, 1e-3);
@@ -176,6 +176,7 @@ static void all_legs_of_the_paper(void **state) {
     /* Packed: 2 + 32 u, and u of independent choices. */
     setup.placement = TAGC_PLACE_ZERO3;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
+    setup.engine.paper.ratio = 0;
     assert_near(count(&setup).compressed_bits, 2 + 32 * 0.02, 1e-3);
     setup.union_density = -1;
     setup.engine.reducer.sparsity = 0.9;
@@ -222,7 +223,7 @@ static void accumulation_defers_gradients(void **state) {
     assert_near(each.bits[TAGC_LEG_GATHER], one.bits[TAGC_LEG_GATHER], 1e-9);
     /* A careful user's bf16 ZeRO-2: 32 bits per optimizer step. */
     setup.engine.exchange_each_micro_step = 0;
-    setup.engine.gather_wire = setup.engine.dense_wire = TAGC_WIRE_BF16;
+    setup.engine.gather = setup.engine.dense_format = TAGC_FORMAT_BF16;
     assert_near(count(&setup).all_bits, 32, 1e-3);
 }
 

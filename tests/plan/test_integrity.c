@@ -176,7 +176,7 @@ static void bf16_is_off_by_its_rounding(void **state) {
     double loss, norm;
     device_make(&d, &tiny);
     device_train(&d, &run, &loss, &norm);
-    run.options.gather_wire = run.options.dense_wire = TAGC_WIRE_BF16;
+    run.options.gather = run.options.dense_format = TAGC_FORMAT_BF16;
     for (int variant = 0; variant < 6; variant++) {
         run.world_size = 2 + 2 * (variant % 2);
         run.options.sharding = variant / 2;

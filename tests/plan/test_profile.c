@@ -37,11 +37,11 @@ static void set_arm(int arm, tagc_fsdp_options *out) {
     if (arms[arm].exchange >= 0) {
         out->reducer.exchange = arms[arm].exchange;
         out->reducer.sparsity = arms[arm].sparsity;
-        out->reducer.ratio = arms[arm].ratio;
+        out->paper.ratio = arms[arm].ratio;
     }
-    out->dense_wire = out->gather_wire = arms[arm].is_bf16;
+    out->dense_format = out->gather = arms[arm].is_bf16;
     if (arms[arm].exchange != TAGC_EXCHANGE_DIRECT) return;
-    out->gather_wire = TAGC_GATHER_DELTA4;
+    out->gather = TAGC_GATHER_DELTA4;
     out->mild = out->reducer;
     out->mild.sparsity = 0;
 }
@@ -68,7 +68,7 @@ static tagc_costs hidden_costs(void) {
     c.n_codec = 4;
     c.gather[TAGC_GATHER_DELTA4] = (tagc_gather_cost){.encode_s = 4e-10, .decode_s = 6e-10, .weight = 1};
     c.codec[2] = (tagc_codec_cost){.exchange = TAGC_EXCHANGE_DIRECT,
-                                   .values = TAGC_VALUES_INT4,
+                                   .format = TAGC_FORMAT_INT4,
                                    .sparsity = 0.95,
                                    .union_density = 0.05,
                                    .elem_s = {8e-10, 0, 1e-10, 2e-10}};
@@ -459,7 +459,7 @@ static void direct_arms_are_read(void **state) {
 static tagc_status read_hybrid(const json_t *options, tagc_fsdp_options *out) {
     set_arm(N_ARMS - 1, out);
     out->sharding = TAGC_SHARD_HYBRID;
-    out->gather_wire = TAGC_GATHER_FP32;
+    out->gather = TAGC_GATHER_FP32;
     out->ranks_per_host = (int)json_integer_value(json_object_get(options, "arm"));
     return TAGC_OK;
 }

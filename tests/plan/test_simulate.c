@@ -88,7 +88,7 @@ static void nothing_but_bytes(void **state) {
         tagc_setup setup = make(variant % 2 ? "demo" : "tiny", 2 + variant % 3);
         setup.placement = variant % 5 < 4 ? variant % 5 : TAGC_PLACE_ZERO3;
         setup.engine.n_micro_steps = 1 + variant / 5;
-        setup.engine.dense_wire = variant % 2;
+        setup.engine.dense_format = variant % 2;
         setup.engine.wrap = variant % 5 == 4 ? TAGC_WRAP_MATRIX : TAGC_WRAP_STAGE;
         tagc_costs costs;
         tagc_costs_init(&costs);
@@ -154,7 +154,7 @@ static void nothing_but_latency(void **state) {
             tagc_setup setup = make("tiny", n_ranks);
             setup.model.n_layer = n_ranks * 3 / 2; /* rows of 20 to 30 thousand values */
             setup.engine.wrap = TAGC_WRAP_MATRIX;
-            setup.engine.dense_wire = setup.engine.gather_wire = is_bf16;
+            setup.engine.dense_format = setup.engine.gather = is_bf16;
             tagc_costs costs;
             tagc_costs_init(&costs);
             double row = (double)tagc_gpt2_n_params(&setup.model) / n_ranks * (is_bf16 ? 2 : 4);
@@ -214,13 +214,13 @@ static void direct_by_hand(void **state) {
     setup.engine.policy = TAGC_POLICY_ALL;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
     setup.engine.reducer.sparsity = 0;
-    setup.engine.reducer.values = TAGC_VALUES_INT8;
+    setup.engine.reducer.format = TAGC_FORMAT_INT8;
     tagc_costs costs;
     tagc_costs_init(&costs);
     costs.flop_s = 1e-9;
     costs.n_codec = 1;
     costs.codec[0] =
-        (tagc_codec_cost){.exchange = TAGC_EXCHANGE_DIRECT, .values = TAGC_VALUES_INT8, .union_density = 1};
+        (tagc_codec_cost){.exchange = TAGC_EXCHANGE_DIRECT, .format = TAGC_FORMAT_INT8, .union_density = 1};
     costs.codec[0].elem_s[TAGC_PHASE_ENCODE] = encode_s;
     costs.codec[0].elem_s[TAGC_PHASE_DECODE] = decode_s;
     double n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
@@ -312,7 +312,7 @@ static void gathers_begin_inside_the_update(void **state) {
     assert_near(more.iteration_s - f.iteration_s, 8e-10 / 9 * tagc_setup_flops(&setup), 1e-9);
     /* Codes of parameters cost the owner's caller and every rank's. */
     setup.engine.n_micro_steps = 1;
-    setup.engine.gather_wire = TAGC_GATHER_DELTA4;
+    setup.engine.gather = TAGC_GATHER_DELTA4;
     f = simulate(&setup, &costs, (double)INFINITY, 0);
     costs.gather[TAGC_GATHER_DELTA4] = (tagc_gather_cost){.encode_s = 1e-7, .decode_s = 3e-7, .weight = 1};
     more = simulate(&setup, &costs, (double)INFINITY, 0);
@@ -374,11 +374,12 @@ static void what_is_not_known_is_refused(void **state) {
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
     costs.n_codec = 3; /* positions are known, blocks are not */
     setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    setup.engine.reducer.format = -1; /* its own: packed had fp32 */
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
     setup.engine.reducer.sparsity = 0;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_UNSUPPORTED);
     assert_non_null(strstr(tagc_last_error(), "direct at sparsity 0"));
-    setup.engine.reducer.values = TAGC_VALUES_BF16; /* moves memory, as a dense step does */
+    setup.engine.reducer.format = TAGC_FORMAT_BF16; /* moves memory, as a dense step does */
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_OK);
     link.bytes_per_s = 0;
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);

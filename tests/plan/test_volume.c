@@ -35,7 +35,8 @@ static double padded_compressed(const small_run *run) {
                         .engine = options};
     tagc_plan_volume none, all;
     setup.engine.reducer.exchange = TAGC_EXCHANGE_PACKED;
-    setup.engine.reducer.wire = TAGC_WIRE_FP32;
+    tagc_paper_options_init(&setup.engine.paper);
+    setup.engine.reducer.format = TAGC_FORMAT_FP32;
     setup.engine.reducer.sparsity = 0;
     setup.union_density = 0;
     assert_int_equal(tagc_plan_count(&setup, &none, NULL), TAGC_OK);
@@ -131,9 +132,9 @@ static void every_wire_and_index(void **state) {
     for (int variant = 0; variant < 3 * 2 * 2 * 3; variant++) {
         small_run run = make(&tiny, 2 + variant % 3);
         run.options.sharding = variant % 3;
-        run.options.gather_wire = variant / 3 % 2;
-        run.options.dense_wire = variant / 6 % 2;
-        run.options.reducer.index = variant / 12;
+        run.options.gather = variant / 3 % 2;
+        run.options.dense_format = variant / 6 % 2;
+        run.options.paper.index = variant / 12;
         run.options.reducer.sparsity = 0.95;
         if (variant % STRIDE == 0) compare(&run, "wire and index");
     }
@@ -146,10 +147,10 @@ static void sketches(void **state) {
         small_run run = make(&tiny, 2 + 2 * (variant % 2));
         run.options.sharding = variant % 3;
         run.options.reducer.exchange = TAGC_EXCHANGE_SKETCH;
-        run.options.reducer.index = variant / 3 % 3;
-        run.options.reducer.ratio = variant / 9 ? 10 : 2;
+        run.options.paper.index = variant / 3 % 3;
+        run.options.paper.ratio = variant / 9 ? 10 : 2;
         run.options.reducer.sparsity = 0.9;
-        run.options.reducer.unpeeled = TAGC_UNPEELED_ESTIMATE;
+        run.options.paper.unpeeled = TAGC_UNPEELED_ESTIMATE;
         if (variant % STRIDE == 0) compare(&run, "sketch");
     }
 }
@@ -190,7 +191,7 @@ static void overload_is_planned(void **state) {
         assert_int_equal(tagc_gpt2_preset("gpt2-162m", &setup.model), TAGC_OK);
         tagc_fsdp_options_init(&setup.engine);
         setup.engine.reducer.exchange = TAGC_EXCHANGE_SKETCH;
-        setup.engine.reducer.ratio = 10;
+        setup.engine.paper.ratio = 10;
         tagc_fsdp_options_resolve(&setup.engine);
         assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
         double real = really_unpeeled(loads[i], 4000000);
@@ -199,7 +200,7 @@ static void overload_is_planned(void **state) {
         /* Positions to all others, and a value from each of them. */
         double n_left = v.unpeeled * setup.union_density * (double)v.n_compressed / 4;
         assert_true(fabs(v.n_bytes[TAGC_LEG_LEFTOVER] - 2 * 3 * 4 * n_left) <= 0.01 * 2 * 3 * 4 * n_left);
-        setup.engine.reducer.unpeeled = TAGC_UNPEELED_ESTIMATE;
+        setup.engine.paper.unpeeled = TAGC_UNPEELED_ESTIMATE;
         assert_int_equal(tagc_plan_count(&setup, &v, NULL), TAGC_OK);
         assert_true(v.n_bytes[TAGC_LEG_LEFTOVER] == 0);
     }
@@ -242,14 +243,15 @@ static void flats_of_their_own(void **state) {
         for (int i = 0; i < layout->n_flats; i++) {
             tagc_reducer_options_init(&own[i]);
             own[i].exchange = i % 2 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_DENSE;
-            own[i].wire = i % 2 ? TAGC_WIRE_FP32 : TAGC_WIRE_BF16;
+            own[i].format = i % 2 ? TAGC_FORMAT_FP32 : TAGC_FORMAT_BF16;
             own[i].sparsity = i % 4 == 1 ? 0.9 : 0.5;
             own[i].n_elems = 12345;
-            own[i].all_reduce = variant % 2 == 0;
+            own[i].output = variant % 2 == 0;
             tagc_reducer_options real = own[i];
             real.n_elems = layout->flats[i].n_padded;
-            real.all_reduce = variant % 2;
+            real.output = variant % 2;
             double p = 1 - real.sparsity;
+            tagc_reducer_options_prune(&real);
             tagc_volume_data data = {.union_density =
                                          p < 0.2 && variant / 2 ? 0.2 : 1 - pow(1 - p, setup.world_size)};
             tagc_volume one;
@@ -282,16 +284,16 @@ static void direct_blocks(void **state) {
         run.options.sharding = variant % 4;
         run.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
         run.options.reducer.sparsity = 0;
-        run.options.reducer.values = variant % 6;
+        run.options.reducer.format = variant % 6;
         run.options.reducer.block = 16 << variant % 3;
         run.options.reducer.rotate = variant % 5 == 0;
         run.options.two_level = variant % 3 == 0;
         if (run.options.two_level || run.options.sharding == TAGC_SHARD_HYBRID)
             run.options.ranks_per_host = per_host[k];
-        run.options.dense_wire = variant / 2 % 2;
+        run.options.dense_format = variant / 2 % 2;
         if (mild) {
             run.options.mild = run.options.reducer;
-            run.options.mild.values = (variant + 3) % 6;
+            run.options.mild.format = (variant + 3) % 6;
         }
         if (mild && variant % 2) {
             run.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
@@ -315,9 +317,8 @@ static void exchanges_set_flat_by_flat(void **state) {
         for (int i = 0; i < 64; i++) {
             tagc_reducer_options_init(&own[i]);
             own[i].exchange = i % 3 ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
-            own[i].wire = i % 3 == 0 && i % 2 ? TAGC_WIRE_BF16 : TAGC_WIRE_FP32;
+            own[i].format = i % 3 ? i % 6 : i % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
             own[i].sparsity = 0;
-            own[i].values = i % 6;
         }
         run.flat_reducers = own;
         if (variant % STRIDE == 0) compare(&run, "flat by flat");
@@ -379,7 +380,7 @@ static void every_gather(void **state) {
         run.options.sharding = sharding == 2 ? TAGC_SHARD_HYBRID : sharding;
         run.options.two_level = variant / 36;
         run.options.ranks_per_host = sharding == 2 || run.options.two_level ? 2 : 1;
-        run.options.gather_wire = wire;
+        run.options.gather = wire;
         run.options.policy = TAGC_POLICY_NONE;
         run.options.n_micro_steps = 1 + variant / 18 % 2;
         if (wire >= TAGC_GATHER_DELTA8 && run.options.sharding != TAGC_SHARD_GRAD) continue;

@@ -4,6 +4,7 @@ import ctypes
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -25,11 +26,32 @@ def test_version_is_that_of_the_package():
     assert tagc.__version__ == version
 
 
-def test_structs_are_those_of_the_header():
-    for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats"):
-        init = "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower() + "_init"
-        options = _library.initialised(getattr(_library, kind), init)
-        assert options.struct_bytes == ctypes.sizeof(options)
+def test_structs_are_those_of_the_header(tmp_path):
+    """Names, places and sizes of all fields, as a compiler has them."""
+    kinds = {kind: "tagc_" + re.sub(r"(?<!^)([A-Z])", r"_\1", kind).lower()
+             for kind in ("CommOptions", "ReducerOptions", "GathererOptions", "ReducerStats", "Transfer")}  # fmt: skip
+    lines, expected = [], []
+    for kind, name in kinds.items():
+        struct = getattr(_library, kind)
+        lines.append(f'printf("%zu\\n", sizeof({name}));')
+        expected.append(ctypes.sizeof(struct))
+        for field, _ in struct._fields_:
+            lines.append(f'printf("%zu\\n%zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
+            expected += [getattr(struct, field).offset, getattr(struct, field).size]
+    source = tmp_path / "fields.c"
+    source.write_text("#include <stdio.h>\n#include <tagc/transport.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+    compiler = os.environ.get("CC", "cc")
+    if not shutil.which(compiler):
+        pytest.skip(f"no C compiler: {compiler}")
+    subprocess.run([compiler, f"-I{ROOT / 'include'}", str(source), "-o", str(tmp_path / "fields")], check=True, timeout=60)
+    said = subprocess.run([str(tmp_path / "fields")], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert [int(number) for number in said.split()] == expected
+
+
+def test_defaults_are_the_librarys():
+    options = _library.initialised(_library.ReducerOptions, "tagc_reducer_options_init")
+    assert options.struct_bytes == ctypes.sizeof(options)
+    assert (options.format, options.sparsity, options.ranks_per_host, options.tag) == (-1, -1, 1, 2**64 - 1)
 
 
 def test_package_needs_no_torch():

@@ -122,7 +122,7 @@ static inline int pattern_storm(tagc_comm *comm, uint64_t seed, int n, uint64_t 
         pattern_make(&patterns[i], seed * 1000 + (uint64_t)i, rank, world_size, max_bytes,
                      (tagc_leg)(i % TAGC_N_LEGS));
     uint64_t sent[TAGC_N_LEGS], received[TAGC_N_LEGS];
-    tagc_comm_bytes(comm, sent, received);
+    tagc_comm_bytes(comm, sent, received, TAGC_N_LEGS);
     int next[N_LANES] = {0};
     uint64_t own = tagc_comm_has_lanes(comm) ? (uint64_t)rank + 1 : 0;
     for (int posted = 0; posted < N_LANES * n; posted++) {
@@ -137,7 +137,7 @@ static inline int pattern_storm(tagc_comm *comm, uint64_t seed, int n, uint64_t 
         received[p->ticket.leg] += pattern_received(p);
     }
     uint64_t sent_now[TAGC_N_LEGS], received_now[TAGC_N_LEGS];
-    tagc_comm_bytes(comm, sent_now, received_now);
+    tagc_comm_bytes(comm, sent_now, received_now, TAGC_N_LEGS);
     n_bad += memcmp(sent, sent_now, sizeof sent) != 0 || memcmp(received, received_now, sizeof received) != 0;
     for (int i = 0; i < N_LANES * n; i++) pattern_free(&patterns[i]);
     free(patterns);

@@ -47,7 +47,7 @@ static void gather_body(rank_run *run) {
     CHECK(run, tagc_comm_all_gather(comm, &all[run->rank], sizeof mine, all) == TAGC_OK);
     for (uint32_t r = 0; r < W; r++) CHECK(run, all[r] == 7 * (1000 + r));
     CHECK(run, tagc_comm_all_gather(comm, NULL, 0, NULL) == TAGC_OK);
-    tagc_comm_bytes(comm, sent, received);
+    tagc_comm_bytes(comm, sent, received, TAGC_N_LEGS);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         uint64_t expected = leg == TAGC_LEG_CONTROL ? 2 * sizeof mine * (W - 1) : 0;
         CHECK(run, sent[leg] == expected && received[leg] == expected);

@@ -132,7 +132,7 @@ class Comm:
 
     def _bytes(self):
         sent, received = (ctypes.c_uint64 * lib.N_LEGS)(), (ctypes.c_uint64 * lib.N_LEGS)()
-        lib.load().tagc_comm_bytes(self.handle, sent, received)
+        lib.load().tagc_comm_bytes(self.handle, sent, received, lib.N_LEGS)
         return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
 
     def close(self):

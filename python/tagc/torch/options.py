@@ -49,10 +49,10 @@ class Options:
             raise Error("argument", f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.values is None:
             self.values = "int2" if self.sparsity > 0 else "fp32"
-        _choice("values", self.values, tuple(lib.VALUES))
+        _choice("values", self.values, tuple(lib.FORMATS))
         if self.mild is None:
             self.mild = ("fp32" if self.sparsity == 0 else "int4") if is_direct else "dense"
-        _choice("mild", self.mild, ("dense", *lib.VALUES))
+        _choice("mild", self.mild, ("dense", *lib.FORMATS))
         if self.mild_sparsity is None:
             self.mild_sparsity = min(0.85, self.sparsity)
         _number("mild_sparsity", self.mild_sparsity, 0, 1)
@@ -82,13 +82,13 @@ class Options:
             exchange = "direct"
         fields = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
         if exchange == "dense":
-            fields["wire"] = lib.WIRES["bf16" if dtype == torch.bfloat16 else "fp32"]
+            fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         elif kind == "mild":
-            fields |= {"sparsity": self.mild_sparsity, "values": lib.VALUES[self.mild]}
+            fields |= {"sparsity": self.mild_sparsity, "format": lib.FORMATS[self.mild]}
         else:
             fields["sparsity"] = self.sparsity_at(step)
             if exchange == "direct":
-                fields["values"] = lib.VALUES[self.values]
+                fields["format"] = lib.FORMATS[self.values]
         return fields
 
     def feeds_back(self, kind):
@@ -96,7 +96,7 @@ class Options:
         fields = self.reducer(kind, torch.float32, 10**9)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
-        is_exact = fields["sparsity"] == 0 and fields.get("values") in (lib.VALUES["fp32"], lib.VALUES["bf16"])
+        is_exact = fields["sparsity"] == 0 and fields.get("format") in (lib.FORMATS["fp32"], lib.FORMATS["bf16"])
         return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
 
     def travels(self, kind):

@@ -28,7 +28,7 @@ class Reducer:
             setattr(fields, name, value)
         self._comm, self._handle = comm, ctypes.c_void_p()
         self.n_elems = n_elems
-        self.n_output = n_elems if fields.all_reduce else n_elems // comm.world_size
+        self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         self._under_way = ()
         lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
@@ -74,7 +74,8 @@ class Gatherer:
 
     def __init__(self, comm, n_elems, wire, tag):
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
-        fields.n_elems, fields.wire, fields.tag = n_elems, lib.GATHERS[wire], tag
+        format, fields.delta = lib.GATHERS[wire]
+        fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
         self.n_elems, self._n_shard = n_elems, n_elems // comm.world_size
         self.is_delta = wire.startswith("delta")
         fields.check_every = 100 if self.is_delta else 0

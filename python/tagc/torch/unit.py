@@ -51,7 +51,7 @@ class _Exchange:
     def __init__(self, layout, part, comm, options):
         self.part, self.outputs = part, layout.output_runs(part, comm.rank)
         self.is_whole = part.is_whole(layout.n_elems)
-        self.reducer = Reducer(comm, part.n_elems, all_reduce=int(layout.all_reduce), **options)
+        self.reducer = Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit" if layout.all_reduce else "shard"], **options)
         self.input = None if self.is_whole else torch.zeros(part.n_elems, dtype=torch.float32)
         self.output = None if self.is_whole else torch.empty(self.reducer.n_output, dtype=torch.float32)
 

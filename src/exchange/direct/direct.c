@@ -16,26 +16,28 @@ static int is_coded(const tagc_reducer_options *options, int world_size) {
 }
 
 static uint64_t residual_elems(const tagc_reducer_options *options, int world_size) {
-    int is_exact = options->values <= TAGC_VALUES_BF16 && options->sparsity == 0; /* by choice: plain dense */
+    int is_exact = options->format <= TAGC_FORMAT_BF16 && options->sparsity == 0; /* by choice: plain dense */
     if (!is_coded(options, world_size) || is_exact) return 0;
     return options->n_elems / (uint64_t)options->ranks_per_host;
 }
 
 static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
-    if (options->all_reduce == 1) return options->n_elems;
-    return options->n_elems / (uint64_t)(options->all_reduce ? options->ranks_per_host : world_size);
+    if (options->output == TAGC_OUTPUT_UNIT) return options->n_elems;
+    return options->n_elems /
+           (uint64_t)(options->output != TAGC_OUTPUT_SHARD ? options->ranks_per_host : world_size);
 }
 
 size_t tagc_direct_row(const tagc_reducer *r, int host, int local) {
     const tagc_direct *d = tagc_direct_of(r);
-    return (size_t)(r->options.all_reduce == 2 ? local * d->n_hosts + host : tagc_rank_of(d, host, local));
+    return (size_t)(r->options.output == TAGC_OUTPUT_HOST_SHARD ? local * d->n_hosts + host
+                                                                : tagc_rank_of(d, host, local));
 }
 
 float *tagc_direct_sums(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    size_t row = r->options.all_reduce == 0   ? 0
-                 : r->options.all_reduce == 1 ? (size_t)r->rank
-                                              : (size_t)d->host;
+    size_t row = r->options.output == TAGC_OUTPUT_SHARD  ? 0
+                 : r->options.output == TAGC_OUTPUT_UNIT ? (size_t)r->rank
+                                                         : (size_t)d->host;
     return r->now.output + row * r->shard;
 }
 
@@ -45,7 +47,7 @@ static void choose_codes(tagc_reducer *r) {
     d->fragment = (tagc_code_options){.n = r->shard,
                                       .k = r->k,
                                       .sparse = r->k < r->shard,
-                                      .values = r->options.values,
+                                      .values = r->options.format,
                                       .block = r->options.block,
                                       .rotate = r->options.rotate};
     /* Sparse, too, where all could come: in 2 bits or 1 a code of every element cannot say zero, which is what padding is. */
@@ -89,7 +91,7 @@ tagc_status tagc_direct_agree(tagc_reducer *r) {
 }
 
 tagc_status tagc_direct_added(tagc_reducer *r) {
-    return r->options.all_reduce ? tagc_direct_results(r) : tagc_direct_agree(r);
+    return r->options.output != TAGC_OUTPUT_SHARD ? tagc_direct_results(r) : tagc_direct_agree(r);
 }
 
 /* Of several batches, bodies of one go out before headers of another. */

@@ -52,7 +52,7 @@ typedef struct tagc_direct {
 
     tagc_message *header_out, *body_out; /* (n_slots) */
     tagc_message *result_out;            /* (2) headers, bodies */
-    tagc_message *hand_out;              /* (2, n_hosts) headers, bodies; all_reduce 1 with hosts */
+    tagc_message *hand_out;              /* (2, n_hosts) headers, bodies; TAGC_OUTPUT_UNIT with hosts */
     char *send;                          /* (n_slots * batch + 1, stride); the last is the own host's */
     char *recv;                          /* (n_rows, stride) */
     tagc_fragment *sent;                 /* (n_slots * batch + 1) */

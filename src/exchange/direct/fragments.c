@@ -92,8 +92,8 @@ static size_t own_slot(const tagc_direct *d) {
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    int n_threads = r->options.n_threads, is_all = r->options.all_reduce != 0;
-    int n_handed = r->options.all_reduce == 1 && d->per_host > 1 ? 2 * d->n_hosts : 0;
+    int n_threads = r->options.n_threads, is_all = r->options.output != TAGC_OUTPUT_SHARD;
+    int n_handed = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1 ? 2 * d->n_hosts : 0;
     size_t scratch = d->fragment_code->scratch_bytes(&d->fragment, n_threads);
     d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
     if (is_all) {
@@ -102,7 +102,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     }
     size_t eager = larger(eager_of(r, r->k), eager_of(r, d->agreed_k)) * (is_all ? 2 : 1);
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, eager));
-    d->n_rows = (size_t)(r->options.all_reduce == 1 ? r->world_size : d->n_hosts);
+    d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
     choose_batches(r);
     tagc_room rooms[] = {{2 * d->n_slots, d->batch},
                          {2, r->world_size - 1},
@@ -156,7 +156,7 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
                            .sum = tagc_wire_sum(body, n_bytes),
                            .is_void = is_void};
     tagc_wire_header header = {.kind = TAGC_WIRE_FRAGMENT,
-                               .coding = r->options.values,
+                               .coding = r->options.format,
                                .flags = (r->now.stats.nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0) |
                                         (r->now.failure != TAGC_OK ? TAGC_WIRE_FLAG_FAILED : 0),
                                .rank = (uint32_t)r->rank,
@@ -214,7 +214,7 @@ static void post_headers(tagc_reducer *r, int b) {
 static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
                                 const tagc_code_options *options) {
     tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
-                                 .coding = r->options.values,
+                                 .coding = r->options.format,
                                  .rank = (uint32_t)from,
                                  .k = (uint32_t)r->k,
                                  .n_elems = r->shard,
@@ -396,7 +396,7 @@ static int take_body(tagc_reducer *r, int host, int n) {
 }
 
 static int round_after_bodies(const tagc_reducer *r) {
-    return r->options.all_reduce ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
+    return r->options.output != TAGC_OUTPUT_SHARD ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
 
 /* In the order of hosts, whatever the order of arrivals; as many at once as are there. The own one goes through the

@@ -16,7 +16,7 @@ enum {
 static const size_t slots_bytes = (size_t)64 << 20; /* of rows under way, where that is more */
 
 static int is_wide(const tagc_reducer *r) {
-    return r->options.values == TAGC_VALUES_FP32;
+    return r->options.format == TAGC_FORMAT_FP32;
 }
 
 static size_t width_of(const tagc_reducer *r) {
@@ -216,5 +216,5 @@ tagc_status tagc_hosts_step(tagc_reducer *r) {
     r->now.stats.nonfinite |= tagc_holds_nonfinite(sums, r->shard);
     r->now.stats.n_kept = r->options.n_elems / (uint64_t)r->options.ranks_per_host;
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    return r->options.all_reduce == 1 ? share_sums(r, sums) : tagc_direct_agree(r);
+    return r->options.output == TAGC_OUTPUT_UNIT ? share_sums(r, sums) : tagc_direct_agree(r);
 }

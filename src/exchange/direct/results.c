@@ -7,7 +7,8 @@
 
 /* The row of received bodies, and of the output, for the sums of the rank `local` of `host`. */
 static size_t row_of(const tagc_reducer *r, int host, int local) {
-    return (size_t)(r->options.all_reduce == 1 ? tagc_rank_of(tagc_direct_of(r), host, local) : host);
+    return (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? tagc_rank_of(tagc_direct_of(r), host, local)
+                                                          : host);
 }
 
 static size_t own_row(const tagc_reducer *r) {
@@ -34,7 +35,7 @@ static void encode_sums(tagc_reducer *r) {
 
 static tagc_status decode_results(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    int is_whole = r->options.all_reduce == 1;
+    int is_whole = r->options.output == TAGC_OUTPUT_UNIT;
     size_t own = own_row(r);
     double start_s = tagc_clock_s();
     for (size_t row = 0; row < d->n_rows; row++) {
@@ -99,7 +100,7 @@ static tagc_status hand_bodies(tagc_reducer *r) {
 
 static tagc_status hand_headers(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    if (r->options.all_reduce != 1 || d->per_host == 1) return decode_results(r);
+    if (r->options.output != TAGC_OUTPUT_UNIT || d->per_host == 1) return decode_results(r);
     for (int host = 0; host < d->n_hosts; host++) TAGC_TRY(hand_row(r, host, 0));
     tagc_then(r, hand_bodies, d->hand_out, d->n_hosts, TAGC_ROUND_RESULTS, TAGC_ROUND_RESULTS);
     return TAGC_OK;
@@ -113,7 +114,7 @@ static tagc_status post_bodies(tagc_reducer *r) {
     tagc_message *message = &d->result_out[1];
     size_t own = own_row(r), eager = tagc_direct_eager_sum(r);
     uint64_t rest = tagc_fragment_rest(&d->received[own], eager);
-    int n = 0, hands_on = r->options.all_reduce == 1 && d->per_host > 1;
+    int n = 0, hands_on = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1;
     tagc_rests rests;
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;

@@ -38,7 +38,7 @@ static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tag
     double n_partners = d->n_hosts - 1, n_beside = d->per_host - 1;
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_partners * TAGC_WIRE_HEADER_BYTES);
     tagc_volume_add(v, TAGC_LEG_RESULT, n_partners * (eager + rest_of(n_bytes, eager)));
-    for (int host = 0; r->options.all_reduce == 1 && n_beside > 0 && host < d->n_hosts; host++) {
+    for (int host = 0; r->options.output == TAGC_OUTPUT_UNIT && n_beside > 0 && host < d->n_hosts; host++) {
         tagc_volume_add_within(v, TAGC_LEG_CONTROL, n_beside * TAGC_WIRE_HEADER_BYTES);
         tagc_volume_add_within(v, TAGC_LEG_RESULT, n_beside * n_bytes);
     }
@@ -54,7 +54,7 @@ static tagc_status check_data(const tagc_reducer *r, const tagc_volume_data *dat
     if (!data || !(data->bodies || is_share(data->kept_density)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "kept_density is %g, must be in [0, 1]",
                          data ? data->kept_density : -1.0);
-    if (r->options.all_reduce && !data->sums && !is_share(data->union_density))
+    if (r->options.output != TAGC_OUTPUT_SHARD && !data->sums && !is_share(data->union_density))
         return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]", data->union_density);
     return TAGC_OK;
 }
@@ -63,12 +63,13 @@ tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, ta
     const tagc_direct *d = tagc_direct_of(r);
     TAGC_TRY(check_data(r, data));
     double n_beside = d->per_host - 1, n_others = r->world_size - 1;
-    double row = (double)r->shard * (r->options.values == TAGC_VALUES_FP32 ? 4 : 2); /* within a host */
+    double row = (double)r->shard * (r->options.format == TAGC_FORMAT_FP32 ? 4 : 2); /* within a host */
     for (int host = 0; n_beside > 0 && host < d->n_hosts; host++)
         tagc_volume_add_within(v, TAGC_LEG_VALUES, n_beside * row);
     if (d->coded) add_fragments(r, data, v);
-    if (d->coded && r->options.all_reduce) add_results(r, data, v);
-    if (!d->coded && r->options.all_reduce == 1) tagc_volume_add(v, TAGC_LEG_RESULT, n_beside * row);
+    if (d->coded && r->options.output != TAGC_OUTPUT_SHARD) add_results(r, data, v);
+    if (!d->coded && r->options.output == TAGC_OUTPUT_UNIT)
+        tagc_volume_add(v, TAGC_LEG_RESULT, n_beside * row);
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
     v->n_within_bytes[TAGC_LEG_CONTROL] += n_beside * TAGC_WIRE_HEADER_BYTES;
     return TAGC_OK;

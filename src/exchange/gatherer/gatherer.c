@@ -17,14 +17,13 @@
 #include <stdint.h>
 #include <string.h>
 
-static int bits_of_wire(int wire) {
-    switch (wire) {
-    case TAGC_GATHER_INT8:
-    case TAGC_GATHER_DELTA8:
+static int bits_of(int format) {
+    switch (format) {
+    case TAGC_FORMAT_INT8:
         return 8;
-    case TAGC_GATHER_DELTA4:
+    case TAGC_FORMAT_INT4:
         return 4;
-    case TAGC_GATHER_DELTA2:
+    case TAGC_FORMAT_INT2:
         return 2;
     default:
         return 0;
@@ -51,13 +50,13 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
     g->n_relays = g->per_host > 1 ? g->n_rows / g->per_host - 1 : 0;
     g->row = rank % g->n_rows;
     g->first_rank = rank - g->row;
-    g->bits = bits_of_wire(g->options.wire);
-    g->is_delta = g->options.wire >= TAGC_GATHER_DELTA8;
+    g->bits = bits_of(g->options.format);
+    g->is_delta = g->options.delta;
     g->is_whole_next = g->is_delta;
     g->shard = (size_t)(g->options.n_elems / (uint64_t)g->n_rows);
     size_t n_bytes = g->is_delta ? tagc_gatherer_delta_bytes(g->bits, g->shard, g->n_rows)
-                     : g->options.wire == TAGC_GATHER_FP32 ? 0
-                                                           : tagc_gatherer_message_bytes(g);
+                     : g->options.format == TAGC_FORMAT_FP32 ? 0
+                                                             : tagc_gatherer_message_bytes(g);
     g->row_bytes = tagc_aligned(n_bytes);
     place(g, arena);
     if (!arena->overflow) return TAGC_OK;
@@ -98,7 +97,7 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
 
 /* The own row as it travels. */
 static const void *encode(tagc_gatherer *g) {
-    if (g->options.wire == TAGC_GATHER_FP32) return g->own;
+    if (g->options.format == TAGC_FORMAT_FP32) return g->own;
     uint8_t *row = tagc_gatherer_row(g, g->row);
     if (g->is_delta)
         tagc_gatherer_delta_encode(g);
@@ -116,7 +115,7 @@ static int is_direct(const tagc_gatherer *g, int row) {
 
 static void post(tagc_gatherer *g) {
     const void *send = encode(g);
-    int is_plain = g->options.wire == TAGC_GATHER_FP32;
+    int is_plain = g->options.format == TAGC_FORMAT_FP32;
     uint64_t stride = is_plain ? g->shard * sizeof(float) : g->row_bytes;
     uint64_t n_bytes = tagc_gatherer_message_bytes(g);
     uint8_t *rows = is_plain ? (uint8_t *)g->full : g->rows;
@@ -178,9 +177,8 @@ static tagc_status check_replica(const tagc_gatherer *g, const float *shard, con
     uintptr_t end = begin + (size_t)g->n_rows * g->shard * sizeof *full;
     if (from < end && begin < from + g->shard * sizeof *shard)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "shard lies in full, but wire %d (a delta) needs the master apart from"
-                         " the replica",
-                         g->options.wire);
+                         "shard lies in full, but a gather of deltas (delta is 1) needs the master"
+                         " apart from the replica");
     if (!g->is_whole_next && full != g->full)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "full is not the array of the last gather, whose values a delta changes: call"

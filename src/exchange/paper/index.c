@@ -48,7 +48,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     r->k = tagc_select_count(r->shard, r->options.sparsity);
     p->carrier = choose_carrier(r);
     p->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
-    p->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->options.index, r->shard));
+    p->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->paper.index, r->shard));
     p->value_bytes =
         tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->carrier->max_words(r)) * sizeof(float));
     choose_batch(r);
@@ -92,12 +92,12 @@ static char *index_body(char *rows, const tagc_reducer *r, int row) {
 }
 
 static uint64_t message_bytes(const tagc_reducer *r) {
-    return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(r->options.index, r->shard);
+    return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(r->paper.index, r->shard);
 }
 
 static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, int rank) {
     return (tagc_wire_header){.kind = (int)kind,
-                              .coding = r->options.index,
+                              .coding = r->paper.index,
                               .rank = (uint32_t)rank,
                               .k = (uint32_t)r->k,
                               .n_elems = r->shard,
@@ -128,7 +128,7 @@ static void make_index(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     uint8_t *body = (uint8_t *)index_body(p->index_send, r, d);
     const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
-    if (r->options.index == TAGC_INDEX_SUM4)
+    if (r->paper.index == TAGC_INDEX_SUM4)
         tagc_nibble_make(body, r->shard, indices, p->n_kept[d]);
     else
         tagc_bitmap_make(body, r->shard, indices, p->n_kept[d]);
@@ -191,7 +191,7 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
     if (status == TAGC_OK)
-        status = tagc_wire_check_index(r->options.index, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES,
+        status = tagc_wire_check_index(r->paper.index, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES,
                                        r->shard, header->n_items, p->bits);
     if (status == TAGC_OK) return TAGC_OK;
     return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union", from);
@@ -201,7 +201,7 @@ static void combine(tagc_reducer *r, int from) {
     const tagc_paper *p = tagc_paper_of(r);
     uint8_t *into = (uint8_t *)index_body(p->index_send, r, r->rank);
     const uint8_t *arrived = (const uint8_t *)index_body(p->index_recv, r, from);
-    switch (r->options.index) {
+    switch (r->paper.index) {
     case TAGC_INDEX_SUM4:
         tagc_nibble_add(into, arrived, r->shard);
         break;
@@ -216,7 +216,7 @@ static void combine(tagc_reducer *r, int from) {
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     const char *body = index_body(d == r->rank ? p->index_send : p->index_recv, r, d);
-    return tagc_wire_bits(r->options.index, (const uint8_t *)body, r->shard, p->bits);
+    return tagc_wire_bits(r->paper.index, (const uint8_t *)body, r->shard, p->bits);
 }
 
 /* The union of shard d in ascending order, in a place of the own one's or the others'. */
@@ -323,11 +323,11 @@ static void drop_lost(tagc_reducer *r, int d) {
 static void encode(tagc_reducer *r, int d) {
     const tagc_carrier *carrier = tagc_paper_of(r)->carrier;
     double start_s = tagc_clock_s();
-    if (r->options.index == TAGC_INDEX_SUM1) drop_lost(r, d);
+    if (r->paper.index == TAGC_INDEX_SUM1) drop_lost(r, d);
     tagc_union of = {.n = tagc_paper_of(r)->n_union[d]};
     if (d == r->rank)
         of = tagc_own_union(r);
-    else if (carrier->needs_positions || r->options.fill_union)
+    else if (carrier->needs_positions || r->paper.fill_union)
         of = union_of(r, d);
     carrier->encode(r, d, &of);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
@@ -360,7 +360,7 @@ static tagc_status finish(tagc_reducer *r);
 
 /* The round in which something may follow the values. */
 static int round_after_values(const tagc_reducer *r) {
-    int posts = tagc_paper_of(r)->carrier->posts || r->options.all_reduce || can_overflow(r);
+    int posts = tagc_paper_of(r)->carrier->posts || r->options.output != TAGC_OUTPUT_SHARD || can_overflow(r);
     return posts ? TAGC_ROUND_LAST : TAGC_NO_ROUND;
 }
 
@@ -470,11 +470,11 @@ static tagc_status exchange_results(tagc_reducer *r) {
 
 static tagc_status finish(tagc_reducer *r) {
     if (r->now.stats.nonfinite) {
-        size_t n = r->options.all_reduce ? (size_t)r->options.n_elems : r->shard;
+        size_t n = r->options.output != TAGC_OUTPUT_SHARD ? (size_t)r->options.n_elems : r->shard;
         for (size_t i = 0; i < n; i++) r->now.output[i] = NAN;
         return TAGC_OK;
     }
-    if (r->options.all_reduce) return exchange_results(r);
+    if (r->options.output != TAGC_OUTPUT_SHARD) return exchange_results(r);
     tagc_union own = tagc_own_union(r);
     unpack(r, &own, tagc_paper_sums(r), r->now.output);
     return TAGC_OK;
@@ -509,7 +509,7 @@ static uint64_t residual_elems(const tagc_reducer_options *options, int world_si
 }
 
 static uint64_t output_elems(const tagc_reducer_options *options, int world_size) {
-    return options->all_reduce ? options->n_elems : options->n_elems / (uint64_t)world_size;
+    return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
 /* An expected number need not be whole, but cells are. */
@@ -539,7 +539,8 @@ static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_vo
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
     if (v->sketching) tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
     if (v->sketching && data->n_left) tagc_leftovers_volume(r, data->n_left, v);
-    if (r->options.all_reduce) tagc_volume_add(v, TAGC_LEG_RESULT, n_others * n_own * sizeof(float));
+    if (r->options.output != TAGC_OUTPUT_SHARD)
+        tagc_volume_add(v, TAGC_LEG_RESULT, n_others * n_own * sizeof(float));
     return TAGC_OK;
 }
 

@@ -15,7 +15,7 @@
 static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     const tagc_paper *p = tagc_paper_of(r);
     size_t at = (size_t)d * r->shard + position;
-    if (!r->options.fill_union) {
+    if (!r->paper.fill_union) {
         const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
         size_t low = 0, high = p->n_kept[d];
         while (low < high) {
@@ -35,13 +35,13 @@ static uint32_t encoded_word(const tagc_reducer *r, int d, uint32_t position) {
     float value = encoded_value(r, d, position);
     int exponent = tagc_paper_of(r)->sketch.exponent;
     uint32_t word;
-    if (r->options.cells == TAGC_CELLS_FIXED) return (uint32_t)lrintf(value * ldexpf(1.0f, exponent));
+    if (r->paper.cells == TAGC_CELLS_FIXED) return (uint32_t)lrintf(value * ldexpf(1.0f, exponent));
     memcpy(&word, &value, sizeof word);
     return word;
 }
 
 static uint32_t add_words(const tagc_reducer *r, uint32_t a, uint32_t b) {
-    if (r->options.cells == TAGC_CELLS_FIXED) return a + b;
+    if (r->paper.cells == TAGC_CELLS_FIXED) return a + b;
     float x, y;
     memcpy(&x, &a, sizeof x);
     memcpy(&y, &b, sizeof y);
@@ -54,7 +54,7 @@ static uint32_t add_words(const tagc_reducer *r, uint32_t a, uint32_t b) {
 static void put_word(const tagc_reducer *r, void *to, uint32_t word) {
     float value;
     memcpy(&value, &word, sizeof value);
-    if (r->options.cells == TAGC_CELLS_FIXED)
+    if (r->paper.cells == TAGC_CELLS_FIXED)
         *(uint32_t *)to = word;
     else
         *(float *)to = value;
@@ -177,7 +177,7 @@ static void post_leftovers(tagc_reducer *r) {
 
 static tagc_status positions_here(tagc_reducer *r) {
     double start_s = tagc_clock_s();
-    int is_packed = r->options.unpeeled == TAGC_UNPEELED_PACKED;
+    int is_packed = r->paper.unpeeled == TAGC_UNPEELED_PACKED;
     for (int d = 0; d < r->world_size; d++) {
         tagc_status status = read_positions(r, d);
         tagc_note_failure(r, status);
@@ -198,9 +198,9 @@ void tagc_leftovers_volume(const tagc_reducer *r, const uint64_t *n_left, tagc_v
         sum += n_left[d];
         of_others += d == r->rank ? 0 : n_left[d];
     }
-    if (sum == 0 || r->options.unpeeled == TAGC_UNPEELED_ESTIMATE) return;
+    if (sum == 0 || r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE) return;
     tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)(n_others * positions_bytes(n_left[r->rank])));
-    if (r->options.unpeeled == TAGC_UNPEELED_PACKED)
+    if (r->paper.unpeeled == TAGC_UNPEELED_PACKED)
         tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)of_others * sizeof(uint32_t));
     tagc_volume_add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
 }
