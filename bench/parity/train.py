@@ -222,9 +222,7 @@ class _Gloo(_Trainer):
     def _hook(self):
         hook = self.arm.hook
         if hook.get("bf16"):
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-
-            self.model.register_comm_hook(None, bf16_compress_hook)
+            self.model.register_comm_hook(None, _bf16_hook)
         elif "powersgd" in hook:
             from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
@@ -286,6 +284,9 @@ class _Gloo(_Trainer):
     # A checkpoint has this rank's part of everything. What PowerSGD remembers begins anew: its buckets do.
 
     def state_dict(self):
+        for module in self.model.modules():  # FSDP2 leaves the root whole after a forward pass
+            if hasattr(module, "reshard"):
+                module.reshard()
         optimizer = [{name: _local(value) for name, value in self.optimizer.state[p].items()} for p in self.model.parameters()]
         return {
             "model": [_local(p.detach()) for p in self.model.parameters()],
@@ -303,6 +304,13 @@ class _Gloo(_Trainer):
         if self.handle:
             self.handle.load_state_dict(saved["tagc"])
             self.handle.reset_parameters()
+
+
+def _bf16_hook(state, bucket):
+    """torch's, under another name: by its own, DDP takes it on GPUs only."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    return bf16_compress_hook(state, bucket)
 
 
 def _local(value):

@@ -2,7 +2,9 @@
 say, sizes are those of real bytes. And the rule by which arms are tuned."""
 
 import copy
+import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import sys
@@ -15,9 +17,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench" / "parity"))
 
 import arms  # noqa: E402
 import corpus  # noqa: E402
+import ranks  # noqa: E402
 import runner  # noqa: E402
 import simulate  # noqa: E402
 import tables  # noqa: E402
+import train  # noqa: E402
 from peers import Sent, blocks, clip, demo, local, onebit  # noqa: E402
 
 W, LR = 2, 1e-2
@@ -404,3 +408,83 @@ def test_every_arm_can_be_made():
     for arm in arms.ALL:
         if "tagc" in arm.hook:
             Options(**arm.hook["tagc"])
+
+
+# ---- a run, interrupted and resumed ----
+
+SHORT = dataclasses.replace(
+    arms.SETTINGS["tiny"], n_layer=1, n_embd=32, n_head=2, n_positions=8, n_vocabulary=256, batch_size=2, steps=9, warmup=2, eval_every=3,
+    eval_tokens=256, final_tokens=256, save_every=3,
+)  # fmt: skip
+
+
+def losses_of(make, folder, is_first=True, stop=None):
+    """Of a run: [(step, loss, bits)] of its evaluations, and the last loss. stop: it breaks off in that step, once, and begins anew."""
+
+    class Interrupted(Exception):
+        pass
+
+    path, trainer = pathlib.Path(folder) / f"stop-{stop}.json", make()
+    if stop is not None:
+        step = trainer.step
+        trainer.step = lambda at, rate: step(at, rate) if at < stop else (_ for _ in ()).throw(Interrupted)
+        with pytest.raises(Interrupted):
+            train._train(trainer, SHORT, path, is_first)
+        getattr(trainer, "close", lambda: None)()
+        trainer = make()
+    train._train(trainer, SHORT, path, is_first)
+    getattr(trainer, "close", lambda: None)()
+    found = json.loads(path.read_text()) if is_first else None
+    assert not list(pathlib.Path(folder).glob(f"*.rank{trainer.rank}.pt"))
+    return found and ([(point["step"], point["loss"], point["bits"]) for point in found["evals"]], found["loss"])
+
+
+def tokens_in(folder):
+    rng = numpy.random.default_rng(1)
+    for kind in ("train", "val"):
+        (rng.zipf(1.5, 5000) % 256).astype(numpy.uint16).tofile(folder / f"{kind}-256.bin")
+
+
+@pytest.mark.parametrize("name", [arm.name for arm in arms.ALL if arm.kind == "simulated"])
+def test_a_simulated_run_goes_on_as_if_nothing_had_been(name, tmp_path):
+    tokens_in(tmp_path)
+    arm = dataclasses.replace(arms.BY_NAME[name], options=arms.BY_NAME[name].options | ({"every": 2} if "loco" in name else {}))
+
+    def make():
+        return train._Simulated(SHORT, arm, 4e-3, 1, tmp_path, 0)
+
+    whole = losses_of(make, tmp_path)
+    assert losses_of(make, tmp_path, stop=5) == whole
+    assert [point[0] for point in whole[0]] == [3, 6, 9] and whole[0][0][1] > whole[1]
+    assert all(a < b for a, b in itertools.pairwise(point[2] for point in whole[0]))
+
+
+GLOO = {
+    "dense": 32,
+    "bf16": 16,
+    "tagc-int2": 10,
+    "tagc-all-4": 16,
+}  # bits of a parameter at most; so small a model has many biases
+
+
+def gloo_runs(rank, world_size, folder):
+    found = {}
+    for name in GLOO:
+
+        def make(name=name):
+            return train._Gloo(SHORT, arms.BY_NAME[name], 4e-3, 1, folder, rank)
+
+        found[name] = losses_of(make, folder, rank == 0), losses_of(make, folder, rank == 0, stop=5)
+    return found
+
+
+@pytest.mark.slow
+def test_a_gloo_run_goes_on_as_if_nothing_had_been(tmp_path):
+    tokens_in(tmp_path)
+    for name, (whole, resumed) in ranks.run(gloo_runs, 2, str(tmp_path))[0].items():
+        # DDP's buckets and the deltas of parameters begin anew, and with them where blocks of values begin
+        tolerance = 1e-6 if "tagc" not in name else 1e-2
+        for a, b in zip(whole[0], resumed[0]):
+            assert a[0] == b[0] and b[1] == pytest.approx(a[1], rel=tolerance), name
+        assert resumed[1] == pytest.approx(whole[1], rel=tolerance) and whole[1] < whole[0][0][1], name
+        assert 0.3 * GLOO[name] < whole[0][-1][2] / 9 <= GLOO[name], name
