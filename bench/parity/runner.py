@@ -48,7 +48,7 @@ def wanted(setting, runs, names):
         else:
             others += [
                 (name, rate, setting.seeds[0])
-                for rate in reversed(_neighbours(setting, best))
+                for rate in _neighbours(setting, best)
                 if (rate, setting.seeds[0]) not in tried
             ]
     return firsts + others
