@@ -47,9 +47,7 @@ def wanted(setting, runs, names):
             others += [(name, best, seed) for seed in setting.seeds if (best, seed) not in tried]
         else:
             others += [
-                (name, rate, setting.seeds[0])
-                for rate in _neighbours(setting, best)
-                if (rate, setting.seeds[0]) not in tried
+                (name, rate, setting.seeds[0]) for rate in _neighbours(setting, best) if (rate, setting.seeds[0]) not in tried
             ]
     return firsts + others
 
@@ -62,7 +60,7 @@ def read(folder, is_whole=True):
 def run_all(setting, cache, folder, names, n_jobs, minutes, say):
     """Until nothing is missing or `minutes` are over; runs under way end first."""
     folder.mkdir(parents=True, exist_ok=True)
-    end, lock, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), set(), {}
+    end, lock, stop, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), threading.Event(), set(), {}
 
     def take():
         with lock:
@@ -73,7 +71,7 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
         return None
 
     def work():
-        while time.monotonic() < end:
+        while time.monotonic() < end and not stop.is_set():
             job = take()
             if job is None:
                 if not busy:
@@ -83,7 +81,7 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
             name, rate, seed = job
             begin = time.monotonic()
             try:
-                run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path_of(folder, name, rate, seed))
+                run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path_of(folder, name, rate, seed), stop)
                 last = run["evals"][-1]
                 say(
                     f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
@@ -91,14 +89,20 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
                 )
             except RuntimeError as failure:
                 failed[job] = failed.get(job, 0) + 1
-                say(f"failed: {failure}")
+                if not stop.is_set():
+                    say(f"failed: {failure}")
             busy.discard(job)
 
     workers = [threading.Thread(target=work) for _ in range(n_jobs)]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join()
+    try:
+        for worker in workers:
+            worker.join()
+    finally:  # Ctrl-C ends the runs under way
+        stop.set()
+        for worker in workers:
+            worker.join()
     return not wanted(setting, read(folder), names)
 
 

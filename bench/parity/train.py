@@ -22,8 +22,8 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 from gpt import GPT, Block, Config  # noqa: E402
 
 
-def run(setting, arm, rate, seed, cache, path):
-    """Writes the run to `path` as it goes, and returns it when it is whole."""
+def run(setting, arm, rate, seed, cache, path, stop):
+    """Writes the run to `path` as it goes, and returns it when it is whole. stop: an event that ends it early."""
     world = setting.n_ranks if arm.kind == "gloo" else 1
     context = multiprocessing.get_context("forkserver")  # torch is imported once, by the server
     context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.nn.parallel", "train"])
@@ -35,7 +35,7 @@ def run(setting, arm, rate, seed, cache, path):
         try:
             while any(process.exitcode is None for process in ranks):
                 time.sleep(0.1)
-                if any(process.exitcode not in (None, 0) for process in ranks):
+                if stop.is_set() or any(process.exitcode not in (None, 0) for process in ranks):
                     break
         finally:
             for process in ranks:
@@ -81,7 +81,10 @@ def _train(trainer, setting, path, is_first):
         saved = torch.load(checkpoint, weights_only=False)
         first, totals, seconds, found["evals"] = saved["step"], saved["totals"], saved["seconds"], saved["evals"]
         trainer.load_state_dict(saved["trainer"])
+    parent = os.getppid()
     for step in range(first, setting.steps):
+        if os.getppid() != parent:
+            raise SystemExit("the experiment is gone")
         begin = time.process_time()
         sent = trainer.step(step, setting.rate(step, trainer.rate))
         seconds += time.process_time() - begin
