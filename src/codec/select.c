@@ -189,15 +189,15 @@ static uint32_t bucket_of_rank(const selector *s, uint32_t max_bits, double rank
 /* Variance of the count of large elements in the sample, over what independent elements would have: 1 when
  * large elements are scattered, LINE when they come in whole lines. */
 static double measure_clump(const selector *s, uint32_t at_least) {
-    double sum = 0, sum_of_squares = 0;
+    uint64_t sum = 0, sum_of_squares = 0; /* sums of double here, gcc 12 gets wrong for aarch64 at -O3 */
     for (size_t w = 0; w < s->shape.n_windows; w++) {
-        uint32_t n_large = 0;
+        uint64_t n_large = 0;
         for (size_t i = 0; i < LINE; i++) n_large += s->sample[w * LINE + i] >= at_least;
         sum += n_large;
-        sum_of_squares += (double)n_large * n_large;
+        sum_of_squares += n_large * n_large;
     }
     if (sum < 64) return LINE; /* too few to tell, and too few for a wide band to cost */
-    double clump = sum_of_squares / sum - sum / (double)s->shape.n_windows;
+    double clump = (double)sum_of_squares / (double)sum - (double)sum / (double)s->shape.n_windows;
     return fmin(fmax(clump, 0.5), LINE);
 }
 

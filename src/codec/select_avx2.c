@@ -1,38 +1,91 @@
-/* Selection, 8 elements at a time, for processors without AVX-512: the compression is a permutation looked up
- * in two halves, and the ends of arrays go to the scalar loops. */
+/* Selection, 8 elements at a time, for processors without AVX-512: the compression is a permutation out of a table,
+ * and the ends of arrays go to the scalar loops. */
 #include "codec/select_kernels.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#include <string.h>
 
 #define TARGET __attribute__((target("avx2,popcnt")))
+#define INLINE TARGET static inline __attribute__((always_inline))
 #define LANES 8
+#define ROOM 1024    /* elements of a residual on their way around the cache */
+#define LOST_ROOM 72 /* elements put back at a time */
 
-/* Positions of the set bits of a nibble, one per byte, lowest first. */
-static const uint32_t nibble_order[16] = {0x0, 0x0,   0x1,   0x100,   0x2,   0x200,   0x201,   0x20100,
-                                          0x3, 0x300, 0x301, 0x30100, 0x302, 0x30200, 0x30201, 0x3020100};
+/* For each mask the numbers of its set bits, one per byte, lowest first. */
+#define PLACE(m, i) ((uint64_t)((m) >> (i)&1) * (i) << 8 * __builtin_popcount((m) & ((1u << (i)) - 1)))
+#define ORDER(m)                                                                                             \
+    (PLACE(m, 1) | PLACE(m, 2) | PLACE(m, 3) | PLACE(m, 4) | PLACE(m, 5) | PLACE(m, 6) | PLACE(m, 7))
+#define ORDERS_4(m) ORDER(m), ORDER(m + 1), ORDER(m + 2), ORDER(m + 3)
+#define ORDERS_16(m) ORDERS_4(m), ORDERS_4(m + 4), ORDERS_4(m + 8), ORDERS_4(m + 12)
+#define ORDERS_64(m) ORDERS_16(m), ORDERS_16(m + 16), ORDERS_16(m + 32), ORDERS_16(m + 48)
+static const uint64_t orders[256] = {ORDERS_64(0u), ORDERS_64(64u), ORDERS_64(128u), ORDERS_64(192u)};
 
 /* The permutation that moves the lanes of mask to the front. */
-TARGET static inline __m256i compress_order(uint32_t mask) {
-    uint32_t low = mask & 15;
-    uint64_t high = nibble_order[mask >> 4] + 0x04040404u;
-    uint64_t order = nibble_order[low] | high << (8 * _mm_popcnt_u32(low));
-    return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)order));
+INLINE __m256i compress_order(uint32_t mask) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)&orders[mask]));
 }
 
-TARGET static inline __m256i abs_bits(__m256 x) {
+INLINE __m256i abs_bits(__m256 x) {
     return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
 }
 
-TARGET static inline uint32_t lanes_of(__m256i all_or_none) {
-    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(all_or_none));
+INLINE uint32_t lanes_of(__m256i signs) {
+    return (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(signs));
 }
 
-TARGET static inline uint32_t reduce_max(__m256i v) {
+INLINE uint32_t reduce_max(__m256i v) {
     __m128i m = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0x4e));
     m = _mm_max_epu32(m, _mm_shuffle_epi32(m, 0xb1));
     return (uint32_t)_mm_cvtsi128_si32(m);
+}
+
+typedef struct stream_state {
+    __m256i below, max, index; /* t_lo - 1, the largest |acc|, the next 8 indices */
+    uint32_t *indices;
+    float *values;
+} stream_state;
+
+/* Takes 8 elements and returns their new residual. Magnitudes and t_lo - 1 are below 2^31, so signs of differences
+ * compare: below - bits is negative where an element is chosen, bits - 1 where it is zero. */
+INLINE __m256 stream_vector(stream_state *s, const float *gradient, const float *residual, int leave) {
+    __m256 acc = _mm256_add_ps(_mm256_loadu_ps(gradient), _mm256_loadu_ps(residual));
+    __m256i bits = abs_bits(acc), chosen = _mm256_sub_epi32(s->below, bits);
+    __m256i clear = _mm256_sub_epi32(bits, _mm256_set1_epi32(1));
+    if (!leave) clear = _mm256_or_si256(clear, chosen);
+    uint32_t mask = lanes_of(chosen);
+    __m256i order = compress_order(mask);
+    s->max = _mm256_max_epu32(s->max, bits);
+    _mm256_storeu_si256((__m256i *)(void *)s->indices, _mm256_permutevar8x32_epi32(s->index, order));
+    _mm256_storeu_ps(s->values, _mm256_permutevar8x32_ps(acc, order));
+    int n_chosen = _mm_popcnt_u32(mask);
+    s->indices += n_chosen;
+    s->values += n_chosen;
+    s->index = _mm256_add_epi32(s->index, _mm256_set1_epi32(LANES));
+    return _mm256_blendv_ps(acc, _mm256_set1_ps(TAGC_ZERO_RESIDUAL), _mm256_castsi256_ps(clear));
+}
+
+/* Whole vectors of (n), residual_out aligned for bypass; returns how many elements they are. */
+INLINE size_t stream_whole(stream_state *s, const float *gradient, const float *residual_in,
+                           float *residual_out, size_t n, int leave, int bypass) {
+    size_t i = 0;
+    n = n / LANES * LANES;
+    if (!bypass) {
+        for (; i < n; i += LANES)
+            _mm256_storeu_ps(residual_out + i, stream_vector(s, gradient + i, residual_in + i, leave));
+        return n;
+    }
+    /* by way of a cached room: between other stores, streaming ones take half as long again */
+    float room[ROOM] __attribute__((aligned(64)));
+    for (size_t n_here; i < n; i += n_here) {
+        n_here = n - i < ROOM ? n - i : ROOM;
+        for (size_t j = 0; j < n_here; j += LANES)
+            _mm256_store_ps(room + j, stream_vector(s, gradient + i + j, residual_in + i + j, leave));
+        for (size_t j = 0; j < n_here; j += LANES)
+            _mm256_stream_ps(residual_out + i + j, _mm256_load_ps(room + j));
+    }
+    return n;
 }
 
 TARGET static size_t avx2_stream(const float *gradient, const float *residual_in, float *residual_out,
@@ -40,34 +93,25 @@ TARGET static size_t avx2_stream(const float *gradient, const float *residual_in
                                  uint32_t *indices, float *values, uint32_t *max_bits) {
     size_t head = bypass ? (32 - ((uintptr_t)residual_out & 31)) % 32 / sizeof(float) : 0;
     if (head > n) head = n;
-    size_t n_candidates = tagc_select_scalar.stream(gradient, residual_in, residual_out, head, first, t_lo,
-                                                    t_clear, 0, indices, values, max_bits);
-    /* |acc|, t_lo - 1 and t_clear - 1 are below 2^31: signed comparisons do */
-    const __m256i below = _mm256_set1_epi32((int)(t_lo - 1)), zero = _mm256_setzero_si256();
-    const __m256i left = _mm256_set1_epi32((int)(t_clear - 1));
-    const __m256 cleared = _mm256_set1_ps(TAGC_ZERO_RESIDUAL);
-    __m256i index = _mm256_add_epi32(_mm256_set1_epi32((int)(first + (uint32_t)head)),
-                                     _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-    __m256i max = zero;
-    size_t i = head;
-    for (; i + LANES <= n; i += LANES, index = _mm256_add_epi32(index, _mm256_set1_epi32(LANES))) {
-        __m256 acc = _mm256_add_ps(_mm256_loadu_ps(gradient + i), _mm256_loadu_ps(residual_in + i));
-        __m256i bits = abs_bits(acc);
-        max = _mm256_max_epu32(max, bits);
-        __m256i chosen = _mm256_cmpgt_epi32(bits, below);
-        __m256i clear = _mm256_or_si256(_mm256_cmpgt_epi32(bits, left), _mm256_cmpeq_epi32(bits, zero));
-        __m256 rest = _mm256_blendv_ps(acc, cleared, _mm256_castsi256_ps(clear));
-        if (bypass)
-            _mm256_stream_ps(residual_out + i, rest);
-        else
-            _mm256_storeu_ps(residual_out + i, rest);
-        uint32_t mask = lanes_of(chosen);
-        __m256i order = compress_order(mask);
-        _mm256_storeu_si256((__m256i *)(indices + n_candidates), _mm256_permutevar8x32_epi32(index, order));
-        _mm256_storeu_ps(values + n_candidates, _mm256_permutevar8x32_ps(acc, order));
-        n_candidates += (size_t)_mm_popcnt_u32(mask);
-    }
-    if (reduce_max(max) > *max_bits) *max_bits = reduce_max(max);
+    size_t n_head = tagc_select_scalar.stream(gradient, residual_in, residual_out, head, first, t_lo, t_clear,
+                                              0, indices, values, max_bits);
+    stream_state s = {.below = _mm256_set1_epi32((int)(t_lo - 1)),
+                      .max = _mm256_setzero_si256(),
+                      .index = _mm256_add_epi32(_mm256_set1_epi32((int)(first + (uint32_t)head)),
+                                                _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)),
+                      .indices = indices + n_head,
+                      .values = values + n_head};
+    const float *g = gradient + head, *in = residual_in + head;
+    float *out = residual_out + head;
+    size_t n_whole, leave = t_clear != t_lo;
+    if (bypass)
+        n_whole = leave ? stream_whole(&s, g, in, out, n - head, 1, 1)
+                        : stream_whole(&s, g, in, out, n - head, 0, 1);
+    else
+        n_whole = leave ? stream_whole(&s, g, in, out, n - head, 1, 0)
+                        : stream_whole(&s, g, in, out, n - head, 0, 0);
+    if (reduce_max(s.max) > *max_bits) *max_bits = reduce_max(s.max);
+    size_t i = head + n_whole, n_candidates = (size_t)(s.indices - indices);
     return n_candidates + tagc_select_scalar.stream(gradient + i, residual_in + i, residual_out + i, n - i,
                                                     first + (uint32_t)i, t_lo, t_clear, 0,
                                                     indices + n_candidates, values + n_candidates, max_bits);
@@ -102,27 +146,50 @@ TARGET static size_t avx2_count(const float *values, size_t n, uint32_t threshol
     return n_above;
 }
 
+/* Losers lie lines apart: a plain store would fetch a whole line from memory for each. */
+INLINE void put_back(const uint32_t *indices, const float *values, size_t n, float *residual, int bypass) {
+    for (size_t i = 0; i < n; i++) {
+        int bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        if (bypass)
+            _mm_stream_si32((int *)(void *)(residual + indices[i]), bits);
+        else
+            residual[indices[i]] = values[i];
+    }
+}
+
 TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_t n, uint32_t threshold,
                              size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
                              float *kept_values, size_t n_kept) {
     const __m256i limit = _mm256_set1_epi32((int)threshold);
-    size_t j = 0, i = 0;
+    /* losers are gathered first: a branch for each would be guessed wrong */
+    uint32_t lost_indices[LOST_ROOM];
+    float lost_values[LOST_ROOM];
+    size_t j = 0, i = 0, n_lost = 0;
     for (; i + LANES <= n && j + LANES <= n_kept; i += LANES) {
-        __m256i index = _mm256_loadu_si256((const __m256i *)(indices + i));
+        _mm_prefetch((const char *)(indices + i) + 2048,
+                     _MM_HINT_T0); /* mostly the next block's candidates */
+        _mm_prefetch((const char *)(values + i) + 2048, _MM_HINT_T0);
+        __m256i index = _mm256_loadu_si256((const __m256i *)(const void *)(indices + i));
         __m256 v = _mm256_loadu_ps(values + i);
         __m256i bits = abs_bits(v);
         uint32_t kept = lanes_of(_mm256_cmpgt_epi32(bits, limit));
         uint32_t ties = lanes_of(_mm256_cmpeq_epi32(bits, limit));
         for (; ties && n_ties; ties &= ties - 1, n_ties--) kept |= ties & -ties;
-        __m256i order = compress_order(kept);
-        _mm256_storeu_si256((__m256i *)(kept_indices + j), _mm256_permutevar8x32_epi32(index, order));
+        __m256i order = compress_order(kept), lost_order = compress_order(~kept & 0xff);
+        _mm256_storeu_si256((__m256i *)(void *)(kept_indices + j), _mm256_permutevar8x32_epi32(index, order));
         _mm256_storeu_ps(kept_values + j, _mm256_permutevar8x32_ps(v, order));
         j += (size_t)_mm_popcnt_u32(kept);
-        for (uint32_t lost = residual ? ~kept & 0xff : 0; lost; lost &= lost - 1) {
-            size_t at = i + (size_t)__builtin_ctz(lost);
-            residual[indices[at]] = values[at];
-        }
+        if (!residual) continue;
+        _mm256_storeu_si256((__m256i *)(void *)(lost_indices + n_lost),
+                            _mm256_permutevar8x32_epi32(index, lost_order));
+        _mm256_storeu_ps(lost_values + n_lost, _mm256_permutevar8x32_ps(v, lost_order));
+        n_lost += LANES - (size_t)_mm_popcnt_u32(kept);
+        if (n_lost + LANES <= LOST_ROOM) continue;
+        put_back(lost_indices, lost_values, n_lost, residual, bypass);
+        n_lost = 0;
     }
+    if (residual) put_back(lost_indices, lost_values, n_lost, residual, bypass);
     tagc_select_scalar.keep(indices + i, values + i, n - i, threshold, n_ties, residual, bypass,
                             kept_indices + j, kept_values + j, n_kept - j);
 }
