@@ -12,6 +12,7 @@ import torchquality
 import results
 from common import LAB, LabError, read_toml, write_atomically
 
+MOST_COLUMNS = 6  # of places; with more each has a row
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
 
 
@@ -150,6 +151,8 @@ def sweep(result):
     """Arms over cases: links, or numbers of ranks."""
     cases = result["cases"]
     names = list(dict.fromkeys(arm["name"] for case in cases for arm in case["bench"]["arms"]))
+    if len(cases) > MOST_COLUMNS:
+        return long_sweep(cases, names)
     rows = [[f"`{name}`"] + [sweep_cell(case, name) for case in cases] for name in names]
     rows.append(["plain TCP, both directions at once"] +
                 [f"{min(case['link']['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if case["link"] else "-"
@@ -161,13 +164,28 @@ def sweep(result):
             "compression.\n" + "".join(f"\n{note}.\n" for note in notes))
 
 
+def long_sweep(cases, names):
+    """A row for each of many places."""
+    rows = []
+    for case in cases:
+        link = case["link"] or {}
+        pings = (link.get("latency") or {}).get("ping_round_trip_s")
+        rows.append([case_text(case)] + [sweep_cell(case, name) for name in names] +
+                    [number(1e3 * statistics.median(pings), 1, " ms") if pings else "-",
+                     f"{min(link['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if link else "-"])
+    return (grid(["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"], rows) +
+            f"\nMedian iteration (least to most); behind it how many times as fast as `{names[0]}`, and as the best arm without "
+            "compression.\n")
+
+
 def sweep_cell(case, name):
     arms = {arm["name"]: arm for arm in case["bench"]["arms"]}
     if name not in arms:
         return "-"
     arm, first = arms[name], case["bench"]["arms"][0]
     best = min((a for a in arms.values() if is_dense(a)), key=lambda a: a["total_s"]["median"], default=first)
-    text = seconds([arm["total_s"]["median"]])
+    samples = [step["total_s"] for step in arm["iterations"]]
+    text = seconds(samples if case["link"] and case["link"].get("latency") else [arm["total_s"]["median"]])
     if arm is first:
         return text
     against = statistics.median(ratios(first, arm))

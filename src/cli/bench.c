@@ -36,6 +36,7 @@ static const tagc_shared_row shared[] = {
      TAGC_TO_ARMS_NEVER},
     {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {"Ranks and machine", "ranks", "2",
      "ranks as threads of this process; under mpirun every process is a rank and this is not needed",

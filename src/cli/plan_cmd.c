@@ -26,6 +26,7 @@ static const tagc_shared_row shared[] = {
     {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
     {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},

@@ -77,6 +77,9 @@ static const tagc_option rows[] = {
          "parameters cross to each host once; direct: gradients of a host's ranks are added first and compressed only"
          " between hosts"),
     INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
+    INT(NULL, "grads-in-flight", FREE, grads_in_flight, 1, 8, NULL, "2",
+        "units whose whole gradients are in memory at once, being computed or exchanged: so many exchanges share their latency;"
+        " with accumulation it is all units"),
     FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
          "send gradients at every micro-step, as the paper's loop does, not only at the last"),
 
@@ -217,6 +220,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->dense_format = options->wire;
     out->gather = options->gather;
     out->prefetch = (int)options->prefetch;
+    out->grads_in_flight = (int)options->grads_in_flight;
     out->n_micro_steps = (int)options->accumulate;
     out->exchange_each_micro_step = options->exchange_each_micro_step;
     out->gather_check_every = (int)options->gather_check_every;

@@ -24,8 +24,10 @@ typedef struct tagc_volume {
     double n_bytes[TAGC_N_LEGS];        /* sent to all other ranks together; whole where n_union is given */
     double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host: in two levels */
     uint64_t n_transfers[TAGC_N_LEGS];  /* posted, whatever the number of their messages */
-    size_t chunk_elems;                 /* dense: of a shard that travel at a time; 0 for the others */
-    int sketching;                      /* a sketch that keeps everything sends no cells */
+    int n_batches; /* direct: messages in which fragments go out, and as many for the rest of their bodies */
+    double eager_bytes; /* direct: of a body, that travel with its header */
+    size_t chunk_elems; /* dense: of a shard that travel at a time; 0 for the others */
+    int sketching;      /* a sketch that keeps everything sends no cells */
 } tagc_volume;
 
 /* One transfer more, to ranks anywhere or to ranks of the own host. */

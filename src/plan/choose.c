@@ -46,16 +46,26 @@ static int next_larger(const tagc_layout *layout, int before) {
     return best;
 }
 
+/* Steps share the worker, the link and their latency: one that becomes dense may make room for another to. So all are
+ * tried again until none does. */
 static tagc_status thin_out(chooser *c, const tagc_candidate *dense, tagc_choice *out) {
     double limit_s = out->chosen_s * (1 + shows), now_s;
-    int n = c->layout->n_flats;
-    for (int i = next_larger(c->layout, n); i < n; i = next_larger(c->layout, i)) {
-        tagc_reducer_options compressed = c->flats[i];
-        c->flats[i] = c->layout->flats[i].class_ == TAGC_CLASS_COMPRESSED ? dense->compressed : dense->mild;
-        TAGC_TRY(forecast(c, &now_s));
-        if (now_s <= limit_s) continue;
-        c->flats[i] = compressed;
-        out->n_kept++;
+    int n = c->layout->n_flats, n_thinned = 1;
+    while (n_thinned > 0) {
+        n_thinned = out->n_kept = 0;
+        for (int i = next_larger(c->layout, n); i < n; i = next_larger(c->layout, i)) {
+            tagc_reducer_options compressed = c->flats[i];
+            if (compressed.exchange == dense->compressed.exchange) continue;
+            c->flats[i] =
+                c->layout->flats[i].class_ == TAGC_CLASS_COMPRESSED ? dense->compressed : dense->mild;
+            TAGC_TRY(forecast(c, &now_s));
+            if (now_s <= limit_s) {
+                n_thinned++;
+                continue;
+            }
+            c->flats[i] = compressed;
+            out->n_kept++;
+        }
     }
     return forecast(c, &out->chosen_s);
 }

@@ -70,52 +70,82 @@ static void settle_transfers(tagc_clock *clock) {
 
 /* ---- the worker ---- */
 
-static void begin_job(tagc_sim_job *job) {
-    job->at = 0;
-    job->left_s = job->n_ops > 0 && job->ops[0].kind == TAGC_SIM_WORK ? job->ops[0].work_s : 0;
+/* From behind: what each op, and all behind it, may post on. A job that will post on one lane may post on the higher ones
+ * too, as far as those who come later know. */
+static void find_lanes(tagc_sim_job *job) {
+    unsigned phase = 0, later = 0;
+    for (int i = job->n_ops - 1; i >= 0; i--) {
+        tagc_sim_op *op = &job->ops[i];
+        if (op->kind == TAGC_SIM_POST) {
+            phase |= 1u << op->lane;
+            later |= ~0u << op->lane;
+        }
+        op->phase_lanes = phase; /* of a wait: of the phase that it begins */
+        op->later_lanes = later;
+        if (op->kind == TAGC_SIM_WAIT) phase = 0;
+    }
+}
+
+static void enter_op(tagc_sim_job *job, int at) {
+    job->at = at;
+    job->left_s = at < job->n_ops && job->ops[at].kind == TAGC_SIM_WORK ? job->ops[at].work_s : 0;
 }
 
 void tagc_clock_submit(tagc_clock *clock, tagc_sim_job *job) {
     job->state = MOVING;
     job->next = NULL;
-    begin_job(job);
+    find_lanes(job);
+    enter_op(job, 0);
     *clock->jobs_end = job;
     clock->jobs_end = &job->next;
 }
 
-/* The job that the worker is at: the first, or the start of the next while the first waits at its finish. */
-static tagc_sim_job *current(const tagc_clock *clock) {
-    tagc_sim_job *job = clock->jobs;
-    int is_waiting = job && job->at == job->finish_at && job->next && job->next->at < job->next->n_start;
-    return is_waiting ? job->next : job;
+static int is_waiting(const tagc_sim_job *job) {
+    const tagc_sim_op *op = job->at < job->n_ops ? &job->ops[job->at] : NULL;
+    return op && op->kind == TAGC_SIM_WAIT && job->transfers[op->transfer].state != DONE;
 }
 
-static void next_op(tagc_sim_job *job) {
-    job->at++;
-    if (job->at < job->n_ops && job->ops[job->at].kind == TAGC_SIM_WORK)
-        job->left_s = job->ops[job->at].work_s;
+/* The oldest that can go on, or NULL. */
+static tagc_sim_job *find_ready(const tagc_clock *clock) {
+    unsigned taken = 0; /* by older jobs */
+    for (tagc_sim_job *job = clock->jobs; job; job = job->next) {
+        const tagc_sim_op *op = job->at < job->n_ops ? &job->ops[job->at] : NULL;
+        if (!is_waiting(job) && !(op && (op->phase_lanes & taken))) return job;
+        if (op) taken |= op->later_lanes;
+    }
+    return NULL;
+}
+
+static void retire(tagc_clock *clock, tagc_sim_job *job) {
+    tagc_sim_job **link = &clock->jobs;
+    while (*link != job) link = &(*link)->next;
+    *link = job->next;
+    if (!*link) clock->jobs_end = link;
+    job->state = DONE;
 }
 
 /* Takes the worker past everything that takes no time. */
 static void settle_worker(tagc_clock *clock) {
-    for (tagc_sim_job *job; (job = current(clock)) != NULL;) {
-        if (job->at == job->n_ops) {
-            job->state = DONE;
-            clock->jobs = job->next;
-            if (!clock->jobs) clock->jobs_end = &clock->jobs;
-            continue;
+    for (;;) {
+        tagc_sim_job *job = clock->running;
+        if (!job) {
+            job = clock->running = find_ready(clock);
+            if (!job) return;
+            if (job->at < job->n_ops && job->ops[job->at].kind == TAGC_SIM_WAIT) enter_op(job, job->at + 1);
         }
-        const tagc_sim_op *op = &job->ops[job->at];
-        if (op->kind == TAGC_SIM_WORK && job->left_s > little_s) return;
-        if (op->kind == TAGC_SIM_WAIT && job->transfers[op->transfer].state != DONE) return;
-        if (op->kind == TAGC_SIM_POST) tagc_clock_post(clock, &job->transfers[op->transfer]);
-        next_op(job);
+        for (; job->at < job->n_ops; enter_op(job, job->at + 1)) {
+            const tagc_sim_op *op = &job->ops[job->at];
+            if (op->kind == TAGC_SIM_WORK && job->left_s > little_s) return;
+            if (op->kind == TAGC_SIM_WAIT) break;
+            if (op->kind == TAGC_SIM_POST) tagc_clock_post(clock, &job->transfers[op->transfer]);
+        }
+        clock->running = NULL;
+        if (job->at == job->n_ops) retire(clock, job);
     }
 }
 
 static int worker_works(const tagc_clock *clock) {
-    const tagc_sim_job *job = current(clock);
-    return job && job->ops[job->at].kind == TAGC_SIM_WORK;
+    return clock->running != NULL; /* posts take no time, and waits end a phase */
 }
 
 /* ---- time ---- */
@@ -154,7 +184,7 @@ static void step(tagc_clock *clock, double *caller_left_s) {
     speeds v = speeds_now(clock, caller_left_s != NULL);
     double dt = INFINITY;
     if (caller_left_s) dt = sooner(dt, *caller_left_s, v.caller);
-    if (worker_works(clock)) dt = sooner(dt, current(clock)->left_s, v.worker);
+    if (worker_works(clock)) dt = sooner(dt, clock->running->left_s, v.worker);
     for (const tagc_sim_transfer *t = clock->active; t; t = t->next) {
         if (t->state == TAIL) {
             dt = sooner(dt, t->tail_s, 1);
@@ -168,7 +198,7 @@ static void step(tagc_clock *clock, double *caller_left_s) {
     if (clock->active) clock->comm_s += dt;
     if (worker_works(clock)) {
         clock->codec_s += dt;
-        current(clock)->left_s -= dt * v.worker;
+        clock->running->left_s -= dt * v.worker;
     }
     if (caller_left_s) *caller_left_s -= dt * v.caller;
     advance_transfers(clock, &v, dt);

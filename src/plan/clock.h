@@ -2,8 +2,9 @@
  * same at the same time, so that one stands for all: what it sends leaves while as much arrives.
  *
  *   caller    work, post, wait, submit, join: each takes the clock to where the real call would return
- *   worker    jobs in order of submission; a job is a list of work, post and wait. While one waits at its finish,
- *             the next is started
+ *   worker    jobs, each a list of work, post and wait. A phase of a job goes from a wait to the next. When one ends, the
+ *             worker takes the oldest job that waits for nothing and whose phase posts on no lane on which an older job
+ *             may still post, as the worker of src/transport does
  *   transfer  bytes at an even share of the link among those under way, then a tail of latency: that of a large message
  *             where one of its messages is large */
 #ifndef TAGC_PLAN_CLOCK_H
@@ -39,14 +40,15 @@ typedef struct tagc_sim_op {
     tagc_sim_op_kind kind;
     double work_s;
     int transfer; /* in the job's array */
+    int lane;     /* of a post: 0 to 31; a job's last posts are on its highest lane */
+    /* the clock's: sets of lanes, from this op on */
+    unsigned phase_lanes, later_lanes; /* up to the next wait, and to the end */
 } tagc_sim_op;
 
 typedef struct tagc_sim_job {
     tagc_sim_op *ops;
     tagc_sim_transfer *transfers;
     int n_ops, n_transfers;
-    int n_start;   /* ops that may be done while the job before waits at its finish */
-    int finish_at; /* the last op, a wait, where there is such a finish; else n_ops */
     /* the clock's */
     int at, state;
     double left_s;
@@ -60,7 +62,8 @@ typedef struct tagc_clock {
     double comm_s, codec_s; /* so long something was under way, so long the worker worked */
     /* private */
     tagc_sim_transfer *active;
-    tagc_sim_job *jobs, **jobs_end;
+    tagc_sim_job *jobs, **jobs_end; /* in order of submission */
+    tagc_sim_job *running;          /* in the middle of a phase, or NULL */
 } tagc_clock;
 
 /* An object that must stay where it is. */

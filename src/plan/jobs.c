@@ -7,7 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, DIRECT_DEPTH = 4, HOST_DEPTH = 2 };
+enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
 
 typedef struct builder {
     tagc_sim_job *job;
@@ -141,7 +141,7 @@ static void wait(builder *b, int transfer) {
 }
 
 /* n_messages: to so many other ranks. Returns the transfer's number. */
-static int post(builder *b, double n_bytes, double n_messages) {
+static int add_transfer(builder *b, double n_bytes, double n_messages) {
     tagc_sim_job *job = b->job;
     if (job->n_transfers == b->capacity_transfers) {
         b->capacity_transfers = b->capacity_transfers ? 2 * b->capacity_transfers : 32;
@@ -157,16 +157,23 @@ static int post(builder *b, double n_bytes, double n_messages) {
     job->transfers[job->n_transfers] = (tagc_sim_transfer){.message_bytes = n_bytes / n_messages,
                                                            .remote_bytes = n_bytes * b->remote_share,
                                                            .local_bytes = n_bytes * (1 - b->remote_share)};
-    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = job->n_transfers});
     return job->n_transfers++;
 }
 
-/* Every rank with every other, a few bytes each. */
-static void agree(builder *b, const tagc_reduction *r, double n_bytes) {
-    wait(b, post(b, n_bytes, r->n_ranks - 1));
+static int post(builder *b, int lane, double n_bytes, double n_messages) {
+    int transfer = add_transfer(b, n_bytes, n_messages);
+    add_op(b, (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = transfer, .lane = lane});
+    return transfer;
 }
 
+/* Every rank with every other, a few bytes each. */
+static void agree(builder *b, const tagc_reduction *r, int lane, double n_bytes) {
+    wait(b, post(b, lane, n_bytes, r->n_ranks - 1));
+}
+
+/* Lanes are the rounds of the exchanges, which share them: tagc_then in src/exchange. */
 static void dense_step(builder *b, const tagc_reduction *r, const double *phase_s) {
+    enum { IN, OUT, AGREEMENT };
     const double *n_bytes = r->volume.n_bytes;
     int in[MAX_CHUNKS], out[MAX_CHUNKS];
     size_t chunk = r->volume.chunk_elems, shard = (size_t)(r->options.n_elems / (uint64_t)r->n_ranks);
@@ -176,24 +183,25 @@ static void dense_step(builder *b, const tagc_reduction *r, const double *phase_
     double encode_s = phase_s[TAGC_PHASE_ENCODE] / n, decode_s = phase_s[TAGC_PHASE_DECODE] / n;
     for (int c = 0; c < n && c < DEPTH; c++) {
         work(b, encode_s);
-        in[c] = post(b, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
+        in[c] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
     }
-    b->job->n_start = b->job->n_ops;
     for (int c = 0; c < n; c++) {
         wait(b, in[c]);
-        work(b, decode_s);
         if (is_all && c >= DEPTH) wait(b, out[c - DEPTH]);
-        if (is_all) out[c] = post(b, n_bytes[TAGC_LEG_RESULT] / n, n_peers);
+        work(b, decode_s);
+        if (is_all) out[c] = post(b, OUT, n_bytes[TAGC_LEG_RESULT] / n, n_peers);
         if (c + DEPTH >= n) continue;
         work(b, encode_s);
-        in[c + DEPTH] = post(b, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
+        in[c + DEPTH] = post(b, IN, n_bytes[TAGC_LEG_VALUES] / n, n_peers);
     }
+    int agreement = post(b, AGREEMENT, n_bytes[TAGC_LEG_CONTROL], n_peers); /* beside the sums */
     for (int c = n > DEPTH ? n - DEPTH : 0; is_all && c < n; c++) wait(b, out[c]);
-    agree(b, r, n_bytes[TAGC_LEG_CONTROL]);
+    wait(b, agreement);
 }
 
 /* Peers drawn together into at most MAX_PEERS; the own shard is one more piece of work. */
 static void indexed_step(builder *b, const tagc_reduction *r, const double *phase_s) {
+    enum { INDEX, UNION, AGREEMENT, VALUES, LAST };
     const double *n_bytes = r->volume.n_bytes;
     int n_others = r->n_ranks - 1, n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
     double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0,
@@ -203,18 +211,18 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     int n_left = (int)r->volume.n_transfers[TAGC_LEG_LEFTOVER]; /* rounds: positions, then values */
     for (int s = 0; s < n; s++) {
         work(b, each * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
-        moving[s] = post(b, index_bytes / n, of_each);
+        moving[s] = post(b, INDEX, index_bytes / n, of_each);
     }
     work(b, own * (phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] / 3));
     for (int s = 0; s < n; s++) wait(b, moving[s]);
     work(b, phase_s[TAGC_PHASE_INDEX] / 3);
-    wait(b, post(b, index_bytes, n_others));
+    wait(b, post(b, UNION, index_bytes, n_others));
     work(b, phase_s[TAGC_PHASE_INDEX] / 3);
-    int agreement = post(b, agree_bytes, n_others);
+    int agreement = post(b, AGREEMENT, agree_bytes, n_others);
     for (int s = 0; s < n; s++) {
         work(b, each * phase_s[TAGC_PHASE_ENCODE]);
         if (s == 0) wait(b, agreement);
-        moving[s] = post(b, n_bytes[TAGC_LEG_VALUES] / n, of_each);
+        moving[s] = post(b, VALUES, n_bytes[TAGC_LEG_VALUES] / n, of_each);
     }
     work(b, own * phase_s[TAGC_PHASE_ENCODE]);
     /* A sketch is planned while its cells travel. */
@@ -222,93 +230,107 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
     work(b, ahead * phase_s[TAGC_PHASE_DECODE]);
     for (int s = 0; s < n; s++) wait(b, moving[s]);
     work(b, (1 - ahead) * phase_s[TAGC_PHASE_DECODE]);
-    if (r->volume.sketching) agree(b, r, agree_bytes);
+    if (r->volume.sketching) agree(b, r, LAST, agree_bytes);
     for (int round = 0; round < n_left; round++)
-        wait(b, post(b, n_bytes[TAGC_LEG_LEFTOVER] / n_left, n_others));
-    if (n_left > 0) agree(b, r, agree_bytes);
-    if (r->options.output != TAGC_OUTPUT_SHARD) wait(b, post(b, n_bytes[TAGC_LEG_RESULT], n_others));
+        wait(b, post(b, LAST, n_bytes[TAGC_LEG_LEFTOVER] / n_left, n_others));
+    if (n_left > 0) agree(b, r, LAST, agree_bytes);
+    if (r->options.output != TAGC_OUTPUT_SHARD) wait(b, post(b, LAST, n_bytes[TAGC_LEG_RESULT], n_others));
 }
+
+enum { ROWS, HEADERS, BODIES, RESULTS, DIRECT_AGREEMENT };
 
 typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
     const tagc_phase_work *w;
-    int n_stages, last;  /* other hosts drawn together, then the own one; the last that is sent */
-    double each, own;    /* shares of the unit in a stage */
-    double header, body; /* bytes of a stage */
-    double peers;        /* of a stage */
-    double within;       /* bytes of a stage among the ranks of a host */
-    int n_ahead;         /* operations up to the first header */
-    int header_out[MAX_PEERS], body_out[MAX_PEERS], host_in[MAX_PEERS + 1];
+    int n, n_stages;  /* batches of other hosts, drawn together; and the own host */
+    double each, own; /* shares of the unit in a stage */
+    double front,
+        rest;      /* bytes of a batch: headers with what of the bodies travels with them, and the rest */
+    double peers;  /* of a batch */
+    double within; /* bytes of a stage among the ranks of a host */
+    int front_out[MAX_PEERS], rest_out[MAX_PEERS], host_in[MAX_PEERS + 1];
 } direct_builder;
 
 static void post_host_rows(direct_builder *d, int s) {
     if (d->within == 0 || s >= d->n_stages) return;
     d->b->remote_share = d->r->within_share;
-    work(d->b, (s < d->n_stages - 1 ? d->each : d->own) * d->w->send_within_s);
-    d->host_in[s] = post(d->b, d->within, d->r->options.ranks_per_host - 1);
+    work(d->b, (s < d->n ? d->each : d->own) * d->w->send_within_s);
+    d->host_in[s] = post(d->b, ROWS, d->within, d->r->options.ranks_per_host - 1);
     d->b->remote_share = d->r->remote_share;
 }
 
-static void post_body(direct_builder *d, int s) {
-    wait(d->b, d->header_out[s]);
-    d->body_out[s] = post(d->b, d->body, d->peers);
-}
-
+/* The own fragment is encoded last, beside what is on the wire. Of several batches the rest of one leaves as soon as its
+ * headers are there, between two pieces of work. */
 static void send_fragments(direct_builder *d) {
     const double *phase_s = d->w->phase_s;
     double encode_s = phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] + phase_s[TAGC_PHASE_ENCODE];
     for (int s = 0; s < d->n_stages; s++) {
-        double share = s <= d->last ? d->each : d->own;
         if (d->within > 0) {
             wait(d->b, d->host_in[s]);
-            work(d->b, share * d->w->add_within_s);
+            work(d->b, (s < d->n ? d->each : d->own) * d->w->add_within_s);
             post_host_rows(d, s + HOST_DEPTH);
         }
-        if (s >= DIRECT_DEPTH) wait(d->b, d->body_out[s - DIRECT_DEPTH]);
-        work(d->b, share * encode_s);
-        if (s > d->last) break;
-        d->header_out[s] = post(d->b, d->header, d->peers);
-        if (s == 0) d->n_ahead = d->b->job->n_ops;
-        if (s > 0) post_body(d, s - 1);
-        if (s == d->last) post_body(d, s);
+        work(d->b, (s < d->n ? d->each : d->own) * encode_s);
+        if (s < d->n) d->front_out[s] = post(d->b, HEADERS, d->front, d->peers);
+        if (s < d->n && d->n > 1) d->rest_out[s] = add_transfer(d->b, d->rest, d->peers);
+    }
+    for (int s = 0; s < d->n; s++) {
+        wait(d->b, d->front_out[s]);
+        if (d->n == 1) d->rest_out[s] = post(d->b, BODIES, d->rest, d->peers);
     }
 }
 
-/* Peers as above. With two levels a stage begins with the sum of what the ranks of the host have for it. */
+/* Behind all allocations: links between transfers. */
+static void chain_rests(const direct_builder *d) {
+    for (int s = 0; s < d->n && d->n > 1 && !d->b->failed; s++)
+        d->b->job->transfers[d->front_out[s]].then = &d->b->job->transfers[d->rest_out[s]];
+}
+
+/* Sums that come back. Of small units they travel with their headers. */
+static void return_results(builder *b, const tagc_reduction *r, double headers, double results) {
+    double n_peers = r->n_ranks / r->options.ranks_per_host - 1;
+    if (n_peers == 0) n_peers = r->n_ranks - 1; /* within the host, no headers */
+    if (r->volume.eager_bytes > 0 || headers == 0) {
+        wait(b, post(b, RESULTS, headers + results, n_peers));
+        return;
+    }
+    wait(b, post(b, RESULTS, headers, n_peers));
+    wait(b, post(b, RESULTS, results, n_peers));
+}
+
+/* With two levels a stage begins with the sum of what the ranks of the host have for it. */
 static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
-    int n = n_others < MAX_PEERS ? n_others : MAX_PEERS;
+    int n = r->volume.n_batches < MAX_PEERS ? r->volume.n_batches : MAX_PEERS;
     double agreement = (double)(r->n_ranks - 1) * TAGC_WIRE_HEADER_BYTES;
-    double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, values = n_within[TAGC_LEG_VALUES];
-    direct_builder d = {.b = b, .r = r, .w = w, .n_stages = n + 1, .last = n - 1, .own = 1.0 / n_hosts};
-    d.within = values / d.n_stages;
+    double headers = (double)n_others * TAGC_WIRE_HEADER_BYTES, within = n_within[TAGC_LEG_VALUES];
+    direct_builder d = {.b = b, .r = r, .w = w, .n = n, .n_stages = n + 1, .own = 1.0 / n_hosts};
+    d.within = within / d.n_stages;
     if (n > 0) {
+        double eager = n_others * r->volume.eager_bytes;
         d.each = (1 - d.own) / n;
-        d.header = headers / n;
+        d.front = (headers + eager) / n;
+        d.rest = (n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager) / n;
         d.peers = (double)n_others / n;
-        d.body = (n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - values) / n;
     }
     b->remote_share = r->remote_share;
     for (int s = 0; s < HOST_DEPTH; s++) post_host_rows(&d, s);
-    b->job->n_start = b->job->n_ops;
     send_fragments(&d);
-    if (d.within == 0 && n > 0) b->job->n_start = d.n_ahead; /* the first fragment leaves at the start */
-    /* Sums that come back are decoded as well. */
     double results = n_bytes[TAGC_LEG_RESULT], others = n_bytes[TAGC_LEG_CONTROL] - agreement - headers;
     double decode_s = w->phase_s[TAGC_PHASE_DECODE], first = r->kept_density / tagc_reduction_decoded(r);
     for (int s = 0; s < n; s++) {
-        wait(b, d.body_out[s]);
+        wait(b, d.rest_out[s]);
         work(b, first * decode_s * d.each);
     }
     work(b, first * decode_s * d.own);
     if (results > 0) {
-        agree(b, r, others);
-        wait(b, post(b, results, n_others));
+        return_results(b, r, others, results);
         work(b, (1 - first) * decode_s);
     }
-    agree(b, r, agreement);
+    agree(b, r, DIRECT_AGREEMENT, agreement);
+    chain_rests(&d);
 }
 
 tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, tagc_sim_job *out) {
@@ -322,9 +344,6 @@ tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, t
         direct_step(&b, r, w);
     else
         indexed_step(&b, r, w->phase_s);
-    /* Dense and direct end in a wait that the next may overlap. */
-    int has_finish = exchange == TAGC_EXCHANGE_DENSE || exchange == TAGC_EXCHANGE_DIRECT;
-    out->finish_at = out->n_ops - has_finish;
     if (!b.failed) return TAGC_OK;
     tagc_job_destroy(out);
     return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");

@@ -246,6 +246,14 @@ def check_latency():
     far = case(link=LINK | {"latency": {"asked": "10ms", "one_way_s": 0.01, "ping_round_trip_s": [0.0202, 0.0204]}})
     equal(tables.case_text(far), "2 ranks, 1 Gbit/s, 10 ms")
     equal(experiment.numbers("0,3-5,4", 6), [0, 3, 4, 5])
+    bench = {"world_size": 2, "arms": [arm("fsdp", [[4.0], [2.0], [2.0]], 96), arm("zero2", [[2.0], [1.0], [1.0]], 32),
+                                       arm("all-legs", [[1.0], [0.5], [0.5]], 5, compress="all")]}
+    many = tables.markdown(lab("wan", "times", [far | {"bench": bench}] * 7))
+    equal(many.count("| 2 ranks, 1 Gbit/s, 10 ms |"), 7)
+    row = many.splitlines()[2]
+    equal([cell.strip() for cell in row.strip("|").split("|")],
+          ["2 ranks, 1 Gbit/s, 10 ms", "2.00 s (2.00 to 4.00)", "1.00 s (1.00 to 2.00) (2.00x)",
+           "500.0 ms (500.0 to 1000.0) (4.00x, 2.00x faster)", "20.3 ms", "0.95 Gbit/s"])
 
 
 check_link()

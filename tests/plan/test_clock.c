@@ -184,10 +184,11 @@ static void make_job(tagc_sim_job *job, tagc_sim_op ops[4], tagc_sim_transfer *t
     ops[2] = (tagc_sim_op){.kind = TAGC_SIM_WAIT};
     ops[3] = (tagc_sim_op){.kind = TAGC_SIM_WORK, .work_s = 1};
     *t = (tagc_sim_transfer){.remote_bytes = 100};
-    *job = (tagc_sim_job){.ops = ops, .transfers = t, .n_ops = 4, .n_transfers = 1, .finish_at = 4};
+    *job = (tagc_sim_job){.ops = ops, .transfers = t, .n_ops = 4, .n_transfers = 1};
 }
 
-static void jobs_run_one_after_the_other(void **state) {
+/* While one waits the other works: 0 to 1 and 2 to 3 s the first, 1 to 2 and 3 to 4 s the second. */
+static void jobs_share_their_waits(void **state) {
     (void)state;
     tagc_sim_op ops[2][4];
     tagc_sim_transfer t[2];
@@ -202,7 +203,7 @@ static void jobs_run_one_after_the_other(void **state) {
     tagc_clock_join(&clock, &jobs[0]);
     assert_time(clock.now_s, 3);
     tagc_clock_join(&clock, &jobs[1]);
-    assert_time(clock.now_s, 6);
+    assert_time(clock.now_s, 4);
     assert_time(clock.codec_s, 4);
     assert_time(clock.comm_s, 2);
 
@@ -218,25 +219,46 @@ static void jobs_run_one_after_the_other(void **state) {
     assert_time(clock.now_s, 4);
 }
 
-/* The second job's transfer leaves while the first waits at its finish. */
-static void the_next_job_starts_at_the_finish(void **state) {
+/* Two posts of a second each job, each of which takes 5 s to arrive. Whether the second job's first post may leave while the
+ * first job waits depends on where that one posts behind its wait. Work that posts nothing may always go. */
+static void lanes_keep_the_order_of_jobs(void **state) {
     (void)state;
-    for (int overlaps = 0; overlaps <= 1; overlaps++) {
-        tagc_sim_op ops[2] = {{.kind = TAGC_SIM_POST}, {.kind = TAGC_SIM_WAIT}};
+    static const struct {
+        int lane, lane_of_next;
+        double expected_s; /* of the second job's end */
+    } cases[] = {
+        {1, 0, 2 + 5 + 2 + 5},         /* both first posts share the link, then both second ones */
+        {0, 1, 1 + 5 + 2 + 5 + 1 + 5}, /* lane 1 is above lane 0: the first job may still post on it */
+        {0, 0, 1 + 5 + 2 + 5 + 1 + 5}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         tagc_sim_machine machine = plain;
         machine.latency_s = 5;
-        tagc_sim_transfer t[2] = {{.remote_bytes = 100}, {.remote_bytes = 100}};
+        tagc_sim_transfer t[2][2];
+        tagc_sim_op ops[2][4];
         tagc_sim_job jobs[2];
         tagc_clock clock;
         tagc_clock_init(&clock, &machine);
-        for (int i = 0; i < 2; i++) {
-            jobs[i] =
-                (tagc_sim_job){.ops = ops, .transfers = &t[i], .n_ops = 2, .n_transfers = 1, .finish_at = 2};
-            if (overlaps) jobs[i].n_start = jobs[i].finish_at = 1;
-            tagc_clock_submit(&clock, &jobs[i]);
+        for (int k = 0; k < 2; k++) {
+            t[k][0] = t[k][1] = (tagc_sim_transfer){.remote_bytes = 100};
+            ops[k][0] = (tagc_sim_op){.kind = TAGC_SIM_POST, .lane = k ? cases[i].lane_of_next : 0};
+            ops[k][1] = (tagc_sim_op){.kind = TAGC_SIM_WAIT};
+            ops[k][2] = (tagc_sim_op){.kind = TAGC_SIM_POST, .transfer = 1, .lane = k ? 2 : cases[i].lane};
+            ops[k][3] = (tagc_sim_op){.kind = TAGC_SIM_WAIT, .transfer = 1};
+            jobs[k] = (tagc_sim_job){.ops = ops[k], .transfers = t[k], .n_ops = 4, .n_transfers = 2};
+            tagc_clock_submit(&clock, &jobs[k]);
         }
         tagc_clock_join(&clock, &jobs[1]);
-        assert_time(clock.now_s, overlaps ? 2 + 5 : 12);
+        assert_time(clock.now_s, cases[i].expected_s);
+        tagc_clock_join(&clock, &jobs[0]);
+        assert_time(clock.now_s, cases[i].expected_s);
+
+        tagc_sim_op work = {.kind = TAGC_SIM_WORK, .work_s = 3};
+        tagc_sim_job idle = {.ops = &work, .n_ops = 1};
+        tagc_clock_init(&clock, &machine);
+        tagc_clock_submit(&clock, &jobs[0]);
+        tagc_clock_submit(&clock, &idle);
+        tagc_clock_join(&clock, &idle);
+        assert_time(clock.now_s, 3);
     }
 }
 
@@ -268,8 +290,8 @@ int main(void) {
         cmocka_unit_test(a_queue_delays_on_a_busy_link_only),
         cmocka_unit_test(local_and_remote_bytes_go_side_by_side),
         cmocka_unit_test(moving_bytes_takes_from_computing),
-        cmocka_unit_test(jobs_run_one_after_the_other),
-        cmocka_unit_test(the_next_job_starts_at_the_finish),
+        cmocka_unit_test(jobs_share_their_waits),
+        cmocka_unit_test(lanes_keep_the_order_of_jobs),
         cmocka_unit_test(an_endless_link_takes_latency_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -124,9 +124,9 @@ static void one_unit_by_hand(void **state) {
     assert_near(f.wait_gather_s, shard_s + latency_s, 1e-9);
     assert_near(f.wait_reduce_s, shard_s + 72 / bytes_per_s + 3 * latency_s, 1e-9);
 
-    /* Replicated: no gather, and the sums come back. */
+    /* Replicated: no gather, and the sums come back, beside which the ranks agree. */
     setup.placement = TAGC_PLACE_NONE;
-    expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded;
+    expected += -1e-7 * n_padded / 2 + 1e-7 * n_padded - latency_s;
     assert_near(simulate(&setup, &costs, bytes_per_s, latency_s).iteration_s, expected, 1e-9);
 
     /* Two ranks of one host share its link with two of the other: each sends a third of its bytes within the host. */
@@ -178,6 +178,48 @@ static void nothing_but_latency(void **state) {
     assert_int_equal(tagc_plan_simulate(&setup, &costs, &link, &f), TAGC_ERR_ARGUMENT);
 }
 
+static tagc_setup make_direct(int n_layers, int n_ranks, double sparsity) {
+    tagc_setup setup = make("tiny", n_ranks);
+    setup.model.n_layer = n_layers;
+    setup.placement = TAGC_PLACE_ZERO2;
+    setup.engine.policy = TAGC_POLICY_ALL;
+    setup.engine.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+    setup.engine.reducer.sparsity = sparsity;
+    return setup;
+}
+
+static double step_in_latencies(const tagc_setup *setup) {
+    tagc_costs costs = some_codec();
+    for (int i = 0; i < costs.n_codec; i++)
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) costs.codec[i].elem_s[phase] = 0;
+    tagc_forecast f;
+    tagc_plan_link link = {.bytes_per_s = (double)INFINITY, .latency_s = 0.5, .large_latency_s = 1.5};
+    if (tagc_plan_simulate(setup, &costs, &link, &f) != TAGC_OK) fail_msg("%s", tagc_last_error());
+    return f.iteration_s / 0.5;
+}
+
+/* Direct: the gather of what is needed first, fragments with their headers, agreement, norm; whatever the number of ranks
+ * and of units, whose steps share their latency. Of larger units headers go ahead, and bodies are large messages. */
+static void direct_takes_few_latencies(void **state) {
+    (void)state;
+    static const int n_ranks[] = {2, 3, 8, 64, 256};
+    for (int i = 0; i < 5; i++)
+        for (int n_layers = 1; n_layers <= 16; n_layers *= 4) {
+            tagc_setup setup = make_direct(n_layers, n_ranks[i], 0.95);
+            setup.engine.n_micro_steps = 2; /* gradients of all units stay */
+            setup.engine.prefetch = 64;
+            assert_near(step_in_latencies(&setup), 4, 1e-9);
+        }
+    tagc_setup setup = make_direct(1, 2, 0);
+    setup.engine.wrap = TAGC_WRAP_MATRIX;
+    setup.engine.gather = TAGC_GATHER_DELTA4;
+    setup.engine.reducer.format = TAGC_FORMAT_INT4;
+    setup.model = (tagc_gpt2_config){1, 1, 64, 64, 31300, 1}; /* a matrix of 2 M elements */
+    assert_near(step_in_latencies(&setup), 3 + 1 + 3 + 1 + 1, 1e-9);
+    setup.world_size = setup.n_hosts = 64; /* headers of all, then their bodies, which are small */
+    assert_near(step_in_latencies(&setup), 1 + 1 + 1 + 1 + 1, 1e-9);
+}
+
 /* Two units, both of which stay for backward: the embedding shared with the head, and the rest. Gathers come first,
  * all is computed with both here, and gradients leave when all is computed: there is nothing to overlap. */
 static void two_units_by_hand(void **state) {
@@ -205,7 +247,7 @@ static double values_bytes(const tagc_setup *setup) {
     return v.n_bytes[TAGC_LEG_VALUES];
 }
 
-/* Blocks to one other: encoded, announced, sent while the own half is encoded, all decoded, agreed. */
+/* Blocks to one other: encoded, sent with their header while the own half is encoded, all decoded, agreed. */
 static void direct_by_hand(void **state) {
     (void)state;
     const double bytes_per_s = 1e6, latency_s = 0.01, encode_s = 2e-8, decode_s = 1e-8;
@@ -224,9 +266,8 @@ static void direct_by_hand(void **state) {
     costs.codec[0].elem_s[TAGC_PHASE_ENCODE] = encode_s;
     costs.codec[0].elem_s[TAGC_PHASE_DECODE] = decode_s;
     double n = (double)tagc_padded_elems(tagc_gpt2_n_params(&setup.model), 2);
-    double gather_s = n / 2 * 4 / bytes_per_s + latency_s,
-           control_s = (64 + 64 + 8) / bytes_per_s + 3 * latency_s;
-    double body_s = values_bytes(&setup) / bytes_per_s + latency_s;
+    double gather_s = n / 2 * 4 / bytes_per_s + latency_s, control_s = (64 + 8) / bytes_per_s + 2 * latency_s;
+    double body_s = (64 + values_bytes(&setup)) / bytes_per_s + latency_s;
     assert_true(body_s > n / 2 * encode_s); /* the own half is encoded beside it */
     double expected =
         gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 2 * encode_s + body_s + n * decode_s + control_s;
@@ -248,8 +289,8 @@ static void direct_by_hand(void **state) {
     double rows = n / 2 * 2;                 /* bf16 of two quarters' rows to the neighbour */
     double rate = bytes_per_s / 2;           /* two ranks share the link of a host */
     gather_s = n / 4 * 4 / rate + latency_s; /* to one rank of the other host, which relays it in no time */
-    control_s = (64 + 3 * 64 + 3 * 8) / rate + 3 * latency_s;
-    body_s = (values_bytes(&setup) - rows) / rate + latency_s;
+    control_s = (3 * 64 + 3 * 8) / rate + 2 * latency_s;
+    body_s = (64 + values_bytes(&setup) - rows) / rate + latency_s;
     expected =
         gather_s + 1e-9 * tagc_setup_flops(&setup) + n / 4 * encode_s + body_s + n / 2 * decode_s + control_s;
     f = simulate(&setup, &costs, bytes_per_s, latency_s);
@@ -342,7 +383,8 @@ static void times_go_the_right_way(void **state) {
         double before = (double)INFINITY;
         for (double bytes_per_s = 1e5; bytes_per_s < 1e12; bytes_per_s *= 4) {
             tagc_forecast f = simulate(&setup, &costs, bytes_per_s, 1e-4);
-            assert_true(f.iteration_s <= before * 1.005); /* order of events may cost a hair */
+            assert_true(f.iteration_s <=
+                        before * 1.01); /* which step goes first changes, and costs a little */
             assert_true(f.iteration_s >= 1e-10 * tagc_setup_flops(&setup));
             assert_true(f.iteration_s >= all_bytes(&f) / bytes_per_s * (1 - 1e-9));
             before = f.iteration_s;
@@ -350,7 +392,7 @@ static void times_go_the_right_way(void **state) {
         before = 0;
         for (double latency_s = 1e-6; latency_s < 1; latency_s *= 4) {
             tagc_forecast f = simulate(&setup, &costs, 1e8, latency_s);
-            assert_true(f.iteration_s >= before * 0.999);
+            assert_true(f.iteration_s >= before * 0.985);
             before = f.iteration_s;
         }
         tagc_forecast slow = simulate(&setup, &costs, 1e4, 0);
@@ -391,11 +433,17 @@ static void what_is_not_known_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_but_computing),  cmocka_unit_test(nothing_but_bytes),
-        cmocka_unit_test(one_unit_by_hand),       cmocka_unit_test(nothing_but_latency),
-        cmocka_unit_test(two_units_by_hand),      cmocka_unit_test(direct_by_hand),
-        cmocka_unit_test(two_levels_by_hand),     cmocka_unit_test(gathers_begin_inside_the_update),
-        cmocka_unit_test(times_go_the_right_way), cmocka_unit_test(what_is_not_known_is_refused),
+        cmocka_unit_test(nothing_but_computing),
+        cmocka_unit_test(nothing_but_bytes),
+        cmocka_unit_test(one_unit_by_hand),
+        cmocka_unit_test(nothing_but_latency),
+        cmocka_unit_test(two_units_by_hand),
+        cmocka_unit_test(direct_takes_few_latencies),
+        cmocka_unit_test(direct_by_hand),
+        cmocka_unit_test(two_levels_by_hand),
+        cmocka_unit_test(gathers_begin_inside_the_update),
+        cmocka_unit_test(times_go_the_right_way),
+        cmocka_unit_test(what_is_not_known_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,6 +25,8 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
         v->n_bytes[TAGC_LEG_INDEX] += index;
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - index;
     }
+    v->eager_bytes = eager;
+    v->n_batches = d->n_batches;
     v->n_transfers[TAGC_LEG_CONTROL] += (uint64_t)d->n_batches;
     v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->n_batches;
 }
