@@ -23,6 +23,7 @@ enum { DELAYING_LANES = 8 };
 typedef struct delaying_options {
     int world_size;
     double latency_s;   /* one way */
+    double jitter_s;    /* and so much more at most, drawn for each message */
     double bytes_per_s; /* what a rank sends, all its peers together; 0: no limit */
     int has_lanes;      /* 0: over tagc_comm_create_callback, one blocking call after the other */
     int is_echo;        /* 1: only rank 0 is real */
@@ -120,6 +121,12 @@ static inline void delaying_rename(unsigned char *bytes, uint64_t n_bytes, int r
     tagc_wire_write(&header, bytes);
 }
 
+static inline double delaying_jitter(const delaying_rank *self) {
+    uint64_t draw = (self->n_messages + (uint64_t)self->rank * 7919) * 0x9e3779b97f4a7c15u;
+    draw = (draw ^ draw >> 29) * 0xbf58476d1ce4e5b9u;
+    return self->network->options.jitter_s * (double)(draw >> 40) / 16777216.0;
+}
+
 /* With the lock. */
 static inline void delaying_send(delaying_rank *self, int to, int lane, const void *bytes, uint64_t n_bytes) {
     delaying_network *network = self->network;
@@ -129,7 +136,8 @@ static inline void delaying_send(delaying_rank *self, int to, int lane, const vo
     double now_s = tagc_clock_s();
     if (self->free_s < now_s) self->free_s = now_s;
     if (network->options.bytes_per_s > 0) self->free_s += (double)n_bytes / network->options.bytes_per_s;
-    *m = (delaying_message){.due_s = self->free_s + network->options.latency_s, .n_bytes = n_bytes};
+    *m = (delaying_message){.due_s = self->free_s + network->options.latency_s + delaying_jitter(self),
+                            .n_bytes = n_bytes};
     memcpy(m->bytes, bytes, n_bytes);
     if (is_echo) delaying_rename(m->bytes, n_bytes, to);
     delaying_rank *receiver = is_echo ? self : &network->ranks[to];

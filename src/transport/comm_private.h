@@ -23,6 +23,8 @@ struct tagc_comm {
     pthread_cond_t work;        /* of the worker: a job was submitted, a ticket is done, or stopping */
     tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
     uint64_t n_done;            /* tickets */
+    int is_worker_idle;         /* it has nothing to do, or had when so many tickets were done: */
+    uint64_t n_done_seen;
     tagc_spares *spares;
 
     int stopping;

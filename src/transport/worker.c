@@ -51,10 +51,15 @@ void *tagc_comm_worker_main(void *arg) {
     double idle_s = 0;
     pthread_mutex_lock(&comm->lock);
     for (;;) {
-        while (!comm->jobs && !active && !comm->stopping) pthread_cond_wait(&comm->work, &comm->lock);
+        while (!comm->jobs && !active && !comm->stopping) {
+            comm->is_worker_idle = 1;
+            comm->n_done_seen = comm->n_done;
+            pthread_cond_wait(&comm->work, &comm->lock);
+        }
         if (!comm->jobs && !active) break;
+        comm->is_worker_idle = 0;
+        comm->n_done_seen = comm->n_done;
         take_submitted(comm, &active);
-        uint64_t n_done = comm->n_done;
         pthread_mutex_unlock(&comm->lock);
 
         tagc_job **ready = find_ready(comm, &active);
@@ -64,7 +69,8 @@ void *tagc_comm_worker_main(void *arg) {
         pthread_mutex_lock(&comm->lock);
         if (ready) continue;
         double start_s = tagc_clock_s();
-        while (!comm->jobs && comm->n_done == n_done) pthread_cond_wait(&comm->work, &comm->lock);
+        comm->is_worker_idle = 1;
+        while (!comm->jobs && comm->n_done == comm->n_done_seen) pthread_cond_wait(&comm->work, &comm->lock);
         idle_s += tagc_clock_s() - start_s;
     }
     pthread_mutex_unlock(&comm->lock);

@@ -43,7 +43,9 @@ typedef struct tagc_direct {
     int is_small; /* one batch, of which the front of every body travels with its header */
     int batch;    /* fragments per message */
     int n_batches;
-    int n_slots; /* batches under way, at most */
+    int n_slots; /* batches under way: as many as slots_bytes hold, so that waiting for a header costs less than moving
+                           what is under way meanwhile; 4 at least */
+    size_t slots_bytes; /* 0: the default */
     int has_agreed;
     size_t agreed_k;
     size_t stride;   /* of a row: header, and a body of any length */

@@ -13,9 +13,7 @@ enum {
     LEAST_SLOTS = 4,
     MARGIN = 64 /* bytes that a body may be longer than it ever should, to be read and refused */
 };
-static const size_t slots_bytes = (size_t)64
-                                  << 20; /* of bodies going out: with as much under way, waiting for a header
-                                                       costs less than moving it */
+static const size_t slots_bytes = (size_t)64 << 20;
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
@@ -81,7 +79,8 @@ static void choose_batches(tagc_reducer *r) {
     d->is_small = fits && has_lanes;
     d->batch = fits || !has_lanes || n >= (size_t)n_partners ? n_partners : (int)n;
     d->n_batches = n_partners ? (n_partners + d->batch - 1) / d->batch : 0;
-    size_t n_slots = slots_bytes / d->stride / (size_t)(d->batch ? d->batch : 1);
+    if (!d->slots_bytes) d->slots_bytes = slots_bytes;
+    size_t n_slots = d->slots_bytes / d->stride / (size_t)(d->batch ? d->batch : 1);
     if (n_slots < LEAST_SLOTS) n_slots = LEAST_SLOTS;
     d->n_slots = n_slots < (size_t)d->n_batches ? (int)n_slots : d->n_batches;
 }

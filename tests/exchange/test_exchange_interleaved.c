@@ -1,0 +1,168 @@
+/* Many steps under way at once over a network that delays every message for another while, begun in random orders and ended
+ * in others: bit for bit what the same steps come to one by one, at any number of ranks. */
+#include "../delaying.h"
+#include "exchange/direct/direct.h"
+#include "ranks.h"
+
+enum { N_UNITS = 9, N_STEPS = 3 };
+
+/* Two of one size share spares; the last direct one has more ranks than fit into one batch, and few slots. */
+static const struct {
+    int exchange, all_reduce, per_host;
+    uint64_t shard;
+    double sparsity;
+} plan[N_UNITS] = {
+    {TAGC_EXCHANGE_DIRECT, 0, 1, 640, 0.95}, {TAGC_EXCHANGE_DIRECT, 1, 1, 640, 0.9},
+    {TAGC_EXCHANGE_PACKED, 0, 1, 640, 0.9},  {TAGC_EXCHANGE_DENSE, 1, 1, 5000, -1},
+    {TAGC_EXCHANGE_SKETCH, 1, 1, 300, 0.9},  {TAGC_EXCHANGE_DIRECT, 2, 2, 200, 0.8},
+    {TAGC_EXCHANGE_DIRECT, 1, 2, 300, 0},    {TAGC_EXCHANGE_DENSE, 0, 1, 64, -1},
+    {TAGC_EXCHANGE_DIRECT, 0, 1, 0, 0.99}, /* 2^20 elements and a few, whatever the number of ranks */
+};
+
+typedef struct shared {
+    delaying_network *network; /* NULL: one by one, over the local transport */
+    float *outputs[MAX_RANKS][N_STEPS][N_UNITS], *residuals[MAX_RANKS][N_UNITS];
+    int n_units;
+} shared;
+
+static size_t elems_of(int u, int world_size) {
+    uint64_t n = plan[u].shard ? plan[u].shard * (uint64_t)world_size : (1u << 20) + 16 * 1024;
+    return (size_t)tagc_padded_elems(n, world_size);
+}
+
+static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
+    tagc_reducer_options options;
+    tagc_reducer *reducer = NULL;
+    tagc_reducer_options_init(&options);
+    options.exchange = plan[u].exchange;
+    options.all_reduce = plan[u].all_reduce;
+    options.ranks_per_host = run->world_size % plan[u].per_host == 0 ? plan[u].per_host : 1;
+    options.sparsity = plan[u].sparsity < 0 ? 0.5 : plan[u].sparsity;
+    options.n_elems = elems_of(u, run->world_size);
+    if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
+    if (plan[u].shard == 0) { /* buffers are laid out again, with the fewest slots */
+        tagc_direct_of(reducer)->slots_bytes = 1;
+        CHECK(run, tagc_reducer_set_sparsity(reducer, 0.5) == TAGC_OK);
+        CHECK(run, tagc_reducer_set_sparsity(reducer, options.sparsity) == TAGC_OK);
+        const tagc_direct *d = tagc_direct_of(reducer);
+        CHECK(run, run->world_size < 6 || !tagc_comm_has_lanes(comm) || d->n_slots < d->n_batches);
+    }
+    return reducer;
+}
+
+/* The i-th of n in an order that `seed` shuffles. */
+static int shuffled(uint64_t seed, int i, int n) {
+    int order[N_UNITS];
+    for (int k = 0; k < n; k++) order[k] = k;
+    for (int k = n - 1; k > 0; k--) {
+        int other = (int)(mix(seed * 64 + (uint64_t)k) % (uint64_t)(k + 1)), kept = order[k];
+        order[k] = order[other];
+        order[other] = kept;
+    }
+    return order[i];
+}
+
+static void steps(rank_run *run, tagc_comm *comm, int is_together) {
+    shared *all = run->shared;
+    int n = all->n_units, rank = run->rank;
+    tagc_reducer *reducers[N_UNITS] = {NULL};
+    float *gradients[N_UNITS] = {NULL};
+    for (int u = 0; u < n; u++) {
+        reducers[u] = make(run, comm, u);
+        gradients[u] = malloc(elems_of(u, run->world_size) * sizeof(float));
+    }
+    for (int step = 0; step < N_STEPS && !run->failure[0]; step++) {
+        for (int u = 0; u < n; u++)
+            for (size_t i = 0; i < elems_of(u, run->world_size); i++)
+                gradients[u][i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
+        for (int i = 0; i < n; i++) {
+            int u = shuffled((uint64_t)step, i, n);
+            if (is_together && mix((uint64_t)(step * 1000 + rank * 50 + i)) % 3 == 0)
+                nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
+            CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], all->outputs[rank][step][u]) == TAGC_OK);
+            if (!is_together) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
+        }
+        for (int i = 0; i < n && is_together; i++) {
+            int u = shuffled((uint64_t)(step * 100 + rank + 7), i, n);
+            CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
+        }
+    }
+    for (int u = 0; u < n; u++) {
+        uint64_t n_residual;
+        const float *residual = reducers[u] ? tagc_reducer_residual(reducers[u], &n_residual) : NULL;
+        if (residual) memcpy(all->residuals[rank][u], residual, n_residual * sizeof *residual);
+        tagc_reducer_destroy(reducers[u]);
+        free(gradients[u]);
+    }
+}
+
+static void body(rank_run *run) {
+    shared *all = run->shared;
+    tagc_comm *comm;
+    if (!all->network) {
+        steps(run, run->comm, 0);
+        return;
+    }
+    if (!CHECK(run, delaying_comm(all->network, run->rank, NULL, &comm) == TAGC_OK)) return;
+    steps(run, comm, 1);
+    tagc_comm_destroy(comm);
+}
+
+static void run_all(shared *all, int world_size, const delaying_options *delays) {
+    rank_run runs[MAX_RANKS];
+    for (int r = 0; r < world_size; r++)
+        for (int u = 0; u < all->n_units; u++) {
+            all->residuals[r][u] = calloc(elems_of(u, world_size), sizeof(float));
+            for (int s = 0; s < N_STEPS; s++)
+                all->outputs[r][s][u] = calloc(elems_of(u, world_size), sizeof(float));
+        }
+    all->network = delays ? delaying_create(delays) : NULL;
+    run_ranks(world_size, body, all, NULL, runs);
+    if (delays) delaying_destroy(all->network);
+}
+
+static void compare(shared *a, shared *b, int world_size) {
+    for (int r = 0; r < world_size; r++)
+        for (int u = 0; u < a->n_units; u++) {
+            size_t n_bytes = elems_of(u, world_size) * sizeof(float);
+            assert_memory_equal(a->residuals[r][u], b->residuals[r][u], n_bytes);
+            for (int s = 0; s < N_STEPS; s++)
+                assert_memory_equal(a->outputs[r][s][u], b->outputs[r][s][u], n_bytes);
+        }
+}
+
+static void destroy(shared *all, int world_size) {
+    for (int r = 0; r < world_size; r++)
+        for (int u = 0; u < all->n_units; u++) {
+            free(all->residuals[r][u]);
+            for (int s = 0; s < N_STEPS; s++) free(all->outputs[r][s][u]);
+        }
+}
+
+static void test_random_orders(void **state) {
+    (void)state;
+#ifdef TAGC_SANITIZED
+    static const int worlds[] = {1, 2, 6};
+#else
+    static const int worlds[] = {1, 2, 3, 6, 16};
+#endif
+    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
+        int W = worlds[w], n_units = W < 16 ? N_UNITS : N_UNITS - 1;
+        shared alone = {.n_units = n_units};
+        run_all(&alone, W, NULL);
+        for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
+            shared together = {.n_units = n_units};
+            run_all(&together, W,
+                    &(delaying_options){
+                        .world_size = W, .latency_s = 2e-4, .jitter_s = 1e-3, .has_lanes = has_lanes});
+            compare(&alone, &together, W);
+            destroy(&together, W);
+        }
+        destroy(&alone, W);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_orders)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
