@@ -8,7 +8,7 @@ enum { N_UNITS = 9, N_STEPS = 3 };
 
 /* Two of one size share spares; the last direct one has more ranks than fit into one batch, and few slots. */
 static const struct {
-    int exchange, all_reduce, per_host;
+    int exchange, output, per_host;
     uint64_t shard;
     double sparsity;
 } plan[N_UNITS] = {
@@ -35,9 +35,9 @@ static tagc_reducer *make(rank_run *run, tagc_comm *comm, int u) {
     tagc_reducer *reducer = NULL;
     tagc_reducer_options_init(&options);
     options.exchange = plan[u].exchange;
-    options.all_reduce = plan[u].all_reduce;
+    options.output = plan[u].output;
     options.ranks_per_host = run->world_size % plan[u].per_host == 0 ? plan[u].per_host : 1;
-    options.sparsity = plan[u].sparsity < 0 ? 0.5 : plan[u].sparsity;
+    options.sparsity = plan[u].sparsity;
     options.n_elems = elems_of(u, run->world_size);
     if (!CHECK(run, tagc_reducer_create(comm, &options, &reducer) == TAGC_OK)) return NULL;
     if (plan[u].shard == 0) { /* buffers are laid out again, with the fewest slots */

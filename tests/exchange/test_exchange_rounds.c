@@ -64,8 +64,8 @@ static void count(const tagc_reducer_options *options, int world_size, int n_uni
         for (int u = 0; u < n_units; u++)
             if (units[u].status != TAGC_OK) fail_msg("unit %d: %s", u, units[u].text);
         if (n != due)
-            fail_msg("exchange %d, all %d, W %d, %d units of %llu: %d rounds, not %d", options->exchange,
-                     options->all_reduce, world_size, n_units, (unsigned long long)options->n_elems, n, due);
+            fail_msg("exchange %d, output %d, W %d, %d units of %llu: %d rounds, not %d", options->exchange,
+                     options->output, world_size, n_units, (unsigned long long)options->n_elems, n, due);
     }
     for (int u = 0; u < n_units; u++) destroy_unit(&units[u]);
     tagc_comm_destroy(net.comm);
@@ -79,21 +79,22 @@ static void test_rounds_of_a_step(void **state) {
         int W = worlds[w];
         tagc_reducer_options o = options_of(TAGC_EXCHANGE_DENSE, W, 512);
         count(&o, W, 1, 2);
-        o.all_reduce = 1;
+        o.output = TAGC_OUTPUT_UNIT;
         count(&o, W, 1, 2); /* the agreement goes beside the sums */
         o = options_of(TAGC_EXCHANGE_PACKED, W, 512);
         o.sparsity = 0.9;
         count(&o, W, 1, 4);
-        o.all_reduce = 1;
+        o.output = TAGC_OUTPUT_UNIT;
         count(&o, W, 1, 5);
         o = options_of(TAGC_EXCHANGE_SKETCH, W, 512);
         count(&o, W, 1, 5);
         o = options_of(TAGC_EXCHANGE_DIRECT, W, 512);
         count(&o, W, 1, 2);
         o.sparsity = 0;
-        o.all_reduce = 1;
+        o.output = TAGC_OUTPUT_UNIT;
         count(&o, W, 1, 3);
-        o = options_of(TAGC_EXCHANGE_DIRECT, W, W > 8 ? 20000 : 600000); /* too large for one message of all */
+        o = options_of(TAGC_EXCHANGE_DIRECT, W,
+                       W > 8 ? 20000 : 600000); /* too large for one message of all */
         count(&o, W, 1, 3);
     }
 }
