@@ -49,6 +49,9 @@ typedef struct tagc_transfer {
     /* May be NULL where no part of that direction has bytes. */
     const void *send;
     void *recv;
+    /* The same number on all ranks. Not 0: a round, to and from all other ranks, in which no part of any rank has more bytes
+     * than this; parts without bytes may be left out. A transport may use a collective for it. 0: nothing is promised. */
+    uint64_t round_bytes;
 } tagc_transfer;
 
 /* For transports: the part of that peer among n_parts, or NULL where there is none. */

@@ -69,6 +69,7 @@ class Transfer(Structure):
     _fields_ = [
         ("lane", c_uint32), ("n_sends", c_uint32), ("n_receives", c_uint32),
         ("sends", POINTER(Part)), ("receives", POINTER(Part)), ("send", c_void_p), ("recv", c_void_p),
+        ("round_bytes", c_uint64),
     ]  # fmt: skip
 
 
@@ -90,6 +91,7 @@ _FUNCTIONS = {
         ([POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
     "tagc_comm_bytes": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), c_int], None),
     "tagc_comm_all_gather": ([c_void_p, c_void_p, c_size_t, c_void_p], c_int),
+    "tagc_comm_abort": ([c_void_p, c_char_p], None),
     "tagc_comm_destroy": ([c_void_p], None),
     "tagc_reducer_options_init_sized": ([POINTER(ReducerOptions), c_size_t], None),
     "tagc_reducer_stats_init_sized": ([POINTER(ReducerStats), c_size_t], None),

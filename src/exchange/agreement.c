@@ -32,6 +32,7 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
     };
     tagc_wire_write(&header, r->agree_send);
     tagc_message_clear(r->agreement);
+    r->agreement->round_bytes = TAGC_WIRE_HEADER_BYTES;
     memcpy(r->agree_recv + (size_t)r->rank * TAGC_WIRE_HEADER_BYTES, r->agree_send, TAGC_WIRE_HEADER_BYTES);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;

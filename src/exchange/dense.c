@@ -94,6 +94,7 @@ static void post_in(tagc_reducer *r, size_t c) {
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
+    message->round_bytes = n * width;
     uint16_t *halves = is_bf16 ? d->send_halves + slot * n_ranks * d->chunk : NULL;
     double start_s = tagc_clock_s();
     for (size_t q = 0; q < n_ranks; q++) {
@@ -140,6 +141,7 @@ static void post_out(tagc_reducer *r, size_t c, float *out) {
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
+    message->round_bytes = n * width;
     uint16_t *halves = is_bf16 ? d->sum_halves + slot * d->chunk : NULL;
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;

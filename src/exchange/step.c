@@ -61,6 +61,7 @@ void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, const tagc_room *ro
 
 void tagc_message_clear(tagc_message *message) {
     message->n_sends = message->n_receives = 0;
+    message->round_bytes = 0;
 }
 
 void tagc_message_to(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset) {
@@ -104,7 +105,8 @@ void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, 
                      .sends = message->sends,
                      .receives = message->receives,
                      .send = send,
-                     .recv = recv},
+                     .recv = recv,
+                     .round_bytes = message->round_bytes},
         .leg = leg,
         .part_leg = part,
         .part_sent = part_sent,

@@ -20,6 +20,7 @@ typedef struct tagc_message {
     int in_flight;
     uint32_t n_sends, n_receives;
     tagc_part *sends, *receives; /* as many as the room says */
+    uint64_t round_bytes;        /* as in tagc_transfer; 0 after _clear */
 } tagc_message;
 
 /* So many messages, each to and from so many ranks at most. */

@@ -70,7 +70,8 @@ static tagc_status gather(void *arg) {
                      .sends = comm->control_sends,
                      .receives = comm->control_receives,
                      .send = call->send,
-                     .recv = call->recv},
+                     .recv = call->recv,
+                     .round_bytes = call->n_bytes},
         .leg = call->leg,
         .tag = UINT64_MAX,
     };

@@ -24,7 +24,7 @@ tagc_status tagc_transport_check_abi(uint32_t abi) {
 }
 
 static tagc_status check_parts(const char *name, const tagc_part *parts, uint32_t n_parts, const void *buffer,
-                               int rank, int world_size) {
+                               uint64_t most_bytes, int rank, int world_size) {
     if (n_parts >= (uint32_t)world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "transfer.n_%s is %u, must be at most %d, one less than ranks",
                          name, n_parts, world_size - 1);
@@ -45,6 +45,10 @@ static tagc_status check_parts(const char *name, const tagc_part *parts, uint32_
         if (parts[i].n_bytes && !buffer)
             return tagc_fail(TAGC_ERR_ARGUMENT, "transfer.%s[%u] has %llu bytes, and their buffer is NULL",
                              name, i, (unsigned long long)parts[i].n_bytes);
+        if (most_bytes && parts[i].n_bytes > most_bytes)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "transfer.%s[%u] has %llu bytes, transfer.round_bytes is %llu", name, i,
+                             (unsigned long long)parts[i].n_bytes, (unsigned long long)most_bytes);
     }
     return TAGC_OK;
 }
@@ -52,8 +56,8 @@ static tagc_status check_parts(const char *name, const tagc_part *parts, uint32_
 tagc_status tagc_transfer_check(const tagc_transfer *t, int rank, int world_size) {
     if (t->lane >= N_LANES)
         return tagc_fail(TAGC_ERR_ARGUMENT, "transfer.lane is %u, must be below %d", t->lane, N_LANES);
-    TAGC_TRY(check_parts("sends", t->sends, t->n_sends, t->send, rank, world_size));
-    return check_parts("receives", t->receives, t->n_receives, t->recv, rank, world_size);
+    TAGC_TRY(check_parts("sends", t->sends, t->n_sends, t->send, t->round_bytes, rank, world_size));
+    return check_parts("receives", t->receives, t->n_receives, t->recv, t->round_bytes, rank, world_size);
 }
 
 uint64_t tagc_parts_bytes(const tagc_part *parts, uint32_t n_parts) {

@@ -187,8 +187,8 @@ typedef struct bad_transfer {
 static char some_bytes[64];
 static const tagc_part one_to_3[] = {{3, 4, 0}}, twice[] = {{1, 4, 0}, {1, 4, 8}},
                        falling[] = {{2, 4, 0}, {1, 4, 8}}, own[] = {{0, 4, 0}}, negative[] = {{-1, 4, 0}},
-                       too_many[] = {{1, 4, 0}, {2, 4, 4}, {3, 4, 8}}, late_own[] = {{0, 0, 0}, {1, 4, 0}},
-                       good[] = {{1, 0, 0}, {2, 0, 0}};
+                       too_many[] = {{1, 4, 0}, {2, 4, 4}, {3, 4, 8}}, both[] = {{1, 4, 0}, {2, 4, 8}},
+                       late_own[] = {{0, 0, 0}, {1, 4, 0}}, good[] = {{1, 0, 0}, {2, 0, 0}};
 #define SENDS(parts) .n_sends = sizeof(parts) / sizeof *(parts), .sends = (parts), .send = some_bytes
 #define RECEIVES(parts) .n_receives = sizeof(parts) / sizeof *(parts), .receives = (parts), .recv = some_bytes
 
@@ -203,6 +203,8 @@ static const bad_transfer bad_transfers[] = {
     {{SENDS(own)}, "transfer.sends[0].peer is 0, this rank itself"},
     {{RECEIVES(late_own)}, "transfer.receives[0].peer is 0, this rank itself"},
     {{SENDS(too_many)}, "transfer.n_sends is 3, must be at most 2"},
+    {{SENDS(both), RECEIVES(both), .round_bytes = 3},
+     "transfer.sends[0] has 4 bytes, transfer.round_bytes is 3"},
     {{.n_receives = UINT32_MAX, .receives = good}, "transfer.n_receives is 4294967295, must be at most 2"},
     {{.n_sends = 1}, "transfer.sends is NULL and transfer.n_sends is 1"},
     {{.n_sends = 2, .sends = falling}, "transfer.sends[0] has 4 bytes, and their buffer is NULL"},

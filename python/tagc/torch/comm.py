@@ -1,12 +1,14 @@
-"""A process group as tagc's network: whatever libtagc sends goes through gloo's point-to-point messages.
+"""A process group as tagc's network: whatever libtagc sends goes through gloo.
 
 Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, sent from libtagc's
-comm thread, never meet the user's collectives. Bytes go from and to libtagc's own buffers, without a copy."""
+comm thread, never meet the user's collectives. Rounds of short messages are one collective call; longer ones go point to
+point, from and to libtagc's own buffers, without a copy: all of a transfer are begun before the first is waited for."""
 
 import ctypes
 import datetime
 import struct
 import threading
+import time
 import zlib
 
 import torch
@@ -14,10 +16,12 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.torch.waits import SOON, disconnect, soon, within
 
 _TRANSPORT = lib.STATUSES.index("transport")
 _MEMORY = ctypes.c_char * (1 << 47)  # any address, any length: views below say how much of it
 _TEXT_BYTES = 1024
+_COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying costs more than calls
 
 
 def bytes_at(address, n_bytes):
@@ -33,13 +37,13 @@ _n_made = 0
 
 
 def _gloo(group, ranks, timeout):
-    """A gloo group over the ranks of `group`, in their order. Not new_group(), which takes a name again when the group that
+    """A gloo group over the ranks of `group`, in their order, and its part of the store. Not new_group(), which takes a name again when the group that
     had it is destroyed, and then finds the old one's addresses in the store."""
     global _n_made
-    _n_made = 1 + max(share(group, _n_made))
+    _n_made = 1 + max(share(group, _n_made, timeout))
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
     store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout)
+    return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout), store
 
 
 class Comm:
@@ -49,10 +53,11 @@ class Comm:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._group = _gloo(group, self.ranks, self._timeout)
+        self._group, self._store = _gloo(group, self.ranks, self._timeout)
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
-        self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange))  # lives as long as the comm
+        # They must live as long as the comm.
+        self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort))
         options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
         options.timeout_s = min(1e6, 2 * timeout_s)  # gloo gives up first, and knows why
         lib.call("tagc_comm_create_callback", ctypes.byref(self._ops), None, self.rank, self.world_size, ctypes.byref(options),
@@ -69,27 +74,113 @@ class Comm:
             raise Error("state", "this tagc connection is closed")
         return self._handle
 
+    # ---- what libtagc's comm thread calls ----
+
     def _on_exchange(self, _context, transfer):
         try:
             self._move(transfer.contents)
             return 0
         except BaseException as failure:  # nothing may pass through C
             text = f"rank {self.rank} could not exchange with its peers: {failure}"
+            if isinstance(failure, Silence):
+                self._tell(str(failure))
+            elif (reason := self._hear()) is not None:
+                text = reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer):
+        """Every rank comes to the same of the two: round_bytes is the same on all."""
+        if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
+            self._move_together(transfer)
+        else:
+            self._move_each(transfer)
+
+    def _move_together(self, transfer):
+        lengths, sent = [0] * self.world_size, []
+        for part in transfer.sends[:transfer.n_sends]:
+            lengths[part.peer] = part.n_bytes
+            sent.append(ctypes.string_at(transfer.send + part.offset, part.n_bytes) if part.n_bytes else b"")
+        expected = [0] * self.world_size
+        for part in transfer.receives[:transfer.n_receives]:
+            expected[part.peer] = part.n_bytes
+        source = torch.empty(sum(lengths), dtype=torch.uint8)
+        ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
+        target = torch.empty(sum(expected), dtype=torch.uint8)
+        begin = time.monotonic()
+        try:
+            self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
+        except RuntimeError as failure:
+            if not self._is_late(begin):
+                raise
+            unheard = self._unheard()
+            words = f", and no word from rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
+            raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
+        at = target.data_ptr()
+        for part in transfer.receives[:transfer.n_receives]:
+            if part.n_bytes:
+                ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
+                at += part.n_bytes
+
+    def _move_each(self, transfer):
         work = []
         for part in transfer.receives[:transfer.n_receives]:
             if part.n_bytes:
                 memory = bytes_at(transfer.recv + part.offset, part.n_bytes)
-                work.append(self._group.recv([memory], part.peer, 0))
+                work.append((part.peer, self._group.recv([memory], part.peer, 0)))
         sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
         sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # not all to the same rank at once
         for part in sends:
             memory = bytes_at(transfer.send + part.offset, part.n_bytes)
-            work.append(self._group.send([memory], part.peer, 0))
-        for message in work:
-            message.wait(self._timeout)
+            work.append((part.peer, self._group.send([memory], part.peer, 0)))
+        for peer, message in work:
+            begin = time.monotonic()
+            try:
+                message.wait(self._timeout)
+            except RuntimeError as failure:
+                if not self._is_late(begin):
+                    raise
+                raise Silence(f"no answer from rank {peer} within {self._timeout.total_seconds():g} s") from failure
+
+    def _is_late(self, begin):
+        return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
+
+    # ---- giving up ----
+
+    def _on_abort(self, _context, reason):
+        try:
+            self._tell(reason.decode(errors="replace"))
+            disconnect(self._group)
+        except BaseException:  # nothing may pass through C, and there is nobody to tell
+            pass
+
+    def _tell(self, reason):
+        """The first reason of all ranks stays."""
+        text = f"rank {self.rank} gave up: {reason}"
+        soon(lambda: self._store.compare_set("gave up", "", text))
+
+    def _hear(self):
+        """Why another rank gave up, where it says so soon; None otherwise."""
+
+        def ask():
+            self._store.wait(["gave up"], SOON)
+            return self._store.get("gave up").decode(errors="replace")
+
+        return soon(ask)
+
+    def _unheard(self):
+        """Ranks that do not say soon that they wait, too."""
+
+        def ask():
+            self._store.set(f"waits {self.rank}", "")
+            others, end = set(range(self.world_size)) - {self.rank}, time.monotonic() + SOON.total_seconds()
+            while others and time.monotonic() < end:
+                others = {rank for rank in others if not self._store.check([f"waits {rank}"])}
+                time.sleep(0.05)
+            return others
+
+        return soon(ask)
+
+    # ---- what the layer calls ----
 
     def all_gather(self, data):
         """Collective: the bytes of every rank, all of one length, in rank order."""
@@ -143,8 +234,12 @@ class Comm:
             self._group = None
 
 
-def share(group, mine):
+class Silence(Exception):
+    """No answer in time."""
+
+
+def share(group, mine, timeout=datetime.timedelta(seconds=300)):
     """Collective over `group`, before there is a comm: one object of every rank, in rank order."""
     everyone = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
+    within(timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group))
     return everyone

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy
+from tagc.torch import policy, waits
 from tagc.torch.reducer import Gatherer
 from tagc.torch.unit import DTYPES, check_tensors
 
@@ -275,7 +275,12 @@ class Wrapper:
             else:
                 target.set_all_reduce_hook(AllReduceBetween(handle, unit, module, self.between))
                 handle.undo.append(lambda target=target: target.set_all_reduce_hook(None))
-            if handle.options.parameters is not None:
+                target.set_custom_reduce_scatter(waits.ReduceScatter(module.name, handle.options.timeout_s))
+                handle.undo.append(lambda target=target: target.set_custom_reduce_scatter(_TorchReduceScatter()))
+            if handle.options.parameters is None:
+                target.set_custom_all_gather(waits.AllGather(module.name, handle.options.timeout_s))
+                handle.undo.append(lambda target=target: target.set_custom_all_gather(_TorchAllGather()))
+            else:
                 gather = AllGather(handle, module, handle.options.parameters, tag)
                 self._gathers.append(gather)
                 target.set_custom_all_gather(gather)

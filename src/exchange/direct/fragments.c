@@ -198,6 +198,7 @@ static void post_headers(tagc_reducer *r, int b) {
     size_t n_bytes = TAGC_WIRE_HEADER_BYTES + tagc_direct_eager(r);
     uint64_t n_headers = (uint64_t)(end_of(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
+    if (end_of(d, b) - b * d->batch == r->world_size - 1) message->round_bytes = n_bytes;
     for (int s = b * d->batch; s < end_of(d, b); s++) {
         int to = tagc_host_to(d, s), from = tagc_host_from(d, s);
         tagc_message_to(message, tagc_rank_of(d, to, d->local), n_bytes, slot_of(d, s) * d->stride);

@@ -1,0 +1,135 @@
+"""Waiting for peers, never longer than a time-out: what is torch's own as well as what is tagc's."""
+
+import datetime
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+
+SOON = datetime.timedelta(seconds=1)
+_NEVER_SENT = 2**31 - 1  # a tag
+
+
+def soon(ask):
+    """What ask() says, or None when it says nothing for a little longer than SOON, or fails. For questions to the store, which
+    the silent rank may keep."""
+    answers = []
+
+    def run():
+        try:
+            answers.append(ask())
+        except Exception:
+            pass  # no answer
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(1.5 * SOON.total_seconds())
+    return answers[0] if answers else None
+
+
+def gloo_of(group):
+    """What moves CPU tensors between the ranks of a group, where that is gloo; None otherwise."""
+    group = dist.group.WORLD if group is None else group
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except (RuntimeError, AttributeError):
+        return None
+    return backend if isinstance(backend, dist.ProcessGroupGloo) else None
+
+
+def disconnect(gloo):
+    """Ends all connections of a gloo group and all that is under way in it, here and, as far as it needs this rank, on its
+    peers. Gloo does so by itself when a message does not come in time; none is sent with this tag."""
+    if gloo is not None and gloo.size() > 1:
+        nothing = torch.empty(1, dtype=torch.uint8)
+        try:
+            gloo.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
+        except RuntimeError:
+            pass
+
+
+def _lost(gloo, what, timeout, begin, failure):
+    """The Error for a wait that came to nothing. What is still under way ends, or the process could not end itself."""
+    disconnect(gloo)
+    if time.monotonic() - begin >= 0.99 * timeout.total_seconds():
+        failure = f"no answer within {timeout.total_seconds():g} s"
+    return Error("transport", f"{what}: {failure}")
+
+
+def within(timeout, group, what, collective):
+    """collective(), one of torch's over `group` that blocks; Error when it does not end in time. Where CPU tensors do not go by
+    gloo, its own time-out holds."""
+    gloo = gloo_of(group)
+    if gloo is None:
+        return collective()
+    failures = []
+
+    def run():
+        try:
+            collective()
+        except Exception as failure:
+            failures.append(failure)
+
+    begin = time.monotonic()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds())
+    if thread.is_alive() or failures:
+        raise _lost(gloo, what, timeout, begin, failures[0] if failures else None) from (failures[0] if failures else None)
+
+
+class _Work(dist.Work):
+    """Torch's work under way, to be waited for no longer than the time-out."""
+
+    def __init__(self, work, gloo, what, timeout):
+        super().__init__()
+        self._work, self._gloo, self._what, self._timeout = work, gloo, what, timeout
+
+    def wait(self, timeout=None):
+        begin = time.monotonic()
+        try:
+            return self._work.wait(self._timeout)
+        except RuntimeError as failure:
+            raise _lost(self._gloo, self._what, self._timeout, begin, failure) from failure
+
+    def is_completed(self):
+        return self._work.is_completed()
+
+
+class _Comm:
+    """What FSDP2 wants of either."""
+
+    def __init__(self, name, timeout_s):
+        self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
+
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _start(self, what, begin, group, async_op):
+        gloo = gloo_of(group)
+        if gloo is None:
+            return begin(async_op)
+        work = _Work(begin(True), gloo, f"{what} of {self._name}", self._timeout)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+class AllGather(_Comm):
+    """For set_custom_all_gather(): torch's own, with a time-out."""
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        return self._start("torch's all-gather of the parameters", lambda is_async: dist.all_gather_into_tensor(
+            output_tensor, input_tensor, group=group, async_op=is_async), group, async_op)
+
+
+class ReduceScatter(_Comm):
+    """For set_custom_reduce_scatter(): likewise."""
+
+    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+        return self._start("torch's reduce-scatter of the gradients", lambda is_async: dist.reduce_scatter_tensor(
+            output_tensor, input_tensor, group=group, op=op, async_op=is_async), group, async_op)

@@ -1,0 +1,107 @@
+"""A rank that says nothing any more: every other one gets an Error within the time-out, wherever it waits, and the rank itself
+does when it goes on."""
+
+import os
+import signal
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+
+import ranks
+from models import batch_of, loss_of
+from test_state import wrapped
+
+TIMEOUT_S = 3
+PATIENCE_S = 60  # of the test: what a busy machine may take on top; without the time-out it is half an hour
+
+
+def pause(rank):
+    """Collective: the last rank stops. Returns what wakes it."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, os.getpid())
+    if rank == len(everyone) - 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return lambda: os.kill(everyone[-1], signal.SIGCONT)
+
+
+def silenced(rank, world_size, kind, place, options, words):
+    """Ends the process with 0 where all is well: torch's own groups can only fail from here on."""
+    import tagc.torch as tagc
+
+    model = wrapped(kind)
+    tagc.compress(model, timeout_s=TIMEOUT_S, verbose=False, **options)
+    for step in range(2):
+        loss_of(model, batch_of(rank, step)).backward()
+    wake = pause(rank) if place == "forward" else None
+    begin = time.monotonic()
+    with pytest.raises(tagc.Error, match=words[rank]) as raised:
+        loss = loss_of(model, batch_of(rank, 2))
+        wake = wake or pause(rank)
+        begin = time.monotonic()
+        loss.backward()
+    assert raised.value.status == "transport"
+    assert time.monotonic() - begin < TIMEOUT_S + PATIENCE_S
+    if rank == 0:
+        time.sleep(1)  # the others have noticed by then, and the silent one finds all of them gone
+        wake()
+    os._exit(0)
+
+
+def check(world_size, *arguments):
+    outcomes = ranks.attempt(silenced, world_size, *arguments)
+    assert outcomes == [(None, "ended with 0")] * world_size, outcomes
+
+
+def test_in_torchs_gather_under_fsdp2():
+    check(2, "fsdp2", "forward", {}, ["torch's all-gather of the parameters of .*: no answer within 3 s", ""])
+
+
+def test_in_our_gather_under_fsdp2():
+    check(2, "fsdp2", "forward", {"parameters": "delta4"}, ["no answer from rank 1 within 3 s", "rank 0 gave up: .*rank 1"])
+
+
+def test_in_a_reduction_under_ddp():
+    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s", "rank 0 gave up: .*rank 1"])
+
+
+@pytest.mark.slow
+def test_among_three():
+    words = "no answer within 3 s, and no word from rank 2|rank [01] gave up: no answer"
+    check(3, "ddp", "backward", {}, [words, words, "gave up: no answer"])
+
+
+def gives_up(rank, world_size):
+    """A rank that gives up by itself, as where its worker finds something that cannot be mended, tells the others."""
+    import tagc.torch as tagc
+    from tagc import _library as lib
+    from tagc.torch.comm import Comm
+
+    comm = Comm(dist.group.WORLD, 100)
+    begin = time.monotonic()
+    if rank == world_size - 1:
+        time.sleep(0.5)
+        lib.load().tagc_comm_abort(comm.handle, b"the disk is full")
+    with pytest.raises(tagc.Error, match=f"ank \\(?{world_size - 1}\\)? gave up: the disk is full"):
+        for _ in range(3):
+            comm.all_gather(bytes(8))
+    assert time.monotonic() - begin < PATIENCE_S
+    comm.close()
+
+
+def rounds(rank, world_size):
+    """Rounds on both sides of the length from which they go point to point, and of no bytes."""
+    from tagc.torch import comm as module
+
+    comm = module.Comm(dist.group.WORLD, 100)
+    for n_bytes in (1, 8, module._COLLECTIVE_BYTES - 1, module._COLLECTIVE_BYTES, module._COLLECTIVE_BYTES + 1, 300_000):
+        everyone = comm.all_gather(bytes([rank + 1]) * n_bytes)
+        assert everyone == [bytes([r + 1]) * n_bytes for r in range(world_size)], n_bytes
+    comm.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rounds_and_abort(world_size):
+    ranks.run_each([rounds, gives_up], world_size)
