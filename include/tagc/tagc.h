@@ -123,11 +123,15 @@ typedef void (*tagc_trace_fn)(void *context, const tagc_event *event);
 typedef struct tagc_comm_options {
     /* Written by _init. */
     size_t struct_bytes;
-    /* (0, 1e6], default 120. A transfer that is not complete by then breaks the comm. */
+    /* (0, 1e6], default 120. The comm breaks when a transfer is under way and no byte of any transfer of this comm has
+     * moved for so long. Over the callback transport the function's own time-out holds. */
     double timeout_s;
     /* Default NULL. tagc's threads call it: it must be thread-safe and quick. */
     tagc_trace_fn trace;
     void *trace_context;
+    /* [0, 1e6], default 0: none. The comm breaks when a transfer has not ended so long after it began, whether bytes
+     * move or not. */
+    double total_timeout_s;
 } tagc_comm_options;
 
 TAGC_API void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes);

@@ -34,7 +34,8 @@ class Error(RuntimeError):
 
 
 class CommOptions(Structure):
-    _fields_ = [("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p)]
+    _fields_ = [("struct_bytes", c_size_t), ("timeout_s", c_double), ("trace", c_void_p), ("trace_context", c_void_p),
+                ("total_timeout_s", c_double)]
 
 
 class ReducerOptions(Structure):

@@ -103,8 +103,25 @@ static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **act
     return n_started > 0;
 }
 
-/* Polls everything under way once and finishes what is complete. Returns 1 when anything moved, or broke. */
-static int poll_active(tagc_comm *comm, tagc_ticket **active) {
+/* Whether a transfer has waited too long, and the text for that. What queues behind others on a slow link waits while they
+ * move: silence counts from the last byte of any transfer. */
+static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_s, double moved_s,
+                   int waiting_for) {
+    double timeout_s = comm->options.timeout_s, total_s = comm->options.total_timeout_s;
+    double silent_since_s = moved_s > ticket->start_s ? moved_s : ticket->start_s;
+    int is_silent = now_s - silent_since_s > timeout_s;
+    if (!is_silent && !(total_s > 0 && now_s - ticket->start_s > total_s)) return 0;
+    char peer[32] = "";
+    if (waiting_for >= 0) snprintf(peer, sizeof peer, ", waiting for rank %d", waiting_for);
+    tagc_fail(TAGC_ERR_TRANSPORT,
+              is_silent ? "no answer within %g s (leg %s%s)" : "not complete within %g s (leg %s%s)",
+              is_silent ? timeout_s : total_s, tagc_leg_name((int)ticket->leg), peer);
+    return 1;
+}
+
+/* Polls everything under way once and finishes what is complete. Returns 1 when anything moved, or broke; *moved_s
+ * becomes the time of the last movement. */
+static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
     int moved = 0;
     for (tagc_ticket **link = active; *link;) {
         tagc_ticket *ticket = *link;
@@ -114,18 +131,15 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active) {
             comm_break_by(comm, ticket, status);
             return 1;
         }
+        double now_s = tagc_clock_s();
         moved |= progress.moved | progress.done;
+        if (moved) *moved_s = now_s;
         if (progress.done) {
             *link = ticket->next;
             finish(comm, ticket, TAGC_OK);
             continue;
         }
-        if (tagc_clock_s() - ticket->start_s > comm->options.timeout_s) {
-            char peer[32] = "";
-            if (progress.waiting_for >= 0)
-                snprintf(peer, sizeof peer, ", waiting for rank %d", progress.waiting_for);
-            tagc_fail(TAGC_ERR_TRANSPORT, "no answer within %g s (leg %s%s)", comm->options.timeout_s,
-                      tagc_leg_name((int)ticket->leg), peer);
+        if (is_late(comm, ticket, now_s, *moved_s, progress.waiting_for)) {
             comm_break_by(comm, ticket, TAGC_ERR_TRANSPORT);
             return 1;
         }
@@ -187,6 +201,7 @@ static void *comm_main(void *arg) {
     tagc_comm *comm = arg;
     tagc_ticket *waiting = NULL, *active = NULL; /* none waits but for one that is under way */
     tagc_pace pace = {0};
+    double moved_s = 0; /* bytes, of any transfer */
     pthread_mutex_lock(&comm->lock);
     for (;;) {
         while (!comm->posted && !waiting && !active && !comm->stopping)
@@ -205,7 +220,7 @@ static void *comm_main(void *arg) {
         pthread_mutex_lock(&comm->lock);
         if (!active || comm->broken) continue;
         pthread_mutex_unlock(&comm->lock);
-        int moved = poll_active(comm, &active);
+        int moved = poll_active(comm, &active, &moved_s);
         double now_s = tagc_clock_s(), still_s = keep_pace(&pace, now_s, started, moved);
         int is_still = still_s > (pace.gap_s < slow_s ? patience_fast_s : patience_slow_s);
         if (still_s > 0 && !is_still) sched_yield();
@@ -265,6 +280,9 @@ static tagc_status read_options(const tagc_comm_options *from, tagc_comm_options
     if (!(options->timeout_s > 0 && options->timeout_s <= 1e6))
         return tagc_fail(TAGC_ERR_ARGUMENT, "options.timeout_s is %g, must be in (0, 1e6]",
                          options->timeout_s);
+    if (!(options->total_timeout_s >= 0 && options->total_timeout_s <= 1e6))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "options.total_timeout_s is %g, must be in [0, 1e6]",
+                         options->total_timeout_s);
     return TAGC_OK;
 }
 

@@ -334,6 +334,77 @@ static void test_failing_transport(void **state) {
     assert_int_equal(silent.n_cancels, 1);
 }
 
+/* ---- time-outs: silence, not queueing ---- */
+
+/* Its first transfer moves at every poll and ends after `long_s`; the others do nothing until then, and the last one never
+ * does anything. */
+typedef struct trickle {
+    double long_s, begun_s;
+    int n_starts, is_over, places[3];
+} trickle;
+
+static tagc_status trickle_start(void *context, const tagc_transfer *transfer, void **request) {
+    trickle *self = context;
+    (void)transfer;
+    if (self->n_starts == 0) self->begun_s = tagc_clock_s();
+    *request = &self->places[self->n_starts++];
+    return TAGC_OK;
+}
+
+static tagc_status trickle_test(void *context, void *request, tagc_progress *progress) {
+    trickle *self = context;
+    ptrdiff_t which = (int *)request - self->places;
+    if (which == 0) self->is_over = progress->done = tagc_clock_s() - self->begun_s > self->long_s;
+    if (which == 0) progress->moved = 1;
+    if (which == 1) progress->done = self->is_over;
+    progress->waiting_for = 1;
+    return TAGC_OK;
+}
+
+static void trickle_nothing(void *context, const char *reason) {
+    (void)context, (void)reason;
+}
+
+static void trickle_destroy(void *context) {
+    (void)context;
+}
+
+static const tagc_transport_ops trickle_ops = {
+    .abi = TAGC_TRANSPORT_ABI,
+    .capabilities = TAGC_TRANSPORT_LANES,
+    .name = "trickle",
+    .start = trickle_start,
+    .test = trickle_test,
+    .cancel = trickle_nothing,
+    .abort = trickle_nothing,
+    .destroy = trickle_destroy,
+};
+
+static void test_silence_and_total(void **state) {
+    (void)state;
+    tagc_comm *comm;
+    tagc_comm_options options;
+    tagc_comm_options_init(&options);
+    options.timeout_s = 0.1;
+    trickle queueing = {.long_s = 0.4};
+    tagc_ticket tickets[3] = {0};
+    assert_int_equal(tagc_comm_create(&trickle_ops, &queueing, 0, 2, &options, &comm), TAGC_OK);
+    for (int i = 0; i < 3; i++) tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[i]);
+    assert_int_equal(tagc_comm_wait(comm, &tickets[1]), TAGC_OK); /* four time-outs after it began */
+    assert_int_equal(tagc_comm_wait(comm, &tickets[2]), TAGC_ERR_TRANSPORT);
+    assert_true(has("no answer within 0.1 s (leg index, waiting for rank 1)"));
+    assert_true(tagc_clock_s() - queueing.begun_s >= 0.5);
+    tagc_comm_destroy(comm);
+
+    options.total_timeout_s = 0.2;
+    trickle endless = {.long_s = 1e9};
+    assert_int_equal(tagc_comm_create(&trickle_ops, &endless, 0, 2, &options, &comm), TAGC_OK);
+    tagc_comm_post(comm, TAGC_LANE_GATHER, &tickets[0]);
+    assert_int_equal(tagc_comm_wait(comm, &tickets[0]), TAGC_ERR_TRANSPORT);
+    assert_true(has("not complete within 0.2 s (leg index, waiting for rank 1)"));
+    tagc_comm_destroy(comm);
+}
+
 /* ---- a callback that fails on one rank ---- */
 
 typedef struct cable {
@@ -455,6 +526,13 @@ static void test_option_arguments(void **state) {
         refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
                "options.timeout_s is ");
     }
+    static const double totals[] = {-1, 1.1e6, (double)INFINITY, (double)NAN};
+    for (int i = 0; i < 4; i++) {
+        tagc_comm_options_init(&options);
+        options.total_timeout_s = totals[i];
+        refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
+               "options.total_timeout_s is ");
+    }
     tagc_comm_options_init(&options);
     options.struct_bytes = 24; /* less than any version had */
     refuse(tagc_comm_create_local(group, 0, &options, &comm), TAGC_ERR_ARGUMENT, &comm,
@@ -491,9 +569,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_timeout),           cmocka_unit_test(test_abort_and_leave),
         cmocka_unit_test(test_buffers_come_back), cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_bad_transfers),     cmocka_unit_test(test_find_part),
-        cmocka_unit_test(test_failing_transport), cmocka_unit_test(test_failing_callback),
-        cmocka_unit_test(test_ops_arguments),     cmocka_unit_test(test_option_arguments),
+        cmocka_unit_test(test_bad_transfers),     cmocka_unit_test(test_silence_and_total),
+        cmocka_unit_test(test_find_part),         cmocka_unit_test(test_failing_transport),
+        cmocka_unit_test(test_failing_callback),  cmocka_unit_test(test_ops_arguments),
+        cmocka_unit_test(test_option_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
