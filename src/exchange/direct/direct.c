@@ -123,7 +123,11 @@ static tagc_status start(tagc_reducer *r) {
 }
 
 static void end(tagc_reducer *r, int succeeded) {
-    if (succeeded) tagc_direct_of(r)->agreed_k = r->k;
+    tagc_direct *d = tagc_direct_of(r);
+    if (succeeded && d->agreed_k != r->k) {
+        d->agreed_k = r->k;
+        tagc_direct_choose_eager(r);
+    }
     tagc_fragments_end(r);
 }
 

@@ -48,9 +48,10 @@ typedef struct tagc_direct {
     size_t slots_bytes; /* 0: the default */
     int has_agreed;
     size_t agreed_k;
-    size_t stride;   /* of a row: header, and a body of any length */
-    size_t capacity; /* of a body in a row */
-    size_t n_rows;   /* received: hosts, or ranks where results of other local indices come, too */
+    size_t eager, eager_sum; /* bytes of a body, and of one of sums, that travel with its header */
+    size_t stride;           /* of a row: header, and a body of any length */
+    size_t capacity;         /* of a body in a row */
+    size_t n_rows;           /* received: hosts, or ranks where results of other local indices come, too */
 
     tagc_message *header_out, *body_out; /* (n_slots) */
     tagc_message *result_out;            /* (2) headers, bodies */
@@ -104,9 +105,8 @@ typedef struct tagc_body_bytes {
 } tagc_body_bytes;
 tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
 
-/* Bytes of a body that travel with its header, now. */
-size_t tagc_direct_eager(const tagc_reducer *r);
-size_t tagc_direct_eager_sum(const tagc_reducer *r);
+/* d->eager and eager_sum from agreed_k. */
+void tagc_direct_choose_eager(tagc_reducer *r);
 
 /* A phase: sends all fragments and adds those that come, up to tagc_direct_added. */
 tagc_status tagc_fragments_send(tagc_reducer *r);

@@ -58,16 +58,11 @@ static size_t eager_of(const tagc_reducer *r, size_t k) {
     return n_bytes < most ? n_bytes : most;
 }
 
-size_t tagc_direct_eager(const tagc_reducer *r) {
-    const tagc_direct *d = tagc_direct_of(r);
-    return d->is_small ? eager_of(r, d->agreed_k) : 0;
-}
-
-/* Enough where two ranks kept different elements. With more ranks nobody knows how far they differ. */
-size_t tagc_direct_eager_sum(const tagc_reducer *r) {
-    const tagc_direct *d = tagc_direct_of(r);
-    size_t n_bytes = 2 * tagc_direct_eager(r);
-    return d->agreed_k < r->shard ? n_bytes : n_bytes / 2;
+/* Of sums enough where two ranks kept different elements. With more ranks nobody knows how far they differ. */
+void tagc_direct_choose_eager(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    d->eager = d->is_small ? eager_of(r, d->agreed_k) : 0;
+    d->eager_sum = d->eager * (d->agreed_k < r->shard ? 2 : 1);
 }
 
 /* From nothing that ranks may differ in. */
@@ -103,6 +98,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, eager));
     d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
     choose_batches(r);
+    tagc_direct_choose_eager(r);
     tagc_room rooms[] = {{2 * d->n_slots, d->batch},
                          {2, r->world_size - 1},
                          {n_handed, d->per_host - 1},
@@ -188,14 +184,14 @@ static void encode(tagc_reducer *r, int s) {
         if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, to, &encoded, tagc_direct_eager(r), &d->sent[slot]);
+    tagc_fragment_finish(r, to, &encoded, d->eager, &d->sent[slot]);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
 static void post_headers(tagc_reducer *r, int b) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, b);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + tagc_direct_eager(r);
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager;
     uint64_t n_headers = (uint64_t)(end_of(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
     if (end_of(d, b) - b * d->batch == r->world_size - 1) message->round_bytes = n_bytes;
@@ -322,7 +318,7 @@ void tagc_fragments_end(tagc_reducer *r) {
 static tagc_status post_bodies(tagc_reducer *r, int b) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = body_of(d, b);
-    size_t eager = tagc_direct_eager(r);
+    size_t eager = d->eager;
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, b)));
     for (int s = b * d->batch; s < end_of(d, b); s++) {

@@ -13,7 +13,7 @@ static double rest_of(double all, double eager) {
 
 static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
-    double eager = (double)tagc_direct_eager(r), n_partners = d->n_hosts - 1;
+    double eager = (double)d->eager, n_partners = d->n_hosts - 1;
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
     v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager;
     for (int host = 0; host < d->n_hosts; host++) {
@@ -36,7 +36,7 @@ static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tag
     const tagc_direct *d = tagc_direct_of(r);
     tagc_body_bytes body = data && data->sums ? body_of(data->sums)
                                               : tagc_expected_body(&d->sums, data ? data->union_density : 1);
-    double n_bytes = body.index + body.values, eager = (double)tagc_direct_eager_sum(r);
+    double n_bytes = body.index + body.values, eager = (double)d->eager_sum;
     double n_partners = d->n_hosts - 1, n_beside = d->per_host - 1;
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_partners * TAGC_WIRE_HEADER_BYTES);
     tagc_volume_add(v, TAGC_LEG_RESULT, n_partners * (eager + rest_of(n_bytes, eager)));
