@@ -9,20 +9,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Words are little-endian: bit i of a word is bit i % 8 of byte i / 8. */
+/* Bit i of a word is bit i % 8 of byte i / 8: words are little-endian, as are the machines that this is built for. */
 static inline uint64_t tagc_load_word(const uint8_t *bytes) {
     uint64_t word;
     memcpy(&word, bytes, sizeof word);
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
     return word;
 }
 
 static inline void tagc_store_word(uint8_t *bytes, uint64_t word) {
-#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    word = __builtin_bswap64(word);
-#endif
     memcpy(bytes, &word, sizeof word);
 }
 

@@ -46,12 +46,12 @@ typedef struct tagc_wire_header {
 /* Checksum of a fragment's body. */
 uint64_t tagc_wire_sum(const void *body, uint64_t n_bytes);
 
-/* Writes the header in front of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES; a fragment's is
- * elsewhere. */
+/* Writes the header in front of a body that is already in place at message + TAGC_WIRE_HEADER_BYTES. That of a fragment
+ * has a checksum of its own, body_sum. */
 void tagc_wire_write(const tagc_wire_header *header, void *message);
 
 /* TAGC_ERR_CORRUPT unless the n_bytes are one whole message: magic, version, known kind, fields in range, a
- * body of exactly the length said (a fragment's header stands alone), checksum. */
+ * body of exactly the length said, checksum. Of a fragment the header alone. */
 tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_header *header);
 
 /* TAGC_ERR_CORRUPT, or TAGC_ERR_MISMATCH for k, unless the fields that the receiver knows beforehand (kind,
@@ -62,12 +62,12 @@ tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_hea
 tagc_status tagc_wire_check_positions(const uint32_t *positions, size_t n_positions, const uint8_t *bits,
                                       size_t n);
 
-/* Index and union bodies: their bytes, and as a plain bitmap. _bits returns the number of set bits; `scratch`
- * (bitmap bytes) is used where the body is no bitmap; *bits points into body or scratch. */
+/* Bytes of an index or union body of n elements. */
 size_t tagc_wire_index_bytes(int coding, size_t n);
 /* TAGC_ERR_CORRUPT when bits past n are set or the number of set bits is not n_items. */
 tagc_status tagc_wire_check_index(int coding, const uint8_t *body, size_t n, size_t n_items,
                                   uint8_t *scratch);
+/* Such a body as a plain bitmap: itself, or where it is none what is made of it in `scratch` (bitmap bytes). */
 const uint8_t *tagc_wire_bits(int coding, const uint8_t *body, size_t n, uint8_t *scratch);
 
 #endif
