@@ -180,36 +180,52 @@ static tagc_status finish(tagc_reducer *r) {
     return tagc_agree_end(r, NULL, NULL);
 }
 
-static tagc_status add(tagc_reducer *r);
-
-/* The next chunk waits for its contributions, and for the sums that were in its place. After the last the agreement goes
- * beside the sums. */
-static void go_on(tagc_reducer *r) {
-    size_t c = of(r)->n_added, n = n_chunks(r);
-    int high = r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_IN;
-    if (c == n) {
-        tagc_then(r, finish, r->messages, r->n_messages, TAGC_NO_ROUND, 0);
-        return;
-    }
-    int low = c + DEPTH < n ? ROUND_IN : r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_AGREEMENT;
-    if (c + 1 == n) high = ROUND_AGREEMENT;
-    tagc_then(r, add, in_of(r, c), 2, low, high);
+/* Of what chunk c is to be added and sent on: rounds that may still be posted in, and may be with it. */
+static int low_of(const tagc_reducer *r, size_t c) {
+    int after = r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_AGREEMENT;
+    return c + DEPTH < n_chunks(r) ? ROUND_IN : after;
 }
 
-static tagc_status add(tagc_reducer *r) {
-    dense *d = of(r);
-    size_t c = d->n_added++, n = n_chunks(r);
+static int high_of(const tagc_reducer *r, size_t c) {
+    if (c + 1 == n_chunks(r)) return ROUND_AGREEMENT;
+    return r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_IN;
+}
+
+static tagc_status add(tagc_reducer *r);
+
+/* The next chunk waits for its contributions. */
+static void go_on(tagc_reducer *r) {
+    size_t c = of(r)->n_added;
+    if (c == n_chunks(r))
+        tagc_then(r, finish, r->messages, r->n_messages, TAGC_NO_ROUND, 0);
+    else
+        tagc_then(r, add, in_of(r, c), 1, low_of(r, c), high_of(r, c));
+}
+
+static float *sums_of(const tagc_reducer *r, size_t c) {
+    size_t own = r->options.output != TAGC_OUTPUT_SHARD ? (size_t)r->rank * r->shard : 0;
+    return r->now.output + own + c * of(r)->chunk;
+}
+
+/* Chunk c is added, and the sums that were in its place have come. After the last the agreement goes beside the sums. */
+static tagc_status send_on(tagc_reducer *r) {
+    size_t c = of(r)->n_added++, n = n_chunks(r);
     int is_all = r->options.output != TAGC_OUTPUT_SHARD;
-    float *out = r->now.output + (is_all ? (size_t)r->rank * r->shard : 0) + c * d->chunk;
-    double start_s = tagc_clock_s();
-    add_chunk(r, c, out);
-    r->now.stats.nonfinite |= tagc_holds_nonfinite(out, chunk_elems(r, c));
-    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     if (is_all && c >= DEPTH) finish_out(r, c - DEPTH);
-    if (is_all) post_out(r, c, out);
+    if (is_all) post_out(r, c, sums_of(r, c));
     if (c + DEPTH < n) post_in(r, c + DEPTH);
     if (c + 1 == n) tagc_agree_begin(r, ROUND_AGREEMENT, 0);
     go_on(r);
+    return TAGC_OK;
+}
+
+static tagc_status add(tagc_reducer *r) {
+    size_t c = of(r)->n_added;
+    double start_s = tagc_clock_s();
+    add_chunk(r, c, sums_of(r, c));
+    r->now.stats.nonfinite |= tagc_holds_nonfinite(sums_of(r, c), chunk_elems(r, c));
+    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
+    tagc_then(r, send_on, in_of(r, c) + 1, 1, low_of(r, c), high_of(r, c));
     return TAGC_OK;
 }
 

@@ -442,6 +442,9 @@ static tagc_message *needed(const tagc_reducer *r, int s) {
     const tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = d->per_host > 1 ? tagc_hosts_rows(r, s) : NULL;
     if (message && !tagc_message_done(r, message)) return message;
+    /* Nobody waits for the own fragment: bodies that are long travel meanwhile. */
+    if (s == d->n_hosts - 1 && !d->is_small && d->n_batches_out < d->n_batches)
+        return header_of(d, d->n_batches_out);
     int is_first = s < d->n_hosts - 1 && s % d->batch == 0, older = is_first ? s / d->batch - d->n_slots : -1;
     if (older < 0) return NULL;
     message = d->n_batches_out > older ? body_of(d, older) : header_of(d, d->n_batches_out);
@@ -451,37 +454,48 @@ static tagc_message *needed(const tagc_reducer *r, int s) {
 /* Sends on what can be, and makes room for stage s. */
 static tagc_status make_room(tagc_reducer *r, int s) {
     tagc_direct *d = tagc_direct_of(r);
-    if (d->n_batches < 2 || s == d->n_hosts - 1 || s % d->batch != 0) return TAGC_OK;
-    while (d->n_batches_out < s / d->batch && tagc_message_done(r, header_of(d, d->n_batches_out)))
+    int is_own = s == d->n_hosts - 1, n_out = is_own ? d->n_batches : d->n_batches > 1 ? s / d->batch : 0;
+    if (d->is_small) return TAGC_OK;
+    while (d->n_batches_out < n_out && tagc_message_done(r, header_of(d, d->n_batches_out)))
         TAGC_TRY(post_bodies(r, d->n_batches_out));
     return TAGC_OK;
 }
 
+/* Goes on with the next stage when the message is here: it may post rows, headers and, where bodies are long, those of the
+ * stages before it. */
+static void then_encode(tagc_reducer *r, tagc_message *awaited) {
+    const tagc_direct *d = tagc_direct_of(r);
+    int s = d->n_encoded, is_own = s == d->n_hosts - 1;
+    int has_rows = d->per_host > 1 && s + d->n_row_slots < d->n_hosts;
+    int posts_bodies = d->n_batches > 1 || (is_own && !d->is_small);
+    int low = has_rows ? TAGC_ROUND_ROWS : is_own && posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
+    tagc_then(r, tagc_fragments_send, awaited, awaited != NULL, low,
+              posts_bodies ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS);
+}
+
 tagc_status tagc_fragments_send(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    int has_rows = d->per_host > 1, high = d->n_batches > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
     while (d->n_encoded < d->n_hosts) {
         int s = d->n_encoded, b = s < d->n_hosts - 1 ? s / d->batch : d->n_batches;
-        int low = has_rows && s + d->n_row_slots < d->n_hosts ? TAGC_ROUND_ROWS : TAGC_ROUND_HEADERS;
         TAGC_TRY(make_room(r, s));
         tagc_message *message = needed(r, s);
         if (message) {
-            tagc_then(r, tagc_fragments_send, message, 1, low, high);
+            then_encode(r, message);
             return TAGC_OK;
         }
         if (b < d->n_batches && b >= d->n_slots)
             TAGC_TRY(tagc_message_wait(r, body_of(d, b))); /* it is done */
-        if (has_rows) TAGC_TRY(tagc_hosts_add(r, s));
+        if (d->per_host > 1) TAGC_TRY(tagc_hosts_add(r, s));
         encode(r, s);
         d->n_encoded++;
         if (b == d->n_batches || d->n_encoded < end_of(d, b)) continue;
         post_headers(r, b);
-        if (d->n_batches == 1) continue;
-        tagc_then(r, tagc_fragments_send, NULL, 0, low, high); /* older steps may have something to do */
+        if (d->is_small) continue;
+        then_encode(r, NULL); /* older steps may have something to do */
         return TAGC_OK;
     }
-    tagc_then(r, send_bodies, NULL, 0, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
-    if (d->n_batches_out < d->n_batches)
-        tagc_then(r, send_bodies, header_of(d, d->n_batches_out), 1, TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
+    int is_waiting = d->n_batches_out < d->n_batches;
+    tagc_then(r, send_bodies, is_waiting ? header_of(d, d->n_batches_out) : NULL, is_waiting,
+              TAGC_ROUND_BODIES, TAGC_ROUND_BODIES);
     return TAGC_OK;
 }

@@ -407,7 +407,7 @@ static tagc_status send_values(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* The first shard, or all where they travel together, is encoded while the ranks agree. */
+/* The first shard, or all of others where they travel together, is encoded while the ranks agree. */
 static tagc_status read_unions(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_wire_header header;
@@ -426,7 +426,7 @@ static tagc_status read_unions(tagc_reducer *r) {
     tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
     tagc_agree_begin(r, TAGC_ROUND_AGREE, 0);
     p->n_done = 0;
-    int n_ahead = p->n_batches > 1 ? 1 : r->world_size;
+    int n_ahead = p->n_batches > 1 ? 1 : r->world_size - 1;
     while (r->now.failure == TAGC_OK && !r->now.stats.nonfinite && p->n_done < n_ahead)
         encode(r, tagc_partner_to(r, p->n_done++));
     tagc_then(r, send_values, r->agreement, 1, TAGC_ROUND_VALUES, TAGC_ROUND_VALUES);
