@@ -1,6 +1,7 @@
 /* What a rank does with an index, union or leftover message or the header of a fragment, whatever it holds. Each input is read as it is,
  * and once more with a checksum made to match, so that the checks behind the checksum are reached, too. */
 #include "codec/bitmap.h"
+#include "core/status.h"
 #include "exchange/wire.h"
 #include "tagc/paper.h"
 
@@ -26,7 +27,7 @@ static void check_header(const tagc_wire_header *header, size_t n_bytes) {
     require(header->coding >= 0 &&
             header->coding <= (is_fragment ? (int)TAGC_FORMAT_SIGN : (int)TAGC_INDEX_SUM1));
     require(isfinite(header->max_abs) && header->max_abs >= 0);
-    require(header->status <= TAGC_ERR_INTERRUPTED);
+    require(header->status <= TAGC_LAST_STATUS);
     require(header->index_bytes <= header->body_bytes);
     if (is_fragment) {
         require(n_bytes == TAGC_WIRE_HEADER_BYTES && !(header->flags && header->body_bytes));

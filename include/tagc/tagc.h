@@ -56,9 +56,7 @@ typedef enum tagc_status {
     /* Received or loaded bytes contradict themselves. */
     TAGC_ERR_CORRUPT = 6,
     /* The value or combination is known, but this build or this exchange does not have it. */
-    TAGC_ERR_UNSUPPORTED = 7,
-    TAGC_ERR_IO = 8,         /* a file cannot be read or written */
-    TAGC_ERR_INTERRUPTED = 9 /* the user asked to stop */
+    TAGC_ERR_UNSUPPORTED = 7
 } tagc_status;
 
 TAGC_API const char *tagc_status_name(tagc_status status);
@@ -321,6 +319,10 @@ TAGC_API tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_opt
  * Returns at once. Reducers of one comm run in the order of their begins, which must be the same on all ranks. */
 TAGC_API tagc_status tagc_reducer_begin(tagc_reducer *reducer, const float *gradient, float *output);
 
+/* Local, never blocks: *done is 1 when _end would not wait, because the step is over or has failed, else 0. Ranks may see
+ * it at different times. The step stays under way until _end. */
+TAGC_API tagc_status tagc_reducer_test(tagc_reducer *reducer, int *done);
+
 /* Waits for what _begin started. All ranks return the same status, except TAGC_ERR_TRANSPORT. On failure the
  * output is undefined and the residual is as before the step. `stats` may be NULL. A stats struct that is not
  * initialised gives TAGC_ERR_ARGUMENT and leaves the step under way: call _end again. */
@@ -406,6 +408,9 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * NaN and Inf travel, of int8 as a block of NaN; with deltas the whole row of an owner who has one is NaN on all ranks,
  * until a gather of finite values, which is whole. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
+/* Local, never blocks: *done is 1 when all messages have come and gone, or the gather has failed, else 0. What came in
+ * BF16, an integer format or as deltas may still be for _end to decode. */
+TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
 /* Waits for what _begin started. Deltas: a rank that got a damaged message returns TAGC_ERR_CORRUPT, all others do so
  * from the next gather, and the one after that is whole. */
 TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);

@@ -10,6 +10,11 @@
 
 #define TAGC_ERROR_TEXT_BYTES 512
 
+/* Of the trainer and its files. No function of libtagc returns them, so that they are no part of its tagc_status. */
+#define TAGC_ERR_IO ((tagc_status)8)          /* a file cannot be read or written */
+#define TAGC_ERR_INTERRUPTED ((tagc_status)9) /* the user asked to stop */
+#define TAGC_LAST_STATUS 9
+
 /* Records the text of a failure for this thread and returns `status`, so that `return tagc_fail(...)` reads well.
  * The text names the argument, its value and what is allowed; no trailing newline or period. */
 tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -373,7 +373,7 @@ static tagc_status compare_reports(const field *fields, int n_fields, const repo
         memcpy(text, reports[r].text, sizeof text);
         text[sizeof text - 1] = 0;
         tagc_status status =
-            reports[r].status <= TAGC_ERR_INTERRUPTED ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
+            reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
         return tagc_fail(status, "rank %d: %s", r, text);
     }
     for (int r = 1; r < world_size; r++) {

@@ -225,6 +225,15 @@ tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     return status;
 }
 
+tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
+    if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
+    *done = 0;
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no step is under way");
+    *done = tagc_comm_has_ended(r->comm, &r->now.job);
+    return TAGC_OK;
+}
+
 tagc_status tagc_reducer_run(tagc_reducer *r, const float *gradient, float *output,
                              tagc_reducer_stats *stats) {
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* before anything is under way */

@@ -105,7 +105,7 @@ static tagc_status check_fields(const tagc_wire_header *header) {
     if (!isfinite(header->max_abs) || header->max_abs < 0)
         return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
                          (double)header->max_abs);
-    if (header->status > TAGC_ERR_INTERRUPTED)
+    if (header->status > TAGC_LAST_STATUS)
         return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, 9]", header->status);
     if (header->index_bytes > header->body_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "%u of %llu bytes are positions", header->index_bytes,

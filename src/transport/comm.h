@@ -84,6 +84,7 @@ typedef struct tagc_job {
 void tagc_comm_submit(tagc_comm *comm, tagc_job *job);
 tagc_status tagc_comm_join(tagc_comm *comm,
                            tagc_job *job); /* the job's status; its text is set for the caller */
+int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job); /* 1 when _join would not block */
 
 int tagc_comm_has_lanes(const tagc_comm *comm);
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,

@@ -90,6 +90,13 @@ void tagc_comm_submit(tagc_comm *comm, tagc_job *job) {
     pthread_mutex_unlock(&comm->lock);
 }
 
+int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job) {
+    pthread_mutex_lock(&comm->lock);
+    int has_ended = job->state == JOB_DONE;
+    pthread_mutex_unlock(&comm->lock);
+    return has_ended;
+}
+
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job) {
     pthread_mutex_lock(&comm->lock);
     while (job->state != JOB_DONE) pthread_cond_wait(&comm->done, &comm->lock);

@@ -2,6 +2,7 @@
  * and against the rule applied naively; then vocabularies that contradict themselves. */
 #include "scratch.h"
 
+#include "core/status.h"
 #include "data/bpe.h"
 #include "data/data.h"
 #include "data/split.h"

@@ -2,6 +2,7 @@
  * disk is named with file and byte, and leaves nothing half-made behind. */
 #include "scratch.h"
 
+#include "core/status.h"
 #include "data/data.h"
 #include <signal.h>
 #include <sys/resource.h>

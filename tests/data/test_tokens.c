@@ -1,6 +1,7 @@
 /* Token files of all three formats: read as written by hand, and refused when cut, damaged or lying. */
 #include "scratch.h"
 
+#include "core/status.h"
 #include "data/data.h"
 #include "data/token_format.h"
 #include <xxhash.h>

@@ -214,6 +214,20 @@ tagc_status tagc_gatherer_end(tagc_gatherer *g) {
     return g->posted ? finish(g) : tagc_comm_join(g->comm, &g->job);
 }
 
+tagc_status tagc_gatherer_test(tagc_gatherer *g, int *done) {
+    if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
+    *done = 0;
+    if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
+    if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no gather is under way");
+    if (g->posted) {
+        *done = tagc_comm_is_done(g->comm, &g->ticket);
+        for (int i = 0; *done && i < g->n_relays; i++) *done = tagc_comm_is_done(g->comm, &g->relays[i]);
+    } else {
+        *done = tagc_comm_has_ended(g->comm, &g->job);
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_gatherer_reset(tagc_gatherer *g) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "reset after begin: a gather is under way, end it first");
