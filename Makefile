@@ -37,7 +37,7 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/python.sh make
 
 check: ## what CI runs: setup of everything that tests use, tests, then both sanitizers
-	@scripts/setup.sh build lab browser python
+	@scripts/setup.sh build lab browser abi python
 	@scripts/python.sh make || test $$? -eq 77
 	@scripts/check.sh
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Installs what is missing of the groups asked for: build (default), lab (the lab's hosts and links), browser (the test
-# that opens a report), python (what scripts/python.sh makes its environment with). Says nothing when nothing is missing.
-# Without root and without passwordless sudo it prints the one line to run, and fails; a browser or Python's part that
-# cannot be had is told and is no failure, their tests then skip.
+# that opens a report), abi (the test that compares libtagc's interface with that of older versions), python (what
+# scripts/python.sh makes its environment with). Says nothing when nothing is missing. Without root and without passwordless
+# sudo it prints the one line to run, and fails; a browser, abidiff or Python's part that cannot be had is told and is no
+# failure, their tests then skip.
 set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
        libxxhash-dev libjansson-dev zlib1g-dev perl-doc python3)
+abi=(abigail-tools)
 lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
 python=(python3-venv)
@@ -57,10 +59,11 @@ for group in "${@:-build}"; do
     build) install_group "${build[@]}" ;;
     lab) install_group "${lab[@]}" ;;
     browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
+    abi) install_group "${abi[@]}" || echo "setup: going on without abidiff" >&2 ;;
     python) # a python3 that is not Debian's has venv already
         python3 -c 'import ensurepip, venv' 2>/dev/null || install_group "${python[@]}" ||
             echo "setup: going on without venv" >&2
         ;;
-    *) echo "setup: \"$group\" is no group; known: build, lab, browser, python" >&2; exit 2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lab, browser, abi, python" >&2; exit 2 ;;
     esac
 done

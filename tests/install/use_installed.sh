@@ -27,6 +27,13 @@ read -ra flags <<<"$(pkg-config --cflags --libs tagc-mpi)"
     "${flags[@]}" -Wl,-rpath,"$libdir"
 check "$scratch/by-pkg-config/reduce_scatter"
 
+read -ra includes <<<"$(pkg-config --cflags tagc-mpi)"
+for header in tagc paper transport mpi; do # each alone, in C and in C++
+    echo "#include <tagc/$header.h>" >"$scratch/header.c"
+    "$cc" -Wall -Wextra -Werror -fsyntax-only "${includes[@]}" "$scratch/header.c"
+    "$cc" -x c++ -fsyntax-only "${includes[@]}" "$scratch/header.c"
+done
+
 # Symbols that leave the shared library are the public ones, and no others.
 if nm -D --defined-only "$libdir/libtagc.so" | awk '$2 ~ /[TDB]/ { print $3 }' | grep -v '^tagc_'; then
     echo "the lines above are exported and should not be"
