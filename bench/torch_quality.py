@@ -29,11 +29,12 @@ from gpt import GPT, Config
 ARMS = {
     "dense": None,
     "0.9": {"sparsity": 0.9},
-    "0.95, the default": {},
-    "0.95, Adam unchanged": {"adam": True},
+    "0.95, the default": {"sparsity": 0.95},  # from the first step
+    "0.95, Adam unchanged": {"sparsity": 0.95, "adam": True},
     "0.9875": {"sparsity": 0.9875},
     "0.9875, Adam unchanged": {"sparsity": 0.9875, "adam": True},
-    "0.95 and delta4 parameters": {"parameters": "delta4"},
+    "0.95 and delta4 parameters": {"sparsity": 0.95, "parameters": "delta4"},
+    "gently": {},
     "the paper's sketch": {"exchange": "sketch", "sparsity": 0.9875, "adam": True},
 }
 

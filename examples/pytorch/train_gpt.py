@@ -32,8 +32,7 @@ def arguments():
     add("--data", type=pathlib.Path, nargs="+", default=TEXT, help="files, and folders of text (tagc's sources)")
     add("--wrap", choices=["fsdp2", "ddp", "fsdp1", "none"], default="fsdp2")
     add("--compress", action=switch, default=True, help="send gradients through tagc")
-    add("--sparsity", type=float, default=0.95, help="share of a gradient that stays behind at each step (0.95)")
-    add("--sparsity-warmup", type=int, default=100, help="steps until it is that (100)")
+    add("--sparsity", type=float, help="share of a gradient that stays behind, from the first step (0.95, begun gently)")
     add("--parameters", choices=["bf16", "int8", "delta8", "delta4", "delta2"], help="fsdp2: how parameters travel")
     add("--bf16", action=switch, default=False, help="compute in bf16, gradients and optimizer in fp32")
     add("--checkpoint-activations", action=switch, default=False)
@@ -90,7 +89,7 @@ def wrap(model, args):
 def compress(model, args):
     import tagc.torch as tagc
 
-    return tagc.compress(model, sparsity=args.sparsity, sparsity_warmup=args.sparsity_warmup, parameters=args.parameters)
+    return tagc.compress(model, sparsity=args.sparsity, parameters=args.parameters)
 
 
 def optimizer_of(model, handle, args):

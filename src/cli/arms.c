@@ -138,6 +138,7 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_ba
         tagc_options_parse(&tagc_train_command, arm->n_words, arm->words, &arm->options, &arm->parsed);
     if (status == TAGC_OK) status = tagc_train_check(&arm->options);
     if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
+    arm->options.gentle = 2; /* what a run comes to, not how it begins */
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 

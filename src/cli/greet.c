@@ -52,6 +52,7 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
          o->ranks_per_host > 1 ? "direct exchanges and sharded parameters" : "--ranks-per-host of 2 or more"},
         {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
         {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
+        {"gentle", direct, "--exchange direct"},
         {"sparsity-warmup", compresses && o->sparsity > 0.75,
          "compressed gradients with --sparsity above 0.75"},
         {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
@@ -119,7 +120,8 @@ static void say_gradients(tagc_trainer *t) {
 
 /* What defaults came to, which depend on the exchange. */
 static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
-    static const char *const names[] = {"sparsity", "values", "compressed-beta1", "mild", "mild-sparsity"};
+    static const char *const names[] = {"sparsity", "values",        "compressed-beta1",
+                                        "mild",     "mild-sparsity", "gentle"};
     int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
     char line[256] = "", text[64];
     if (!is_compressing(t) || t->options.resume) return; /* resumed: the checkpoint's */
@@ -127,7 +129,9 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
         int row = tagc_options_find(parsed->command, names[i]);
         size_t n = strlen(line);
         tagc_options_get(parsed->command, parsed->values, row, text, sizeof text);
-        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 4 && t->options.mild == 0)) continue;
+        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 4 && t->options.mild == 0) ||
+            (i == 5 && t->options.gentle != 1))
+            continue;
         tagc_options_get(parsed->command, &t->options, row, text, sizeof text);
         snprintf(line + n, sizeof line - n, " --%s %s", names[i], text);
     }

@@ -189,8 +189,8 @@ static const char *off_value(const char *name) {
 /* Where builds before a default's change were silent, or said what no longer can be said. */
 static const struct {
     const char *name, *text;
-} before[] = {{"exchange", "packed"}, {"sparsity", "0.9875"}, {"values", "int4"},
-              {"mild", "dense"},      {"mild-sparsity", "0"}, {"compressed-beta1", "-1"}};
+} before[] = {{"exchange", "packed"}, {"sparsity", "0.9875"},     {"values", "int4"}, {"mild", "dense"},
+              {"mild-sparsity", "0"}, {"compressed-beta1", "-1"}, {"gentle", "no"}};
 enum { N_BEFORE = sizeof before / sizeof before[0] };
 
 static int says(const json_t *options, const char *name, const char *text) {

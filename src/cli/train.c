@@ -73,6 +73,13 @@ static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
     return TAGC_OK;
 }
 
+static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
+    if (t->n_gentle > 0 && report->stats.n_gentle == 0)
+        tagc_progress_say(&t->progress, "step %llu  gradients are mostly noise: they go on by --sparsity",
+                          (unsigned long long)t->step);
+    t->n_gentle = report->stats.n_gentle;
+}
+
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
     tagc_params params = tagc_engine_params(t->fsdp);
     tagc_busy_times before;
@@ -96,6 +103,7 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
     report->loss = sum / (double)t->options.accumulate;
     TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
     TAGC_TRY(watch(t, report));
+    say_gentle(t, report);
     report->wall_s = tagc_clock_s() - start_s;
     return TAGC_OK;
 }

@@ -118,7 +118,10 @@ static const tagc_option rows[] = {
            "send also what other ranks selected: costs no bytes; auto: yes for packed"),
     CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
 
-    INT("Error feedback", "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
+    CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
+           "direct: begin with every value in 4 bits, and go on to --sparsity and --mild-sparsity, unit by unit, when gradients"
+           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"),
+    INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"),
     REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
@@ -234,6 +237,9 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
     out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
     out->sparsity_warmup = (int)options->sparsity_warmup;
+    int is_gentle =
+        options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
+    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
     out->reducer.sparsity = options->sparsity;
     if (options->exchange == TAGC_EXCHANGE_DENSE)
         out->reducer.format = options->wire;
@@ -258,6 +264,7 @@ static void resolve(void *values) {
     tagc_train_options *options = values;
     tagc_fsdp_options engine;
     tagc_train_fsdp(options, &engine);
+    options->gentle = engine.gentle ? 1 : 2;
     options->sparsity = engine.reducer.sparsity;
     if (options->values == AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
         tagc_reducer_options direct;

@@ -27,6 +27,7 @@ typedef struct tagc_trainer {
     uint64_t trace_first, trace_last;
     tagc_evaluation evaluation;
     tagc_guard guard; /* with --guard only */
+    int n_gentle;     /* flats in their gentle beginning at the last step */
 } tagc_trainer;
 
 /* Collective. *out can be closed after success and failure alike. */

@@ -64,8 +64,9 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
                      n - at < BLOCK_ELEMS ? n - at : BLOCK_ELEMS);
 }
 
-double tagc_fsdp_beta1(const tagc_fsdp_options *options, int class_) {
-    return class_ == TAGC_CLASS_COMPRESSED ? options->beta1_compressed : options->beta1;
+double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) {
+    return flat->class_ == TAGC_CLASS_COMPRESSED && !flat->gentle ? options->beta1_compressed
+                                                                  : options->beta1;
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {

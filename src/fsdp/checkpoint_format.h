@@ -31,6 +31,7 @@ typedef struct tagc_manifest_tensor {
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
     uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 where the exchange keeps none */
+    int gentle;          /* it still began gently (gentle.c); manifests without the word say no */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {

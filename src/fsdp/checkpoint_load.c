@@ -49,7 +49,8 @@ static tagc_status compare_tensors(const tagc_load *load) {
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
-                "%s holds a residual of %s, which would be lost: it is not compressed here, or all ranks are of"
+                "%s holds a residual of %s, which would be lost: it is not compressed here, or all ranks are "
+                "of"
                 " one host. Go on with what it was compressed by, or fork it, which leaves residuals behind",
                 load->path, now->name);
     }
@@ -121,7 +122,7 @@ static void load_values(tagc_load *load) {
         const tagc_manifest_tensor *old = &load->manifest->tensors[i];
         uint64_t begin = old->offset + p->first;
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MASTER, flat->master + p->at);
-        if (tagc_fsdp_beta1(&f->options, flat->class_) > 0)
+        if (tagc_fsdp_beta1(&f->options, flat) > 0)
             copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT1, flat->moment1 + p->at);
         else /* not kept up to date: better none than an old one for whoever goes on with it */
             memset(flat->moment1 + p->at, 0, p->n * sizeof *flat->moment1);
@@ -172,12 +173,24 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     return tagc_reducer_set_residual(flat->reducer, out, n_residual);
 }
 
+/* Whether all that is in this flat was in gentle ones. */
+static int was_gentle(const tagc_load *load, int index) {
+    const tagc_fsdp *f = load->fsdp;
+    const tagc_manifest *m = load->manifest;
+    for (int i = f->flats[index].first_member; i < f->flats[index].first_member + f->flats[index].n_members;
+         i++)
+        if (!m->flats[m->tensors[f->members[i]].flat].gentle) return 0;
+    return 1;
+}
+
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
                                    uint64_t *step, char **extra) {
     tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
+    for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++)
+        status = tagc_fsdp_load_gentle(fsdp, i, was_gentle(&load, i));
     if (status == TAGC_OK) {
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);

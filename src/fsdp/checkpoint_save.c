@@ -32,6 +32,7 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     for (int i = 0; i < f->n_flats; i++) {
         m->flats[i].n_elems = f->flats[i].n_elems;
         m->flats[i].n_padded = f->flats[i].n_padded;
+        m->flats[i].gentle = f->flats[i].gentle;
         tagc_fsdp_residual(&f->flats[i], &m->flats[i].n_residual);
     }
     for (int i = 0; i < f->n_tensors; i++) {

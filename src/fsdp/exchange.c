@@ -45,6 +45,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->format = f->options.dense_format;
     }
+    if (flat->gentle) tagc_fsdp_gentle_options(r);
     tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
@@ -60,8 +61,10 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_reducer_options r;
     tagc_gatherer_options g;
+    flat->gentle = tagc_fsdp_can_be_gentle(f, flat);
     int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
+    f->n_gentle += flat->gentle;
     flat->ranks_per_host = r.ranks_per_host;
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
@@ -141,22 +144,17 @@ static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const f
     return tagc_reducer_set_residual(fresh, before, n_after);
 }
 
-tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
-    tagc_status status = check_change(f, index, options);
-    tagc_flat *flat = status == TAGC_OK ? &f->flats[index] : NULL;
-    float *values = flat != NULL ? malloc(flat->n_padded * sizeof *values) : NULL;
-    if (status == TAGC_OK && values == NULL)
+tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *wanted) {
+    tagc_flat *flat = &f->flats[index], changed = *wanted;
+    tagc_reducer *fresh = NULL;
+    int is_carried = 0;
+    float *values = malloc(flat->n_padded * sizeof *values);
+    tagc_status status = TAGC_OK;
+    if (values == NULL)
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a residual of %llu values",
                            (unsigned long long)flat->n_padded);
     status = tagc_agree(f->comm, status);
-    if (status == TAGC_OK) status = agree_on_flat(f, index);
-    tagc_reducer *fresh = NULL;
-    tagc_flat changed;
-    int is_carried = 0;
     if (status == TAGC_OK) {
-        changed = *flat;
-        changed.asked = *options;
-        changed.is_asked = 1;
         tagc_reducer_options asked;
         tagc_gatherer_options gatherer;
         tagc_fsdp_exchange_options(f, &changed, &asked, &gatherer);
@@ -179,12 +177,21 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     tagc_reducer_destroy(flat->reducer);
     f->memory.residuals += (n_after + (is_carried ? flat->n_padded : 0)) * sizeof(float);
     f->memory.residuals -= n_before * sizeof(float);
-    flat->asked = changed.asked;
-    flat->is_asked = 1;
-    flat->ranks_per_host = changed.ranks_per_host;
+    f->n_gentle += changed.gentle - flat->gentle;
+    *flat = changed;
     flat->reducer = fresh;
     flat->sparsity = -1;
     flat->carry = is_carried ? values : NULL;
     if (!is_carried) free(values);
     return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
+    TAGC_TRY(tagc_agree(f->comm, check_change(f, index, options)));
+    TAGC_TRY(agree_on_flat(f, index));
+    tagc_flat changed = f->flats[index];
+    changed.asked = *options;
+    changed.is_asked = 1;
+    changed.gentle = 0;
+    return tagc_fsdp_change_exchange(f, index, &changed);
 }

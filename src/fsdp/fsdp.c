@@ -15,6 +15,8 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         if (f->names == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for names");
         f->options.names = f->names;
     }
+    f->coherences = calloc((size_t)f->world_size, 2 * sizeof *f->coherences);
+    if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
     return tagc_fsdp_place(f);
 }
@@ -95,6 +97,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
     }
     tagc_memory_destroy(f->values);
     tagc_memory_destroy(f->tables);
+    free(f->coherences);
     free(f->names);
     free(f);
 }

@@ -72,6 +72,10 @@ typedef struct tagc_fsdp_options {
     double beta1_compressed;
     double weight_decay; /* >= 0, default 0.1; tensors with `decay` only */
     double clip_norm;    /* >= 0, default 1.0; 0 is off */
+    /* 1: flats that are selected from (DIRECT above sparsity 0) begin with every value in 4 bits and beta1 as elsewhere, and go
+     * on to what the options say when their gradients are mostly noise (gentle.c). 0 (default): from the first step. Not
+     * together with sparsity_warmup. */
+    int gentle;
     int sparsity_warmup; /* >= 0, default 0: steps in which what compressed flats keep falls from 25 % to its target */
 } tagc_fsdp_options;
 
@@ -133,6 +137,7 @@ typedef struct tagc_fsdp_stats {
     uint64_t n_kept, n_union, n_unpeeled, n_lost, n_compressed;
     uint64_t n_mild, n_mild_kept;                /* over the mild flats */
     uint64_t n_class_bytes_sent[TAGC_N_CLASSES]; /* of gradients, all legs */
+    int n_gentle;                                /* flats that are still in their gentle beginning */
     double load;                                 /* largest of any sketch */
     int peel_rounds;                             /* largest */
 } tagc_fsdp_stats;

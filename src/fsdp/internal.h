@@ -42,6 +42,7 @@ typedef struct tagc_flat {
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
     int is_asked, carry_sent;
+    int gentle;         /* every value travels, in 4 bits, and the first moment is on: gentle.c */
     int ranks_per_host; /* that add before they select: each selects from one part in so many */
     float *carry;    /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
     double sparsity; /* in use, or -1: as the options say */
@@ -91,6 +92,8 @@ struct tagc_fsdp {
     tagc_slot *slots, *gradient_slots;
     void *tables, *values; /* memory behind the above, and behind the arrays of floats */
     double *norms;         /* (W) */
+    double *coherences;    /* (W, 2) */
+    int n_gentle;          /* flats */
     tagc_fsdp_memory memory;
 
     int pass, training;
@@ -138,6 +141,17 @@ void tagc_fsdp_drop_carry(tagc_fsdp *fsdp, tagc_flat *flat);
  * zero then. */
 const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems);
 
+/* Collective, between steps: makes the reducer anew for what `changed`, a copy of the flat with other wishes, asks of it. On
+ * failure the flat is as before. */
+tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_flat *changed);
+
+/* ---- gentle.c ---- */
+int tagc_fsdp_can_be_gentle(const tagc_fsdp *fsdp, const tagc_flat *flat);
+void tagc_fsdp_gentle_options(tagc_reducer_options *options); /* of a flat while it is */
+tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *fsdp); /* collective, before the first gather of a step */
+/* Collective: a checkpoint's flat was, or was not. What is not any more does not begin again. */
+tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, int gentle);
+
 /* ---- kept.c ---- */
 tagc_status tagc_fsdp_begin_kept(tagc_fsdp *fsdp); /* before the first gather of a step */
 
@@ -162,8 +176,8 @@ typedef struct tagc_adamw {
     double gradient_scale; /* clipping and the mean over micro-steps */
     uint64_t n_updates;    /* this one included */
 } tagc_adamw;
-/* Of tensors in flats of this class. */
-double tagc_fsdp_beta1(const tagc_fsdp_options *options, int class_);
+/* Of tensors in that flat. */
+double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat);
 /* With beta1 = 0 the first moment is not touched. */
 void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
                        const float *gradient, size_t n);

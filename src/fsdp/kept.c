@@ -27,8 +27,10 @@ static tagc_status set_sparsity(tagc_fsdp *f, tagc_flat *flat) {
 }
 
 tagc_status tagc_fsdp_begin_kept(tagc_fsdp *f) {
+    TAGC_TRY(tagc_fsdp_begin_gentle(f));
     for (int i = 0; i < f->n_flats; i++)
-        if (f->flats[i].class_ == TAGC_CLASS_COMPRESSED) TAGC_TRY(set_sparsity(f, &f->flats[i]));
+        if (f->flats[i].class_ == TAGC_CLASS_COMPRESSED && !f->flats[i].gentle)
+            TAGC_TRY(set_sparsity(f, &f->flats[i]));
     f->n_steps_begun++;
     return TAGC_OK;
 }

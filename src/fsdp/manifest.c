@@ -53,9 +53,10 @@ static json_t *content_of(const tagc_manifest *m) {
     }
     for (int i = 0; i < m->n_flats; i++) {
         const tagc_manifest_flat *f = &m->flats[i];
-        json_array_append_new(flats,
-                              json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
-                                        (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual));
+        json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
+                                 (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
+        if (f->gentle) json_object_set_new(flat, "gentle", json_true());
+        json_array_append_new(flats, flat);
     }
     for (int i = 0; i < m->world_size; i++) {
         char checksum[20];
@@ -119,6 +120,7 @@ static tagc_status parse_flat(const json_t *json, int world_size, tagc_manifest_
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
+    f->gentle = json_is_true(json_object_get(json, "gentle"));
     if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)world_size != 0 ||
         !is_residual(f, (uint64_t)world_size))
         return corrupt("the sizes of a flat contradict each other");

@@ -80,6 +80,10 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("n_micro_steps", o->n_micro_steps, 1, 65536));
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
     TAGC_TRY(check_int("sparsity_warmup", o->sparsity_warmup, 0, 2147483647));
+    TAGC_TRY(check_int("gentle", o->gentle, 0, 1));
+    if (o->gentle && o->sparsity_warmup > 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "gentle is 1 and sparsity_warmup is %d, allowed is one of them",
+                         o->sparsity_warmup);
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
     TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
@@ -123,10 +127,10 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "gather=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
-             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d",
+             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d gentle=%d",
              fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
              (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_format, o->gather,
              o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
              o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
-             o->weight_decay, o->clip_norm, o->sparsity_warmup);
+             o->weight_decay, o->clip_norm, o->sparsity_warmup, o->gentle);
 }

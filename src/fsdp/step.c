@@ -41,7 +41,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
         const tagc_unit *u = &f->units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
             const tagc_flat *flat = &f->flats[i];
-            adamw.beta1 = tagc_fsdp_beta1(o, flat->class_);
+            adamw.beta1 = tagc_fsdp_beta1(o, flat);
             for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
                 int tensor = f->members[member];
                 const tagc_place *p = &f->places[tensor];
@@ -85,6 +85,7 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     double update_s = tagc_time_s();
     f->stats.grad_norm = norm;
     f->stats.skipped = !isfinite(norm);
+    f->stats.n_gentle = f->n_gentle;
     double clip_norm = f->options.clip_norm;
     double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
     count_bytes(f);

@@ -22,20 +22,24 @@ __all__ = ["Compressed", "Error", "advise", "compress", "ddp_hook", "ddp_state"]
 OLDEST_TORCH = (2, 9)
 
 
-def compress(model, *, on_step=None, verbose=True, between=None, **options):
+def compress(model, optimizer=None, *, on_step=None, verbose=True, between=None, **options):
     """Sends the gradients of `model` through tagc from now on. Collective over the ranks that train it, before the first
     backward pass.
 
     model: fully_shard()-ed (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+    optimizer: torch's Adam or AdamW of the model's parameters, whose groups are then split in place so that what is compressed
+        has no first moment: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
     sparsity: at least this share of each compressed gradient stays behind as a residual, which is added to the next one;
-        [0, 1], default 0.95; 0 sends every value.
+        [0, 1]; 0 sends every value. Not given: 0.95, begun gently.
+    gentle: begin with every value in 4 bits, and go on, parameter by parameter, to what `sparsity` and `mild_sparsity` say when
+        gradients are mostly noise. Default: where neither sparsity nor sparsity_warmup is given. Where Adam keeps its first
+        moment, of which compress() knows nothing unless it gets the optimizer, it stays at every value in 4 bits.
     values: how a value travels, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
     layers: what is compressed: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
         "compressed", "mild" or "dense". rules: {pattern of names: class}, looked at first.
     mild, mild_sparsity: how attention and positions travel: "dense" or one of `values`, default "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    sparsity_warmup: exchanges over which what is kept falls from a quarter to its share; 0 by default. Set it to some
-        hundred when training starts from random weights.
+    sparsity_warmup: exchanges over which what is kept falls from a quarter to its share, in place of gentle; 0 by default.
     parameters: FSDP2: how parameters travel to all ranks: None (torch's own), "bf16", "int8", or what changed since the
         last time: "delta8", "delta4", "delta2" (takes 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; gradients
@@ -44,7 +48,7 @@ def compress(model, *, on_step=None, verbose=True, between=None, **options):
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
     Returns a Compressed. Raises the same Error on every rank, and changes nothing then."""
-    handle = _prepare(model, between, on_step, verbose, options)
+    handle = _prepare(model, between, on_step, verbose, options, optimizer=optimizer)
     try:
         handle.wrapper.install(handle)
     except BaseException:
@@ -63,7 +67,7 @@ def ddp_state(model, *, on_step=None, verbose=True, **options):
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, only="ddp"))
 
 
-def _prepare(model, between, on_step, verbose, options, only=None):
+def _prepare(model, between, on_step, verbose, options, only=None, optimizer=None):
     """A Compressed whose hooks are not in place yet. Collective."""
     model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
     wrapper, group, mine = None, dist.group.WORLD if dist.is_initialized() else None, {}
@@ -83,14 +87,16 @@ def _prepare(model, between, on_step, verbose, options, only=None):
         failure = None
     _agree(group, mine, failure)
     settings, rows = Options(**options), mine["rows"]
-    wrapper.set_kinds({row.name: row.class_ for row in rows})
+    wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table)
-    handle.on_step = on_step
+    handle.on_step, handle._verbose = on_step, verbose
     for group in wrapper.groups():
         handle.comm(group)
+    if optimizer is not None:
+        handle.adapt(optimizer)
     if verbose and dist.get_rank() == 0:
-        print(table, flush=True)
+        print(table, handle.stages.words(), sep="", flush=True)
     return handle
 
 

@@ -140,6 +140,10 @@ class State:
     def is_of(self, model):
         return self._model() is model
 
+    def forget_layouts(self):
+        """Parameters go on in another class or stage."""
+        self._layouts = {}
+
     @staticmethod
     def of(handle):
         """The one that the handle's model has from an earlier handle, or a new one."""
@@ -280,7 +284,9 @@ class Wrapper:
         return found
 
     def set_kinds(self, kinds):
-        self._parameters = {key: p._replace(kind=kinds[p.name]) for key, p in self._parameters.items()}
+        self._parameters = {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
+        if (state := self.hooked()) is not None:
+            state.forget_layouts()
 
     def install(self, handle):
         is_new = self.hooked() is None

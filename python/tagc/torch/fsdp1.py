@@ -41,7 +41,8 @@ class _Flat:
         self._layouts = {}
 
     def set_kinds(self, kinds):
-        self.parameters = [parameter._replace(kind=kinds[parameter.name]) for parameter in self.parameters]
+        self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
+        self._layouts.clear()
 
     def layout(self, n_elems, world_size):
         if self._flat._params is None:  # all alike

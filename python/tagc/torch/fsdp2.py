@@ -55,7 +55,8 @@ class _Module:
         return self._group
 
     def set_kinds(self, kinds):
-        self.parameters = [parameter._replace(kind=kinds[parameter.name]) for parameter in self.parameters]
+        self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
+        self._layouts.clear()
 
     def trainable(self):
         return [parameter for parameter, p in zip(self.parameters, self._sharded) if p.sharded_param.requires_grad]

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy, state
+from tagc.torch import adapt, policy, state
 from tagc.torch.comm import Comm
+from tagc.torch.stages import Stages
 from tagc.torch.statistics import Recorder
 from tagc.torch.unit import Unit, check_tensors, scale_of
 
@@ -25,10 +26,12 @@ class Compressed:
 
     def __init__(self, model, wrapper, options, table):
         self.model, self.wrapper, self.options = model, wrapper, options
-        self._table = table
+        self._table, self._verbose = table, False
+        self._optimizer = None
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
         self._recorder = Recorder()
+        self.stages = Stages(wrapper, options)
         self._scaler, self._scale = None, 1.0
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
@@ -44,7 +47,7 @@ class Compressed:
     def add_unit(self, name, make=Unit, parameters=None, n_chunks=1, place=None):
         """parameters: the layouts.Parameter of the unit (None: all), whose wire order is that of n_chunks chunks. place:
         where residuals are of one chunk only, which one."""
-        unit = self.units[name] = make(name, lambda kind, dtype: self.options.reducer(kind, dtype, self._step()))
+        unit = self.units[name] = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage))
         self._carriers[name] = parameters, n_chunks, place
         return unit
 
@@ -96,13 +99,16 @@ class Compressed:
         agreed = time.perf_counter()
         with self.lock:
             self._open_step(unit, scale)
+            n_control = comm.agreement_bytes
             if layout is None:
                 self._warn_of_dense(unit)
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
+            else:
+                n_control += self.stages.look(comm, layout, source)
             stats = unit.reduce(comm, layout, source, target, op)
             n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
             self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - agreed,
-                               agreed - begin)
+                               agreed - begin, n_control, self.options.stages)
         if not self._step_open:
             self.end_step()
 
@@ -173,9 +179,29 @@ class Compressed:
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
+            is_through = self._go_on()
             stats = self._recorder.end(self.n_steps, self._scale)
+            if alarms := self.stages.take_alarms():
+                if dist.get_rank() == 0:
+                    warnings.warn(f"tagc: {alarms}", stacklevel=2)
+            if is_through and self._verbose and dist.get_rank() == 0:
+                print(f"tagc: {self.stages} since exchange {self.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element "
+                      "until then", flush=True)
         if self.on_step:
             self.on_step(stats)
+
+    def load_stages(self, about, with_windows):
+        """about: of a checkpoint."""
+        if self.stages.load(about, with_windows):
+            if self._optimizer is not None:
+                adapt.switch_off(self._optimizer, self._compressed_ids())
+            self.stages.has_no_moment()
+
+    def _go_on(self):
+        if self._optimizer is not None and self.stages.are_ripe():
+            adapt.switch_off(self._optimizer, self._compressed_ids())
+            self.stages.has_no_moment()
+        return self.stages.go_on()
 
     # ---- what users use ----
 
@@ -189,6 +215,7 @@ class Compressed:
         n_units              exchanges in this step: modules under FSDP, buckets under DDP
         n_elems              elements of the gradients, with torch's padding
         n_compressed         of these, in the class "compressed"
+        n_gentle             of n_elems, those of which every value still travels: see "The beginning" in docs/pytorch.md
         sparsity             share of the compressed that this rank held back
         bytes_sent           by this rank, all in all: gradients, parameters, and the messages before each exchange by which
                              ranks agree on it
@@ -196,6 +223,7 @@ class Compressed:
         bytes_by_leg         bytes_sent by what they were: index, values, leftover, result (an all-reduce's way back), gather
                              (parameters), control
         bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange has
+        mean_bits_per_param  the mean of bits_per_param over all exchanges of this handle
         dense_bytes          what a dense exchange of the same gradients in their own dtype sends: (W-1)/W of it, all-reduces
                              twice that
         ratio                dense_bytes / bytes_sent for the gradients
@@ -229,6 +257,7 @@ class Compressed:
             if scale != self._scale:
                 for unit in self.units.values():
                     unit.scale_residuals(scale / self._scale)
+                self.stages.scale(scale / self._scale)
             self._scale = scale
 
     def _loss_scale_now(self):
@@ -240,12 +269,16 @@ class Compressed:
         small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
         getattr(self.wrapper, "reset_parameters", lambda: None)()
 
-    def param_groups(self, betas=(0.9, 0.999), groups=None, **options):
-        """Parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed parameters do
-        best without a first moment; all others keep `betas`.
+    def adapt(self, optimizer, *schedulers):
+        """Splits the groups of an Adam or AdamW in place, so that its first moment can be switched off for what is compressed as
+        soon as the gradients of all that are mostly noise, from when on selection begins. State, weight decay and learning rates
+        stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
+        adapt.split(optimizer, self._compressed_ids(), schedulers)
+        self._optimizer = optimizer
+        if not self.options.gentle:
+            adapt.switch_off(optimizer, self._compressed_ids())
 
-        groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
-        way, each keeping its options. Without it, all trainable parameters."""
+    def _compressed_ids(self):
         kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
         compressed = set()
         for name, parameter in self.model.named_parameters():
@@ -254,6 +287,15 @@ class Compressed:
                             "for parameter groups")
             if kinds.get(policy.clean_name(name)) == "compressed":
                 compressed.add(id(parameter))
+        return compressed
+
+    def param_groups(self, betas=(0.9, 0.999), groups=None, **options):
+        """Parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed parameters do
+        best without a first moment; all others keep `betas`.
+
+        groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
+        way, each keeping its options. Without it, all trainable parameters."""
+        compressed = self._compressed_ids()
         if groups is None:
             groups = [{"params": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}]
         split = []
@@ -265,6 +307,7 @@ class Compressed:
             for parameter in group["params"]:
                 parts[id(parameter) in compressed].append(parameter)
             split += [{**group, "params": parts[True], "betas": (0.0, group["betas"][1])}, {**group, "params": parts[False]}]
+        self.stages.has_no_moment()
         return [group for group in split if group["params"]]
 
     def state_dict(self):

@@ -4,7 +4,7 @@
     part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
     part "dense"      | b.row0 | b.row1 |
 
-A part holds what one reducer exchanges: the pieces of all parameters of one class. Row r is what rank r owns; rows of
+A part holds what one reducer exchanges: the pieces of all parameters of one class and stage. Row r is what rank r owns; rows of
 a part are as long as the longest, with zeros behind shorter ones. For an all-reduce there is one row, owned by nobody.
 
 A parameter's residual is kept in its wire order: the order in which its elements follow each other in the rows."""
@@ -19,6 +19,7 @@ class Parameter(NamedTuple):
     shape: tuple
     kind: str  # "compressed", "mild" or "dense"
     dim: int = 0  # along which it is sharded
+    stage: int = 0  # of those through which its class goes: Options.stages()
 
     @property
     def numel(self):
@@ -48,9 +49,9 @@ class Run(NamedTuple):
 class Part:
     """What one reducer exchanges."""
 
-    def __init__(self, kind, rows, n_rows_of_output):
+    def __init__(self, kind, stage, rows, n_rows_of_output):
         """rows: pieces of each row. n_rows_of_output: 1 for an all-reduce."""
-        self.kind = kind
+        self.kind, self.stage = kind, stage
         self.shard = max(sum(piece.length for piece in row) for row in rows)
         if n_rows_of_output:  # an all-reduce cuts its only row for its owners
             self.shard = _round_up(self.shard, 16 * n_rows_of_output)
@@ -77,11 +78,18 @@ class Layout:
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
         self.has_gaps = sum(piece.length for piece in pieces) < n_elems
+        self._pieces = [[] for _ in self.parameters]
         kinds = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
-            rows = kinds.setdefault(self.parameters[piece.parameter].kind, [[] for _ in range(n_rows)])
+            parameter = self.parameters[piece.parameter]
+            rows = kinds.setdefault((parameter.kind, parameter.stage), [[] for _ in range(n_rows)])
             rows[piece.start // self.row].append(piece)
-        self.parts = [Part(kind, rows, world_size if self.all_reduce else 0) for kind, rows in sorted(kinds.items())]
+            self._pieces[piece.parameter].append(piece)
+        self.parts = [Part(*kind, rows, world_size if self.all_reduce else 0) for kind, rows in sorted(kinds.items())]
+
+    def pieces_of(self, parameter):
+        """Of the parameter with that index."""
+        return self._pieces[parameter]
 
     def output_runs(self, part, rank):
         """From the output of a part's reducer to the output of the hook."""

@@ -9,6 +9,8 @@ from tagc._library import Error
 from tagc.torch import policy
 
 WARMUP_KEPT = 0.25  # the share that is kept at first
+EVERY_VALUE = ("int4", 0)  # values and sparsity of a parameter whose gradient is not yet what selection is made for
+FEW_BITS = ("int2", 0)  # between that and what is selected
 
 
 def _choice(name, value, allowed):
@@ -38,10 +40,17 @@ class Options:
     threads: int = 1
     timeout_s: float = None
     sparsity_warmup: int = 0
+    gentle: bool = None
 
     def __post_init__(self):
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
         is_direct = self.exchange == "direct"
+        _choice("gentle", self.gentle, (None, True, False))
+        if self.gentle is None:
+            self.gentle = is_direct and self.sparsity is None and self.sparsity_warmup == 0
+        if self.gentle and not (is_direct and self.sparsity_warmup == 0):
+            raise Error("argument", f"gentle is True, which is for exchange 'direct' without sparsity_warmup; exchange is {self.exchange!r} and "
+                        f"sparsity_warmup is {self.sparsity_warmup!r}")
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
         _number("sparsity", self.sparsity, 0, 1)
@@ -73,8 +82,22 @@ class Options:
             return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
         return self.sparsity
 
-    def reducer(self, kind, dtype, step):
-        """Fields for parts of that class whose gradients have that dtype."""
+    def stages(self, kind):
+        """[(values, sparsity)] through which a parameter of that class goes, the gentlest first; none where it goes its one way
+        from the beginning."""
+        if not self.gentle:
+            return []
+        if kind == "compressed" and self.sparsity > 0:
+            return [EVERY_VALUE, FEW_BITS, (self.values, self.sparsity)]
+        if kind == "mild" and self.mild != "dense" and self.mild_sparsity > 0:
+            return [EVERY_VALUE, (self.mild, self.mild_sparsity)]
+        return []
+
+    def reducer(self, kind, dtype, step, stage=None):
+        """Fields for parts of that class and stage (None: the last) whose gradients have that dtype."""
+        if stage is not None and (stages := self.stages(kind)):
+            values, sparsity = stages[stage]
+            return {"exchange": lib.EXCHANGES["direct"], "n_threads": self.threads, "sparsity": sparsity, "format": lib.FORMATS[values]}
         exchange = "dense"
         if kind == "compressed":
             exchange = self.exchange

@@ -12,6 +12,8 @@ DCP would take equal ones for copies of the same thing and write one of them.
                                       order with padding; elsewhere 0 of 1, and of the parameter's own shape
     about["chunks"]                   1 with `between`
     about["step"], ["loss_scale"]     exchanges so far, for the warm-up; what gradients were multiplied with
+    about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of tagc before it had them, which
+                                      go on in the last stage. Windows under way only with as many ranks as before
 
 Another world size: 1/W times the sum over ranks stays what it was, so new rank r' of W' takes W'/W times the sum of all
 old r with r mod W' = r'. Where W' > W, an old residual is split evenly between the new ranks that are r modulo W. It could
@@ -30,7 +32,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy
+from tagc.torch import policy, stages
 
 # DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
 ABOUT = "about (saved by another number of ranks: load handle.at(path))"
@@ -65,7 +67,9 @@ def load(handle, saved, is_selected=False):
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
         for carrier in carriers:
             carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
-        handle.resume(sources[0].about["step"], sources[0].about["loss_scale"])
+        about = sources[0].about
+        handle.resume(about["step"], about["loss_scale"])
+        handle.load_stages(about, sources[0].factor is None)
 
 
 class Reader:
@@ -123,7 +127,7 @@ class Reader:
 def _about(handle):
     rank, world_size = dist.get_rank(), dist.get_world_size()
     about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
-             "step": handle.n_steps, "loss_scale": handle.current_loss_scale}
+             "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
     between = getattr(handle.wrapper, "between", None)
     if between is not None:
         _, _, n_chunks, place = handle.carriers()[0]
@@ -200,7 +204,7 @@ def _parsed(name, text):
         about = json.loads(text)
         fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
                    for key, low in _NUMBERS.items()) and about["replica"] < about["replicas"] and about["place"] < about["places"]
-        fits = fits and 0 < about["loss_scale"] < math.inf
+        fits = fits and 0 < about["loss_scale"] < math.inf and stages.fits(about)
     except (ValueError, KeyError, TypeError):
         fits = False
     if not fits:

@@ -11,22 +11,23 @@ class Recorder:
 
     def __init__(self):
         self._last, self._now = {}, None
+        self._n_exchanges, self._sum_of_bits = 0, 0.0
         self._lock = threading.Lock()
 
     @property
     def last(self):
         return copy.deepcopy(self._last)
 
-    def add(self, unit, stats, n_bytes_dense, n_elems, comm, exchange_s, agree_s):
-        """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values."""
+    def add(self, unit, stats, n_bytes_dense, n_elems, comm, exchange_s, agree_s, n_bytes_control, gentle):
+        """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class begins gently."""
         with self._lock:
             now = self._open()
             now["world_size"] = comm.world_size
             now["n_units"] += 1
             now["n_elems"] += n_elems
             now["exchange_s"] += exchange_s
-            self._agreed(now, comm.agreement_bytes, agree_s)
-            now["_gradient_bytes"] += comm.agreement_bytes
+            self._agreed(now, n_bytes_control, agree_s)
+            now["_gradient_bytes"] += n_bytes_control
             now["dense_bytes"] += n_bytes_dense
             now["_share"] = (comm.world_size - 1) / comm.world_size
             for part, step in stats:
@@ -37,6 +38,7 @@ class Recorder:
                 now["bytes_received"] += sum(step.n_bytes_received)
                 for phase, seconds in zip(lib.PHASES, step.time_s):
                     now["time_s"][phase] += seconds
+                now["n_gentle"] += part.n_real if part.stage == 0 and gentle(part.kind) else 0
                 if part.kind == "compressed":
                     now["_kept"] += min(step.n_kept, part.n_real)
                     now["n_compressed"] += part.n_real
@@ -80,6 +82,9 @@ class Recorder:
             if now["n_elems"] and share:
                 now["bits_per_param"] = 8 * sent / now["n_elems"] / share
                 now["ratio"] = now["dense_bytes"] / sent
+                self._n_exchanges += 1
+                self._sum_of_bits += now["bits_per_param"]
+            now["mean_bits_per_param"] = self._sum_of_bits / max(1, self._n_exchanges)
             if now["n_gathered"]:
                 now["gather_bits"] = 8 * hidden["_gather_bytes"] / now["n_gathered"] / hidden["_gather_share"]
             now["n_nonfinite"] = len(now["nonfinite_units"])
@@ -89,7 +94,8 @@ class Recorder:
     def _open(self):
         if self._now is None:
             self._now = {
-                "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "sparsity": 0.0,
+                "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "n_gentle": 0,
+                "sparsity": 0.0, "mean_bits_per_param": 0.0,
                 "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
                 "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0, "n_nonfinite": 0,

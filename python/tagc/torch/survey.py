@@ -251,7 +251,7 @@ class Survey:
         layout = make(parameters, self.world_size)
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype)
-        unit = Unit("advise()", lambda kind, dtype: options.reducer(kind, dtype, options.sparsity_warmup))
+        unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
         stats = []
         try:
             seconds = self.time(what, n, lambda: stats.append(

@@ -70,7 +70,7 @@ class _Exchange:
 
 
 class Unit:
-    """name: of the module. exchange_options(kind, dtype) -> fields of tagc_reducer_options for parts of that class."""
+    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options for that layouts.Part."""
 
     def __init__(self, name, exchange_options):
         self.name, self.options = name, exchange_options
@@ -122,7 +122,7 @@ class Unit:
         made = []
         try:
             for part in layout.parts:
-                options = self.options(part.kind, dtype) | {"op": lib.OPS[op]}
+                options = self.options(part, dtype) | {"op": lib.OPS[op]}
                 made.append(_Exchange(layout, part, comm, options))
         except BaseException:  # the next reduce() begins anew; residuals are in keeping
             for exchange in made:

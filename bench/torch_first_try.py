@@ -1,0 +1,282 @@
+"""What a first try of tagc costs: a small GPT from random weights, trained by the loop that most people start from, dense
+and with one line added. Several models, texts and loops; the same data in the same order for all arms of a set-up.
+
+    torchrun --standalone --nproc-per-node 2 bench/torch_first_try.py --json first-try.json
+
+Rows that the JSON file has are kept and not run again, so a broken run goes on where it stopped."""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import sysconfig
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
+
+import gpt
+
+# "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups" (handle.param_groups),
+# "given" (compress(model, optimizer)).
+ARMS = {
+    "dense": {"compress": None},
+    "dense, no first moment": {"compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
+                               "optimizer": "groups"},
+    "one line": {"compress": {}},
+    "two lines": {"compress": {}, "optimizer": "groups"},  # param_groups
+    "with the optimizer": {"compress": {}, "optimizer": "given"},
+    "one line, from the first step": {"compress": {"gentle": False}},
+    "two lines, from the first step": {"compress": {"gentle": False}, "optimizer": "groups"},
+}
+
+# Differences from COMMON. "quick" and "tiny" are for finding causes.
+SETUPS = {
+    "nanogpt": {},
+    "untied": {"tied": False, "accumulate": 1, "clip": 0.0, "before": True},
+    "llama bpe": {"style": "llama", "tied": False, "text": "bpe", "accumulate": 1},
+    "llama tied": {"style": "llama", "clip": 0.0, "wrap": "fsdp2"},
+    "gpt2 bpe 4": {"text": "bpe", "accumulate": 4, "batch": 4},
+    "quick": {"accumulate": 1},
+    "tiny": {"accumulate": 1, "layers": 2, "width": 64, "block": 32},
+}
+COMMON = {"style": "gpt2", "tied": True, "text": "bytes", "accumulate": 2, "clip": 1.0, "before": False, "wrap": "ddp",
+          "batch": 8, "block": 64, "layers": 3, "width": 96, "lr": 2e-3, "warmup": 20, "steps": 500, "betas": (0.9, 0.99)}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return F.rms_norm(x, self.weight.shape, self.weight, 1e-5)
+
+
+class LlamaBlock(nn.Module):
+    """Names of modules are those of Hugging Face's Llama."""
+
+    def __init__(self, width, n_head):
+        super().__init__()
+        self.n_head, hidden = n_head, 8 * width // 3 // 8 * 8
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
+        self.self_attn = nn.ModuleDict({f"{x}_proj": nn.Linear(width, width, bias=False) for x in "qkvo"})
+        self.mlp = nn.ModuleDict({"gate_proj": nn.Linear(width, hidden, bias=False),
+                                  "up_proj": nn.Linear(width, hidden, bias=False),
+                                  "down_proj": nn.Linear(hidden, width, bias=False)})
+
+    def forward(self, x, cos, sin):
+        def rotated(y):
+            a, b = y.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+        y, attn, mlp = self.input_layernorm(x), self.self_attn, self.mlp
+        q, k, v = (attn[f"{p}_proj"](y).unflatten(-1, (self.n_head, -1)).transpose(1, 2) for p in "qkv")
+        y = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
+        x = x + attn["o_proj"](y.transpose(1, 2).flatten(2))
+        y = self.post_attention_layernorm(x)
+        return x + mlp["down_proj"](F.silu(mlp["gate_proj"](y)) * mlp["up_proj"](y))
+
+
+class Llama(nn.Module):
+    def __init__(self, n_vocab, n_positions, width, n_head, n_layer, tied):
+        super().__init__()
+        self.model = nn.ModuleDict({"embed_tokens": nn.Embedding(n_vocab, width),
+                                    "layers": nn.ModuleList(LlamaBlock(width, n_head) for _ in range(n_layer)),
+                                    "norm": RMSNorm(width)})
+        self.lm_head = nn.Linear(width, n_vocab, bias=False)
+        if tied:
+            self.lm_head.weight = self.model["embed_tokens"].weight
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+        half = width // n_head // 2
+        angles = torch.outer(torch.arange(n_positions), 1e4 ** (-torch.arange(half) / half))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(self, tokens, targets):
+        n = tokens.shape[1]
+        x = self.model["embed_tokens"](tokens)
+        for block in self.model["layers"]:
+            x = block(x, self.cos[:n], self.sin[:n])
+        return F.cross_entropy(self.lm_head(self.model["norm"](x)).flatten(0, 1), targets.flatten())
+
+
+def read_bytes(limit=12_000_000):
+    """Python's standard library, without its tests."""
+    folder = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    files = [p for p in sorted(folder.rglob("*.py")) if not {"test", "tests", "site-packages"} & set(p.parts)]
+    return b"".join(p.read_bytes() for p in files)[:limit]
+
+
+def read_tokens(kind):
+    """(tokens (n,), vocabulary)"""
+    text = read_bytes()
+    if kind == "bytes":
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8).long(), 256
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    cache = pathlib.Path(tempfile.gettempdir()) / f"tagc-first-try-{len(text)}-{dist.get_rank()}.pt"
+    if not cache.exists():
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(vocab_size=2048, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        words = text.decode(errors="replace")
+        tokenizer.train_from_iterator([words[i:i + 100_000] for i in range(0, 3_000_000, 100_000)], trainer)
+        tokens = tokenizer.encode_batch([words[i:i + 100_000] for i in range(0, 6_000_000, 100_000)])
+        torch.save(torch.tensor([i for piece in tokens for i in piece.ids]), cache)
+    return torch.load(cache), 2048
+
+
+def made(setup, n_vocab, seed):
+    torch.manual_seed(seed)
+    if setup["style"] == "llama":
+        model = Llama(n_vocab, setup["block"], setup["width"], 4, setup["layers"], setup["tied"])
+        blocks = model.model["layers"]
+    else:
+        model = gpt.GPT(gpt.Config(n_vocab=n_vocab, n_positions=setup["block"], n_embd=setup["width"], n_head=4,
+                                   n_layer=setup["layers"], tied=setup["tied"]))
+        blocks = model.transformer["h"]
+    if setup["wrap"] == "ddp":
+        return DistributedDataParallel(model)
+    for block in blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def own_groups(model):
+    parameters = list(model.parameters())
+    return [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+
+
+def batch(tokens, setup, generator):
+    starts = torch.randint(len(tokens) - setup["block"] - 1, (setup["batch"],), generator=generator)
+    rows = torch.stack([tokens[i:i + setup["block"] + 1] for i in starts.tolist()])
+    return rows[:, :-1], rows[:, 1:]
+
+
+def evaluate(model, tokens, setup):
+    generator = torch.Generator().manual_seed(10_000 + dist.get_rank())
+    with torch.no_grad():
+        loss = sum(model(*batch(tokens, setup | {"batch": 16}, generator)) for _ in range(20)) / 20
+    dist.all_reduce(loss)
+    return loss.item() / dist.get_world_size()
+
+
+def prepared(arm, setup, n_vocab, seed):
+    """(model, optimizer, handle)"""
+    import tagc.torch as tagc
+
+    model, options = made(setup, n_vocab, seed), dict(lr=setup["lr"], betas=setup["betas"])
+    how, handle, optimizer = arm.get("optimizer", "plain"), None, None
+    if how == "given" or (setup["before"] and how == "plain"):
+        optimizer = torch.optim.AdamW(own_groups(model), **options)
+    if arm["compress"] is not None:
+        given = (optimizer,) if how == "given" else ()
+        handle = tagc.compress(model, *given, verbose=arm.get("verbose", False), **arm["compress"])
+    if how == "groups":
+        optimizer = torch.optim.AdamW(handle.param_groups(groups=own_groups(model), **options), lr=setup["lr"])
+    elif optimizer is None:
+        optimizer = torch.optim.AdamW(own_groups(model), **options)
+    return model, optimizer, handle
+
+
+def learning_rate(step, setup):
+    if step < setup["warmup"]:
+        return setup["lr"] * (step + 1) / setup["warmup"]
+    done = (step - setup["warmup"]) / max(1, setup["steps"] - setup["warmup"])
+    return setup["lr"] * (0.1 + 0.45 * (1 + math.cos(math.pi * done)))
+
+
+def run(arm, setup, seed, tokens, n_vocab):
+    model, optimizer, handle = prepared(arm, setup, n_vocab, seed)
+    train, held_out = tokens[:-len(tokens) // 10], tokens[-len(tokens) // 10:]
+    generator = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    bits, losses, begin = [], {}, time.perf_counter()
+    for step in range(setup["steps"]):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, setup)
+        for micro in range(setup["accumulate"]):
+            is_last = micro == setup["accumulate"] - 1
+            if setup["wrap"] == "ddp":
+                model.require_backward_grad_sync = is_last
+            else:
+                model.set_requires_gradient_sync(is_last)
+            (model(*batch(train, setup, generator)) / setup["accumulate"]).backward()
+        if setup["clip"]:
+            nn.utils.clip_grad_norm_(model.parameters(), setup["clip"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if handle is not None:
+            bits.append(handle.stats().get("bits_per_param", 0.0))
+        if step + 1 in (100, 200, 350) or (step + 1) % 500 == 0 or step + 1 == setup["steps"]:
+            losses[step + 1] = evaluate(model, held_out, setup)
+    seconds = time.perf_counter() - begin
+    if handle is not None:
+        handle.close()
+    dense_bits = 64.0 if setup["wrap"] == "ddp" else 32.0
+    return {"losses": losses, "loss": losses[setup["steps"]], "bits": sum(bits) / len(bits) if bits else dense_bits,
+            "last_bits": bits[-1] if bits else dense_bits, "seconds": seconds}
+
+
+def table(rows):
+    lines = []
+    for setup in dict.fromkeys(row["setup"] for row in rows):
+        for seed in sorted({row["seed"] for row in rows if row["setup"] == setup}):
+            own = [row for row in rows if row["setup"] == setup and row["seed"] == seed]
+            dense = next((row["loss"] for row in own if row["arm"] == "dense"), math.nan)
+            lines += [f"{setup:12} {seed}  {row['arm']:44} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} % "
+                      f"{row['bits']:6.2f} bits, at the end {row['last_bits']:.2f}  {row['seconds']:4.0f} s" for row in own]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("first-try.json"))
+    parser.add_argument("--setups", nargs="+", default=list(SETUPS)[:5], choices=SETUPS)
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), help="names, or name=JSON")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--steps", type=int, default=500)
+    args = parser.parse_args()
+    arms = dict(ARMS)
+    for text in args.arms:
+        if "=" in text:
+            name, _, spec = text.partition("=")
+            arms[name] = json.loads(spec)
+    names = [text.partition("=")[0] for text in args.arms]
+    dist.init_process_group("gloo")
+    rows = json.loads(args.json.read_text()) if args.json.exists() else []
+    dist.barrier()
+    for setup in args.setups:
+        for seed in args.seeds:
+            for name in names:
+                key = {"setup": setup if args.steps == 500 else f"{setup}, {args.steps} steps", "seed": seed, "arm": name}
+                if any(all(row[k] == v for k, v in key.items()) for row in rows):
+                    continue
+                what = COMMON | SETUPS[setup] | {"steps": args.steps}
+                tokens, n_vocab = read_tokens(what["text"])
+                rows.append(key | run(arms[name], what, seed, tokens, n_vocab))
+                if dist.get_rank() == 0:
+                    part = args.json.with_suffix(".part")
+                    part.write_text(json.dumps(rows, indent=1) + "\n")
+                    part.replace(args.json)
+                    print(table(rows[-1:]), rows[-1]["losses"], flush=True)
+    if dist.get_rank() == 0:
+        print(table(rows))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

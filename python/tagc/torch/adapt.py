@@ -1,0 +1,55 @@
+"""An optimizer's parameter groups, split so that what is compressed can go without a first moment.
+
+Error feedback sums gradients over exchanges already. A first moment delays once more what has waited in the residual. A model
+that has just begun to learn is worse off without one, so it is switched off when selection begins."""
+
+import torch
+
+from tagc._library import Error
+
+_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "base_momentums", "max_momentums", "max_lrs")
+
+
+def split(optimizer, compressed, schedulers=()):
+    """In place: each group with compressed parameters (a set of ids) and others becomes two, the first at the end. State, betas,
+    learning rates and weight decay stay; so do the schedulers', which know the groups by their places. Changes nothing where
+    it raises."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer")
+    groups = optimizer.param_groups
+    for i, group in enumerate(groups):
+        betas = group.get("betas")
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise Error("unsupported", f"optimizer is a {type(optimizer).__name__}, whose group {i} has no two betas: its first "
+                        "moment is not known; give compress() no optimizer, and it does what is safe with a moment")
+    if not any(id(parameter) in compressed for group in groups for parameter in group["params"]):
+        raise Error("argument", "the optimizer has none of the model's compressed parameters: it must be made from the parameters of "
+                    "the wrapped model")
+    fresh = []
+    for place, group in enumerate(groups):
+        own = [parameter for parameter in group["params"] if id(parameter) in compressed]
+        if not own or len(own) == len(group["params"]):
+            continue
+        fresh.append((place, {**group, "params": own}))
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in compressed]
+    for place, group in fresh:
+        groups.append(group)
+        for scheduler in schedulers:
+            _follow(scheduler, place)
+
+
+def switch_off(optimizer, compressed):
+    """The first moment of groups that split() has left with compressed parameters only."""
+    for group in optimizer.param_groups:
+        if group["params"] and all(id(parameter) in compressed for parameter in group["params"]):
+            group["betas"] = (0.0, group["betas"][1])
+
+
+def _follow(scheduler, place):
+    """What a scheduler has for each group it now has for the new one, too."""
+    for inner in getattr(scheduler, "_schedulers", []):  # ChainedScheduler, SequentialLR
+        _follow(inner, place)
+    for name in _PER_GROUP:
+        values = getattr(scheduler, name, None)
+        if isinstance(values, list) and place < len(values):
+            values.append(values[place])
