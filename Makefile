@@ -10,7 +10,7 @@ CMAKE = cmake -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTAGC_MPI=$(MPI) $(shell comma
 SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
 CTEST = ctest --output-on-failure --no-tests=error -j$(JOBS)
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo check test python asan tsan bench format lint install clean
+.PHONY: help all build setup demo check test python asan tsan aarch64 bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ python: ## the environment (torch, pytest) of the Python tests, made once in ~/.
 	@scripts/python.sh make
 
 check: ## what CI runs: setup of everything that tests use, tests, then both sanitizers
-	@scripts/setup.sh build lab browser abi python
+	@scripts/setup.sh build lab browser abi aarch64 python
 	@scripts/python.sh make || test $$? -eq 77
 	@scripts/check.sh
 
@@ -50,6 +50,9 @@ tsan: ## tests of what has threads under the thread sanitizer, less the slow one
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
 	@cmake --build build-tsan -j$(JOBS)
 	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '^test_(cli_bench|cli_auto|cli_plan|cli_report|codec_values|exchange_volume)$$' -L '^(core|codec|transport|exchange|fsdp|cli)$$'
+
+aarch64: ## cross build for aarch64; tests of core, codec and exchange under qemu-user
+	@JOBS=$(JOBS) scripts/aarch64.sh
 
 bench: build ## codec and exchange against the memory floor
 	@for source in bench/bench_*.c; do \
@@ -73,4 +76,4 @@ install: build ## library, headers, pkg-config and CMake package, the tagc comma
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove the build folders
-	@rm -rf build build-asan build-tsan
+	@rm -rf build build-asan build-tsan build-aarch64

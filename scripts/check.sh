@@ -24,6 +24,10 @@ stage "release build" test
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
 stage "address and undefined behaviour sanitizers" asan
 stage "thread sanitizer" tsan
+code=0
+scripts/aarch64.sh 2>&1 | tee build/aarch64.log || code=${PIPESTATUS[0]}
+[ "$code" = 0 ] || [ "$code" = 77 ] || { echo "check: FAILED in: aarch64 under qemu" >&2; exit 1; }
+summary+=("aarch64 under qemu: $(grep -E 'tests passed|skipped:' build/aarch64.log | tr '\n' ' ')")
 echo
 printf '%s\n' "${summary[@]}"
 scripts/python.sh say

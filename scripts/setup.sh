@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what is missing of the groups asked for: build (default), lab (the lab's hosts and links), browser (the test
-# that opens a report), abi (the test that compares libtagc's interface with that of older versions), python (what
-# scripts/python.sh makes its environment with). Says nothing when nothing is missing. Without root and without passwordless
-# sudo it prints the one line to run, and fails; a browser, abidiff or Python's part that cannot be had is told and is no
-# failure, their tests then skip.
+# that opens a report), abi (the test that compares libtagc's interface with that of older versions), aarch64 (cross
+# compiler and qemu for scripts/aarch64.sh), python (what scripts/python.sh makes its environment with). Says nothing when
+# nothing is missing. Without root and without passwordless sudo it prints the one line to run, and fails. Where a browser,
+# abidiff, the aarch64 packages or Python's part cannot be had, it says so and goes on: their tests are skipped.
 set -euo pipefail
 
 build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-dev openmpi-bin libcmocka-dev
@@ -11,6 +11,7 @@ build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-d
 abi=(abigail-tools)
 lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
+aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 python=(python3-venv)
 
 if ! command -v dpkg-query >/dev/null; then
@@ -60,10 +61,11 @@ for group in "${@:-build}"; do
     lab) install_group "${lab[@]}" ;;
     browser) install_group "${browser[@]}" || echo "setup: going on without a browser" >&2 ;;
     abi) install_group "${abi[@]}" || echo "setup: going on without abidiff" >&2 ;;
+    aarch64) install_group "${aarch64[@]}" || echo "setup: going on without aarch64" >&2 ;;
     python) # a python3 that is not Debian's has venv already
         python3 -c 'import ensurepip, venv' 2>/dev/null || install_group "${python[@]}" ||
             echo "setup: going on without venv" >&2
         ;;
-    *) echo "setup: \"$group\" is no group; known: build, lab, browser, abi, python" >&2; exit 2 ;;
+    *) echo "setup: \"$group\" is no group; known: build, lab, browser, abi, aarch64, python" >&2; exit 2 ;;
     esac
 done

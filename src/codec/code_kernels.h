@@ -53,6 +53,9 @@ extern const tagc_code_kernels tagc_code_scalar;
 extern const tagc_code_kernels tagc_code_avx2;
 extern const tagc_code_kernels tagc_code_avx512;
 #endif
+#if defined(__aarch64__)
+extern const tagc_code_kernels tagc_code_neon;
+#endif
 
 #define TAGC_CODE_MAX_KERNELS 3
 

@@ -87,6 +87,9 @@ size_t tagc_code_available(const tagc_code_kernels *available[TAGC_CODE_MAX_KERN
     if (tagc_cpu_has_vbmi2()) available[n++] = &tagc_code_avx512;
     if (tagc_cpu_has(TAGC_CPU_AVX2)) available[n++] = &tagc_code_avx2;
 #endif
+#if defined(__aarch64__)
+    if (tagc_cpu_has(TAGC_CPU_NEON)) available[n++] = &tagc_code_neon;
+#endif
     available[n++] = &tagc_code_scalar;
     return n;
 }

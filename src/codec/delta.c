@@ -59,7 +59,11 @@ static inline float inverse_of(uint16_t scale) {
 #undef NAME
 #endif
 
+#if defined(__aarch64__) /* where the compiler's own vectors are NEON */
+#define KERNELS_NAME "neon"
+#else
 #define KERNELS_NAME "plain"
+#endif
 #define TARGET
 #define NAME(x) x##_plain
 #include "codec/delta_body.h"

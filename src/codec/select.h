@@ -27,7 +27,7 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads);
 
 /* gradient (n), residual_in (n); residual_out (n) is either residual_in itself or does not overlap it or gradient.
  * indices (k), ascending, and values (k): what was kept. scratch: TAGC_ALIGNMENT-aligned. n < 2^32. Arrays need
- * only float alignment. Uses the best of AVX-512, AVX2 and scalar that the processor has; all give the same bits. */
+ * only float alignment. Uses the best kernels of the processor (core/cpu.h); all give the same bits. */
 void tagc_select(const float *gradient, const float *residual_in, float *residual_out, size_t n, size_t k,
                  uint32_t *indices, float *values, void *scratch, tagc_pool *pool, tagc_selection *result);
 

@@ -40,6 +40,9 @@ extern const tagc_select_kernels tagc_select_scalar;
 extern const tagc_select_kernels tagc_select_avx2;
 extern const tagc_select_kernels tagc_select_avx512;
 #endif
+#if defined(__aarch64__)
+extern const tagc_select_kernels tagc_select_neon;
+#endif
 
 #define TAGC_SELECT_MAX_KERNELS 3
 

@@ -85,6 +85,9 @@ size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MA
     if (tagc_cpu_has(TAGC_CPU_AVX512)) available[n++] = &tagc_select_avx512;
     if (tagc_cpu_has(TAGC_CPU_AVX2)) available[n++] = &tagc_select_avx2;
 #endif
+#if defined(__aarch64__)
+    if (tagc_cpu_has(TAGC_CPU_NEON)) available[n++] = &tagc_select_neon;
+#endif
     available[n++] = &tagc_select_scalar;
     return n;
 }

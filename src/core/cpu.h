@@ -9,8 +9,8 @@
 #include "tagc/tagc.h"
 
 typedef enum tagc_cpu {
-    TAGC_CPU_SCALAR, /* what the compiler takes for granted: SSE2 on x86-64 */
-    TAGC_CPU_NEON,   /* every aarch64 processor has it */
+    TAGC_CPU_SCALAR, /* what the compiler takes for granted: SSE2 on x86-64, NEON on aarch64 */
+    TAGC_CPU_NEON,   /* kernels written for it; every aarch64 processor has it */
     TAGC_CPU_AVX2,   /* and BMI1, BMI2, POPCNT: x86-64-v3 */
     TAGC_CPU_AVX512  /* F, BW, DQ and VL: x86-64-v4 */
 } tagc_cpu;

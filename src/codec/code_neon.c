@@ -1,0 +1,118 @@
+/* The loops of code_body.h with NEON: codes go to and from bytes in whole vectors. Reading gaps stays a loop over codes. */
+#include "codec/code_kernels.h"
+#include "tagc/tagc.h"
+
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#include <math.h>
+#include <string.h>
+
+typedef float neon_vec __attribute__((vector_size(16)));
+typedef uint32_t neon_uvec __attribute__((vector_size(16)));
+typedef int32_t neon_ivec __attribute__((vector_size(16)));
+#define VEC neon_vec
+#define UVEC neon_uvec
+#define IVEC neon_ivec
+#define TARGET
+#define WIDTH 4
+#define NAME(x) neon_##x
+#define PARTNERS(v, h) __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h))
+#define ALWAYS static inline __attribute__((always_inline))
+
+ALWAYS UVEC neon_max(UVEC a, UVEC b) {
+    return (UVEC)vmaxq_u32((uint32x4_t)a, (uint32x4_t)b);
+}
+
+ALWAYS VEC neon_clamp(VEC x, float most) {
+    float32x4_t above = vmaxnmq_f32((float32x4_t)x, vdupq_n_f32(-most)); /* the number where x is NaN */
+    return (VEC)vminq_f32(above, vdupq_n_f32(most));
+}
+
+/* Neighbours come together by halves: 8 bits of two codes, then of four, then of eight. */
+ALWAYS void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
+    uint16x8_t low = vcombine_u16(vmovn_u32((uint32x4_t)codes[0]), vmovn_u32((uint32x4_t)codes[1]));
+    uint16x8_t high = vcombine_u16(vmovn_u32((uint32x4_t)codes[2]), vmovn_u32((uint32x4_t)codes[3]));
+    uint8x16_t bytes = vcombine_u8(vmovn_u16(low), vmovn_u16(high));
+    if (bits == 8) {
+        vst1q_u8(out, bytes);
+        return;
+    }
+    uint16x8_t pairs = vreinterpretq_u16_u8(bytes);
+    pairs = vorrq_u16(pairs, vshlq_u16(vshrq_n_u16(pairs, 8), vdupq_n_s16((int16_t)bits)));
+    uint8x8_t twos = vmovn_u16(pairs); /* two codes each */
+    if (bits == 4) {
+        vst1_u8(out, twos);
+        return;
+    }
+    uint16x4_t quads = vreinterpret_u16_u8(twos);
+    quads = vorr_u16(quads, vshl_u16(vshr_n_u16(quads, 8), vdup_n_s16((int16_t)(2 * bits))));
+    uint8x8_t fours = vmovn_u16(vcombine_u16(quads, quads));
+    uint32_t word = vget_lane_u32(vreinterpret_u32_u8(fours), 0);
+    if (bits == 1) { /* half a byte of each */
+        word = (word & 0x000f000fu) | (word >> 4 & 0x00f000f0u);
+        word = (word & 255) | (word >> 8 & 0xff00u);
+    }
+    memcpy(out, &word, 2 * (size_t)bits);
+}
+
+/* The byte of each of 16 codes, shifted so that the code is at its end. */
+ALWAYS void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
+    static const uint8_t bytes_of[4][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
+                                            {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
+                                            {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7},
+                                            {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}};
+    static const int8_t shifts_of[4][16] = {{0, -1, -2, -3, -4, -5, -6, -7, 0, -1, -2, -3, -4, -5, -6, -7},
+                                            {0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6, 0, -2, -4, -6},
+                                            {0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4, 0, -4},
+                                            {0}};
+    int row = __builtin_ctz((unsigned)bits);
+    uint8_t here[16] = {0};
+    memcpy(here, in, 2 * (size_t)bits);
+    uint8x16_t bytes = vqtbl1q_u8(vld1q_u8(here), vld1q_u8(bytes_of[row]));
+    bytes = vandq_u8(vshlq_u8(bytes, vld1q_s8(shifts_of[row])), vdupq_n_u8((uint8_t)((1 << bits) - 1)));
+    uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_u8(vget_high_u8(bytes));
+    codes[0] = (UVEC)vmovl_u16(vget_low_u16(low));
+    codes[1] = (UVEC)vmovl_u16(vget_high_u16(low));
+    codes[2] = (UVEC)vmovl_u16(vget_low_u16(high));
+    codes[3] = (UVEC)vmovl_u16(vget_high_u16(high));
+}
+
+ALWAYS void neon_halves(UVEC half, uint8_t *out) {
+    vst1_u8(out, vreinterpret_u8_u16(vmovn_u32((uint32x4_t)half)));
+}
+
+#include "codec/code_body.h"
+
+static size_t neon_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
+    return neon_read_from(bytes, 0, n_codes, bits, 0, positions);
+}
+
+static size_t neon_check_codes(const uint8_t *bytes, size_t n_codes, int bits, size_t *end) {
+    *end = 0;
+    return neon_check_from(bytes, 0, n_codes, bits, end);
+}
+
+static void neon_copy_around(float *to, const float *from, size_t n) {
+    memcpy(to, from, n * sizeof *to);
+}
+
+const tagc_code_kernels tagc_code_neon = {
+    .name = "neon",
+    .count_codes = neon_count_codes,
+    .write_codes = neon_write_any,
+    .read_codes = neon_read_codes,
+    .check_codes = neon_check_codes,
+    .accumulate = neon_accumulate,
+    .largest = neon_largest,
+    .mean = neon_mean,
+    .refit = neon_refit,
+    .round = neon_round,
+    .narrow = neon_narrow,
+    .widen_halves = neon_widen_halves,
+    .widen = neon_widen,
+    .subtract = neon_subtract,
+    .transform = neon_transform,
+    .add = neon_add,
+    .copy_around = neon_copy_around,
+};
+#endif
