@@ -18,9 +18,9 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_SMALL = 4, N_BIG = 3 };
+enum { N_SMALL = 4, N_BIG = 3, N_THREADED = 6, HUGE_EVERY = 60 };
 #else
-enum { N_SMALL = 16, N_BIG = 5 };
+enum { N_SMALL = 16, N_BIG = 5, N_THREADED = 24, HUGE_EVERY = 10 };
 #endif
 
 static float float_of(uint32_t bits) {
@@ -295,7 +295,7 @@ static tagc_code_options random_options(size_t most) {
 
 static void test_threads(void **state) {
     (void)state;
-    for (int trial = 0; trial < 24; trial++) {
+    for (int trial = 0; trial < N_THREADED; trial++) {
         tagc_pool *pool = NULL;
         tagc_code_options o = random_options(200000);
         uint64_t seed = random_state;
@@ -505,7 +505,7 @@ static void test_damaged(void **state) {
 static void test_unaligned(void **state) {
     (void)state;
     for (int trial = 0; trial < 60; trial++) {
-        tagc_code_options o = random_options(trial % 10 ? 3000 : 2500000);
+        tagc_code_options o = random_options(trial % HUGE_EVERY ? 3000 : 2500000);
         const tagc_code *code = tagc_code_of(&o);
         fragment f = encode(&o, HEAVY, 1, NULL);
         size_t offset = 1 + random_below(15), most = code->max_bytes(&o);
