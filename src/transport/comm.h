@@ -96,7 +96,7 @@ void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, doub
  * TAGC_MORE_SPARE_BYTES, so that the steps of small units can be under way together. Counted: _acquire per reducer, _release
  * per reducer. */
 #define TAGC_MORE_SPARE_BYTES ((uint64_t)32 << 20)
-#define TAGC_MOST_SPARES 16
+#define TAGC_MOST_SPARES 64
 typedef struct tagc_spares {
     uint64_t n_elems;
     int n_users, n_made, n_free;
