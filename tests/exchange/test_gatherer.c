@@ -224,11 +224,41 @@ static void test_bf16(void **state) {
     }
 }
 
+/* ---- what goes together ---- */
+
+static void together_body(rank_run *run) {
+    static const int whole[] = {1, 1, 1, 0, 0, 0}, deltas[] = {0, 0, 1, 1, 1, 0}; /* by tagc_format */
+    for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_SIGN; format++)
+        for (int variant = 0; variant < 4; variant++) {
+            int delta = variant % 2, is_format = delta ? deltas[format] : whole[format];
+            tagc_gatherer_options options;
+            tagc_gatherer_options_init(&options);
+            options.n_elems = 64;
+            options.format = format;
+            options.delta = delta;
+            options.check_every = variant / 2 ? 5 : 0;
+            int is_taken = is_format && (delta || options.check_every == 0);
+            tagc_gatherer *gatherer = NULL;
+            tagc_status status = tagc_gatherer_create(run->comm, &options, &gatherer);
+            CHECK(run, status == (is_taken ? TAGC_OK : TAGC_ERR_UNSUPPORTED));
+            CHECK(run, (gatherer != NULL) == is_taken);
+            if (!is_taken)
+                CHECK(run, strstr(tagc_last_error(), is_format ? "check_every is 5" : "format is "));
+            tagc_gatherer_destroy(gatherer);
+        }
+}
+
+static void test_together(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(2, together_body, NULL, NULL, runs);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gather),     cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_dense_bf16), cmocka_unit_test(test_bf16_overflow),
-        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_gather),        cmocka_unit_test(test_together),
+        cmocka_unit_test(test_overlap),       cmocka_unit_test(test_dense_bf16),
+        cmocka_unit_test(test_bf16_overflow), cmocka_unit_test(test_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
