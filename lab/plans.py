@@ -40,7 +40,12 @@ def key_of(row):
 
 def rate(plan):
     link = plan["link"]
-    return f"{(link['line_bits_per_s'] or 8 * link['bytes_per_s']) / 1e9:g} Gbit/s"
+    return f"{(link['line_bits_per_s'] or 8 * link['bytes_per_s']) / 1e9:g} Gbit/s" + latency(link["latency_s"])
+
+
+def latency(seconds):
+    """Of a far link; what wires and switches take is left out."""
+    return f", {1e3 * seconds:.3g} ms" if seconds >= 5e-4 else ""
 
 
 def simulated(plans, grid):
@@ -64,8 +69,9 @@ def checked(plans, grid):
     held_out = [check for check in checks if check["is_held_out"]]
     if not held_out:
         return ""
-    rows = [[f"`{check['arm']}`", f"{check['world_size']} ranks, {8e-9 * check['link_bytes_per_s']:.2f} Gbit/s",
-             f"{check['measured_s']:.2f} s", f"{check['simulated_s']:.2f} s", f"{100 * check['error']:+.1f} %"]
+    rows = [[f"`{check['arm']}`", f"{check['world_size']} ranks, {8e-9 * check['link_bytes_per_s']:.2f} Gbit/s" +
+             latency(check.get("latency_s", 0)), f"{check['measured_s']:.2f} s", f"{check['simulated_s']:.2f} s",
+             f"{100 * check['error']:+.1f} %"]
             for check in held_out]
     errors = [abs(check["error"]) for check in held_out]
     return ("\n" + grid(["not seen by the fit", "place", "measured", "simulated", "error"], rows)
