@@ -11,7 +11,7 @@ def draw(found, stem):
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "parity", "font.size": 9}
     import matplotlib.pyplot as plt
 
-    setting, rows = tables.rows_of(found)
+    setting, rows, _ = tables.rows_of(found)
     axes_of = {"bits per parameter sent by a rank": lambda point: point["bits"]} | {
         f"seconds over {name}, simulated": tables.time_of(rate) for name, rate in simulate.LINKS.items()
     }

@@ -1,5 +1,6 @@
 """Which run comes next, until a table is whole. Every finished run is a file; what is there is not run again."""
 
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -7,10 +8,7 @@ import subprocess
 import threading
 import time
 
-import torch
-
 import arms
-import train
 
 
 def path_of(folder, arm, rate, seed):
@@ -34,22 +32,21 @@ def _neighbours(setting, rate):
 
 
 def wanted(setting, runs, names):
-    """Runs that are missing now, (arm, rate, seed): one of every arm first, then arm by arm rates and, once these are settled,
-    seeds. Every arm is tuned by the same rule: the neighbours of its best rate until none is better."""
-    firsts, others = [], []
+    """Runs that are missing now, (arm, rate, seed), first those of the arms that have the fewest. Every arm is tuned by the same
+    rule: the neighbours of its best rate until none is better; then come the other seeds."""
+    missing = []
     for name in names:
         own = [run for run in runs if run["arm"] == name]
         best, is_tuned = best_rate(setting, own)
         tried = {(run["rate"], run["seed"]) for run in own}
         if not own:
-            firsts.append((name, best, setting.seeds[0]))
+            jobs = [(best, setting.seeds[0])]
         elif is_tuned:
-            others += [(name, best, seed) for seed in setting.seeds if (best, seed) not in tried]
+            jobs = [(best, seed) for seed in setting.seeds if (best, seed) not in tried]
         else:
-            others += [
-                (name, rate, setting.seeds[0]) for rate in _neighbours(setting, best) if (rate, setting.seeds[0]) not in tried
-            ]
-    return firsts + others
+            jobs = [(rate, setting.seeds[0]) for rate in _neighbours(setting, best) if (rate, setting.seeds[0]) not in tried]
+        missing += [(len(own) + i, (name, *job)) for i, job in enumerate(jobs)]
+    return [job for _, job in sorted(missing, key=lambda pair: pair[0])]
 
 
 def read(folder, is_whole=True):
@@ -59,6 +56,8 @@ def read(folder, is_whole=True):
 
 def run_all(setting, cache, folder, names, n_jobs, minutes, say):
     """Until nothing is missing or `minutes` are over; runs under way end first."""
+    import train  # and torch with it, which tables do not need
+
     folder.mkdir(parents=True, exist_ok=True)
     end, lock, stop, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), threading.Event(), set(), {}
 
@@ -116,7 +115,7 @@ def result(setting, corpus_found, runs, command):
         "format": 1,
         "command": command,
         "commit": commit.stdout.strip(),
-        "torch": torch.__version__,
+        "torch": importlib.metadata.version("torch"),
         "cpu": cpu,
         "setting": settings,
         "corpus": corpus_found,

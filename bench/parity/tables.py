@@ -10,55 +10,52 @@ BUDGETS = (100, 1000)  # bits per parameter, over the whole run
 
 
 def rows_of(found):
-    """For each arm that has a run, in the order of arms.ALL: its best rate, whether it is tuned, and its runs at that rate by seed."""
+    """(setting, rows, whether all arms are tuned). A row for each arm that has a run, in the order of arms.ALL, with its runs by seed
+    at its best rate; until all are tuned at the first rate, which all have, so that no arm looks bad for not being tuned."""
     setting = arms.Setting(**{k: tuple(v) if isinstance(v, list) else v for k, v in found["setting"].items()})
+    runs_of = {name: [run for run in found["runs"] if run["arm"] == name and run["evals"]] for name in arms.BY_NAME}
+    whole_of = {name: [run for run in runs if run["is_whole"]] for name, runs in runs_of.items() if runs}
+    best = {name: runner.best_rate(setting, whole) for name, whole in whole_of.items() if whole}
+    is_even = all(is_tuned for _, is_tuned in best.values())
     rows = []
-    for arm in arms.ALL:
-        own = [run for run in found["runs"] if run["arm"] == arm.name]
-        whole = [run for run in own if run["is_whole"]]
-        if whole:
-            rate, is_tuned = runner.best_rate(setting, whole)
-            rows.append(
-                {
-                    "arm": arm,
-                    "rate": rate,
-                    "is_tuned": is_tuned,
-                    "n_runs": len(whole),
-                    "is_whole": True,
-                    "runs": {run["seed"]: run for run in whole if run["rate"] == rate},
-                }
-            )
-        elif own and own[0]["evals"]:
-            rows.append(
-                {
-                    "arm": arm,
-                    "rate": own[0]["rate"],
-                    "is_tuned": False,
-                    "n_runs": 0,
-                    "is_whole": False,
-                    "runs": {own[0]["seed"]: own[0]},
-                }
-            )
-    return setting, rows
+    for name, whole in whole_of.items():
+        rate = best[name][0] if whole and is_even else setting.first_rate
+        runs = [run for run in whole or runs_of[name] if run["rate"] == rate]
+        if runs:
+            rows.append({"arm": arms.BY_NAME[name], "rate": rate, "is_whole": bool(whole), "runs": {run["seed"]: run for run in runs},
+                         "best": min(whole, key=lambda run: run["loss"]) if whole else None})  # fmt: skip
+    return setting, rows, is_even
 
 
-def baseline(rows):
-    """Loss by seed of the dense arm that is best on average over the seeds that all dense arms have."""
+def baseline(rows, is_even):
+    """The dense arm that is best on average over the seeds that all dense arms have; None where there is none. Until all are tuned,
+    AdamW as it is."""
     dense = [row for row in rows if row["arm"].is_baseline and row["is_whole"]]
-    if not dense:
-        return None, {}
+    if not dense or not is_even:
+        return next((row for row in dense if row["arm"].name == "dense"), None)
     common = set.intersection(*(set(row["runs"]) for row in dense))
-    best = min(dense, key=lambda row: statistics.mean(row["runs"][seed]["loss"] for seed in common) if common else 9e9)
-    return best["arm"].name, {seed: run["loss"] for seed, run in best["runs"].items()}
+    return min(dense, key=lambda row: statistics.mean(row["runs"][seed]["loss"] for seed in common) if common else 9e9)
+
+
+def gap(row, base):
+    """How far a row's losses are above the baseline's of the same seeds."""
+    if base is None or row is base:
+        return "-" if base is None else "the baseline"
+    gaps = [100 * (run["loss"] / base["runs"][seed]["loss"] - 1) for seed, run in row["runs"].items() if seed in base["runs"]]
+    return spread(gaps, "+.2f") + " %" if gaps else "-"
 
 
 def markdown(found):
-    setting, rows = rows_of(found)
+    setting, rows, is_even = rows_of(found)
     whole = [row for row in rows if row["is_whole"]]
-    name, dense = baseline(rows)
-    parts = [_losses(setting, rows, name, dense)]
+    parts = [_losses(rows, baseline(rows, is_even))]
+    if not is_even:
+        parts.append(
+            f"Unfinished: not every arm is tuned yet. All are shown at the rate {setting.first_rate:g}; what more is known of their "
+            "rates stands under best so far, and is no comparison.\n"
+        )
     if whole:
-        parts += [_links(setting, whole, dense), _budgets(setting, whole)]
+        parts += [_links(setting, whole), _budgets(setting, whole)]
     return "\n".join(parts + [_origin(found, setting)])
 
 
@@ -74,42 +71,25 @@ def spread(values, form):
     return f"{text} ({format(min(values), form)} to {format(max(values), form)})" if len(values) > 1 else text
 
 
-def _losses(setting, rows, name, dense):
+def _losses(rows, base):
     lines = []
     for row in rows:
-        arm, runs = row["arm"], row["runs"]
+        arm, runs, best = row["arm"], row["runs"], row["best"]
         last = [run["evals"][-1] for run in runs.values()]
-        bits = statistics.mean(point["bits"] / point["step"] for point in last)
         if row["is_whole"]:
-            gaps = [100 * (run["loss"] / dense[seed] - 1) for seed, run in runs.items() if seed in dense]
-            loss = spread([run["loss"] for run in runs.values()], ".4f")
-            gap = "the baseline" if arm.name == name else spread(gaps, "+.2f") + " %" if gaps else "-"
+            loss, above = spread([run["loss"] for run in runs.values()], ".4f"), gap(row, base)
         else:
-            loss, gap = f"{last[0]['loss']:.3f} at step {last[0]['step']}", "unfinished"
-        rate = f"{row['rate']:g}" + ("" if row["is_tuned"] else ", not tuned yet")
-        lines.append(
-            [
-                f"`{arm.name}`: {arm.about} ({arm.source})",
-                loss,
-                gap,
-                f"{bits:.3g}",
-                f"{statistics.mean(p['step_bits'] for p in last):.3g}",
-                rate,
-                len(runs),
-            ]
-        )
+            loss, above = f"{last[0]['loss']:.3f} at step {last[0]['step']}", "unfinished"
+        bits = [
+            f"{statistics.mean(values):.3g}" for values in ([p["bits"] / p["step"] for p in last], [p["step_bits"] for p in last])
+        ]
+        best = f"{best['loss']:.4f} at {best['rate']:g}" if best else "-"
+        lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, f"{row['rate']:g}", best, len(runs)])
+    name = base["arm"].name if base else "dense"
     return grid(
-        [
-            "arm",
-            "validation loss",
-            f"above `{name}`, by seed",
-            "bits per parameter and step",
-            "... of the last step",
-            "learning rate",
-            "seeds",
-        ],
-        lines,
-    )
+        ["arm", "validation loss", f"above `{name}`, by seed", "bits per parameter and step", "... of the last step", "rate",
+         "best so far", "seeds"], lines,
+    )  # fmt: skip
 
 
 def _mean_curve(setting, row, x):
@@ -122,7 +102,7 @@ def time_of(rate):
     return lambda point: simulate.seconds(point["step"], point["bits"], point["latencies"], rate)
 
 
-def _links(setting, rows, dense):
+def _links(setting, rows):
     """At equal time: where the fastest arm ends its constant learning rate. And how much sooner than fp32 an arm is at the loss that
     fp32 has there."""
     lines, end = [[f"`{row['arm'].name}`"] for row in rows], setting.steps - setting.steps // 5

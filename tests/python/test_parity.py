@@ -349,30 +349,38 @@ def test_every_arm_is_tuned_until_no_neighbour_is_better():
         assert sorted(run["seed"] for run in runs if run["rate"] == best) == [1, 2, 3]
 
 
+def found_of(runs, setting):
+    text = {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1}
+    fields = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
+    return {"setting": fields, "runs": runs, "command": ["x"], "torch": "0", "cpu": "?", "commit": "?", "corpus": text}
+
+
+def row_of(text, arm):
+    return next(line for line in text.splitlines() if line.startswith(f"| `{arm}`"))
+
+
 def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
-    setting = arms.SETTINGS["tiny"]
-    runs = []
-    for seed, shift in ((1, 0.0), (2, 0.5), (3, 1.0)):
-        for arm, loss, bits in (("dense", 4.0, 32.0), ("dense-b1=0", 3.9, 32.0), ("bf16", 4.1, 16.0), ("tagc", 3.9 * 1.01, 1.0)):
-            factor = 3.9 + shift
-            runs.append(fake(arm, setting.first_rate, seed, loss / 3.9 * factor, setting, bits))
-    found = {
-        "setting": {n: getattr(setting, n) for n in setting.__dataclass_fields__},
-        "runs": runs,
-        "command": ["x"],
-        "torch": "0",
-        "cpu": "?",
-        "commit": "?",
-        "corpus": {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1},
-    }
-    text = tables.markdown(found)
-    row = next(line for line in text.splitlines() if line.startswith("| `tagc`:"))
-    assert "+1.00 (+1.00 to +1.00) %" in row and "not tuned yet" in row
-    assert "above `dense-b1=0`" in text
-    links = [line for line in text.splitlines() if line.startswith("| `bf16` |")]
+    setting, runs = arms.SETTINGS["tiny"], []
+    for arm, loss, bits in (("dense", 4.0, 32.0), ("dense-b1=0", 3.9, 32.0), ("bf16", 4.1, 16.0), ("tagc", 3.9 * 1.01, 1.0)):
+        for seed, shift in ((1, 0.0), (2, 0.5), (3, 1.0)):
+            runs.append(fake(arm, 2e-3, seed, loss / 3.9 * (3.9 + shift), setting, bits))
+        runs += [fake(arm, rate, 1, loss + 1, setting, bits) for rate in (1e-3, 4e-3)]
+    text = tables.markdown(found_of(runs, setting))
+    assert "+1.00 (+1.00 to +1.00) %" in row_of(text, "tagc") and "Unfinished" not in text
+    assert "above `dense-b1=0`" in text and "the baseline" in row_of(text, "dense-b1=0")
+    link = next(line for line in text.splitlines() if line.startswith("| `bf16` |"))
     # 100 Mbit/s: 32 bits x 124 M are 39.68 s beside 0.25 s of computing
     speed = (0.25 + 39.68) / (0.25 + 19.84)
-    assert float(links[0].split("|")[3]) < speed and float(links[0].split("|")[3]) > 0.8 * speed  # its loss is 0.1 higher
+    assert 0.8 * speed < float(link.split("|")[3]) < speed  # its loss is 0.1 higher
+
+
+def test_until_all_arms_are_tuned_the_table_shows_one_rate():
+    setting = arms.SETTINGS["tiny"]
+    runs = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting), fake("tagc", 4e-3, 1, 5.1, setting),
+            {**fake("demo-32", 4e-3, 1, 5.1, setting), "is_whole": False}]  # fmt: skip
+    text = tables.markdown(found_of(runs, setting))
+    assert "+2.00 %" in row_of(text, "tagc") and "4.0000 at 0.002" in row_of(text, "dense") and "Unfinished" in text
+    assert "unfinished" in row_of(text, "demo-32") and "`onebit`" in text.split("Not run yet")[1]
 
 
 def test_curves_are_read_between_evaluations():
