@@ -5,7 +5,7 @@
     python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
     python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
 
-Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity-NAME.json, .md and
+Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity/NAME.json, .md and
 .svg are made from it, `--tables` makes them anew without running."""
 
 import argparse
@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that")
     parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "results")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "results" / "parity")
     args = parser.parse_args()
     if args.what == "corpus":
         print(json.dumps(corpus.make(args.cache), indent=1))
@@ -62,7 +62,8 @@ def main():
         except KeyboardInterrupt:
             print("stopped: the same command goes on", flush=True)
     found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
-    stem = args.out / f"parity-{setting.name}"
+    args.out.mkdir(parents=True, exist_ok=True)
+    stem = args.out / setting.name
     stem.with_suffix(".json").write_text(
         json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"') + "\n"
     )
