@@ -94,11 +94,11 @@ static void it_ends_where_gradients_are_noise(void **state) {
 
 static void it_goes_on_where_they_have_a_direction(void **state) {
     (void)state;
-    script *s = make(1, 0, 121);
-    toy_run(4, run, s);
-    check_ranks(s, 4, 0);
+    script *s = make(1, 0, 62);
+    toy_run(3, run, s);
+    check_ranks(s, 3, 0);
     assert_true(s->n_gentle[0][0] > 0);
-    assert_int_equal(s->n_gentle[0][120], s->n_gentle[0][0]);
+    assert_int_equal(s->n_gentle[0][61], s->n_gentle[0][0]);
     drop(s);
 }
 
