@@ -393,6 +393,8 @@ typedef struct tagc_gatherer_options {
     /* [0, 2^31), default 0 (never): with every so many gathers the ranks compare checksums of their replicas.
      * TAGC_ERR_CORRUPT on all where they differ. Deltas. */
     uint64_t check_every;
+    /* [1, 256], default 1: threads that encode and decode, beside the caller's. Changes no result. */
+    uint64_t n_threads;
 } tagc_gatherer_options;
 
 TAGC_API void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes);
@@ -408,8 +410,7 @@ TAGC_API tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_o
  * NaN and Inf travel, of int8 as a block of NaN; with deltas the whole row of an owner who has one is NaN on all ranks,
  * until a gather of finite values, which is whole. */
 TAGC_API tagc_status tagc_gatherer_begin(tagc_gatherer *gatherer, const float *shard, float *full);
-/* Local, never blocks: *done is 1 when all messages have come and gone, or the gather has failed, else 0. What came in
- * BF16, an integer format or as deltas may still be for _end to decode. */
+/* Local, never blocks: *done is 1 when _end would not wait, or the gather has failed, else 0. */
 TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
 /* Waits for what _begin started. Deltas: a rank that got a damaged message returns TAGC_ERR_CORRUPT, all others do so
  * from the next gather, and the one after that is whole. */

@@ -58,7 +58,7 @@ class ReducerStats(Structure):
 class GathererOptions(Structure):
     _fields_ = [
         ("struct_bytes", c_size_t), ("n_elems", c_uint64), ("tag", c_uint64), ("format", c_int), ("delta", c_int),
-        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64),
+        ("ranks_per_host", c_int), ("two_level", c_int), ("check_every", c_uint64), ("n_threads", c_uint64),
     ]  # fmt: skip
 
 

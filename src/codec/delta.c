@@ -98,11 +98,12 @@ size_t tagc_delta_bytes(int bits, size_t n) {
     return n_blocks_of(n) * (sizeof(uint16_t) + code_bytes(bits));
 }
 
-int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values,
-                           const float *base, size_t n, uint8_t *body) {
-    uint8_t *codes = body + n_blocks_of(n) * sizeof(uint16_t);
+/* Blocks of values from (scales, codes) on. */
+static int encode_blocks(const tagc_delta_kernels *kernels, int bits, const float *values, const float *base,
+                         size_t n, uint8_t *scales, uint8_t *codes) {
     int nonfinite = 0;
-    for (size_t at = 0; at < n; at += TAGC_DELTA_BLOCK, body += sizeof(uint16_t), codes += code_bytes(bits)) {
+    for (size_t at = 0; at < n;
+         at += TAGC_DELTA_BLOCK, scales += sizeof(uint16_t), codes += code_bytes(bits)) {
         size_t m = n - at;
         const float *from = values + at, *old = base ? base + at : NULL;
         float last_values[TAGC_DELTA_BLOCK] = {0}, last_base[TAGC_DELTA_BLOCK] = {0};
@@ -111,10 +112,15 @@ int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const fl
             if (base) old = memcpy(last_base, old, m * sizeof *old);
         }
         uint16_t scale = kernels->encode(bits, from, old, codes);
-        memcpy(body, &scale, sizeof scale);
+        memcpy(scales, &scale, sizeof scale);
         nonfinite |= scale == SCALE_NAN;
     }
     return nonfinite;
+}
+
+int tagc_delta_encode_with(const tagc_delta_kernels *kernels, int bits, const float *values,
+                           const float *base, size_t n, uint8_t *body) {
+    return encode_blocks(kernels, bits, values, base, n, body, body + n_blocks_of(n) * sizeof(uint16_t));
 }
 
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
@@ -131,26 +137,33 @@ tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
 
 /* All whole blocks in place, and the rest by way of a block of its own. */
 static void walk(void (*kernel)(int, const uint8_t *, const uint8_t *, float *, size_t), int bits,
-                 const uint8_t *body, float *values, size_t n) {
+                 const uint8_t *scales, const uint8_t *codes, float *values, size_t n) {
     size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;
-    const uint8_t *codes = body + n_blocks_of(n) * sizeof(uint16_t);
-    kernel(bits, body, codes, values, n_whole);
+    kernel(bits, scales, codes, values, n_whole);
     if (m == 0) return;
     float last[TAGC_DELTA_BLOCK] = {0};
     values += n_whole * TAGC_DELTA_BLOCK;
     memcpy(last, values, m * sizeof *last);
-    kernel(bits, body + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, 1);
+    kernel(bits, scales + n_whole * sizeof(uint16_t), codes + n_whole * code_bytes(bits), last, 1);
     memcpy(values, last, m * sizeof *last);
+}
+
+static size_t scales_at(size_t at) {
+    return at / TAGC_DELTA_BLOCK * sizeof(uint16_t);
+}
+
+static size_t codes_at(int bits, size_t n_all, size_t at) {
+    return n_blocks_of(n_all) * sizeof(uint16_t) + at / TAGC_DELTA_BLOCK * code_bytes(bits);
 }
 
 void tagc_delta_apply_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *replica,
                            size_t n) {
-    walk(kernels->apply, bits, body, replica, n);
+    walk(kernels->apply, bits, body, body + codes_at(bits, n, 0), replica, n);
 }
 
 void tagc_delta_decode_with(const tagc_delta_kernels *kernels, int bits, const uint8_t *body, float *values,
                             size_t n) {
-    walk(kernels->decode, bits, body, values, n);
+    walk(kernels->decode, bits, body, body + codes_at(bits, n, 0), values, n);
 }
 
 int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body) {
@@ -163,4 +176,20 @@ void tagc_delta_apply(int bits, const uint8_t *body, float *replica, size_t n) {
 
 void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n) {
     tagc_delta_decode_with(tagc_delta_kernels_all()[0], bits, body, values, n);
+}
+
+int tagc_delta_encode_part(int bits, const float *values, const float *base, size_t n_all, size_t at,
+                           size_t n, uint8_t *body) {
+    return encode_blocks(tagc_delta_kernels_all()[0], bits, values + at, base ? base + at : NULL, n,
+                         body + scales_at(at), body + codes_at(bits, n_all, at));
+}
+
+void tagc_delta_apply_part(int bits, const uint8_t *body, float *replica, size_t n_all, size_t at, size_t n) {
+    walk(tagc_delta_kernels_all()[0]->apply, bits, body + scales_at(at), body + codes_at(bits, n_all, at),
+         replica + at, n);
+}
+
+void tagc_delta_decode_part(int bits, const uint8_t *body, float *values, size_t n_all, size_t at, size_t n) {
+    walk(tagc_delta_kernels_all()[0]->decode, bits, body + scales_at(at), body + codes_at(bits, n_all, at),
+         values + at, n);
 }

@@ -26,6 +26,11 @@ size_t tagc_delta_bytes(int bits, size_t n);
  * then has a scale of NaN, the others are as always. */
 int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body);
 
+/* The same of the n values from `at` on alone, a multiple of TAGC_DELTA_BLOCK, of a body of n_all. Parts of one body may be
+ * written, and read below, by several threads. All pointers are to the whole. */
+int tagc_delta_encode_part(int bits, const float *values, const float *base, size_t n_all, size_t at,
+                           size_t n, uint8_t *body);
+
 /* TAGC_ERR_CORRUPT unless all scales are finite. Any codes will do. */
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n);
 
@@ -34,5 +39,8 @@ void tagc_delta_apply(int bits, const uint8_t *body, float *replica, size_t n);
 
 /* values (n) = the decoded body; a block whose scale is NaN is NaN. */
 void tagc_delta_decode(int bits, const uint8_t *body, float *values, size_t n);
+
+void tagc_delta_apply_part(int bits, const uint8_t *body, float *replica, size_t n_all, size_t at, size_t n);
+void tagc_delta_decode_part(int bits, const uint8_t *body, float *values, size_t n_all, size_t at, size_t n);
 
 #endif

@@ -18,6 +18,7 @@ enum {
     DEPTH = 3,            /* chunks under way: one being added, two on the wire */
     CHUNK_ELEMS = 262144, /* 1 MiB of fp32: long enough for the wire, short enough for the cache */
     MIN_CHUNK_ELEMS = 4096,
+    PIECE_ELEMS = 4096,       /* of a chunk: stays in the cache while all ranks' parts are added */
     CHUNKS_AT_FULL_LENGTH = 8 /* ranks; with more the chunks get shorter, so that the buffers do not grow */
 };
 enum { ROUND_IN, ROUND_OUT, ROUND_AGREEMENT };
@@ -27,7 +28,6 @@ typedef struct dense {
     size_t n_added;        /* chunks, in the step under way */
     tagc_message *moving;  /* (DEPTH, 2): in, and out with TAGC_OUTPUT_UNIT */
     float *recv_chunks;    /* (DEPTH, W, chunk) fp32 wire */
-    float *widened;        /* (chunk,) bf16 wire */
     uint16_t *send_halves; /* (DEPTH, W, chunk) bf16 wire */
     uint16_t *recv_halves; /* (DEPTH, W, chunk) */
     uint16_t *sum_halves;  /* (DEPTH, chunk) bf16 wire and all-reduce */
@@ -79,11 +79,33 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     size_t n_slots = DEPTH * n_ranks * d->chunk;
     int is_bf16 = is_half(r), is_all = r->options.output != TAGC_OUTPUT_SHARD;
     d->recv_chunks = tagc_arena_take(arena, is_bf16 ? 0 : n_slots, sizeof *d->recv_chunks);
-    d->widened = tagc_arena_take(arena, is_bf16 ? d->chunk : 0, sizeof *d->widened);
     d->send_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->send_halves);
     d->recv_halves = tagc_arena_take(arena, is_bf16 ? n_slots : 0, sizeof *d->recv_halves);
     d->sum_halves = tagc_arena_take(arena, is_bf16 && is_all ? DEPTH * d->chunk : 0, sizeof *d->sum_halves);
     d->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_slots : 0, sizeof *d->sums_recv);
+}
+
+/* One chunk of work, piece by piece, on as many threads as there are: every element is its own, so that their number
+ * changes nothing. */
+typedef struct chunk_job {
+    const tagc_reducer *r;
+    size_t c;
+    float *out; /* adding: (chunk elements) */
+} chunk_job;
+
+static size_t piece_elems(size_t n, size_t at) {
+    return n - at < PIECE_ELEMS ? n - at : PIECE_ELEMS;
+}
+
+static void narrow_work(void *arg, int index, int n_threads) {
+    const chunk_job *job = arg;
+    const tagc_reducer *r = job->r;
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, job->c), n_ranks = (size_t)r->world_size, slot = job->c % DEPTH;
+    for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
+        for (size_t q = 0; q < n_ranks; q++)
+            tagc_bf16_narrow(r->now.gradient + q * r->shard + job->c * d->chunk + at,
+                             d->send_halves + (slot * n_ranks + q) * d->chunk + at, piece_elems(n, at));
 }
 
 /* Contributions to chunk c: straight from the gradient, or rounded first. */
@@ -97,9 +119,10 @@ static void post_in(tagc_reducer *r, size_t c) {
     message->round_bytes = n * width;
     uint16_t *halves = is_bf16 ? d->send_halves + slot * n_ranks * d->chunk : NULL;
     double start_s = tagc_clock_s();
+    chunk_job job = {.r = r, .c = c};
+    if (is_bf16) tagc_pool_run(r->pool, narrow_work, &job);
     for (size_t q = 0; q < n_ranks; q++) {
         size_t at = q * r->shard + c * d->chunk;
-        if (is_bf16) tagc_bf16_narrow(r->now.gradient + at, halves + q * d->chunk, n);
         if ((int)q == r->rank) continue;
         tagc_message_to(message, (int)q, n * width, (is_bf16 ? q * d->chunk : at) * width);
         tagc_message_from(message, (int)q, n * width, q * d->chunk * width);
@@ -111,19 +134,19 @@ static void post_in(tagc_reducer *r, size_t c) {
                       is_bf16 ? (const void *)halves : (const void *)r->now.gradient, recv);
 }
 
-/* Chunk c of every rank, in rank order, from the first rank's bits on. */
-static void add_chunk(tagc_reducer *r, size_t c, float *out) {
+static void add_piece(const chunk_job *job, size_t at, size_t n) {
+    const tagc_reducer *r = job->r;
     const dense *d = of(r);
-    size_t n = chunk_elems(r, c), n_ranks = (size_t)r->world_size, slot = c % DEPTH * n_ranks * d->chunk;
+    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH * n_ranks * d->chunk;
+    float widened[PIECE_ELEMS], *out = job->out + at;
     for (size_t q = 0; q < n_ranks; q++) {
         int own = (int)q == r->rank;
-        const float *from;
-        if (r->options.format == TAGC_FORMAT_BF16) {
-            tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + slot + q * d->chunk, d->widened, n);
-            from = d->widened;
-        } else {
-            from = own ? r->now.gradient + q * r->shard + c * d->chunk : d->recv_chunks + slot + q * d->chunk;
-        }
+        size_t arrived = slot + q * d->chunk + at;
+        const float *from = widened;
+        if (is_half(r))
+            tagc_bf16_widen((own ? d->send_halves : d->recv_halves) + arrived, widened, n);
+        else
+            from = own ? r->now.gradient + q * r->shard + job->c * d->chunk + at : d->recv_chunks + arrived;
         if (q == 0)
             memcpy(out, from, n * sizeof *out);
         else
@@ -131,6 +154,19 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
     }
     if (r->scale != 1.0f)
         for (size_t i = 0; i < n; i++) out[i] *= r->scale;
+}
+
+static void add_work(void *arg, int index, int n_threads) {
+    const chunk_job *job = arg;
+    size_t n = chunk_elems(job->r, job->c);
+    for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
+        add_piece(job, at, piece_elems(n, at));
+}
+
+/* Chunk c of every rank, in rank order, from the first rank's bits on. */
+static void add_chunk(tagc_reducer *r, size_t c, float *out) {
+    chunk_job job = {r, c, out};
+    tagc_pool_run(r->pool, add_work, &job);
 }
 
 /* Sums of chunk c to everybody. With a bf16 wire the owner, too, goes on with the rounded ones. */
@@ -159,16 +195,24 @@ static void post_out(tagc_reducer *r, size_t c, float *out) {
                       is_bf16 ? (const void *)halves : (const void *)out, recv);
 }
 
+static void widen_work(void *arg, int index, int n_threads) {
+    const chunk_job *job = arg;
+    const tagc_reducer *r = job->r;
+    const dense *d = of(r);
+    size_t n = chunk_elems(r, job->c), n_ranks = (size_t)r->world_size, slot = job->c % DEPTH;
+    for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
+        for (size_t q = 0; q < n_ranks; q++)
+            if ((int)q != r->rank)
+                tagc_bf16_widen(d->sums_recv + (slot * n_ranks + q) * d->chunk + at,
+                                r->now.output + q * r->shard + job->c * d->chunk + at, piece_elems(n, at));
+}
+
 /* Chunk c of the sums has come from everybody. */
 static void finish_out(tagc_reducer *r, size_t c) {
-    const dense *d = of(r);
-    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
     if (!is_half(r)) return;
     double start_s = tagc_clock_s();
-    for (size_t q = 0; q < n_ranks; q++)
-        if ((int)q != r->rank)
-            tagc_bf16_widen(d->sums_recv + (slot * n_ranks + q) * d->chunk,
-                            r->now.output + q * r->shard + c * d->chunk, n);
+    chunk_job job = {.r = r, .c = c};
+    tagc_pool_run(r->pool, widen_work, &job);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
 }
 

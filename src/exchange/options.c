@@ -65,6 +65,7 @@ static const field gatherer_fields[] = {
     {GATHERER(ranks_per_host), FIELD_INT, 1, ALL, 0, 65536, 0},
     {GATHERER(two_level), FIELD_INT, 1, ALL, 0, 1, 0},
     {GATHERER(check_every), FIELD_U64, 1, ALL, 0, 2147483647.0, 0},
+    {GATHERER(n_threads), FIELD_U64, 0, ALL, 1, 256, 1},
 };
 /* clang-format on */
 enum {
@@ -83,7 +84,7 @@ static const tagc_reducer_options reducer_defaults = {
     .n_threads = 1,
 };
 static const tagc_paper_options paper_defaults = {.fill_union = -1};
-static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX};
+static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 
 /* The least sizes are those of version 0.1: up to its last field, whatever comes behind it. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)

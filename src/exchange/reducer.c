@@ -86,8 +86,7 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     TAGC_TRY(make_residual(r));
-    if (checked.n_threads > 1 && r->exchange->is_selective)
-        TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
+    if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 

@@ -50,6 +50,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
     g->tag = (uint64_t)flat->unit;
+    g->n_threads = (uint64_t)f->options.reducer.n_threads;
     tagc_gatherer_options_choose(g, f->options.gather);
     g->check_every = g->delta ? (uint64_t)f->options.gather_check_every : 0;
     int is_hybrid = f->options.sharding == TAGC_SHARD_HYBRID;

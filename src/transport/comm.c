@@ -63,7 +63,7 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     ticket->status = status;
     ticket->state = TICKET_DONE; /* from here on the memory is the poster's */
     comm->n_done++;
-    pthread_cond_signal(&comm->work);
+    for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_signal(&comm->workers[i].work);
     pthread_cond_broadcast(&comm->done);
     pthread_mutex_unlock(&comm->lock);
 }
@@ -309,10 +309,11 @@ static tagc_status start_threads(tagc_comm *comm) {
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&comm->comm_thread, NULL, comm_main, comm);
-    if (!error) {
-        comm->n_threads = 1;
-        error = pthread_create(&comm->worker_thread, NULL, tagc_comm_worker_main, comm);
-        if (!error) comm->n_threads = 2;
+    comm->is_started = !error;
+    for (int i = 0; i < TAGC_N_WORKERS && !error; i++) {
+        tagc_worker *worker = &comm->workers[i];
+        error = pthread_create(&worker->thread, NULL, tagc_comm_worker_main, worker);
+        worker->is_started = !error;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (error) return tagc_fail(TAGC_ERR_MEMORY, "a thread could not be started: %s", strerror(error));
@@ -326,7 +327,7 @@ static void init_locks(tagc_comm *comm) {
     pthread_mutex_init(&comm->lock, NULL);
     pthread_cond_init(&comm->wake, &monotonic);
     pthread_cond_init(&comm->done, NULL);
-    pthread_cond_init(&comm->work, NULL);
+    for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_init(&comm->workers[i].work, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -334,13 +335,14 @@ static void init_locks(tagc_comm *comm) {
 static void stop_threads(tagc_comm *comm) {
     pthread_mutex_lock(&comm->lock);
     comm->stopping = 1;
-    pthread_cond_signal(&comm->work);
+    for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_signal(&comm->workers[i].work);
     pthread_mutex_unlock(&comm->lock);
-    if (comm->n_threads > 1) pthread_join(comm->worker_thread, NULL);
+    for (int i = 0; i < TAGC_N_WORKERS; i++)
+        if (comm->workers[i].is_started) pthread_join(comm->workers[i].thread, NULL);
     pthread_mutex_lock(&comm->lock);
     pthread_cond_signal(&comm->wake);
     pthread_mutex_unlock(&comm->lock);
-    if (comm->n_threads > 0) pthread_join(comm->comm_thread, NULL);
+    if (comm->is_started) pthread_join(comm->comm_thread, NULL);
 }
 
 static void release(tagc_comm *comm) {
@@ -349,7 +351,7 @@ static void release(tagc_comm *comm) {
         for (int i = 0; i < spares->n_free; i++) tagc_memory_destroy(spares->free[i]);
         tagc_memory_destroy(spares);
     }
-    pthread_cond_destroy(&comm->work);
+    for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_destroy(&comm->workers[i].work);
     pthread_cond_destroy(&comm->done);
     pthread_cond_destroy(&comm->wake);
     pthread_mutex_destroy(&comm->lock);
@@ -393,7 +395,10 @@ tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int r
     comm->world_size = world_size;
     comm->options = checked;
     comm->posted_end = &comm->posted;
-    comm->jobs_end = &comm->jobs;
+    for (int i = 0; i < TAGC_N_WORKERS; i++) {
+        comm->workers[i].comm = comm;
+        comm->workers[i].jobs_end = &comm->workers[i].jobs;
+    }
     init_locks(comm);
     tagc_status status = start_threads(comm);
     if (status != TAGC_OK) {

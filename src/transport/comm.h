@@ -82,6 +82,9 @@ typedef struct tagc_job {
 } tagc_job;
 
 void tagc_comm_submit(tagc_comm *comm, tagc_job *job);
+/* As _submit, on a worker of its own where the comm has lanes: gathers and reducers do not wait for each other's codec. Its
+ * jobs post on TAGC_LANE_GATHER and TAGC_LANE_RELAY only. */
+void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job);
 tagc_status tagc_comm_join(tagc_comm *comm,
                            tagc_job *job); /* the job's status; its text is set for the caller */
 int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job); /* 1 when _join would not block */

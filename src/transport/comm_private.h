@@ -6,6 +6,19 @@
 #include "transport/comm.h"
 #include <pthread.h>
 
+/* A thread that runs jobs. */
+typedef struct tagc_worker {
+    tagc_comm *comm;
+    pthread_cond_t work;        /* a job was submitted, a ticket is done, or stopping */
+    tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
+    pthread_t thread;
+    int is_started; /* the creator's */
+    int is_idle;    /* it has nothing to do, or had when so many tickets were done: */
+    uint64_t n_done_seen;
+} tagc_worker;
+
+enum { TAGC_WORKER_REDUCE = 0, TAGC_WORKER_GATHER = 1, TAGC_N_WORKERS = 2 };
+
 struct tagc_comm {
     const tagc_transport_ops *ops;
     void *context; /* the transport's */
@@ -20,16 +33,13 @@ struct tagc_comm {
     int broken; /* for good; the reason is in error, which is then constant */
     char error[TAGC_ERROR_TEXT_BYTES];
 
-    pthread_cond_t work;        /* of the worker: a job was submitted, a ticket is done, or stopping */
-    tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
-    uint64_t n_done;            /* tickets */
-    int is_worker_idle;         /* it has nothing to do, or had when so many tickets were done: */
-    uint64_t n_done_seen;
+    tagc_worker workers[TAGC_N_WORKERS];
+    uint64_t n_done; /* tickets */
     tagc_spares *spares;
 
     int stopping;
-    int n_threads; /* of the two that were started; the creator's */
-    pthread_t comm_thread, worker_thread;
+    int is_started; /* the comm thread; the creator's */
+    pthread_t comm_thread;
 
     /* Of the one collective call of the caller's that may be under way; not guarded. */
     tagc_part *control_sends, *control_receives; /* (W - 1,) each */
@@ -41,6 +51,6 @@ tagc_status tagc_transport_check_abi(uint32_t abi);
 tagc_status tagc_transfer_check(const tagc_transfer *transfer, int rank, int world_size);
 uint64_t tagc_parts_bytes(const tagc_part *parts, uint32_t n_parts);
 
-void *tagc_comm_worker_main(void *comm);
+void *tagc_comm_worker_main(void *worker);
 
 #endif

@@ -91,7 +91,8 @@ tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *s
                          SIZE_MAX / 2 / (size_t)comm->world_size);
     memmove((char *)recv + (size_t)comm->rank * n_bytes, send, n_bytes);
     gather_call call = {comm, send, n_bytes, recv, leg};
-    if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->worker_thread)) return gather(&call);
+    if (tagc_comm_has_lanes(comm) || pthread_equal(pthread_self(), comm->workers[TAGC_WORKER_REDUCE].thread))
+        return gather(&call);
     tagc_job job = {.run = gather, .arg = &call};
     tagc_comm_submit(comm, &job);
     return tagc_comm_join(comm, &job);

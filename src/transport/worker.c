@@ -1,4 +1,4 @@
-/* The worker of a comm: the codec stream beside the caller. */
+/* The workers of a comm: the codec stream beside the caller, and another one for gathers. */
 #include "core/clock.h"
 #include "transport/comm_private.h"
 
@@ -7,11 +7,11 @@
 enum { JOB_SUBMITTED = 1, JOB_DONE = 2 };
 
 /* With the lock. */
-static void take_submitted(tagc_comm *comm, tagc_job **active) {
+static void take_submitted(tagc_worker *worker, tagc_job **active) {
     while (*active) active = &(*active)->next;
-    *active = comm->jobs;
-    comm->jobs = NULL;
-    comm->jobs_end = &comm->jobs;
+    *active = worker->jobs;
+    worker->jobs = NULL;
+    worker->jobs_end = &worker->jobs;
 }
 
 static uint32_t lane_set(const tagc_comm *comm, uint32_t lanes) {
@@ -46,20 +46,21 @@ static void run(tagc_comm *comm, tagc_job **link, double idle_s) {
 }
 
 void *tagc_comm_worker_main(void *arg) {
-    tagc_comm *comm = arg;
+    tagc_worker *worker = arg;
+    tagc_comm *comm = worker->comm;
     tagc_job *active = NULL; /* in order of submission */
     double idle_s = 0;
     pthread_mutex_lock(&comm->lock);
     for (;;) {
-        while (!comm->jobs && !active && !comm->stopping) {
-            comm->is_worker_idle = 1;
-            comm->n_done_seen = comm->n_done;
-            pthread_cond_wait(&comm->work, &comm->lock);
+        while (!worker->jobs && !active && !comm->stopping) {
+            worker->is_idle = 1;
+            worker->n_done_seen = comm->n_done;
+            pthread_cond_wait(&worker->work, &comm->lock);
         }
-        if (!comm->jobs && !active) break;
-        comm->is_worker_idle = 0;
-        comm->n_done_seen = comm->n_done;
-        take_submitted(comm, &active);
+        if (!worker->jobs && !active) break;
+        worker->is_idle = 0;
+        worker->n_done_seen = comm->n_done;
+        take_submitted(worker, &active);
         pthread_mutex_unlock(&comm->lock);
 
         tagc_job **ready = find_ready(comm, &active);
@@ -69,24 +70,26 @@ void *tagc_comm_worker_main(void *arg) {
         pthread_mutex_lock(&comm->lock);
         if (ready) continue;
         double start_s = tagc_clock_s();
-        comm->is_worker_idle = 1;
-        while (!comm->jobs && comm->n_done == comm->n_done_seen) pthread_cond_wait(&comm->work, &comm->lock);
+        worker->is_idle = 1;
+        while (!worker->jobs && comm->n_done == worker->n_done_seen)
+            pthread_cond_wait(&worker->work, &comm->lock);
         idle_s += tagc_clock_s() - start_s;
     }
     pthread_mutex_unlock(&comm->lock);
     return NULL;
 }
 
-void tagc_comm_submit(tagc_comm *comm, tagc_job *job) {
+static void submit(tagc_worker *worker, tagc_job *job) {
+    tagc_comm *comm = worker->comm;
     if (!job->is_ready) job->next_lanes = job->later_lanes = TAGC_ALL_LANES;
     job->status = TAGC_OK;
     job->error[0] = 0;
     job->next = NULL;
     pthread_mutex_lock(&comm->lock);
     job->state = JOB_SUBMITTED;
-    *comm->jobs_end = job;
-    comm->jobs_end = &job->next;
-    pthread_cond_signal(&comm->work);
+    *worker->jobs_end = job;
+    worker->jobs_end = &job->next;
+    pthread_cond_signal(&worker->work);
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -95,6 +98,14 @@ int tagc_comm_has_ended(tagc_comm *comm, const tagc_job *job) {
     int has_ended = job->state == JOB_DONE;
     pthread_mutex_unlock(&comm->lock);
     return has_ended;
+}
+
+void tagc_comm_submit(tagc_comm *comm, tagc_job *job) {
+    submit(&comm->workers[TAGC_WORKER_REDUCE], job);
+}
+
+void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job) {
+    submit(&comm->workers[tagc_comm_has_lanes(comm) ? TAGC_WORKER_GATHER : TAGC_WORKER_REDUCE], job);
 }
 
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job) {

@@ -79,11 +79,15 @@ static inline tagc_status rounds_start(void *context, const tagc_transfer *t, vo
     return TAGC_OK;
 }
 
-/* The worker waits, nothing is posted, and all that could arrive has. */
+/* The workers wait, nothing is posted, and all that could arrive has. */
 static inline int rounds_is_still(rounds *net) {
     pthread_mutex_lock(&net->comm->lock);
     const tagc_comm *comm = net->comm;
-    int is_still = comm->is_worker_idle && comm->n_done == comm->n_done_seen && !comm->jobs && !comm->posted;
+    int is_still = !comm->posted;
+    for (int i = 0; i < TAGC_N_WORKERS; i++) {
+        const tagc_worker *worker = &comm->workers[i];
+        is_still &= worker->is_idle && comm->n_done == worker->n_done_seen && !worker->jobs;
+    }
     pthread_mutex_unlock(&net->comm->lock);
     return is_still && net->n_deliverable == 0 && !__atomic_load_n(&net->is_held, __ATOMIC_ACQUIRE);
 }

@@ -260,15 +260,33 @@ static void test_threads(void **state) {
     }
 }
 
+/* Dense, in both formats and with both outputs: several pieces of a chunk, the last one not whole. */
+static void test_dense_threads(void **state) {
+    (void)state;
+    enum { N = 30011 };
+    for (int variant = 0; variant < 4; variant++) {
+        experiment x[2];
+        rank_run runs[MAX_RANKS];
+        for (int i = 0; i < 2; i++) {
+            x[i] = make_experiment(2, N, 9);
+            x[i].options.exchange = TAGC_EXCHANGE_DENSE;
+            x[i].options.sparsity = -1;
+            x[i].options.format = variant % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;
+            x[i].options.output = variant / 2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+            x[i].options.n_threads = i ? 3 : 1;
+            run_ranks(2, run_steps, &x[i], NULL, runs);
+        }
+        assert_memory_equal(x[0].outputs, x[1].outputs, N_STEPS * 2 * N * sizeof(float));
+        for (int i = 0; i < 2; i++) destroy_experiment(&x[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_sketch_fixed),
-        cmocka_unit_test(test_sketch_fp32),
-        cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_dense_chunks),
-        cmocka_unit_test(test_nothing_zeroed),
-        cmocka_unit_test(test_everything_zeroed),
+        cmocka_unit_test(test_dense_threads),  cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_sketch_fixed),   cmocka_unit_test(test_sketch_fp32),
+        cmocka_unit_test(test_dense),          cmocka_unit_test(test_dense_chunks),
+        cmocka_unit_test(test_nothing_zeroed), cmocka_unit_test(test_everything_zeroed),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

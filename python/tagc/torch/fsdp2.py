@@ -161,7 +161,7 @@ class AllGather(_Comm):
         agreed = time.perf_counter()
         with self._handle.lock:
             if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag)
+                gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag, self._handle.options.threads)
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
             gather.run(input_tensor, output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
             self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,

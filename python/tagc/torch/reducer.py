@@ -72,13 +72,14 @@ class Reducer:
 class Gatherer:
     """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make."""
 
-    def __init__(self, comm, n_elems, wire, tag):
+    def __init__(self, comm, n_elems, wire, tag, n_threads=1):
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
         self.n_elems, self._n_shard = n_elems, n_elems // comm.world_size
         self.is_delta = wire.startswith("delta")
         fields.check_every = 100 if self.is_delta else 0
+        fields.n_threads = n_threads
         self._handle = ctypes.c_void_p()
         lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 

@@ -6,11 +6,9 @@
  * Nothing is asked twice and nobody waits for an answer: a rank that got a damaged message fails at once and says so in
  * its next one; that gather fails on all ranks, and the one after it is whole. */
 #include "codec/delta.h"
-#include "codec/bf16.h"
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/wire.h"
 
-#include <math.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -54,26 +52,13 @@ static void put_checksums(const tagc_gatherer *g, uint8_t *to) {
     }
 }
 
-/* bf16 of the master; 1 when one of them is not finite. */
-static int put_whole(const tagc_gatherer *g, uint8_t *body) {
-    uint16_t *halves = (uint16_t *)(void *)body, largest = 0;
-    tagc_bf16_narrow(g->own, halves, g->shard);
-    for (size_t i = 0; i < g->shard; i++) {
-        uint16_t magnitude = halves[i] & 0x7fffu;
-        largest = magnitude > largest ? magnitude : largest;
-    }
-    return largest >= 0x7f80u;
-}
-
 void tagc_gatherer_delta_encode(tagc_gatherer *g) {
     uint8_t *message = tagc_gatherer_row(g, g->row), *body = message + TAGC_WIRE_HEADER_BYTES;
     if (g->is_checked) {
         put_checksums(g, body);
         body += checksum_bytes(g->n_rows);
     }
-    int nonfinite =
-        g->is_whole ? put_whole(g, body)
-                    : tagc_delta_encode(g->bits, g->own, g->full + (size_t)g->row * g->shard, g->shard, body);
+    int nonfinite = tagc_gatherer_encode_row(g, body);
     tagc_wire_header header = {
         .kind = TAGC_WIRE_PARAMETERS,
         .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
@@ -90,7 +75,7 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
 
 /* ---- everyone's ---- */
 
-static const uint8_t *body_of(const tagc_gatherer *g, int row) {
+static uint8_t *body_of(const tagc_gatherer *g, int row) {
     return tagc_gatherer_row(g, row) + TAGC_WIRE_HEADER_BYTES +
            (g->is_checked ? checksum_bytes(g->n_rows) : 0);
 }
@@ -133,22 +118,10 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
     return TAGC_OK;
 }
 
-static void take_row(const tagc_gatherer *g, int row, int nonfinite) {
-    float *to = g->full + (size_t)row * g->shard;
-    const uint8_t *body = body_of(g, row);
-    if (g->is_whole)
-        tagc_bf16_widen((const uint16_t *)(const void *)body, to, g->shard);
-    else if (!nonfinite)
-        tagc_delta_apply(g->bits, body, to, g->shard);
-    else
-        for (size_t i = 0; i < g->shard; i++)
-            to[i] = NAN; /* seen by whoever reads it, and mended by the next */
-}
-
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     tagc_status told = TAGC_OK;
     tagc_wire_header header;
-    int damaged = -1, teller = 0;
+    int damaged = -1, teller = 0, n_sound = 0;
     for (int row = 0; row < g->n_rows; row++) {
         if (read_message(g, row, &header) != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
@@ -160,8 +133,12 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
             told = (tagc_status)header.status;
             teller = g->first_rank + row;
         }
-        take_row(g, row, nonfinite);
+        /* NaN is seen by whoever reads it, and mended by the next gather. */
+        g->decoded[n_sound++] = (tagc_row){.body = body_of(g, row),
+                                           .values = g->full + (size_t)row * g->shard,
+                                           .is_void = nonfinite && !g->is_whole};
     }
+    tagc_gatherer_decode_rows(g, n_sound);
     g->failure = TAGC_OK;
     if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
     if (told != TAGC_OK)

@@ -1,7 +1,8 @@
 /* Parameters from their owners to all ranks.
  *
- * With lanes the caller posts the transfers itself, beside whatever reducers are doing; without, they are a job
- * among theirs, so that all ranks post in one order.
+ * A gather is a job of two halves: encode and post; then, when all rows are there, decode. With lanes the jobs run on the
+ * comm's second worker, beside whatever reducers compute, and the next gather is encoded while this one is on the wire.
+ * Without lanes they are jobs among the reducers', so that all ranks post in one order.
  *
  * In two levels a row crosses to another host once: to the rank of the same local index, which relays it to the ranks
  * beside it as it came. The comm starts the relays when the rows are there:
@@ -9,7 +10,6 @@
  *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
  *   relays     row (h', l) -> (h, l'), one transfer for each h' */
 #include "exchange/gatherer/gatherer.h"
-#include "codec/bf16.h"
 #include "codec/delta.h"
 #include "core/cpu.h"
 #include "exchange/options.h"
@@ -37,6 +37,7 @@ static void place(tagc_gatherer *g, tagc_arena *arena) {
     g->relays = tagc_arena_take(arena, (size_t)g->n_relays, sizeof *g->relays);
     g->relay_sends = tagc_arena_take(arena, n_beside, sizeof *g->relay_sends);
     g->relay_receives = tagc_arena_take(arena, n_beside, sizeof *g->relay_receives);
+    g->decoded = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->decoded);
     g->rows = tagc_arena_take(arena, (size_t)g->n_rows, g->row_bytes);
 }
 
@@ -77,7 +78,7 @@ static tagc_status make(tagc_comm *comm, const tagc_gatherer_options *options, t
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
-    return TAGC_OK;
+    return g->options.n_threads > 1 ? tagc_pool_create((int)g->options.n_threads, &g->pool) : TAGC_OK;
 }
 
 tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *options, tagc_gatherer **out) {
@@ -101,10 +102,8 @@ static const void *encode(tagc_gatherer *g) {
     uint8_t *row = tagc_gatherer_row(g, g->row);
     if (g->is_delta)
         tagc_gatherer_delta_encode(g);
-    else if (g->bits)
-        tagc_delta_encode(g->bits, g->own, NULL, g->shard, row);
     else
-        tagc_bf16_narrow(g->own, (uint16_t *)(void *)row, g->shard);
+        (void)tagc_gatherer_encode_row(g, row); /* NaN and Inf travel */
     return row;
 }
 
@@ -155,20 +154,27 @@ static tagc_status wait_for_rows(tagc_gatherer *g) {
 static tagc_status finish(tagc_gatherer *g) {
     TAGC_TRY(wait_for_rows(g));
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
-    for (int r = 0; r < g->n_rows && g->row_bytes; r++) {
-        float *to = g->full + (size_t)r * g->shard;
-        const uint8_t *row = tagc_gatherer_row(g, r);
-        if (g->bits)
-            tagc_delta_decode(g->bits, row, to, g->shard);
-        else
-            tagc_bf16_widen((const uint16_t *)(const void *)row, to, g->shard);
-    }
+    for (int r = 0; r < g->n_rows; r++)
+        g->decoded[r] = (tagc_row){.body = tagc_gatherer_row(g, r), .values = g->full + (size_t)r * g->shard};
+    if (g->row_bytes) tagc_gatherer_decode_rows(g, g->n_rows);
     return TAGC_OK;
 }
 
-static tagc_status post_and_finish(void *arg) {
-    post(arg);
-    return finish(arg);
+static int is_ready(void *arg) {
+    tagc_gatherer *g = arg;
+    if (!g->is_posted) return 1;
+    for (int i = 0; i < g->n_relays; i++)
+        if (!tagc_comm_is_done(g->comm, &g->relays[i])) return 0;
+    return tagc_comm_is_done(g->comm, &g->ticket);
+}
+
+static tagc_status run(void *arg) {
+    tagc_gatherer *g = arg;
+    if (g->is_posted) return finish(g);
+    post(g);
+    g->is_posted = g->job.more = 1;
+    g->job.next_lanes = g->job.later_lanes = 0;
+    return TAGC_OK;
 }
 
 /* A delta is taken from the master to what the last gather left. */
@@ -196,14 +202,11 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *ful
     g->full = full;
     g->begun = 1;
     if (g->is_delta) tagc_gatherer_delta_begin(g);
-    g->posted = tagc_comm_has_lanes(g->comm);
-    if (g->posted) {
-        post(g);
-        return TAGC_OK;
-    }
-    g->job.run = post_and_finish;
-    g->job.arg = g;
-    tagc_comm_submit(g->comm, &g->job);
+    g->is_posted = 0;
+    uint32_t lanes = 1u << TAGC_LANE_GATHER | 1u << TAGC_LANE_RELAY;
+    g->job =
+        (tagc_job){.run = run, .is_ready = is_ready, .arg = g, .next_lanes = lanes, .later_lanes = lanes};
+    tagc_comm_submit_gather(g->comm, &g->job);
     return TAGC_OK;
 }
 
@@ -211,7 +214,7 @@ tagc_status tagc_gatherer_end(tagc_gatherer *g) {
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no gather is under way");
     g->begun = 0;
-    return g->posted ? finish(g) : tagc_comm_join(g->comm, &g->job);
+    return tagc_comm_join(g->comm, &g->job);
 }
 
 tagc_status tagc_gatherer_test(tagc_gatherer *g, int *done) {
@@ -219,12 +222,7 @@ tagc_status tagc_gatherer_test(tagc_gatherer *g, int *done) {
     *done = 0;
     if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
     if (!g->begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no gather is under way");
-    if (g->posted) {
-        *done = tagc_comm_is_done(g->comm, &g->ticket);
-        for (int i = 0; *done && i < g->n_relays; i++) *done = tagc_comm_is_done(g->comm, &g->relays[i]);
-    } else {
-        *done = tagc_comm_has_ended(g->comm, &g->job);
-    }
+    *done = tagc_comm_has_ended(g->comm, &g->job);
     return TAGC_OK;
 }
 
@@ -238,6 +236,7 @@ tagc_status tagc_gatherer_reset(tagc_gatherer *g) {
 void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (!g) return;
     if (g->begun) (void)tagc_gatherer_end(g);
+    tagc_pool_destroy(g->pool);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);
 }

@@ -1,10 +1,21 @@
 /* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires),
- * relay.c (two levels) and delta.c (deltas). */
+ * relay.c (two levels), delta.c (deltas) and rows.c (encoding and decoding). */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
 #include "core/memory.h"
+#include "core/pool.h"
 #include "transport/comm.h"
+
+#include <stdatomic.h>
+
+/* A row that is encoded or decoded. */
+typedef struct tagc_row {
+    uint8_t *body;
+    float *values;         /* decoding */
+    int is_void;           /* decoding: NaN, whatever the body */
+    atomic_int *nonfinite; /* encoding: set where a value or difference is not finite */
+} tagc_row;
 
 struct tagc_gatherer {
     tagc_comm *comm;
@@ -16,13 +27,14 @@ struct tagc_gatherer {
     int is_delta;
     size_t shard;
     int begun;
-    int posted;       /* by the caller, on the gather lane; otherwise by a job */
+    int is_posted;    /* the first half of the job is over */
     const float *own; /* (shard) */
     float *full;      /* (n_rows, shard) */
     tagc_ticket ticket;
     int n_relays;        /* two levels: one for each other host */
     tagc_ticket *relays; /* (n_relays) */
     tagc_job job;
+    tagc_pool *pool; /* NULL with one thread */
 
     /* deltas */
     uint64_t n_begun;
@@ -35,6 +47,7 @@ struct tagc_gatherer {
     void *arena;
     tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
     tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
+    tagc_row *decoded;                       /* (n_rows) */
     size_t row_bytes;                        /* at most, of one row; 0 for fp32 */
     uint8_t *rows;                           /* (n_rows, row_bytes) as they travel; row `row` is sent */
 };
@@ -54,6 +67,11 @@ size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 
 /* Posts the relays of a gather that is posted: rows of n_bytes, `stride` bytes apart. */
 void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
+
+/* The own row, piece by piece, as this gather's format says; 1 when something is not finite. */
+int tagc_gatherer_encode_row(const tagc_gatherer *gatherer, uint8_t *body);
+/* The first n_rows of gatherer->decoded. */
+void tagc_gatherer_decode_rows(const tagc_gatherer *gatherer, int n_rows);
 
 /* Decides what this gather is; before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);

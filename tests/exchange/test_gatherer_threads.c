@@ -1,0 +1,111 @@
+/* Gathers on the comm's own thread: the same bits however many threads encode and decode, several gatherers and a reducer
+ * at once, and a caller that is not held while the wire does nothing. */
+#include "../delaying.h"
+#include "ranks.h"
+
+#include <math.h>
+
+enum {
+    N_RANKS = 3,
+    N_GATHERS = 4,
+    SHARD = 3 * 16384 + 1001
+}; /* whole pieces, and a block that is not whole */
+
+static const struct {
+    int format, delta;
+} kinds[] = {{TAGC_FORMAT_FP32, 0}, {TAGC_FORMAT_BF16, 0}, {TAGC_FORMAT_INT8, 0},
+             {TAGC_FORMAT_INT8, 1}, {TAGC_FORMAT_INT4, 1}, {TAGC_FORMAT_INT2, 1}};
+enum { N_KINDS = sizeof kinds / sizeof *kinds };
+
+static float value_of(int step, int rank, size_t i) {
+    float drift = random_gradient((uint64_t)step + 1, rank, i);
+    return random_gradient(77, rank, i) * 100 + drift;
+}
+
+static tagc_gatherer *make(rank_run *run, int kind, int n_threads) {
+    tagc_gatherer_options options;
+    tagc_gatherer_options_init(&options);
+    options.n_elems = (uint64_t)SHARD * (uint64_t)run->world_size;
+    options.format = kinds[kind].format;
+    options.delta = kinds[kind].delta;
+    options.check_every = kinds[kind].delta ? 2 : 0;
+    options.n_threads = (uint64_t)n_threads;
+    tagc_gatherer *gatherer;
+    CHECK(run, tagc_gatherer_create(run->comm, &options, &gatherer) == TAGC_OK);
+    return gatherer;
+}
+
+/* All kinds at once, each with one thread and with one, two or four by rank, begun together. NaN in the last gather but
+ * one. */
+static void threads_body(rank_run *run) {
+    size_t n = (size_t)SHARD * (size_t)run->world_size;
+    float *own = calloc(SHARD, sizeof *own), *full[N_KINDS][2];
+    tagc_gatherer *gatherers[N_KINDS][2];
+    for (int k = 0; k < N_KINDS; k++)
+        for (int i = 0; i < 2; i++) {
+            full[k][i] = calloc(n, sizeof(float));
+            gatherers[k][i] = make(run, k, i ? 1 << run->rank : 1);
+            if (run->failure[0]) return;
+        }
+    for (int step = 0; step < N_GATHERS; step++) {
+        for (size_t i = 0; i < SHARD; i++) own[i] = value_of(step, run->rank, i);
+        if (step == N_GATHERS - 2 && run->rank == 1) own[SHARD - 1] = NAN;
+        for (int k = 0; k < N_KINDS; k++)
+            for (int i = 0; i < 2; i++)
+                CHECK(run, tagc_gatherer_begin(gatherers[k][i], own, full[k][i]) == TAGC_OK);
+        for (int k = N_KINDS - 1; k >= 0; k--)
+            for (int i = 0; i < 2; i++) CHECK(run, tagc_gatherer_end(gatherers[k][i]) == TAGC_OK);
+        for (int k = 0; k < N_KINDS; k++) CHECK(run, memcmp(full[k][0], full[k][1], n * sizeof(float)) == 0);
+        for (size_t i = 0; i < n && step != N_GATHERS - 2; i++)
+            CHECK(run, full[0][0][i] == value_of(step, (int)(i / SHARD), i % SHARD));
+        CHECK(run, step != N_GATHERS - 2 || isnan(full[N_KINDS - 1][1][2 * SHARD - 1]));
+    }
+    for (int k = 0; k < N_KINDS; k++)
+        for (int i = 0; i < 2; i++) {
+            tagc_gatherer_destroy(gatherers[k][i]);
+            free(full[k][i]);
+        }
+    free(own);
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(N_RANKS, threads_body, NULL, NULL, runs);
+}
+
+/* Rank 0 among ranks that echo, over a network on which every message takes long. Whoever encodes or decodes in the caller,
+ * or waits for one gather before it posts the next, needs three times as long for three gathers begun together. */
+static void test_gathers_share_latency(void **state) {
+    (void)state;
+    enum { N = 3 };
+    const double latency_s = 0.5;
+    delaying_network *network = delaying_create(
+        &(delaying_options){.world_size = N_RANKS, .latency_s = latency_s, .has_lanes = 1, .is_echo = 1});
+    rank_run run = {.world_size = N_RANKS};
+    assert_int_equal(delaying_comm(network, 0, NULL, &run.comm), TAGC_OK);
+    float *own = calloc(SHARD, sizeof *own), *full[N];
+    tagc_gatherer *gatherers[N];
+    for (int i = 0; i < N; i++) {
+        full[i] = calloc((size_t)SHARD * N_RANKS, sizeof(float));
+        gatherers[i] = make(&run, 3 + i, 1);
+    }
+    double start_s = tagc_clock_s();
+    for (int i = 0; i < N; i++) assert_int_equal(tagc_gatherer_begin(gatherers[i], own, full[i]), TAGC_OK);
+    for (int i = 0; i < N; i++) assert_int_equal(tagc_gatherer_end(gatherers[i]), TAGC_OK);
+    assert_true(tagc_clock_s() - start_s < 2 * latency_s);
+    assert_string_equal(run.failure, "");
+    for (int i = 0; i < N; i++) {
+        tagc_gatherer_destroy(gatherers[i]);
+        free(full[i]);
+    }
+    tagc_comm_destroy(run.comm);
+    delaying_destroy(network);
+    free(own);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_threads),
+                                       cmocka_unit_test(test_gathers_share_latency)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
