@@ -5,7 +5,7 @@
 #include "plan/plan.h"
 #include <jansson.h>
 
-enum { TAGC_POINT_NAME_BYTES = 96, TAGC_POINT_PLACE_BYTES = 160 };
+enum { TAGC_POINT_NAME_BYTES = 96, TAGC_POINT_PLACE_BYTES = 192 };
 
 /* One arm on one link. */
 typedef struct tagc_point {
