@@ -5,6 +5,8 @@
 
 No patch of torch and no extension compiled against it: hooks that torch offers, and libtagc by ctypes."""
 
+import datetime
+
 import torch
 import torch.distributed as dist
 
@@ -63,7 +65,7 @@ def ddp_state(model, *, on_step=None, verbose=True, **options):
         state = tagc.ddp_state(model)
         model.register_comm_hook(state, tagc.ddp_hook)
 
-    Takes what compress() takes, whose handle is state.handle."""
+    Takes the options of compress(), whose handle is state.handle; an optimizer goes to state.handle.adapt()."""
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, only="ddp"))
 
 
@@ -81,11 +83,12 @@ def _prepare(model, between, on_step, verbose, options, only=None, optimizer=Non
         wrapper = _wrapper(model, between, only)
         group = _all_of(wrapper)
         mine = _describe(model, wrapper, options)
+        mine["options"]["optimizer is given"] = optimizer is not None
     except Exception as problem:
         failure = problem
     else:
         failure = None
-    _agree(group, mine, failure)
+    _agree(group, mine, failure, options.get("timeout_s"))
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
@@ -94,7 +97,11 @@ def _prepare(model, between, on_step, verbose, options, only=None, optimizer=Non
     for group in wrapper.groups():
         handle.comm(group)
     if optimizer is not None:
-        handle.adapt(optimizer)
+        try:
+            handle.adapt(optimizer)
+        except BaseException:
+            handle.close()
+            raise
     if verbose and dist.get_rank() == 0:
         print(table, handle.stages.words(), sep="", flush=True)
     return handle
@@ -175,12 +182,14 @@ def _all_of(wrapper):
     return dist.group.WORLD if wrapper.n_ranks() == dist.get_world_size() else groups[0]
 
 
-def _agree(group, mine, failure):
+def _agree(group, mine, failure, timeout_s=None):
     """Collective: returns where all ranks came this far with the same, else raises the same Error on all of them."""
     if group is None:
         raise failure
     status = failure.status if isinstance(failure, Error) else "argument"
-    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine})
+    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not looked at yet where there was a failure
+    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},
+                     *([datetime.timedelta(seconds=timeout_s)] if is_number else []))
     for rank, theirs in enumerate(everyone):
         if theirs["failure"]:
             status, text = theirs["failure"]

@@ -10,10 +10,10 @@ from tagc._library import Error
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "base_momentums", "max_momentums", "max_lrs")
 
 
-def split(optimizer, compressed, schedulers=()):
-    """In place: each group with compressed parameters (a set of ids) and others becomes two, the first at the end. State, betas,
-    learning rates and weight decay stay; so do the schedulers', which know the groups by their places. Changes nothing where
-    it raises."""
+def split(optimizer, compressed):
+    """In place: each group with compressed parameters (id -> name) and others becomes two, the first at the end. State, betas,
+    learning rates and weight decay stay. Returns the place that each new group was split from, for follow(). Changes nothing
+    where it raises."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer")
     groups = optimizer.param_groups
@@ -22,9 +22,11 @@ def split(optimizer, compressed, schedulers=()):
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise Error("unsupported", f"optimizer is a {type(optimizer).__name__}, whose group {i} has no two betas: its first "
                         "moment is not known; give compress() no optimizer, and it does what is safe with a moment")
-    if not any(id(parameter) in compressed for group in groups for parameter in group["params"]):
-        raise Error("argument", "the optimizer has none of the model's compressed parameters: it must be made from the parameters of "
-                    "the wrapped model")
+    missing = compressed.keys() - {id(parameter) for group in groups for parameter in group["params"]}
+    if missing:
+        what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
+        raise Error("argument", f"the optimizer {what} of the model's compressed parameters, such as "
+                    f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model")
     fresh = []
     for place, group in enumerate(groups):
         own = [parameter for parameter in group["params"] if id(parameter) in compressed]
@@ -32,10 +34,8 @@ def split(optimizer, compressed, schedulers=()):
             continue
         fresh.append((place, {**group, "params": own}))
         group["params"] = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-    for place, group in fresh:
-        groups.append(group)
-        for scheduler in schedulers:
-            _follow(scheduler, place)
+    groups.extend(group for _, group in fresh)
+    return [place for place, _ in fresh]
 
 
 def switch_off(optimizer, compressed):
@@ -45,11 +45,11 @@ def switch_off(optimizer, compressed):
             group["betas"] = (0.0, group["betas"][1])
 
 
-def _follow(scheduler, place):
-    """What a scheduler has for each group it now has for the new one, too."""
+def follow(scheduler, places, n_groups):
+    """A scheduler made before split() knows the groups by their places: what it has for one it now has for the new one, too."""
     for inner in getattr(scheduler, "_schedulers", []):  # ChainedScheduler, SequentialLR
-        _follow(inner, place)
+        follow(inner, places, n_groups)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)
-        if isinstance(values, list) and place < len(values):
-            values.append(values[place])
+        if isinstance(values, list) and len(values) + len(places) == n_groups:
+            values.extend([values[place] for place in places])

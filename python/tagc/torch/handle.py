@@ -27,7 +27,8 @@ class Compressed:
     def __init__(self, model, wrapper, options, table):
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
-        self._optimizer = None
+        self._optimizer, self._places, self._compressed = None, [], {}  # of adapt()
+        self._is_without_moment = False
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
         self._recorder = Recorder()
@@ -193,15 +194,19 @@ class Compressed:
     def load_stages(self, about, with_windows):
         """about: of a checkpoint."""
         if self.stages.load(about, with_windows):
-            if self._optimizer is not None:
-                adapt.switch_off(self._optimizer, self._compressed_ids())
-            self.stages.has_no_moment()
+            self._without_moment()
 
     def _go_on(self):
-        if self._optimizer is not None and self.stages.are_ripe():
-            adapt.switch_off(self._optimizer, self._compressed_ids())
-            self.stages.has_no_moment()
+        if self._optimizer is not None and (self._is_without_moment or self.stages.are_ripe()):
+            self._without_moment()
         return self.stages.go_on()
+
+    def _without_moment(self):
+        """After each exchange, since schedulers that cycle the momentum, and load_state_dict(), put it back."""
+        self._is_without_moment = self.options.exchange != "dense" and self.options.sparsity > 0
+        if self._optimizer is not None and self._is_without_moment:
+            adapt.switch_off(self._optimizer, self._compressed)
+        self.stages.has_no_moment()
 
     # ---- what users use ----
 
@@ -273,20 +278,29 @@ class Compressed:
         """Splits the groups of an Adam or AdamW in place, so that its first moment can be switched off for what is compressed as
         soon as the gradients of all that are mostly noise, from when on selection begins. State, weight decay and learning rates
         stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
-        adapt.split(optimizer, self._compressed_ids(), schedulers)
-        self._optimizer = optimizer
+        if self.options.gentle and self.wrapper.n_ranks() != self.wrapper.groups()[0].size():
+            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                        "switch the first moment off at different steps: give compress() no optimizer, and make it from "
+                        "handle.param_groups()")
+        compressed = self._compressed_ids()
+        places = adapt.split(optimizer, compressed)
+        self._places = places or self._places  # a second call is for the schedulers
+        for scheduler in schedulers:
+            adapt.follow(scheduler, self._places, len(optimizer.param_groups))
+        self._optimizer, self._compressed = optimizer, compressed
         if not self.options.gentle:
-            adapt.switch_off(optimizer, self._compressed_ids())
+            self._without_moment()
 
     def _compressed_ids(self):
+        """id -> name of those that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
-        compressed = set()
+        compressed = {}
         for name, parameter in self.model.named_parameters():
             if policy.clean_name(name) not in kinds and self.wrapper.name == "fsdp1":
                 raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
                             "for parameter groups")
-            if kinds.get(policy.clean_name(name)) == "compressed":
-                compressed.add(id(parameter))
+            if kinds.get(policy.clean_name(name)) == "compressed" and parameter.requires_grad:
+                compressed[id(parameter)] = policy.clean_name(name)
         return compressed
 
     def param_groups(self, betas=(0.9, 0.999), groups=None, **options):
@@ -376,7 +390,7 @@ class Compressed:
 def _fingerprint(layout):
     if layout is None:
         return "unknown"
-    names = zlib.crc32("\n".join(parameter.name for parameter in layout.parameters).encode())
+    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage}" for parameter in layout.parameters).encode())
     return f"{len(layout.parameters)} ({names:08x})"
 
 

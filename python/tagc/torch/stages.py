@@ -11,7 +11,7 @@ def fits(about):
     stages, windows = about.get("stages", {}), about.get("windows", {})
     if not isinstance(stages, dict) or not isinstance(windows, dict):
         return False
-    if not isinstance(about.get("noisy", []), list) or not isinstance(about.get("moment", True), bool):
+    if not all(isinstance(about.get(names, []), list) for names in ("seen", "noisy")) or not isinstance(about.get("moment", True), bool):
         return False
     return (all(isinstance(stage, int) and not isinstance(stage, bool) and stage >= 0 for stage in stages.values())
             and all(fits_window(window) for window in windows.values()))
@@ -30,7 +30,8 @@ class Stages:
         self._keeps_moment = True  # as far as is known: of what is compressed
         self._now = dict.fromkeys(self._kinds, 0)
         self._next = {}  # name -> the stage from the next exchange of the whole model on
-        self._noisy = set()  # names whose last window was mostly noise
+        self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
+        self._noisy = set()  # of these, whose last window was mostly noise
         self.alarms = {}  # name -> coherence, of those that begin anew
         self._watch = Watch(self._kinds)
 
@@ -38,7 +39,7 @@ class Stages:
         return 0 if self._keeps_moment else len(self._options.stages(self._kinds[name])) - 1
 
     def _waiting(self):
-        return [name for name, stage in self._now.items() if stage < self._last(name)]
+        return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
     def has_no_moment(self):
         """Adam's first moment of what is compressed is off."""
@@ -46,7 +47,8 @@ class Stages:
 
     def are_ripe(self):
         """Whether a first moment of what is compressed is all that holds selection up."""
-        return self._keeps_moment and all(name in self._noisy for name, kind in self._kinds.items() if kind == "compressed")
+        compressed = {name for name in self._seen if self._kinds[name] == "compressed"}
+        return self._keeps_moment and bool(compressed) and compressed <= self._noisy
 
     def look(self, comm, layout, gradient):
         """Before a reduction of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
@@ -56,6 +58,7 @@ class Stages:
         for name, coherence in zip(names, pooled(comm, self._watch.take(names))):
             if coherence is None:
                 continue
+            self._seen.add(name)
             (self._noisy.add if coherence < MOST_COHERENCE else self._noisy.discard)(name)
             if coherence < MOST_COHERENCE and self._now[name] < self._last(name):
                 self._next[name] = self._now[name] + 1
@@ -108,7 +111,7 @@ class Stages:
     def state(self):
         if not self._now:
             return {}
-        return {"stages": self._now, "windows": self._watch.state(), "noisy": sorted(self._noisy), "moment": self._keeps_moment}
+        return {"stages": self._now, "windows": self._watch.state(), "seen": sorted(self._seen), "noisy": sorted(self._noisy), "moment": self._keeps_moment}
 
     def load(self, about, with_windows):
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
@@ -119,5 +122,5 @@ class Stages:
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
         self._put({name: min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
-        self._noisy = set(about.get("noisy", ()))
+        self._seen, self._noisy = (self._kinds.keys() & set(about.get(names, ())) for names in ("seen", "noisy"))
         return not about.get("moment", False)

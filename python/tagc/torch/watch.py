@@ -13,6 +13,7 @@ element counts alike, as in Adam's steps, and not by its size: in an embedding t
 all of the gradient's norm. All ranks decide from the sums over ranks, and so alike."""
 
 import base64
+import math
 import struct
 from typing import NamedTuple
 
@@ -75,11 +76,14 @@ class Watch:
         return tuple(name for name, n in zip(sample.names, counts) if n >= WINDOW)
 
     def take(self, names):
-        """[(sum of s^2 / q, elements that it is over)] of each, on this rank; their windows begin anew."""
+        """[(sum of s^2 / q, elements that it is over)] of each, on this rank, NaN where one was not finite; their windows begin anew."""
         self._close()
         found = []
         for name in names:
             _, sums, squares = self._window.pop(name)
+            if not math.isfinite(squares.sum()):
+                found.append((math.nan, 1.0))
+                continue
             counts = squares > FAINT**2 * squares.mean()
             found.append(((sums[counts].double().square() / squares[counts]).sum().item(), float(counts.sum())))
         return found
@@ -136,9 +140,10 @@ def fits_window(window):
 
 
 def pooled(comm, mine):
-    """Collective: the coherence of each, from take() of every rank; None where nothing can be said."""
+    """Collective: the coherence of each, from take() of every rank; None where there was no gradient, NaN where it was not
+    finite."""
     packed = [struct.unpack(f"<{2 * len(mine)}d", data) for data in
               comm.all_gather(struct.pack(f"<{2 * len(mine)}d", *(value for pair in mine for value in pair)))]
     total = [sum(values) for values in zip(*packed)]
-    return [signal / weight if 0 < weight < float("inf") and signal < float("inf") else None
+    return [None if weight == 0 and signal == 0 else signal / weight if weight > 0 and math.isfinite(signal) else math.nan
             for signal, weight in zip(total[0::2], total[1::2])]
