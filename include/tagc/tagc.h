@@ -236,7 +236,7 @@ typedef struct tagc_reducer_options {
      * their gradients first (bf16 on the wire and fp32 sums; fp32 on the wire where format is FP32), and only the sums
      * of hosts are encoded. The residual then holds n_elems / ranks_per_host values. */
     int ranks_per_host;
-    /* [1, 256], default 1: threads of the codec. It changes no result. dense ignores it. */
+    /* [1, 256], default 1: threads of the codec. It changes no result. */
     int n_threads;
     /* NULL (default): the defaults of tagc_paper_options. sketch and packed. _create copies what it points to. */
     const struct tagc_paper_options *paper;
@@ -334,8 +334,8 @@ TAGC_API tagc_status tagc_reducer_run(tagc_reducer *reducer, const float *gradie
 
 /* Changes the sparsity, [0, 1], of the steps that follow; not between begin and end. Makes new buffers where it is
  * another; on failure nothing has changed. Collective in effect: every rank must set the same. Where they do not, the
- * next step fails on all ranks: TAGC_ERR_MISMATCH, or TAGC_ERR_TRANSPORT where ranks of direct that exchange fragments
- * differ (bodies no longer fit). TAGC_ERR_UNSUPPORTED above 0 for dense and with rotate. */
+ * next step fails on all ranks with TAGC_ERR_MISMATCH, and the comm lives on. (TAGC_ERR_TRANSPORT where sums of an
+ * all-reduce with hosts no longer fit.) TAGC_ERR_UNSUPPORTED above 0 for dense and with rotate. */
 TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double sparsity);
 
 /* The residual in use, (n_elems,), with hosts (n_elems / ranks_per_host,), or NULL and 0 for dense and where direct has

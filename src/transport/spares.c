@@ -22,33 +22,39 @@ static tagc_spares *find(tagc_comm *comm, uint64_t n_elems) {
     return spares;
 }
 
-/* Reducers of a comm are made and destroyed by one thread at a time; the worker takes and gives meanwhile. Memory is
- * made without the lock, which the comm thread needs. */
+/* Memory is made without the lock, which the comm thread needs. The new user is counted before, so that the spares that it
+ * found stay; others may have made some meanwhile. */
 tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spares **out) {
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
     tagc_spares *spares = find(comm, n_elems);
-    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users + 1);
+    if (spares) spares->n_users++;
+    int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users);
     pthread_mutex_unlock(&comm->lock);
-    void *memory = spares, *values = NULL;
+    void *memory = NULL, *values = NULL;
     if (!spares) TAGC_TRY(tagc_memory_create(sizeof *spares, "spare residual", &memory));
     tagc_status status = wants_more ? make_values(n_elems, &values) : TAGC_OK;
     if (status != TAGC_OK) {
-        if (!spares) tagc_memory_destroy(memory);
+        tagc_comm_spares_release(comm, spares);
+        tagc_memory_destroy(memory);
         return status;
     }
     pthread_mutex_lock(&comm->lock);
+    if (!spares && (spares = find(comm, n_elems))) spares->n_users++; /* another thread made them meanwhile */
     if (!spares) {
         spares = memory;
-        *spares = (tagc_spares){.n_elems = n_elems, .next = comm->spares};
+        memory = NULL;
+        *spares = (tagc_spares){.n_elems = n_elems, .n_users = 1, .next = comm->spares};
         comm->spares = spares;
     }
-    spares->n_users++;
-    if (values) {
+    if (values && spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users)) {
         spares->n_made++;
         spares->free[spares->n_free++] = values;
+        values = NULL;
     }
     pthread_mutex_unlock(&comm->lock);
+    tagc_memory_destroy(values);
+    tagc_memory_destroy(memory);
     *out = spares;
     return TAGC_OK;
 }

@@ -447,7 +447,9 @@ static tagc_message *needed(const tagc_reducer *r, int s) {
         return header_of(d, d->n_batches_out);
     int is_first = s < d->n_hosts - 1 && s % d->batch == 0, older = is_first ? s / d->batch - d->n_slots : -1;
     if (older < 0) return NULL;
-    message = d->n_batches_out > older ? body_of(d, older) : header_of(d, d->n_batches_out);
+    /* Its bodies go out after the wait for its header, also where that has come by now. */
+    if (d->n_batches_out <= older) return header_of(d, d->n_batches_out);
+    message = body_of(d, older);
     return tagc_message_done(r, message) ? NULL : message;
 }
 
