@@ -99,6 +99,7 @@ static void failed_body(rank_run *run) {
     options.n_elems = n;
     tagc_reducer *reducer;
     if (!CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK)) return;
+    pthread_barrier_wait(&((trial *)run->shared)->barrier); /* all have theirs */
     if (run->rank == 0) {
         tagc_comm_abort(run->comm, "enough");
     } else {
@@ -114,7 +115,10 @@ static void failed_body(rank_run *run) {
 static void failures_are_done(void **state) {
     (void)state;
     rank_run runs[MAX_RANKS];
-    run_ranks(3, failed_body, NULL, NULL, runs);
+    trial t = {0};
+    pthread_barrier_init(&t.barrier, NULL, 3);
+    run_ranks(3, failed_body, &t, NULL, runs);
+    pthread_barrier_destroy(&t.barrier);
 }
 
 /* ---- gatherers ---- */
