@@ -49,7 +49,7 @@ asan: ## tests under the address and undefined behaviour sanitizers
 tsan: ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
 	@cmake --build build-tsan -j$(JOBS)
-	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '^test_(cli_bench|cli_auto|cli_plan|cli_report|cli_guard|fsdp_gentle|codec_values|exchange_volume)$$' -L '^(core|codec|transport|exchange|fsdp|cli)$$'
+	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '^test_(cli_bench|cli_auto|cli_plan|cli_report|cli_guard|fsdp_gentle|codec_values|exchange_volume)$$' -L '^(core|codec|transport|exchange|fsdp|cli|cuda)$$'
 
 aarch64: ## cross build for aarch64; tests of core, codec and exchange under qemu-user
 	@JOBS=$(JOBS) scripts/aarch64.sh
