@@ -1,13 +1,14 @@
 /* What a step costs where messages take long: the time of one step over a network that delivers each message d after it
  * was sent, whatever its length, in units of d. One rank is real and the others echo it, see tests/delaying.h, so that one
- * core does for any number of ranks; encoding and decoding of this rank count, those of the others do not.
+ * core does for any number of ranks; encoding and decoding of this rank count, those of the others do not. The last table
+ * is without latency: what a step of LOAD_RANKS ranks costs the processor.
  *
  *   bench_latency [--latency-ms D] [--shard N] [--repeats N] [--units N] [--most-ranks W] */
 #include "../tests/delaying.h"
 #include "measure.h"
 #include "transport/comm.h"
 
-enum { N_MOST_UNITS = 64, N_MOST_REPEATS = 101 };
+enum { N_MOST_UNITS = 64, N_MOST_REPEATS = 101, LOAD_RANKS = 1024, LOAD_SHARD = 4096, LOAD_REPEATS = 21 };
 
 typedef struct setting {
     double latency_s;
@@ -37,7 +38,7 @@ static void expect(tagc_status status, const char *what) {
 }
 
 typedef struct step_cost {
-    spread time_s;
+    spread time_s, select_s;        /* select_s: of the first unit */
     double n_transfers, n_messages; /* of this rank, of one step */
 } step_cost;
 
@@ -48,8 +49,10 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
     tagc_comm *comm;
     tagc_reducer *reducers[N_MOST_UNITS];
     float *gradients[N_MOST_UNITS], *outputs[N_MOST_UNITS];
-    double times[N_MOST_REPEATS];
+    double times[N_MOST_REPEATS], selecting[N_MOST_REPEATS];
+    tagc_reducer_stats stats;
     uint64_t random = 1, n_elems = s->shard * (uint64_t)W;
+    tagc_reducer_stats_init(&stats);
     expect(delaying_comm(network, 0, NULL, &comm), "comm");
     for (int u = 0; u < n_units; u++) {
         tagc_reducer_options options;
@@ -69,10 +72,14 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
         double start_s = tagc_clock_s();
         for (int u = 0; u < n_units; u++)
             expect(tagc_reducer_begin(reducers[u], gradients[u], outputs[u]), "begin");
-        for (int u = 0; u < n_units; u++) expect(tagc_reducer_end(reducers[u], NULL), "end");
-        if (i >= 0) times[i] = tagc_clock_s() - start_s;
+        for (int u = 0; u < n_units; u++)
+            expect(tagc_reducer_end(reducers[u], u == 0 ? &stats : NULL), "end");
+        if (i < 0) continue;
+        times[i] = tagc_clock_s() - start_s;
+        selecting[i] = stats.time_s[TAGC_PHASE_SELECT];
     }
     step_cost cost = {.time_s = spread_of(times, s->n_repeats),
+                      .select_s = spread_of(selecting, s->n_repeats),
                       .n_transfers = (double)(network->ranks[0].n_transfers - n_transfers) / s->n_repeats,
                       .n_messages = (double)(network->ranks[0].n_messages - n_messages) / s->n_repeats};
     for (int u = 0; u < n_units; u++) {
@@ -91,6 +98,32 @@ static void print_row(const setting *s, const row *kind, int W, int n_units) {
            kind->name, 1e3 * cost.time_s.median, 1e3 * cost.time_s.quarter, 1e3 * cost.time_s.three_quarters,
            cost.time_s.median / s->latency_s, cost.n_transfers, cost.n_messages);
     fflush(stdout);
+}
+
+/* Reading two arrays of as many values as the unit has, and writing one. */
+static double floor_ms(size_t n) {
+    float *gradient = take(n, sizeof(float), "gradient"), *residual = take(n, sizeof(float), "residual");
+    double times[LOAD_REPEATS];
+    for (int i = 0; i < LOAD_REPEATS; i++) times[i] = tagc_time_floor(NULL, gradient, residual, residual, n);
+    tagc_memory_destroy(gradient);
+    tagc_memory_destroy(residual);
+    return 1e3 * spread_of(times, LOAD_REPEATS).median;
+}
+
+static void print_load(void) {
+    const setting s = {.shard = LOAD_SHARD, .n_repeats = LOAD_REPEATS};
+    const double n_elems = (double)LOAD_RANKS * LOAD_SHARD;
+    printf("no latency, %d values per shard; medians of %d steps (quartiles); memory floor %.1f ms\n",
+           LOAD_SHARD, LOAD_REPEATS, floor_ms(LOAD_RANKS * LOAD_SHARD));
+    for (int i = 0; i < N_ROWS; i++) {
+        if (rows[i].exchange != TAGC_EXCHANGE_DENSE && rows[i].exchange != TAGC_EXCHANGE_DIRECT) continue;
+        if (!rows[i].has_lanes) continue;
+        step_cost cost = time_steps(&s, &rows[i], LOAD_RANKS, 1);
+        printf("%5d %5d  %-17s %9.1f ms (%.1f to %.1f), %.1f of it select and encode: %.2f ns per value\n",
+               LOAD_RANKS, 1, rows[i].name, 1e3 * cost.time_s.median, 1e3 * cost.time_s.quarter,
+               1e3 * cost.time_s.three_quarters, 1e3 * cost.select_s.median,
+               1e9 * cost.select_s.median / n_elems);
+    }
 }
 
 static setting read_options(int argc, char **argv) {
@@ -117,6 +150,7 @@ static setting read_options(int argc, char **argv) {
 int main(int argc, char **argv) {
     static const int world_sizes[] = {8, 64, 256, 1024};
     setting s = read_options(argc, argv);
+    printf("kernels: %s\n", level_in_use());
     printf("d = %g ms one way, %llu values per shard; medians of %d steps (quartiles)\n", 1e3 * s.latency_s,
            (unsigned long long)s.shard, s.n_repeats);
     printf("%5s %5s  %-17s\n", "W", "units", "exchange");
@@ -124,5 +158,6 @@ int main(int argc, char **argv) {
         for (int i = 0; i < N_ROWS && world_sizes[w] <= s.most_ranks; i++)
             if (rows[i].has_lanes || world_sizes[w] <= 64) print_row(&s, &rows[i], world_sizes[w], 1);
     for (int i = 0; i < N_ROWS && s.most_ranks >= 64; i++) print_row(&s, &rows[i], 64, s.n_units);
+    print_load();
     return 0;
 }

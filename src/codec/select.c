@@ -5,27 +5,23 @@
  *
  * The sweep writes the residual and collects everything from t_lo up as candidates; the exact threshold is
  * then found in the band alone, and a last sweep over the candidates keeps k of them and puts the others
- * back. Where the sample misled (or n is too small to sample), the candidates go back first and the threshold
- * is found by histograms of the residual, which then holds acc.
+ * back. Where the sample misled, the candidates go back first and the threshold is found by histograms of the
+ * residual, which then holds acc. An array too small to sample is a band from end to end.
  *
  * Threads take the next block, not one long slice each: large elements come in clumps. A thread whose room for
  * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms has to be
  * enough. Each block knows where its output begins, so the result does not depend on the threads. */
 #include "codec/select.h"
 #include "codec/select_kernels.h"
+#include "codec/select_sample.h"
 #include "core/memory.h"
 
-#include <math.h>
 #include <stdatomic.h>
 #include <string.h>
 
 #define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
-#define LINE 16     /* elements of 64 bytes, the unit of the sample */
-#define MIN_SAMPLED                                                                                          \
-    (2 * BLOCK)         /* fewer elements make too small a sample, and are not worth waking threads  \
-                                 */
-#define BUCKET_SHIFT 16 /* sample histogram: 8 exponent and 7 mantissa bits */
-#define N_BUCKETS (1u << (31 - BUCKET_SHIFT))
+#define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
+#define SMALL_BAND 1024 /* elements of a band whose range is halved; of larger ones digits are counted */
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)
 #define INF_BITS 0x7f800000u
@@ -48,12 +44,6 @@ typedef struct share {           /* of one thread */
     char padding[TAGC_ALIGNMENT];
 } share;
 
-/* How the sample lies in n elements: one line in each window of `stride` lines. */
-typedef struct sample_shape {
-    size_t stride, n_windows;
-    double expected; /* how many of the sampled elements belong to the k largest */
-} sample_shape;
-
 typedef struct selector {
     const tagc_select_kernels *kernels;
     const float *gradient, *residual_in; /* (n) */
@@ -65,12 +55,12 @@ typedef struct selector {
     int bypass;       /* and not in place: the sweep writes around the cache */
     int leave;        /* acc stays in the residual everywhere */
 
-    sample_shape shape;
-    uint32_t *sample;  /* (n_windows, LINE) bits of |acc| */
-    uint32_t *buckets; /* (N_BUCKETS) */
-    block *blocks;     /* (n_blocks) */
-    share *shares;     /* (n_threads) */
-    size_t n_room;     /* candidates of one thread; 0 where nothing is sampled */
+    tagc_sample_shape shape;
+    uint32_t *sample, *buckets; /* of the prediction */
+    block *blocks;              /* (n_blocks) */
+    share *shares;              /* (n_threads) */
+    size_t most_in_block;       /* elements */
+    size_t n_room;              /* candidates of one thread; 0 where none can be kept, or all are */
     atomic_size_t next_block;
 
     uint32_t t_lo, t_hi; /* predicted */
@@ -93,42 +83,22 @@ static size_t size_min(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-static size_t size_max(size_t a, size_t b) {
-    return a > b ? a : b;
-}
-
-static sample_shape shape_of(size_t n, size_t k) {
-    size_t n_lines = n / LINE;
-    sample_shape shape = {.stride = size_min(size_max(n_lines / 8192, 64), 256)};
-    shape.n_windows = n_lines / shape.stride;
-    if (n < MIN_SAMPLED || k == 0 || k == n) shape.n_windows = 0;
-    shape.expected = (double)k * ((double)(shape.n_windows * LINE) / (double)size_max(n, 1));
-    return shape;
-}
-
-/* Four standard deviations in sampled elements. clump: how many elements of a line tend to be large together.
- */
-static double margin_of(double expected, double clump) {
-    return 4 * sqrt(clump * (expected + 4 * clump));
-}
-
-/* The sample puts t_lo where `reach` of its elements lie above; as many elements as the sample stands for lie
- * above it in the array, and again four standard deviations more for the worst clump. A thread's part of that
- * room goes on by a block, the one that finds it too small. */
+/* A thread's part of the room for all candidates goes on by a block, the one that finds it too small. */
 static void lay_out(selector *s, tagc_arena *arena, int n_threads) {
-    size_t n = s->n, n_shares = (size_t)n_threads;
-    s->shape = shape_of(n, s->k);
+    size_t n = s->n;
+    s->shape = tagc_sample_shape_of(n, s->k);
     s->n_blocks = (n + BLOCK - 1) / BLOCK;
-    size_t n_sampled = s->shape.n_windows * LINE, n_fair = (s->n_blocks + n_shares - 1) / n_shares * BLOCK;
+    s->most_in_block = size_min(n, BLOCK);
+    size_t n_shares = s->n_blocks < WORTH_THREADS ? 1 : (size_t)n_threads;
+    size_t n_fair = (s->n_blocks + n_shares - 1) / n_shares * BLOCK;
     s->n_room = 0;
-    if (n_sampled) {
-        double reach = s->shape.expected + margin_of(s->shape.expected, LINE);
-        double n_candidates = (reach + margin_of(reach, LINE)) * (double)n / (double)n_sampled;
-        s->n_room = size_min((size_t)(n_candidates / n_threads), n_fair) + BLOCK + TAGC_SELECT_SLACK;
+    if (s->k > 0 && s->k < n) {
+        double n_candidates = tagc_sample_candidates(&s->shape, n) / (double)n_shares;
+        s->n_room = size_min((size_t)n_candidates, n_fair) + s->most_in_block + TAGC_SELECT_SLACK;
     }
     s->blocks = tagc_arena_take(arena, s->n_blocks, sizeof *s->blocks);
-    s->sample = tagc_arena_take(arena, n_sampled, sizeof *s->sample);
-    s->buckets = tagc_arena_take(arena, n_sampled ? N_BUCKETS : 0, sizeof *s->buckets);
+    s->sample = tagc_arena_take(arena, tagc_sample_elems(&s->shape), sizeof *s->sample);
+    s->buckets = tagc_arena_take(arena, tagc_sample_buckets(&s->shape), sizeof *s->buckets);
     s->shares = tagc_arena_take(arena, n_shares, sizeof *s->shares);
     for (size_t t = 0; t < n_shares; t++) {
         share own = {.candidate_indices = tagc_arena_take(arena, s->n_room, sizeof(uint32_t)),
@@ -146,74 +116,6 @@ size_t tagc_select_scratch_bytes(size_t n, size_t k, int n_threads) {
     return arena.n_bytes;
 }
 
-/* ---- prediction ---- */
-
-/* Line of window w: scattered within the window, so that rows and columns of a matrix do not beat with the
- * stride. */
-static size_t sampled_line(const sample_shape *shape, size_t w) {
-    uint32_t x = (uint32_t)w;
-    x = (x ^ x >> 16) * 0x85ebca6bu;
-    x = (x ^ x >> 13) * 0xc2b2ae35u;
-    return w * shape->stride + (size_t)((uint64_t)(x ^ x >> 16) * shape->stride >> 32);
-}
-
-/* Fills sample and buckets; returns the largest bits seen. */
-static uint32_t take_sample(selector *s) {
-    const size_t ahead = 24; /* lines on their way at a time */
-    uint32_t max_bits = 0;
-    memset(s->buckets, 0, N_BUCKETS * sizeof *s->buckets);
-    for (size_t w = 0; w < s->shape.n_windows; w++) {
-        size_t next = sampled_line(&s->shape, size_min(w + ahead, s->shape.n_windows - 1)) * LINE;
-        __builtin_prefetch(s->gradient + next);
-        __builtin_prefetch(s->residual_in + next);
-        size_t at = sampled_line(&s->shape, w) * LINE;
-        uint32_t *line = s->sample + w * LINE;
-        for (size_t i = 0; i < LINE; i++)
-            line[i] = tagc_abs_bits(s->gradient[at + i] + s->residual_in[at + i]);
-        for (size_t i = 0; i < LINE; i++) {
-            s->buckets[line[i] >> BUCKET_SHIFT]++;
-            if (line[i] > max_bits) max_bits = line[i];
-        }
-    }
-    return max_bits;
-}
-
-/* The bucket that holds the sampled element of this rank from the top; 0 when there are not so many. */
-static uint32_t bucket_of_rank(const selector *s, uint32_t max_bits, double rank) {
-    double n_above = 0;
-    uint32_t b = max_bits >> BUCKET_SHIFT;
-    while (b > 0 && (n_above += s->buckets[b]) < rank) b--;
-    return b;
-}
-
-/* Variance of the count of large elements in the sample, over what independent elements would have: 1 when
- * large elements are scattered, LINE when they come in whole lines. */
-static double measure_clump(const selector *s, uint32_t at_least) {
-    uint64_t sum = 0, sum_of_squares = 0; /* sums of double here, gcc 12 gets wrong for aarch64 at -O3 */
-    for (size_t w = 0; w < s->shape.n_windows; w++) {
-        uint64_t n_large = 0;
-        for (size_t i = 0; i < LINE; i++) n_large += s->sample[w * LINE + i] >= at_least;
-        sum += n_large;
-        sum_of_squares += n_large * n_large;
-    }
-    if (sum < 64) return LINE; /* too few to tell, and too few for a wide band to cost */
-    double clump = (double)sum_of_squares / (double)sum - (double)sum / (double)s->shape.n_windows;
-    return fmin(fmax(clump, 0.5), LINE);
-}
-
-static void predict(selector *s) {
-    s->t_lo = s->k == 0 ? TAGC_SELECT_NONE : 1;
-    s->t_hi = INF_BITS;
-    if (!s->shape.n_windows) return;
-    uint32_t max_bits = take_sample(s);
-    double expected = s->shape.expected;
-    double margin =
-        margin_of(expected, measure_clump(s, bucket_of_rank(s, max_bits, expected) << BUCKET_SHIFT));
-    uint32_t low = bucket_of_rank(s, max_bits, expected + margin) << BUCKET_SHIFT;
-    if (low > 1) s->t_lo = low;
-    if (expected > margin) s->t_hi = (bucket_of_rank(s, max_bits, expected - margin) + 1) << BUCKET_SHIFT;
-}
-
 /* ---- the stages that threads share ---- */
 
 static size_t block_elems(const selector *s, size_t b) {
@@ -228,7 +130,7 @@ static void stream_stage(void *arg, int index, int n_threads) {
     own->n_candidates = own->n_band = 0;
     own->max_bits = 0;
     const uint32_t t_clear = s->leave ? TAGC_SELECT_NONE : s->t_lo;
-    while (own->n_candidates + BLOCK + TAGC_SELECT_SLACK <= s->n_room) {
+    while (own->n_candidates + s->most_in_block + TAGC_SELECT_SLACK <= s->n_room) {
         const size_t b = atomic_fetch_add(&s->next_block, 1), at = b * BLOCK;
         if (b >= s->n_blocks) break;
         block *here = &s->blocks[b];
@@ -386,6 +288,19 @@ static uint32_t find_rank(selector *s, tagc_pool *pool, size_t rank, uint32_t ba
     return base + s->prefix;
 }
 
+/* A threshold above which exactly `rank` elements of a small band lie, or that the one of this rank has. */
+static uint32_t halve_band(const selector *s, size_t rank) {
+    const share *own = &s->shares[0];
+    uint32_t low = s->t_lo - 1, high = s->t_hi - 1; /* more than `rank` above low, fewer above high */
+    while (high - low > 1) {
+        uint32_t middle = low + (high - low) / 2;
+        size_t n_ties, n_above = s->kernels->count(own->band, own->n_band, middle, &n_ties);
+        if (n_above == rank) return middle;
+        *(n_above > rank ? &low : &high) = middle;
+    }
+    return high;
+}
+
 /* Threshold and ties from the band; 0 when the prediction was bad. */
 static int threshold_from_band(selector *s, tagc_pool *pool) {
     size_t n_candidates = 0, n_band = 0;
@@ -399,6 +314,8 @@ static int threshold_from_band(selector *s, tagc_pool *pool) {
         s->threshold = s->t_lo - 1;
     else if (n_certain == s->k)
         s->threshold = s->t_hi - 1;
+    else if (!pool && n_band <= SMALL_BAND)
+        s->threshold = halve_band(s, s->k - n_certain);
     else
         s->threshold =
             find_rank(s, pool, s->k - n_certain, s->t_lo, 32 - __builtin_clz(s->t_hi - 1 - s->t_lo));
@@ -451,8 +368,7 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
                   .k = k};
     tagc_arena arena = {.base = scratch};
     lay_out(&s, &arena, tagc_pool_n_threads(pool));
-    if (s.n_blocks < 4)
-        pool = NULL; /* not worth waking anybody; such an n is not sampled, so no rooms matter */
+    if (s.n_blocks < WORTH_THREADS) pool = NULL;
     /* the new residual is not read again soon; writing around the cache saves reading the old lines first */
     s.beyond_cache = n >= (size_t)1 << 21;
     s.bypass = s.beyond_cache && residual_out != residual_in;
@@ -462,7 +378,9 @@ void tagc_select_with(const tagc_select_kernels *kernels, const float *gradient,
         result->n_kept = n;
         return;
     }
-    predict(&s);
+    s.t_lo = k == 0 ? TAGC_SELECT_NONE : 1;
+    s.t_hi = INF_BITS;
+    tagc_sample_predict(&s.shape, gradient, residual_in, s.sample, s.buckets, &s.t_lo, &s.t_hi);
     tagc_pool_run(pool, stream_stage, &s);
     int overflow = atomic_load(&s.next_block) < s.n_blocks; /* every room is full */
     if (overflow) tagc_pool_run(pool, sum_stage, &s);

@@ -18,9 +18,9 @@
 #include <string.h>
 
 #ifdef TAGC_SANITIZED
-enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_PREDICTIONS = 10 };
+enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_MIDDLE_TRIALS = 60, N_PREDICTIONS = 10 };
 #else
-enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_PREDICTIONS = 48 };
+enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_MIDDLE_TRIALS = 400, N_PREDICTIONS = 48 };
 #endif
 enum { GUARD = 64, MAX_OFFSET = 20 };
 
@@ -329,6 +329,20 @@ static void small_arrays(void **state) {
     fixture_free(&f);
 }
 
+/* From arrays that are too small to sample to those whose lines are sampled, with bands small and large. */
+static void middling_arrays(void **state) {
+    (void)state;
+    enum { MOST = 60000 };
+    fixture f = fixture_make(MOST);
+    for (int trial = 0; trial < N_MIDDLE_TRIALS; trial++) {
+        random_begin(10, (uint64_t)trial);
+        size_t n = 200 + random_below(trial % 2 ? 4000 : MOST - 200);
+        fillers[trial % N_FILLERS](f.gradient, f.residual, n);
+        compare_all(&f, n, random_k(n));
+    }
+    fixture_free(&f);
+}
+
 static void sampled_arrays(void **state) {
     (void)state;
     fixture f = fixture_make(N_LARGE);
@@ -390,6 +404,34 @@ static void prediction_holds_where_it_can(void **state) {
     assert_in_range(n_two_passes, 0, 2);
     fill_constant(f.gradient, f.residual, N_LARGE);
     assert_int_equal(passes_of_all(&f, f.pools[1], N_LARGE, 1000, 1), 2);
+    fixture_free(&f);
+}
+
+/* Fragments of a few thousand elements, of which single elements are sampled: wherever the large ones lie, the sample is as
+ * one of independent elements. The bounds of a fragment miss in 1 of 1,000 at most. */
+static void prediction_holds_for_small_fragments(void **state) {
+    (void)state;
+    const filler predictable[] = {fill_heavy, fill_rows, fill_clumped, fill_cancelling, fill_periodic};
+    const double sparsities[] = {0.5, 0.9, 0.95, 0.9875, 0.999};
+    enum { MOST = 20000 };
+    fixture f = fixture_make(MOST);
+    int n_two_passes = 0;
+    for (int trial = 0; trial < 6 * N_PREDICTIONS; trial++) {
+        random_begin(11, (uint64_t)trial);
+        size_t n = 300 + random_below(trial % 2 ? MOST - 300 : 4096 - 300);
+        predictable[trial % 5](f.gradient, f.residual, n);
+        n_two_passes += passes_of_all(&f, NULL, n, tagc_select_count(n, sparsities[trial / 5 % 5]), 0) - 1;
+    }
+    assert_in_range(n_two_passes, 0, 2);
+    for (size_t period = 8; period <= 32;
+         period *= 2) { /* columns that every 512th part of the array begins with */
+        size_t n = 512 * period;
+        for (size_t i = 0; i < n; i++) {
+            f.gradient[i] = random_normal() * (i % period < period / 8 ? 100.0f : 1.0f);
+            f.residual[i] = TAGC_ZERO_RESIDUAL;
+        }
+        assert_int_equal(passes_of_all(&f, NULL, n, n / 20, 0), 1);
+    }
     fixture_free(&f);
 }
 
@@ -516,9 +558,11 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reference_agrees_with_a_sort),
         cmocka_unit_test(small_arrays),
+        cmocka_unit_test(middling_arrays),
         cmocka_unit_test(sampled_arrays),
         cmocka_unit_test(arrays_larger_than_the_cache),
         cmocka_unit_test(prediction_holds_where_it_can),
+        cmocka_unit_test(prediction_holds_for_small_fragments),
         cmocka_unit_test(band_has_room_for_a_bucket),
         cmocka_unit_test(non_finite_is_seen_anywhere),
         cmocka_unit_test(nothing_is_lost_over_steps),
