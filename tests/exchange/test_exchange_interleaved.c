@@ -4,7 +4,9 @@
 #include "exchange/direct/direct.h"
 #include "ranks.h"
 
-enum { N_UNITS = 9, N_STEPS = 3 };
+#include <stdatomic.h>
+
+enum { N_UNITS = 9, N_STEPS = 3, LARGE_UNIT = N_UNITS - 1 };
 
 /* Two of one size share spares; the last direct one has more ranks than fit into one batch, and few slots. */
 static const struct {
@@ -22,7 +24,7 @@ static const struct {
 typedef struct shared {
     delaying_network *network; /* NULL: one by one, over the local transport */
     float *outputs[MAX_RANKS][N_STEPS][N_UNITS], *residuals[MAX_RANKS][N_UNITS];
-    int n_units;
+    int first_unit, end_unit;
 } shared;
 
 static size_t elems_of(int u, int world_size) {
@@ -64,30 +66,30 @@ static int shuffled(uint64_t seed, int i, int n) {
 
 static void steps(rank_run *run, tagc_comm *comm, int is_together) {
     shared *all = run->shared;
-    int n = all->n_units, rank = run->rank;
+    int first = all->first_unit, n = all->end_unit - first, rank = run->rank;
     tagc_reducer *reducers[N_UNITS] = {NULL};
     float *gradients[N_UNITS] = {NULL};
-    for (int u = 0; u < n; u++) {
+    for (int u = first; u < all->end_unit; u++) {
         reducers[u] = make(run, comm, u);
         gradients[u] = malloc(elems_of(u, run->world_size) * sizeof(float));
     }
     for (int step = 0; step < N_STEPS && !run->failure[0]; step++) {
-        for (int u = 0; u < n; u++)
+        for (int u = first; u < all->end_unit; u++)
             for (size_t i = 0; i < elems_of(u, run->world_size); i++)
                 gradients[u][i] = random_gradient((uint64_t)(step * N_UNITS + u), rank, i);
         for (int i = 0; i < n; i++) {
-            int u = shuffled((uint64_t)step, i, n);
+            int u = first + shuffled((uint64_t)step, i, n);
             if (is_together && mix((uint64_t)(step * 1000 + rank * 50 + i)) % 3 == 0)
                 nanosleep(&(struct timespec){.tv_nsec = 300000}, NULL);
             CHECK(run, tagc_reducer_begin(reducers[u], gradients[u], all->outputs[rank][step][u]) == TAGC_OK);
             if (!is_together) CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         }
         for (int i = 0; i < n && is_together; i++) {
-            int u = shuffled((uint64_t)(step * 100 + rank + 7), i, n);
+            int u = first + shuffled((uint64_t)(step * 100 + rank + 7), i, n);
             CHECK(run, tagc_reducer_end(reducers[u], NULL) == TAGC_OK);
         }
     }
-    for (int u = 0; u < n; u++) {
+    for (int u = first; u < all->end_unit; u++) {
         uint64_t n_residual;
         const float *residual = reducers[u] ? tagc_reducer_residual(reducers[u], &n_residual) : NULL;
         if (residual) memcpy(all->residuals[rank][u], residual, n_residual * sizeof *residual);
@@ -111,7 +113,7 @@ static void body(rank_run *run) {
 static void run_all(shared *all, int world_size, const delaying_options *delays) {
     rank_run runs[MAX_RANKS];
     for (int r = 0; r < world_size; r++)
-        for (int u = 0; u < all->n_units; u++) {
+        for (int u = all->first_unit; u < all->end_unit; u++) {
             all->residuals[r][u] = calloc(elems_of(u, world_size), sizeof(float));
             for (int s = 0; s < N_STEPS; s++)
                 all->outputs[r][s][u] = calloc(elems_of(u, world_size), sizeof(float));
@@ -123,7 +125,7 @@ static void run_all(shared *all, int world_size, const delaying_options *delays)
 
 static void compare(shared *a, shared *b, int world_size) {
     for (int r = 0; r < world_size; r++)
-        for (int u = 0; u < a->n_units; u++) {
+        for (int u = a->first_unit; u < a->end_unit; u++) {
             size_t n_bytes = elems_of(u, world_size) * sizeof(float);
             assert_memory_equal(a->residuals[r][u], b->residuals[r][u], n_bytes);
             for (int s = 0; s < N_STEPS; s++)
@@ -133,7 +135,7 @@ static void compare(shared *a, shared *b, int world_size) {
 
 static void destroy(shared *all, int world_size) {
     for (int r = 0; r < world_size; r++)
-        for (int u = 0; u < all->n_units; u++) {
+        for (int u = all->first_unit; u < all->end_unit; u++) {
             free(all->residuals[r][u]);
             for (int s = 0; s < N_STEPS; s++) free(all->outputs[r][s][u]);
         }
@@ -147,11 +149,11 @@ static void test_random_orders(void **state) {
     static const int worlds[] = {1, 2, 3, 6, 16};
 #endif
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
-        int W = worlds[w], n_units = W < 16 ? N_UNITS : N_UNITS - 1;
-        shared alone = {.n_units = n_units};
+        int W = worlds[w], end_unit = W < 16 ? N_UNITS : LARGE_UNIT;
+        shared alone = {.end_unit = end_unit};
         run_all(&alone, W, NULL);
         for (int has_lanes = 0; has_lanes < 2; has_lanes++) {
-            shared together = {.n_units = n_units};
+            shared together = {.end_unit = end_unit};
             run_all(&together, W,
                     &(delaying_options){
                         .world_size = W, .latency_s = 2e-4, .jitter_s = 1e-3, .has_lanes = has_lanes});
@@ -162,7 +164,52 @@ static void test_random_orders(void **state) {
     }
 }
 
+/* ---- news that come between two questions ---- */
+
+static atomic_int draws_late_news, n_late; /* whether there are any, and how many there were */
+
+/* Stands between the exchanges and the comm (the linker's --wrap). Where late_after is drawn, its n-th question in a row
+ * about a message that has not come is answered no, as it was when asked, and the answer takes until the message has come:
+ * the next question, a moment later, is answered yes. */
+int __real_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket);
+int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket);
+
+int __wrap_tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
+    static _Thread_local const tagc_ticket *asked;
+    static _Thread_local int n_asked, late_after;
+    static _Thread_local uint64_t n_drawn;
+    int is_done = __real_tagc_comm_is_done(comm, ticket);
+    if (!atomic_load(&draws_late_news)) return is_done;
+    if (is_done || ticket != asked) {
+        asked = ticket;
+        n_asked = 0;
+        late_after = 2 + (int)(mix(n_drawn++) % 4);
+    }
+    if (is_done || ++n_asked != late_after) return is_done;
+    for (int i = 0; i < 400 && !__real_tagc_comm_is_done(comm, ticket); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 250000}, NULL);
+    atomic_fetch_add(&n_late, 1);
+    return 0;
+}
+
+/* A large unit with few slots, all of which are used before the first header comes: the body of an older batch has to leave
+ * before its slot is written again, however the news of its header fall between the questions. */
+static void test_news_between_two_questions(void **state) {
+    (void)state;
+    enum { W = 7 };
+    shared alone = {.first_unit = LARGE_UNIT, .end_unit = N_UNITS}, late = alone;
+    run_all(&alone, W, NULL);
+    atomic_store(&draws_late_news, 1);
+    run_all(&late, W, &(delaying_options){.world_size = W, .latency_s = 0.03, .has_lanes = 1});
+    atomic_store(&draws_late_news, 0);
+    compare(&alone, &late, W);
+    assert_true(atomic_load(&n_late) > W);
+    destroy(&late, W);
+    destroy(&alone, W);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_orders)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_orders),
+                                       cmocka_unit_test(test_news_between_two_questions)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
