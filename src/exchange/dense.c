@@ -12,6 +12,7 @@
 #include "core/clock.h"
 #include "exchange/reducer.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 enum {
@@ -90,7 +91,8 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 typedef struct chunk_job {
     const tagc_reducer *r;
     size_t c;
-    float *out; /* adding: (chunk elements) */
+    float *out;            /* adding: (chunk elements) */
+    atomic_int *nonfinite; /* adding: set to 1 by whoever sees it */
 } chunk_job;
 
 static size_t piece_elems(size_t n, size_t at) {
@@ -154,6 +156,8 @@ static void add_piece(const chunk_job *job, size_t at, size_t n) {
     }
     if (r->scale != 1.0f)
         for (size_t i = 0; i < n; i++) out[i] *= r->scale;
+    /* Here, where the sums are still in the cache. */
+    if (tagc_holds_nonfinite(out, n)) atomic_store_explicit(job->nonfinite, 1, memory_order_relaxed);
 }
 
 static void add_work(void *arg, int index, int n_threads) {
@@ -165,8 +169,10 @@ static void add_work(void *arg, int index, int n_threads) {
 
 /* Chunk c of every rank, in rank order, from the first rank's bits on. */
 static void add_chunk(tagc_reducer *r, size_t c, float *out) {
-    chunk_job job = {r, c, out};
+    atomic_int nonfinite = 0;
+    chunk_job job = {r, c, out, &nonfinite};
     tagc_pool_run(r->pool, add_work, &job);
+    r->now.stats.nonfinite |= atomic_load(&nonfinite);
 }
 
 /* Sums of chunk c to everybody. With a bf16 wire the owner, too, goes on with the rounded ones. */
@@ -267,7 +273,6 @@ static tagc_status add(tagc_reducer *r) {
     size_t c = of(r)->n_added;
     double start_s = tagc_clock_s();
     add_chunk(r, c, sums_of(r, c));
-    r->now.stats.nonfinite |= tagc_holds_nonfinite(sums_of(r, c), chunk_elems(r, c));
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     tagc_then(r, send_on, in_of(r, c) + 1, 1, low_of(r, c), high_of(r, c));
     return TAGC_OK;

@@ -63,8 +63,10 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     ticket->status = status;
     ticket->state = TICKET_DONE; /* from here on the memory is the poster's */
     comm->n_done++;
-    for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_signal(&comm->workers[i].work);
-    pthread_cond_broadcast(&comm->done);
+    /* Nobody else is woken: on a host whose cores are all busy each useless wake-up costs a change of threads. */
+    for (int i = 0; i < TAGC_N_WORKERS; i++)
+        if (comm->workers[i].awaits_tickets) pthread_cond_signal(&comm->workers[i].work);
+    if (comm->n_waiters > 0) pthread_cond_broadcast(&comm->done);
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -249,7 +251,9 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane, tagc_ticket *ticket) {
 
 tagc_status tagc_comm_wait(tagc_comm *comm, tagc_ticket *ticket) {
     pthread_mutex_lock(&comm->lock);
+    comm->n_waiters++;
     while (ticket->state != TICKET_DONE) pthread_cond_wait(&comm->done, &comm->lock);
+    comm->n_waiters--;
     pthread_mutex_unlock(&comm->lock);
     return ticket->status == TAGC_OK ? TAGC_OK : tagc_fail(ticket->status, "%s", comm->error);
 }
@@ -327,6 +331,7 @@ static void init_locks(tagc_comm *comm) {
     pthread_mutex_init(&comm->lock, NULL);
     pthread_cond_init(&comm->wake, &monotonic);
     pthread_cond_init(&comm->done, NULL);
+    pthread_cond_init(&comm->ended, NULL);
     for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_init(&comm->workers[i].work, NULL);
     pthread_condattr_destroy(&monotonic);
 }
@@ -352,6 +357,7 @@ static void release(tagc_comm *comm) {
         tagc_memory_destroy(spares);
     }
     for (int i = 0; i < TAGC_N_WORKERS; i++) pthread_cond_destroy(&comm->workers[i].work);
+    pthread_cond_destroy(&comm->ended);
     pthread_cond_destroy(&comm->done);
     pthread_cond_destroy(&comm->wake);
     pthread_mutex_destroy(&comm->lock);

@@ -12,8 +12,9 @@ typedef struct tagc_worker {
     pthread_cond_t work;        /* a job was submitted, a ticket is done, or stopping */
     tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
     pthread_t thread;
-    int is_started; /* the creator's */
-    int is_idle;    /* it has nothing to do, or had when so many tickets were done: */
+    int is_started;     /* the creator's */
+    int is_idle;        /* nothing to do */
+    int awaits_tickets; /* idle, with jobs of which none could go on when so many tickets were done: */
     uint64_t n_done_seen;
 } tagc_worker;
 
@@ -27,7 +28,9 @@ struct tagc_comm {
 
     pthread_mutex_t lock; /* guards everything below, except where said */
     pthread_cond_t wake;  /* of the comm thread: posted, broken or stopping; monotonic clock */
-    pthread_cond_t done;  /* of waiters: a ticket or a job is done */
+    pthread_cond_t done;  /* of those n_waiters: a ticket is done */
+    pthread_cond_t ended; /* of waiters: a job is done */
+    int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
     int broken; /* for good; the reason is in error, which is then constant */

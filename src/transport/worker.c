@@ -41,7 +41,7 @@ static void run(tagc_comm *comm, tagc_job **link, double idle_s) {
     *link = job->next;
     job->status = status;
     job->state = JOB_DONE; /* from here on the memory is the submitter's */
-    pthread_cond_broadcast(&comm->done);
+    pthread_cond_broadcast(&comm->ended);
     pthread_mutex_unlock(&comm->lock);
 }
 
@@ -54,7 +54,6 @@ void *tagc_comm_worker_main(void *arg) {
     for (;;) {
         while (!worker->jobs && !active && !comm->stopping) {
             worker->is_idle = 1;
-            worker->n_done_seen = comm->n_done;
             pthread_cond_wait(&worker->work, &comm->lock);
         }
         if (!worker->jobs && !active) break;
@@ -70,9 +69,10 @@ void *tagc_comm_worker_main(void *arg) {
         pthread_mutex_lock(&comm->lock);
         if (ready) continue;
         double start_s = tagc_clock_s();
-        worker->is_idle = 1;
+        worker->is_idle = worker->awaits_tickets = 1;
         while (!worker->jobs && comm->n_done == worker->n_done_seen)
             pthread_cond_wait(&worker->work, &comm->lock);
+        worker->awaits_tickets = 0;
         idle_s += tagc_clock_s() - start_s;
     }
     pthread_mutex_unlock(&comm->lock);
@@ -110,7 +110,7 @@ void tagc_comm_submit_gather(tagc_comm *comm, tagc_job *job) {
 
 tagc_status tagc_comm_join(tagc_comm *comm, tagc_job *job) {
     pthread_mutex_lock(&comm->lock);
-    while (job->state != JOB_DONE) pthread_cond_wait(&comm->done, &comm->lock);
+    while (job->state != JOB_DONE) pthread_cond_wait(&comm->ended, &comm->lock);
     pthread_mutex_unlock(&comm->lock);
     return job->status == TAGC_OK ? TAGC_OK : tagc_fail(job->status, "%s", job->error);
 }

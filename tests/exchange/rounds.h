@@ -86,7 +86,8 @@ static inline int rounds_is_still(rounds *net) {
     int is_still = !comm->posted;
     for (int i = 0; i < TAGC_N_WORKERS; i++) {
         const tagc_worker *worker = &comm->workers[i];
-        is_still &= worker->is_idle && comm->n_done == worker->n_done_seen && !worker->jobs;
+        int has_seen_all = !worker->awaits_tickets || comm->n_done == worker->n_done_seen;
+        is_still &= worker->is_idle && has_seen_all && !worker->jobs;
     }
     pthread_mutex_unlock(&net->comm->lock);
     return is_still && net->n_deliverable == 0 && !__atomic_load_n(&net->is_held, __ATOMIC_ACQUIRE);

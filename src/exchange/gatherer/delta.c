@@ -58,11 +58,11 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         put_checksums(g, body);
         body += checksum_bytes(g->n_rows);
     }
-    int nonfinite = tagc_gatherer_encode_row(g, body);
+    g->is_void = tagc_gatherer_encode_row(g, body);
     tagc_wire_header header = {
         .kind = TAGC_WIRE_PARAMETERS,
         .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
-        .flags = nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0,
+        .flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
         .rank = (uint32_t)g->rank,
         .n_elems = g->shard,
         .n_items = g->is_checked ? (uint32_t)g->n_rows : 0,
@@ -118,28 +118,34 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
     return TAGC_OK;
 }
 
+/* NaN is seen by whoever reads it, and mended by the next gather. */
+tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
+    return (tagc_row){.body = body_of(g, row),
+                      .values = g->full + (size_t)row * g->shard,
+                      .is_void = is_void && !g->is_whole};
+}
+
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     tagc_status told = TAGC_OK;
-    tagc_wire_header header;
     int damaged = -1, teller = 0, n_sound = 0;
     for (int row = 0; row < g->n_rows; row++) {
-        if (read_message(g, row, &header) != TAGC_OK) {
+        tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
+                                   .status = (uint32_t)g->failure};
+        if (row != g->row && read_message(g, row, &header) != TAGC_OK) {
             damaged = damaged < 0 ? row : damaged;
             continue;
         }
-        int nonfinite = (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
-        g->is_whole_next |= nonfinite || header.status != TAGC_OK;
+        int is_void = (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
+        g->is_whole_next |= is_void || header.status != TAGC_OK;
         if (header.status != TAGC_OK && told == TAGC_OK) {
             told = (tagc_status)header.status;
             teller = g->first_rank + row;
         }
-        /* NaN is seen by whoever reads it, and mended by the next gather. */
-        g->decoded[n_sound++] = (tagc_row){.body = body_of(g, row),
-                                           .values = g->full + (size_t)row * g->shard,
-                                           .is_void = nonfinite && !g->is_whole};
+        if (row != g->row) g->decoded[n_sound++] = tagc_gatherer_delta_row(g, row, is_void);
     }
     tagc_gatherer_decode_rows(g, n_sound);
     g->failure = TAGC_OK;
+    tagc_wire_header header;
     if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
     if (told != TAGC_OK)
         return tagc_fail(told, "rank %d got damaged parameters in the gather before this one", teller);

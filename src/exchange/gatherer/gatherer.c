@@ -112,6 +112,18 @@ static int is_direct(const tagc_gatherer *g, int row) {
     return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
 }
 
+/* The own row in its place, as the others will have it, while it travels. */
+static void put_own(const tagc_gatherer *g) {
+    float *to = g->full + (size_t)g->row * g->shard;
+    if (g->options.format == TAGC_FORMAT_FP32) {
+        memmove(to, g->own, g->shard * sizeof *to);
+        return;
+    }
+    g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->row, g->is_void)
+                                : (tagc_row){.body = tagc_gatherer_row(g, g->row), .values = to};
+    tagc_gatherer_decode_rows(g, 1);
+}
+
 static void post(tagc_gatherer *g) {
     const void *send = encode(g);
     int is_plain = g->options.format == TAGC_FORMAT_FP32;
@@ -126,7 +138,6 @@ static void post(tagc_gatherer *g) {
         g->receives[n_peers++] =
             (tagc_part){.peer = peer, .n_bytes = n_bytes, .offset = (uint64_t)r * stride};
     }
-    if (is_plain) memmove(rows + (uint64_t)g->row * stride, send, n_bytes);
     g->ticket = (tagc_ticket){
         .transfer = {.n_sends = n_peers,
                      .n_receives = n_peers,
@@ -139,6 +150,7 @@ static void post(tagc_gatherer *g) {
     };
     tagc_comm_post(g->comm, TAGC_LANE_GATHER, &g->ticket);
     tagc_gatherer_post_relays(g, n_bytes, stride, rows);
+    put_own(g);
 }
 
 /* All are waited for, whatever becomes of one: until then their memory is the comm's. */
@@ -154,9 +166,13 @@ static tagc_status wait_for_rows(tagc_gatherer *g) {
 static tagc_status finish(tagc_gatherer *g) {
     TAGC_TRY(wait_for_rows(g));
     if (g->is_delta) return tagc_gatherer_delta_decode(g);
+    if (g->options.format == TAGC_FORMAT_FP32) return TAGC_OK;
+    int n = 0;
     for (int r = 0; r < g->n_rows; r++)
-        g->decoded[r] = (tagc_row){.body = tagc_gatherer_row(g, r), .values = g->full + (size_t)r * g->shard};
-    if (g->row_bytes) tagc_gatherer_decode_rows(g, g->n_rows);
+        if (r != g->row)
+            g->decoded[n++] =
+                (tagc_row){.body = tagc_gatherer_row(g, r), .values = g->full + (size_t)r * g->shard};
+    tagc_gatherer_decode_rows(g, n);
     return TAGC_OK;
 }
 

@@ -41,6 +41,7 @@ struct tagc_gatherer {
     int is_whole;        /* this gather; all ranks of the host know */
     int is_whole_next;   /* or not: learnt from messages that all of them got */
     int is_checked;      /* this gather brings checksums along */
+    int is_void;         /* this gather's own row: something in it is not finite */
     tagc_status failure; /* of this rank in the last gather: told in the next */
 
     /* One arena: | arrays of the ticket | relays and their arrays | rows |, behind this struct's own block. */
@@ -77,7 +78,9 @@ void tagc_gatherer_decode_rows(const tagc_gatherer *gatherer, int n_rows);
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);
 /* Writes the own message. */
 void tagc_gatherer_delta_encode(tagc_gatherer *gatherer);
-/* From messages that have arrived to `full`. */
+/* Row `row` of this gather, which came whole or is the own one. */
+tagc_row tagc_gatherer_delta_row(const tagc_gatherer *gatherer, int row, int is_void);
+/* From messages that have arrived to `full`; the own row is there. */
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *gatherer);
 
 #endif
