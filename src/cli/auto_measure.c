@@ -258,7 +258,7 @@ void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
     int n_owners = world_size;
     if (setup->engine.sharding == TAGC_SHARD_NONE) n_owners = 1;
     if (setup->engine.sharding == TAGC_SHARD_HYBRID) n_owners = setup->engine.ranks_per_host;
-    double n_owned = (double)tagc_fsdp_n_params(setup->fsdp) / n_owners;
+    double n_owned = (double)tagc_gpt2_n_params(&setup->model) / n_owners;
     double cores = machine->cores / n_here;
     costs->cores = machine->cores;
     /* What the caller took, it took beside transfers; more cores than one it does not use. */

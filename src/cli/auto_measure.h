@@ -27,7 +27,7 @@ tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_
 tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine);
 tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine);
 
-/* dense_stats: a step in which nothing was compressed. */
+/* dense_stats: a step in which nothing was compressed. Of the setup comm, engine, model, n_batch and n_tokens are read. */
 void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
                     const tagc_fsdp_stats *dense_stats, tagc_setup *plan, tagc_costs *costs);
 

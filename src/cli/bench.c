@@ -35,6 +35,7 @@ static const tagc_shared_row shared[] = {
     {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random",
      TAGC_TO_ARMS_NEVER},
     {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "bucket-elems", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},

@@ -4,6 +4,7 @@
 #include "cli/bench.h"
 
 #include "cli/auto.h"
+#include "cli/bucket.h"
 #include "cli/busy.h"
 #include "cli/engine.h"
 #include "cli/paths.h"
@@ -31,6 +32,7 @@ typedef struct arm_bench {
     iteration *iterations; /* (rounds, steps) */
     double *round_s;       /* (rounds) median of each */
     double *speedups;      /* (rounds) */
+    int64_t bucket_elems;  /* the arm's, or what auto came to in the first turn; -1: not yet */
     uint64_t n_params, n_compressed, n_mild;
     double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
     int n_steps;
@@ -132,6 +134,7 @@ static tagc_status open_arms(arms_bench *b) {
         arm_bench *a = &b->arms[i];
         size_t n_rounds = (size_t)b->n_rounds;
         a->arm = &plan->arms[i];
+        a->bucket_elems = a->arm->options.bucket_elems;
         a->iterations = calloc(n_rounds * (size_t)b->n_steps, sizeof *a->iterations);
         a->round_s = calloc(n_rounds, sizeof *a->round_s);
         a->speedups = calloc(n_rounds, sizeof *a->speedups);
@@ -213,6 +216,25 @@ static tagc_status next_batch(turn *t) {
     return TAGC_OK;
 }
 
+static tagc_train_options options_of(const arm_bench *a) {
+    tagc_train_options options = a->arm->options;
+    options.bucket_elems = a->bucket_elems;
+    return options;
+}
+
+/* Once: all turns of an arm run the same. */
+static tagc_status choose_bucket(turn *t) {
+    const tagc_bench *bench = t->b->bench;
+    if (t->arm->bucket_elems >= 0) return TAGC_OK;
+    tagc_bucket_setup setup = {.comm = bench->rank->comm,
+                               .options = &t->arm->arm->options,
+                               .model = bench->plan->model,
+                               .n_tokens = bench->plan->n_tokens,
+                               .say = say_line,
+                               .context = t->b->bench};
+    return tagc_bucket_choose(&setup, &t->arm->bucket_elems);
+}
+
 /* The same start and the same data at each turn: a step is the same step in all rounds. */
 static tagc_status open_turn(turn *t) {
     const tagc_bench *bench = t->b->bench;
@@ -231,7 +253,9 @@ static tagc_status open_turn(turn *t) {
         data.seed = (uint64_t)train->seed;
         TAGC_TRY(tagc_loader_create(t->b->tokens, &data, &t->loader));
     }
-    tagc_train_fsdp(&t->arm->arm->options, &options);
+    TAGC_TRY(choose_bucket(t));
+    tagc_train_options asked = options_of(t->arm);
+    tagc_train_fsdp(&asked, &options);
     TAGC_TRY(tagc_engine_create(bench->rank, &plan->model, &options, &t->fsdp));
     TAGC_TRY(tagc_engine_init_random(t->fsdp, &plan->model, (uint64_t)train->seed));
     TAGC_TRY(tagc_gpt2_create(&plan->model, (int)train->batch_size, plan->n_tokens, &t->model));
@@ -442,6 +466,7 @@ static json_t *iteration_json(const arms_bench *b, const arm_bench *a, int i) {
 }
 
 static json_t *arm_json(const arms_bench *b, const arm_bench *a) {
+    tagc_train_options options = options_of(a);
     uint64_t n_bytes[TAGC_N_LEGS];
     double n_bits[TAGC_N_LEGS];
     json_t *iterations = json_array();
@@ -455,14 +480,13 @@ static json_t *arm_json(const arms_bench *b, const arm_bench *a) {
                                "gradients", (json_int_t)a->memory.gradients, "optimizer",
                                (json_int_t)a->memory.optimizer, "residuals", (json_int_t)a->memory.residuals);
     return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-                     a->arm->name, "options", tagc_saved_options(&tagc_train_command, &a->arm->options),
-                     "n_params", (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed,
-                     "n_mild", (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5),
-                     "n_kept", (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent",
-                     tagc_json_leg_bytes(n_bytes), "bits_per_param", tagc_json_leg_reals(n_bits),
-                     "iterations", iterations, "total_s", tagc_json_spread(&a->total), "exposed_s",
-                     tagc_json_spread(&a->exposed), "speedup", tagc_json_spread(&a->speedup), "memory_bytes",
-                     memory);
+                     a->arm->name, "options", tagc_saved_options(&tagc_train_command, &options), "n_params",
+                     (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed, "n_mild",
+                     (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5), "n_kept",
+                     (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent", tagc_json_leg_bytes(n_bytes),
+                     "bits_per_param", tagc_json_leg_reals(n_bits), "iterations", iterations, "total_s",
+                     tagc_json_spread(&a->total), "exposed_s", tagc_json_spread(&a->exposed), "speedup",
+                     tagc_json_spread(&a->speedup), "memory_bytes", memory);
 }
 
 /* Of any leg; bf16 is no compression. */

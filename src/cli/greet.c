@@ -155,6 +155,14 @@ static void say_parameters(tagc_trainer *t) {
                       by_hosts ? ", to each host once" : "");
 }
 
+static void say_buckets(tagc_trainer *t) {
+    char size[16];
+    if (t->options.bucket_elems <= 0) return;
+    tagc_progress_say(&t->progress,
+                      "buckets: neighbouring blocks share units of at least %s values, %d units in all",
+                      tagc_human((double)t->options.bucket_elems, size), tagc_fsdp_n_units(t->fsdp));
+}
+
 static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
     static const char *const shardings[] = {"fully sharded (ZeRO-3)",
                                             "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
@@ -179,6 +187,7 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
     say_gradients(t);
     say_chosen(t, parsed);
     say_parameters(t);
+    say_buckets(t);
     tagc_progress_say(
         &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
         tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),

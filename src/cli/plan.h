@@ -7,6 +7,7 @@
 #define TAGC_CLI_PLAN_H
 
 #include "cli/arms.h"
+#include "plan/choose.h"
 #include "plan/plan.h"
 #include "plan/profile.h"
 
@@ -46,8 +47,9 @@ typedef struct tagc_plan_request {
 typedef struct tagc_plan_row {
     const tagc_arm *arm;
     tagc_setup setup;
-    const char *union_source; /* NULL: nothing indexed */
-    tagc_plan_volume volume;
+    const char *union_source;                       /* NULL: nothing indexed */
+    tagc_bucket_choice buckets[TAGC_PLAN_MAX_LIST]; /* (n_links) of an arm with bucket-elems=auto */
+    tagc_plan_volume volume;                        /* with the first link's buckets */
     tagc_plan_memory memory;
     tagc_forecast forecasts[TAGC_PLAN_MAX_LIST]; /* (n_links) iteration_s 0: none */
     char note[256];                              /* why there is none, or "" */

@@ -25,6 +25,7 @@ static const tagc_shared_row shared[] = {
      TAGC_TO_ARMS_ALWAYS},
     {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
     {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "bucket-elems", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
     {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},

@@ -11,6 +11,8 @@
 
 enum { HUMAN_BYTES = 16 };
 
+static const double bucket_tolerance = 0.02; /* so much slower than the fastest a smaller bucket may be */
+
 /* ---- rows ---- */
 
 static int compresses(const tagc_setup *setup) {
@@ -46,6 +48,20 @@ static void find_union(const tagc_plan_request *request, tagc_plan_row *row) {
     row->setup.union_density = tagc_setup_union(&row->setup);
 }
 
+static int has_auto_buckets(const tagc_plan_row *row) {
+    return row->arm->options.bucket_elems < 0;
+}
+
+static tagc_status forecast_link(const tagc_plan_request *request, tagc_plan_row *row, int i) {
+    const tagc_plan_link *link = &request->links[i];
+    tagc_setup setup = row->setup;
+    if (has_auto_buckets(row)) {
+        TAGC_TRY(tagc_plan_choose_bucket(&setup, &request->costs, link, bucket_tolerance, &row->buckets[i]));
+        setup.engine.bucket_elems = row->buckets[i].bucket_elems;
+    }
+    return tagc_plan_simulate(&setup, &request->costs, link, &row->forecasts[i]);
+}
+
 static void forecast(const tagc_plan_request *request, tagc_plan_row *row) {
     int per_host = row->setup.world_size / row->setup.n_hosts;
     if (!request->has_costs) {
@@ -58,12 +74,12 @@ static void forecast(const tagc_plan_request *request, tagc_plan_row *row) {
                  row->setup.engine.two_level ? "two levels" : "hybrid");
     }
     for (int i = 0; !row->note[0] && i < request->n_links; i++) {
-        if (tagc_plan_simulate(&row->setup, &request->costs, &request->links[i], &row->forecasts[i]) ==
-            TAGC_OK)
-            continue;
+        if (forecast_link(request, row, i) == TAGC_OK) continue;
         row->forecasts[i] = (tagc_forecast){0};
         snprintf(row->note, sizeof row->note, "no time: %.200s", tagc_last_error());
     }
+    row->setup.engine.bucket_elems =
+        has_auto_buckets(row) ? row->buckets[0].bucket_elems : row->setup.engine.bucket_elems;
 }
 
 static tagc_status make_row(const tagc_plan_request *request, int world_size, const tagc_arm *arm,
@@ -85,10 +101,10 @@ static tagc_status make_row(const tagc_plan_request *request, int world_size, co
         s->engine.ranks_per_host = world_size / s->n_hosts;
     find_kept(request, row);
     find_union(request, row);
-    tagc_status status = tagc_plan_count(s, &row->volume, &row->memory);
-    if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
+    TAGC_TRY(tagc_setup_check(s));
     forecast(request, row);
-    return TAGC_OK;
+    tagc_status status = tagc_plan_count(s, &row->volume, &row->memory);
+    return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 
 /* Per parameter of the whole model and optimizer step, before the factor (W-1)/W. */
@@ -206,6 +222,17 @@ static void print_bits(const tagc_plan_row *rows, int n) {
     }
 }
 
+/* What auto came to, link by link. */
+static void print_buckets(const tagc_plan_request *request, const tagc_plan_row *row) {
+    char text[40];
+    if (!has_auto_buckets(row) || row->note[0]) return;
+    printf("  %s: bucket-elems", row->arm->name);
+    for (int k = 0; k < request->n_links; k++)
+        printf("%s %llu at %s (%d units)", k ? "," : "", (unsigned long long)row->buckets[k].bucket_elems,
+               link_text(request, k, text), row->buckets[k].n_units);
+    printf("\n");
+}
+
 static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     char text[40];
     const char *note = "";
@@ -230,6 +257,7 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
         if (rows[i].note[0] && strcmp(note, rows[i].note) != 0) printf("  (%s)\n", rows[i].note);
         if (rows[i].note[0]) note = rows[i].note;
     }
+    for (int i = 0; i < n; i++) print_buckets(request, &rows[i]);
     int seen = tagc_plan_largest_seen(request), n_ranks = rows[0].setup.world_size;
     if (seen > 0 && n_ranks > seen)
         printf("  (extrapolated: the costs come from %d ranks; what it takes to talk to %d is not in them)\n",
@@ -282,6 +310,9 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         "union_density", row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
     json_object_set_new(json, "union_source",
                         row->union_source ? json_string(row->union_source) : json_null());
+    uint64_t bucket_elems =
+        has_auto_buckets(row) && link >= 0 ? row->buckets[link].bucket_elems : row->setup.engine.bucket_elems;
+    json_object_set_new(json, "bucket_elems", json_integer((json_int_t)bucket_elems));
     json_object_set_new(json, "n_mild", json_integer((json_int_t)v->n_mild));
     json_object_set_new(json, "kept_density",
                         row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());

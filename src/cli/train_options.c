@@ -2,6 +2,7 @@
 #include "cli/train_options.h"
 #include "exchange/options.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,6 +68,9 @@ static const tagc_option rows[] = {
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts"),
     CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
            "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
+    INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, "auto=-1", "0",
+        "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links; auto: as many"
+        " as pay on this link with this machine, measured before the first step and kept in checkpoints"),
     CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
            "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"),
     INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
@@ -222,6 +226,8 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->names = options->compress_names;
     out->dense_format = options->wire;
     out->gather = options->gather;
+    out->bucket_elems =
+        options->bucket_elems > 0 ? (uint64_t)options->bucket_elems : 0; /* auto is chosen later */
     out->prefetch = (int)options->prefetch;
     out->grads_in_flight = (int)options->grads_in_flight;
     out->n_micro_steps = (int)options->accumulate;
@@ -302,6 +308,15 @@ static tagc_status check_exchange(const tagc_train_options *options) {
             TAGC_ERR_ARGUMENT,
             "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
             tagc_gather_choices[options->gather].name);
+    if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX) {
+        char size[24] = "auto";
+        if (options->bucket_elems > 0) snprintf(size, sizeof size, "%lld", (long long)options->bucket_elems);
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--bucket-elems is %s, which needs --wrap stage: matrices that are units of their own do"
+            " not join",
+            size);
+    }
     if (is_hybrid && options->ranks_per_host < 2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"

@@ -17,6 +17,7 @@ typedef struct tagc_train_options {
     int64_t batch_size, seq_len, accumulate, steps, warmup, seed;
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
     int sharding, wrap, gather, exchange_each_micro_step;
+    int64_t bucket_elems; /* -1: auto */
     int64_t prefetch, grads_in_flight, gather_check_every, ranks_per_host;
     int two_level;
     int compress;

@@ -3,6 +3,7 @@
 #include "cli/trainer.h"
 
 #include "cli/agree.h"
+#include "cli/bucket.h"
 #include "cli/engine.h"
 #include "cli/greet.h"
 #include "cli/host_layout.h"
@@ -181,6 +182,22 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
 
+static void say_line(void *context, const char *line) {
+    tagc_progress_say(context, "%s", line);
+}
+
+/* From here on what was chosen is what was asked for, in checkpoints, too. */
+static tagc_status choose_bucket(tagc_trainer *t) {
+    if (t->options.bucket_elems >= 0) return TAGC_OK;
+    tagc_bucket_setup setup = {.comm = t->rank->comm,
+                               .options = &t->options,
+                               .model = t->saved.model,
+                               .n_tokens = t->n_tokens,
+                               .say = say_line,
+                               .context = &t->progress};
+    return tagc_bucket_choose(&setup, &t->options.bucket_elems);
+}
+
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
     tagc_train_fsdp(&t->options, &options);
@@ -205,10 +222,6 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     }
     if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
     return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
-}
-
-static void say_line(void *context, const char *line) {
-    tagc_progress_say(context, "%s", line);
 }
 
 static tagc_status open_chooser(tagc_trainer *t) {
@@ -266,6 +279,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(choose_model(t));
     TAGC_TRY(open_batches(t));
     TAGC_TRY(open_out(t, checkpoint));
+    TAGC_TRY(choose_bucket(t));
     TAGC_TRY(open_weights(t, checkpoint));
     TAGC_TRY(tagc_gpt2_create(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->model));
     TAGC_TRY(begin_metrics(t));

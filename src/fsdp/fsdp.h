@@ -2,7 +2,7 @@
  * leave, and how the owner updates its part. It knows tensors by name, shape and kind, not what a layer computes.
  *
  *   tensor   one parameter of the model, reached through _use / _done / _grad / _grad_done
- *   unit     the tensors that are gathered and released together (a stage, or one large matrix)
+ *   unit     the tensors that are gathered and released together (a stage, a bucket of stages, or one large matrix)
  *   flat     the tensors of one class (compressed, mild, dense) of a unit end to end, padded to (W, shard)
  *
  * A step: for each micro-step { _forward_begin, model forward, _backward_begin, model backward }, then _step. */
@@ -29,6 +29,8 @@ typedef enum tagc_wrap {
         1 /* as in the paper: every matrix above 2 M elements alone, the rest in one root unit */
 } tagc_wrap;
 
+#define TAGC_MOST_BUCKET_ELEMS ((uint64_t)1 << 40)
+
 typedef enum tagc_policy {
     TAGC_POLICY_NONE = 0,                 /* nothing is compressed */
     TAGC_POLICY_NON_ATTENTION_LINEAR = 1, /* feed-forward, embedding, head, projection after attention */
@@ -47,8 +49,11 @@ typedef enum tagc_class {
 } tagc_class;
 
 typedef struct tagc_fsdp_options {
-    int sharding;      /* tagc_sharding, default FULL */
-    int wrap;          /* tagc_wrap, default STAGE */
+    int sharding; /* tagc_sharding, default FULL */
+    int wrap;     /* tagc_wrap, default STAGE */
+    /* [0, 2^40], default 0 (off): neighbouring stages share a unit, a bucket, until it has at least so many values. The stage
+     * of an embedding keeps its own. With WRAP_STAGE only. */
+    uint64_t bucket_elems;
     int policy;        /* tagc_policy, default NON_ATTENTION_LINEAR */
     const char *names; /* POLICY_NAMES: shell patterns with commas between, e.g. "h.*.mlp.*,wte.*" */
     tagc_reducer_options

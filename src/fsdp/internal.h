@@ -56,7 +56,8 @@ typedef struct tagc_unit {
     int spans;       /* its tensors are used in more than one stage */
     int position[2]; /* in the order of the forward and of the backward pass */
     uint64_t backward_key;
-    int n_uses; /* expected in a forward pass */
+    int n_uses;       /* expected in a forward pass */
+    uint64_t n_elems; /* without padding */
     int slot, gradient_slot;
     int stays;         /* it was here when the pass began */
     int used_backward; /* the last backward pass read it: worth a gather ahead of the next */

@@ -72,7 +72,7 @@ static void place_tables(tagc_fsdp *f, tagc_arena *arena) {
 }
 
 /* Units are numbered by their first tensor, which is the order in which a forward pass meets them. */
-static void make_units(tagc_fsdp *f) {
+static void assign_units(tagc_fsdp *f) {
     for (int i = 0; i < f->n_tensors; i++) {
         const tagc_tensor_info *t = &f->tensors[i];
         int alone = f->options.wrap == TAGC_WRAP_MATRIX && is_large_matrix(t), unit = f->n_units;
@@ -83,20 +83,8 @@ static void make_units(tagc_fsdp *f) {
         }
         f->n_units += unit == f->n_units;
         f->places[i].unit = unit;
-        tagc_unit *u = &f->units[unit];
-        u->n_tensors++;
-        u->n_uses += 1 + (t->last_stage != t->stage);
-    }
-    for (int unit = 0; unit < f->n_units; unit++) {
-        int min = 0, max = 0, n = 0;
-        for (int i = 0; i < f->n_tensors; i++) {
-            if (f->places[i].unit != unit) continue;
-            min = n == 0 || f->tensors[i].stage < min ? f->tensors[i].stage : min;
-            max = n == 0 || f->tensors[i].last_stage > max ? f->tensors[i].last_stage : max;
-            n++;
-        }
-        f->units[unit].spans = min != max;
-        f->units[unit].position[TAGC_PASS_FORWARD] = unit;
+        f->units[unit].n_tensors++;
+        f->units[unit].n_elems += t->n_elems;
     }
 }
 
@@ -137,6 +125,71 @@ static void name_unit(tagc_fsdp *f, int unit) {
             last = word;
         }
     }
+}
+
+/* An embedding is not read in backward and would be gathered there for nothing; what the head shares with it stays for
+ * the whole pass. Both keep a unit of their own. */
+static int stays_alone(const tagc_fsdp *f, int unit) {
+    for (int i = 0; i < f->n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tensors[i];
+        if (f->places[i].unit != unit) continue;
+        if (t->kind == TAGC_TENSOR_EMBEDDING || t->last_stage != t->stage) return 1;
+    }
+    return 0;
+}
+
+/* All of `from` becomes part of `to`, the unit before it. */
+static void join(tagc_fsdp *f, int to, int from) {
+    tagc_unit *u = &f->units[to];
+    char first[TAGC_TENSOR_NAME_BYTES], last[TAGC_TENSOR_NAME_BYTES];
+    snprintf(first, sizeof first, "%s", u->name);
+    snprintf(last, sizeof last, "%s", f->units[from].name);
+    first[strcspn(first, "-")] = 0;
+    snprintf(u->name, sizeof u->name, "%.22s-%.22s", first, last);
+    u->n_tensors += f->units[from].n_tensors;
+    u->n_elems += f->units[from].n_elems;
+    for (int i = 0; i < f->n_tensors; i++)
+        if (f->places[i].unit == from) f->places[i].unit = to;
+}
+
+/* Buckets: a unit of fewer than bucket_elems values takes the next one in, as long as both are units of one stage; what is
+ * left at the end, too small for a bucket of its own, goes to the one before. */
+static void join_neighbours(tagc_fsdp *f) {
+    uint64_t least = f->options.bucket_elems;
+    int n_units = 0, can_join = 0; /* the unit before */
+    for (int unit = 0; unit < f->n_units; unit++) {
+        int joins = !stays_alone(f, unit);
+        uint64_t n_left = 0; /* from here to the end of this run of units that may join */
+        for (int next = unit; next < f->n_units && !stays_alone(f, next) && n_left < least; next++)
+            n_left += f->units[next].n_elems;
+        if (joins && can_join && (f->units[n_units - 1].n_elems < least || n_left < least)) {
+            join(f, n_units - 1, unit);
+            continue;
+        }
+        can_join = joins;
+        f->units[n_units] = f->units[unit];
+        for (int i = 0; n_units != unit && i < f->n_tensors; i++)
+            if (f->places[i].unit == unit) f->places[i].unit = n_units;
+        n_units++;
+    }
+    f->n_units = n_units;
+}
+
+static void describe_unit(tagc_fsdp *f, int unit) {
+    tagc_unit *u = &f->units[unit];
+    int first = -1, last = -1; /* stages */
+    for (int i = 0; i < f->n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tensors[i];
+        if (f->places[i].unit != unit) continue;
+        int is_shared = t->last_stage != t->stage;
+        u->n_uses += 1 + is_shared;
+        first = first < 0 || t->stage < first ? t->stage : first;
+        last = t->last_stage > last ? t->last_stage : last;
+        u->spans |= is_shared;
+    }
+    /* A bucket is used from its first to its last stage, and nothing else in between. */
+    if (f->options.wrap != TAGC_WRAP_STAGE) u->spans = first != last;
+    u->position[TAGC_PASS_FORWARD] = unit;
 }
 
 /* A backward pass meets a unit first where it was used last; a tensor shared with the head is used after all
@@ -259,8 +312,10 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
         f->tensors[i] = tensors[i];
         if (f->tensors[i].last_stage < f->tensors[i].stage) f->tensors[i].last_stage = f->tensors[i].stage;
     }
-    make_units(f);
+    assign_units(f);
     for (int unit = 0; unit < f->n_units; unit++) name_unit(f, unit);
+    if (o->bucket_elems > 0) join_neighbours(f);
+    for (int unit = 0; unit < f->n_units; unit++) describe_unit(f, unit);
     order_backward(f);
     make_flats(f);
     find_owned(f);

@@ -63,6 +63,13 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
                          "mild.exchange is %d, allowed is -1 (as the reducer's), %d (dense) or %d (direct)",
                          o->mild.exchange, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
     TAGC_TRY(check_int("wrap", o->wrap, TAGC_WRAP_STAGE, TAGC_WRAP_MATRIX));
+    if (o->bucket_elems > TAGC_MOST_BUCKET_ELEMS)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "bucket_elems is %llu, allowed is 0 (off) to %llu",
+                         (unsigned long long)o->bucket_elems, (unsigned long long)TAGC_MOST_BUCKET_ELEMS);
+    if (o->bucket_elems > 0 && o->wrap != TAGC_WRAP_STAGE)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "bucket_elems is %llu with wrap %d (matrix), allowed is 0: only stages form buckets",
+                         (unsigned long long)o->bucket_elems, o->wrap);
     TAGC_TRY(check_int("policy", o->policy, TAGC_POLICY_NONE, TAGC_POLICY_NAMES));
     TAGC_TRY(check_int("dense_format", o->dense_format, TAGC_FORMAT_FP32, TAGC_FORMAT_BF16));
     TAGC_TRY(check_int("gather", o->gather, TAGC_GATHER_FP32, TAGC_GATHER_DELTA2));
@@ -122,15 +129,16 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
         tensors = XXH3_64bits_withSeed(numbers, sizeof numbers, tensors);
     }
     snprintf(text, TAGC_OPTIONS_TEXT_BYTES,
-             "n_tensors=%d tensors=%016llx sharding=%d wrap=%d policy=%d names=%016llx exchange=%d mild=%d "
+             "n_tensors=%d tensors=%016llx sharding=%d wrap=%d bucket_elems=%llu policy=%d names=%016llx "
+             "exchange=%d mild=%d "
              "dense_format=%d "
              "gather=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d gentle=%d",
-             fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap, o->policy,
-             (unsigned long long)names, o->reducer.exchange, o->mild.exchange, o->dense_format, o->gather,
-             o->ranks_per_host, o->two_level, o->prefetch, o->grads_in_flight, o->n_micro_steps,
-             o->exchange_each_micro_step, o->beta1, o->beta1_compressed, o->beta2, o->epsilon,
-             o->weight_decay, o->clip_norm, o->sparsity_warmup, o->gentle);
+             fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
+             (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
+             o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
+             o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
+             o->beta2, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup, o->gentle);
 }

@@ -139,6 +139,7 @@ static tagc_status release(tagc_fsdp *f, int unit) {
     TAGC_TRY(end_gather(f, unit)); /* when it came for nothing */
     u->residency = TAGC_ABSENT;
     f->slots[u->slot].holder = -1;
+    reach_from(f, u->position[f->pass] + 1); /* the next is about to be used */
     return gather_ahead(f);
 }
 
@@ -373,6 +374,8 @@ tagc_status tagc_fsdp_grad_done(void *context, int tensor) {
     if (!u->gradients_open || u->n_gradients_done == u->n_tensors)
         return tagc_fail(TAGC_ERR_STATE, "gradient of %s is done without having been asked for",
                          f->tensors[tensor].name);
-    if (++u->n_gradients_done == u->n_tensors && exchanges_now(f)) TAGC_TRY(begin_exchange(f, unit));
-    return finish_unit(f, unit);
+    u->n_gradients_done++;
+    /* Parameters that the next units need leave before gradients, which nobody needs before the step. */
+    TAGC_TRY(finish_unit(f, unit));
+    return u->n_gradients_done == u->n_tensors && exchanges_now(f) ? begin_exchange(f, unit) : TAGC_OK;
 }

@@ -108,3 +108,42 @@ tagc_status tagc_plan_choose(const tagc_setup *setup, const tagc_costs *costs, c
     tagc_layout_destroy(layout);
     return status;
 }
+
+/* ---- buckets ---- */
+
+enum { MOST_SIZES = 42 }; /* none, and the powers of two up to TAGC_MOST_BUCKET_ELEMS */
+
+static tagc_status count_units(const tagc_setup *setup, int *n_units) {
+    tagc_layout *layout;
+    TAGC_TRY(tagc_setup_layout(setup, &layout));
+    *n_units = layout->n_units;
+    tagc_layout_destroy(layout);
+    return TAGC_OK;
+}
+
+/* Sizes that make the units of the one before are the one before. */
+tagc_status tagc_plan_choose_bucket(const tagc_setup *setup, const tagc_costs *costs,
+                                    const tagc_plan_link *link, double tolerance, tagc_bucket_choice *out) {
+    tagc_bucket_choice tried[MOST_SIZES];
+    tagc_setup s = *setup;
+    int n = 0;
+    double fastest_s = 0;
+    s.flat_reducers = NULL;
+    for (s.engine.bucket_elems = 0; s.engine.bucket_elems <= TAGC_MOST_BUCKET_ELEMS;
+         s.engine.bucket_elems = s.engine.bucket_elems ? 2 * s.engine.bucket_elems : 1) {
+        tagc_bucket_choice *c = &tried[n];
+        tagc_forecast f;
+        *c = (tagc_bucket_choice){.bucket_elems = s.engine.bucket_elems};
+        TAGC_TRY(count_units(&s, &c->n_units));
+        if (n > 0 && c->n_units == tried[n - 1].n_units) continue;
+        TAGC_TRY(tagc_plan_simulate(&s, costs, link, &f));
+        c->chosen_s = f.iteration_s;
+        c->without_s = tried[0].chosen_s;
+        if (n == 0 || c->chosen_s < fastest_s) fastest_s = c->chosen_s;
+        n++;
+        if (setup->engine.wrap != TAGC_WRAP_STAGE) break;
+    }
+    *out = tried[0];
+    for (int i = 1; i < n && out->chosen_s > fastest_s * (1 + tolerance); i++) *out = tried[i];
+    return TAGC_OK;
+}

@@ -1,5 +1,5 @@
 /* Which exchange each flat of an engine should have on a given machine and link: the mildest that is about as fast as
- * any, and nothing where compressing gains nothing. */
+ * any, and nothing where compressing gains nothing. And how large the buckets of its units should be. */
 #ifndef TAGC_PLAN_CHOOSE_H
 #define TAGC_PLAN_CHOOSE_H
 
@@ -23,5 +23,16 @@ typedef struct tagc_choice {
 tagc_status tagc_plan_choose(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                              const tagc_candidate *candidates, int n, double tolerance,
                              tagc_reducer_options *flats, tagc_choice *out);
+
+typedef struct tagc_bucket_choice {
+    uint64_t bucket_elems;      /* 0: none is worth it */
+    int n_units;                /* that it makes of the model */
+    double without_s, chosen_s; /* forecasts of an iteration */
+} tagc_bucket_choice;
+
+/* The smallest bucket_elems, of 0 and the powers of two, whose forecast is at most `tolerance` (0.02 for 2 %) slower than
+ * that of the fastest. The setup's own bucket_elems and flat_reducers are not read. */
+tagc_status tagc_plan_choose_bucket(const tagc_setup *setup, const tagc_costs *costs,
+                                    const tagc_plan_link *link, double tolerance, tagc_bucket_choice *out);
 
 #endif

@@ -23,7 +23,10 @@
 enum { MAX_ROUNDS = 60 };
 
 static const double compute_weight = 0.1, pull_weight = 1e-5, outlier = 0.1;
-static const double probe = 0.02; /* of a logarithm: larger than the jumps where events change places */
+/* Of a logarithm: about as large as the jumps where events change places. A search with one may be caught by such a jump where
+ * another is not. */
+static const double probes[] = {0.02, 0.04, 0.01};
+enum { N_PROBES = sizeof probes / sizeof probes[0] };
 
 typedef struct knob {
     size_t offset;
@@ -172,8 +175,8 @@ static void turn(const fit *f, tagc_costs *costs, int which, double step) {
 }
 
 /* How residuals change with the logarithm of each knob, one row each, of n; a knob at its upper bound is turned down. */
-static void slopes(fit *f, const tagc_costs *costs, const double *residuals, int n, double *rows,
-                   double *scratch) {
+static void slopes(fit *f, const tagc_costs *costs, double probe, const double *residuals, int n,
+                   double *rows, double *scratch) {
     for (int k = 0; k < N_KNOBS; k++) {
         tagc_costs turned = *costs;
         double rms, step = *value_of(&turned, &f->knobs[k]) * 1.05 < f->knobs[k].max ? probe : -probe;
@@ -184,14 +187,14 @@ static void slopes(fit *f, const tagc_costs *costs, const double *residuals, int
 }
 
 /* Levenberg and Marquardt: between Newton's step and a short one downhill, the longer the better it goes. */
-static tagc_status search(fit *f, tagc_costs *costs, double *rms) {
+static tagc_status search(fit *f, tagc_costs *costs, double probe, double *rms) {
     int n = 2 * f->n_fitted + N_KNOBS;
     double *residuals = calloc((size_t)n * (N_KNOBS + 2), sizeof *residuals), damping = 10;
     if (!residuals) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a fit");
     double *scratch = residuals + n, *rows = scratch + n, best = measure(f, costs, residuals, rms);
     for (int round = 0; round < MAX_ROUNDS && damping < 1e6 && f->status == TAGC_OK; round++) {
         double before = best;
-        slopes(f, costs, residuals, n, rows, scratch);
+        slopes(f, costs, probe, residuals, n, rows, scratch);
         while (damping < 1e6 && f->status == TAGC_OK) {
             double a[N_KNOBS][N_KNOBS], step[N_KNOBS], trial_rms;
             tagc_costs trial = *costs;
@@ -223,6 +226,20 @@ static tagc_status search(fit *f, tagc_costs *costs, double *rms) {
     return f->status;
 }
 
+/* With each probe from the same start; the best counts. */
+static tagc_status search_all(fit *f, tagc_costs *costs, double *rms) {
+    tagc_costs start_costs = *costs;
+    for (int i = 0; i < N_PROBES; i++) {
+        tagc_costs found = start_costs;
+        double found_rms;
+        TAGC_TRY(search(f, &found, probes[i], &found_rms));
+        if (i > 0 && found_rms >= *rms) continue;
+        *costs = found;
+        *rms = found_rms;
+    }
+    return TAGC_OK;
+}
+
 tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *rms) {
     fit f = {.points = points, .status = TAGC_OK};
     int n = points->n_points, n_made = 0;
@@ -233,7 +250,7 @@ tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *r
     for (; status == TAGC_OK && n_made < n; n_made += status == TAGC_OK)
         status = tagc_deployment_create(&points->points[n_made].setup, &f.deployments[n_made]);
     if (status == TAGC_OK) status = start(&f, out);
-    if (status == TAGC_OK) status = search(&f, out, rms);
+    if (status == TAGC_OK) status = search_all(&f, out, rms);
     for (int i = 0; i < n_made; i++) tagc_deployment_destroy(&f.deployments[i]);
     free(f.deployments);
     return status;

@@ -142,6 +142,7 @@ static void release(simulation *s, int unit) {
     end_gather(s, unit);
     s->units[unit].residency = ABSENT;
     s->holder[u->slot] = -1;
+    reach_from(s, u->position[s->pass] + 1);
     gather_ahead(s);
 }
 
@@ -238,8 +239,10 @@ static tagc_status call(simulation *s, const tagc_call *c) {
     case TAGC_CALL_GRAD:
         return state->gradients_open ? TAGC_OK : open_gradients(s, unit);
     default:
-        if (++state->n_gradients_done == s->layout->units[unit].n_tensors && exchanges)
-            begin_exchange(s, unit);
+        state->n_gradients_done++;
+        finish_unit(s, unit);
+        if (state->n_gradients_done == s->layout->units[unit].n_tensors && exchanges) begin_exchange(s, unit);
+        return TAGC_OK;
     }
     finish_unit(s, unit);
     return TAGC_OK;

@@ -24,7 +24,7 @@
 #include "fsdp/fsdp.h"
 
 #define TOY_MAX_TENSORS 40
-#define TOY_MAX_RANKS 8
+#define TOY_MAX_RANKS 16
 
 /* ---- ranks as threads ---- */
 

@@ -231,12 +231,77 @@ static void what_is_wrong_is_told(void **state) {
     tagc_layout_destroy(f.layout);
 }
 
+/* ---- buckets ---- */
+
+static double bucket_s(const fixture *f, uint64_t bucket_elems) {
+    fixture copy = *f;
+    copy.setup.engine.bucket_elems = bucket_elems;
+    return forecast(&copy, NULL);
+}
+
+static tagc_bucket_choice choose_bucket(const fixture *f, double tolerance) {
+    tagc_bucket_choice choice;
+    if (tagc_plan_choose_bucket(&f->setup, &f->costs, &f->link, tolerance, &choice) != TAGC_OK)
+        fail_msg("%s", tagc_last_error());
+    return choice;
+}
+
+static void make_deep(fixture *f, int placement, double bytes_per_s, double latency_s) {
+    make(f, placement, 1e-9, bytes_per_s, latency_s);
+    tagc_layout_destroy(f->layout);
+    f->setup.model.n_layer = 12;
+    f->setup.model.n_embd = 64;
+}
+
+/* Against every power of two, and what a bucket of one value and one of the whole model would make of it. */
+static void a_bucket_is_the_smallest_that_is_fast(void **state) {
+    (void)state;
+    uint64_t random = 3;
+    int n_none = 0, n_all = 0, n_between = 0;
+    for (int trial = 0; trial < 60; trial++) {
+        fixture f;
+        make_deep(&f, trial % 4, spread(&random, 1e6, 1e10), spread(&random, 1e-6, 5e-2));
+        f.costs.flop_s = spread(&random, 1e-12, 1e-9);
+        f.setup.engine.bucket_elems = 12345; /* is not read */
+        f.setup.engine.prefetch = trial % 3;
+        double tolerance = trial % 3 == 0 ? 0 : 0.02, none_s = bucket_s(&f, 0), fastest_s = none_s;
+        for (int i = 0; i <= 40; i++) fastest_s = fmin(fastest_s, bucket_s(&f, (uint64_t)1 << i));
+        tagc_bucket_choice c = choose_bucket(&f, tolerance);
+        assert_true(c.without_s == none_s && c.chosen_s == bucket_s(&f, c.bucket_elems));
+        assert_true(c.chosen_s <= fastest_s * (1 + tolerance));
+        if (c.bucket_elems > 0) assert_true(none_s > fastest_s * (1 + tolerance));
+        for (uint64_t smaller = 1; smaller < c.bucket_elems; smaller *= 2)
+            assert_true(bucket_s(&f, smaller) > fastest_s * (1 + tolerance));
+        n_none += c.bucket_elems == 0;
+        n_all += c.n_units == 2; /* the embedding, and the rest */
+        n_between += c.bucket_elems > 0 && c.n_units > 2;
+    }
+    assert_true(n_none > 5 && n_all > 5 && n_between > 5);
+}
+
+/* Where messages cost nothing, buckets only hide less; where nothing else costs, fewer are faster. */
+static void latency_decides(void **state) {
+    (void)state;
+    fixture f;
+    make_deep(&f, TAGC_PLACE_ZERO3, 1e8, 0);
+    assert_int_equal(choose_bucket(&f, 0.02).bucket_elems, 0);
+    make_deep(&f, TAGC_PLACE_ZERO3, (double)INFINITY, 1);
+    tagc_bucket_choice c = choose_bucket(&f, 0.02);
+    assert_int_equal(c.n_units, 2);
+    assert_true(c.chosen_s < c.without_s / 3);
+    make_deep(&f, TAGC_PLACE_ZERO3, (double)INFINITY, 1);
+    f.setup.engine.wrap = TAGC_WRAP_MATRIX; /* has no stages to join */
+    assert_int_equal(choose_bucket(&f, 0).bucket_elems, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_gains),
         cmocka_unit_test(only_bytes_count),
         cmocka_unit_test(any_machine),
         cmocka_unit_test(what_is_wrong_is_told),
+        cmocka_unit_test(a_bucket_is_the_smallest_that_is_fast),
+        cmocka_unit_test(latency_decides),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

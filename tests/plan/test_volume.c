@@ -127,6 +127,24 @@ static void both_wraps(void **state) {
     }
 }
 
+/* Buckets are part of the layout: fewer messages and less padding, and memory for larger units. */
+static void buckets(void **state) {
+    (void)state;
+    static const tagc_gpt2_config deep = {7, 2, 16, 8, 40, 0}, deep_tied = {7, 2, 16, 8, 40, 1};
+    static const int exchanges[] = {TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_PACKED};
+    for (int variant = 0; variant < 3 * 3 * 2; variant++) {
+        small_run run = make(variant % 4 < 2 ? &deep : &deep_tied, 2 + variant % 3);
+        run.options.sharding = variant % 3;
+        run.options.bucket_elems = variant / 9 ? 1000000 : 7000; /* two blocks, and all */
+        run.options.reducer.exchange = exchanges[variant / 3 % 3];
+        /* with positions, bytes of direct depend on the data */
+        run.options.reducer.sparsity = variant / 3 % 3 == 1 ? 0 : 0.9;
+        run.options.prefetch = variant % 3;
+        run.options.gather = variant % 2;
+        if (variant % STRIDE == 0) compare(&run, "buckets");
+    }
+}
+
 static void every_wire_and_index(void **state) {
     (void)state;
     for (int variant = 0; variant < 3 * 2 * 2 * 3; variant++) {
@@ -444,6 +462,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_placement),
         cmocka_unit_test(both_wraps),
+        cmocka_unit_test(buckets),
         cmocka_unit_test(every_wire_and_index),
         cmocka_unit_test(sketches),
         cmocka_unit_test(long_accumulation),

@@ -1,0 +1,426 @@
+/* Buckets: neighbouring stages that share a unit. What they may not change is what is trained; a checkpoint goes on with
+ * other buckets; and parameters that the next unit needs leave before gradients. */
+#include "../meeting.h"
+#include "toy.h"
+
+#include "fsdp/checkpoint.h"
+#include "fsdp/checkpoint_format.h"
+#include "fsdp/internal.h"
+
+enum { LAYERS = 7, N_STEPS = 3 };
+
+/* ---- layout ---- */
+
+static uint64_t stage_elems(const toy_model *m, int stage) {
+    uint64_t n = 0;
+    for (int t = 0; t < m->n_tensors; t++) n += m->tensors[t].stage == stage ? m->tensors[t].n_elems : 0;
+    return n;
+}
+
+/* Units by another way: stage by stage, the embedding alone, what is left too small given to the last. unit_of
+ * (n_stages); returns the number of units. */
+static int expected_units(const toy_model *m, uint64_t least, int *unit_of) {
+    int n_units = 1;
+    uint64_t n_elems = 0; /* of the unit that is being filled */
+    unit_of[0] = 0;
+    for (int stage = 1; stage < m->n_stages; stage++) {
+        uint64_t rest = 0;
+        for (int later = stage; later < m->n_stages; later++) rest += stage_elems(m, later);
+        int begins = stage == 1 || (n_elems >= least && rest >= least);
+        n_units += begins;
+        n_elems = (begins ? 0 : n_elems) + stage_elems(m, stage);
+        unit_of[stage] = n_units - 1;
+    }
+    return n_units;
+}
+
+static void units_are_runs_of_stages(void **state) {
+    (void)state;
+    int n_seen[LAYERS + 3] = {0};
+    for (int tied = 0; tied < 2; tied++) {
+        toy_model m;
+        toy_gpt(&m, LAYERS, 12, tied);
+        uint64_t block = stage_elems(&m, 1);
+        for (uint64_t least = 1; least < 10 * block; least += block / 7) {
+            tagc_fsdp f = {.world_size = 3};
+            int unit_of[LAYERS + 2];
+            tagc_fsdp_options_init(&f.options);
+            f.options.bucket_elems = least;
+            assert_int_equal(tagc_fsdp_layout(&f, m.tensors, m.n_tensors), TAGC_OK);
+            int n_units = expected_units(&m, least, unit_of);
+            assert_int_equal(f.n_units, n_units);
+            n_seen[n_units]++;
+            for (int t = 0; t < m.n_tensors; t++)
+                assert_int_equal(f.places[t].unit, unit_of[m.tensors[t].stage]);
+            int n_tensors = 0, n_uses = 0;
+            for (int unit = 0; unit < n_units; unit++) {
+                const tagc_unit *u = &f.units[unit];
+                n_tensors += u->n_tensors;
+                n_uses += u->n_uses;
+                assert_int_equal(u->spans, tied && unit == 0); /* buckets go when they are done */
+                if (unit > 0 && n_units > 2) assert_true(u->n_elems >= least);
+                assert_int_equal(f.backward_order[n_units - 1 - unit], tied ? (unit + 1) % n_units : unit);
+            }
+            assert_int_equal(n_tensors, m.n_tensors);
+            assert_int_equal(n_uses, m.n_tensors + tied);
+            tagc_memory_destroy(f.tables);
+        }
+    }
+    assert_true(n_seen[2] > 0 && n_seen[3] > 0 && n_seen[4] > 0 && n_seen[LAYERS + 1] > 0);
+}
+
+static void names_say_from_where_to_where(void **state) {
+    (void)state;
+    toy_model m;
+    toy_gpt(&m, LAYERS, 12, 0);
+    tagc_fsdp f = {.world_size = 2};
+    tagc_fsdp_options_init(&f.options);
+    f.options.bucket_elems = 3 * stage_elems(&m, 1);
+    assert_int_equal(tagc_fsdp_layout(&f, m.tensors, m.n_tensors), TAGC_OK);
+    assert_int_equal(f.n_units, 3);
+    assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte+wpe");
+    assert_string_equal(tagc_fsdp_unit_name(&f, 1), "h.0-h.2");
+    assert_string_equal(tagc_fsdp_unit_name(&f, 2), "h.3-ln_f+lm_head");
+    tagc_memory_destroy(f.tables);
+}
+
+static void bad_sizes_are_refused(void **state) {
+    (void)state;
+    tagc_fsdp_options o;
+    tagc_fsdp_options_init(&o);
+    o.bucket_elems = TAGC_MOST_BUCKET_ELEMS;
+    assert_int_equal(tagc_fsdp_options_check(&o), TAGC_OK);
+    o.bucket_elems++;
+    assert_int_equal(tagc_fsdp_options_check(&o), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "bucket_elems is 1099511627777"));
+    o.bucket_elems = 5;
+    o.wrap = TAGC_WRAP_MATRIX;
+    assert_int_equal(tagc_fsdp_options_check(&o), TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "bucket_elems is 5 with wrap 1"));
+}
+
+/* ---- training ---- */
+
+typedef struct run {
+    toy_model model;
+    tagc_fsdp_options options;
+    uint64_t bucket_of_rank[2]; /* where not 0: of ranks 0 and 1 alone */
+    tagc_status status[TOY_MAX_RANKS];
+    char text[TAGC_ERROR_TEXT_BYTES];
+    double loss[TOY_MAX_RANKS]; /* of the last step */
+    float *values;              /* (n_params) of rank 0 at the end */
+    int n_units;
+} run;
+
+static void train(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    for (uint64_t step = 0; step < N_STEPS; step++)
+        r->loss[rank] = toy_step(&r->model, comm, f, r->options.n_micro_steps, step, 0.01, NULL);
+    float *values = calloc(toy_n_params(&r->model), sizeof *values);
+    toy_read(&r->model, f, values);
+    if (rank == 0) r->n_units = tagc_fsdp_n_units(f);
+    if (rank == 0) memcpy(r->values, values, toy_n_params(&r->model) * sizeof *values);
+    free(values);
+    tagc_fsdp_destroy(f);
+}
+
+static void make(run *r, int n_layer, int tied) {
+    *r = (run){0};
+    toy_gpt(&r->model, n_layer, 5, tied);
+    r->model.n_samples = 48;
+    tagc_fsdp_options_init(&r->options);
+    r->options.policy = TAGC_POLICY_NONE;
+    r->options.clip_norm = 0; /* the norm is summed shard by shard, in another order */
+    r->values = calloc(toy_n_params(&r->model), sizeof *r->values);
+}
+
+/* Without clipping every element goes its own way, so that not a bit may change: any number of ranks, every sharding. */
+static void dense_training_is_the_same(void **state) {
+    (void)state;
+    static const int worlds[] = {1, 2, 3, 4, 8, 16};
+    for (int variant = 0; variant < 4 * 6; variant++) {
+        int world_size = worlds[variant / 4], tied = variant % 3 == 0;
+        run plain, r;
+        make(&plain, 4, tied);
+        plain.options.sharding = variant % 4;
+        plain.options.ranks_per_host = world_size % 2 ? 1 : 2;
+        plain.options.two_level = variant % 5 == 0;
+        plain.options.prefetch = variant % 3;
+        plain.options.grads_in_flight = 1 + variant % 3;
+        plain.options.n_micro_steps = 1 + variant % 3 / 2;
+        toy_run(world_size, train, &plain);
+        assert_int_equal(plain.n_units, 6);
+        for (uint64_t least = 300; least < 3000; least *= 3) {
+            make(&r, 4, tied);
+            r.options = plain.options;
+            r.options.bucket_elems = least;
+            toy_run(world_size, train, &r);
+            assert_true(r.n_units < plain.n_units && r.n_units >= 2);
+            assert_memory_equal(r.values, plain.values, toy_n_params(&r.model) * sizeof(float));
+            assert_memory_equal(r.loss, plain.loss, sizeof r.loss);
+            free(r.values);
+        }
+        free(plain.values);
+    }
+}
+
+/* With clipping and with selection: as near as another order of sums and another fragment leave it. */
+static void clipped_and_compressed_training_is_near(void **state) {
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        run plain, r;
+        make(&plain, 5, 0);
+        plain.options.clip_norm = 1;
+        plain.options.policy = compressed ? TAGC_POLICY_ALL : TAGC_POLICY_NONE;
+        plain.options.reducer.sparsity = 0.5;
+        toy_run(4, train, &plain);
+        make(&r, 5, 0);
+        r.options = plain.options;
+        r.options.bucket_elems = 1000;
+        toy_run(4, train, &r);
+        double most = 0;
+        for (size_t i = 0; i < toy_n_params(&r.model); i++)
+            most = fmax(most, fabs((double)(r.values[i] - plain.values[i])));
+        assert_true(most <= (compressed ? 2 * 0.01 * N_STEPS : 1e-6)); /* no more than Adam's steps apart */
+        assert_true(compressed == (most > 1e-4));
+        free(plain.values);
+        free(r.values);
+    }
+}
+
+static void disagree(tagc_comm *comm, void *arg) {
+    run *r = arg;
+    int rank = tagc_comm_rank(comm);
+    tagc_fsdp *f;
+    tagc_fsdp_options options = r->options;
+    options.bucket_elems = r->bucket_of_rank[rank];
+    r->status[rank] = tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &options, NULL, &f);
+    if (rank == 0) snprintf(r->text, sizeof r->text, "%s", tagc_last_error());
+}
+
+static void ranks_must_agree(void **state) {
+    (void)state;
+    run r;
+    make(&r, 2, 0);
+    r.bucket_of_rank[0] = 1000;
+    r.bucket_of_rank[1] = 1001; /* the same units, but nobody can know that */
+    toy_run(2, disagree, &r);
+    assert_int_equal(r.status[0], TAGC_ERR_MISMATCH);
+    assert_int_equal(r.status[1], TAGC_ERR_MISMATCH);
+    assert_non_null(strstr(r.text, "bucket_elems=1000, rank 1 with bucket_elems=1001"));
+    free(r.values);
+}
+
+/* ---- checkpoints ---- */
+
+typedef struct resume {
+    toy_model model;
+    tagc_fsdp_options options;
+    char dir[64];
+    int loads;
+    float *values;              /* (n_params) of rank 0 */
+    double *moment2, *residual; /* (n_params) summed over ranks */
+    pthread_mutex_t lock;
+} resume;
+
+static void add_state(resume *r, const tagc_fsdp *f) {
+    size_t first = 0;
+    pthread_mutex_lock(&r->lock);
+    for (int t = 0; t < r->model.n_tensors; first += r->model.tensors[t].n_elems, t++) {
+        const tagc_place *p = &f->places[t];
+        const tagc_flat *flat = &f->flats[p->flat];
+        uint64_t n_residual;
+        const float *residual = tagc_reducer_residual(flat->reducer, &n_residual);
+        for (uint64_t i = 0; i < p->n; i++)
+            r->moment2[first + p->first + i] += (double)flat->moment2[p->at + i];
+        for (uint64_t i = 0; i < r->model.tensors[t].n_elems && n_residual > 0; i++)
+            r->residual[first + i] += (double)residual[p->offset + i] / f->world_size;
+    }
+    pthread_mutex_unlock(&r->lock);
+}
+
+static void save_or_load(tagc_comm *comm, void *arg) {
+    resume *r = arg;
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, r->model.tensors, r->model.n_tensors, &r->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    if (r->loads) {
+        char path[128], *extra;
+        uint64_t step;
+        CHECK_OK(tagc_checkpoint_find(comm, r->dir, path, sizeof path));
+        CHECK_OK(tagc_checkpoint_load(f, comm, path, &step, &extra));
+        CHECK(step == N_STEPS);
+        free(extra);
+    } else {
+        for (uint64_t step = 0; step < N_STEPS; step++) toy_step(&r->model, comm, f, 1, step, 0.01, NULL);
+        CHECK_OK(tagc_checkpoint_save(f, comm, r->dir, N_STEPS, ""));
+    }
+    add_state(r, f);
+    float *values = calloc(toy_n_params(&r->model), sizeof *values);
+    toy_read(&r->model, f, values);
+    if (tagc_comm_rank(comm) == 0) memcpy(r->values, values, toy_n_params(&r->model) * sizeof *values);
+    free(values);
+    toy_step(&r->model, comm, f, 1, N_STEPS, 0.01, NULL); /* it goes on */
+    tagc_fsdp_destroy(f);
+}
+
+static void make_resume(resume *r, const char *dir, int loads, uint64_t bucket_elems) {
+    *r = (resume){.loads = loads};
+    toy_gpt(&r->model, 5, 7, 0);
+    size_t n = toy_n_params(&r->model);
+    tagc_fsdp_options_init(&r->options);
+    r->options.reducer.sparsity = 0.8;
+    r->options.bucket_elems = bucket_elems;
+    snprintf(r->dir, sizeof r->dir, "%s", dir);
+    r->values = calloc(n, sizeof *r->values);
+    r->moment2 = calloc(n, sizeof *r->moment2);
+    r->residual = calloc(n, sizeof *r->residual);
+    pthread_mutex_init(&r->lock, NULL);
+}
+
+static void free_resume(resume *r) {
+    pthread_mutex_destroy(&r->lock);
+    free(r->values);
+    free(r->moment2);
+    free(r->residual);
+}
+
+/* Saved with some buckets by some ranks, gone on with others by others: parameters and moments to the bit, and of the
+ * residuals what is still to come. */
+static void a_checkpoint_goes_on_with_other_buckets(void **state) {
+    (void)state;
+    static const struct {
+        int old_ranks, ranks;
+        uint64_t old, now;
+    } cases[] = {{2, 2, 0, 900}, {2, 2, 900, 0}, {4, 4, 900, 2000}, {3, 2, 2000, 500}, {2, 5, 0, 100000}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char dir[] = "/tmp/tagc-buckets-XXXXXX", command[64];
+        assert_non_null(mkdtemp(dir));
+        resume a, b;
+        make_resume(&a, dir, 0, cases[i].old);
+        make_resume(&b, dir, 1, cases[i].now);
+        a.options.sharding = (int)i % 2;
+        toy_run(cases[i].old_ranks, save_or_load, &a);
+        toy_run(cases[i].ranks, save_or_load, &b);
+        size_t n = toy_n_params(&a.model);
+        double largest = 0;
+        assert_memory_equal(a.values, b.values, n * sizeof *a.values);
+        assert_memory_equal(a.moment2, b.moment2, n * sizeof *a.moment2);
+        for (size_t k = 0; k < n; k++) {
+            assert_true(fabs(a.residual[k] - b.residual[k]) <= 1e-5 * (1e-2 + fabs(a.residual[k])));
+            largest = fmax(largest, fabs(a.residual[k]));
+        }
+        assert_true(largest > 0.01);
+        free_resume(&a);
+        free_resume(&b);
+        snprintf(command, sizeof command, "rm -rf '%s'", dir);
+        assert_int_equal(system(command), 0);
+    }
+}
+
+/* ---- order ---- */
+
+enum { MOST_EVENTS = 400 };
+
+typedef struct event {
+    int is_gather, unit;
+} event;
+
+typedef struct order {
+    toy_model model;
+    tagc_fsdp_options options;
+    meeting meeting;
+    int n_units, n_events, is_on; /* of rank 0, one backward pass */
+    event events[MOST_EVENTS];
+} order;
+
+static void record(void *context, const tagc_event *e) {
+    order *o = context;
+    if (!o->is_on || strcmp(e->stream, "comm") != 0 || e->tag == UINT64_MAX || o->n_events == MOST_EVENTS)
+        return;
+    o->events[o->n_events++] = (event){strcmp(e->name, tagc_leg_name(TAGC_LEG_GATHER)) == 0, (int)e->tag};
+}
+
+/* Over a transport without lanes, where transfers end in the order in which they were asked for. */
+static void backward_order(tagc_comm *comm, void *arg) {
+    order *o = arg;
+    seat self = {&o->meeting, tagc_comm_rank(comm), 2};
+    tagc_comm_options options;
+    tagc_comm *other;
+    tagc_fsdp *f;
+    tagc_comm_options_init(&options);
+    if (self.rank == 0) {
+        options.trace = record;
+        options.trace_context = o;
+    }
+    CHECK_OK(tagc_comm_create_callback(&meeting_ops, &self, self.rank, 2, &options, &other));
+    CHECK_OK(tagc_fsdp_create(other, o->model.tensors, o->model.n_tensors, &o->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    toy_step(&o->model, other, f, 1, 0, 0.01, NULL); /* learns what backward reads */
+    (void)toy_forward(&o->model, f, 1, 0, 1);
+    CHECK_OK(tagc_comm_barrier(other)); /* behind all that forward asked for */
+    if (self.rank == 0) o->is_on = 1;
+    toy_backward(&o->model, f, 0, 1);
+    CHECK_OK(tagc_fsdp_step(f, 0.01, NULL));
+    if (self.rank == 0) o->is_on = 0;
+    if (self.rank == 0) o->n_units = tagc_fsdp_n_units(f);
+    tagc_fsdp_destroy(f);
+    tagc_comm_destroy(other);
+}
+
+static int find(const order *o, int is_gather, int unit) {
+    for (int i = 0; i < o->n_events; i++)
+        if (o->events[i].is_gather == is_gather && o->events[i].unit == unit) return i;
+    return -1;
+}
+
+/* When a unit's gradients are complete its place is free for the parameters of a unit further down, which leave first:
+ * computing waits for those, and for gradients only at the end of the step. */
+static void parameters_leave_before_gradients(void **state) {
+    (void)state;
+    for (int variant = 0; variant < 6; variant++) {
+        order o = {.options.wrap = 0};
+        int prefetch = variant % 3;
+        toy_gpt(&o.model, LAYERS, 6, 0);
+        o.model.n_samples = 2;
+        tagc_fsdp_options_init(&o.options);
+        o.options.policy = TAGC_POLICY_NONE;
+        o.options.prefetch = prefetch;
+        o.options.grads_in_flight = 8;
+        o.options.bucket_elems = variant / 3 ? 400 : 0;
+        pthread_barrier_init(&o.meeting.barrier, NULL, 2);
+        toy_run(2, backward_order, &o);
+        pthread_barrier_destroy(&o.meeting.barrier);
+        assert_int_equal(o.n_units, variant / 3 ? 5 : LAYERS + 2);
+        int n_checked = 0, n_before = -1;
+        for (int unit = o.n_units - 1; unit >= 0; unit--) { /* in the order of use */
+            int gather = find(&o, 1, unit), values = find(&o, 0, unit), next = unit - prefetch - 1;
+            assert_true(values >= 0);
+            if (gather >= 0) assert_true(gather > n_before && gather < values);
+            if (gather >= 0) n_before = gather;
+            if (next < 0) continue;
+            int ahead = find(&o, 1, next);
+            assert_true(ahead >= 0 && ahead < values);
+            n_checked++;
+        }
+        assert_true(n_checked >= o.n_units - 1 - prefetch);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(units_are_runs_of_stages),
+        cmocka_unit_test(names_say_from_where_to_where),
+        cmocka_unit_test(bad_sizes_are_refused),
+        cmocka_unit_test(dense_training_is_the_same),
+        cmocka_unit_test(clipped_and_compressed_training_is_near),
+        cmocka_unit_test(ranks_must_agree),
+        cmocka_unit_test(a_checkpoint_goes_on_with_other_buckets),
+        cmocka_unit_test(parameters_leave_before_gradients),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
