@@ -56,7 +56,9 @@ typedef enum tagc_status {
     /* Received or loaded bytes contradict themselves. */
     TAGC_ERR_CORRUPT = 6,
     /* The value or combination is known, but this build or this exchange does not have it. */
-    TAGC_ERR_UNSUPPORTED = 7
+    TAGC_ERR_UNSUPPORTED = 7,
+    /* A device, or its runtime, reports a failure. (8 and 9 belong to the tagc command.) */
+    TAGC_ERR_DEVICE = 10
 } tagc_status;
 
 TAGC_API const char *tagc_status_name(tagc_status status);

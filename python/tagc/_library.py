@@ -22,7 +22,7 @@ OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
 # The ways in which parameters are gathered: (format, delta).
 GATHERS = {"fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0),
            "delta8": ("int8", 1), "delta4": ("int4", 1), "delta2": ("int2", 1)}  # fmt: skip
-STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted")
+STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted", "device")
 
 
 class Error(RuntimeError):

@@ -50,6 +50,8 @@ const char *tagc_status_name(tagc_status status) {
         return "corrupt data";
     case TAGC_ERR_UNSUPPORTED:
         return "not supported";
+    case TAGC_ERR_DEVICE:
+        return "device failure";
     }
     return status == TAGC_ERR_IO            ? "input or output failure"
            : status == TAGC_ERR_INTERRUPTED ? "interrupted"

@@ -13,7 +13,7 @@
 /* Of the trainer and its files. No function of libtagc returns them, so that they are no part of its tagc_status. */
 #define TAGC_ERR_IO ((tagc_status)8)          /* a file cannot be read or written */
 #define TAGC_ERR_INTERRUPTED ((tagc_status)9) /* the user asked to stop */
-#define TAGC_LAST_STATUS 9
+#define TAGC_LAST_STATUS 10
 
 /* Records the text of a failure for this thread and returns `status`, so that `return tagc_fail(...)` reads well.
  * The text names the argument, its value and what is allowed; no trailing newline or period. */

@@ -1,0 +1,203 @@
+/* Failures of the runtime and of exchanges: everybody hears of them, nobody waits for ever, nothing leaks. */
+#include "rig.h"
+
+#include <math.h>
+
+static int n_calls;
+
+static tagc_status fail_third(device_rig *rig, int unit, const float *input, float *output) {
+    (void)rig_double(rig, unit, input, output);
+    if (++n_calls != 3) return TAGC_OK;
+    return TAGC_ERR_MISMATCH;
+}
+
+/* An exchange that fails: its output is NaN, the others are what they should be. */
+static void test_exchange_fails(void **state) {
+    (void)state;
+    fake_reset(2, 1, FAKE_EAGER, 1);
+    device_rig rig = {.exchange = fail_third};
+    n_calls = 0;
+    assert_int_equal(rig_make(&rig, 0, 0, 2, 3), TAGC_OK);
+    rig_start(&rig);
+    for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_MISMATCH);
+    for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 1, u), TAGC_OK);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK); /* told once */
+    assert_int_equal(rig_synchronize(&rig), 0);
+    for (int u = 0; u < RIG_UNITS; u++)
+        for (int i = 0; i < rig.n_elems[u]; i++) {
+            assert_int_equal(isnan(rig.results[0][u][i]) != 0, u == 2);
+            assert_true(rig.results[1][u][i] == 2 * rig_value(&rig, 1, u, i));
+        }
+    rig_join(&rig);
+    rig_end(&rig);
+    assert_int_equal(fake_n_mistakes(), 0);
+}
+
+/* Each call of an exchange fails once: that ticket and all later ones are handed out with the failure, before anybody
+ * exchanged something for them. */
+static void test_each_call_fails(void **state) {
+    (void)state;
+    static const struct {
+        const char *function;
+        int n; /* of an exchange */
+    } calls[] = {{"StreamIsCapturing", 1}, {"PointerGetAttributes", 2}, {"EventRecord", 3},
+                 {"StreamWaitEvent", 4},   {"MemcpyAsync", 2},          {"LaunchHostFunc", 2}};
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
+        for (int n = 1; n <= calls[c].n; n++) {
+            fake_reset(3, 1, FAKE_EAGER, 1);
+            device_rig rig = {0};
+            assert_int_equal(rig_make(&rig, 0, 0, 3, 2), TAGC_OK);
+            fake_fail(calls[c].function, 2 * calls[c].n + n, 719);
+            for (int u = 0; u < RIG_UNITS; u++) {
+                tagc_status status = rig_enqueue(&rig, 0, u);
+                assert_int_equal(status, u < 2 ? TAGC_OK : TAGC_ERR_DEVICE);
+                if (status != TAGC_OK) assert_non_null(strstr(tagc_last_error(), "a fake error (719)"));
+            }
+            for (int u = 0; u < RIG_UNITS; u++) { /* here, in place of the thread that exchanges */
+                uint64_t ticket, tag;
+                const void *input;
+                void *output;
+                tagc_status status = tagc_stager_next(rig.stager, &ticket, &tag, &input, &output);
+                assert_int_equal(ticket, u + 1);
+                assert_int_equal(tag, u);
+                assert_true(status == TAGC_OK || status == TAGC_ERR_DEVICE);
+                if (u >= 2) assert_int_equal(status, TAGC_ERR_DEVICE);
+                assert_true((status == TAGC_OK) == (input != NULL && output != NULL));
+                if (status == TAGC_OK) rig_double(&rig, u, input, output);
+                assert_int_equal(tagc_stager_finish(rig.stager, ticket, status, tagc_last_error()), TAGC_OK);
+            }
+            assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+            rig_end(&rig);
+            assert_int_equal(fake_n_live(), 1); /* the caller's stream */
+            assert_int_equal(fake_n_mistakes(), 0);
+        }
+}
+
+/* The device fails while inputs are on the way: host functions are not called any more, and the thread hears of it. */
+static void test_device_breaks(void **state) {
+    (void)state;
+    for (int n_before = 0; n_before < 3; n_before++) {
+        fake_reset(4, 1, FAKE_LATE, 1);
+        device_rig rig = {.is_late = 0};
+        assert_int_equal(rig_make(&rig, 0, 0, 4, 2), TAGC_OK);
+        for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
+        if (n_before) fake_settle(rig_n_sleeping, rig.stager); /* as many as there are slots come */
+        fake_break(0, 700);
+        rig_start(&rig);
+        assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+        assert_non_null(strstr(tagc_last_error(), "an illegal memory access was encountered (700)"));
+        assert_int_equal(rig_enqueue(&rig, 1, 0), TAGC_ERR_DEVICE);
+        assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_DEVICE);
+        rig_join(&rig);
+        rig_end(&rig);
+    }
+}
+
+/* What can be seen before anything is enqueued costs that exchange only. */
+static void test_arguments(void **state) {
+    (void)state;
+    fake_reset(5, 2, FAKE_EAGER, 1);
+    device_rig rig = {0};
+    assert_int_equal(rig_make(&rig, 0, 0, 5, 2), TAGC_OK);
+    rig_start(&rig);
+    float here[64];
+    uint64_t ticket = 0;
+    assert_int_equal(tagc_stage_enqueue(rig.stages[0], here, rig.outputs[0], rig.caller, 1, &ticket),
+                     TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "input is not in the device's memory"));
+    assert_int_equal(ticket, 1);
+    assert_int_equal(tagc_stage_enqueue(rig.stages[0], rig.gradients[0], here, rig.caller, 1, &ticket),
+                     TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "output is not"));
+    rig.saboteur.real.device_set(rig.saboteur.real.context, 1);
+    void *elsewhere = fake_alloc(256);
+    assert_int_equal(tagc_stage_enqueue(rig.stages[0], elsewhere, rig.outputs[0], rig.caller, 1, &ticket),
+                     TAGC_ERR_ARGUMENT);
+    assert_non_null(strstr(tagc_last_error(), "input is on device 1, must be on device 0"));
+    int current = -1;
+    rig.saboteur.real.device_get(rig.saboteur.real.context, &current);
+    assert_int_equal(current, 1); /* the caller's, as it was */
+    rig.saboteur.real.device_set(rig.saboteur.real.context, 0);
+    assert_int_equal(tagc_stager_wait(rig.stager, ticket), TAGC_ERR_ARGUMENT);
+    assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_OK);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(tagc_stage_enqueue(NULL, here, here, NULL, 0, &ticket), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_stage_enqueue(rig.stages[0], NULL, here, NULL, 0, &ticket), TAGC_ERR_ARGUMENT);
+    assert_int_equal(tagc_stager_finish(rig.stager, 77, TAGC_OK, NULL), TAGC_ERR_STATE);
+    tagc_stage *stage = (tagc_stage *)1;
+    assert_int_equal(tagc_stage_create(rig.stager, 0, 0, 4, &stage), TAGC_ERR_ARGUMENT);
+    assert_null(stage);
+    tagc_stager *stager = (tagc_stager *)1;
+    assert_int_equal(tagc_stager_create(rig.device, 17, &stager), TAGC_ERR_ARGUMENT);
+    assert_null(stager);
+    rig_join(&rig);
+    assert_int_equal(rig_enqueue(&rig, 0, 0), TAGC_ERR_STATE); /* closed */
+    rig_end(&rig);
+    fake_free(elsewhere);
+    tagc_stager_destroy(NULL);
+    tagc_stager_close(NULL);
+    tagc_stage_destroy(NULL);
+    assert_int_equal(fake_n_mistakes(), 0);
+}
+
+/* Nobody exchanges: closing lets all go that wait. */
+static void test_close(void **state) {
+    (void)state;
+    fake_reset(6, 1, FAKE_EAGER, 1);
+    device_rig rig = {0};
+    assert_int_equal(rig_make(&rig, 0, 0, 6, 2), TAGC_OK);
+    for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, 0, u), TAGC_OK);
+    while (!tagc_stager_n_waiting(rig.stager)) {
+    }
+    tagc_stager_close(rig.stager);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_STATE);
+    assert_int_equal(rig_synchronize(&rig), 0);
+    rig_end(&rig);
+    assert_int_equal(fake_n_live(), 1);
+    assert_int_equal(fake_n_mistakes(), 0);
+}
+
+/* Making fails at every call in turn. */
+static void test_making_fails(void **state) {
+    (void)state;
+    static const char *const calls[] = {"StreamCreateWithFlags", "EventCreateWithFlags", "HostAlloc",
+                                        "StreamSynchronize"};
+    int n_failed = 0;
+    for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
+        for (int n = 1; n <= 6; n++) {
+            fake_reset(7, 1, FAKE_EAGER, 1);
+            tagc_device *device;
+            assert_int_equal(tagc_device_open("cuda", NULL, 0, &device), TAGC_OK);
+            fake_fail(calls[c], n, 2);
+            tagc_stager *stager = NULL;
+            tagc_stage *stage = NULL;
+            tagc_status status = tagc_stager_create(device, 2, &stager);
+            if (status == TAGC_OK) status = tagc_stage_create(stager, 0, 64, 32, &stage);
+            n_failed += status != TAGC_OK;
+            if (status != TAGC_OK) {
+                assert_int_equal(status, TAGC_ERR_DEVICE);
+                assert_non_null(strstr(tagc_last_error(), "a fake error (2)"));
+                assert_null(stage);
+            }
+            if (stager && status != TAGC_OK) /* once more, and it goes */
+                assert_int_equal(tagc_stage_create(stager, 0, 64, 32, &stage), TAGC_OK);
+            tagc_stage_destroy(stage);
+            tagc_stager_destroy(stager);
+            tagc_device_close(device);
+            assert_int_equal(fake_n_live(), 0);
+            assert_int_equal(fake_n_mistakes(), 0);
+        }
+    assert_int_equal(n_failed, 2 + 6 + 4 + 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_exchange_fails), cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_device_breaks),  cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_close),          cmocka_unit_test(test_making_fails),
+    };
+    int n_failed = cmocka_run_group_tests(tests, NULL, NULL);
+    fake_reset(1, 1, FAKE_LATE, 1);
+    return n_failed;
+}
