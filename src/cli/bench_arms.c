@@ -51,6 +51,20 @@ typedef struct arms_bench {
 
 /* ---- before the first turn ---- */
 
+static uint64_t residual_of(const tagc_layout *layout, int flat) {
+    tagc_exchange_memory memory = {0};
+    (void)tagc_reducer_memory(&layout->flats[flat].reducer, layout->world_size, 0, &memory);
+    return memory.residual;
+}
+
+/* Reducers of flats before this one with which its own shares spares. */
+static int n_alike_before(const tagc_layout *layout, int flat) {
+    uint64_t n_bytes = residual_of(layout, flat);
+    int n = 0;
+    for (int i = 0; i < flat; i++) n += residual_of(layout, i) == n_bytes;
+    return n;
+}
+
 /* What the engine says of itself, and what its reducers and gatherers take beside residuals. */
 static uint64_t engine_bytes(const tagc_layout *layout) {
     uint64_t sum = layout->memory.parameters + layout->memory.gradients + layout->memory.optimizer +
@@ -58,10 +72,9 @@ static uint64_t engine_bytes(const tagc_layout *layout) {
     for (int i = 0; i < layout->n_flats; i++) {
         tagc_exchange_memory memory = {0};
         uint64_t n_bytes = 0;
-        int is_first = 1; /* of its size: a spare is shared */
-        for (int k = 0; k < i; k++) is_first &= layout->flats[k].n_padded != layout->flats[i].n_padded;
-        if (tagc_reducer_memory(&layout->flats[i].reducer, layout->world_size, &memory) == TAGC_OK)
-            sum += memory.buffers + (is_first ? memory.spare : 0);
+        if (tagc_reducer_memory(&layout->flats[i].reducer, layout->world_size, n_alike_before(layout, i),
+                                &memory) == TAGC_OK)
+            sum += memory.buffers + memory.spare;
         if (layout->flats[i].has_gatherer &&
             tagc_gatherer_memory(&layout->flats[i].gatherer, layout->world_size, &n_bytes) == TAGC_OK)
             sum += n_bytes;

@@ -64,14 +64,16 @@ uint64_t tagc_norm_bytes(int world_size) {
     return ((uint64_t)world_size - 1) * sizeof(double);
 }
 
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size,
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                 tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena;
     TAGC_TRY(sketch_out(options, world_size, 0, &r, &arena));
-    uint64_t residual = r.exchange->residual_elems(&r.options, world_size) * (uint64_t)sizeof(float);
+    uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
+    int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
     tagc_memory_destroy(r.state);
-    *out = (tagc_exchange_memory){.buffers = arena.n_bytes, .residual = residual, .spare = residual};
+    *out = (tagc_exchange_memory){
+        .buffers = arena.n_bytes, .residual = residual, .spare = (uint64_t)n_spares * residual};
     return TAGC_OK;
 }
 

@@ -48,12 +48,11 @@ uint64_t tagc_norm_bytes(int world_size);
 typedef struct tagc_exchange_memory {
     uint64_t buffers;
     uint64_t residual;
-    uint64_t
-        spare; /* one, which the reducers of one n_elems on a comm share; of small ones there are more, see
-                       tagc_comm_n_spares */
+    uint64_t spare; /* what making this reducer adds to the spares that reducers of one residual share */
 } tagc_exchange_memory;
 
-tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size,
+/* n_before: reducers on the comm whose residual is as long. So the spares of several add up, see tagc_comm_n_spares. */
+tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                 tagc_exchange_memory *out);
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes);
 

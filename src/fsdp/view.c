@@ -49,7 +49,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
         if (to->reducer.paper) to->reducer.paper = &out->paper;
         tagc_exchange_memory memory;
-        TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size, &memory));
+        TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size, 0, &memory));
         out->memory.residuals += memory.residual;
         out->n_owned += flat->n_owned;
     }

@@ -209,15 +209,19 @@ void tagc_deployment_destroy(tagc_deployment *d) {
 
 /* ---- memory ---- */
 
-/* Reducers whose residuals are of one size share a spare. */
-static int has_spare_before(const tagc_deployment *d, int flat, uint64_t n_bytes) {
-    for (int i = 0; i < flat; i++) {
-        tagc_exchange_memory memory = {0};
-        const tagc_reduction *r = &d->flats[i].reduction;
-        (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory);
-        if (memory.spare == n_bytes) return 1;
-    }
-    return 0;
+static uint64_t residual_of(const tagc_deployment *d, int flat) {
+    tagc_exchange_memory memory = {0};
+    const tagc_reduction *r = &d->flats[flat].reduction;
+    (void)tagc_reducer_memory(&r->options, r->n_ranks, 0, &memory); /* that the options hold is known */
+    return memory.residual;
+}
+
+/* Reducers of flats before this one with which its own shares spares. */
+static int n_alike_before(const tagc_deployment *d, int flat) {
+    uint64_t n_bytes = residual_of(d, flat);
+    int n = 0;
+    for (int i = 0; i < flat; i++) n += residual_of(d, i) == n_bytes;
+    return n;
 }
 
 /* What outlives a pass: masters, gradients and moments of the owner, and whole copies where they are replicated. */
@@ -234,9 +238,9 @@ static void add_exchanges(const tagc_deployment *d, int flat, tagc_plan_memory *
     const tagc_layout_flat *about = &d->layout->flats[flat];
     tagc_exchange_memory memory = {0};
     uint64_t n_bytes = 0;
-    (void)tagc_reducer_memory(&r->options, r->n_ranks, &memory); /* that the options hold is known */
+    (void)tagc_reducer_memory(&r->options, r->n_ranks, n_alike_before(d, flat), &memory);
     out->engine.residuals += memory.residual;
-    out->buffers += memory.buffers + (has_spare_before(d, flat, memory.spare) ? 0 : memory.spare);
+    out->buffers += memory.buffers + memory.spare;
     if (about->has_gatherer) (void)tagc_gatherer_memory(&about->gatherer, r->n_ranks, &n_bytes);
     out->buffers += n_bytes;
 }

@@ -65,7 +65,7 @@ static void send_once(rank_run *run) {
     }
     tagc_exchange_memory memory;
     uint64_t n_residual;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
     tagc_reducer_residual(reducer, &n_residual);
     CHECK(run, memory.residual == n_residual * sizeof(float));
     tagc_reducer_destroy(reducer);
@@ -188,7 +188,7 @@ static void direct_once(rank_run *run) {
                      tagc_leg_name(leg), planned.n_bytes[leg], (unsigned long long)stats.n_bytes_sent[leg]);
     tagc_exchange_memory memory;
     uint64_t n_residual;
-    CHECK(run, tagc_reducer_memory(&options, run->world_size, &memory) == TAGC_OK);
+    CHECK(run, tagc_reducer_memory(&options, run->world_size, 0, &memory) == TAGC_OK);
     tagc_reducer_residual(reducer, &n_residual);
     CHECK(run, memory.residual == n_residual * sizeof(float));
     tagc_reducer_destroy(reducer);
@@ -355,8 +355,42 @@ static void refuses_what_a_reducer_refuses(void **state) {
     assert_int_equal(tagc_reducer_volume(&options, 4, 4, &data, &volume), TAGC_ERR_ARGUMENT);
 }
 
+/* Spares of small residuals are many, of larger ones a few, of large ones one; reducers without a residual have none. */
+static void memory_counts_every_spare(void **state) {
+    (void)state;
+    static const struct {
+        uint64_t n_elems;
+        int n_reducers, n_spares;
+    } cases[] = {{1000, 70, TAGC_MOST_SPARES}, {1000, 3, 3}, {3u << 20, 4, 3}, {9u << 20, 2, 1}, {0, 2, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        tagc_local_group *group;
+        tagc_comm *comm;
+        tagc_reducer *reducers[70];
+        tagc_reducer_options options;
+        tagc_reducer_options_init(&options);
+        options.n_elems = cases[i].n_elems ? cases[i].n_elems : 1000;
+        options.exchange = cases[i].n_elems ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
+        assert_int_equal(tagc_local_group_create(1, &group), TAGC_OK);
+        assert_int_equal(tagc_comm_create_local(group, 0, NULL, &comm), TAGC_OK);
+        uint64_t told = 0;
+        for (int k = 0; k < cases[i].n_reducers; k++) {
+            tagc_exchange_memory memory;
+            assert_int_equal(tagc_reducer_memory(&options, 1, k, &memory), TAGC_OK);
+            assert_int_equal(tagc_reducer_create(comm, &options, &reducers[k]), TAGC_OK);
+            told += memory.spare;
+        }
+        const tagc_spares *spares = reducers[0]->spares;
+        assert_int_equal(spares ? spares->n_made : 0, cases[i].n_spares);
+        assert_int_equal(told, (uint64_t)cases[i].n_spares * cases[i].n_elems * sizeof(float));
+        for (int k = 0; k < cases[i].n_reducers; k++) tagc_reducer_destroy(reducers[k]);
+        tagc_comm_destroy(comm);
+        tagc_local_group_destroy(group);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_counts_every_spare),
         cmocka_unit_test(dense),
         cmocka_unit_test(packed),
         cmocka_unit_test(sketch),
