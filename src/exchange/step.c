@@ -138,6 +138,15 @@ tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message) {
     return status;
 }
 
+void tagc_messages_recount(tagc_reducer *r, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received) {
+    tagc_reducer_stats *stats = &r->now.stats;
+    stats->n_bytes_sent[from] -= sent;
+    stats->n_bytes_received[from] -= received;
+    stats->n_bytes_sent[to] += sent;
+    stats->n_bytes_received[to] += received;
+    tagc_comm_recount(r->comm, from, to, sent, received);
+}
+
 int tagc_message_done(const tagc_reducer *r, const tagc_message *message) {
     return !message->in_flight || tagc_comm_is_done(r->comm, &message->ticket);
 }

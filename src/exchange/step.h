@@ -73,6 +73,8 @@ void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, 
                              uint64_t part_received);
 /* Waits, when it is under way at all, and counts its bytes. */
 tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);
+/* Of the bytes of messages that were waited for so many belong to another leg, which their content says. */
+void tagc_messages_recount(tagc_reducer *r, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
 /* 1 when _wait would not wait. */
 int tagc_message_done(const tagc_reducer *r, const tagc_message *message);
 /* Waits for all that is under way; failures are known already. */

@@ -52,6 +52,8 @@ void tagc_comm_post(tagc_comm *comm, tagc_lane lane,
 tagc_status tagc_comm_wait(tagc_comm *comm,
                            tagc_ticket *ticket); /* blocks; text of the failure set for the caller */
 int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket); /* 1 when _wait would not block */
+/* Bytes of a ticket that is done turn out to belong to another leg. */
+void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
 /* As tagc_comm_all_gather, its bytes counted as another leg's than control. */
 tagc_status tagc_comm_all_gather_as(tagc_comm *comm, tagc_leg leg, const void *send, size_t n_bytes,
                                     void *recv);

@@ -38,6 +38,15 @@ void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, 
     pthread_mutex_unlock(lock);
 }
 
+void tagc_comm_recount(tagc_comm *comm, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received) {
+    pthread_mutex_lock(&comm->lock);
+    comm->n_bytes_sent[from] -= sent;
+    comm->n_bytes_received[from] -= received;
+    comm->n_bytes_sent[to] += sent;
+    comm->n_bytes_received[to] += received;
+    pthread_mutex_unlock(&comm->lock);
+}
+
 void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, double start_s, double end_s,
                      uint64_t n_bytes, uint64_t tag) {
     if (!comm->options.trace) return;

@@ -328,7 +328,7 @@ static tagc_status post_bodies(tagc_reducer *r, int b) {
                                          &d->fragment));
     }
     tagc_rests rests;
-    uint64_t index_sent = 0;
+    uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
     TAGC_TRY(tagc_rests_begin(r, d->rows, n, eager, &rests));
     tagc_message_clear(message);
     for (int s = b * d->batch; s < end_of(d, b); s++) {
@@ -339,7 +339,10 @@ static tagc_status post_bodies(tagc_reducer *r, int b) {
                         slot_of(d, s) * d->stride + TAGC_WIRE_HEADER_BYTES + eager);
         tagc_rests_add(r, &rests, message, tagc_rank_of(d, (int)from, d->local), from, eager);
         index_sent += tagc_rest_index(out, eager);
+        front_sent += out->index_bytes - tagc_rest_index(out, eager);
+        front_received += d->received[from].index_bytes - tagc_rest_index(&d->received[from], eager);
     }
+    tagc_messages_recount(r, TAGC_LEG_VALUES, TAGC_LEG_INDEX, front_sent, front_received);
     tagc_message_post_parts(r, message, TAGC_ROUND_BODIES, TAGC_LEG_VALUES, d->send, rests.to, TAGC_LEG_INDEX,
                             index_sent, rests.index_bytes);
     d->n_batches_out = b + 1;

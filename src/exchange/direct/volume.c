@@ -15,15 +15,14 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
     const tagc_direct *d = tagc_direct_of(r);
     double eager = (double)d->eager, n_partners = d->n_hosts - 1;
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
-    v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager;
+    v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager; /* but for positions there */
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
         tagc_body_bytes body = data && data->bodies
                                    ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)])
                                    : tagc_expected_body(&d->fragment, data ? data->kept_density : 1);
-        double index = rest_of(body.index, eager);
-        v->n_bytes[TAGC_LEG_INDEX] += index;
-        v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - index;
+        v->n_bytes[TAGC_LEG_INDEX] += body.index;
+        v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
     v->eager_bytes = eager;
     v->n_batches = d->n_batches;
