@@ -13,12 +13,9 @@
  *   | positions, bits, scratch, plan: of one shard | counts per rank | */
 #include "codec/bitmap.h"
 #include "codec/paper/nibble.h"
-#include "codec/paper/pack.h"
 #include "core/clock.h"
 #include "exchange/paper/paper.h"
 
-#include <float.h>
-#include <math.h>
 #include <string.h>
 
 enum { BATCH_BYTES = 65536 }; /* what is sent in one message at least, where there is as much */
@@ -76,22 +73,12 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     p->carrier->place(r, arena);
 }
 
-/* Partners of batch b: [first_of(b), end_of(b)). */
-static int first_of(const tagc_paper *p, int b) {
-    return b * p->batch;
-}
-
-static int end_of(const tagc_reducer *r, int b) {
-    int end = (b + 1) * tagc_paper_of(r)->batch;
-    return end < r->world_size - 1 ? end : r->world_size - 1;
-}
-
 static char *index_body(char *rows, const tagc_reducer *r, int row) {
     const tagc_paper *p = tagc_paper_of(r);
     return rows + (size_t)row * p->index_bytes + TAGC_WIRE_HEADER_BYTES;
 }
 
-static uint64_t message_bytes(const tagc_reducer *r) {
+uint64_t tagc_index_bytes(const tagc_reducer *r) {
     return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(r->paper.index, r->shard);
 }
 
@@ -101,7 +88,7 @@ static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, in
                               .rank = (uint32_t)rank,
                               .k = (uint32_t)r->k,
                               .n_elems = r->shard,
-                              .body_bytes = message_bytes(r) - TAGC_WIRE_HEADER_BYTES,
+                              .body_bytes = tagc_index_bytes(r) - TAGC_WIRE_HEADER_BYTES,
                               .step = r->now.number};
 }
 
@@ -152,10 +139,10 @@ static void post_indices(tagc_reducer *r, int b) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_message *message = &p->index_out[b];
     tagc_message_clear(message);
-    for (int s = first_of(p, b); s < end_of(r, b); s++) {
+    for (int s = tagc_batch_begin(p, b); s < tagc_batch_end(r, b); s++) {
         int to = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
-        tagc_message_to(message, to, message_bytes(r), (uint64_t)to * p->index_bytes);
-        tagc_message_from(message, from, message_bytes(r), (uint64_t)from * p->index_bytes);
+        tagc_message_to(message, to, tagc_index_bytes(r), (uint64_t)to * p->index_bytes);
+        tagc_message_from(message, from, tagc_index_bytes(r), (uint64_t)from * p->index_bytes);
     }
     tagc_message_post(r, message, TAGC_ROUND_INDEX, TAGC_LEG_INDEX, p->index_send, p->index_recv);
 }
@@ -170,7 +157,7 @@ static tagc_status select_and_send(tagc_reducer *r) {
         float max_abs = select_shard(r, d);
         now_s = tagc_phase_end(r, TAGC_PHASE_SELECT, now_s);
         write_index(r, d, max_abs);
-        if (b < p->n_batches && s + 1 == end_of(r, b)) post_indices(r, b++);
+        if (b < p->n_batches && s + 1 == tagc_batch_end(r, b)) post_indices(r, b++);
         now_s = tagc_phase_end(r, TAGC_PHASE_INDEX, now_s);
     }
     p->n_done = 0;
@@ -186,7 +173,7 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
     const tagc_paper *p = tagc_paper_of(r);
     tagc_wire_header expected = header_of(r, kind, from);
     const char *message = p->index_recv + (size_t)from * p->index_bytes;
-    tagc_status status = tagc_wire_read(message, message_bytes(r), header);
+    tagc_status status = tagc_wire_read(message, tagc_index_bytes(r), header);
     if (status == TAGC_OK) status = tagc_wire_expect(header, &expected);
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
@@ -219,8 +206,7 @@ const uint8_t *tagc_union_bits(tagc_reducer *r, int d) {
     return tagc_wire_bits(r->paper.index, (const uint8_t *)body, r->shard, p->bits);
 }
 
-/* The union of shard d in ascending order, in a place of the own one's or the others'. */
-static tagc_union union_of(tagc_reducer *r, int d) {
+tagc_union tagc_union_of(tagc_reducer *r, int d) {
     tagc_paper *p = tagc_paper_of(r);
     uint32_t *positions = d == r->rank ? p->own_positions : p->other_positions;
     size_t n = p->n_union[d];
@@ -246,7 +232,7 @@ static void make_union(tagc_reducer *r) {
         n = 0;
     }
     p->n_union[r->rank] = n;
-    tagc_union own = union_of(r, r->rank);
+    tagc_union own = tagc_union_of(r, r->rank);
     start_s = tagc_phase_end(r, TAGC_PHASE_INDEX, start_s);
     p->carrier->plan_early(r, &own);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
@@ -265,8 +251,8 @@ static void post_unions(tagc_reducer *r) {
     tagc_message_clear(p->round);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        tagc_message_to(p->round, q, message_bytes(r), 0);
-        tagc_message_from(p->round, q, message_bytes(r), (uint64_t)q * p->index_bytes);
+        tagc_message_to(p->round, q, tagc_index_bytes(r), 0);
+        tagc_message_from(p->round, q, tagc_index_bytes(r), (uint64_t)q * p->index_bytes);
     }
     tagc_message_post(r, p->round, TAGC_ROUND_UNION, TAGC_LEG_INDEX, own, p->index_recv);
     tagc_then(r, read_unions, p->round, 1, TAGC_ROUND_AGREE, TAGC_ROUND_AGREE);
@@ -276,7 +262,7 @@ static void post_unions(tagc_reducer *r) {
 static tagc_status combine_next(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     int b = p->n_done++;
-    for (int s = first_of(p, b); b < p->n_batches && s < end_of(r, b); s++) {
+    for (int s = tagc_batch_begin(p, b); b < p->n_batches && s < tagc_batch_end(r, b); s++) {
         tagc_wire_header header;
         int from = tagc_partner_from(r, s);
         double start_s = tagc_clock_s();
@@ -328,7 +314,7 @@ static void encode(tagc_reducer *r, int d) {
     if (d == r->rank)
         of = tagc_own_union(r);
     else if (carrier->needs_positions || r->paper.fill_union)
-        of = union_of(r, d);
+        of = tagc_union_of(r, d);
     carrier->encode(r, d, &of);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -342,7 +328,7 @@ static void post_values(tagc_reducer *r, int b) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_message *message = &p->value_out[b];
     tagc_message_clear(message);
-    for (int s = first_of(p, b); s < end_of(r, b); s++) {
+    for (int s = tagc_batch_begin(p, b); s < tagc_batch_end(r, b); s++) {
         int to = tagc_partner_to(r, s), from = tagc_partner_from(r, s);
         tagc_message_to(message, to, shard_bytes(r, to), (uint64_t)to * p->value_bytes);
         tagc_message_from(message, from, shard_bytes(r, r->rank), (uint64_t)from * p->value_bytes);
@@ -350,17 +336,10 @@ static void post_values(tagc_reducer *r, int b) {
     tagc_message_post(r, message, TAGC_ROUND_VALUES, TAGC_LEG_VALUES, p->value_send, p->value_recv);
 }
 
-/* Values that are finite one by one can add up to more, also where cells were exact. All ranks know whether that can be;
- * half of the range is for what rounding adds. */
-static int can_overflow(const tagc_reducer *r) {
-    return (double)tagc_paper_of(r)->max_abs * r->world_size > FLT_MAX / 2;
-}
-
-static tagc_status finish(tagc_reducer *r);
-
 /* The round in which something may follow the values. */
 static int round_after_values(const tagc_reducer *r) {
-    int posts = tagc_paper_of(r)->carrier->posts || r->options.output != TAGC_OUTPUT_SHARD || can_overflow(r);
+    int posts = tagc_paper_of(r)->carrier->posts || r->options.output != TAGC_OUTPUT_SHARD ||
+                tagc_paper_can_overflow(r);
     return posts ? TAGC_ROUND_LAST : TAGC_NO_ROUND;
 }
 
@@ -392,11 +371,11 @@ static tagc_status add_values(tagc_reducer *r) {
 static tagc_status send_values(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
-    if (r->now.stats.nonfinite) return finish(r);
+    if (r->now.stats.nonfinite) return tagc_paper_finish(r);
     int n_ahead = p->n_done;
     for (int s = 0, b = 0; s < r->world_size; s++) {
         if (s >= n_ahead) encode(r, tagc_partner_to(r, s));
-        if (b < p->n_batches && s + 1 == end_of(r, b)) post_values(r, b++);
+        if (b < p->n_batches && s + 1 == tagc_batch_end(r, b)) post_values(r, b++);
     }
     tagc_union own = tagc_own_union(r);
     double start_s = tagc_clock_s();
@@ -433,66 +412,6 @@ static tagc_status read_unions(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* ---- the end ---- */
-
-static void unpack(tagc_reducer *r, const tagc_union *of, const float *sums, float *output) {
-    double start_s = tagc_clock_s();
-    tagc_unpack(of->positions, of->n, sums, r->scale, output, r->shard);
-    tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-}
-
-static tagc_status unpack_results(tagc_reducer *r) {
-    tagc_paper *p = tagc_paper_of(r);
-    for (int d = 0; d < r->world_size; d++) {
-        if (d == r->rank) continue;
-        tagc_union of = union_of(r, d);
-        unpack(r, &of, (const float *)(p->value_recv + (size_t)d * p->value_bytes),
-               r->now.output + (size_t)d * r->shard);
-    }
-    return TAGC_OK;
-}
-
-/* All-reduce: everybody knows all unions, so the sums need no positions either. */
-static tagc_status exchange_results(tagc_reducer *r) {
-    tagc_paper *p = tagc_paper_of(r);
-    tagc_union own = tagc_own_union(r);
-    tagc_message_clear(p->round);
-    for (int q = 0; q < r->world_size; q++) {
-        if (q == r->rank) continue;
-        tagc_message_to(p->round, q, own.n * sizeof(float), 0);
-        tagc_message_from(p->round, q, p->n_union[q] * sizeof(float), (uint64_t)q * p->value_bytes);
-    }
-    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_RESULT, tagc_paper_sums(r), p->value_recv);
-    unpack(r, &own, tagc_paper_sums(r), r->now.output + (size_t)r->rank * r->shard);
-    tagc_then(r, unpack_results, p->round, 1, TAGC_NO_ROUND, 0);
-    return TAGC_OK;
-}
-
-static tagc_status finish(tagc_reducer *r) {
-    if (r->now.stats.nonfinite) {
-        size_t n = r->options.output != TAGC_OUTPUT_SHARD ? (size_t)r->options.n_elems : r->shard;
-        for (size_t i = 0; i < n; i++) r->now.output[i] = NAN;
-        return TAGC_OK;
-    }
-    if (r->options.output != TAGC_OUTPUT_SHARD) return exchange_results(r);
-    tagc_union own = tagc_own_union(r);
-    unpack(r, &own, tagc_paper_sums(r), r->now.output);
-    return TAGC_OK;
-}
-
-static tagc_status sums_agreed(tagc_reducer *r) {
-    TAGC_TRY(tagc_agree_end(r, NULL, NULL));
-    return finish(r);
-}
-
-tagc_status tagc_paper_sums_ready(tagc_reducer *r) {
-    if (r->now.stats.nonfinite || !can_overflow(r)) return finish(r);
-    r->now.stats.nonfinite |= tagc_holds_nonfinite(tagc_paper_sums(r), tagc_own_union(r).n);
-    tagc_agree_begin(r, TAGC_ROUND_LAST, 0);
-    tagc_then(r, sums_agreed, r->agreement, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
-    return TAGC_OK;
-}
-
 static tagc_status start(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     memset(p->sketch.attempt, 0, (size_t)r->world_size * sizeof *p->sketch.attempt);
@@ -512,38 +431,6 @@ static uint64_t output_elems(const tagc_reducer_options *options, int world_size
     return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
-/* An expected number need not be whole, but cells are. */
-static double expected_bytes(tagc_reducer *r, const tagc_volume_data *data, int d) {
-    const tagc_paper *p = tagc_paper_of(r);
-    double n = data->n_union ? (double)data->n_union[d] : data->union_density * (double)r->shard;
-    if (p->carrier == &tagc_carrier_packed) return n * sizeof(float);
-    return (double)p->carrier->shard_bytes(r, d, (size_t)llround(n));
-}
-
-static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
-    const tagc_paper *p = tagc_paper_of(r);
-    if (!data || !(data->n_union || (data->union_density >= 0 && data->union_density <= 1)))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "union_density is %g, must be in [0, 1]",
-                         data ? data->union_density : -1.0);
-    double n_others = r->world_size - 1, message = (double)message_bytes(r);
-    double n_own = data->n_union ? (double)data->n_union[r->rank] : data->union_density * (double)r->shard;
-    v->sketching = p->carrier == &tagc_carrier_sketch;
-    for (int b = 0; b < p->n_batches; b++) {
-        double n_bytes = 0;
-        for (int s = first_of(p, b); s < end_of(r, b); s++)
-            n_bytes += expected_bytes(r, data, tagc_partner_to(r, s));
-        tagc_volume_add(v, TAGC_LEG_INDEX, message * (end_of(r, b) - first_of(p, b)));
-        tagc_volume_add(v, TAGC_LEG_VALUES, n_bytes);
-    }
-    tagc_volume_add(v, TAGC_LEG_INDEX, n_others * message); /* the union of the own shard */
-    tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
-    if (v->sketching) tagc_volume_add(v, TAGC_LEG_CONTROL, n_others * TAGC_WIRE_HEADER_BYTES);
-    if (v->sketching && data->n_left) tagc_leftovers_volume(r, data->n_left, v);
-    if (r->options.output != TAGC_OUTPUT_SHARD)
-        tagc_volume_add(v, TAGC_LEG_RESULT, n_others * n_own * sizeof(float));
-    return TAGC_OK;
-}
-
 const tagc_exchange_table tagc_exchange_packed = {
     .id = TAGC_EXCHANGE_PACKED,
     .state_bytes = sizeof(tagc_paper),
@@ -552,7 +439,7 @@ const tagc_exchange_table tagc_exchange_packed = {
     .output_elems = output_elems,
     .place = place,
     .start = start,
-    .volume = volume,
+    .volume = tagc_paper_volume,
 };
 
 const tagc_exchange_table tagc_exchange_sketch = {
@@ -563,5 +450,5 @@ const tagc_exchange_table tagc_exchange_sketch = {
     .output_elems = output_elems,
     .place = place,
     .start = start,
-    .volume = volume,
+    .volume = tagc_paper_volume,
 };

@@ -1,6 +1,6 @@
 /* Inside of the two exchanges that send an index first: sketch (TAGC as published) and packed. See README.md.
  *
- * index.c runs the step and owns the unions. How their values travel is the carrier's: packed.c or sketch.c, which with
+ * index.c runs the step and owns the unions, results.c ends it. How their values travel is the carrier's: packed.c or sketch.c, which with
  * leftovers.c deals with what a sketch does not give back. */
 #ifndef TAGC_EXCHANGE_PAPER_PAPER_H
 #define TAGC_EXCHANGE_PAPER_PAPER_H
@@ -93,14 +93,36 @@ static inline float *tagc_paper_sums(const tagc_reducer *r) {
     return (float *)(p->value_recv + (size_t)r->rank * p->value_bytes);
 }
 
-/* ---- index.c, for carriers ---- */
+/* Partners of batch b: [begin, end). */
+static inline int tagc_batch_begin(const tagc_paper *p, int b) {
+    return b * p->batch;
+}
+static inline int tagc_batch_end(const tagc_reducer *r, int b) {
+    int end = (b + 1) * tagc_paper_of(r)->batch;
+    return end < r->world_size - 1 ? end : r->world_size - 1;
+}
+
+/* ---- index.c ---- */
+
+/* Bytes of an index or a union: header and body. */
+uint64_t tagc_index_bytes(const tagc_reducer *r);
+/* The union of shard d in ascending order, in a place of the own one's or the others'. */
+tagc_union tagc_union_of(tagc_reducer *r, int d);
 
 /* The union of shard d as a bitmap; of a shard of another rank valid until the next call. */
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d);
 /* The union of the own shard, from the moment it is made to the end of the step. */
 tagc_union tagc_own_union(const tagc_reducer *r);
-/* Where a carrier's decode ends. */
+
+/* ---- results.c, volume.c ---- */
+
+/* Values that are finite one by one can add up to more, also where cells were exact. All ranks know whether that can be. */
+int tagc_paper_can_overflow(const tagc_reducer *r);
+/* Where a carrier's decode ends: ranks agree where sums can be not finite, and finish. */
 tagc_status tagc_paper_sums_ready(tagc_reducer *r);
+/* The sums, or NaN where something was not finite, into the output. */
+tagc_status tagc_paper_finish(tagc_reducer *r);
+tagc_status tagc_paper_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 
 /* ---- leftovers.c ---- */
 
