@@ -312,7 +312,8 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
         double eager = n_others * r->volume.eager_bytes;
         d.each = (1 - d.own) / n;
         d.front = (headers + eager) / n;
-        d.rest = (n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager) / n;
+        double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager;
+        d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is what adding rounds */
         d.peers = (double)n_others / n;
     }
     b->remote_share = r->remote_share;
