@@ -63,6 +63,45 @@ def test_slow_link_is_compressed(wrap):
     assert min(row["step_s"] for row in rows if row["options"] == chosen["options"]) <= 1.1 * fastest
 
 
+def found_far(latency_s, bytes_per_s=12.5e6):
+    """As found_on(); every call takes so long before its first byte."""
+    return found_on(bytes_per_s, latency_s=latency_s)
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp", "fsdp1"])
+def test_small_units_are_joined(wrap):
+    shape = survey.Shape(wrap, 2, [{"compressed": 3000, "dense": 1000}] * 64, [0 if wrap == "ddp" else 2] * 64,
+                         all_reduce=wrap == "ddp")
+    bucket = advice.bucket_of(shape, found_far(1e-2), None, "off")
+    assert bucket["elems"] & (bucket["elems"] - 1) == 0 and bucket["n_units"] < 16 and bucket["comm_s"] < bucket["now_s"] / 4
+    assert bucket["now_s"] == next(row for row in advice.forecast(shape, found_far(1e-2)) if row["name"] == "off")["comm_s"]
+    word = {"fsdp2": f"tagc.buckets(layers, {bucket['elems']})", "ddp": "bucket_cap_mb=1",
+            "fsdp1": f"min_num_params={bucket['elems']}"}[wrap]
+    assert word in bucket["how"]
+    smaller = advice.bucket_of(shape, found_far(1e-3), None, "off")
+    assert smaller["elems"] < bucket["elems"] and smaller["n_units"] > bucket["n_units"]
+
+
+def test_units_that_are_large_enough_stay():
+    assert advice.bucket_of(shape_of(), found_far(1e-3), None, "off") is None
+    assert advice.bucket_of(shape_of(n_units=1), found_far(1.0), None, "off") is None
+    small = survey.Shape("fsdp2", 2, [{"dense": 4000}] * 64, [2] * 64)
+    assert advice.bucket_of(small, found_far(1e-2), 1e-9, "off") is not None
+    assert advice.bucket_of(small, found_far(1e-2), 1000.0, "off") is None  # of a step, communication is next to nothing
+    assert advice.bucket_of(small, found_far(0.0), None, "off") is None
+
+
+def test_joined_units_keep_what_they_have():
+    shape = survey.Shape("fsdp2", 2, [{"dense": 10}] + [{"dense": 3, "mild": i + 1} for i in range(9)], [1] + [2] * 9)
+    for elems in range(1, 120):
+        joined = shape.joined(elems)
+        assert joined.n_elems == shape.n_elems and joined.mix == shape.mix and joined.n_gathers[0] == 1
+        sizes = [sum(unit.values()) for unit in joined.units]
+        assert sizes[0] == 10, "the root module is gathered once, and keeps its own"
+        assert len(sizes) == 2 or min(sizes[1:]) >= elems
+        assert joined.joined(elems).units == joined.units
+
+
 def test_the_mildest_of_equals():
     found = found_on(30e6)
     for options in survey.GRADIENTS[2:]:

@@ -14,12 +14,13 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch import ddp, policy
 from tagc.torch.advice import advise
+from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.options import Options
 
-__all__ = ["Compressed", "Error", "advise", "compress", "ddp_hook", "ddp_state"]
+__all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state"]
 
 OLDEST_TORCH = (2, 9)
 

@@ -17,6 +17,7 @@ from tagc.torch.survey import GRADIENTS, N_RUNS, Survey, look, name_of
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
 LEAST_GAIN = 1.2  # of a step
 LEAST_GAIN_OF_COMM = 1.5  # of its communication, where computing is not known
+LEAST_GAIN_OF_BUCKETS = 1.1  # of either
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 
@@ -30,8 +31,8 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
     seconds: that it may take, about. between, threads, timeout_s: as for compress(). verbose: rank 0 prints the advice.
 
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among them
-    may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "reason",
-    "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec" and
+    may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
+    (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec" and
     "measured"."""
     from tagc.torch import _agree, _kind
 
@@ -74,6 +75,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
     advice = choose(rows) | {"wrap": shape.wrap, "world_size": shape.world_size, "n_elems": shape.n_elems,
                              "n_units": len(shape.units), "compute_s": step_s, "rows": rows, "link": link_of(shape, found),
                              "codec": found["codec"], "measured": found["seconds"]}
+    advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
     advice["text"] = text_of(advice)
     if verbose and dist.get_rank() == 0:
         print(advice["text"], flush=True)
@@ -188,6 +190,29 @@ def choose(rows):
     return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"gain": gain, "reason": text}
 
 
+def bucket_of(shape, found, step_s, name):
+    """How many elements units should have at least, for the row of that name: the smallest power of two that is about as
+    fast as any; None where larger units gain little. {"elems", "n_units", "comm_s" (with them), "how" (what to write)}."""
+    def row_of(one):
+        return next(row for row in forecast(one, found, step_s) if row["name"] == name)
+
+    of, now, tried = ("comm_s" if step_s is None else "step_s"), row_of(shape), []
+    for exponent in range(1, max(1, shape.n_elems).bit_length() + 1):
+        joined = shape.joined(2 ** exponent)
+        if len(joined.units) < (tried[-1][1] if tried else len(shape.units)):
+            tried.append((2 ** exponent, len(joined.units), row_of(joined)))
+    if not tried:
+        return None
+    fastest = min(row[of] for _, _, row in tried)
+    elems, n_units, row = next(one for one in tried if one[2][of] <= (1 + TOLERANCE) * fastest)
+    if row[of] * LEAST_GAIN_OF_BUCKETS > now[of]:
+        return None
+    how = {"fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
+           "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
+           "ddp": f"DistributedDataParallel(model, bucket_cap_mb={-(-4 * elems // 2**20)})"}[shape.wrap]
+    return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
+
+
 def link_of(shape, found):
     """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
     no more than it must."""
@@ -208,7 +233,13 @@ def text_of(advice):
     for row in advice["rows"]:
         cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
         lines.append(f"{row['name']:48} " + " ".join(f"{'-' if s is None else seconds_text(s):>10}" for s in cells))
-    return "\n".join([*lines, advice["reason"]])
+    lines.append(advice["reason"])
+    if advice["bucket"]:
+        bucket = advice["bucket"]
+        lines.append(f"units are small for this link: communication would take {seconds_text(bucket['comm_s'])} instead of "
+                     f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} parameters or more: "
+                     f"{bucket['how']}; what is in one unit is in memory together")
+    return "\n".join(lines)
 
 
 def seconds_text(seconds):

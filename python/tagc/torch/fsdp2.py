@@ -211,8 +211,12 @@ class _Gather:
 
 
 def modules_of(model):
-    """A _Module for each that has parameters."""
-    found = [_Module(module, name or "the root module") for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+    """A _Module for each fully_shard() that has parameters; modules that were given to it in one list have one state."""
+    lists = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            lists.setdefault(id(module._get_fsdp_state()), []).append((name or "the root module", module))
+    found = [_Module(modules[0][1], "-".join(dict.fromkeys((modules[0][0], modules[-1][0])))) for modules in lists.values()]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found = [module for module in found if module.parameters]
     for module in found:

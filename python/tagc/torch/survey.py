@@ -62,6 +62,21 @@ class Shape:
     def n_elems(self):
         return sum(sum(unit.values()) for unit in self.units)
 
+    def joined(self, elems):
+        """With neighbouring units in one until it has so many elements, as buckets() does; a unit that is gathered more or
+        less often than the one before it, such as the root module, begins anew."""
+        units, n_gathers = [], []
+        sizes = [sum(unit.values()) for unit in self.units]
+        for i, unit in enumerate(self.units):
+            rest = sum(sizes[i:next((k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]), len(sizes))])
+            joins = units and n_gathers[-1] == self.n_gathers[i] and (sum(units[-1].values()) < elems or rest < elems)
+            if joins:
+                units[-1] = {kind: units[-1].get(kind, 0) + unit.get(kind, 0) for kind in (*units[-1], *unit)}
+            else:
+                units.append(unit)
+                n_gathers.append(self.n_gathers[i])
+        return dataclasses.replace(self, units=units, n_gathers=n_gathers)
+
     @property
     def mix(self):
         """Class -> its share of all elements."""
