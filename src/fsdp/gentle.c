@@ -31,7 +31,7 @@ void tagc_fsdp_gentle_options(tagc_reducer_options *options) {
 }
 
 typedef struct tagc_coherence {
-    double signal, count; /* sum of m^2 / v, over so many elements */
+    double signal, count; /* a sum, over so many elements */
 } tagc_coherence;
 
 /* Of what this rank owns of the flat, without padding. */
@@ -41,18 +41,36 @@ static uint64_t owned_elems(const tagc_flat *flat) {
     return n < flat->n_owned ? n : flat->n_owned;
 }
 
-static void look(const tagc_flat *flat, tagc_coherence *out) {
-    uint64_t n = owned_elems(flat);
-    double sum = 0;
-    *out = (tagc_coherence){0};
-    for (uint64_t i = 0; i < n; i++) sum += (double)flat->moment2[i];
-    double least = n == 0 ? 0 : FAINT * FAINT * sum / (double)n;
-    for (uint64_t i = 0; i < n; i++) {
+/* The sum of v. */
+static tagc_coherence squares_of(const tagc_flat *flat) {
+    tagc_coherence own = {0, (double)owned_elems(flat)};
+    for (uint64_t i = 0; i < owned_elems(flat); i++) own.signal += (double)flat->moment2[i];
+    return own;
+}
+
+/* The sum of m^2 / v where v is above `least`. */
+static tagc_coherence coherence_of(const tagc_flat *flat, double least) {
+    tagc_coherence own = {0};
+    for (uint64_t i = 0; i < owned_elems(flat); i++) {
         double v = (double)flat->moment2[i], m = (double)flat->moment1[i];
         if (v <= least) continue;
-        out->signal += m * m / v;
-        out->count++;
+        own.signal += m * m / v;
+        own.count++;
     }
+    return own;
+}
+
+/* The mean over all ranks, in rank order: the same bits on each. 0 of nothing. */
+static tagc_status mean_of(tagc_fsdp *f, tagc_coherence own, double *mean) {
+    const tagc_coherence *all = (const tagc_coherence *)f->coherences;
+    double signal = 0, count = 0;
+    TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, f->coherences));
+    for (int rank = 0; rank < f->world_size; rank++) {
+        signal += all[rank].signal;
+        count += all[rank].count;
+    }
+    *mean = count > 0 ? signal / count : 0;
+    return TAGC_OK;
 }
 
 /* What m^2 / v is for noise after so many updates, both moments having begun at zero. */
@@ -73,18 +91,13 @@ static tagc_status go_on(tagc_fsdp *f, int index) {
 
 tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
     if (f->n_gentle == 0 || f->n_updates == 0 || f->n_updates % LOOK_EVERY != 0) return TAGC_OK;
-    double expected = noise(&f->options, f->n_updates);
+    double most = MOST_COHERENCE * noise(&f->options, f->n_updates), mean_square, coherence;
     for (int i = 0; i < f->n_flats; i++) {
-        if (!f->flats[i].gentle) continue;
-        tagc_coherence own, *all = (tagc_coherence *)f->coherences;
-        look(&f->flats[i], &own);
-        TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, all));
-        double signal = 0, count = 0;
-        for (int rank = 0; rank < f->world_size; rank++) { /* in rank order: the same bits on all ranks */
-            signal += all[rank].signal;
-            count += all[rank].count;
-        }
-        if (count > 0 && signal / count < MOST_COHERENCE * expected) TAGC_TRY(go_on(f, i));
+        const tagc_flat *flat = &f->flats[i];
+        if (!flat->gentle) continue;
+        TAGC_TRY(mean_of(f, squares_of(flat), &mean_square));
+        TAGC_TRY(mean_of(f, coherence_of(flat, FAINT * FAINT * mean_square), &coherence));
+        if (coherence > 0 && coherence < most) TAGC_TRY(go_on(f, i));
     }
     return TAGC_OK;
 }

@@ -83,6 +83,7 @@ typedef struct toy_model {
     int n_samples;  /* of the global batch of one optimizer step */
     int compute_us; /* that every use of a tensor takes at least, so that there is something to overlap with */
     int poison;     /* 1 + the tensor whose gradient becomes NaN; 0 for none */
+    int n_unused_rows; /* of the embedding, its last: as of tokens that no text has, which the head pushes down */
 } toy_model;
 
 static inline void toy_add(toy_model *m, const char *name, size_t n_rows, size_t n_cols,
@@ -144,6 +145,18 @@ static inline float toy_stiffness(int tensor) {
     return 0.5f + 0.25f * (float)(tensor % 5);
 }
 
+/* What an element costs at p, and how hard that pulls. Unused ones are pulled the same way for ever, and ever more faintly. */
+static inline int toy_is_unused(const toy_model *m, int tensor, size_t i) {
+    return tensor == 0 && i + (size_t)m->n_unused_rows * m->tensors[0].n_cols >= m->tensors[0].n_elems;
+}
+static inline double toy_cost(const toy_model *m, int tensor, size_t i, double p, uint64_t sample) {
+    double d = p - (double)toy_target(tensor, i, sample);
+    return toy_is_unused(m, tensor, i) ? 0.05 * exp(2 * p) : 0.5 * d * d;
+}
+static inline float toy_slope(const toy_model *m, int tensor, size_t i, float p, uint64_t sample) {
+    return toy_is_unused(m, tensor, i) ? 0.1f * expf(2 * p) : p - toy_target(tensor, i, sample);
+}
+
 static inline tagc_status toy_fill(void *context, int tensor, size_t first, size_t n, float *values) {
     (void)context;
     for (size_t i = 0; i < n; i++) values[i] = toy_initial(tensor, first + i);
@@ -170,10 +183,8 @@ static inline double toy_forward(const toy_model *m, tagc_fsdp *f, int training,
                 if (m->compute_us) usleep((useconds_t)m->compute_us);
                 double share = info->last_stage != info->stage ? 0.5 : 1.0, sum = 0;
                 for (int s = 0; s < n; s++)
-                    for (size_t i = 0; i < info->n_elems; i++) {
-                        double d = (double)p[i] - (double)toy_target(t, i, first + (uint64_t)s);
-                        sum += 0.5 * d * d;
-                    }
+                    for (size_t i = 0; i < info->n_elems; i++)
+                        sum += toy_cost(m, t, i, (double)p[i], first + (uint64_t)s);
                 loss += sum * share * (double)toy_stiffness(t) / n;
                 tagc_fsdp_done(f, t);
             }
@@ -190,7 +201,7 @@ static inline void toy_pull(const toy_model *m, tagc_fsdp *f, int t, uint64_t fi
     float share = info->last_stage != info->stage ? 0.5f : 1.0f;
     for (size_t i = 0; i < info->n_elems; i++) {
         float sum = 0;
-        for (int s = 0; s < n; s++) sum += p[i] - toy_target(t, i, first + (uint64_t)s);
+        for (int s = 0; s < n; s++) sum += toy_slope(m, t, i, p[i], first + (uint64_t)s);
         g[i] += share * toy_stiffness(t) * sum / (float)n;
     }
     if (m->poison == t + 1) g[info->n_elems - 1] = NAN;
