@@ -18,11 +18,12 @@ class Arm:
     options: dict = dataclasses.field(default_factory=dict)  # of the peer; "warmup": a share of the steps
     beta1: float = 0.9
     groups: bool = False  # tagc: the optimizer gets handle.param_groups()
+    adapts: bool = False  # tagc: it gets the optimizer
     is_baseline: bool = False  # a dense arm, of which the best one is what others are held against
 
 
-def _tagc(name, about, wrap="ddp", groups=False, **options):
-    return Arm(name, about, "this repository", "gloo", wrap, {"tagc": options}, groups=groups)
+def _tagc(name, about, wrap="ddp", groups=False, adapts=False, **options):
+    return Arm(name, about, "this repository", "gloo", wrap, {"tagc": options}, groups=groups, adapts=adapts)
 
 
 def _powersgd(rank):
@@ -45,6 +46,7 @@ LOCO = "Xie et al., 2407.04480"
 ALL = [
     Arm("dense", "AdamW, gradients in fp32", "torch's DDP", "gloo", is_baseline=True),
     _tagc("tagc", "tagc.compress(model), one line, DDP"),
+    _tagc("tagc-optimizer", "tagc.compress(model, optimizer), one line, DDP", adapts=True),
     _powersgd(4),
     _tagc("tagc-int2", "every value in 2 bits, one line, DDP", sparsity=0, values="int2", mild="int2"),
     _peer("demo-32", "DeMo, 32 coefficients a chunk", DEMO, "demo.DeMo", k=32),
@@ -115,11 +117,12 @@ ALL = [
 BY_NAME = {arm.name: arm for arm in ALL}
 FINALISTS = (
     "dense",
+    "tagc-optimizer",
     "tagc",
-    "tagc-int2",
     "powersgd-4",
     "demo-32",
     "onebit",
+    "tagc-int2",
     "tagc-groups",
     "tagc-all-4",
     "sparseloco",

@@ -5,8 +5,9 @@
     python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
     python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
 
-Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity/NAME.json, .md and
-.svg are made from it, `--tables` makes them anew without running."""
+Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity/NAME.json and .md
+are written after each run, NAME.svg at the end; `--tables` makes them anew without running. `--arms` runs these only, in that order;
+the tables still have the others that were run."""
 
 import argparse
 import json
@@ -30,7 +31,7 @@ import tables
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="arms: " + ", ".join(arms.BY_NAME))
     parser.add_argument("what", choices=["corpus", *arms.SETTINGS])
-    parser.add_argument("--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these")
+    parser.add_argument("--arms", nargs="+", choices=arms.BY_NAME, metavar="ARM", help="only these, in this order")
     parser.add_argument(
         "--cache",
         type=pathlib.Path,
@@ -46,7 +47,20 @@ def main():
         return
     setting = arms.SETTINGS[args.what]
     text = corpus.make(args.cache, setting.n_vocabulary)
-    folder = args.cache / "runs" / setting.name
+    folder, stem = args.cache / "runs" / setting.name, args.out / setting.name
+
+    def write():
+        found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
+        args.out.mkdir(parents=True, exist_ok=True)
+        rows = json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"')
+        stem.with_suffix(".json").write_text(rows + "\n")
+        stem.with_suffix(".md").write_text(tables.markdown(found))
+        return found
+
+    def say(line):
+        print(line, flush=True)
+        write()
+
     if not args.tables:
         try:
             is_whole = runner.run_all(
@@ -56,19 +70,12 @@ def main():
                 args.arms or setting.arms,
                 args.jobs,
                 args.minutes,
-                lambda text: print(text, flush=True),
+                say,
             )
             print("whole" if is_whole else "unfinished: the same command goes on", flush=True)
         except KeyboardInterrupt:
             print("stopped: the same command goes on", flush=True)
-    found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / setting.name
-    stem.with_suffix(".json").write_text(
-        json.dumps(found, indent=None, separators=(",", ":")).replace('{"arm"', '\n{"arm"') + "\n"
-    )
-    stem.with_suffix(".md").write_text(tables.markdown(found))
-    pictures.draw(found, stem)
+    pictures.draw(write(), stem)
     print(stem.with_suffix(".md").read_text())
 
 

@@ -207,6 +207,8 @@ class _Gloo(_Trainer):
         self.model = self._wrapped(self.plain)
         self._hook()
         self.optimizer = self.adamw(self.model, self.handle if self.arm.groups else None)
+        if self.arm.adapts:
+            self.handle.adapt(self.optimizer)  # as compress(model, optimizer) does
 
     def _wrapped(self, model):
         if self.arm.wrap == "ddp":
