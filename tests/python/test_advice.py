@@ -56,7 +56,8 @@ def test_slow_link_is_compressed(wrap):
     chosen, rows = choice(shape_of(wrap), found_on(30e6), step_s=0.3)  # 250 Mbit/s
     assert chosen["choice"] == "compress"
     assert chosen["reason"].startswith("compress")
-    assert set(chosen["options"]) <= {"sparsity", "values", "mild", "parameters"}
+    assert set(chosen["options"]) <= {"sparsity", "gentle", "values", "mild", "parameters"}
+    assert chosen["options"].get("gentle", False) == (chosen["options"].get("sparsity", 0) > 0)
     if wrap == "fsdp2":  # gradients alone cannot win: parameters are two thirds of the bytes
         assert chosen["options"]["parameters"] == "delta4"
     fastest = min(row["step_s"] for row in rows)
