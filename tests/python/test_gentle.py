@@ -22,16 +22,6 @@ def layout_of(*shapes):
     return layout.bucket([layout.Parameter(f"p{i}", shape, "compressed") for i, shape in enumerate(shapes)], 2)
 
 
-class Alone:
-    """A connection of one rank."""
-
-    world_size = 1
-
-    @staticmethod
-    def all_gather(data):
-        return [data]
-
-
 def coherences(gradients, *shapes):
     """Of each parameter, from the gradients of a window."""
     from tagc.torch import watch
@@ -41,7 +31,7 @@ def coherences(gradients, *shapes):
     for i, gradient in enumerate(gradients):
         full = seen.add(layout, gradient)
         assert len(full) == (len(shapes) if i + 1 == watch.WINDOW else 0)
-    return watch.pooled(Alone, seen.take(full))
+    return [watch.coherence_of(*pair) for pair in seen.take(full)]
 
 
 def test_coherence_tells_noise_from_a_direction():
@@ -94,7 +84,7 @@ def test_windows_survive_other_layouts_checkpoints_and_loss_scales():
             seen.scale(4.0)
         scaled = gradient * (1 if i < 9 else 4)
         full = seen.add(other, torch.cat([scaled, torch.zeros(40)])) if i % 2 else seen.add(one, scaled)
-    assert full == ("p0",) and watch.pooled(Alone, seen.take(full)) == [pytest.approx(expected, rel=1e-5)]
+    assert full == ("p0",) and [watch.coherence_of(*pair) for pair in seen.take(full)] == [pytest.approx(expected, rel=1e-5)]
     for wrong in ([1], [1, "?"], [-1, ""], [1, ""], "x", [1.5, saved["p0"][1]], [10**9, saved["p0"][1]]):
         assert not watch.fits_window(wrong), wrong
 
@@ -170,7 +160,8 @@ def goes_on(rank, world_size):
 
 
 def switches_off(rank, world_size):
-    """With the optimizer: the first moment of what is compressed is on until the gradients of all that are noise."""
+    """With the optimizer: each compressed parameter has its first moment until its gradient is noise, and what is not compressed
+    stays in its first stage until that is so for all of them."""
     import tagc.torch as tagc
     from tagc.torch.watch import WINDOW
 
@@ -181,9 +172,29 @@ def switches_off(rank, world_size):
     def betas():
         return [(len(group["params"]), group["betas"][0]) for group in optimizer.param_groups]
 
-    for step in range(2 * WINDOW + 1):
+    noisy, steady = model.module.noisy, model.module.steady
+    for step in range(2 * WINDOW):
         backward(model, rank, step)
-    assert betas() == [(1, 0.9), (2, 0.9)] and set(handle.stages._now.values()) == {0}
+        optimizer.step()
+    assert betas() == [(1, 0.9), (2, 0.9)] and handle.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 0}
+    noisy_before, steady_before = noisy.detach().clone(), steady.detach().clone()
+    gradients = backward(model, rank, 2 * WINDOW)
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    optimizer.step()
+
+    def made(parameter, gradient, before):  # of a step by the gradient alone
+        state = optimizer.state[parameter]
+        v = state["exp_avg_sq"] / (1 - 0.999 ** state["step"].item())
+        return torch.dist(before - parameter.detach(), 1e-3 * gradient / (v.sqrt() + 1e-8)) / torch.dist(before, parameter.detach())
+
+    assert made(noisy, gradients[0], noisy_before) < 1e-3 and made(steady, gradients[1], steady_before) > 0.1
+    saved = copy.deepcopy(handle.state_dict())
+    third = DistributedDataParallel(Given())
+    another = torch.optim.AdamW(third.parameters(), lr=1e-3)
+    resumed = tagc.compress(third, another, verbose=False)
+    resumed.load_state_dict(saved)
+    assert resumed._held_off == {id(third.module.noisy)} and handle._held_off == {id(noisy)}
     for step in range(2 * WINDOW):
         backward(model, rank, 100 + step, noisy=True)
         optimizer.step()
@@ -195,6 +206,8 @@ def switches_off(rank, world_size):
     for step in range(2 * WINDOW):
         backward(model, rank, 200 + step, noisy=True)
     assert handle.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
+    handle.close()
+    assert not optimizer._optimizer_step_pre_hooks
     other = DistributedDataParallel(Given())
     again = torch.optim.AdamW(other.parameters(), lr=1e-3)
     second = tagc.compress(other, again, verbose=False)
@@ -203,6 +216,65 @@ def switches_off(rank, world_size):
     again.load_state_dict(groups)
     for step in range(2 * WINDOW):
         backward(other, rank, 200 + step, noisy=True)
+    assert second.stages._now == handle.stages._now
+
+
+def test_a_moment_that_is_held_off_is_none():
+    """The step by a group's betas of 0, from the hook, for every Adam of torch's; and only for those that are named."""
+    from tagc.torch import adapt
+
+    for make in (torch.optim.Adam, torch.optim.AdamW):
+        for options in ({}, {"maximize": True}, {"amsgrad": True}, {"foreach": True}, {"fused": True}, {"weight_decay": 0.3}):
+            random = torch.Generator().manual_seed(11)
+            start = [torch.randn(7, 5, generator=random) for _ in range(3)]
+            one, other = ([nn.Parameter(values.clone()) for values in start] for _ in range(2))
+            held = make(one, lr=0.1, betas=(0.9, 0.99), **options)
+            plain = make([{"params": other[:2]}, {"params": other[2:]}], lr=0.1, betas=(0.9, 0.99), **options)
+            keys = set()
+            end = adapt.hold_off(held, keys)
+            for step in range(12):
+                if step == 4:
+                    keys.update(map(id, one[:2]))
+                    plain.param_groups[0]["betas"] = (0.0, 0.99)
+                for mine, theirs in zip(one, other):
+                    theirs.grad = torch.randn(7, 5, generator=random)
+                    mine.grad = theirs.grad.clone()
+                held.step()
+                plain.step()
+                assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(one, other)), (make, options, step)
+            end()
+            assert torch.allclose(held.state[one[2]]["exp_avg"], plain.state[other[2]]["exp_avg"])
+            for parameter in one:
+                parameter.grad = torch.zeros(7, 5)
+            before = one[0].detach().clone()
+            held.step()  # the last gradient is a moment again
+            assert not torch.allclose(one[0], before, atol=1e-3)
+
+
+def residuals_that_outgrow(rank, world_size):
+    """A residual of far more than the gradients that come, twice in a row: every value travels, rank 0 says so, and a resumed run
+    remembers the first time."""
+    from tagc.torch.watch import WINDOW
+
+    def steps(model, first, n, factor):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for step in range(first, first + n):
+                random = torch.Generator().manual_seed(1000 * step + rank)
+                model.zero_grad()
+                model(*(factor * torch.randn(p.shape, generator=random) for p in model.parameters())).backward()
+        return [str(warning.message) for warning in seen if "have grown to" in str(warning.message)]
+
+    model, handle = compressed()
+    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
+    assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.stages._now.values()) == {1, 2}
+    saved = copy.deepcopy(handle.state_dict())
+    said = steps(model, 200, WINDOW, 1e-3)
+    assert len(said) == (rank == 0) and handle.stages._now["noisy"] == handle.stages._now["steady"] == 0, said
+    other, second = compressed()
+    backward(other, rank, 99)
+    second.load_state_dict(saved)
+    steps(other, 200, WINDOW, 1e-3)
     assert second.stages._now == handle.stages._now
 
 
@@ -253,6 +325,10 @@ def resumes(rank, world_size):
         assert all(torch.equal(a, b) for a, b in zip(last, again))
     (entry,) = saved.values()
     about = json.loads(entry[state.ABOUT])
+    first = {key: value for key, value in about.items() if key not in ("grown", "without_moment")}  # as the first tagc with stages wrote it
+    entry[state.ABOUT] = json.dumps(first)
+    second.load_state_dict(saved)
+    assert second.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 1} and not second.stages.without_moment()
     old = {key: value for key, value in about.items() if key not in ("stages", "windows")}
     entry[state.ABOUT] = json.dumps(old)
     _, third = compressed()
@@ -260,7 +336,7 @@ def resumes(rank, world_size):
     assert third.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
     import tagc.torch as tagc
 
-    for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"moment": 1}):
+    for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1}):
         entry[state.ABOUT] = json.dumps(about | wrong)
         with pytest.raises(tagc.Error, match="about"):
             third.load_state_dict(saved)
@@ -354,7 +430,8 @@ def trains(rank, world_size):
 
 
 def test_stages():
-    ranks.run_each((goes_on, switches_off, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes, splits), 2)
+    ranks.run_each((goes_on, switches_off, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
+                     residuals_that_outgrow, splits), 2)
 
 
 def test_a_tied_model_with_unused_rows_trains_as_dense():

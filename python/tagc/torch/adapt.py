@@ -45,6 +45,47 @@ def switch_off(optimizer, compressed):
             group["betas"] = (0.0, group["betas"][1])
 
 
+def has_torchs_moment(optimizer):
+    """Whether hold_off() can do something for that optimizer."""
+    return isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
+
+
+def hold_off(optimizer, keys):
+    """The parameters with these ids, a set that may change, are stepped as without a first moment, whatever their group's betas
+    are. Returns a function that ends it.
+
+    Before each step their first moment becomes what it would be if all gradients had been the one that comes now: what the step
+    makes of that and divides by its bias correction is this gradient. Groups stay as they are, and with them all that loops,
+    schedulers and checkpoints know of them."""
+    def before_step(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            if group["betas"][0]:
+                for parameter in group["params"]:
+                    if id(parameter) in keys and parameter.grad is not None and optimizer.state.get(parameter):
+                        _forget(optimizer, group, parameter)
+
+    return optimizer.register_step_pre_hook(before_step).remove
+
+
+@torch.no_grad()
+def _forget(optimizer, group, parameter):
+    state = optimizer.state[parameter]
+    if (moment := state.get("exp_avg")) is None:
+        return
+    moment = _local(moment).copy_(_local(parameter.grad))
+    if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a GradScaler leaves that to a fused step, which may skip
+        moment.div_(scale).nan_to_num_(0.0, 0.0, 0.0)
+    if group.get("maximize"):
+        moment.neg_()
+    if group["weight_decay"] and not group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW)):
+        moment.add_(_local(parameter), alpha=group["weight_decay"])
+    moment.mul_(1 - float(group["betas"][0]) ** _local(state["step"]))
+
+
+def _local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def follow(scheduler, places, n_groups):
     """A scheduler made before split() knows the groups by their places: what it has for one it now has for the new one, too."""
     for inner in getattr(scheduler, "_schedulers", []):  # ChainedScheduler, SequentialLR

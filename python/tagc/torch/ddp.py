@@ -34,6 +34,10 @@ class Buckets:
             self._make(name, names)
         return self._units[names].reduce(comm, layout, source, target, op, rests)
 
+    def squares(self, layout, source):
+        unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
+        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
+
     def _make(self, name, names):
         """A unit for that bucket, in place of all that have one of its parameters."""
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
@@ -83,6 +87,9 @@ class _Bucket:
 
     def reduce(self, comm, layout, source, target, op):
         return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests)
+
+    def squares(self, layout, source):
+        return self._buckets.squares(layout, source)
 
 
 class _Backward:

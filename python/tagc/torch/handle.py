@@ -28,6 +28,7 @@ class Compressed:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
         self._optimizer, self._places, self._compressed = None, [], {}  # of adapt()
+        self._held_off = set()  # ids of parameters whose first moment is held off, while others of their group still have one
         self._is_without_moment = False
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
@@ -105,7 +106,7 @@ class Compressed:
                 self._warn_of_dense(unit)
                 unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
             else:
-                n_control += self.stages.look(comm, layout, source)
+                n_control += self.stages.look(comm, layout, source, unit)
             stats = unit.reduce(comm, layout, source, target, op)
             n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
             self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - agreed,
@@ -182,9 +183,9 @@ class Compressed:
             self._units_of_step.clear()
             is_through = self._go_on()
             stats = self._recorder.end(self.n_steps, self._scale)
-            if alarms := self.stages.take_alarms():
+            for alarm in self.stages.take_alarms():
                 if dist.get_rank() == 0:
-                    warnings.warn(f"tagc: {alarms}", stacklevel=2)
+                    warnings.warn(f"tagc: {alarm}", stacklevel=2)
             if is_through and self._verbose and dist.get_rank() == 0:
                 print(f"tagc: {self.stages} since exchange {self.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element "
                       "until then", flush=True)
@@ -195,11 +196,19 @@ class Compressed:
         """about: of a checkpoint."""
         if self.stages.load(about, with_windows):
             self._without_moment()
+        self._follow_stages()
 
     def _go_on(self):
+        is_through = self.stages.go_on()
         if self._optimizer is not None and (self._is_without_moment or self.stages.are_ripe()):
             self._without_moment()
-        return self.stages.go_on()
+        self._follow_stages()
+        return is_through
+
+    def _follow_stages(self):
+        names = self.stages.without_moment()
+        self._held_off.clear()
+        self._held_off.update(key for key, name in self._compressed.items() if name in names)
 
     def _without_moment(self):
         """After each exchange, since schedulers that cycle the momentum, and load_state_dict(), put it back."""
@@ -275,9 +284,10 @@ class Compressed:
         getattr(self.wrapper, "reset_parameters", lambda: None)()
 
     def adapt(self, optimizer, *schedulers):
-        """Splits the groups of an Adam or AdamW in place, so that its first moment can be switched off for what is compressed as
-        soon as the gradients of all that are mostly noise, from when on selection begins. State, weight decay and learning rates
-        stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
+        """Splits the groups of an Adam or AdamW in place, so that its first moment can be switched off for what is compressed. Each
+        compressed parameter goes without it, and on to selection, when its own gradient is mostly noise; an optimizer that is
+        neither torch's Adam nor AdamW goes without it for all of them at once, when all are. State, weight decay and learning
+        rates stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
         if self.options.gentle and self.wrapper.n_ranks() != self.wrapper.groups()[0].size():
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
                         "switch the first moment off at different steps: give compress() no optimizer, and make it from "
@@ -287,6 +297,9 @@ class Compressed:
         self._places = places or self._places  # a second call is for the schedulers
         for scheduler in schedulers:
             adapt.follow(scheduler, self._places, len(optimizer.param_groups))
+        if optimizer is not self._optimizer and adapt.has_torchs_moment(optimizer):
+            self.frees.append(adapt.hold_off(optimizer, self._held_off))
+            self.stages.is_one_by_one = True
         self._optimizer, self._compressed = optimizer, compressed
         if not self.options.gentle:
             self._without_moment()

@@ -1,9 +1,19 @@
-"""Which stage each parameter is in. Options.stages() names them; tagc.torch.watch tells when a parameter may go on."""
+"""Which stage each parameter is in, and which may go without a first moment. Options.stages() names the stages;
+tagc.torch.watch tells when a parameter may go on.
 
-from tagc.torch.watch import Watch, fits_window, pooled
+A parameter whose residual outgrows its gradient, or whose gradient points one way again, begins anew."""
+
+import itertools
+import math
+
+from tagc.torch.watch import Watch, coherence_of, fits_window, pooled
 
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
 ALARM = 2.6  # of one that has gone on, and begins anew
+MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; two to five are usual
+
+
+_SETS = ("seen", "noisy", "grown", "without_moment")  # of names, in checkpoints
 
 
 def fits(about):
@@ -11,10 +21,20 @@ def fits(about):
     stages, windows = about.get("stages", {}), about.get("windows", {})
     if not isinstance(stages, dict) or not isinstance(windows, dict):
         return False
-    if not all(isinstance(about.get(names, []), list) for names in ("seen", "noisy")) or not isinstance(about.get("moment", True), bool):
+    if not all(isinstance(about.get(names, []), list) for names in _SETS) or not isinstance(about.get("moment", True), bool):
         return False
     return (all(isinstance(stage, int) and not isinstance(stage, bool) and stage >= 0 for stage in stages.values())
             and all(fits_window(window) for window in windows.values()))
+
+
+def _said(why, names):
+    name = max(names, key=names.get)
+    all_of_them = f"{name}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+    if why == "growth":
+        text = f"residuals of {all_of_them} have grown to {names[name]:.0f} times the gradient (allowed are {MOST_GROWTH:g})"
+    else:
+        text = f"gradients of {all_of_them} point one way again ({names[name]:.1f} times what noise would, allowed are {ALARM})"
+    return f"{text}: compression falls behind, and every value travels for a while"
 
 
 def _words(values, sparsity):
@@ -27,48 +47,89 @@ class Stages:
     def __init__(self, wrapper, options):
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
-        self._keeps_moment = True  # as far as is known: of what is compressed
+        self._keeps_moment = True  # Adam has a first moment of what is compressed, as far as is known
+        self.is_one_by_one = False  # it can be switched off for one parameter at a time
+        self._without_moment = set()  # names of those for which it is
         self._now = dict.fromkeys(self._kinds, 0)
         self._next = {}  # name -> the stage from the next exchange of the whole model on
         self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
         self._noisy = set()  # of these, whose last window was mostly noise
-        self.alarms = {}  # name -> coherence, of those that begin anew
+        self._grown = set()  # and at whose end the residual was too large
+        self._alarms = {}  # why -> {name: by how much}, of those that begin anew
         self._watch = Watch(self._kinds)
 
     def _last(self, name):
-        return 0 if self._keeps_moment else len(self._options.stages(self._kinds[name])) - 1
+        return len(self._options.stages(self._kinds[name])) - 1
+
+    def _may_go_on(self, name):
+        return self._now[name] < self._last(name) and (not self._keeps_moment or name in self._without_moment)
+
+    def _compressed(self, names):
+        return {name for name in names if self._kinds[name] == "compressed"}
 
     def _waiting(self):
         return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
     def has_no_moment(self):
-        """Adam's first moment of what is compressed is off."""
+        """Adam's first moment of all that is compressed is off."""
         self._keeps_moment = False
+
+    def without_moment(self):
+        """Names of what is compressed and needs no first moment any more, where these go one by one."""
+        return frozenset(self._without_moment)
 
     def are_ripe(self):
         """Whether a first moment of what is compressed is all that holds selection up."""
-        compressed = {name for name in self._seen if self._kinds[name] == "compressed"}
-        return self._keeps_moment and bool(compressed) and compressed <= self._noisy
+        compressed = self._compressed(self._seen)
+        ripe = self._without_moment if self.is_one_by_one else self._noisy
+        return self._keeps_moment and bool(compressed) and compressed <= ripe
 
-    def look(self, comm, layout, gradient):
-        """Before a reduction of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
+    def look(self, comm, layout, gradient, unit):
+        """Before unit.reduce() of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
         names = self._watch.add(layout, gradient)
         if not names:
             return 0
-        for name, coherence in zip(names, pooled(comm, self._watch.take(names))):
-            if coherence is None:
-                continue
-            self._seen.add(name)
-            (self._noisy.add if coherence < MOST_COHERENCE else self._noisy.discard)(name)
-            if coherence < MOST_COHERENCE and self._now[name] < self._last(name):
-                self._next[name] = self._now[name] + 1
-            elif coherence > ALARM and self._now[name] > 0:
-                self._next[name] = 0
-                self.alarms[name] = coherence
-        return 16 * len(names) * (comm.world_size - 1)
+        mine = [*itertools.chain(*self._watch.take(names)), *itertools.chain(*unit.squares(layout, gradient))]
+        found = pooled(comm, mine)
+        for i, name in enumerate(names):
+            if (coherence := coherence_of(*found[2 * i:2 * i + 2])) is not None:
+                self._decide(name, coherence)
+        squares = found[2 * len(names):]
+        for part, residual, own in zip(layout.parts, squares[0::2], squares[1::2]):
+            growth = math.sqrt(residual / own) if 0 < own < math.inf else 0.0  # NaN decides nothing, either
+            self._check({layout.parameters[piece.parameter].name for piece, _ in part.pieces} & set(names), growth)
+        return 8 * len(mine) * (comm.world_size - 1)
+
+    def _decide(self, name, coherence):
+        self._seen.add(name)
+        (self._noisy.add if coherence < MOST_COHERENCE else self._noisy.discard)(name)
+        if coherence < MOST_COHERENCE and self._may_go_on(name):
+            self._next[name] = self._now[name] + 1
+        elif coherence > ALARM:
+            self._without_moment.discard(name)
+            if self._now[name] > 0:
+                self._begin_anew(name, "direction", coherence)
+
+    def _check(self, names, growth):
+        """The residual of these, which are exchanged as one, came to that many gradients."""
+        if not growth > MOST_GROWTH:
+            self._grown -= names
+            return
+        for name in names:
+            if name in self._grown and self._now[name] > 0:
+                self._begin_anew(name, "growth", growth)
+        self._grown ^= names  # those that begin anew are given time
+
+    def _begin_anew(self, name, why, value):
+        self._next[name] = 0
+        self._noisy.discard(name)
+        self._without_moment.discard(name)
+        self._alarms.setdefault(why, {})[name] = value
 
     def go_on(self):
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
+        if self.is_one_by_one:
+            self._without_moment |= self._compressed(self._noisy)
         if not self._next:
             return False
         self._put(self._now | self._next)
@@ -76,13 +137,9 @@ class Stages:
         return not self._waiting()
 
     def take_alarms(self):
-        """What there is to say on alarms since the last call, or ""."""
-        alarms, self.alarms = self.alarms, {}
-        if not alarms:
-            return ""
-        name = max(alarms, key=alarms.get)
-        return (f"gradients of {name}{f' and {len(alarms) - 1} more' if len(alarms) > 1 else ''} point one way again ({alarms[name]:.1f} "
-                f"times what noise would, allowed are {ALARM}): compression falls behind, and every value travels for a while")
+        """What there is to say on those that begin anew since the last call."""
+        alarms, self._alarms = self._alarms, {}
+        return [_said(why, names) for why, names in alarms.items()]
 
     def _put(self, stages):
         self._now = stages
@@ -111,16 +168,18 @@ class Stages:
     def state(self):
         if not self._now:
             return {}
-        return {"stages": self._now, "windows": self._watch.state(), "seen": sorted(self._seen), "noisy": sorted(self._noisy), "moment": self._keeps_moment}
+        return {"stages": self._now, "windows": self._watch.state(), "moment": self._keeps_moment} | {
+            key: sorted(getattr(self, f"_{key}")) for key in _SETS}
 
     def load(self, about, with_windows):
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
-        a first moment of what is compressed was off already."""
+        the first moment of all that is compressed was off already."""
         if not self._now:
             return False
         self._next, stages = {}, about.get("stages", {})
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
         self._put({name: min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
-        self._seen, self._noisy = (self._kinds.keys() & set(about.get(names, ())) for names in ("seen", "noisy"))
+        for key in _SETS:
+            setattr(self, f"_{key}", self._kinds.keys() & set(about.get(key, ())))
         return not about.get("moment", False)

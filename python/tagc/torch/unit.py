@@ -45,6 +45,10 @@ def _is_zero(values):
     return not values[:64].any() and not values.any()
 
 
+def _square(values):
+    return 0.0 if values is None else torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
+
+
 class _Exchange:
     """A part and its reducer, with the memory that packing needs."""
 
@@ -150,6 +154,14 @@ class Unit:
                 exchange.reducer.set_residual(left)
                 taken.append((exchange, values))
         return taken
+
+    def squares(self, layout, source):
+        """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros
+        where another layout was reduced last. Local."""
+        if self._layout is not layout:
+            return [(0.0, 0.0)] * len(layout.parts)
+        return [(_square(exchange.reducer.residual()), sum(_square(source[run.start:run.start + run.length]) for run in exchange.part.runs))
+                for exchange in self._exchanges]
 
     # ---- residuals by parameter ----
 

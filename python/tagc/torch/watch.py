@@ -15,6 +15,7 @@ all of the gradient's norm. All ranks decide from the sums over ranks, and so al
 import base64
 import math
 import struct
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,33 @@ class _Sample(NamedTuple):
     names: tuple
     index: torch.Tensor  # of the layout's input
     counts: tuple  # elements of each name
+
+
+class _Window:
+    """Of one parameter: n exchanges, and the sums and squares of its sampled elements, which may be views."""
+
+    def __init__(self, n, sums, squares):
+        self.n, self.sums, self.squares = n, sums, squares
+
+    def take(self):
+        """(sum of s^2 / q, elements that it is over), NaN where one was not finite. Begins anew."""
+        sums, squares = self.sums.double(), self.squares.clone()
+        self.n = 0
+        self.sums.zero_()
+        self.squares.zero_()
+        if not math.isfinite(squares.sum()):
+            return math.nan, 1.0
+        counts = squares > FAINT**2 * squares.mean()
+        return (sums[counts].square() / squares[counts]).sum().item(), float(counts.sum())
+
+
+class _Open(NamedTuple):
+    """What add() needs for a layout: the windows of its parameters side by side."""
+
+    sample: _Sample
+    sums: torch.Tensor
+    squares: torch.Tensor
+    windows: tuple  # of each name, views of these
 
 
 def positions(n_elems, n_sample=SAMPLE):
@@ -56,77 +84,68 @@ class Watch:
 
     def __init__(self, names):
         self._names = set(names)
-        self._window = {}  # name -> (exchanges, sums (n,), squares (n,))
-        self._layout = self._open = None  # of the last call, and its sums side by side
+        self._windows = {}  # name -> _Window
+        self._open = {}  # layout -> _Open; no two have a name in common
+        self._samples = weakref.WeakKeyDictionary()  # layout -> _Sample
 
     def add(self, layout, gradient):
         """A gradient of that layout, on this rank. Returns the names of those whose window is full."""
         if not self._names:
             return ()
-        if self._layout is not layout:
-            self._turn(layout)
-        sample, counts, sums, squares = self._open
-        if not sample.names:
+        found = self._open.get(layout) or self._turn(layout)
+        if not found.windows:
             return ()
-        values = gradient.index_select(0, sample.index).float()
-        sums.add_(values)
-        squares.addcmul_(values, values)
-        for i in range(len(counts)):
-            counts[i] += 1
-        return tuple(name for name, n in zip(sample.names, counts) if n >= WINDOW)
+        values = gradient.index_select(0, found.sample.index).float()
+        found.sums.add_(values)
+        found.squares.addcmul_(values, values)
+        for window in found.windows:
+            window.n += 1
+        return tuple(name for name, window in zip(found.sample.names, found.windows) if window.n >= WINDOW)
 
     def take(self, names):
         """[(sum of s^2 / q, elements that it is over)] of each, on this rank, NaN where one was not finite; their windows begin anew."""
-        self._close()
-        found = []
-        for name in names:
-            _, sums, squares = self._window.pop(name)
-            if not math.isfinite(squares.sum()):
-                found.append((math.nan, 1.0))
-                continue
-            counts = squares > FAINT**2 * squares.mean()
-            found.append(((sums[counts].double().square() / squares[counts]).sum().item(), float(counts.sum())))
-        return found
+        return [self._windows[name].take() for name in names]
 
     def scale(self, factor):
-        self._close()
-        self._window = {name: (n, sums * factor, squares * factor**2) for name, (n, sums, squares) in self._window.items()}
+        for window in self._windows.values():
+            window.sums.mul_(factor)
+            window.squares.mul_(factor**2)
 
     def _turn(self, layout):
-        self._close()
-        sample = _sample(layout, self._names)
-        had = [self._window.get(name) for name in sample.names]
-        had = [w if w is not None and len(w[1]) == n else (0, torch.zeros(n), torch.zeros(n)) for w, n in zip(had, sample.counts)]
-        counts = [n for n, _, _ in had]
-        empty = torch.empty(0)
-        self._layout = layout
-        self._open = sample, counts, torch.cat([s for _, s, _ in had] or [empty]), torch.cat([q for _, _, q in had] or [empty])
-
-    def _close(self):
-        """Sums side by side -> sums by name."""
-        if self._open is None:
-            return
-        sample, counts, sums, squares = self._open
-        for name, n, own_sums, own_squares in zip(sample.names, counts, sums.split(sample.counts), squares.split(sample.counts)):
-            self._window[name] = n, own_sums.clone(), own_squares.clone()
-        self._layout = self._open = None
+        """Windows of that layout's parameters go on, side by side now."""
+        sample = self._samples.get(layout)
+        if sample is None:
+            sample = self._samples[layout] = _sample(layout, self._names)
+        for other in [other for other, found in self._open.items() if not set(found.sample.names).isdisjoint(sample.names)]:
+            for name in self._open.pop(other).sample.names:
+                window = self._windows[name]
+                window.sums, window.squares = window.sums.clone(), window.squares.clone()
+        sums, squares, windows = torch.zeros(len(sample.index)), torch.zeros(len(sample.index)), []
+        for name, n, own_sums, own_squares in zip(sample.names, sample.counts, sums.split(sample.counts), squares.split(sample.counts)):
+            before, window = self._windows.get(name), _Window(0, own_sums, own_squares)
+            if before is not None and len(before.sums) == n:
+                window.n = before.n
+                own_sums.copy_(before.sums)
+                own_squares.copy_(before.squares)
+            self._windows[name] = window
+            windows.append(window)
+        found = self._open[layout] = _Open(sample, sums, squares, tuple(windows))
+        return found
 
     # ---- in checkpoints ----
 
     def state(self):
         """Windows under way, as text by name."""
-        self._close()
-        return {name: [n, base64.b64encode(torch.cat([sums, squares]).numpy().tobytes()).decode()]
-                for name, (n, sums, squares) in self._window.items()}
+        return {name: [window.n, base64.b64encode(torch.cat([window.sums, window.squares]).numpy().tobytes()).decode()]
+                for name, window in self._windows.items() if window.n}
 
     def load(self, state):
         """In place of the windows under way."""
-        self._layout = self._open = None
-        self._window = {}
+        self._open, self._windows = {}, {}
         for name, (n, text) in state.items():
             if name in self._names:
                 values = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32)
-                self._window[name] = (n, *(half.clone() for half in values.chunk(2)))
+                self._windows[name] = _Window(n, *(half.clone() for half in values.chunk(2)))
 
 
 def fits_window(window):
@@ -140,10 +159,13 @@ def fits_window(window):
 
 
 def pooled(comm, mine):
-    """Collective: the coherence of each, from take() of every rank; None where there was no gradient, NaN where it was not
-    finite."""
-    packed = [struct.unpack(f"<{2 * len(mine)}d", data) for data in
-              comm.all_gather(struct.pack(f"<{2 * len(mine)}d", *(value for pair in mine for value in pair)))]
-    total = [sum(values) for values in zip(*packed)]
-    return [None if weight == 0 and signal == 0 else signal / weight if weight > 0 and math.isfinite(signal) else math.nan
-            for signal, weight in zip(total[0::2], total[1::2])]
+    """Collective: the sum over ranks of each of a list of numbers, which is as long everywhere."""
+    packed = [struct.unpack(f"<{len(mine)}d", data) for data in comm.all_gather(struct.pack(f"<{len(mine)}d", *mine))]
+    return [sum(values) for values in zip(*packed)]
+
+
+def coherence_of(signal, weight):
+    """From take() of every rank, summed: None where there was no gradient, NaN where it was not finite."""
+    if weight == 0 and signal == 0:
+        return None
+    return signal / weight if weight > 0 and math.isfinite(signal) else math.nan
