@@ -28,6 +28,7 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
         .n_elems = r->shard,
         .n_items = n_items,
         .status = (uint32_t)r->now.failure,
+        .longest = {r->now.longest[0], r->now.longest[1]},
         .step = r->now.number,
     };
     tagc_wire_write(&header, r->agree_send);
@@ -71,6 +72,8 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
         }
         nonfinite |= (header.flags & TAGC_WIRE_FLAG_NONFINITE) != 0;
         r->now.n_told += header.n_items;
+        for (int i = 0; i < 2; i++)
+            if (header.longest[i] > r->now.longest[i]) r->now.longest[i] = header.longest[i];
         if (n_items) n_items[q] = header.n_items;
         if (header.k != (uint32_t)r->k && other_k < 0) {
             other_k = q;

@@ -124,6 +124,7 @@ static void start(tagc_reducer *r) {
     r->now.start_s = tagc_clock_s();
     tagc_reducer_stats_init(&r->now.stats);
     r->now.failure = TAGC_OK;
+    r->now.longest[0] = r->now.longest[1] = 0;
 }
 
 /* What the step made takes the residual's place, or is forgotten. */

@@ -40,7 +40,8 @@ typedef struct tagc_step {
     tagc_reducer_stats stats;
     tagc_status failure; /* of this rank, told to all in the next agreement */
     char failure_text[TAGC_ERROR_TEXT_BYTES];
-    uint64_t n_told; /* the items of the last agreement, of all ranks */
+    uint64_t n_told;     /* the items of the last agreement, of all ranks */
+    uint32_t longest[2]; /* bodies that this rank sent, and of sums; after the agreement of all ranks */
 
     tagc_phase_fn next; /* NULL: the step is over */
     tagc_message *awaited;
@@ -91,9 +92,10 @@ int tagc_partner_step(const tagc_reducer *r, int from);
 void tagc_agreement_place(tagc_reducer *r, tagc_arena *arena);
 /* Keeps this rank's first failure, with tagc_last_error(), until the next agreement. */
 void tagc_note_failure(tagc_reducer *r, tagc_status status);
-/* Tells all ranks this rank's failure, non-finiteness and n_items, in r->agreement, which whoever calls _end awaits. */
+/* Tells all ranks this rank's failure, non-finiteness, now.longest and n_items, in r->agreement, which whoever calls _end
+ * awaits. */
 void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items);
-/* Learns theirs: the same status on all ranks, stats.nonfinite, the sum of n_items and, unless NULL, each rank's. No
+/* Learns theirs: the same status on all ranks, stats.nonfinite, now.longest, the sum of n_items and, unless NULL, each rank's. No
  * rank's may be above max_items (W,), or where that is NULL above W. */
 tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n_items);
 

@@ -28,6 +28,7 @@ enum { /* byte offsets of the fields */
        AT_N_ITEMS = 24,
        AT_ATTEMPT = 28,
        AT_BODY_SUM = 28, /* fragment */
+       AT_LONGEST = 28,  /* agreement, (2) */
        AT_MAX_ABS = 32,
        AT_STATUS = 36,
        AT_INDEX_BYTES = 36, /* fragment */
@@ -64,6 +65,7 @@ void tagc_wire_write(const tagc_wire_header *header, void *message) {
         memcpy(bytes + AT_MAX_ABS, &header->max_abs, 4);
         memcpy(bytes + AT_STATUS, &header->status, 4);
     }
+    if (header->kind == TAGC_WIRE_AGREE) memcpy(bytes + AT_LONGEST, header->longest, sizeof header->longest);
     memcpy(bytes + AT_BODY_BYTES, &header->body_bytes, 8);
     memcpy(bytes + AT_STEP, &header->step, 8);
     uint64_t sum = checksum(bytes, is_fragment ? 0 : header->body_bytes);
@@ -80,6 +82,9 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
     if (header->kind == TAGC_WIRE_FRAGMENT) {
         memcpy(&header->body_sum, bytes + AT_BODY_SUM, 8);
         memcpy(&header->index_bytes, bytes + AT_INDEX_BYTES, 4);
+    } else if (header->kind == TAGC_WIRE_AGREE) {
+        memcpy(header->longest, bytes + AT_LONGEST, sizeof header->longest);
+        memcpy(&header->status, bytes + AT_STATUS, 4);
     } else {
         memcpy(&header->attempt, bytes + AT_ATTEMPT, 4);
         memcpy(&header->max_abs, bytes + AT_MAX_ABS, 4);

@@ -27,17 +27,19 @@ typedef enum tagc_wire_kind {
 #define TAGC_WIRE_FLAG_FAILED 2u    /* fragment: the sender has failed in this step, and sends no body */
 
 typedef struct tagc_wire_header {
-    int kind;             /* tagc_wire_kind */
-    int coding;           /* tagc_index of an index or union body, tagc_format of a fragment, else 0 */
-    uint32_t flags;       /* TAGC_WIRE_FLAG_ */
-    uint32_t rank;        /* of the sender */
-    uint32_t k;           /* most elements that the sender keeps of a shard */
-    uint64_t n_elems;     /* of the shard; of the unit in a state */
-    uint32_t n_items;     /* elements in the body; in agreement: leftovers of the sender's shard */
-    uint32_t attempt;     /* union: added to the seed of the sketch's hashes */
-    float max_abs;        /* index: largest |acc| of the fragment; union: the largest over ranks */
-    uint32_t status;      /* agreement: tagc_status of the sender */
-    uint64_t body_sum;    /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
+    int kind;          /* tagc_wire_kind */
+    int coding;        /* tagc_index of an index or union body, tagc_format of a fragment, else 0 */
+    uint32_t flags;    /* TAGC_WIRE_FLAG_ */
+    uint32_t rank;     /* of the sender */
+    uint32_t k;        /* most elements that the sender keeps of a shard */
+    uint64_t n_elems;  /* of the shard; of the unit in a state */
+    uint32_t n_items;  /* elements in the body; in agreement: leftovers of the sender's shard */
+    uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
+    float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
+    uint32_t status;   /* agreement: tagc_status of the sender */
+    uint64_t body_sum; /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
+    uint32_t
+        longest[2]; /* agreement, in place of attempt and max_abs: bytes of the longest bodies, see docs */
     uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* behind the header; fragment: of the body, wherever it travels */
     uint64_t step;        /* how many steps the reducer, or gathers the gatherer, has begun: from 1 */

@@ -132,6 +132,27 @@ static void test_rounds_after_a_change(void **state) {
     tagc_comm_destroy(net.comm);
 }
 
+/* Positions that stand together in some places and far apart in others make bodies longer than independent ones would. Ranks
+ * learn that from one step, and the next ones take no more rounds than others. */
+static void test_rounds_of_long_bodies(void **state) {
+    (void)state;
+    for (int output = 0; output < 2; output++) {
+        rounds net;
+        rounds_create(&net, 8);
+        tagc_reducer_options o = options_of(TAGC_EXCHANGE_DIRECT, 8, 4096);
+        o.output = output;
+        unit u = make_unit(&net, &o, 1);
+        for (size_t i = 0; i < o.n_elems; i++)
+            u.gradient[i] = (i % 512 < 32 || i % 64 == 0 ? 1000.0f : 1.0f) * random_gradient(1, 0, i);
+        for (int step = 0; step < 4; step++) {
+            assert_int_equal(run_units(&net, &u, 1), (output ? 3 : 2) + (step == 0));
+            assert_int_equal(u.status, TAGC_OK);
+        }
+        destroy_unit(&u);
+        tagc_comm_destroy(net.comm);
+    }
+}
+
 /* ---- what is damaged ---- */
 
 /* The residual and the output of one step more, of several units of which one is damaged. */
@@ -287,11 +308,9 @@ static void test_every_bit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rounds_of_a_step),
-        cmocka_unit_test(test_rounds_of_many_units),
-        cmocka_unit_test(test_rounds_after_a_change),
-        cmocka_unit_test(test_one_of_many_fails),
-        cmocka_unit_test(test_every_bit),
+        cmocka_unit_test(test_rounds_of_a_step),      cmocka_unit_test(test_rounds_of_many_units),
+        cmocka_unit_test(test_rounds_after_a_change), cmocka_unit_test(test_rounds_of_long_bodies),
+        cmocka_unit_test(test_one_of_many_fails),     cmocka_unit_test(test_every_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -56,8 +56,6 @@ static void choose_codes(tagc_reducer *r) {
     d->sums.k = most < r->shard ? (size_t)most : r->shard;
     d->fragment_code = tagc_code_of(&d->fragment);
     d->sums_code = tagc_code_of(&d->sums);
-    if (!d->has_agreed) d->agreed_k = r->k;
-    d->has_agreed = 1;
 }
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
@@ -123,11 +121,7 @@ static tagc_status start(tagc_reducer *r) {
 }
 
 static void end(tagc_reducer *r, int succeeded) {
-    tagc_direct *d = tagc_direct_of(r);
-    if (succeeded && d->agreed_k != r->k) {
-        d->agreed_k = r->k;
-        tagc_direct_choose_eager(r);
-    }
+    if (succeeded) tagc_direct_choose_eager(r);
     tagc_fragments_end(r);
 }
 

@@ -39,19 +39,18 @@ typedef struct tagc_direct {
     tagc_code_options fragment, sums;
     const tagc_code *fragment_code, *sums_code;
     /* How fragments travel. All ranks must come to the same. So it follows from what they agreed on when the reducer was
-     * made, and from the k of the last step that succeeded: this rank's own may be another since. */
+     * made, and from the last step that succeeded: the k of this rank may be another since. */
     int is_small; /* one batch, of which the front of every body travels with its header */
     int batch;    /* fragments per message */
     int n_batches;
     int n_slots; /* batches under way: as many as slots_bytes hold, so that waiting for a header costs less than moving
                            what is under way meanwhile; 4 at least */
     size_t slots_bytes; /* 0: the default */
+    size_t eager[2];    /* bytes of a body, and of one of sums, that travel with its header; agreed */
     int has_agreed;
-    size_t agreed_k;
-    size_t eager, eager_sum; /* bytes of a body, and of one of sums, that travel with its header */
-    size_t stride;           /* of a row: header, and a body of any length */
-    size_t capacity;         /* of a body in a row */
-    size_t n_rows;           /* received: hosts, or ranks where results of other local indices come, too */
+    size_t stride;   /* of a row: header, and a body of any length */
+    size_t capacity; /* of a body in a row */
+    size_t n_rows;   /* received: hosts, or ranks where results of other local indices come, too */
 
     tagc_message *header_out, *body_out; /* (n_slots) */
     tagc_message *result_out;            /* (2) headers, bodies */
@@ -105,7 +104,9 @@ typedef struct tagc_body_bytes {
 } tagc_body_bytes;
 tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
 
-/* d->eager and eager_sum from agreed_k. */
+/* Of bodies that took n_bytes in the step before, and can take `most`. */
+size_t tagc_eager_bytes(double n_bytes, size_t most);
+/* d->eager, from the longest bodies of a step that succeeded. */
 void tagc_direct_choose_eager(tagc_reducer *r);
 
 /* A phase: sends all fragments and adds those that come, up to tagc_direct_added. */

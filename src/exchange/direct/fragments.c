@@ -45,34 +45,48 @@ tagc_body_bytes tagc_expected_body(const tagc_code_options *o, double density) {
                              (double)tagc_values_bytes(&format, (size_t)llround(n_items))};
 }
 
-/* What nearly every body of k elements fits into: a sixteenth and a few bytes more than independent positions take. */
-static size_t eager_of(const tagc_reducer *r, size_t k) {
-    const tagc_direct *d = tagc_direct_of(r);
-    tagc_code_options o = d->fragment;
-    o.k = k;
-    o.sparse = k < o.n;
-    size_t most = tagc_code_of(&o)->max_bytes(&o);
-    if (!o.sparse) return most;
-    tagc_body_bytes body = tagc_expected_body(&o, (double)k / (double)o.n);
-    size_t n_bytes = (size_t)(body.index * 17 / 16 + 16 + body.values);
-    return n_bytes < most ? n_bytes : most;
+static int has_lanes(const tagc_reducer *r) {
+    return !r->comm || tagc_comm_has_lanes(r->comm);
 }
 
-/* Of sums enough where two ranks kept different elements. With more ranks nobody knows how far they differ. */
+static int fits(const tagc_reducer *r) {
+    return (uint64_t)tagc_direct_of(r)->n_hosts * r->shard <= SMALL_UNIT;
+}
+
+/* A body is seldom longer by more than a thirty-second than the longest of the step before. */
+size_t tagc_eager_bytes(double n_bytes, size_t most) {
+    double e = n_bytes * 33 / 32 + 16;
+    return e < (double)most ? (size_t)e : most;
+}
+
+/* Of the first step: what a body takes whose positions are independent. Of sums enough where two ranks kept different
+ * elements. */
+static void guess_eager(tagc_reducer *r) {
+    tagc_direct *d = tagc_direct_of(r);
+    const tagc_code_options *o = &d->fragment;
+    size_t most = d->fragment_code->max_bytes(o);
+    tagc_body_bytes body = tagc_expected_body(o, o->sparse ? (double)o->k / (double)o->n : 1);
+    if (d->has_agreed) return;
+    d->eager[0] = d->is_small ? tagc_eager_bytes(body.index + body.values, most) : 0;
+    d->eager[1] = d->eager[0] * (o->sparse ? 2 : 1);
+    d->has_agreed = 1; /* on this; another k of this rank's does not change it */
+}
+
+/* Where no body was sent, as after a value that is not finite, all stays. */
 void tagc_direct_choose_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    d->eager = d->is_small ? eager_of(r, d->agreed_k) : 0;
-    d->eager_sum = d->eager * (d->agreed_k < r->shard ? 2 : 1);
+    const uint32_t *longest = r->now.longest;
+    if (!d->is_small) return;
+    if (longest[0]) d->eager[0] = tagc_eager_bytes(longest[0], d->fragment_code->max_bytes(&d->fragment));
+    if (longest[1]) d->eager[1] = tagc_eager_bytes(longest[1], d->sums_code->max_bytes(&d->sums));
 }
 
 /* From nothing that ranks may differ in. */
 static void choose_batches(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    int n_partners = d->n_hosts - 1, has_lanes = !r->comm || tagc_comm_has_lanes(r->comm);
+    int n_partners = d->n_hosts - 1;
     size_t n = (BATCH_ELEMS + r->shard - 1) / r->shard;
-    int fits = (uint64_t)d->n_hosts * r->shard <= SMALL_UNIT;
-    d->is_small = fits && has_lanes;
-    d->batch = fits || !has_lanes || n >= (size_t)n_partners ? n_partners : (int)n;
+    d->batch = fits(r) || !has_lanes(r) || n >= (size_t)n_partners ? n_partners : (int)n;
     d->n_batches = n_partners ? (n_partners + d->batch - 1) / d->batch : 0;
     if (!d->slots_bytes) d->slots_bytes = slots_bytes;
     size_t n_slots = d->slots_bytes / d->stride / (size_t)(d->batch ? d->batch : 1);
@@ -94,11 +108,11 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         scratch = larger(scratch, d->sums_code->scratch_bytes(&d->sums, n_threads));
         d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
     }
-    size_t eager = larger(eager_of(r, r->k), eager_of(r, d->agreed_k)) * (is_all ? 2 : 1);
-    d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, eager));
+    d->is_small = fits(r) && has_lanes(r);
+    guess_eager(r);
+    d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
     d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
     choose_batches(r);
-    tagc_direct_choose_eager(r);
     tagc_room rooms[] = {{2 * d->n_slots, d->batch},
                          {2, r->world_size - 1},
                          {n_handed, d->per_host - 1},
@@ -184,14 +198,16 @@ static void encode(tagc_reducer *r, int s) {
         if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, to, &encoded, d->eager, &d->sent[slot]);
+    tagc_fragment_finish(r, to, &encoded, d->eager[0], &d->sent[slot]);
+    size_t n_bytes = s < d->n_hosts - 1 ? d->sent[slot].n_bytes : 0;
+    if (n_bytes > r->now.longest[0]) r->now.longest[0] = (uint32_t)n_bytes;
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
 static void post_headers(tagc_reducer *r, int b) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, b);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager;
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[0];
     uint64_t n_headers = (uint64_t)(end_of(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
     if (end_of(d, b) - b * d->batch == r->world_size - 1) message->round_bytes = n_bytes;
@@ -318,7 +334,7 @@ void tagc_fragments_end(tagc_reducer *r) {
 static tagc_status post_bodies(tagc_reducer *r, int b) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = body_of(d, b);
-    size_t eager = d->eager;
+    size_t eager = d->eager[0];
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, b)));
     for (int s = b * d->batch; s < end_of(d, b); s++) {

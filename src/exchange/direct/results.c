@@ -29,7 +29,8 @@ static void encode_sums(tagc_reducer *r) {
                                   (uint8_t *)row + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
     }
-    tagc_fragment_finish(r, row, &encoded, d->eager_sum, &d->received[own]);
+    tagc_fragment_finish(r, row, &encoded, d->eager[1], &d->received[own]);
+    r->now.longest[1] = (uint32_t)d->received[own].n_bytes;
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
@@ -112,7 +113,7 @@ static tagc_status hand_headers(tagc_reducer *r) {
 static tagc_status post_bodies(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[1];
-    size_t own = own_row(r), eager = d->eager_sum;
+    size_t own = own_row(r), eager = d->eager[1];
     uint64_t rest = tagc_fragment_rest(&d->received[own], eager);
     int n = 0, hands_on = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1;
     tagc_rests rests;
@@ -143,7 +144,7 @@ tagc_status tagc_direct_results(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[0];
     encode_sums(r);
-    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager_sum;
+    size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[1];
     uint64_t n_headers = (uint64_t)(d->n_hosts - 1) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
     for (int host = 0; host < d->n_hosts; host++) {

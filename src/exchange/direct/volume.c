@@ -11,16 +11,25 @@ static double rest_of(double all, double eager) {
     return all > eager ? all - eager : 0;
 }
 
+/* What goes in front of bodies, of sums where i is 1: in the first step where they are known, else when the steps have found
+ * out how long they are. */
+static double eager_of(const tagc_reducer *r, int i, int is_known, tagc_body_bytes body) {
+    const tagc_direct *d = tagc_direct_of(r);
+    if (is_known || !d->is_small) return (double)d->eager[i];
+    size_t most = i ? d->sums_code->max_bytes(&d->sums) : d->fragment_code->max_bytes(&d->fragment);
+    return (double)tagc_eager_bytes(body.index + body.values, most);
+}
+
 static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
-    double eager = (double)d->eager, n_partners = d->n_hosts - 1;
+    int is_known = data && data->bodies;
+    tagc_body_bytes expected = tagc_expected_body(&d->fragment, data && !is_known ? data->kept_density : 1);
+    double eager = eager_of(r, 0, is_known, expected), n_partners = d->n_hosts - 1;
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
     v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager; /* but for positions there */
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
-        tagc_body_bytes body = data && data->bodies
-                                   ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)])
-                                   : tagc_expected_body(&d->fragment, data ? data->kept_density : 1);
+        tagc_body_bytes body = is_known ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)]) : expected;
         v->n_bytes[TAGC_LEG_INDEX] += body.index;
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
@@ -33,9 +42,10 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
 /* Sums of other hosts, which are handed on, are taken to be as long as the own. */
 static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_body_bytes body = data && data->sums ? body_of(data->sums)
-                                              : tagc_expected_body(&d->sums, data ? data->union_density : 1);
-    double n_bytes = body.index + body.values, eager = (double)d->eager_sum;
+    int is_known = data && data->sums;
+    tagc_body_bytes body =
+        is_known ? body_of(data->sums) : tagc_expected_body(&d->sums, data ? data->union_density : 1);
+    double n_bytes = body.index + body.values, eager = eager_of(r, 1, is_known, body);
     double n_partners = d->n_hosts - 1, n_beside = d->per_host - 1;
     tagc_volume_add(v, TAGC_LEG_CONTROL, n_partners * TAGC_WIRE_HEADER_BYTES);
     tagc_volume_add(v, TAGC_LEG_RESULT, n_partners * (eager + rest_of(n_bytes, eager)));
