@@ -38,10 +38,11 @@ static size_t worst_bytes(const tagc_gaps *gaps, int bits) {
     return (size_t)(((uint64_t)n_codes * (unsigned)bits + 7) / 8) + gaps->n_chunks;
 }
 
-static int safest_bits(const tagc_gaps *gaps) {
+int tagc_gaps_safest_bits(const tagc_gaps *gaps, size_t *n_bytes) {
     int best = MIN_BITS;
     for (int bits = MIN_BITS + 1; bits <= MAX_BITS; bits++)
         if (worst_bytes(gaps, bits) < worst_bytes(gaps, best)) best = bits;
+    *n_bytes = worst_bytes(gaps, best);
     return best;
 }
 
@@ -50,7 +51,8 @@ static int prefer_bitmap(size_t n_bitmap_bytes, size_t n_gap_bytes) {
 }
 
 size_t tagc_gaps_max_bytes(const tagc_gaps *gaps) {
-    size_t worst = worst_bytes(gaps, safest_bits(gaps)), bitmap = bitmap_bytes(gaps->n);
+    size_t worst, bitmap = bitmap_bytes(gaps->n);
+    tagc_gaps_safest_bits(gaps, &worst);
     return front_bytes(gaps) + (prefer_bitmap(bitmap, worst) ? bitmap : worst);
 }
 
@@ -133,10 +135,11 @@ static size_t count_bytes(encoder *e, tagc_pool *pool) {
 }
 
 static void choose_form(encoder *e, size_t n_items, tagc_pool *pool) {
-    int safest = safest_bits(e->gaps);
+    size_t worst;
+    int safest = tagc_gaps_safest_bits(e->gaps, &worst);
     e->bits = choose_bits(e, n_items);
     size_t n = count_bytes(e, pool);
-    if (n > worst_bytes(e->gaps, safest)) { /* the sample misled */
+    if (n > worst) { /* the sample misled */
         e->bits = safest;
         n = count_bytes(e, pool);
     }

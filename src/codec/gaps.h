@@ -38,6 +38,8 @@ typedef struct tagc_gaps {
 void tagc_gaps_init(tagc_gaps *gaps, size_t n, size_t k);
 size_t tagc_gaps_max_bytes(const tagc_gaps *gaps);
 size_t tagc_gaps_scratch_bytes(const tagc_gaps *gaps); /* of encode */
+/* The width of codes whose worst case takes the fewest bytes; *n_bytes: so many, without the table. */
+int tagc_gaps_safest_bits(const tagc_gaps *gaps, size_t *n_bytes);
 
 /* indices (n_items): ascending, each < n; n_items <= k. Writes at most max_bytes; returns how many. */
 size_t tagc_gaps_encode(const tagc_gaps *gaps, const uint32_t *indices, size_t n_items, uint8_t *bytes,

@@ -1,0 +1,80 @@
+/* The codes of code.h over many fragments at once: all rows of a unit, or of several units. On a processor a batch is a loop
+ * over its rows. On a GPU it is a fixed number of kernel launches, whatever the number of rows: one launch per fragment would
+ * cost more than its work.
+ *
+ * A maker makes batches. "cpu" is always there; "cuda" is libtagc-cuda.so, loaded when it is asked for. Both give the same
+ * bytes and the same sums.
+ *
+ * A batch is made once for the options of its rows. Its arrays can be replaced between runs. A run allocates nothing. It reads
+ * arrays and writes results in the memory that its maker works in: for "cuda" the GPU's, in the order of the stream that
+ * it is given; the host learns of results when it copies them. Launches of a run can be captured into a graph. */
+#ifndef TAGC_CODEC_BATCH_H
+#define TAGC_CODEC_BATCH_H
+
+#include "codec/code.h"
+
+#define TAGC_BATCH_ABI 1u
+
+typedef enum tagc_batch_kind {
+    TAGC_BATCH_ENCODE = 0,
+    TAGC_BATCH_ENCODE_SUMS = 1,
+    TAGC_BATCH_VALIDATE = 2, /* one body per row */
+    TAGC_BATCH_DECODE = 3,
+} tagc_batch_kind;
+
+/* One fragment. The functions of tagc_code say what each array is; what a kind does not name is not looked at. */
+typedef struct tagc_batch_row {
+    tagc_code_options options;
+    const float *gradient, *residual_in; /* encode */
+    float *residual_out;                 /* encode */
+    float *sums;                         /* encode_sums, decode */
+    float *error;                        /* encode_sums */
+    float scale;                         /* decode; the `unscale` of encode_sums */
+    uint8_t *body;                       /* encode, encode_sums: max_bytes of it */
+    const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
+    int n_bodies;            /* decode: at most what it was when the batch was made */
+    int add;                 /* decode */
+} tagc_batch_row;
+
+/* What validate finds. A body with several damages has the first of them. */
+typedef enum tagc_damage {
+    TAGC_DAMAGE_NONE = 0,
+    TAGC_DAMAGE_POSITIONS = 1,
+    TAGC_DAMAGE_LENGTH = 2,
+    TAGC_DAMAGE_VALUES = 3,
+} tagc_damage;
+
+/* Of a row. */
+typedef struct tagc_batch_result {
+    tagc_encoded encoded; /* encode, encode_sums */
+    int nonfinite;        /* decode: what tagc_code.decode returns */
+    int damage;           /* validate: a tagc_damage */
+} tagc_batch_result;
+
+typedef struct tagc_batch tagc_batch;
+
+typedef struct tagc_batch_maker {
+    unsigned abi; /* TAGC_BATCH_ABI */
+    const char *name;
+    /* Bytes that a batch needs where its arrays are, TAGC_ALIGNMENT-aligned. n_threads: of the pool. */
+    size_t (*work_bytes)(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads);
+    /* rows (n_rows) are copied, and so are lists of bodies by "cuda"; results (n_rows): where the arrays are, of every run.
+     * pool: of "cpu", may be NULL; stream: of "cuda", for copies to work and for runs. */
+    tagc_status (*create)(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
+                          tagc_batch_result *results, void *work, tagc_pool *pool, void *stream,
+                          tagc_batch **out);
+    /* Other arrays for the same options, from the next run on. Not while a graph is captured. */
+    tagc_status (*point)(tagc_batch *batch, const tagc_batch_row *rows, tagc_batch_result *results);
+    tagc_status (*run)(tagc_batch *batch);
+    void (*destroy)(tagc_batch *batch); /* accepts NULL */
+    const char *(*last_error)(void);    /* of the calling thread, after a call that failed */
+} tagc_batch_maker;
+
+extern const tagc_batch_maker tagc_batch_cpu;
+
+/* The maker of this name, "cpu" or "cuda". TAGC_ERR_UNSUPPORTED, with what is missing, where this machine does not have it.
+ * libtagc-cuda.so is looked for in the file that TAGC_CUDA_LIBRARY names, else beside libtagc, else where the system
+ * looks for libraries. */
+tagc_status tagc_batch_maker_of(const char *name, const tagc_batch_maker **out);
+
+#endif

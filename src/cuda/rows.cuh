@@ -1,0 +1,144 @@
+/* What kernels know of a batch: rows, and the memory that they share. batch.cu fills the rows and copies them to the device;
+ * everything else is made there, anew in every run. */
+#ifndef TAGC_CUDA_ROWS_CUH
+#define TAGC_CUDA_ROWS_CUH
+
+#include "cuda/device.cuh"
+extern "C" {
+#include "codec/batch.h"
+}
+
+namespace tagc_cuda {
+
+constexpr unsigned SPAN = 512;          /* elements that a warp streams at a time; chunks are whole spans */
+constexpr unsigned TILE = WARPS * SPAN; /* elements that a block streams */
+#ifndef TAGC_CUDA_LINES
+#define TAGC_CUDA_LINES 512 /* tests take fewer, to have rows that are sampled and small */
+#endif
+constexpr unsigned LINE = 16, N_LINES = TAGC_CUDA_LINES; /* of the sample: elements per line, lines */
+constexpr unsigned RADIX_BITS = 11, N_RADIX = 1u << RADIX_BITS;
+constexpr unsigned MAX_CHUNK = 32768; /* elements */
+constexpr unsigned MIN_BITS = 2, MAX_BITS = 15,
+                   N_WIDTHS = MAX_BITS - MIN_BITS + 1; /* of codes of positions */
+constexpr unsigned NO_BOUND = 0x80000000u;             /* that no magnitude reaches */
+
+/* Formats of values (codec/values.h). */
+struct value_format {
+    int values, block, shift, sparse, rotate; /* block: 1 << shift */
+    uint32_t largest_scale;                   /* bits of a bf16 */
+};
+
+/* Where the candidates of a span lie among those of its row. */
+struct span {
+    uint32_t begin, n;
+};
+
+/* How far the search for the k-th largest has come, and what a row's blocks tell each other. */
+struct state {
+    uint32_t t_lo, t_hi;    /* candidates; those that are kept for certain */
+    int is_dense;           /* 1: the candidates are no use, every element of acc is one */
+    int is_done;            /* 1: the threshold is known */
+    int nonfinite, is_full; /* is_full: no room for candidates */
+    uint32_t base, limit, prefix,
+        rank; /* bits from base to below limit; of bits - base the digits above those of
+                                           n_digit_bits at `shift` are prefix */
+    int shift, n_digit_bits;
+    uint32_t threshold; /* larger ones are kept, and of equal ones the first n_ties */
+    uint32_t n_ties, n_kept;
+    unsigned long long n_found; /* candidates, and in the upper half those of t_hi or more */
+    unsigned tickets[8];
+    int bits; /* of codes of positions; 0 a bitmap */
+    unsigned long long n_index_bytes;
+};
+
+struct chunk_state {
+    uint32_t n_above, n_ties; /* larger than the threshold, and equal to it */
+    uint32_t n_ties_kept, begin;
+    uint32_t codes[(N_WIDTHS + 1) / 2]; /* how many at each width, two to a word */
+    unsigned long long offset;          /* of its codes in the body */
+};
+
+/* A fragment of code topk to be encoded. */
+struct topk_row {
+    const float *gradient, *residual_in;
+    float *residual_out;
+    float *sums, *error; /* encode_sums: sums in place of the three */
+    float unscale;
+    uint8_t *body;
+    tagc_batch_result *result;
+    uint32_t n, k, chunk, n_chunks;
+    uint32_t n_tiles, n_grid_chunks, n_value_tasks; /* blocks that work for it, at least 1 */
+    uint32_t first_tile, first_chunk, first_value_task;
+    uint32_t n_room;  /* candidates; 0: the row is not sampled */
+    uint32_t stride;  /* of the sample, in lines */
+    float n_expected; /* of the sampled elements among the k largest */
+    int safest_bits;
+    unsigned long long safest_bytes; /* no support takes more at that width */
+    value_format format;
+    state *progress;
+    uint32_t *radix;     /* (N_RADIX) */
+    span *spans;         /* (ceil(n / SPAN)) */
+    uint16_t *places;    /* (n_room) in their span */
+    float *candidates;   /* (n_room) */
+    chunk_state *chunks; /* (n_grid_chunks) */
+    uint32_t *bitmap;    /* (n_grid_chunks * chunk / 32) */
+    uint32_t *indices;   /* (k) */
+    float *values;       /* (k) */
+};
+
+/* A body to be validated or decoded. */
+struct body_state {
+    uint32_t n_items;
+    int bits;
+    int front_damage; /* of its front and its length, and then of all of it: ranks of tagc_damage turned round, so that */
+    int damage; /* the first of them is the largest */
+    unsigned ticket;
+    unsigned long long n_index_bytes;
+};
+
+struct body_row {
+    const uint8_t *bytes;
+    unsigned long long n_bytes;
+    unsigned row; /* in rows */
+    body_state *progress;
+    uint32_t *begin;            /* (n_chunks) first item of each chunk */
+    unsigned long long *offset; /* (n_chunks) where its bits begin */
+};
+
+/* A fragment to be added up, of either code; for validation one body of each. */
+struct sums_row {
+    int is_sparse;
+    uint32_t n, k, chunk, n_chunks; /* topk; of blocks a chunk is a run */
+    uint32_t n_grid_chunks, first_chunk;
+    uint32_t first_body, n_bodies;
+    int add;
+    float scale;
+    float *sums;
+    tagc_batch_result *result;
+    value_format format;
+};
+
+/* A fragment of code blocks to be encoded. */
+struct blocks_row {
+    const float *gradient, *residual_in; /* residual_in and residual_out may be NULL */
+    float *residual_out;
+    float *sums, *error;
+    float unscale;
+    uint8_t *body;
+    tagc_batch_result *result;
+    uint32_t n, first_run, n_runs;
+    unsigned long long n_bytes;
+    value_format format;
+    unsigned *ticket;
+    int *nonfinite;
+};
+
+/* Blocks of a launch to rows: block b works for row row_of_block[b]. */
+template <typename row> struct work_of {
+    const row *rows;
+    const uint32_t *row_of_block;
+};
+
+} // namespace tagc_cuda
+
+#endif
