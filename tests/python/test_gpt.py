@@ -15,7 +15,7 @@ import ranks
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "pytorch"))
 
-N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 150, 90, 64, 8, (1, 2, 3), 2e-3
+N_TRUNK, N_FORK, CONTEXT, BATCH, ORDERS, LR = 100, 75, 64, 8, (1, 2, 3), 2e-3
 
 
 def text():

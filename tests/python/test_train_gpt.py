@@ -84,17 +84,14 @@ def test_under_torchrun_without_tagc(text):
     assert len(losses(said)) == 3 and "32 bits per parameter" in said
 
 
-@pytest.mark.slow
-def test_under_torchrun_with_one_rank(text):
-    code, said = launch.torchrun(TRAIN, "--data", text, *SMALL, "--steps", 3, n_ranks=1)
-    assert code == 0, said
+def test_with_one_rank(text):
+    said, = ranks.run(trained, 1, ["--data", text, "--steps", 3])[0]
     assert len(losses(said)) == 3 and "0.00 bits per parameter" in said
 
 
-@pytest.mark.slow
-def test_under_torchrun_with_a_wrong_option(text):
-    code, said = launch.torchrun(TRAIN, "--data", text, *SMALL, "--sparsity", 1.5)
-    assert code != 0 and "sparsity is 1.5" in said
+def test_a_wrong_option(text):
+    for _, trace in ranks.attempt(trained, 2, ["--data", text, "--sparsity", 1.5]):
+        assert "sparsity is 1.5" in trace
 
 
 def alone(*arguments, **environment):
@@ -109,11 +106,12 @@ def test_in_one_process(text, tmp_path):
     assert len(losses(done.stdout)) == 3 and (tmp_path / "step-000003" / ".metadata").exists()
 
 
-@pytest.mark.parametrize("arguments, environment, word", [
-    (["--data", "/nowhere"], {}, "/nowhere"),
-    (["--resume", "/nowhere"], {}, "/nowhere"),
-    ([], {"WORLD_SIZE": "2"}, "without torchrun"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_said(text, arguments, environment, word):
-    done = alone(*(arguments if "--data" in arguments else ["--data", text, *arguments]), **environment)
-    assert done.returncode != 0 and word in done.stderr
+@pytest.mark.parametrize("arguments", [["--data", "/nowhere"], ["--resume", "/nowhere"]], ids=lambda arguments: arguments[0])
+def test_what_is_not_there_is_named(text, arguments):
+    (_, trace), = ranks.attempt(trained, 1, ["--wrap", "none", "--data", text, "--steps", 3, *arguments])
+    assert "/nowhere" in trace
+
+
+def test_several_ranks_without_torchrun(text):
+    done = alone("--data", text, WORLD_SIZE="2")
+    assert done.returncode != 0 and "without torchrun" in done.stderr
