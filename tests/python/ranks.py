@@ -14,7 +14,9 @@ import traceback
 TIMEOUT_S = 200
 
 _fresh = multiprocessing.get_context("forkserver")
-_fresh.set_forkserver_preload(["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.nn.parallel"])
+# torch imports _dynamo by itself when a model is wrapped, which takes as long as all that a short test does.
+_fresh.set_forkserver_preload(["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp",
+                               "torch.distributed.checkpoint", "torch.nn.parallel"])  # fmt: skip
 
 
 def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
