@@ -235,9 +235,11 @@ def table(rows):
     for setup in dict.fromkeys(row["setup"] for row in rows):
         for seed in sorted({row["seed"] for row in rows if row["setup"] == setup}):
             own = [row for row in rows if row["setup"] == setup and row["seed"] == seed]
-            dense = next((row["loss"] for row in own if row["arm"] == "dense"), math.nan)
-            lines += [f"{setup:12} {seed}  {row['arm']:44} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} % "
-                      f"{row['bits']:6.2f} bits, at the end {row['last_bits']:.2f}  {row['seconds']:4.0f} s" for row in own]
+            losses = {row["arm"]: row["loss"] for row in own if row["arm"].startswith("dense")}
+            dense, best = losses.get("dense", math.nan), min(losses.values(), default=math.nan)
+            lines += [f"{setup:12} {seed}  {row['arm']:44} {row['loss']:.4f} {100 * (row['loss'] / dense - 1):+7.2f} % of dense, "
+                      f"{100 * (row['loss'] / best - 1):+7.2f} % of the best dense, {row['bits']:6.2f} bits, at the end "
+                      f"{row['last_bits']:.2f}  {row['seconds']:4.0f} s" for row in own]
     return "\n".join(lines)
 
 
@@ -271,7 +273,8 @@ def main():
                     part = args.json.with_suffix(".part")
                     part.write_text(json.dumps(rows, indent=1) + "\n")
                     part.replace(args.json)
-                    print(table(rows[-1:]), rows[-1]["losses"], flush=True)
+                    alike = [row for row in rows if (row["setup"], row["seed"]) == (key["setup"], seed)]
+                    print(table(alike).splitlines()[-1], rows[-1]["losses"], flush=True)
     if dist.get_rank() == 0:
         print(table(rows))
     dist.barrier()
