@@ -219,6 +219,28 @@ def switches_off(rank, world_size):
     assert second.stages._now == handle.stages._now
 
 
+def switches_off_of_shards(rank, world_size):
+    """Under FSDP2, where moments are DTensors: the step of what is noise is by its gradient alone."""
+    import tagc.torch as tagc
+    from tagc.torch.watch import WINDOW
+    from torch.distributed.fsdp import fully_shard
+
+    model = fully_shard(Given())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    handle = tagc.compress(model, optimizer, verbose=False)
+    for step in range(WINDOW + 4):
+        before = [p.to_local().clone() for p in model.parameters()]
+        backward(model, rank, step)
+        optimizer.step()
+    assert handle.stages.without_moment() == {"noisy"}
+    off = []
+    for old, parameter in zip(before, model.parameters()):
+        v = optimizer.state[parameter]["exp_avg_sq"].to_local() / (1 - 0.999 ** (WINDOW + 4))
+        made = 1e-3 * parameter.grad.to_local() / (v.sqrt() + 1e-8)
+        off.append((torch.dist(old - parameter.to_local(), made) / made.norm()).item())
+    assert off[0] < 1e-2 and min(off[1:]) > 0.1, off
+
+
 def test_a_moment_that_is_held_off_is_none():
     """The step by a group's betas of 0, from the hook, for every Adam of torch's; and only for those that are named."""
     from tagc.torch import adapt
@@ -430,7 +452,7 @@ def trains(rank, world_size):
 
 
 def test_stages():
-    ranks.run_each((goes_on, switches_off, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
+    ranks.run_each((goes_on, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
                      residuals_that_outgrow, splits), 2)
 
 

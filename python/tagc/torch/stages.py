@@ -10,7 +10,7 @@ from tagc.torch.watch import Watch, coherence_of, fits_window, pooled
 
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
 ALARM = 2.6  # of one that has gone on, and begins anew
-MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; two to five are usual
+MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
 
 
 _SETS = ("seen", "noisy", "grown", "without_moment")  # of names, in checkpoints
