@@ -1,5 +1,6 @@
 /* Batches on a processor, row after row, and how another maker is found. */
 #include "codec/batch.h"
+#include "codec/delta.h"
 #include "codec/gaps.h"
 #include "codec/values.h"
 #include "core/memory.h"
@@ -90,6 +91,57 @@ static void cpu_destroy(tagc_batch *batch) {
     tagc_memory_destroy(batch);
 }
 
+/* ---- deltas ---- */
+
+struct tagc_delta_batch {
+    tagc_delta_kind kind;
+    size_t n_rows;
+    int *results;
+    tagc_delta_row rows[];
+};
+
+static size_t cpu_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows) {
+    (void)rows, (void)n_rows;
+    return 0;
+}
+
+static tagc_status cpu_delta_point(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results) {
+    batch->results = results;
+    memcpy(batch->rows, rows, batch->n_rows * sizeof *rows);
+    return TAGC_OK;
+}
+
+static tagc_status cpu_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows,
+                                    int *results, void *work, void *stream, tagc_delta_batch **out) {
+    (void)work, (void)stream;
+    void *memory;
+    *out = NULL;
+    TAGC_TRY(tagc_memory_create(sizeof **out + n_rows * sizeof *rows, "batch of deltas", &memory));
+    *out = memory;
+    **out = (tagc_delta_batch){.kind = kind, .n_rows = n_rows};
+    return cpu_delta_point(*out, rows, results);
+}
+
+static tagc_status cpu_delta_run(tagc_delta_batch *batch) {
+    for (size_t i = 0; i < batch->n_rows; i++) {
+        const tagc_delta_row *row = &batch->rows[i];
+        batch->results[i] = 0;
+        if (batch->kind == TAGC_DELTA_ENCODE)
+            batch->results[i] = tagc_delta_encode(row->bits, row->values, row->base, row->n, row->body);
+        else if (batch->kind == TAGC_DELTA_VALIDATE)
+            batch->results[i] = tagc_delta_validate(row->bits, row->body, row->n) != TAGC_OK;
+        else if (batch->kind == TAGC_DELTA_APPLY)
+            tagc_delta_apply(row->bits, row->body, row->out, row->n);
+        else
+            tagc_delta_decode(row->bits, row->body, row->out, row->n);
+    }
+    return TAGC_OK;
+}
+
+static void cpu_delta_destroy(tagc_delta_batch *batch) {
+    tagc_memory_destroy(batch);
+}
+
 const tagc_batch_maker tagc_batch_cpu = {
     .abi = TAGC_BATCH_ABI,
     .name = "cpu",
@@ -99,6 +151,11 @@ const tagc_batch_maker tagc_batch_cpu = {
     .run = cpu_run,
     .destroy = cpu_destroy,
     .last_error = tagc_last_error,
+    .delta_work_bytes = cpu_delta_work_bytes,
+    .delta_create = cpu_delta_create,
+    .delta_point = cpu_delta_point,
+    .delta_run = cpu_delta_run,
+    .delta_destroy = cpu_delta_destroy,
 };
 
 /* ---- makers in libraries of their own ---- */

@@ -51,7 +51,24 @@ typedef struct tagc_batch_result {
     int damage;           /* validate: a tagc_damage */
 } tagc_batch_result;
 
+/* Deltas (delta.h) over many arrays at once. */
+typedef enum tagc_delta_kind {
+    TAGC_DELTA_ENCODE = 0,   /* values, base -> body */
+    TAGC_DELTA_VALIDATE = 1, /* body */
+    TAGC_DELTA_APPLY = 2,    /* body, out: the replica */
+    TAGC_DELTA_DECODE = 3,   /* body, out */
+} tagc_delta_kind;
+
+typedef struct tagc_delta_row {
+    int bits; /* 8, 4 or 2 */
+    size_t n;
+    const float *values, *base; /* (n); base may be NULL */
+    float *out;                 /* (n) */
+    uint8_t *body;              /* tagc_delta_bytes(bits, n), which validate, apply and decode only read */
+} tagc_delta_row;
+
 typedef struct tagc_batch tagc_batch;
+typedef struct tagc_delta_batch tagc_delta_batch;
 
 typedef struct tagc_batch_maker {
     unsigned abi; /* TAGC_BATCH_ABI */
@@ -68,6 +85,15 @@ typedef struct tagc_batch_maker {
     tagc_status (*run)(tagc_batch *batch);
     void (*destroy)(tagc_batch *batch); /* accepts NULL */
     const char *(*last_error)(void);    /* of the calling thread, after a call that failed */
+
+    /* The same of deltas. results (n_rows): of encode 1 where a difference is not finite, whose block of 256 then has a scale
+     * of NaN and any codes; of validate 1 where a scale is not finite; else 0. */
+    size_t (*delta_work_bytes)(const tagc_delta_row *rows, size_t n_rows);
+    tagc_status (*delta_create)(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                                void *work, void *stream, tagc_delta_batch **out);
+    tagc_status (*delta_point)(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results);
+    tagc_status (*delta_run)(tagc_delta_batch *batch);
+    void (*delta_destroy)(tagc_delta_batch *batch); /* accepts NULL */
 } tagc_batch_maker;
 
 extern const tagc_batch_maker tagc_batch_cpu;

@@ -1,26 +1,18 @@
 /* The maker "cuda" of codec/batch.h: lays a batch out, copies what kernels know of it to the device, and launches them.
  *
- * A run is nine launches to encode fragments of code topk, two for those of code blocks, two to validate, and up to four to
+ * A run is eight launches to encode fragments of code topk, two for those of code blocks, two to validate, and three or four to
  * decode; none of them depends on the number of rows. Nothing is allocated in a run, and nothing is read by the host. */
 #include "cuda/blocks.cuh"
+#include "cuda/host.cuh"
 extern "C" {
 #include "codec/gaps.h"
 #include "codec/values.h"
-#include "core/memory.h"
-#include "core/status.h"
 }
 
 #include <new>
 #include <stdlib.h>
 
 using namespace tagc_cuda;
-
-/* Arrays that the host fills and kernels read: here, and at the same place on the device. */
-template <typename T> struct table {
-    T *host;
-    T *device;
-    size_t n;
-};
 
 struct tagc_batch {
     tagc_batch_kind kind;
@@ -43,11 +35,6 @@ static value_format format_of(const tagc_code_options *o) {
     value_format format = {f.values, f.block, 0, f.sparse, f.rotate, f.largest_scale};
     while (1 << format.shift < f.block) format.shift++;
     return format;
-}
-
-static uint32_t parts_of(size_t n,
-                         size_t part) { /* at least one, so that a row without elements has a block, too */
-    return n ? (uint32_t)((n + part - 1) / part) : 1;
 }
 
 static double margin_at_most(double expected) {
@@ -115,15 +102,6 @@ static tagc_status check_row(const tagc_batch_row *row, size_t index) {
 }
 
 /* ---- layout ---- */
-
-/* The next n of the image, both on the host and on the device. */
-template <typename T> static void take_table(tagc_batch *b, tagc_arena *arena, table<T> *t, size_t n) {
-    size_t at = arena->n_bytes;
-    T *device = static_cast<T *>(tagc_arena_take(arena, n, sizeof(T)));
-    t->n = n;
-    t->device = device;
-    t->host = b->image ? reinterpret_cast<T *>(b->image + at) : nullptr;
-}
 
 template <typename T> static T *take(tagc_arena *arena, size_t n) {
     return static_cast<T *>(tagc_arena_take(arena, n, sizeof(T)));
@@ -217,15 +195,15 @@ static size_t lay_out(tagc_batch *b, const tagc_batch_row *rows) {
     tagc_arena measure = {}, arena = {};
     lay_out_rows(b, rows, &measure, &t); /* no image: counts */
     arena.base = b->work;
-    take_table(b, &arena, &b->topk, t.topk);
-    take_table(b, &arena, &b->blocks, t.blocks);
-    take_table(b, &arena, &b->sums, t.sums);
-    take_table(b, &arena, &b->bodies, t.bodies);
-    take_table(b, &arena, &b->row_of_tile, t.tiles);
-    take_table(b, &arena, &b->row_of_chunk, t.chunks);
-    take_table(b, &arena, &b->row_of_task, t.tasks);
-    take_table(b, &arena, &b->row_of_run, t.runs);
-    take_table(b, &arena, &b->index, b->n_rows);
+    take_table(b->image, &arena, &b->topk, t.topk);
+    take_table(b->image, &arena, &b->blocks, t.blocks);
+    take_table(b->image, &arena, &b->sums, t.sums);
+    take_table(b->image, &arena, &b->bodies, t.bodies);
+    take_table(b->image, &arena, &b->row_of_tile, t.tiles);
+    take_table(b->image, &arena, &b->row_of_chunk, t.chunks);
+    take_table(b->image, &arena, &b->row_of_task, t.tasks);
+    take_table(b->image, &arena, &b->row_of_run, t.runs);
+    take_table(b->image, &arena, &b->index, b->n_rows);
     b->image_bytes = arena.n_bytes;
     b->n_sparse = 0;
     for (size_t i = 0; i < b->n_rows; i++) b->n_sparse += rows[i].options.sparse != 0;
@@ -234,24 +212,6 @@ static size_t lay_out(tagc_batch *b, const tagc_batch_row *rows) {
 }
 
 /* ---- the table ---- */
-
-#ifndef TAGC_CUDA_HARNESS
-static tagc_status check_cuda(int code, const char *what) {
-    if (code != cudaSuccess)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "CUDA: %s: %s", what, cudaGetErrorString((cudaError_t)code));
-    return TAGC_OK;
-}
-#endif
-
-static tagc_status copy_image(const tagc_batch *b) {
-#ifdef TAGC_CUDA_HARNESS
-    memcpy(b->work, b->image, b->image_bytes);
-    return TAGC_OK;
-#else
-    return check_cuda(cudaMemcpyAsync(b->work, b->image, b->image_bytes, cudaMemcpyHostToDevice, b->stream),
-                      "a copy of a batch's tables to the device");
-#endif
-}
 
 static size_t cuda_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
                               int n_threads) {
@@ -310,7 +270,7 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
             }
         }
     }
-    return copy_image(b);
+    return copy_to_device(b->work, b->image, b->image_bytes, b->stream);
 }
 
 static tagc_status cuda_create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
@@ -387,15 +347,13 @@ static tagc_status cuda_run(tagc_batch *b) {
         run_encode(b);
     else
         run_bodies(b);
-#ifdef TAGC_CUDA_HARNESS
-    return TAGC_OK;
-#else
-    return check_cuda(cudaGetLastError(), "launches of a batch");
-#endif
+    return check_launches();
 }
 
 static const tagc_batch_maker maker = {
-    TAGC_BATCH_ABI, "cuda", cuda_work_bytes, cuda_create, cuda_point, cuda_run, cuda_destroy, tagc_last_error,
+    TAGC_BATCH_ABI,   "cuda",         cuda_work_bytes,    cuda_create,           cuda_point,
+    cuda_run,         cuda_destroy,   tagc_last_error,    cuda_delta_work_bytes, cuda_delta_create,
+    cuda_delta_point, cuda_delta_run, cuda_delta_destroy,
 };
 
 extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);

@@ -5,6 +5,7 @@
 #include "harness.h"
 extern "C" {
 #include "codec/batch.h"
+#include "codec/delta.h"
 #include "codec/select.h"
 #include "core/memory.h"
 const tagc_batch_maker *tagc_cuda_batch_maker(void);
@@ -511,6 +512,84 @@ static void test_many_chunks(int trial) {
     check_one(o, x);
 }
 
+/* ---- deltas ---- */
+
+static std::vector<int> run_deltas(const tagc_batch_maker *maker, tagc_delta_kind kind,
+                                   const std::vector<tagc_delta_row> &rows) {
+    memory work;
+    tagc_delta_batch *batch;
+    std::vector<int> results(rows.size(), 77);
+    work.make(maker->delta_work_bytes(rows.data(), rows.size()));
+    CHECK(maker->delta_create(kind, rows.data(), rows.size(), results.data(), work.bytes, nullptr, &batch) ==
+          TAGC_OK);
+    CHECK(maker->delta_run(batch) == TAGC_OK);
+    maker->delta_destroy(batch);
+    return results;
+}
+
+/* All the same but codes of blocks whose scale is NaN, which say nothing. */
+static int deltas_equal(const tagc_delta_row *row, const array<uint8_t> &a, const array<uint8_t> &b) {
+    const size_t n_blocks = (row->n + TAGC_DELTA_BLOCK - 1) / TAGC_DELTA_BLOCK,
+                 n_codes = (size_t)row->bits * 32;
+    if (memcmp(a.at(), b.at(), 2 * n_blocks) != 0) return 0;
+    for (size_t i = 0; i < n_blocks; i++) {
+        const size_t at = 2 * n_blocks + i * n_codes;
+        const int says_nothing = a.at()[2 * i] == 0xc0 && a.at()[2 * i + 1] == 0x7f;
+        if (!says_nothing && memcmp(a.at() + at, b.at() + at, n_codes) != 0) return 0;
+    }
+    return 1;
+}
+
+static void test_deltas(int trial) {
+    static const int widths[] = {8, 4, 2};
+    begin(7, trial);
+    now = "deltas";
+    const size_t n_rows = 1 + random_below(4);
+    std::vector<tagc_delta_row> cpu(n_rows), cuda(n_rows);
+    std::vector<array<float>> values(n_rows), base(n_rows), out(n_rows), own_out(n_rows);
+    std::vector<array<uint8_t>> body(n_rows), own_body(n_rows);
+    for (size_t i = 0; i < n_rows; i++) {
+        tagc_delta_row row = {};
+        row.bits = widths[random_below(3)];
+        row.n = random_below(10) ? random_below(2000) : 0;
+        values[i].make(row.n, random_offset());
+        base[i].make(row.n, random_offset());
+        out[i].make(row.n, random_offset());
+        const int kind = (int)random_below(N_FILLS);
+        fill(kind, values[i]);
+        fill(random_below(2) ? kind : (int)ZEROS, base[i]);
+        fill(random_below(2) ? (int)HEAVY : (int)HUGE_ONES, out[i]);
+        if (random_below(6) == 0) spoil(values[i]);
+        own_out[i].copy(out[i]);
+        body[i].make(tagc_delta_bytes(row.bits, row.n), random_below(8));
+        own_body[i].copy(body[i]);
+        row.values = values[i].at();
+        row.base = random_below(3) ? base[i].at() : nullptr;
+        row.out = out[i].at();
+        row.body = body[i].at();
+        cpu[i] = row;
+        row.out = own_out[i].at();
+        row.body = own_body[i].at();
+        cuda[i] = row;
+    }
+    const tagc_batch_maker *maker = tagc_cuda_batch_maker();
+    CHECK(run_deltas(&tagc_batch_cpu, TAGC_DELTA_ENCODE, cpu) == run_deltas(maker, TAGC_DELTA_ENCODE, cuda));
+    for (size_t i = 0; i < n_rows; i++) {
+        CHECK(deltas_equal(&cpu[i], body[i], own_body[i]));
+        if (body[i].n && random_below(4) == 0)
+            body[i].at()[random_below(body[i].n)] ^= (uint8_t)(1u << random_below(8));
+        own_body[i].copy(body[i]);
+        cuda[i].body = own_body[i].at();
+    }
+    CHECK(run_deltas(&tagc_batch_cpu, TAGC_DELTA_VALIDATE, cpu) ==
+          run_deltas(maker, TAGC_DELTA_VALIDATE, cuda));
+    for (tagc_delta_kind kind : {TAGC_DELTA_APPLY, TAGC_DELTA_DECODE}) {
+        run_deltas(&tagc_batch_cpu, kind, cpu);
+        run_deltas(maker, kind, cuda);
+        for (size_t i = 0; i < n_rows; i++) CHECK(out[i].equals(own_out[i]));
+    }
+}
+
 /* Launches do not depend on the rows, and one batch serves many steps with other arrays. */
 static void test_again(void) {
     now = "again";
@@ -548,6 +627,7 @@ int main() {
     each_trial(3, N_DAMAGED, 3, 5000, 1);
     for (int trial = 0; trial < N_MISLED; trial++) test_misled(trial);
     for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
+    for (int trial = 0; trial < N_SMALL; trial++) test_deltas(trial);
     test_again();
     now = "damage";
     CHECK(n_damaged > 0 && n_sound > 0);

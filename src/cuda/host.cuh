@@ -1,0 +1,67 @@
+/* What batches do on the host: tables that stand at the same place here and on the device, copies, errors. */
+#ifndef TAGC_CUDA_HOST_CUH
+#define TAGC_CUDA_HOST_CUH
+
+#include "cuda/device.cuh"
+extern "C" {
+#include "codec/batch.h"
+#include "core/memory.h"
+#include "core/status.h"
+}
+
+namespace tagc_cuda {
+
+/* Arrays that the host fills and kernels read: here, and on the device. */
+template <typename T> struct table {
+    T *host;
+    T *device;
+    size_t n;
+};
+
+/* The next n of the image, whose copy begins where the arena does. image: NULL while measuring. */
+template <typename T> void take_table(char *image, tagc_arena *arena, table<T> *t, size_t n) {
+    size_t at = arena->n_bytes;
+    t->device = static_cast<T *>(tagc_arena_take(arena, n, sizeof(T)));
+    t->n = n;
+    t->host = image ? reinterpret_cast<T *>(image + at) : nullptr;
+}
+
+inline uint32_t parts_of(size_t n,
+                         size_t part) { /* at least one, so that a row without elements has a block, too */
+    return n ? (uint32_t)((n + part - 1) / part) : 1;
+}
+
+#ifdef TAGC_CUDA_HARNESS
+inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cudaStream_t) {
+    memcpy(to, from, n_bytes);
+    return TAGC_OK;
+}
+inline tagc_status check_launches(void) {
+    return TAGC_OK;
+}
+#else
+inline tagc_status check_cuda(cudaError_t code, const char *what) {
+    if (code != cudaSuccess)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "CUDA: %s: %s", what, cudaGetErrorString(code));
+    return TAGC_OK;
+}
+inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cudaStream_t stream) {
+    return check_cuda(cudaMemcpyAsync(to, from, n_bytes, cudaMemcpyHostToDevice, stream),
+                      "a copy of a batch's tables to the device");
+}
+inline tagc_status check_launches(void) {
+    return check_cuda(cudaGetLastError(), "launches of a batch");
+}
+#endif
+
+/* Deltas, of delta.cu. */
+size_t cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows);
+tagc_status cuda_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                              void *work, void *stream, tagc_delta_batch **out);
+tagc_status cuda_delta_point(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results);
+tagc_status cuda_delta_run(tagc_delta_batch *batch);
+void cuda_delta_destroy(tagc_delta_batch *batch);
+
+} // namespace tagc_cuda
+
+#endif
