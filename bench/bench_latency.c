@@ -94,9 +94,10 @@ static step_cost time_steps(const setting *s, const row *kind, int W, int n_unit
 
 static void print_row(const setting *s, const row *kind, int W, int n_units) {
     step_cost cost = time_steps(s, kind, W, n_units);
-    printf("%5d %5d  %-17s %9.1f ms (%.1f to %.1f) %8.1f d %10.0f transfers %8.0f messages\n", W, n_units,
-           kind->name, 1e3 * cost.time_s.median, 1e3 * cost.time_s.quarter, 1e3 * cost.time_s.three_quarters,
-           cost.time_s.median / s->latency_s, cost.n_transfers, cost.n_messages);
+    printf("%5d %5d %8llu  %-17s %9.1f ms (%.1f to %.1f) %8.1f d %10.0f transfers %8.0f messages\n", W,
+           n_units, (unsigned long long)s->shard, kind->name, 1e3 * cost.time_s.median,
+           1e3 * cost.time_s.quarter, 1e3 * cost.time_s.three_quarters, cost.time_s.median / s->latency_s,
+           cost.n_transfers, cost.n_messages);
     fflush(stdout);
 }
 
@@ -153,11 +154,15 @@ int main(int argc, char **argv) {
     printf("kernels: %s\n", level_in_use());
     printf("d = %g ms one way, %llu values per shard; medians of %d steps (quartiles)\n", 1e3 * s.latency_s,
            (unsigned long long)s.shard, s.n_repeats);
-    printf("%5s %5s  %-17s\n", "W", "units", "exchange");
+    printf("%5s %5s %8s  %-17s\n", "W", "units", "shard", "exchange");
     for (size_t w = 0; w < sizeof world_sizes / sizeof *world_sizes; w++)
         for (int i = 0; i < N_ROWS && world_sizes[w] <= s.most_ranks; i++)
             if (rows[i].has_lanes || world_sizes[w] <= 64) print_row(&s, &rows[i], world_sizes[w], 1);
     for (int i = 0; i < N_ROWS && s.most_ranks >= 64; i++) print_row(&s, &rows[i], 64, s.n_units);
+    setting bucket = s; /* the values of all these units in one */
+    bucket.shard *= (uint64_t)s.n_units;
+    for (int i = 0; i < N_ROWS && s.most_ranks >= 64 && s.n_units > 1; i++)
+        print_row(&bucket, &rows[i], 64, 1);
     print_load();
     return 0;
 }
