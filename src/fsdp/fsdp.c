@@ -15,9 +15,10 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         if (f->names == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for names");
         f->options.names = f->names;
     }
-    f->coherences = calloc((size_t)f->world_size, 2 * sizeof *f->coherences);
-    if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
+    for (int i = 0; i < f->n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->flats[i]);
+    f->coherences = calloc((size_t)(f->world_size + 2) * (size_t)f->n_parts, 2 * sizeof *f->coherences);
+    if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     return tagc_fsdp_place(f);
 }
 

@@ -5,16 +5,17 @@
  * they point the same way step after step, as in a model that has just begun to learn, Adam makes one step of what
  * would have been many, and training falls behind. Adam's own moments tell which it is: m^2 / v of an element is
  * (1 - beta1) / (1 + beta1) for noise and 1 for a gradient that does not change. Elements count alike, as in Adam's
- * steps, but for those whose gradient is next to nothing, such as rows of an embedding that the text never uses. All
- * ranks decide from the same sums. */
+ * steps, but for those whose gradient is next to nothing, such as rows of an embedding that the text never uses. A bucket goes
+ * on when each of its stages may: a mean over all of them would hide one that still learns fast. All ranks decide from
+ * the same sums, and those of all flats travel together. */
 #include "exchange/options.h"
 #include "fsdp/internal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FAINT 0.03         /* elements below this times the root mean square of their flat do not count */
-#define MOST_COHERENCE 1.3 /* of a flat that may go on, times that of noise */
+#define FAINT 0.03         /* elements below this times the root mean square of their stage do not count */
+#define MOST_COHERENCE 1.3 /* of a stage that may go on, times that of noise */
 enum { LOOK_EVERY = 20 };  /* updates */
 
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
@@ -34,42 +35,76 @@ typedef struct tagc_coherence {
     double signal, count; /* a sum, over so many elements */
 } tagc_coherence;
 
-/* Of what this rank owns of the flat, without padding. */
-static uint64_t owned_elems(const tagc_flat *flat) {
-    if (flat->first_owned >= flat->n_elems) return 0;
-    uint64_t n = flat->n_elems - flat->first_owned;
-    return n < flat->n_owned ? n : flat->n_owned;
+/* A part: the members [first, end) of a flat that are of one stage. Returns the end of the one that begins at `first`. */
+static int end_of_part(const tagc_fsdp *f, const tagc_flat *flat, int first) {
+    int end = first + 1;
+    while (end < flat->first_member + flat->n_members &&
+           f->tensors[f->members[end]].stage == f->tensors[f->members[first]].stage)
+        end++;
+    return end;
 }
 
-/* The sum of v. */
-static tagc_coherence squares_of(const tagc_flat *flat) {
-    tagc_coherence own = {0, (double)owned_elems(flat)};
-    for (uint64_t i = 0; i < owned_elems(flat); i++) own.signal += (double)flat->moment2[i];
+int tagc_fsdp_n_parts(const tagc_fsdp *f, const tagc_flat *flat) {
+    int n = 0, end = flat->first_member + flat->n_members;
+    for (int i = flat->first_member; i < end; i = end_of_part(f, flat, i)) n++;
+    return n;
+}
+
+/* The sum of v over what this rank owns of a part. */
+static tagc_coherence squares_of(const tagc_fsdp *f, const tagc_flat *flat, int first, int end) {
+    tagc_coherence own = {0};
+    for (int i = first; i < end; i++) {
+        const tagc_place *p = &f->places[f->members[i]];
+        for (uint64_t k = 0; k < p->n; k++) own.signal += (double)flat->moment2[p->at + k];
+        own.count += (double)p->n;
+    }
     return own;
 }
 
 /* The sum of m^2 / v where v is above `least`. */
-static tagc_coherence coherence_of(const tagc_flat *flat, double least) {
+static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, int first, int end,
+                                   double least) {
     tagc_coherence own = {0};
-    for (uint64_t i = 0; i < owned_elems(flat); i++) {
-        double v = (double)flat->moment2[i], m = (double)flat->moment1[i];
-        if (v <= least) continue;
-        own.signal += m * m / v;
-        own.count++;
+    for (int i = first; i < end; i++) {
+        const tagc_place *p = &f->places[f->members[i]];
+        for (uint64_t k = 0; k < p->n; k++) {
+            double v = (double)flat->moment2[p->at + k], m = (double)flat->moment1[p->at + k];
+            if (v <= least) continue;
+            own.signal += m * m / v;
+            own.count++;
+        }
     }
     return own;
 }
 
-/* The mean over all ranks, in rank order: the same bits on each. 0 of nothing. */
-static tagc_status mean_of(tagc_fsdp *f, tagc_coherence own, double *mean) {
-    const tagc_coherence *all = (const tagc_coherence *)f->coherences;
-    double signal = 0, count = 0;
-    TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, f->coherences));
-    for (int rank = 0; rank < f->world_size; rank++) {
-        signal += all[rank].signal;
-        count += all[rank].count;
+/* Sums of all parts of gentle flats, in their order: of v where mean_squares is NULL, else of m^2 / v. Returns how many. */
+static int sum_up(const tagc_fsdp *f, const double *mean_squares, tagc_coherence *own) {
+    int n = 0;
+    for (int i = 0; i < f->n_flats; i++) {
+        const tagc_flat *flat = &f->flats[i];
+        if (!flat->gentle) continue;
+        for (int first = flat->first_member, end; first < flat->first_member + flat->n_members; first = end) {
+            end = end_of_part(f, flat, first);
+            own[n] = mean_squares ? coherence_of(f, flat, first, end, FAINT * FAINT * mean_squares[n])
+                                  : squares_of(f, flat, first, end);
+            n++;
+        }
     }
-    *mean = count > 0 ? signal / count : 0;
+    return n;
+}
+
+/* Means (n) over all ranks, in rank order: the same bits on each. 0 of nothing. own (n), all (W, n). */
+static tagc_status mean_of(tagc_fsdp *f, const tagc_coherence *own, int n, tagc_coherence *all,
+                           double *means) {
+    TAGC_TRY(tagc_comm_all_gather(f->comm, own, (size_t)n * sizeof *own, all));
+    for (int part = 0; part < n; part++) {
+        double signal = 0, count = 0;
+        for (int rank = 0; rank < f->world_size; rank++) {
+            signal += all[(size_t)rank * (size_t)n + (size_t)part].signal;
+            count += all[(size_t)rank * (size_t)n + (size_t)part].count;
+        }
+        means[part] = count > 0 ? signal / count : 0;
+    }
     return TAGC_OK;
 }
 
@@ -91,13 +126,20 @@ static tagc_status go_on(tagc_fsdp *f, int index) {
 
 tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
     if (f->n_gentle == 0 || f->n_updates == 0 || f->n_updates % LOOK_EVERY != 0) return TAGC_OK;
-    double most = MOST_COHERENCE * noise(&f->options, f->n_updates), mean_square, coherence;
+    double most = MOST_COHERENCE * noise(&f->options, f->n_updates), *means = f->coherences;
+    tagc_coherence *own = (tagc_coherence *)(means + 2 * f->n_parts), *all = own + f->n_parts;
+    int n = sum_up(f, NULL, own);
+    TAGC_TRY(mean_of(f, own, n, all, means));
+    sum_up(f, means, own);
+    TAGC_TRY(mean_of(f, own, n, all, means));
     for (int i = 0; i < f->n_flats; i++) {
-        const tagc_flat *flat = &f->flats[i];
-        if (!flat->gentle) continue;
-        TAGC_TRY(mean_of(f, squares_of(flat), &mean_square));
-        TAGC_TRY(mean_of(f, coherence_of(flat, FAINT * FAINT * mean_square), &coherence));
-        if (coherence > 0 && coherence < most) TAGC_TRY(go_on(f, i));
+        int is_noise = 1, is_known = 0;
+        if (!f->flats[i].gentle) continue;
+        for (int k = tagc_fsdp_n_parts(f, &f->flats[i]); k > 0; k--, means++) {
+            is_noise &= *means < most;
+            is_known |= *means > 0;
+        }
+        if (is_noise && is_known) TAGC_TRY(go_on(f, i));
     }
     return TAGC_OK;
 }

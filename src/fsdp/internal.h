@@ -93,7 +93,8 @@ struct tagc_fsdp {
     tagc_slot *slots, *gradient_slots;
     void *tables, *values; /* memory behind the above, and behind the arrays of floats */
     double *norms;         /* (W) */
-    double *coherences;    /* (W, 2) */
+    double *coherences;    /* (2 + W, n_parts, 2) */
+    int n_parts;           /* of all flats: a flat has one for each stage */
     int n_gentle;          /* flats */
     tagc_fsdp_memory memory;
 
@@ -149,6 +150,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_fla
 /* ---- gentle.c ---- */
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *fsdp, const tagc_flat *flat);
 void tagc_fsdp_gentle_options(tagc_reducer_options *options); /* of a flat while it is */
+int tagc_fsdp_n_parts(const tagc_fsdp *fsdp, const tagc_flat *flat);
 tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *fsdp); /* collective, before the first gather of a step */
 /* Collective: a checkpoint's flat was, or was not. What is not any more does not begin again. */
 tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, int gentle);
