@@ -2,6 +2,7 @@
 
 The processes are forks of one that has imported torch and done nothing with it: a fresh import takes seconds."""
 
+import functools
 import importlib
 import multiprocessing
 import os
@@ -41,6 +42,12 @@ def _each(rank, world_size, module, names):
             raise AssertionError(f"in {name}: {failure}") from failure
 
 
+@functools.cache
+def _bytecode():
+    """A folder for what ranks compile of tagc and of the tests, so that only the first of them does. Goes with this process."""
+    return tempfile.TemporaryDirectory()
+
+
 def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     """As run(), but failures are results, too: (result, traceback or None) of each rank."""
     with tempfile.TemporaryDirectory() as folder:
@@ -49,7 +56,7 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         open(f"{folder}/output", "x").close()
         environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
         ranks = [
-            _fresh.Process(target=_main, args=(folder, os.getcwd(), environment | {"RANK": str(rank)}))
+            _fresh.Process(target=_main, args=(folder, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
             for rank in range(world_size)
         ]
         try:
@@ -78,7 +85,8 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         return outcomes
 
 
-def _main(folder, cwd, environment):
+def _main(folder, bytecode, cwd, environment):
+    sys.pycache_prefix, sys.dont_write_bytecode = bytecode, False
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
