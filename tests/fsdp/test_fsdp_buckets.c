@@ -334,7 +334,8 @@ typedef struct order {
     toy_model model;
     tagc_fsdp_options options;
     meeting meeting;
-    int n_units, n_events, is_on; /* of rank 0, one backward pass */
+    int n_units, n_events; /* of rank 0, one backward pass */
+    _Atomic int is_on;     /* read by the comm thread */
     event events[MOST_EVENTS];
 } order;
 
