@@ -110,6 +110,19 @@ _FUNCTIONS = {
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
+    "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
+    "tagc_device_text": ([c_void_p], c_char_p),
+    "tagc_device_close": ([c_void_p], None),
+    "tagc_stager_create": ([c_void_p, c_int, POINTER(c_void_p)], c_int),
+    "tagc_stager_next": ([c_void_p, POINTER(c_uint64), POINTER(c_uint64), POINTER(c_void_p), POINTER(c_void_p)], c_int),
+    "tagc_stager_finish": ([c_void_p, c_uint64, c_int, c_char_p], c_int),
+    "tagc_stager_retired": ([c_void_p], c_uint64),
+    "tagc_stager_stream": ([c_void_p], c_void_p),
+    "tagc_stager_close": ([c_void_p], None),
+    "tagc_stager_destroy": ([c_void_p], None),
+    "tagc_stage_create": ([c_void_p, c_uint64, c_size_t, c_size_t, POINTER(c_void_p)], c_int),
+    "tagc_stage_enqueue": ([c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_uint64)], c_int),
+    "tagc_stage_destroy": ([c_void_p], None),
 }
 
 _lock = threading.Lock()

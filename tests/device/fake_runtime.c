@@ -68,7 +68,7 @@ typedef struct device {
 } device;
 
 typedef struct failure {
-    const char *function;
+    char function[32]; /* "": none */
     int n, code;
 } failure;
 
@@ -401,8 +401,8 @@ static int enter(const char *function) {
     if (in_host_function) mistake("a call of the runtime from a host function");
     for (int i = 0; i < MAX_FAILURES; i++) {
         failure *one = &fake.failures[i];
-        if (one->function && !strcmp(one->function, function) && --one->n == 0) {
-            one->function = NULL;
+        if (!strcmp(one->function, function) && --one->n == 0) {
+            one->function[0] = 0;
             return one->code;
         }
     }
@@ -654,8 +654,9 @@ int fake_is_idle(int number, int *n_host_functions) {
 void fake_fail(const char *function, int n, int code) {
     pthread_mutex_lock(&fake.lock);
     for (int i = 0; i < MAX_FAILURES; i++)
-        if (!fake.failures[i].function) {
-            fake.failures[i] = (failure){function, n, code};
+        if (!fake.failures[i].function[0]) {
+            fake.failures[i] = (failure){.n = n, .code = code};
+            snprintf(fake.failures[i].function, sizeof fake.failures[i].function, "%s", function);
             break;
         }
     pthread_mutex_unlock(&fake.lock);

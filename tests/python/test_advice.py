@@ -52,6 +52,26 @@ def test_fast_link_is_left_alone(wrap, step_s):
 
 
 @pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
+def test_copies_of_a_device_count(wrap):
+    """Out: the unit, back: the shard, or with DDP the unit; parameters the other way round. Torch's own ways have none."""
+    found, shape = found_on(1e9), shape_of(wrap, n_units=3)
+    before = {row["name"]: row for row in advice.forecast(shape, found)}
+    for what, s_per_elem in (("copy out", 1e-9), ("copy back", 3e-9)):
+        found["seconds"][what] = {n: n * s_per_elem for n in (4096, MEAN)}
+    for row in advice.forecast(shape, found):
+        extra_s = 3 * MEAN * (4e-9 if wrap == "ddp" else 2.5e-9) if row["choice"] == "compress" else 0
+        gathers_s = 3 * 2 * MEAN * 3.5e-9 if row["options"].get("parameters") else 0
+        assert row["gradients_s"] - before[row["name"]]["gradients_s"] == pytest.approx(extra_s, abs=1e-12)
+        assert row["parameters_s"] - before[row["name"]]["parameters_s"] == pytest.approx(gathers_s, abs=1e-12)
+    half = advice.forecast(shape_of(wrap, n_units=3, reduce="bf16", gather="bf16"), found)
+    whole = advice.forecast(shape_of(wrap, n_units=3, reduce="bf16", gather="bf16"), found_on(1e9))
+    extra_s = 3 * MEAN * (2e-9 if wrap == "ddp" else 1.25e-9)
+    assert half[-1]["gradients_s"] - whole[-1]["gradients_s"] == pytest.approx(extra_s)
+    link = advice.link_of(shape, found)
+    assert link["copy_out_bytes_per_s"] == pytest.approx(4e9) and link["copy_back_bytes_per_s"] == pytest.approx(4e9 / 3)
+
+
+@pytest.mark.parametrize("wrap", ["fsdp2", "ddp"])
 def test_slow_link_is_compressed(wrap):
     chosen, rows = choice(shape_of(wrap), found_on(30e6), step_s=0.3)  # 250 Mbit/s
     assert chosen["choice"] == "compress"

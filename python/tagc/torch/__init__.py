@@ -12,13 +12,14 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import ddp, policy
+from tagc.torch import ddp, policy, streams
 from tagc.torch.advice import advise
 from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.options import Options
+from tagc.torch.staging import Staging
 
 __all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state"]
 
@@ -73,7 +74,7 @@ def ddp_state(model, *, on_step=None, verbose=True, **options):
 def _prepare(model, between, on_step, verbose, options, only=None, optimizer=None):
     """A Compressed whose hooks are not in place yet. Collective."""
     model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
-    wrapper, group, mine = None, dist.group.WORLD if dist.is_initialized() else None, {}
+    wrapper, staging, group, mine = None, None, dist.group.WORLD if dist.is_initialized() else None, {}
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
@@ -85,15 +86,22 @@ def _prepare(model, between, on_step, verbose, options, only=None, optimizer=Non
         group = _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
+        if (found := streams.of(streams.device_of(model))) is not None:
+            staging = Staging(found)
     except Exception as problem:
         failure = problem
     else:
         failure = None
-    _agree(group, mine, failure, options.get("timeout_s"))
+    try:
+        _agree(group, mine, failure, options.get("timeout_s"))
+    except BaseException:
+        if staging is not None:
+            staging.close()
+        raise
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
-    handle = Compressed(model, wrapper, settings, table)
+    handle = Compressed(model, wrapper, settings, table, staging)
     handle.on_step, handle._verbose = on_step, verbose
     for group in wrapper.groups():
         handle.comm(group)

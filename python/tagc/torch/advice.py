@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.torch import streams
 from tagc.torch.comm import share
 from tagc.torch.options import Options
 from tagc.torch.survey import GRADIENTS, N_RUNS, Survey, look, name_of
@@ -38,6 +39,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
 
     model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
     group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
+    on = None
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
@@ -48,9 +50,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
         if step is not None and (not callable(step) or step_s is not None):
             raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
-        where = {parameter.device.type for parameter in model.parameters()} - {"cpu"}
-        if where:
-            raise Error("unsupported", f"parameters on {where.pop()}: this libtagc computes in CPU memory only")
+        on = streams.of(streams.device_of(model))
         Options(threads=threads, timeout_s=timeout_s)  # which checks them
         if group.size() < 2 or not shape.n_elems:
             raise Error("argument", f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange")
@@ -66,7 +66,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
         except Exception as problem:
             failure = problem
         _agree(group, {"versions": {}, "options": {}, "rows": []}, failure)
-    with Survey(group, shape, threads, timeout_s) as survey:
+    with Survey(group, shape, threads, timeout_s, on) as survey:
         survey.run(seconds)
         found = survey.found()
     if step_s is not None:
@@ -121,6 +121,13 @@ def forecast(shape, found, step_s=None):
     def total(what, extra_s=0.0, counts=None):
         return sum(times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes)))
 
+    def copies(dtype, n_out, n_back):
+        """From a device to the host and back; nothing where tensors are in CPU memory."""
+        if "copy out" not in found["seconds"]:
+            return 0.0
+        size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
+        return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
+
     def add(name, choice, gradients_s, parameters_s, options=None, torch=None):
         comm_s = gradients_s + parameters_s
         row = {"name": name, "choice": choice, "options": options or {}, "torch": torch or {}, "gradients_s": gradients_s,
@@ -134,6 +141,8 @@ def forecast(shape, found, step_s=None):
     def torch_gathers(dtype):
         return total(f"torch gather {dtype}", counts=shape.n_gathers) if any(shape.n_gathers) else 0.0
 
+    staged_s = sum(copies(shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes)
+    staged_gathers_s = sum(times * copies(shape.gather, n // shape.world_size, n) for n, times in zip(sizes, shape.n_gathers))
     add("off", "off", total(f"torch reduce {shape.reduce}"), torch_gathers(shape.gather))
     if shape.reduce != "bf16":
         add("bf16 gradients, torch's own", "off", total("torch reduce bf16"), torch_gathers(shape.gather),
@@ -142,7 +151,7 @@ def forecast(shape, found, step_s=None):
         add("bf16 gradients and parameters, torch's own", "off", total("torch reduce bf16"), torch_gathers("bf16"),
             torch={"reduce": "bf16", "param": "bf16"})
     for options in GRADIENTS:
-        gradients_s = total(name_of(options), agree_s)
+        gradients_s = total(name_of(options), agree_s) + staged_s
         others = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
         for parameters in (None, *(others if shape.wrap == "fsdp2" and any(shape.n_gathers) else ())):
             if parameters is None:
@@ -152,6 +161,7 @@ def forecast(shape, found, step_s=None):
                 parameters_s = total(f"gather {parameters}", agree_s) + total(f"gather {parameters} again", agree_s, again)
             else:
                 parameters_s = total(f"gather {parameters}", agree_s, shape.n_gathers)
+            parameters_s += staged_gathers_s if parameters else 0.0
             chosen = options | ({"parameters": parameters} if parameters else {})
             add(name_of(chosen), "compress", gradients_s, parameters_s, chosen)
     return rows
@@ -215,11 +225,13 @@ def bucket_of(shape, found, step_s, name):
 
 def link_of(shape, found):
     """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
-    no more than it must."""
+    no more than it must. From and to a device, where tensors are on one: copy_out and copy_back."""
     n = max(int(size) for size in found["seconds"]["all-to-all"])
     share_of = (shape.world_size - 1) / shape.world_size
     must = 4 * n * share_of * (2 if shape.all_reduce else 1)
-    return {"agree_s": found["seconds"]["agree"][0],
+    link = {what.replace(" ", "_") + "_bytes_per_s": 4 * max(by_size) / by_size[max(by_size)]
+            for what, by_size in found["seconds"].items() if what.startswith("copy ")}
+    return link | {"agree_s": found["seconds"]["agree"][0],
             "bytes_per_s": 4 * n * share_of / found["seconds"]["all-to-all"][n],
             "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n]}
 
@@ -228,7 +240,7 @@ def text_of(advice):
     link = advice["link"]
     lines = [f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in {advice['n_units']} "
              f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
-             f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree",
+             f"{8 * link['torch_bytes_per_s'] / 1e6:.0f}; {seconds_text(link['agree_s'])} to agree" + _copies_text(link),
              f"{'seconds in a step':48} {'gradients':>10} {'parameters':>10} {'together':>10} {'step':>10}"]
     for row in advice["rows"]:
         cells = [row["gradients_s"], row["parameters_s"], row["comm_s"], row["step_s"]]
@@ -240,6 +252,13 @@ def text_of(advice):
                      f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} parameters or more: "
                      f"{bucket['how']}; what is in one unit is in memory together")
     return "\n".join(lines)
+
+
+def _copies_text(link):
+    if "copy_out_bytes_per_s" not in link:
+        return ""
+    return (f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
+            f"{link['copy_back_bytes_per_s'] / 1e9:.1f}")
 
 
 def seconds_text(seconds):

@@ -33,6 +33,13 @@ def floats_at(address, n_elems):
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
 
 
+def tensor_at(address, like):
+    """A tensor of that dtype and shape over memory that somebody else owns."""
+    if not like.numel():
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
 _n_made = 0
 
 

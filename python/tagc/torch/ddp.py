@@ -1,5 +1,5 @@
 """DDP: a communication hook. It hands each bucket to one thread, which exchanges them in their order, so that backward
-goes on meanwhile.
+goes on meanwhile. Buckets on a device are staged (tagc.torch.staging), which has a thread of its own.
 
 DDP makes its buckets anew after the first iteration, with other parameters in each. All buckets are one unit for the
 handle, whose residuals are kept by parameter. DDP's reducer takes a hook for good: close() leaves it in place, and a later
@@ -97,7 +97,7 @@ class _Backward:
     would turn a failed future into a failed cast, and a hook that raises leaves its reducer in the middle of a pass.)"""
 
     def __init__(self):
-        self.failure, self.is_open = None, True
+        self.failure, self.is_open, self.staged_by = None, True, None
         queue_callback = torch.autograd.Variable._execution_engine.queue_callback
         try:
             queue_callback(lambda: queue_callback(self.end))  # DDP queues its own after its first hook
@@ -116,6 +116,9 @@ class _Backward:
 
     def end(self):
         """Raises the failure, and lets go of it: its traceback knows the model."""
+        handle, self.staged_by = self.staged_by, None
+        if handle is not None:
+            self.attempt(handle.synchronize)
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
@@ -176,12 +179,19 @@ class State:
         """The hook: a future of the bucket's average."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
         index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
+        try:
+            is_staged = not handle.is_closed and handle.stages_for(source)
+        except Error:
+            is_staged = False  # which the job tells all ranks
+        if is_staged:
+            return self._stage(handle, backward, source, index, tensors, is_last)
         future = torch.futures.Future()
 
         def job():
             try:
                 backward.check()  # the first failure is the one for all
-                result = _exchange(handle, *self._find(handle, index, tensors), source)
+                result = torch.empty_like(source)
+                _exchange(handle, *self._find(handle, index, tensors), source, result)
             except BaseException as failure:
                 backward.failure = backward.failure or failure
                 result = source  # in place: nothing here may fail, or DDP waits forever
@@ -197,6 +207,23 @@ class State:
         else:
             self._jobs.put(job)
         if not backward.is_open:  # join(): a rank without data takes part from outside a backward pass
+            future.wait()
+            backward.end()
+        return future
+
+    def _stage(self, handle, backward, source, index, tensors, is_last):
+        """The same for tensors on a device. The future is there for streams at once, and the pass's end waits for the rest."""
+        backward.staged_by = handle
+        result = source
+        try:
+            if source.layout == torch.strided:
+                result = torch.empty_like(source)
+            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False,
+                      then=handle.end_step if is_last else None)
+        except BaseException as failure:
+            backward.failure = backward.failure or failure
+        future = handle.staging.streams.future(result, handle.staging.stream)
+        if not backward.is_open:
             future.wait()
             backward.end()
         return future
@@ -217,9 +244,7 @@ class State:
         return _Bucket(handle.units[UNIT], index, parameters, rests), self._layouts[key]
 
 
-def _exchange(handle, bucket, layout, source):
-    result = torch.empty_like(source)
-
+def _exchange(handle, bucket, layout, source, result, **staged):
     def find_layout():
         if source.layout != torch.strided:
             raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
@@ -227,8 +252,7 @@ def _exchange(handle, bucket, layout, source):
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
         return layout
 
-    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout)
-    return result
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout, **staged)
 
 
 def _work(jobs):

@@ -147,13 +147,24 @@ class AllGather(_Comm):
         self._gatherers = {}  # by ranks and size
 
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        comm = self._handle.comm(group)
-        failure, gather, vote, numbers = None, None, 0, {}
+        comm, failure, is_staged = self._handle.comm(group), None, False
         try:
+            is_staged = self._handle.stages_for(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
-            gather = self._gatherers.setdefault((comm.ranks, input_tensor.numel()), _Gather())
-            vote = gather.vote(input_tensor)
-            numbers = {"elements": input_tensor.numel(), "dtype": DTYPES.index(input_tensor.dtype)}
+        except Exception as problem:
+            failure = problem
+        if is_staged:
+            self._handle.staging.enqueue(input_tensor, output_tensor, lambda *staged: self._run(comm, *staged), failure)
+        else:
+            self._run(comm, input_tensor, output_tensor, failure)
+
+    def _run(self, comm, source, target, failure):
+        gather, vote, numbers = None, 0, {}
+        try:
+            if failure is None:
+                gather = self._gatherers.setdefault((comm.ranks, source.numel()), _Gather())
+                vote = gather.vote(source)
+                numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
         except Exception as problem:
             failure = problem
         begin = time.perf_counter()
@@ -161,11 +172,11 @@ class AllGather(_Comm):
         agreed = time.perf_counter()
         with self._handle.lock:
             if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, output_tensor.numel(), self._wire, self._tag, self._handle.options.threads)
+                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads)
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(input_tensor, output_tensor, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
+            gather.run(source, target, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
             self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
-                                       comm.bytes_received()["gather"] - received, output_tensor.numel(), comm,
+                                       comm.bytes_received()["gather"] - received, target.numel(), comm,
                                        time.perf_counter() - agreed, agreed - begin)
 
     def reset(self):

@@ -12,11 +12,39 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import adapt, policy, state
+from tagc.torch import adapt, policy, state, streams
 from tagc.torch.comm import Comm
 from tagc.torch.stages import Stages
+from tagc.torch.staging import Staging
 from tagc.torch.statistics import Recorder
 from tagc.torch.unit import Unit, check_tensors, scale_of
+
+
+class _Call:
+    """One exchange as a hook asks for it. Whatever of it a hook must look at itself is looked at here."""
+
+    def __init__(self, unit, comm, source, target, op, find_layout, failure, loss_scale, known_scale):
+        self.unit, self.comm, self.op = unit, comm, op
+        self.layout, self.scale, self.failure, self._numbers = None, 1.0, failure, {}
+        try:
+            if failure is not None:
+                return
+            check_tensors(source, target, "gradient")
+            layout = self.layout = find_layout()
+            n_output = source.numel() if layout is None or layout.all_reduce else layout.row
+            if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
+                raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
+            self.scale = loss_scale() if known_scale is None else known_scale
+            self._numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
+                             "factor": scale_of(op, comm.world_size), "loss scale": self.scale}
+        except Exception as problem:
+            self.failure = problem
+
+    def agree(self):
+        """Collective. Returns the seconds that it took."""
+        begin = time.perf_counter()
+        self.comm.agree(f"gradients of {self.unit.name}", self._numbers, self.failure)
+        return time.perf_counter() - begin
 
 
 class Compressed:
@@ -24,7 +52,7 @@ class Compressed:
 
     is_closed = True  # until it is made
 
-    def __init__(self, model, wrapper, options, table):
+    def __init__(self, model, wrapper, options, table, staging=None):
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
         self._optimizer, self._places, self._compressed = None, [], {}  # of adapt()
@@ -32,9 +60,11 @@ class Compressed:
         self._is_without_moment = False
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
+        self.staging = staging  # of the device where gradients are; None: in CPU memory
         self._recorder = Recorder()
         self.stages = Stages(wrapper, options)
         self._scaler, self._scale = None, 1.0
+        self._loss_scale = 1.0  # of the pass whose hooks are called; self._scale is that of residuals
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self.is_closed = False
@@ -61,58 +91,107 @@ class Compressed:
     def comm(self, group):
         """The connection over that group's ranks. Collective when it is seen for the first time."""
         ranks = tuple(dist.get_process_group_ranks(group))
+        if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
+            return found
         with self.lock:
             if ranks not in self._comms:
                 self._comms[ranks] = Comm(group, self.options.timeout_s)
             return self._comms[ranks]
 
-    def exchange(self, unit, group, source, target, op, find_layout):
-        """What every hook does: all ranks agree on what comes, then reduce it. Collective, blocking.
+    def stages_for(self, tensor):
+        """Whether a tensor is exchanged by way of self.staging. Error where it should be and cannot."""
+        if self.staging is None and (found := streams.of(tensor.device)) is not None:
+            self.staging = Staging(found)
+        return self.staging is not None and tensor.device == self.staging.streams.device
+
+    def exchange(self, unit, group, source, target, op, find_layout, waits=True, then=None):
+        """What every hook does: all ranks agree on what comes, then reduce it. Collective. Blocks for tensors in CPU memory;
+        others are staged: it returns at once, and failures are raised at the end of the backward pass.
 
         find_layout() -> the layout of `source`, or None where it is not known which parameters are in it: then this call
-        is dense, and residuals stay as they are."""
+        is dense, and residuals stay as they are. waits, then: where it is staged, whether the current stream waits for the
+        result, and what to call after it."""
         if self.is_closed:
             raise Error("state", "this tagc handle is closed, but its hook is still called, since torch keeps it: call compress() "
                         "again, or wrap the model anew")
+        comm = self.comm(group)
         try:
-            self._exchange(unit, self.comm(group), source, target, op, find_layout)
-        except BaseException:  # what is left of this backward pass does not come, nor its end
-            with self.lock:
-                self._step_open = False
-                self._units_of_step.clear()
-                self._recorder.drop()
+            is_staged, failure = self.stages_for(source), None
+        except Error as problem:
+            is_staged, failure = False, problem
+        if not is_staged and self.staging is not None:  # of several devices, in one order on all ranks
+            self.synchronize()
+        scale = self._loss_scale if is_staged and self._step_open else None  # a scaler on a device would be waited for
+        call = _Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
+        try:
+            if is_staged:
+                self._stage(call, source, target, waits, then)
+            else:
+                self._exchange(call, source, target)
+        except BaseException:
+            self._give_up()
             raise
 
-    def _exchange(self, unit, comm, source, target, op, find_layout):
-        layout, failure, numbers = None, None, {}
-        try:
-            check_tensors(source, target, "gradient")
-            layout = find_layout()
-            n_output = source.numel() if layout is None or layout.all_reduce else layout.row
-            if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
-                raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
-            scale = self._loss_scale_now()
-            numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
-                       "factor": scale_of(op, comm.world_size), "loss scale": scale}
-        except Exception as problem:
-            failure = problem
-        begin = time.perf_counter()
-        comm.agree(f"gradients of {unit.name}", numbers, failure)
-        agreed = time.perf_counter()
+    def _give_up(self):
+        """What is left of this backward pass does not come, nor its end."""
         with self.lock:
-            self._open_step(unit, scale)
-            n_control = comm.agreement_bytes
-            if layout is None:
-                self._warn_of_dense(unit)
-                unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
-            else:
-                n_control += self.stages.look(comm, layout, source, unit)
-            stats = unit.reduce(comm, layout, source, target, op)
-            n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
-            self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - agreed,
-                               agreed - begin, n_control, self.options.stages)
+            self._step_open = False
+            self._units_of_step.clear()
+            self._recorder.drop()
+
+    def _exchange(self, call, source, target):
+        agree_s = call.agree()
+        with self.lock:
+            if self._opens_step(call.unit):
+                self._begin_step(call.scale)
+            self._reduce(call, source, target, agree_s)
         if not self._step_open:
             self.end_step()
+
+    def _stage(self, call, source, target, waits, then):
+        """The same, with all that takes time in a thread of its own. What hooks change and look at, they do here."""
+        opens = self._opens_step(call.unit)
+        self._loss_scale = call.scale
+
+        def run(source, target, failure):
+            call.failure = failure
+            agree_s = call.agree()
+            with self.lock:
+                if opens:
+                    self._begin_step(call.scale)
+                self._reduce(call, source, target, agree_s)
+            if then is not None:
+                then()
+
+        self.staging.enqueue(source, target, run, call.failure, waits)
+        if not self._step_open:
+            self.staging.finish()
+            self.end_step()
+
+    def _reduce(self, call, source, target, agree_s):
+        """After the agreement; source and target in CPU memory."""
+        unit, comm, layout = call.unit, call.comm, call.layout
+        begin = time.perf_counter()
+        n_control = comm.agreement_bytes
+        if layout is None:
+            self._warn_of_dense(unit)
+            unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
+        else:
+            n_control += self.stages.look(comm, layout, source, unit)
+        stats = unit.reduce(comm, layout, source, target, call.op)
+        n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
+        self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - begin, agree_s, n_control,
+                           self.options.stages)
+
+    def synchronize(self):
+        """Waits until exchanges of tensors on a device are through, and raises where one failed. backward() does so at its
+        end; after a pass forward alone with `parameters` as deltas nothing else does. Local."""
+        if self.staging is not None:
+            try:
+                self.staging.finish()
+            except BaseException:
+                self._give_up()
+                raise
 
     def record_gather(self, *arguments):
         self._recorder.add_gather(*arguments)
@@ -143,10 +222,11 @@ class Compressed:
     def _step(self):
         return max(0, self.n_steps - 1)
 
-    def _open_step(self, unit, loss_scale):
-        """At the first unit of a backward pass. One that comes again belongs to another pass, and the end of the last one
-        has not been seen."""
+    def _opens_step(self, unit):
+        """Whether this is the first unit of a backward pass. One that comes again belongs to another pass, and the end of the
+        last one has not been seen."""
         if self._step_open and unit.name in self._units_of_step:
+            self.synchronize()
             self.end_step()
         self._units_of_step.add(unit.name)
         if self.wrapper.name != "ddp":  # there the last bucket ends the step
@@ -154,11 +234,9 @@ class Compressed:
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
             except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
                 self._units_of_step.clear()
-                self._begin_step(loss_scale)
-                return
-        if not self._step_open:
-            self._step_open = True
-            self._begin_step(loss_scale)
+                return True
+        was_open, self._step_open = self._step_open, True
+        return not was_open
 
     def _begin_step(self, loss_scale):
         self.n_steps += 1
@@ -174,6 +252,7 @@ class Compressed:
     def _end_backward(self):
         """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
         if self._step_open and not self.wrapper.is_in_backward():
+            self.synchronize()
             self.end_step()
 
     def end_step(self):
@@ -340,11 +419,13 @@ class Compressed:
     def state_dict(self):
         """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
         between backward passes."""
+        self.synchronize()
         return state.save(self)
 
     def load_state_dict(self, saved):
         """Local. saved: what state_dict() gave on this rank, or, saved by another number of ranks, a list of what it gave on
         each. Error, and nothing is changed, where it does not fit. Residuals follow the loss scale that comes next."""
+        self.synchronize()
         state.load(self, saved)
 
     def at(self, checkpoint_id, key=None, storage_reader=None):
@@ -367,6 +448,8 @@ class Compressed:
 
     def close(self):
         """Takes the hooks out where torch allows it, and frees the residuals. Local."""
+        if self.staging is not None:
+            self.staging.close()  # without the lock, which its thread may wait for
         with self.lock:
             if self.is_closed:
                 return
@@ -375,6 +458,8 @@ class Compressed:
             self._free()
 
     def _free(self):
+        if self.staging is not None:
+            self.staging.close()
         for free in self.frees:
             free()
         for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:

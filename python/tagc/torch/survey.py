@@ -160,11 +160,12 @@ def _shared_out(named, n_bytes):
 class Survey:
     """Times on this rank, {what: {elements: [seconds]}}, all of them collective. group: where gradients are exchanged."""
 
-    def __init__(self, group, shape, threads=1, timeout_s=300):
+    def __init__(self, group, shape, threads=1, timeout_s=300, streams=None):
+        """streams: of the device that the model is on; None: in CPU memory."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
-        self.comm = Comm(group, timeout_s)
+        self.comm, self.streams = Comm(group, timeout_s), streams
         self.times, self.phases, self.bytes = {}, {}, {}
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # the user's random numbers stay as they are
 
@@ -180,6 +181,9 @@ class Survey:
         self._link(n)
         all_reduce = self.shape.all_reduce
         for size in (self._rounded(N_SMALL), n):
+            if self.streams is not None:
+                for what, seconds in zip(("copy out", "copy back"), self.streams.copy_seconds(4 * size)):
+                    self.times.setdefault(what, {})[size] = [seconds]
             for dtype in DTYPES:
                 self.torch_reduce(size, dtype, all_reduce)
                 if any(self.shape.n_gathers):
@@ -240,16 +244,24 @@ class Survey:
         return self.time("all-to-all", n, lambda: lib.call(*call))
 
     def torch_reduce(self, n, dtype, all_reduce):
-        source = torch.zeros(n, dtype=DTYPES[dtype])
+        source = self._on_device(n, dtype)
         if all_reduce:
-            return self.time(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
-        target = torch.zeros(n // self.world_size, dtype=DTYPES[dtype])
-        return self.time(f"torch reduce {dtype}", n, lambda: _reduce_scatter(target, source, group=self.group))
+            return self._time_torch(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
+        target = self._on_device(n // self.world_size, dtype)
+        return self._time_torch(f"torch reduce {dtype}", n, lambda: _reduce_scatter(target, source, group=self.group))
 
     def torch_gather(self, n, dtype):
-        full = torch.zeros(n, dtype=DTYPES[dtype])
-        shard = torch.zeros(n // self.world_size, dtype=DTYPES[dtype])
-        return self.time(f"torch gather {dtype}", n, lambda: _all_gather(full, shard, group=self.group))
+        full, shard = self._on_device(n, dtype), self._on_device(n // self.world_size, dtype)
+        return self._time_torch(f"torch gather {dtype}", n, lambda: _all_gather(full, shard, group=self.group))
+
+    def _on_device(self, n, dtype):
+        return torch.zeros(n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device)
+
+    def _time_torch(self, what, n, run):
+        """Where the model is, and until the device is through."""
+        if self.streams is None:
+            return self.time(what, n, run)
+        return self.time(what, n, lambda: (run(), self.streams.synchronize()))
 
     def _gradient(self, n):
         """Heavy tails, as gradients have: normal values whose scale differs from one to the next."""

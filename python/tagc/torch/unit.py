@@ -29,12 +29,12 @@ def scale_of(op, world_size):
 
 def check_tensors(source, target, what):
     for tensor in (source, target):
-        if tensor.device.type != "cpu":
-            raise Error("unsupported", f"{what} on {tensor.device}: this libtagc computes in CPU memory only")
         if tensor.dtype not in DTYPES:
             raise Error("unsupported", f"{what} of {tensor.dtype}: must be fp32, bf16 or fp16")
     if source.dtype != target.dtype:
         raise Error("unsupported", f"{what} of {source.dtype} into {target.dtype}: must be the same")
+    if source.device != target.device:
+        raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
 
 
 def _zeros(n_elems):

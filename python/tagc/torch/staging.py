@@ -1,0 +1,185 @@
+"""Exchanges of tensors on a device: copied to pinned memory, exchanged by a thread of their own, copied back, all in the order of streams.
+
+    hook        enqueue(): streams get their work (include/tagc/device.h), the caller's stream waits for the result, the hook returns
+    thread      runs what enqueue() was given, one after the other, with tensors in pinned memory
+    end of      finish(): waits until all are through, and raises the first failure
+    backward
+
+No hook waits for a device or for another rank. What is exchanged, and so the result, is the same as for tensors in CPU memory.
+
+Failures are raised by finish(), which every rank calls at the same place: at the end of a backward pass, before an optimizer's step.
+So all ranks raise the same Error at the same point of their program, whoever failed, and can go on from there. After a failure the
+exchanges of the pass that are still to come only tell it: a job gets the failure, and hands it to the agreement that every
+exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
+
+import collections
+import ctypes
+import os
+import threading
+import weakref
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.comm import tensor_at
+
+N_SLOTS = 3  # of pinned memory: one copied out, one exchanged, one copied back
+
+
+def _let_go(stager, process):
+    """At the end of a process that closed nothing: or the driver would wait for an exchange. Forks have no part in it."""
+    if process == os.getpid():
+        lib.load().tagc_stager_close(stager)
+
+
+class _Job:
+    """One exchange. run(source, target, failure): on the thread; without tensors where there is a failure."""
+
+    def __init__(self, run, source, target, failure):
+        self.run, self.source, self.target, self.failure = run, source, target, failure
+
+
+class Staging:
+    """Of one handle, whose hooks call enqueue() in one order on all ranks. streams: of the device, as streams.of() gives."""
+
+    def __init__(self, streams, n_slots=N_SLOTS):
+        self.streams = streams
+        self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
+        library = streams.library.encode() if streams.library else None
+        lib.call("tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device))
+        self.text = lib.load().tagc_device_text(self._device).decode()
+        self._stages = {}  # (bytes in, bytes out) -> tagc_stage
+        self._launch = threading.Lock()
+        self._jobs = collections.deque()  # in the order of tickets
+        self._kept = collections.deque()  # (ticket, tensors) that the device may still use
+        self._n_enqueued = self._n_finished = 0
+        self._changed, self._failure = threading.Condition(), None
+        self.is_closed = False
+        try:
+            lib.call("tagc_stager_create", self._device, n_slots, ctypes.byref(self._stager))
+            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, as empty tensors have not
+        except BaseException:
+            self._destroy()
+            raise
+        self._at_exit = weakref.finalize(self, _let_go, self._stager, os.getpid())
+        self._thread = threading.Thread(target=self._work, name="tagc-stage", daemon=True)
+        self._thread.start()
+
+    @property
+    def stream(self):
+        """The handle of that in which results come back."""
+        return lib.load().tagc_stager_stream(self._stager)
+
+    # ---- what hooks call ----
+
+    def enqueue(self, source, target, run, failure=None, waits=True):
+        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory.
+        Returns at once. failure: of this rank, which run() is to tell the others; tensors are not looked at then. waits: what
+        the current stream is given next waits for the result."""
+        with self._launch:
+            self._release()
+            if failure is None:
+                try:
+                    stage = self._stage(source, target)
+                except Error as problem:
+                    failure = problem
+            if failure is not None:
+                source = target = self._nothing
+                stage = self._stage(source, target)
+            job = _Job(run, source, target, failure)
+            pointers = [tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr() for tensor in (source, target)]
+            ticket = ctypes.c_uint64()
+            with self._changed:
+                self._n_enqueued += 1
+            self._jobs.append(job)  # the thread may take it before the next call returns
+            lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket))
+            self._kept.append((ticket.value, source, target))
+
+    def finish(self):
+        """Waits until all that was enqueued is exchanged; raises the first failure since the last call."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._n_finished == self._n_enqueued or self.is_closed)
+            failure, self._failure = self._failure, None
+        with self._launch:
+            self._release()
+        if failure is not None:
+            raise failure
+
+    @property
+    def is_idle(self):
+        with self._changed:
+            return self._n_finished == self._n_enqueued
+
+    def close(self):
+        """Exchanges under way fail, once the one at work is over."""
+        if self.is_closed:
+            return
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+        self._at_exit.detach()
+        lib.load().tagc_stager_close(self._stager)
+        if threading.current_thread() is not self._thread:  # else the garbage collector has come by there
+            self._thread.join()
+
+    # ---- inside ----
+
+    def _stage(self, source, target):
+        """Made when such a size is seen for the first time, which waits for all that is under way."""
+        for tensor in (source, target):
+            if not tensor.is_contiguous():
+                raise Error("unsupported", f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous")
+        sizes = max(1, source.nbytes), max(1, target.nbytes)
+        if sizes not in self._stages:
+            stage = ctypes.c_void_p()
+            lib.call("tagc_stage_create", self._stager, 0, *sizes, ctypes.byref(stage))
+            self._stages[sizes] = stage
+        return self._stages[sizes]
+
+    def _release(self):
+        """Lets go of tensors that the device is done with."""
+        retired = lib.load().tagc_stager_retired(self._stager)
+        while self._kept and self._kept[0][0] <= retired:
+            self._kept.popleft()
+
+    def _work(self):
+        library = lib.load()
+        ticket, tag, source, target = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
+        outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
+        while True:
+            status = library.tagc_stager_next(self._stager, *outputs)
+            if not ticket.value:
+                self._destroy()
+                return
+            failure = Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
+            failure = self._run(self._jobs.popleft(), failure, source.value, target.value)
+            status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
+            library.tagc_stager_finish(self._stager, ticket, status, str(failure).encode(errors="replace"))
+            del failure
+            with self._changed:
+                self._n_finished += 1
+                self._changed.notify_all()
+
+    def _run(self, job, failure, source, target):
+        """Returns the failure, if any."""
+        try:
+            if failure is None and job.failure is None and self._failure is None:
+                job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
+                return None
+            failure = self._failure or job.failure or failure
+            job.run(None, None, failure)
+        except BaseException as problem:
+            failure = problem
+        with self._changed:
+            self._failure = self._failure or failure
+        return failure
+
+    def _destroy(self):
+        library = lib.load()
+        for stage in self._stages.values():
+            library.tagc_stage_destroy(stage)
+        library.tagc_stager_destroy(self._stager)
+        library.tagc_device_close(self._device)
+        self._kept.clear()
+        self._jobs.clear()

@@ -1,0 +1,69 @@
+"""Every call that tagc makes to torch's streams. libtagc does the rest by itself, from the handles of streams."""
+
+import time
+
+import torch
+
+from tagc._library import Error
+
+
+class Cuda:
+    """Of one device of this process."""
+
+    maker = "cuda"
+
+    def __init__(self, device):
+        if torch.version.cuda is None:
+            raise Error("unsupported", f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which tagc needs; ROCm is not "
+                        "supported yet")
+        self.ordinal = torch.cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", self.ordinal)
+        self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
+
+    def current(self):
+        """The handle of the stream that gets this thread's work."""
+        return torch.cuda.current_stream(self.device).cuda_stream
+
+    def future(self, value, stream):
+        """A future that has its value at once, for whoever waits with a stream: that then waits for what the stream with this
+        handle was given so far."""
+        future = torch.futures.Future(devices=[self.device])
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
+            future.set_result(value)
+        return future
+
+    def synchronize(self):
+        torch.cuda.synchronize(self.device)
+
+    def copy_seconds(self, n_bytes, n_runs=5):
+        """Of a copy to pinned memory and of one back: the medians."""
+        there = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
+        here = torch.zeros(n_bytes, dtype=torch.uint8).pin_memory()
+        found = []
+        for source, target in ((there, here), (here, there)):
+            samples = []
+            for _ in range(1 + n_runs):
+                self.synchronize()
+                begin = time.perf_counter()
+                target.copy_(source, non_blocking=True)
+                self.synchronize()
+                samples.append(time.perf_counter() - begin)
+            found.append(sorted(samples[1:])[n_runs // 2])
+        return tuple(found)
+
+
+def of(device):
+    """What has the streams of a torch.device; None for the processor's own memory."""
+    if device.type == "cpu":
+        return None
+    if device.type == "cuda":
+        return Cuda(device)
+    raise Error("unsupported", f"tensors on {device}: must be in CPU memory or on a CUDA device")
+
+
+def device_of(model):
+    """Where the parameters of a model are, on this rank."""
+    devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
+    if len(devices) > 1:
+        raise Error("unsupported", f"parameters on {' and '.join(sorted(map(str, devices)))}: those of a rank must be on one device")
+    return devices.pop() if devices else torch.device("cpu")

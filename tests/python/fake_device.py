@@ -1,0 +1,111 @@
+"""A device of the fake CUDA runtime (tests/device/fake_runtime.h) whose memory is the processor's, so that whole training runs go the
+way of a GPU's tensors: streams that run at random times, host functions on one thread, pinned memory that is checked.
+
+Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the host waits: at once,
+or in a lazy device at the end of the backward pass, as long as nobody reads results before."""
+
+import ctypes
+import os
+import pathlib
+import threading
+
+import torch
+
+from tagc.torch import staging, streams
+
+LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
+
+
+class FakeDevice:
+    """In place of streams.Cuda."""
+
+    maker, ordinal, device = "cuda", 0, torch.device("cpu")
+    library = str(LIBRARY)
+
+    def __init__(self, seed, lazy=False):
+        self.fake, self.lazy = ctypes.CDLL(self.library), lazy
+        self.fake.fake_mistake.restype = ctypes.c_char_p
+        self.fake.fake_reset(ctypes.c_uint64(seed), 1, 1, 1)  # eager: at random times; one thread for host functions
+        self.fake.fake_take_host_as_device()
+        stream = ctypes.c_void_p()
+        assert self.fake.fake_stream(ctypes.byref(stream)) == 0
+        self._stream, self.n_futures, self.n_current, self._threads = stream.value, 0, 0, []
+
+    def current(self):
+        self.n_current += 1
+        return self._stream
+
+    def future(self, value, stream):
+        self.n_futures += 1
+        future = torch.futures.Future()
+
+        def run():
+            self._synchronize(stream)
+            future.set_result(value)
+
+        self._threads.append(threading.Thread(target=run, daemon=True))
+        self._threads[-1].start()
+        return future
+
+    def join(self):
+        """Before a reset: nobody may be in the runtime then."""
+        for thread in self._threads:
+            thread.join()
+
+    def _synchronize(self, stream):
+        code = self.fake.cudaStreamSynchronize(ctypes.c_void_p(stream))
+        assert code == 0 or self.is_broken, code
+
+    is_broken = False
+
+    def synchronize(self):
+        self._synchronize(self._stream)
+
+    def copy_seconds(self, n_bytes):
+        return 1e-9 * n_bytes, 2e-9 * n_bytes
+
+    def fail(self, function, n, code):
+        self.fake.fake_fail(function.encode(), n, code)
+
+    def break_down(self, code):
+        self.is_broken = True
+        self.fake.fake_break(0, code)
+
+    def check(self):
+        n = self.fake.fake_n_mistakes()
+        assert n == 0, f"{n} mistakes, the first: {self.fake.fake_mistake(0).decode()}"
+
+
+class Installed:
+    """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before each exchange."""
+
+    def __init__(self, seed, lazy=False, begins=None):
+        self.device, self._begins = FakeDevice(seed, lazy), begins
+
+    def __enter__(self):
+        device, begins = self.device, self._begins
+        self._before = streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run
+        of, enqueue, finish, run = self._before
+        streams.of = lambda _: device
+
+        def enqueue_and_wait(self, source, target, run, failure=None, waits=True):
+            enqueue(self, source, target, run, failure, waits)
+            is_gather = run.__name__ == "<lambda>"
+            if waits and (is_gather or not device.lazy):
+                device.synchronize()
+
+        def finish_and_wait(self):
+            finish(self)
+            device.synchronize()
+
+        def run_late(self, *arguments):
+            if begins is not None:
+                begins(arguments[0])
+            return run(self, *arguments)
+
+        staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = enqueue_and_wait, finish_and_wait, run_late
+        return device
+
+    def __exit__(self, *_):
+        self.device.join()
+        streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = self._before

@@ -1,0 +1,331 @@
+"""Training by way of a device's streams (a fake one's: fake_device.py) against the same training in CPU memory: the same bits. Failures
+reach all ranks at the same place, and hooks wait for nothing."""
+
+import contextlib
+import ctypes
+import re
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+
+import ranks
+from models import Even, Odd, batch_of, loss_of
+from oracles import check_error
+
+STEPS = 6
+
+
+def fake(seed, **options):
+    from fake_device import Installed
+
+    return Installed(seed, **options)
+
+
+def wrapped(kind, **options):
+    """(model, function that gives its ranks' gradients of a step)"""
+    torch.manual_seed(0)
+    if kind == "ddp":
+        return torch.nn.parallel.DistributedDataParallel(Odd(), bucket_cap_mb=0.002, **options)
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(Odd(), use_orig_params=True, device_id=torch.device("cpu"), **options)
+    from torch.distributed.fsdp import fully_shard
+
+    model = Even()
+    for layer in model.layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def train(kind, rank, options, model_options, n_steps=STEPS, n_micro=1, loops=contextlib.nullcontext):
+    """Losses, parameters and residuals at the end."""
+    import tagc.torch as tagc
+
+    model = wrapped(kind, **model_options)
+    handle = tagc.compress(model, verbose=False, **options)
+    optimizer = torch.optim.AdamW(handle.param_groups(lr=1e-2))
+    losses = []
+    with loops():
+        for step in range(n_steps):
+            for micro in range(n_micro):
+                loss = loss_of(model, batch_of(rank, step * n_micro + micro))
+                loss.backward()
+                losses.append(loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+    handle.synchronize()
+    assert handle.n_steps == n_steps * n_micro
+    parameters = [local(parameter.detach()).clone() for parameter in model.parameters()]
+    residuals = next(iter(handle.state_dict().values()))["residuals"]
+    stats = handle.stats()
+    handle.close()
+    return losses, parameters, residuals, {key: stats[key] for key in ("bytes_sent", "n_elems", "n_compressed", "sparsity")}
+
+
+def check_same(one, other):
+    assert one[0] == other[0], f"losses {one[0]} and {other[0]}"
+    for a, b in zip(one[1], other[1]):
+        assert torch.equal(a.view(torch.int32), b.view(torch.int32))
+    assert one[2].keys() == other[2].keys()
+    for name, values in one[2].items():
+        assert torch.equal(values.view(torch.int32), other[2][name].view(torch.int32)), name
+    assert one[3] == other[3]
+
+
+def bf16():
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)}
+
+
+# ---- what all ranks do ----
+
+def same_bits(rank, world_size):
+    cases = [
+        ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, {"lazy": True}),
+        ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, {"n_micro": 2}),
+        ("fsdp2", {"sparsity": 0.9, "parameters": "delta4"}, {}, {}),
+        ("fsdp2", {"sparsity": 0.9, "parameters": "bf16"}, bf16(), {}),
+        ("fsdp2", {"sparsity_warmup": 3, "layers": "all"}, {}, {"lazy": True}),
+        ("ddp", {"sparsity": 0.9, "layers": "all"}, {}, {}),
+        ("ddp", {"sparsity": 0.9, "layers": "all"}, {"gradient_as_bucket_view": True, "find_unused_parameters": True}, {}),
+        ("ddp", {}, {}, {}),
+        ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, {}),
+    ]
+    for number, (kind, options, model_options, how) in enumerate(cases):
+        n_micro = how.get("n_micro", 1)
+        plain = train(kind, rank, options, model_options, n_micro=n_micro)
+        installed = fake(10 * number + rank, lazy=how.get("lazy", False))
+        with installed as device:
+            staged = train(kind, rank, options, model_options, n_micro=n_micro)
+        assert device.n_current >= STEPS, "nothing was staged"
+        assert (device.n_futures > 0) == (kind == "ddp")
+        device.check()
+        check_same(plain, staged)
+
+
+def hooks_do_not_wait(rank, world_size):
+    """No exchange of a backward pass begins before all of its hooks have returned."""
+    import tagc.torch as tagc
+    from tagc.torch import ddp, staging
+
+    for kind in ("fsdp2", "ddp"):
+        may_begin = threading.Event()
+
+        def begins(job):
+            assert may_begin.wait(60), "a hook waits for an exchange"
+
+        with fake(rank, lazy=True, begins=begins) as device:
+            model = wrapped(kind)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+            finish = staging.Staging.finish
+            counts = []
+
+            def finish_at_last(self):
+                counts.append(self._n_enqueued - self._n_finished)
+                may_begin.set()
+                finish(self)
+
+            staging.Staging.finish = finish_at_last
+            send = ddp.State.send
+
+            def send_all(self, bucket):  # DDP waits for its futures before the end
+                is_last = bucket.is_last()
+                future = send(self, bucket)
+                counts.append(0)
+                if is_last:
+                    may_begin.set()
+                return future
+
+            ddp.State.send = send_all
+            loss_of(model, batch_of(rank)).backward()
+            ddp.State.send = send
+            assert counts[0] == 3 if kind == "fsdp2" else len(counts) >= 2, counts
+            handle.close()
+        device.check()
+
+
+def failure_of_an_exchange(rank, world_size):
+    """Ranks that disagree: the same error on all at the end of backward, NaN in what came of it, and on it goes."""
+    import tagc.torch as tagc
+
+    for kind in ("fsdp2", "ddp", "fsdp1"):
+        with fake(20 + rank) as device:
+            model = wrapped(kind)
+            handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+            loss_of(model, batch_of(rank)).backward()
+            handle.loss_scale(2.0 if rank == 1 else 1.0)
+            if kind == "ddp":
+                model.zero_grad()
+            check_error(lambda: loss_of(model, batch_of(rank)).backward(), "ranks do not agree.*loss scale")
+            assert handle.n_steps == 1
+            gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+            assert all(gradient.isnan().any() for gradient in gradients if gradient.numel())
+            model.zero_grad()
+            handle.loss_scale(1.0)
+            loss_of(model, batch_of(rank)).backward()
+            assert handle.n_steps == 2
+            assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
+            handle.close()
+        device.check()
+
+
+def failure_of_a_device(rank, world_size):
+    """On one rank: a call that fails, or all of it. Both ranks get the words at the end of the same backward pass."""
+    import tagc.torch as tagc
+
+    for kind in ("fsdp2", "ddp"):
+        for way in ("copy", "launch", "memory", "broken"):
+            with fake(30 + rank) as device:
+                model = wrapped(kind)
+                handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, timeout_s=60)
+                loss_of(model, batch_of(rank)).backward()
+                model.zero_grad()
+                if rank == 1:
+                    if way == "broken":
+                        device.break_down(700)
+                    elif way == "memory":
+                        handle.staging._stages.clear()
+                        device.is_broken = True
+                        device.fail("StreamIsCapturing", 2, 2)
+                    else:
+                        device.is_broken = True
+                        device.fail({"copy": "MemcpyAsync", "launch": "LaunchHostFunc"}[way], 2, 719)
+                words = {"broken": "(700)", "memory": "(2)"}.get(way, "(719)")
+                check_error(lambda: loss_of(model, batch_of(rank)).backward(), rf"rank 1: cuda: .* failed on device 0: .* {re.escape(words)}")
+                assert handle.n_steps in (1, 2)
+                handle.close()
+
+
+def misuse(rank, world_size):
+    """What cannot be staged says so at compress(), on all ranks."""
+    import tagc.torch as tagc
+
+    model = wrapped("ddp")
+    with fake(40) as device:
+        device.library = "libcudart-of-nobody.so"
+        check_error(lambda: tagc.compress(model, verbose=False), "there is no CUDA runtime")
+        device.library = str(type(device).library)
+        if rank == 1:
+            device.ordinal = 3
+        check_error(lambda: tagc.compress(model, verbose=False), r"rank 1: device is 3, must be in \[0, 1\)")
+        device.ordinal = 0
+        handle = tagc.compress(model, verbose=False)
+        assert "cuda runtime 13.0" in handle.staging.text
+        handle.close()
+        assert not [thread for thread in threading.enumerate() if thread.name == "tagc-stage"]
+
+
+def memory(rank, world_size):
+    """Pinned memory is made once, tensors are let go of, and everything goes with the handle."""
+    import tagc.torch as tagc
+
+    with fake(50 + rank) as device:
+        device.fake.fake_n_allocs.restype = device.fake.fake_n_live.restype = ctypes.c_uint64
+        model = wrapped("fsdp2")
+        handle = tagc.compress(model, verbose=False, layers="all")
+        loss_of(model, batch_of(rank)).backward()
+        n = device.fake.fake_n_allocs()
+        for step in range(4):
+            loss_of(model, batch_of(rank, step)).backward()
+        assert device.fake.fake_n_allocs() == n
+        assert len(handle.staging._kept) <= 1
+        handle.close()
+        assert device.fake.fake_n_live() == 1  # the current stream
+        device.check()
+
+
+def order_of_calls(rank, world_size):
+    """Each hook asks for the current stream first, then enqueues; only DDP gives a future, after that, of the stream in which
+    results come back, and leaves its current stream alone."""
+    import tagc.torch as tagc
+    from tagc import _library as lib
+
+    for kind in ("fsdp2", "ddp"):
+        with fake(60 + rank) as device:
+            calls = []
+            current, future, library = device.current, device.future, lib.load()
+            device.current = lambda: (calls.append("current"), current())[1]
+            device.future = lambda value, stream: (calls.append(("future", stream)), future(value, stream))[1]
+
+            class Noting:
+                def __getattr__(self, name):
+                    return getattr(library, name)
+
+                def tagc_stage_enqueue(self, stage, source, target, stream, waits, ticket):
+                    calls.append(("enqueue", stream, waits))
+                    return library.tagc_stage_enqueue(stage, source, target, stream, waits, ticket)
+
+            model = wrapped(kind)
+            handle = tagc.compress(model, verbose=False, layers="all")
+            lib._loaded = Noting()
+            try:
+                loss_of(model, batch_of(rank)).backward()
+            finally:
+                lib._loaded = library
+            one = ["current", ("enqueue", device._stream, 1)] if kind == "fsdp2" else \
+                ["current", ("enqueue", device._stream, 0), ("future", handle.staging.stream)]
+            assert len(calls) % len(one) == 0 and calls == len(calls) // len(one) * one and calls, calls
+            handle.close()
+        device.check()
+
+
+def between_hosts(rank, world_size):
+    """FSDP2 over a mesh inside each host, and tagc between them: in place on the shard."""
+    import tagc.torch as tagc
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def run():
+        torch.manual_seed(0)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("host", "inside"))
+        model = Even()
+        for layer in model.layers:
+            fully_shard(layer, mesh=mesh["inside"])
+        fully_shard(model, mesh=mesh["inside"])
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.8, between=mesh["host"].get_group())
+        for step in range(3):
+            loss_of(model, batch_of(rank, step)).backward()
+        gradients = [local(p.grad).clone() for p in model.parameters()]
+        handle.close()
+        return gradients
+
+    plain = run()
+    with fake(70 + rank) as device:
+        staged = run()
+    device.check()
+    assert all(torch.equal(a, b) for a, b in zip(plain, staged))
+
+
+def advice(rank, world_size):
+    """advise() measures the copies of a device, and torch's ways until the device is through."""
+    import tagc.torch as tagc
+
+    with fake(80 + rank) as device:
+        model = wrapped("fsdp2")
+        advised = tagc.advise(model, seconds=1, verbose=False)
+    assert advised["link"]["copy_out_bytes_per_s"] == pytest.approx(1e9)
+    assert advised["link"]["copy_back_bytes_per_s"] == pytest.approx(5e8)
+    assert "copies to the host 1.0 GB/s, back 0.5" in advised["text"]
+    device.check()
+
+
+CHECKS = [same_bits, hooks_do_not_wait, failure_of_an_exchange, failure_of_a_device, misuse, memory, order_of_calls, advice]
+
+
+def test_staging():
+    ranks.run_each(CHECKS, 2)
+
+
+@pytest.mark.slow
+def test_between_hosts():
+    ranks.run(between_hosts, 4)

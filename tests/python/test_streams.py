@@ -1,0 +1,117 @@
+"""tagc.torch.streams against a recording stand-in for torch.cuda: which calls it makes, in which order."""
+
+import contextlib
+import pathlib
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tagc.torch as tagc
+from tagc.torch import streams
+
+
+class Recorder:
+    """In place of torch.cuda, torch.futures and torch.version."""
+
+    def __init__(self):
+        self.calls = []
+        self.cuda = self.futures = self
+        self.version = types.SimpleNamespace(cuda="13.0")
+        self.device, self.__version__ = torch.device, torch.__version__
+
+    def current_device(self):
+        self.calls.append("current_device")
+        return 1
+
+    def current_stream(self, device):
+        self.calls.append(("current_stream", str(device)))
+        return types.SimpleNamespace(cuda_stream=77)
+
+    def ExternalStream(self, handle, device):
+        return handle, str(device)
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.calls.append(("begin", *stream))
+        yield
+        self.calls.append(("end", *stream))
+
+    def Future(self, devices):
+        self.calls.append(("future", str(devices[0])))
+        return types.SimpleNamespace(set_result=lambda value: self.calls.append(("set", value)))
+
+    def synchronize(self, device):
+        self.calls.append(("synchronize", str(device)))
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    found = Recorder()
+    monkeypatch.setattr(streams, "torch", found)
+    return found
+
+
+def test_current(recorder):
+    one = streams.Cuda(torch.device("cuda", 3))
+    assert one.device == torch.device("cuda", 3) and one.ordinal == 3 and one.maker == "cuda"
+    assert one.library == "libcudart.so.13"  # torch's own
+    assert one.current() == 77
+    assert recorder.calls == [("current_stream", "cuda:3")]
+    assert streams.Cuda(torch.device("cuda")).ordinal == 1
+    assert recorder.calls[1:] == ["current_device"]
+
+
+def test_future(recorder):
+    """Its value is set while the stream with that result is the current one: torch notes an event there, and nowhere else."""
+    streams.Cuda(torch.device("cuda", 0)).future("sum", 99)
+    assert recorder.calls == [("future", "cuda:0"), ("begin", 99, "cuda:0"), ("set", "sum"), ("end", 99, "cuda:0")]
+
+
+def test_copy_seconds(recorder):
+    """Nothing is under way when a copy begins, nor when its time is taken."""
+
+    class Memory:
+        def __init__(self, name):
+            self.name = name
+
+        def pin_memory(self):
+            return Memory("pinned")
+
+        def copy_(self, source, non_blocking):
+            assert non_blocking
+            recorder.calls.append(("copy", source.name, self.name))
+
+    recorder.uint8 = torch.uint8
+    recorder.zeros = lambda n_bytes, dtype, device="cpu": Memory(str(device))
+    out_s, back_s = streams.Cuda(torch.device("cuda", 0)).copy_seconds(1 << 20, n_runs=2)
+    assert out_s >= 0 and back_s >= 0
+    sync = ("synchronize", "cuda:0")
+    assert recorder.calls == 3 * [sync, ("copy", "cuda:0", "pinned"), sync] + 3 * [sync, ("copy", "pinned", "cuda:0"), sync]
+
+
+def test_of(recorder):
+    assert streams.of(torch.device("cpu")) is None
+    assert streams.of(torch.device("cuda", 2)).ordinal == 2
+    with pytest.raises(tagc.Error, match="tensors on meta: must be in CPU memory or on a CUDA device"):
+        streams.of(torch.device("meta"))
+    recorder.version.cuda = None
+    with pytest.raises(tagc.Error, match="has no CUDA runtime"):
+        streams.of(torch.device("cuda", 0))
+
+
+def test_device_of():
+    def model(*devices):
+        return types.SimpleNamespace(parameters=lambda: (types.SimpleNamespace(device=torch.device(d)) for d in devices))
+
+    assert streams.device_of(model("cpu", "meta")) == torch.device("cpu")
+    assert streams.device_of(model("cpu", "cuda:1", "cuda:1")) == torch.device("cuda", 1)
+    with pytest.raises(tagc.Error, match="parameters on cuda:0 and cuda:1"):
+        streams.device_of(model("cuda:0", "cuda:1"))
+
+
+def test_nowhere_else():
+    for path in pathlib.Path(streams.__file__).parent.glob("*.py"):
+        if path.name != "streams.py":
+            assert "torch.cuda" not in path.read_text(), path
