@@ -367,11 +367,10 @@ __device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, em
     const chunk_of c = chunk_here(work);
     const topk_row *row = c.row;
     const uint32_t n_words = (c.n + 31) / 32;
-    if (row->progress->nonfinite) return;
+    if (row->progress->nonfinite || c.n == 0) return;
     const int bits = row->progress->bits;
     const uint32_t *bitmap = row->bitmap + c.begin / 32;
     uint8_t *to = row->body + row->chunks[c.index].offset;
-    if (c.n == 0) return;
     if (bits == 0) {
         for (uint32_t i = threadIdx.x; i < (c.n + 7) / 8; i += THREADS)
             to[i] = (uint8_t)(bitmap[i / 4] >> i % 4 * 8);

@@ -2,7 +2,11 @@
  * verdicts, bit for bit, for rows of both codes together in one batch. */
 #define RANDOM_SEED 31
 #include "../codec/random.h"
+#ifdef TAGC_CUDA_HARNESS
 #include "harness.h"
+#else /* the same on a device: scripts/gpu.sh */
+#include <cuda_runtime.h>
+#endif
 extern "C" {
 #include "codec/batch.h"
 #include "codec/delta.h"
@@ -15,6 +19,7 @@ const tagc_batch_maker *tagc_cuda_batch_maker(void);
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <vector>
 
 #if defined(HARNESS_THREAD_SANITIZER)
@@ -44,6 +49,35 @@ static int trial_now;
         }                                                                                                    \
     } while (0)
 
+/* Memory that both makers reach. */
+#ifdef TAGC_CUDA_HARNESS
+static void *take_memory(size_t n_bytes) {
+    return malloc(n_bytes ? n_bytes : 1);
+}
+static void give_memory(void *bytes) {
+    free(bytes);
+}
+static int has_run() {
+    return 1;
+}
+static void configure(uint64_t seed, unsigned n_resident) {
+    harness::configure(seed, n_resident);
+}
+#else
+static void *take_memory(size_t n_bytes) {
+    void *bytes = nullptr;
+    return cudaMallocManaged(&bytes, n_bytes ? n_bytes : 1) == cudaSuccess ? bytes : nullptr;
+}
+static void give_memory(void *bytes) {
+    (void)cudaFree(bytes);
+}
+static int has_run() {
+    return cudaDeviceSynchronize() == cudaSuccess;
+}
+static void configure(uint64_t, unsigned) {
+}
+#endif
+
 /* Exactly n of them in an allocation of its own, `offset` of them into it. */
 template <typename T> struct array {
     T *memory = nullptr;
@@ -51,13 +85,13 @@ template <typename T> struct array {
     array() = default;
     array(const array &) = delete;
     ~array() {
-        free(memory);
+        give_memory(memory);
     }
     void make(size_t count, size_t shift) {
-        free(memory);
+        give_memory(memory);
         n = count;
         offset = shift;
-        memory = static_cast<T *>(malloc((n + offset) * sizeof(T) + (n + offset == 0)));
+        memory = static_cast<T *>(take_memory((n + offset) * sizeof(T)));
         CHECK(memory);
         memset(static_cast<void *>(memory), 0xee, (n + offset) * sizeof(T));
     }
@@ -133,31 +167,22 @@ static tagc_code_options random_options(size_t most) {
 
 /* ---- one maker and another ---- */
 
-struct memory {
-    void *bytes = nullptr;
-    ~memory() {
-        tagc_memory_destroy(bytes);
-    }
-    void *make(size_t n) {
-        tagc_memory_destroy(bytes);
-        CHECK(tagc_memory_create(n ? n : 1, "work", &bytes) == TAGC_OK);
-        memset(bytes, 0x5a, n);
-        return bytes;
-    }
-};
+static char *aligned(char *bytes) {
+    return bytes + (TAGC_ALIGNMENT - (uintptr_t)bytes % TAGC_ALIGNMENT) % TAGC_ALIGNMENT;
+}
 
 static std::vector<tagc_batch_result> run_batch(const tagc_batch_maker *maker, tagc_batch_kind kind,
                                                 const std::vector<tagc_batch_row> &rows) {
-    memory work;
+    array<char> work;
+    array<tagc_batch_result> results;
     tagc_batch *batch;
-    std::vector<tagc_batch_result> results(rows.size());
-    memset(static_cast<void *>(results.data()), 0xee, rows.size() * sizeof results[0]);
-    work.make(maker->work_bytes(kind, rows.data(), rows.size(), 1));
-    CHECK(maker->create(kind, rows.data(), rows.size(), results.data(), work.bytes, nullptr, nullptr,
+    results.make(rows.size(), 0);
+    work.make(maker->work_bytes(kind, rows.data(), rows.size(), 1) + TAGC_ALIGNMENT, 0);
+    CHECK(maker->create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr, nullptr,
                         &batch) == TAGC_OK);
-    CHECK(maker->run(batch) == TAGC_OK);
+    CHECK(maker->run(batch) == TAGC_OK && has_run());
     maker->destroy(batch);
-    return results;
+    return std::vector<tagc_batch_result>(results.at(), results.at() + rows.size());
 }
 
 /* The arrays of one row, once for each maker. */
@@ -417,7 +442,7 @@ static void check_validate(const batch_case *c, const std::vector<tagc_batch_res
 static void begin(int test, int trial) {
     random_begin((uint64_t)test, (uint64_t)trial);
     trial_now = trial;
-    harness::configure(random_u64(), 1 + (unsigned)trial % 5);
+    configure(random_u64(), 1 + (unsigned)trial % 5);
 }
 
 static void each_trial(int test, int n_trials, size_t n_rows, size_t most, int validates) {
@@ -516,15 +541,16 @@ static void test_many_chunks(int trial) {
 
 static std::vector<int> run_deltas(const tagc_batch_maker *maker, tagc_delta_kind kind,
                                    const std::vector<tagc_delta_row> &rows) {
-    memory work;
+    array<char> work;
+    array<int> results;
     tagc_delta_batch *batch;
-    std::vector<int> results(rows.size(), 77);
-    work.make(maker->delta_work_bytes(rows.data(), rows.size()));
-    CHECK(maker->delta_create(kind, rows.data(), rows.size(), results.data(), work.bytes, nullptr, &batch) ==
-          TAGC_OK);
-    CHECK(maker->delta_run(batch) == TAGC_OK);
+    results.make(rows.size(), 0);
+    work.make(maker->delta_work_bytes(rows.data(), rows.size()) + TAGC_ALIGNMENT, 0);
+    CHECK(maker->delta_create(kind, rows.data(), rows.size(), results.at(), aligned(work.at()), nullptr,
+                              &batch) == TAGC_OK);
+    CHECK(maker->delta_run(batch) == TAGC_OK && has_run());
     maker->delta_destroy(batch);
-    return results;
+    return std::vector<int>(results.at(), results.at() + rows.size());
 }
 
 /* All the same but codes of blocks whose scale is NaN, which say nothing. */
@@ -596,9 +622,10 @@ static void test_again(void) {
     begin(4, 0);
     const tagc_batch_maker *maker = tagc_cuda_batch_maker();
     batch_case c(3);
-    memory work;
+    array<char> work;
     tagc_batch *batch = nullptr;
-    std::vector<tagc_batch_result> results(3);
+    array<tagc_batch_result> results;
+    results.make(3, 0);
     make_case(&c, 3000, HEAVY);
     for (int step = 0; step < 3; step++) {
         for (size_t i = 0; i < 3; i++) {
@@ -608,26 +635,28 @@ static void test_again(void) {
         auto rows = rows_of(&c, c.cuda);
         auto expected = run_batch(&tagc_batch_cpu, TAGC_BATCH_ENCODE, rows_of(&c, c.cpu));
         if (!batch) {
-            work.make(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), 3, 1));
-            CHECK(maker->create(TAGC_BATCH_ENCODE, rows.data(), 3, results.data(), work.bytes, nullptr,
+            work.make(maker->work_bytes(TAGC_BATCH_ENCODE, rows.data(), 3, 1) + TAGC_ALIGNMENT, 0);
+            CHECK(maker->create(TAGC_BATCH_ENCODE, rows.data(), 3, results.at(), aligned(work.at()), nullptr,
                                 nullptr, &batch) == TAGC_OK);
         } else {
-            CHECK(maker->point(batch, rows.data(), results.data()) == TAGC_OK);
+            CHECK(maker->point(batch, rows.data(), results.at()) == TAGC_OK);
         }
-        CHECK(maker->run(batch) == TAGC_OK);
+        CHECK(maker->run(batch) == TAGC_OK && has_run());
         for (size_t i = 0; i < 3; i++)
-            check_encoded(&expected[i].encoded, &results[i].encoded, &c.cpu[i], &c.cuda[i]);
+            check_encoded(&expected[i].encoded, &results.at()[i].encoded, &c.cpu[i], &c.cuda[i]);
     }
     maker->destroy(batch);
 }
 
-int main() {
-    each_trial(1, N_SMALL, 4, 700, 1);
-    each_trial(2, N_LARGE, 2, 40000, 0);
-    each_trial(3, N_DAMAGED, 3, 5000, 1);
-    for (int trial = 0; trial < N_MISLED; trial++) test_misled(trial);
+/* test_cuda_codec [N]: an Nth of the trials, for tools that slow a device down. */
+int main(int argc, char **argv) {
+    const int part = argc > 1 && atoi(argv[1]) > 0 ? atoi(argv[1]) : 1;
+    each_trial(1, N_SMALL / part, 4, 700, 1);
+    each_trial(2, N_LARGE / part, 2, 40000, 0);
+    each_trial(3, N_DAMAGED / part, 3, 5000, 1);
+    for (int trial = 0; trial < N_MISLED / part; trial++) test_misled(trial);
     for (int trial = 0; trial < N_HUGE; trial++) test_many_chunks(trial);
-    for (int trial = 0; trial < N_SMALL; trial++) test_deltas(trial);
+    for (int trial = 0; trial < N_SMALL / part; trial++) test_deltas(trial);
     test_again();
     now = "damage";
     CHECK(n_damaged > 0 && n_sound > 0);
