@@ -36,9 +36,14 @@ wheel=$(echo wheels/*)
 site=$(env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pip install --no-deps --no-index --target "$site" "$wheel" >install.log 2>&1 || { cat install.log; fail "no install"; }
 "$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/torch.pth"
-libraries=$(find "$site" -name '*tagc*.so*')
+libraries=$(find "$site" -name '*tagc*.so*' ! -name libtagc-cuda.so)
 [ "$libraries" = "$site/tagc/lib/libtagc.so" ] || fail "installed libraries: $libraries"
 ! ldd "$libraries" | grep -vE 'linux-vdso|libc\.so|libm\.so|libpthread|ld-linux' || fail "the above is needed to run"
+# Kernels are in the wheel where nvcc made them, and need no CUDA to be loaded.
+kernels=$site/tagc/lib/libtagc-cuda.so
+if [ -e "$kernels" ]; then
+    "$python" -c "import ctypes, sys; ctypes.CDLL(sys.argv[1]).tagc_cuda_batch_maker" "$kernels" || fail "$kernels does not load"
+fi
 
 user() { # as in a new shell
     (cd / && timeout 200 env -i PATH=/usr/bin:/bin HOME="${HOME:-/}" "$scratch/env/bin/python" "$@")
