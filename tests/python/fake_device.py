@@ -95,8 +95,10 @@ class Installed:
                 device.synchronize()
 
         def finish_and_wait(self):
-            finish(self)
-            device.synchronize()
+            try:
+                finish(self)
+            finally:
+                device.synchronize()
 
         def run_late(self, *arguments):
             if begins is not None:

@@ -159,13 +159,12 @@ def failure_of_an_exchange(rank, world_size):
     import tagc.torch as tagc
 
     for kind in ("fsdp2", "ddp", "fsdp1"):
-        with fake(20 + rank) as device:
+        with fake(20 + rank, lazy=kind == "fsdp2") as device:  # the end of backward has to wait for the failure, or misses it
             model = wrapped(kind)
             handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
             loss_of(model, batch_of(rank)).backward()
             handle.loss_scale(2.0 if rank == 1 else 1.0)
-            if kind == "ddp":
-                model.zero_grad()
+            model.zero_grad()
             check_error(lambda: loss_of(model, batch_of(rank)).backward(), "ranks do not agree.*loss scale")
             assert handle.n_steps == 1
             gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
@@ -177,6 +176,26 @@ def failure_of_an_exchange(rank, world_size):
             assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
             handle.close()
         device.check()
+
+
+def failure_of_one_unit(rank, world_size):
+    """On one rank, in the first unit of a pass: the units after it only tell it, and are NaN on both ranks."""
+    import tagc.torch as tagc
+
+    with fake(25 + rank) as device:
+        model = wrapped("fsdp2")
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+        first = next(module for module in handle.wrapper.modules if module.name == "layers.1")
+
+        def refuse(*_):
+            raise tagc.Error("mismatch", "nobody knows this layout")
+
+        if rank == 1:
+            first.layout = refuse
+        check_error(lambda: loss_of(model, batch_of(rank)).backward(), "gradients of layers.1: rank 1: nobody knows this layout")
+        assert all(local(p.grad).isnan().all() for p in model.parameters())
+        handle.close()
+    device.check()
 
 
 def failure_of_a_device(rank, world_size):
@@ -319,7 +338,8 @@ def advice(rank, world_size):
     device.check()
 
 
-CHECKS = [same_bits, hooks_do_not_wait, failure_of_an_exchange, failure_of_a_device, misuse, memory, order_of_calls, advice]
+CHECKS = [same_bits, hooks_do_not_wait, failure_of_an_exchange, failure_of_one_unit, failure_of_a_device, misuse, memory,
+          order_of_calls, advice]
 
 
 def test_staging():

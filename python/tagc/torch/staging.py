@@ -13,6 +13,7 @@ exchanges of the pass that are still to come only tell it: a job gets the failur
 exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
 
 import collections
+import contextlib
 import ctypes
 import os
 import threading
@@ -31,6 +32,13 @@ def _let_go(stager, process):
     """At the end of a process that closed nothing: or the driver would wait for an exchange. Forks have no part in it."""
     if process == os.getpid():
         lib.load().tagc_stager_close(stager)
+
+
+def _spoil(target):
+    """Nobody trains on what did not come."""
+    if target.is_floating_point() and target.layout == torch.strided:
+        with contextlib.suppress(RuntimeError):  # of a device that failed
+            target.detach().fill_(float("nan"))
 
 
 class _Job:
@@ -85,6 +93,7 @@ class Staging:
                 except Error as problem:
                     failure = problem
             if failure is not None:
+                _spoil(target)
                 source = target = self._nothing
                 stage = self._stage(source, target)
             job = _Job(run, source, target, failure)
@@ -93,7 +102,8 @@ class Staging:
             with self._changed:
                 self._n_enqueued += 1
             self._jobs.append(job)  # the thread may take it before the next call returns
-            lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket))
+            if lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)):
+                _spoil(target)  # the thread gets the failure with the ticket
             self._kept.append((ticket.value, source, target))
 
     def finish(self):
