@@ -31,9 +31,9 @@ extern "C" {
 
 typedef struct tagc_device tagc_device;
 
-/* maker: "cuda". library: the name or path of its runtime library; NULL: the one that this process has loaded, or else the
- * system's. ordinal: [0, devices). TAGC_ERR_UNSUPPORTED where the runtime is missing, too old or lacks a call;
- * TAGC_ERR_DEVICE where it finds no device. */
+/* maker: "cuda". library: the name or path of its runtime library; NULL: the one that this process has loaded,
+ * or else the system's. ordinal: [0, devices). TAGC_ERR_UNSUPPORTED where the runtime is missing, too old or
+ * lacks a call; TAGC_ERR_DEVICE where it finds no device. */
 TAGC_API tagc_status tagc_device_open(const char *maker, const char *library, int ordinal, tagc_device **out);
 
 /* "cuda runtime 13.0, libcudart.so.13"; valid as long as the device. */
@@ -46,24 +46,24 @@ TAGC_API void tagc_device_close(tagc_device *device);
 
 typedef struct tagc_stager tagc_stager;
 
-/* n_slots: [1, 16], how many exchanges have pinned memory at a time. 3 let one be copied out, one be exchanged and one be
- * copied back. */
+/* n_slots: [1, 16], how many exchanges have pinned memory at a time. 3 let one be copied out, one be exchanged
+ * and one be copied back. */
 TAGC_API tagc_status tagc_stager_create(tagc_device *device, int n_slots, tagc_stager **out);
 
-/* Waits for the next exchange, in the order in which they were enqueued, until its input is there. *ticket: its number; 0:
- * the stager is closed, and nothing else is written. *tag: of its stage. *input, *output: pinned memory, as long as the stage says,
- * for this thread until _finish. On failure of the device *input and *output are NULL, and the failure is returned: _finish
- * the ticket all the same. For one thread at a time. */
+/* Waits for the next exchange, in the order in which they were enqueued, until its input is there. *ticket:
+ * its number; 0: the stager is closed, and nothing else is written. *tag: of its stage. *input, *output:
+ * pinned memory, as long as the stage says, for this thread until _finish. On failure of the device *input and
+ * *output are NULL, and the failure is returned: _finish the ticket all the same. For one thread at a time. */
 TAGC_API tagc_status tagc_stager_next(tagc_stager *stager, uint64_t *ticket, uint64_t *tag,
                                       const void **input, void **output);
 
-/* The exchange is over. Where status is not TAGC_OK, its output becomes NaN (all bits set), and `text` says why. Tickets are
- * finished in their order. */
+/* The exchange is over. Where status is not TAGC_OK, its output becomes NaN (all bits set), and `text` says
+ * why. Tickets are finished in their order. */
 TAGC_API tagc_status tagc_stager_finish(tagc_stager *stager, uint64_t ticket, tagc_status status,
                                         const char *text);
 
-/* Blocks until all exchanges up to `ticket` are finished; their results may still be on the way to the device. Returns the
- * first failure among those enqueued since the last wait. */
+/* Blocks until all exchanges up to `ticket` are finished; their results may still be on the way to the device.
+ * Returns the first failure among those enqueued since the last wait. */
 TAGC_API tagc_status tagc_stager_wait(tagc_stager *stager, uint64_t ticket);
 
 /* Never blocks: the highest ticket such that the device is done with the arrays of all exchanges up to it. */
@@ -82,18 +82,20 @@ TAGC_API void tagc_stager_destroy(tagc_stager *stager);
 
 typedef struct tagc_stage tagc_stage;
 
-/* tag: the caller's name for the unit. n_bytes_in, n_bytes_out: at least 1. All stages of a stager share its pinned memory,
- * which is as large as the largest needs: when that grows, this waits for all that was enqueued. Not from the thread that
- * exchanges. */
+/* tag: the caller's name for the unit. n_bytes_in, n_bytes_out: at least 1. All stages of a stager share its
+ * pinned memory, which is as large as the largest needs: when that grows, this waits for all that was
+ * enqueued. Not from the thread that exchanges. */
 TAGC_API tagc_status tagc_stage_create(tagc_stager *stager, uint64_t tag, size_t n_bytes_in,
                                        size_t n_bytes_out, tagc_stage **out);
 
-/* Starts one exchange: of `input` (n_bytes_in) into `output` (n_bytes_out), both in the device's memory, after what `stream` was
- * given so far. input and output may be the same; both must be left alone until the result is there, and must live until
- * tagc_stager_retired() says so. waits: 1: what `stream` is given next waits for the result.
+/* Starts one exchange: of `input` (n_bytes_in) into `output` (n_bytes_out), both in the device's memory, after
+ * what `stream` was given so far. input and output may be the same; both must be left alone until the result
+ * is there, and must live until tagc_stager_retired() says so. waits: 1: what `stream` is given next waits for
+ * the result.
  *
- * Returns at once, with *ticket in any case: a failure to start is the exchange's failure, and _next and _wait tell it. It blocks only where
- * 1024 exchanges are under way. TAGC_ERR_ARGUMENT, and no ticket, where an argument is NULL. */
+ * Returns at once, with *ticket in any case: a failure to start is the exchange's failure, and _next and _wait
+ * tell it. It blocks only where 1024 exchanges are under way. TAGC_ERR_ARGUMENT, and no ticket, where an
+ * argument is NULL. */
 TAGC_API tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, void *output, void *stream,
                                         int waits, uint64_t *ticket);
 

@@ -1,6 +1,6 @@
-/* The table of the CUDA runtime, bound by name to the library that the process has loaded already (PyTorch's, as a rule), so that one build of libtagc
- * serves machines with and without CUDA. Types and numbers below are the runtime's binary interface, which its versions
- * since 11.0 share. */
+/* The table of the CUDA runtime, bound by name to the library that the process has loaded already (PyTorch's,
+ * as a rule), so that one build of libtagc serves machines with and without CUDA. Types and numbers below are
+ * the runtime's binary interface, which its versions since 11.0 share. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/runtime.h"

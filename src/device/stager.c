@@ -10,17 +10,18 @@
  * over one. The first lets tagc_stager_next return; the second sleeps until tagc_stager_finish. The thread between these two
  * exchanges; it may need Python's lock, the host functions never do.
  *
- * Why no deadlock. A runtime may call the host functions of all streams from one thread, in any order that the streams
- * allow, and while wait_for_result(k) sleeps there it calls no other. Let all ranks have enqueued the same exchanges in the
- * same order. Suppose that no rank goes on, and let k be the first exchange that is not finished. Whatever exchange's wait_for_result a rank sleeps in is one that is not finished, so
- * number j >= k. Stream `back` waited for out[j] before, and stream `out` is in order, so input_came(k) has run there. A rank
- * that sleeps in none has a free thread, and what input_came(k) waits for is the caller's work, and result k - n_slots and older ones, which are
- * finished. So every rank's input of k is there, and its thread exchanges k: somebody goes on. Without the wait for out[slot]
- * wait_for_result(k) could be called before input_came(k), and would wait for ever: the tests plant that. With streams of
- * each unit's own, and no order between them, rank 0 could sleep in the result of unit 1 and rank 1 in that of unit 2.
- * What holds for one stager holds for several whose exchanges are enqueued in one order on all ranks, since the argument
- * needs no more than one order of all exchanges; but other host functions that wait for other ranks do not belong in such
- * a process.
+ * Why no deadlock. A runtime may call the host functions of all streams from one thread, in any order that the
+ * streams allow, and while wait_for_result(k) sleeps there it calls no other. Let all ranks have enqueued the same
+ * exchanges in the same order. Suppose that no rank goes on, and let k be the first exchange that is not finished.
+ * Whatever exchange's wait_for_result a rank sleeps in is one that is not finished, so number j >= k. Stream
+ * `back` waited for out[j] before, and stream `out` is in order, so input_came(k) has run there. A rank that
+ * sleeps in none has a free thread, and what input_came(k) waits for is the caller's work, and result k - n_slots
+ * and older ones, which are finished. So every rank's input of k is there, and its thread exchanges k: somebody
+ * goes on. Without the wait for out[slot] wait_for_result(k) could be called before input_came(k), and would wait
+ * for ever: the tests plant that. With streams of each unit's own, and no order between them, rank 0 could sleep
+ * in the result of unit 1 and rank 1 in that of unit 2. What holds for one stager holds for several whose
+ * exchanges are enqueued in one order on all ranks, since the argument needs no more than one order of all
+ * exchanges; but other host functions that wait for other ranks do not belong in such a process.
  *
  * Why slots may be shared. Before slot.in is written again, stream `out` waits for back[slot], recorded after the last use
  * of slot.in and slot.out: the exchange reads one and writes the other before its finish, wait_for_result before the copy

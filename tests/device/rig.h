@@ -1,8 +1,9 @@
-/* One rank with a device of the fake runtime: units whose gradients a kernel writes, a stager, and a thread that exchanges.
+/* One rank with a device of the fake runtime: units whose gradients a kernel writes, a stager, and a thread
+ * that exchanges.
  *
- * A caller's stream gets, for each step and unit: write the gradient | staged exchange | note the result. A pipelined caller writes all
- * gradients of a step without waiting. `saboteur` stands
- * between the stager and the runtime, and leaves out or misdirects one call of each exchange. */
+ * A caller's stream gets, for each step and unit: write the gradient | staged exchange | note the result. A
+ * pipelined caller writes all gradients of a step without waiting. `saboteur` stands between the stager and
+ * the runtime, and leaves out or misdirects one call of each exchange. */
 #ifndef TAGC_TESTS_DEVICE_RIG_H
 #define TAGC_TESTS_DEVICE_RIG_H
 

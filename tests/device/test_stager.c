@@ -1,5 +1,5 @@
-/* The stager on a runtime that runs work as late, and in as random an order, as its streams allow: the same bits as without a device, and every
- * planted mistake is found. */
+/* The stager on a runtime that runs work as late, and in as random an order, as its streams allow: the same
+ * bits as without a device, and every planted mistake is found. */
 #include "rig.h"
 
 #include "tagc/tagc.h"

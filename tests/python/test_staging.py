@@ -1,5 +1,5 @@
-"""Training by way of a device's streams (a fake one's: fake_device.py) against the same training in CPU memory: the same bits. Failures
-reach all ranks at the same place, and hooks wait for nothing."""
+"""Training by way of a device's streams (a fake one's: fake_device.py) against the same training in CPU memory: the same
+bits. Failures reach all ranks at the same place, and hooks wait for nothing."""
 
 import contextlib
 import ctypes

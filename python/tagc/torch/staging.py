@@ -1,16 +1,18 @@
-"""Exchanges of tensors on a device: copied to pinned memory, exchanged by a thread of their own, copied back, all in the order of streams.
+"""Exchanges of tensors on a device: copied to pinned memory, exchanged by a thread of their own, copied back, all in the
+order of streams.
 
-    hook        enqueue(): streams get their work (include/tagc/device.h), the caller's stream waits for the result, the hook returns
+    hook        enqueue(): streams get their work (include/tagc/device.h), the caller's stream waits for the result, and the
+                hook returns
     thread      runs what enqueue() was given, one after the other, with tensors in pinned memory
     end of      finish(): waits until all are through, and raises the first failure
     backward
 
 No hook waits for a device or for another rank. What is exchanged, and so the result, is the same as for tensors in CPU memory.
 
-Failures are raised by finish(), which every rank calls at the same place: at the end of a backward pass, before an optimizer's step.
-So all ranks raise the same Error at the same point of their program, whoever failed, and can go on from there. After a failure the
-exchanges of the pass that are still to come only tell it: a job gets the failure, and hands it to the agreement that every
-exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
+Failures are raised by finish(), which every rank calls at the same place: at the end of a backward pass, before an
+optimizer's step. So all ranks raise the same Error at the same point of their program, whoever failed, and can go on from
+there. After a failure the exchanges of the pass that are still to come only tell it: a job gets the failure, and hands it to
+the agreement that every exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
 
 import collections
 import contextlib

@@ -14,8 +14,8 @@ class Cuda:
 
     def __init__(self, device):
         if torch.version.cuda is None:
-            raise Error("unsupported", f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which tagc needs; ROCm is not "
-                        "supported yet")
+            raise Error("unsupported", f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which "
+                        "tagc needs; ROCm is not supported yet")
         self.ordinal = torch.cuda.current_device() if device.index is None else device.index
         self.device = torch.device("cuda", self.ordinal)
         self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
@@ -65,5 +65,6 @@ def device_of(model):
     """Where the parameters of a model are, on this rank."""
     devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
     if len(devices) > 1:
-        raise Error("unsupported", f"parameters on {' and '.join(sorted(map(str, devices)))}: those of a rank must be on one device")
+        found = " and ".join(sorted(map(str, devices)))
+        raise Error("unsupported", f"parameters on {found}: those of a rank must be on one device")
     return devices.pop() if devices else torch.device("cpu")
