@@ -116,7 +116,7 @@ static int is_direct(const tagc_gatherer *g, int row) {
 static void put_own(const tagc_gatherer *g) {
     float *to = g->full + (size_t)g->row * g->shard;
     if (g->options.format == TAGC_FORMAT_FP32) {
-        memmove(to, g->own, g->shard * sizeof *to);
+        if (to != g->own) memcpy(to, g->own, g->shard * sizeof *to);
         return;
     }
     g->decoded[0] = g->is_delta ? tagc_gatherer_delta_row(g, g->row, g->is_void)
