@@ -3,66 +3,19 @@
  * A sweep is what reading a gradient and a residual and writing a residual takes: 12 bytes per element at the rate of a copy on
  * the device, measured in the same run. Printed in sweeps: encode (selection, positions, values, what is lost), decode of
  * one body that is added, and both; for 162 M values in one batch, and summed over the units of GPT-2 with 162 M parameters,
- * one batch each; beside them CUB's radix sort of as many values, which is one way to find the k largest. */
+ * one batch each; beside them what others do on as many values: cuda_peers.cuh. torch.topk is in torch_gpu.py. */
 #include "cuda/host.cuh"
 extern "C" const tagc_batch_maker *tagc_cuda_batch_maker(void);
 
-#include <algorithm>
-#include <cub/device/device_radix_sort.cuh>
-#include <stdio.h>
-#include <stdlib.h>
-#include <vector>
+#include "cuda_measure.cuh"
+#include "cuda_peers.cuh"
 
-enum { N_RUNS = 15, N_RANKS = 8 };
-
-static void check(cudaError_t code, const char *what) {
-    if (code == cudaSuccess) return;
-    fprintf(stderr, "bench_cuda: %s: %s\n", what, cudaGetErrorString(code));
-    exit(1);
-}
+enum { N_RANKS = 8 };
 
 static void check_tagc(tagc_status status, const char *what) {
     if (status == TAGC_OK) return;
     fprintf(stderr, "bench_cuda: %s: %s\n", what, tagc_cuda_batch_maker()->last_error());
     exit(1);
-}
-
-template <typename T> static T *device_array(size_t n) {
-    void *memory;
-    check(cudaMalloc(&memory, (n ? n : 1) * sizeof(T)), "memory of the device");
-    return static_cast<T *>(memory);
-}
-
-/* Heavy tails: the product of two sums of uniform numbers, of which each depends on its index and the seed alone. */
-static __global__ void fill(float *x, size_t n, uint64_t seed) {
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u + seed;
-        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-        z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-        float a = (float)(z & 0xffff) + (float)(z >> 16 & 0xffff) - 65535.0f;
-        float b = (float)(z >> 32 & 0xffff) + (float)(z >> 48) - 65535.0f;
-        x[i] = a * b * 1e-12f;
-    }
-}
-
-/* Median of seconds. */
-template <typename work> static double seconds_of(cudaStream_t stream, work go) {
-    cudaEvent_t begin, end;
-    std::vector<double> all;
-    check(cudaEventCreate(&begin), "event");
-    check(cudaEventCreate(&end), "event");
-    for (int run = -3; run < N_RUNS; run++) {
-        float ms;
-        check(cudaEventRecord(begin, stream), "event");
-        go();
-        check(cudaEventRecord(end, stream), "event");
-        check(cudaEventSynchronize(end), "run");
-        check(cudaEventElapsedTime(&ms, begin, end), "event");
-        if (run >= 0) all.push_back(ms / 1e3);
-    }
-    std::sort(all.begin(), all.end());
-    return all[all.size() / 2];
 }
 
 /* A unit: rows of `shard` values each. */
@@ -131,17 +84,6 @@ static times measure(cudaStream_t stream, const std::vector<unit> &units, double
     return t;
 }
 
-static double sort_seconds(cudaStream_t stream, const float *from, float *to, size_t n) {
-    size_t n_bytes = 0;
-    check(cub::DeviceRadixSort::SortKeysDescending(nullptr, n_bytes, from, to, n, 0, 32, stream), "CUB");
-    char *work = device_array<char>(n_bytes);
-    double s = seconds_of(stream, [&] {
-        check(cub::DeviceRadixSort::SortKeysDescending(work, n_bytes, from, to, n, 0, 32, stream), "CUB");
-    });
-    check(cudaFree(work), "memory");
-    return s;
-}
-
 int main(int argc, char **argv) {
     cudaDeviceProp device;
     int n_devices = 0;
@@ -193,10 +135,9 @@ int main(int argc, char **argv) {
                     one.encode / sweep, one.decode / sweep, sparsity * 100, all.encode / sweeps,
                     all.decode / sweeps);
     }
-    const double sorted = sort_seconds(stream, gradient, sums, n);
-    printf("%-28s %9.2f\n", "CUB radix sort of values", sorted / sweep);
+    measure_peers(stream, gradient, residual, sums, n, sweep, json);
     if (json) {
-        fprintf(json, ", \"cub_sort\": %.4g}\n", sorted / sweep);
+        fprintf(json, "}\n");
         if (fclose(json)) return 1;
     }
     return 0;
