@@ -38,9 +38,9 @@ MODELS = {
     "small": Config(n_vocab=8192, n_positions=256, n_embd=384, n_head=6, n_layer=6, tied=False),
     "gpt2": Config(n_vocab=50304, n_positions=1024, n_embd=768, n_head=12, n_layer=12, tied=False),  # 162 M parameters
 }
-ARMS = [(wrapper, is_tagc) for wrapper in ("fsdp2", "ddp") for is_tagc in (False, True)]
+WRAPPERS = ("fsdp2", "ddp")
 PERTURBED = 1e-6
-TOLERANCE = 2e-3  # of the loss, at every step
+TOLERANCE = 5e-4  # of the loss, at every step; a change of all weights by 5 % differs by 2.5e-3, no exchange by 2.7e-2
 
 
 def name_of(wrapper, is_tagc):
@@ -111,10 +111,10 @@ def difference(a, b):
     return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
 
 
-def compare_losses(args, rank, device):
+def compare_losses(args, rank, device, wrapper):
     """The control has no exchange at all: its losses must differ by more than the tolerance, or the comparison shows nothing."""
     found = []
-    for wrapper, is_tagc in ARMS:
+    for is_tagc in (False, True):
         reference = losses_of(args, rank, wrapper, is_tagc, "cpu")
         other = losses_of(args, rank, wrapper, is_tagc, device, PERTURBED if device == "cpu" else 0.0)
         found.append({"name": name_of(wrapper, is_tagc), "cpu": reference, "device": other,
@@ -132,7 +132,7 @@ def wait_for(device):
         torch.cuda.synchronize()
 
 
-def time_steps(args, rank, device):
+def time_steps(args, rank, device, wrapper):
     """Arms take turns; of each step the slowest rank's seconds."""
     config = MODELS[args.model]
     torch.manual_seed(1)
@@ -140,7 +140,7 @@ def time_steps(args, rank, device):
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator).to(device)
     runs = {"alone": Run(copy.deepcopy(model).to(device), None, False, args.threads)}
-    for wrapper, is_tagc in ARMS:
+    for is_tagc in (False, True):
         runs[name_of(wrapper, is_tagc)] = Run(copy.deepcopy(model).to(device), wrapper, is_tagc, args.threads)
     seconds = {name: [] for name in runs}
     for number in range(-1, args.rounds):
@@ -219,59 +219,91 @@ def time_topk(n, device):
 
 # ---- all of it ----
 
-def work(rank, args, store, out):
+def start(args):
     warnings.simplefilter("ignore", FutureWarning)
     torch.set_num_threads(1)
-    device = args.device
-    if device != "cpu":
+    if args.device != "cpu":
         torch.cuda.set_device(0)
         torch.cuda.init()
-    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank,
+
+
+def train(rank, args, store, out, wrapper):
+    start(args)
+    dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank,
                             world_size=N_RANKS, timeout=datetime.timedelta(seconds=120))
-    result = {"type": "torch-gpu", "format": 1, "torch": torch.__version__, "tagc": tagc.version(),
-              "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(0), "n_ranks": N_RANKS,
-              "threads": args.threads, "losses": compare_losses(args, rank, device)}
-    result["steps"] = time_steps(args, rank, device)
+    found = {"losses": compare_losses(args, rank, args.device, wrapper),
+             "steps": time_steps(args, rank, args.device, wrapper)}
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        result["topk"] = time_topk(args.topk_elems, device)
-        pathlib.Path(out).write_text(json.dumps(result, indent=1) + "\n")
+        pathlib.Path(out).write_text(json.dumps(found))
+
+
+def select(rank, args, out):
+    start(args)
+    pathlib.Path(out).write_text(json.dumps(time_topk(args.topk_elems, args.device)))
+
+
+def all_parts(args):
+    """Each in processes of its own, so that one that ends badly leaves the others."""
+    found, failed = {}, {}
+    for part in (*WRAPPERS, "topk"):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "found.json")
+            try:
+                if part == "topk":
+                    torch.multiprocessing.spawn(select, (args, out), nprocs=1)
+                else:
+                    torch.multiprocessing.spawn(train, (args, os.path.join(folder, "store"), out, part), nprocs=N_RANKS)
+                found[part] = json.loads(pathlib.Path(out).read_text())
+            except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as failure:
+                print(failure, file=sys.stderr)
+                failed[part] = str(failure).strip().splitlines()[-1]
+    device = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(0)
+    return {"type": "torch-gpu", "format": 1, "torch": torch.__version__, "tagc": tagc.version(), "device": device,
+            "n_ranks": N_RANKS, "threads": args.threads, **found, "failed": failed}
 
 
 def table(result):
-    losses, steps, topk = result["losses"], result["steps"], result["topk"]
-    other = "weights changed by 1e-6" if losses["perturbed"] else "on the GPU"
-    lines = [f"{result['device']}, torch {result['torch']}, {N_RANKS} processes over gloo",
-             f"losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor (allowed: {losses['tolerance']:g})"]
-    for row in losses["arms"]:
-        lines.append(f"  {row['name']:12} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
-                     f"differs by at most {row['max_rel_difference']:.1e}")
-    lines.append(f"  without any exchange it differs by {losses['without_exchange']:.1e}")
-    lines.append(f"a step of {steps['model']}, {steps['n_params'] / 1e6:.0f} M parameters, "
-                 f"{steps['batch_size']} x {steps['seq_len']} tokens a rank")
-    torchs = {row["name"]: row["median_s"] for row in steps["arms"]}
-    for row in steps["arms"]:
-        base = row["name"].removesuffix("-tagc")
-        text = f"  {torchs[base] / row['median_s']:.2f} times as fast as {base}" if base != row["name"] else ""
-        lines.append(f"  {row['name']:12} {1e3 * row['median_s']:9.1f} ms ({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f})"
-                     f"{text}")
-    lines.append(f"torch.topk of {topk['n']} values, in sweeps of {1e3 * topk['sweep_s']:.3f} ms")
-    for row in topk["rows"]:
-        lines.append(f"  {row['percent_zeros']} % zeros: topk {row['topk_sweeps']:.1f}, "
-                     f"with error feedback and values {row['select_sweeps']:.1f}")
+    lines = [f"{result['device']}, torch {result['torch']}, {N_RANKS} processes over gloo"]
+    for wrapper in (name for name in WRAPPERS if name in result):
+        losses, steps = result[wrapper]["losses"], result[wrapper]["steps"]
+        other = "weights changed by 1e-6" if losses["perturbed"] else "on the GPU"
+        lines.append(f"{wrapper}: losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor "
+                     f"(allowed: {losses['tolerance']:g})")
+        for row in losses["arms"]:
+            lines.append(f"  {row['name']:12} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
+                         f"differs by at most {row['max_rel_difference']:.1e}")
+        lines.append(f"  without any exchange it differs by {losses['without_exchange']:.1e}")
+        lines.append(f"{wrapper}: a step of {steps['model']}, {steps['n_params'] / 1e6:.1f} M parameters, "
+                     f"{steps['batch_size']} x {steps['seq_len']} tokens a rank")
+        torchs = {row["name"]: row["median_s"] for row in steps["arms"]}
+        for row in steps["arms"]:
+            base = row["name"].removesuffix("-tagc")
+            text = f"  {torchs[base] / row['median_s']:.2f} times as fast as {base}" if base != row["name"] else ""
+            lines.append(f"  {row['name']:12} {1e3 * row['median_s']:9.1f} ms "
+                         f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f}){text}")
+    if "topk" in result:
+        topk = result["topk"]
+        lines.append(f"torch.topk of {topk['n']} values, in sweeps of {1e3 * topk['sweep_s']:.3f} ms")
+        for row in topk["rows"]:
+            lines.append(f"  {row['percent_zeros']} % zeros: topk {row['topk_sweeps']:.1f}, "
+                         f"with error feedback and values {row['select_sweeps']:.1f}")
     return "\n".join(lines)
 
 
-def verdict(losses):
-    """What is wrong with the losses, one line each."""
-    limit = losses["tolerance"]
-    wrong = [f"{row['name']}: losses differ by {row['max_rel_difference']:.2e} of the loss, allowed is {limit:g}"
-             for row in losses["arms"] if not row["max_rel_difference"] <= limit]
-    wrong += [f"{row['name']}: the loss does not fall: {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}"
-              for row in losses["arms"] if not row["cpu"][-1] < 0.97 * row["cpu"][0]]
-    if not losses["without_exchange"] > 2 * limit:
-        wrong.append(f"a run without exchanges differs by {losses['without_exchange']:.2e} only: the comparison shows nothing")
+def verdict(result):
+    """What is wrong, one line each."""
+    wrong = [f"{part} failed: {why}" for part, why in result["failed"].items()]
+    for losses in (result[name]["losses"] for name in WRAPPERS if name in result):
+        limit = losses["tolerance"]
+        wrong += [f"{row['name']}: losses differ by {row['max_rel_difference']:.2e} of the loss, allowed is {limit:g}"
+                  for row in losses["arms"] if not row["max_rel_difference"] <= limit]
+        wrong += [f"{row['name']}: the loss does not fall: {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}"
+                  for row in losses["arms"] if not row["cpu"][-1] < 0.97 * row["cpu"][0]]
+        if not losses["without_exchange"] > 2 * limit:
+            wrong.append(f"a run without exchanges differs by {losses['without_exchange']:.2e} only: "
+                         "the comparison shows nothing")
     return wrong
 
 
@@ -280,7 +312,7 @@ def parse():
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="(cuda)")
     add("--model", choices=MODELS, help="of the time of a step (gpt2; on a CPU small)")
-    for name, text in (("loss-steps", "of each run of which losses are compared (40)"), ("rounds", "in which each arm has its turn (3)"),
+    for name, text in (("loss-steps", "of each run of which losses are compared (20)"), ("rounds", "in which each arm has its turn (3)"),
                        ("steps", "of an arm in a round (3)"), ("batch-size", "rows of a rank (4; on a CPU 1)"),
                        ("seq-len", "tokens of a row (256; on a CPU 64)"),
                        ("topk-elems", "values for torch.topk (169869312; on a CPU 1048576)"),
@@ -291,7 +323,7 @@ def parse():
     is_cpu = args.device == "cpu"
     if not is_cpu and not torch.cuda.is_available():
         parser.error(f"--device is cuda, and torch {torch.__version__} finds no CUDA device; --device cpu runs without")
-    defaults = {"model": ("gpt2", "small"), "loss_steps": (40, 40), "rounds": (3, 2), "steps": (3, 2), "batch_size": (4, 1),
+    defaults = {"model": ("gpt2", "small"), "loss_steps": (20, 20), "rounds": (3, 2), "steps": (3, 2), "batch_size": (4, 1),
                 "seq_len": (256, 64), "topk_elems": (162 << 20, 1 << 20), "threads": (max(1, (os.cpu_count() or 2) // 2), 1)}
     for name, pair in defaults.items():
         if getattr(args, name) is None:
@@ -308,14 +340,11 @@ def parse():
 
 def main():
     args = parse()
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "result.json")
-        torch.multiprocessing.spawn(work, (args, os.path.join(folder, "store"), out), nprocs=N_RANKS)
-        result = json.loads(pathlib.Path(out).read_text())
+    result = all_parts(args)
     print(table(result), flush=True)
     if args.json:
         pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
-    wrong = verdict(result["losses"])
+    wrong = verdict(result)
     for line in wrong:
         print(f"torch_gpu: {line}", file=sys.stderr)
     return 1 if wrong else 0
