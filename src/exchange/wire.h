@@ -38,8 +38,8 @@ typedef struct tagc_wire_header {
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
     uint32_t status;   /* agreement: tagc_status of the sender */
     uint64_t body_sum; /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
-    uint32_t
-        longest[2]; /* agreement, in place of attempt and max_abs: bytes of the longest bodies, see docs */
+    uint32_t longest
+        [2]; /* agreement, in place of attempt and max_abs: bytes of the longest body, and of the body of sums */
     uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* behind the header; fragment: of the body, wherever it travels */
     uint64_t step;        /* how many steps the reducer, or gathers the gatherer, has begun: from 1 */

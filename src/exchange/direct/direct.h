@@ -98,17 +98,6 @@ float *tagc_direct_sums(const tagc_reducer *r);
 /* ---- fragments.c ---- */
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena);
-/* Bytes of a body whose elements are kept with one chance each, on average: positions, and values. */
-typedef struct tagc_body_bytes {
-    double index, values;
-} tagc_body_bytes;
-tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
-
-/* Of bodies that took n_bytes in the step before, and can take `most`. */
-size_t tagc_eager_bytes(double n_bytes, size_t most);
-/* d->eager, from the longest bodies of a step that succeeded. */
-void tagc_direct_choose_eager(tagc_reducer *r);
-
 /* A phase: sends all fragments and adds those that come, up to tagc_direct_added. */
 tagc_status tagc_fragments_send(tagc_reducer *r);
 
@@ -146,6 +135,23 @@ int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_cod
                            const tagc_code_options *options);
 /* Row `row` of what arrived, as the codes take it. */
 tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row);
+
+/* ---- lengths.c ---- */
+
+/* Bytes of a body whose elements are kept with one chance each, on average: positions, and values. */
+typedef struct tagc_body_bytes {
+    double index, values;
+} tagc_body_bytes;
+tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
+
+/* Of bodies that took n_bytes in the step before, and can take `most`. */
+size_t tagc_eager_bytes(double n_bytes, size_t most);
+/* d->eager for the first step; later ones go by what _choose_eager found. */
+void tagc_direct_guess_eager(tagc_reducer *r);
+/* This rank sends a body, or where i is 1 one of sums, of so many bytes. */
+void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes);
+/* d->eager, from the longest bodies of a step that succeeded. */
+void tagc_direct_choose_eager(tagc_reducer *r);
 
 /* ---- hosts.c ---- */
 

@@ -1,10 +1,7 @@
 /* Fragments: encoded and sent batch by batch, received, checked, decoded and added in rank order. */
-#include "codec/gaps.h"
-#include "codec/values.h"
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 
-#include <math.h>
 #include <string.h>
 
 enum {
@@ -21,64 +18,12 @@ static size_t larger(size_t a, size_t b) {
 
 /* ---- shapes ---- */
 
-/* Of gaps where every element is kept with the same chance, see gaps.h; chunks end in half a byte on average. */
-static double expected_gaps(const tagc_code_options *o, double density) {
-    tagc_gaps gaps;
-    double best = (double)o->n * 16, n_items = density * (double)o->n;
-    tagc_gaps_init(&gaps, o->n, o->k);
-    for (int bits = 2; bits <= 15; bits++) {
-        double escape = ldexp(1, bits) - 1, per_item = bits / (1 - pow(1 - density, escape));
-        double n_bytes = n_items * per_item / 8 + 0.5 * (double)gaps.n_chunks;
-        if (density == 0) n_bytes = 0; /* what is behind the last item of a chunk is not written */
-        if (n_bytes < best) best = n_bytes;
-    }
-    double bitmap = ceil((double)o->n / 8);
-    return 8 + 4 * (double)gaps.n_chunks + (bitmap <= best * 9 / 8 ? bitmap : best);
-}
-
-tagc_body_bytes tagc_expected_body(const tagc_code_options *o, double density) {
-    tagc_value_format format = {
-        .values = o->values, .block = o->block, .sparse = o->sparse, .rotate = o->rotate};
-    if (!o->sparse) return (tagc_body_bytes){0, (double)tagc_values_bytes(&format, o->n)};
-    double n_items = density * (double)o->n;
-    return (tagc_body_bytes){expected_gaps(o, density),
-                             (double)tagc_values_bytes(&format, (size_t)llround(n_items))};
-}
-
 static int has_lanes(const tagc_reducer *r) {
     return !r->comm || tagc_comm_has_lanes(r->comm);
 }
 
 static int fits(const tagc_reducer *r) {
     return (uint64_t)tagc_direct_of(r)->n_hosts * r->shard <= SMALL_UNIT;
-}
-
-/* A body is seldom longer by more than a thirty-second than the longest of the step before. */
-size_t tagc_eager_bytes(double n_bytes, size_t most) {
-    double e = n_bytes * 33 / 32 + 16;
-    return e < (double)most ? (size_t)e : most;
-}
-
-/* Of the first step: what a body takes whose positions are independent. Of sums enough where two ranks kept different
- * elements. */
-static void guess_eager(tagc_reducer *r) {
-    tagc_direct *d = tagc_direct_of(r);
-    const tagc_code_options *o = &d->fragment;
-    size_t most = d->fragment_code->max_bytes(o);
-    tagc_body_bytes body = tagc_expected_body(o, o->sparse ? (double)o->k / (double)o->n : 1);
-    if (d->has_agreed) return;
-    d->eager[0] = d->is_small ? tagc_eager_bytes(body.index + body.values, most) : 0;
-    d->eager[1] = d->eager[0] * (o->sparse ? 2 : 1);
-    d->has_agreed = 1; /* on this; another k of this rank's does not change it */
-}
-
-/* Where no body was sent, as after a value that is not finite, all stays. */
-void tagc_direct_choose_eager(tagc_reducer *r) {
-    tagc_direct *d = tagc_direct_of(r);
-    const uint32_t *longest = r->now.longest;
-    if (!d->is_small) return;
-    if (longest[0]) d->eager[0] = tagc_eager_bytes(longest[0], d->fragment_code->max_bytes(&d->fragment));
-    if (longest[1]) d->eager[1] = tagc_eager_bytes(longest[1], d->sums_code->max_bytes(&d->sums));
 }
 
 /* From nothing that ranks may differ in. */
@@ -109,7 +54,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
     }
     d->is_small = fits(r) && has_lanes(r);
-    guess_eager(r);
+    tagc_direct_guess_eager(r);
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
     d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
     choose_batches(r);
@@ -199,8 +144,7 @@ static void encode(tagc_reducer *r, int s) {
     }
     start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
     tagc_fragment_finish(r, to, &encoded, d->eager[0], &d->sent[slot]);
-    size_t n_bytes = s < d->n_hosts - 1 ? d->sent[slot].n_bytes : 0;
-    if (n_bytes > r->now.longest[0]) r->now.longest[0] = (uint32_t)n_bytes;
+    if (s < d->n_hosts - 1) tagc_direct_note_length(r, 0, d->sent[slot].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 

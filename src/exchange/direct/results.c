@@ -30,7 +30,7 @@ static void encode_sums(tagc_reducer *r) {
         r->now.stats.nonfinite |= encoded.nonfinite;
     }
     tagc_fragment_finish(r, row, &encoded, d->eager[1], &d->received[own]);
-    r->now.longest[1] = (uint32_t)d->received[own].n_bytes;
+    tagc_direct_note_length(r, 1, d->received[own].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
 
