@@ -228,30 +228,26 @@ static void cuda_destroy(tagc_batch *b) {
     delete b;
 }
 
+template <class Row>
+static void point_encoding(Row *row, const tagc_batch_row *from, int is_sums, tagc_batch_result *result) {
+    row->gradient = from->gradient;
+    row->residual_in = from->residual_in;
+    row->residual_out = from->residual_out;
+    row->sums = is_sums ? from->sums : nullptr;
+    row->error = is_sums ? from->error : nullptr;
+    row->unscale = from->scale;
+    row->body = from->body;
+    row->result = result;
+}
+
 static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *results) {
     for (size_t i = 0; i < b->n_rows; i++) {
         const tagc_batch_row *from = &rows[i];
         const int is_sums = b->kind == TAGC_BATCH_ENCODE_SUMS;
         if (encodes(b) && from->options.sparse) {
-            topk_row *row = &b->topk.host[b->index.host[i]];
-            row->gradient = from->gradient;
-            row->residual_in = from->residual_in;
-            row->residual_out = from->residual_out;
-            row->sums = is_sums ? from->sums : nullptr;
-            row->error = is_sums ? from->error : nullptr;
-            row->unscale = from->scale;
-            row->body = from->body;
-            row->result = &results[i];
+            point_encoding(&b->topk.host[b->index.host[i]], from, is_sums, &results[i]);
         } else if (encodes(b)) {
-            blocks_row *row = &b->blocks.host[b->index.host[i]];
-            row->gradient = from->gradient;
-            row->residual_in = from->residual_in;
-            row->residual_out = from->residual_out;
-            row->sums = is_sums ? from->sums : nullptr;
-            row->error = is_sums ? from->error : nullptr;
-            row->unscale = from->scale;
-            row->body = from->body;
-            row->result = &results[i];
+            point_encoding(&b->blocks.host[b->index.host[i]], from, is_sums, &results[i]);
         } else {
             sums_row *row = &b->sums.host[i];
             row->n_bodies = (uint32_t)bodies_of(b, from);
