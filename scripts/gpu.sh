@@ -8,6 +8,11 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ "${1:-}" != --architectures ] || exec scripts/cuda_architectures.sh "${@:2}"
+case ${1:-} in
+-h | --help) exec sed -n '2,/^set /s/^# //p' scripts/gpu.sh ;;
+-*) echo "gpu.sh: option \"$1\" is not known, allowed: --architectures, --help, or a folder for results" >&2; exit 2 ;;
+esac
+[ $# -le 1 ] || { echo "gpu.sh: $# folders, allowed is one for results" >&2; exit 2; }
 out=${1:-build-gpu/results}
 limit_s=470
 nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
