@@ -1,5 +1,7 @@
 """What goes wrong is one clear Error on every rank, soon, and never a hang."""
 
+import dataclasses
+import inspect
 import os
 import time
 
@@ -45,7 +47,9 @@ def bad_values(rank, world_size):
         (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"), (dict(threads=0), "threads is 0"),
         (dict(threads=1.5), "threads is 1.5, must be a whole number"), (dict(timeout_s=0), "timeout_s is 0"),
         (dict(timeout_s="1"), "timeout_s is '1'"), (dict(sparsity_warmup=-1), "sparsity_warmup is -1"),
-        (dict(sparcity=0.9), "no option 'sparcity'; it has sparsity, values"), (dict(on_step=3), "on_step is 3"),
+        (dict(sparcity=0.9), "^compress.. has no option 'sparcity': did you mean 'sparsity'.* It has sparsity, gentle, "),
+        (dict(warmup=3), "did you mean 'sparsity_warmup'"), (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
+        (dict(on_step=3), "on_step is 3"),
         (dict(between=3), "between is 3"),
     ]
     for options, words in cases:
@@ -262,6 +266,19 @@ def test_closed_at_once():
 def test_a_rank_that_quits(how):
     outcomes = ranks.attempt(quits, 2, "ddp", how, timeout_s=60)
     assert outcomes[0][1] == "ended with 7", outcomes
+
+
+def test_signatures():
+    """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means something there."""
+    import tagc.torch as tagc
+    from tagc.torch.options import Options
+
+    def named(function):
+        return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    options = {field.name: field.default for field in dataclasses.fields(Options)}
+    assert named(tagc.compress) == options | {"between": None, "on_step": None, "verbose": True}
+    assert named(tagc.ddp_state) == {name: value for name, value in named(tagc.compress).items() if name not in ("between", "parameters")}
 
 
 def test_without_torch_distributed():

@@ -56,6 +56,10 @@ def check_step(kind, world_size, options):
         for_gradients = stats["bytes_sent"] - sent["gather"] - (control_of_gathers(stats, world_size) if sent["gather"] else 0)
         assert stats["bits_per_param"] == pytest.approx(8 * for_gradients / stats["n_elems"] / share)
         assert stats["ratio"] == pytest.approx(stats["dense_bytes"] / for_gradients)
+        words = repr(handle)
+        assert all(word in words for word in (type(model).__name__, kind, f"{world_size} ranks", "exchanges so far: 3",
+                                              f"{stats['bits_per_param']:.3g} bits", handle.table().splitlines()[-1])), words
+        assert len(words.splitlines()) == 1
         assert stats["exchange_s"] > 0 and stats["agree_s"] > 0 and stats["n_nonfinite"] == 0 and not stats["nonfinite_units"]
         assert all(0 <= seconds < 100 for seconds in stats["time_s"].values()) and sum(stats["time_s"].values()) > 0
         stats["bytes_sent"] = -1

@@ -5,7 +5,11 @@
 
 No patch of torch and no extension compiled against it: hooks that torch offers, and libtagc by ctypes."""
 
+from __future__ import annotations
+
 import datetime
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -18,7 +22,7 @@ from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
-from tagc.torch.options import Options
+from tagc.torch.options import Layers, Options, unknown_option
 from tagc.torch.staging import Staging
 
 __all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state"]
@@ -26,7 +30,27 @@ __all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "
 OLDEST_TORCH = (2, 9)
 
 
-def compress(model, optimizer=None, *, on_step=None, verbose=True, between=None, **options):
+def compress(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    sparsity: float | None = None,
+    gentle: bool | None = None,
+    values: str | None = None,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    mild: str | None = None,
+    mild_sparsity: float | None = None,
+    exchange: str = "direct",
+    sparsity_warmup: int = 0,
+    parameters: str | None = None,
+    between: dist.ProcessGroup | None = None,
+    threads: int = 1,
+    timeout_s: float | None = None,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
+    verbose: bool = True,
+    **unknown: NoReturn,
+) -> Compressed:
     """Sends the gradients of `model` through tagc from now on. Collective over the ranks that train it, before the first
     backward pass.
 
@@ -51,8 +75,12 @@ def compress(model, optimizer=None, *, on_step=None, verbose=True, between=None,
     threads: of the codec. timeout_s: after which a silent peer is an error.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
-    Returns a Compressed. Raises the same Error on every rank, and changes nothing then."""
-    handle = _prepare(model, between, on_step, verbose, options, optimizer=optimizer)
+    Returns a Compressed. Raises the same Error on every rank, and changes nothing then. A name that is none of these is such an
+    Error, too."""
+    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
+               "threads": threads, "timeout_s": timeout_s}
+    handle = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
     try:
         handle.wrapper.install(handle)
     except BaseException:
@@ -61,18 +89,38 @@ def compress(model, optimizer=None, *, on_step=None, verbose=True, between=None,
     return handle
 
 
-def ddp_state(model, *, on_step=None, verbose=True, **options):
+def ddp_state(
+    model: torch.nn.parallel.DistributedDataParallel,
+    *,
+    sparsity: float | None = None,
+    gentle: bool | None = None,
+    values: str | None = None,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    mild: str | None = None,
+    mild_sparsity: float | None = None,
+    exchange: str = "direct",
+    sparsity_warmup: int = 0,
+    threads: int = 1,
+    timeout_s: float | None = None,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
+    verbose: bool = True,
+    **unknown: NoReturn,
+) -> ddp.State:
     """For loops that register DDP's hooks by themselves, with one of torch's wrappers around them or none:
 
         state = tagc.ddp_state(model)
         model.register_comm_hook(state, tagc.ddp_hook)
 
     Takes the options of compress(), whose handle is state.handle; an optimizer goes to state.handle.adapt()."""
-    return ddp.State.of(_prepare(model, None, on_step, verbose, options, only="ddp"))
+    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "threads": threads,
+               "timeout_s": timeout_s}
+    return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
 
 
-def _prepare(model, between, on_step, verbose, options, only=None, optimizer=None):
-    """A Compressed whose hooks are not in place yet. Collective."""
+def _prepare(model, between, on_step, verbose, options, unknown, only=None, optimizer=None):
+    """A Compressed whose hooks are not in place yet. unknown: what to say of a name that is no option, if there was one. Collective."""
     model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
     wrapper, staging, group, mine = None, None, dist.group.WORLD if dist.is_initialized() else None, {}
     try:
@@ -82,6 +130,8 @@ def _prepare(model, between, on_step, verbose, options, only=None, optimizer=Non
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
         if between is not None and not isinstance(between, dist.ProcessGroup):
             raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
+        if unknown is not None:
+            raise Error("argument", unknown)
         wrapper = _wrapper(model, between, only)
         group = _all_of(wrapper)
         mine = _describe(model, wrapper, options)
@@ -159,10 +209,6 @@ def _wrapper(model, between, only):
 def _describe(model, wrapper, options):
     """What all ranks must have alike."""
     _library.load()
-    unknown = set(options) - set(Options.__dataclass_fields__)
-    if unknown:
-        raise Error("argument", f"compress() has no option {sorted(unknown)[0]!r}; it has "
-                    f"{', '.join(Options.__dataclass_fields__)}, between, on_step, verbose")
     settings = Options(**options)
     if settings.parameters is not None and wrapper.name != "fsdp2":
         raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one is "

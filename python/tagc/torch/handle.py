@@ -475,6 +475,17 @@ class Compressed:
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()
 
+    def __repr__(self):
+        """Local, from any thread, at any time."""
+        model = type(self.model).__name__
+        if self.is_closed:
+            return f"<tagc handle of a {model}, closed; exchanges: {self.n_steps}>"
+        now = str(self.stages) or f"compressed: {self.options.travels('compressed')}"
+        last = self._recorder.last.get("bits_per_param")
+        sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
+        return (f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): {self._table.splitlines()[-1]}; "
+                f"{now}; exchanges so far: {self.n_steps}{sent}>")
+
     def __reduce__(self):
         raise Error("unsupported", "a tagc handle cannot be copied or pickled: state_dict() has what is worth keeping")
 

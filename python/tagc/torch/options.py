@@ -1,6 +1,12 @@
 """What compress() may be asked for, checked, and what it means in fields of tagc_reducer_options."""
 
+from __future__ import annotations
+
 import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -11,6 +17,18 @@ from tagc.torch import policy
 WARMUP_KEPT = 0.25  # the share that is kept at first
 EVERY_VALUE = ("int4", 0)  # values and sparsity of a parameter whose gradient is not yet what selection is made for
 FEW_BITS = ("int2", 0)  # between that and what is selected
+
+Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
+
+
+def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
+    """What to say where a function was called with names that it does not have; None where there are none."""
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in sorted(names):
+        near = difflib.get_close_matches(name, known, n=2) or [other for other in known if name in other or other in name]
+        meant = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
+        return f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has {', '.join(known)}"
+    return None
 
 
 def _choice(name, value, allowed):
