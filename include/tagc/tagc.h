@@ -419,6 +419,12 @@ TAGC_API tagc_status tagc_gatherer_test(tagc_gatherer *gatherer, int *done);
 TAGC_API tagc_status tagc_gatherer_end(tagc_gatherer *gatherer);
 /* The next gather is whole; collective in effect. For when `full` or the shard was changed from outside. */
 TAGC_API tagc_status tagc_gatherer_reset(tagc_gatherer *gatherer);
+/* Deltas: the array of the last gather (rows, shard), from which the next one counts, for a checkpoint. NULL where the
+ * next gather is whole, and while one is under way. *n_gathers: how many have begun. Local; the array stays the caller's. */
+TAGC_API const float *tagc_gatherer_replica(const tagc_gatherer *gatherer, uint64_t *n_gathers);
+/* Collective in effect, between gathers. Deltas: `full` holds what _replica gave, the same bits on all ranks, so that the
+ * next gather is the delta that would have come next. n_gathers: as _replica said, at least 1. */
+TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, float *full, uint64_t n_gathers);
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);
 
 #ifdef __cplusplus

@@ -6,7 +6,8 @@
  *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
  *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
  *                   then per flat, fp32: master (n_owned), first moment (n_owned), second moment (n_owned),
- *                   residual (n_residual)
+ *                   residual (n_residual). Where parameters travel as deltas, the replica (n_owned) lies before the
+ *                   residual, in bf16, and zeros up to a multiple of 4 bytes
  *
  * Sharded: n_owned = n_padded / W. Rank R = h * L + l of hosts of L ranks (hybrid; else L = W) holds n_owned values
  * of every flat from l * n_padded / L + h * n_owned on.
@@ -18,7 +19,8 @@
 
 #include "fsdp/tensor.h"
 
-#define TAGC_CHECKPOINT_VERSION 2 /* 1: without hybrid sharding and residuals of hosts */
+/* 1: without hybrid sharding and residuals of hosts. 2: without replicas, and still written where there are none. */
+#define TAGC_CHECKPOINT_VERSION 3
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -31,11 +33,14 @@ typedef struct tagc_manifest_tensor {
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
     uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 where the exchange keeps none */
+    uint64_t n_gathers;  /* that made the replica; 0: no replica is saved */
     int gentle;          /* it still began gently (gentle.c); manifests without the word say no */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {
     uint64_t n_bytes, checksum; /* xxh3-64 */
+    uint64_t gather_sent,
+        gather_received; /* by this rank since the last step was counted: of the next step */
 } tagc_manifest_file;
 
 typedef struct tagc_manifest {
@@ -64,11 +69,12 @@ typedef enum tagc_section {
     TAGC_SECTION_MASTER = 0,
     TAGC_SECTION_MOMENT1 = 1,
     TAGC_SECTION_MOMENT2 = 2,
-    TAGC_SECTION_RESIDUAL = 3,
-    TAGC_N_SECTIONS = 4
+    TAGC_SECTION_REPLICA = 3,
+    TAGC_SECTION_RESIDUAL = 4,
+    TAGC_N_SECTIONS = 5
 } tagc_section;
 
-/* Where rank's values of a flat begin, and how many they are, the same for the first three sections. */
+/* Where rank's values of a flat begin, and how many they are, the same for all sections but the residual. */
 void tagc_manifest_owned(const tagc_manifest *manifest, int flat, int rank, uint64_t *first,
                          uint64_t *n_owned);
 /* Residual of `flat` on `rank` at `position` of the flat, with n_residual values where n_padded is: does it cover that

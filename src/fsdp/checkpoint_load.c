@@ -4,6 +4,7 @@
  * A residual e on one of W ranks adds e / W to the mean gradient. Of the C copies in which a position is held (one per
  * rank, or one per host) copy c goes on with those of the old copies c, c + C, ..., times W' / W where W' ranks go on:
  * what is still to come stays the same. */
+#include "codec/bf16.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/internal.h"
@@ -109,8 +110,12 @@ static void copy_values(const tagc_load *load, int flat, uint64_t begin, uint64_
         uint64_t from = begin > first ? begin : first,
                  to = begin + n < first + n_owned ? begin + n : first + n_owned;
         if (from >= to) continue;
-        memcpy(out + (from - begin), section_of(load, rank, flat, section) + (from - first),
-               (to - from) * sizeof *out);
+        const float *values = section_of(load, rank, flat, section);
+        if (section == TAGC_SECTION_REPLICA)
+            tagc_bf16_widen((const uint16_t *)(const void *)values + (from - first), out + (from - begin),
+                            to - from);
+        else
+            memcpy(out + (from - begin), values + (from - first), (to - from) * sizeof *out);
     }
 }
 
@@ -173,6 +178,46 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     return tagc_reducer_set_residual(flat->reducer, out, n_residual);
 }
 
+/* ---- replicas ---- */
+
+static int had_replica(const tagc_load *load, const tagc_flat *flat) {
+    const tagc_fsdp *f = load->fsdp;
+    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
+        if (!load->manifest->flats[load->manifest->tensors[f->members[i]].flat].n_gathers) return 0;
+    return flat->gatherer != NULL && f->options.gather >= TAGC_GATHER_DELTA8;
+}
+
+/* Deltas go on from the replica that was saved. Where a unit has none, its next gather is whole. */
+static tagc_status load_replica(const tagc_load *load, int unit) {
+    tagc_fsdp *f = load->fsdp;
+    const tagc_unit *u = &f->units[unit];
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
+        if (!had_replica(load, &f->flats[i])) return TAGC_OK;
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
+        tagc_flat *flat = &f->flats[i];
+        uint64_t n_gathers = 0;
+        memset(flat->full, 0, flat->n_padded * sizeof *flat->full);
+        for (int k = flat->first_member; k < flat->first_member + flat->n_members; k++) {
+            const tagc_manifest_tensor *old = &load->manifest->tensors[f->members[k]];
+            copy_values(load, old->flat, old->offset, old->n_elems, TAGC_SECTION_REPLICA,
+                        flat->full + f->places[f->members[k]].offset);
+            n_gathers = load->manifest->flats[old->flat].n_gathers;
+        }
+        TAGC_TRY(tagc_gatherer_set_replica(flat->gatherer, flat->full, n_gathers));
+    }
+    tagc_fsdp_make_present(f, unit);
+    return TAGC_OK;
+}
+
+static tagc_status load_replicas(const tagc_load *load) {
+    tagc_fsdp *f = load->fsdp;
+    for (int unit = 0; unit < f->n_units; unit++) TAGC_TRY(load_replica(load, unit));
+    if (load->manifest->world_size == f->world_size)
+        tagc_fsdp_set_gathered(f, load->manifest->files[f->rank].gather_sent,
+                               load->manifest->files[f->rank].gather_received);
+    return TAGC_OK;
+}
+
 /* Whether all that is in this flat was in gentle ones. */
 static int was_gentle(const tagc_load *load, int index) {
     const tagc_fsdp *f = load->fsdp;
@@ -194,6 +239,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     if (status == TAGC_OK) {
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);
+        if (status == TAGC_OK && !forks) status = load_replicas(&load);
         status = tagc_agree(comm, status); /* a residual that is not finite is found by one rank */
     }
     if (status == TAGC_OK) {

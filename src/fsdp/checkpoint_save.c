@@ -1,5 +1,6 @@
 /* Saving: everything goes into a folder under another name, which gets its true name only when every rank has
  * written and synced its part. Whoever fails tells the others, and the unfinished folder goes. */
+#include "codec/bf16.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/internal.h"
@@ -29,12 +30,16 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->n_owners = m->sharded ? f->n_owners : f->world_size;
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
+    int has_replicas = 0;
     for (int i = 0; i < f->n_flats; i++) {
         m->flats[i].n_elems = f->flats[i].n_elems;
         m->flats[i].n_padded = f->flats[i].n_padded;
         m->flats[i].gentle = f->flats[i].gentle;
         tagc_fsdp_residual(&f->flats[i], &m->flats[i].n_residual);
+        m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
+        has_replicas |= m->flats[i].n_gathers > 0;
     }
+    if (!has_replicas) m->version = 2; /* which older programs read */
     for (int i = 0; i < f->n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tensors[i].name, sizeof t->name);
@@ -67,6 +72,19 @@ static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_s
     return TAGC_OK;
 }
 
+/* Its values are bf16's, so that no bit is lost. */
+static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_state_t *hash,
+                                 const char *path) {
+    uint16_t halves[4096];
+    for (uint64_t at = 0, n_now; at < n; at += n_now) {
+        n_now = n - at < 4096 ? n - at : 4096;
+        tagc_bf16_narrow(values + at, halves, n_now);
+        if (n_now % 2 == 1) halves[n_now] = 0; /* the last ones: 4096 is even */
+        TAGC_TRY(write_bytes(fd, halves, (n_now + n_now % 2) * sizeof *halves, hash, path));
+    }
+    return TAGC_OK;
+}
+
 static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
     const tagc_fsdp *f = save->fsdp;
     unsigned char header[TAGC_RANK_HEADER_BYTES];
@@ -81,6 +99,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
         TAGC_TRY(write_bytes(fd, flat->master + at, n_owned * sizeof(float), hash, path));
         TAGC_TRY(write_bytes(fd, flat->moment1 + at, n_owned * sizeof(float), hash, path));
         TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
+        if (save->manifest->flats[i].n_gathers > 0)
+            TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
     }
     return TAGC_OK;
@@ -108,6 +128,7 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
     file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->n_flats, TAGC_SECTION_MASTER);
     file->checksum = XXH3_64bits_digest(hash);
+    tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
     XXH3_freeState(hash);
     return status;
 }
@@ -176,11 +197,10 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
         save->fsdp = fsdp;
         save->comm = comm;
         save->dir = dir;
-        status = describe(save, step, extra);
+        status = tagc_fsdp_end_gathers(fsdp); /* replicas are saved as they come out */
+        if (status == TAGC_OK) status = describe(save, step, extra);
     }
     status = tagc_agree(comm, status);
-    /* Replicas made of deltas are not saved: from here on this run, like one that resumes, starts from whole ones. */
-    if (status == TAGC_OK && fsdp->options.gather >= TAGC_GATHER_DELTA8) status = tagc_fsdp_renew(fsdp);
     if (status == TAGC_OK) status = save_all(save);
     if (save != NULL) tagc_manifest_destroy(save->manifest);
     free(save);

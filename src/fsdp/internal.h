@@ -164,6 +164,12 @@ tagc_status tagc_fsdp_end_exchange(tagc_fsdp *fsdp, int unit); /* waits, adds to
 tagc_status tagc_fsdp_begin_gather(tagc_fsdp *fsdp, int unit);
 tagc_status tagc_fsdp_end_gathers(tagc_fsdp *fsdp); /* waits for all that are under way */
 void tagc_fsdp_make_absent(tagc_fsdp *fsdp); /* gathered parameters are out of date; none are under way */
+void tagc_fsdp_make_present(tagc_fsdp *fsdp, int unit); /* its slot holds what a gather would bring */
+/* How many gathers made the replica that this flat has now; 0 where it has none, or where it is out of date. */
+uint64_t tagc_fsdp_replica_gathers(const tagc_fsdp *fsdp, int flat);
+/* Bytes of gathers since the last step was counted, which the next step counts. */
+void tagc_fsdp_gathered(const tagc_fsdp *fsdp, uint64_t *sent, uint64_t *received);
+void tagc_fsdp_set_gathered(tagc_fsdp *fsdp, uint64_t sent, uint64_t received);
 /* Before masters change from outside, or where what is gathered must not depend on what was: no gather is under way,
  * and the next ones are whole. */
 tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);

@@ -56,13 +56,19 @@ static json_t *content_of(const tagc_manifest *m) {
         json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
                                  (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
         if (f->gentle) json_object_set_new(flat, "gentle", json_true());
+        if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
     }
     for (int i = 0; i < m->world_size; i++) {
         char checksum[20];
         snprintf(checksum, sizeof checksum, "%016llx", (unsigned long long)m->files[i].checksum);
-        json_array_append_new(
-            files, json_pack("{s:I, s:s}", "n_bytes", (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum));
+        json_t *file =
+            json_pack("{s:I, s:s}", "n_bytes", (json_int_t)m->files[i].n_bytes, "xxh3_64", checksum);
+        if (m->version > 2)
+            json_object_set_new(file, "gathered",
+                                json_pack("{s:I, s:I}", "sent", (json_int_t)m->files[i].gather_sent,
+                                          "received", (json_int_t)m->files[i].gather_received));
+        json_array_append_new(files, file);
     }
     return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
                      "version", m->version, "step", (json_int_t)m->step, "n_updates",
@@ -116,13 +122,15 @@ static int is_residual(const tagc_manifest_flat *f, uint64_t world_size) {
     return n_local <= world_size && world_size % n_local == 0;
 }
 
-static tagc_status parse_flat(const json_t *json, int world_size, tagc_manifest_flat *f) {
+static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_manifest_flat *f) {
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
     f->gentle = json_is_true(json_object_get(json, "gentle"));
-    if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)world_size != 0 ||
-        !is_residual(f, (uint64_t)world_size))
+    if (m->version > 2 && json_object_get(json, "gathers"))
+        TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
+    if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0 ||
+        !is_residual(f, (uint64_t)m->world_size))
         return corrupt("the sizes of a flat contradict each other");
     return TAGC_OK;
 }
@@ -144,7 +152,10 @@ static tagc_status parse_tensor(const json_t *json, const tagc_manifest *m, tagc
     return TAGC_OK;
 }
 
-static tagc_status parse_file(const json_t *json, tagc_manifest_file *f) {
+static tagc_status parse_file(const json_t *json, int version, tagc_manifest_file *f) {
+    const json_t *gathered = json_object_get(json, "gathered");
+    if (version > 2) TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
+    if (version > 2) TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
     TAGC_TRY(get_number(json, "n_bytes", INT64_MAX, &f->n_bytes));
     const char *hex = json_string_value(json_object_get(json, "xxh3_64"));
     if (hex == NULL || strlen(hex) != 16 || strspn(hex, "0123456789abcdef") != 16)
@@ -157,15 +168,15 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
     const json_t *tensors = json_object_get(content, "tensors"), *flats = json_object_get(content, "flats");
     const json_t *files = json_object_get(content, "files");
     for (int i = 0; i < m->n_flats; i++)
-        TAGC_TRY(parse_flat(json_array_get(flats, (size_t)i), m->world_size, &m->flats[i]));
+        TAGC_TRY(parse_flat(json_array_get(flats, (size_t)i), m, &m->flats[i]));
     for (int i = 0; i < m->n_tensors; i++)
         TAGC_TRY(parse_tensor(json_array_get(tensors, (size_t)i), m, &m->tensors[i]));
     uint64_t n_bytes = TAGC_RANK_HEADER_BYTES; /* largest possible file: no offset below can overflow */
     for (int i = 0; i < m->n_flats; i++)
-        if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 16, &n_bytes) || n_bytes > INT64_MAX)
+        if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 20, &n_bytes) || n_bytes > INT64_MAX)
             return corrupt("the flats are larger than any file");
     for (int i = 0; i < m->world_size; i++) {
-        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), &m->files[i]));
+        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), m->version, &m->files[i]));
         if (m->files[i].n_bytes != tagc_rank_file_offset(m, i, m->n_flats, TAGC_SECTION_MASTER))
             return corrupt("the size of a file contradicts what it holds");
     }
@@ -252,15 +263,22 @@ tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world
                         .n_run = piece - position % piece};
 }
 
+/* In values of 4 bytes: what lies before a section of a flat, or before what follows the flat. */
+static uint64_t before_section(const tagc_manifest_flat *f, uint64_t n_owned, int section) {
+    if (section <= TAGC_SECTION_REPLICA) return (uint64_t)section * n_owned;
+    uint64_t n_replica = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0;
+    return 3 * n_owned + n_replica + (section > TAGC_SECTION_RESIDUAL ? f->n_residual : 0);
+}
+
 uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_section section) {
     uint64_t n_elems = 0, first, n_owned;
     for (int i = 0; i < flat; i++) {
         tagc_manifest_owned(m, i, rank, &first, &n_owned);
-        n_elems += 3 * n_owned + m->flats[i].n_residual;
+        n_elems += before_section(&m->flats[i], n_owned, TAGC_N_SECTIONS);
     }
     if (flat < m->n_flats) {
         tagc_manifest_owned(m, flat, rank, &first, &n_owned);
-        n_elems += (uint64_t)section * n_owned;
+        n_elems += before_section(&m->flats[flat], n_owned, (int)section);
     }
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
@@ -271,7 +289,7 @@ static uint64_t layout_hash(const tagc_manifest *m) {
         (uint64_t)m->sharded + (uint64_t)(m->world_size / m->n_owners - 1) * 2; /* as in version 1 */
     for (int i = 0; i < m->n_flats; i++) {
         uint64_t numbers[] = {m->flats[i].n_elems, m->flats[i].n_padded, m->flats[i].n_residual};
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
+        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash + (m->flats[i].n_gathers > 0));
     }
     for (int i = 0; i < m->n_tensors; i++) {
         const tagc_manifest_tensor *t = &m->tensors[i];

@@ -149,6 +149,32 @@ void tagc_fsdp_make_absent(tagc_fsdp *f) {
     for (int i = 0; i < f->n_slots; i++) f->slots[i].holder = -1;
 }
 
+void tagc_fsdp_make_present(tagc_fsdp *f, int unit) {
+    f->units[unit].residency = TAGC_PRESENT;
+    f->slots[f->units[unit].slot].holder = unit;
+}
+
+uint64_t tagc_fsdp_replica_gathers(const tagc_fsdp *f, int flat) {
+    uint64_t n_gathers = 0;
+    if (f->flats[flat].gatherer != NULL && f->units[f->flats[flat].unit].residency == TAGC_PRESENT)
+        tagc_gatherer_replica(f->flats[flat].gatherer, &n_gathers);
+    return n_gathers;
+}
+
+void tagc_fsdp_gathered(const tagc_fsdp *f, uint64_t *sent, uint64_t *received) {
+    uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
+    tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
+    *sent = n_sent[TAGC_LEG_GATHER] - f->sent_before[TAGC_LEG_GATHER];
+    *received = n_received[TAGC_LEG_GATHER] - f->received_before[TAGC_LEG_GATHER];
+}
+
+void tagc_fsdp_set_gathered(tagc_fsdp *f, uint64_t sent, uint64_t received) {
+    uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
+    tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
+    f->sent_before[TAGC_LEG_GATHER] = n_sent[TAGC_LEG_GATHER] - sent;
+    f->received_before[TAGC_LEG_GATHER] = n_received[TAGC_LEG_GATHER] - received;
+}
+
 tagc_status tagc_fsdp_renew(tagc_fsdp *f) {
     TAGC_TRY(tagc_fsdp_end_gathers(f));
     tagc_fsdp_make_absent(f);

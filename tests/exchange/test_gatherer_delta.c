@@ -5,7 +5,23 @@
 
 /* ---- what goes well ---- */
 
-/* Whole, deltas, a reset, deltas: bits and bytes, the planned ones too. */
+/* Another gatherer goes on where this one was, as after a checkpoint. */
+static void change_gatherer(rank_run *run, view *v, const tagc_gatherer_options *options) {
+    int is_delta = options->delta;
+    tagc_gatherer *next;
+    uint64_t n_gathers = 99;
+    const float *replica = tagc_gatherer_replica(v->gatherer, &n_gathers);
+    CHECK(run, replica == (is_delta ? v->full : NULL) && n_gathers == (is_delta ? 4 : 0));
+    CHECK(run, tagc_gatherer_create(v->comm, options, &next) == TAGC_OK);
+    CHECK(run, tagc_gatherer_replica(next, NULL) == NULL);
+    CHECK(run, tagc_gatherer_set_replica(next, v->full, 0) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_gatherer_set_replica(next, v->full, 4) == (is_delta ? TAGC_OK : TAGC_ERR_ARGUMENT));
+    CHECK(run, tagc_gatherer_replica(next, &n_gathers) == replica);
+    tagc_gatherer_destroy(v->gatherer);
+    v->gatherer = next;
+}
+
+/* Whole, deltas, a reset, deltas, a new gatherer, deltas: bits and bytes, the planned ones too. */
 static void follow_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
@@ -22,6 +38,7 @@ static void follow_body(rank_run *run) {
             CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
             for (size_t i = 0; i < v.n; i++) v.full[i] = (float)run->rank; /* whatever it was */
         }
+        if (step == 4) change_gatherer(run, &v, &options);
         CHECK(run, gather(&v, step) == TAGC_OK);
         expect(&v, whole);
         CHECK(run, is_as_expected(&v));
@@ -299,6 +316,8 @@ static void refused_body(rank_run *run) {
     CHECK(run, strstr(tagc_last_error(), "tagc_gatherer_reset"));
     CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.full) == TAGC_OK);
     CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_ERR_STATE);
+    CHECK(run, tagc_gatherer_set_replica(v.gatherer, v.full, 1) == TAGC_ERR_STATE);
+    CHECK(run, tagc_gatherer_replica(v.gatherer, NULL) == NULL);
     CHECK(run, tagc_gatherer_end(v.gatherer) == TAGC_OK);
     CHECK(run, tagc_gatherer_reset(v.gatherer) == TAGC_OK);
     CHECK(run, tagc_gatherer_begin(v.gatherer, own, v.expected) == TAGC_OK);

@@ -28,7 +28,11 @@ typedef struct script {
     float *values[TOY_MAX_RANKS];    /* (n_params) at the end */
     double *residual[TOY_MAX_RANKS]; /* (n_params) at the end, in tensor order */
     uint64_t residual_bits[TOY_MAX_RANKS],
-        residual_at[TOY_MAX_RANKS]; /* checksums at the end, at the checkpoint */
+        residual_at[TOY_MAX_RANKS];      /* checksums at the end, at the checkpoint */
+    uint64_t gathered[TOY_MAX_RANKS][2]; /* bytes sent and received by the steps after */
+    uint64_t
+        replica_at[TOY_MAX_RANKS]; /* checksum of the parameters as the model reads them, after loading */
+    int without;                   /* trains on without a checkpoint */
 } script;
 
 static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
@@ -58,6 +62,16 @@ static uint64_t hash_residual(const tagc_fsdp *f) {
     return hash;
 }
 
+/* Tensor by tensor, without padding: the same in any world. Once its gathers are through. */
+static uint64_t hash_replica(tagc_fsdp *f) {
+    uint64_t hash = 0;
+    CHECK_OK(tagc_fsdp_end_gathers(f));
+    for (int t = 0; t < f->n_tensors && f->options.gather >= TAGC_GATHER_DELTA8; t++)
+        hash = XXH3_64bits_withSeed(f->flats[f->places[t].flat].full + f->places[t].offset,
+                                    f->tensors[t].n_elems * sizeof(float), hash);
+    return hash;
+}
+
 static tagc_fsdp *make(script *s, tagc_comm *comm) {
     tagc_fsdp *f;
     CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
@@ -67,8 +81,12 @@ static tagc_fsdp *make(script *s, tagc_comm *comm) {
 
 static void finish(script *s, tagc_comm *comm, tagc_fsdp *f, uint64_t step) {
     int rank = tagc_comm_rank(comm);
-    for (int i = 0; i < s->n_steps_after; i++)
-        toy_step(&s->model, comm, f, s->options.n_micro_steps, step + (uint64_t)i, LR, NULL);
+    for (int i = 0; i < s->n_steps_after; i++) {
+        tagc_fsdp_stats stats;
+        toy_step(&s->model, comm, f, s->options.n_micro_steps, step + (uint64_t)i, LR, &stats);
+        s->gathered[rank][0] += stats.n_bytes_sent[TAGC_LEG_GATHER];
+        s->gathered[rank][1] += stats.n_bytes_received[TAGC_LEG_GATHER];
+    }
     toy_read(&s->model, f, s->values[rank]);
     read_residual(s, f, s->residual[rank]);
     s->residual_bits[rank] = hash_residual(f);
@@ -81,8 +99,10 @@ static void save_and_go_on(tagc_comm *comm, void *arg) {
     tagc_fsdp *f = make(s, comm);
     for (int i = 0; i < s->n_steps_before; i++)
         toy_step(&s->model, comm, f, s->options.n_micro_steps, (uint64_t)i, LR, NULL);
-    s->status[rank] =
-        tagc_checkpoint_save(f, comm, s->dir, (uint64_t)s->n_steps_before, "{\"position\": 17}");
+    if (!s->without)
+        s->status[rank] =
+            tagc_checkpoint_save(f, comm, s->dir, (uint64_t)s->n_steps_before, "{\"position\": 17}");
+    s->replica_at[rank] = hash_replica(f);
     snprintf(s->text[rank], TAGC_ERROR_TEXT_BYTES, "%s", tagc_last_error());
     CHECK(s->status[rank] == s->expected);
     s->residual_at[rank] = hash_residual(f);
@@ -101,6 +121,7 @@ static void load_and_go_on(tagc_comm *comm, void *arg) {
     CHECK(s->status[rank] == s->expected);
     if (s->status[rank] == TAGC_OK) CHECK(strcmp(extra, "{\"position\": 17}") == 0);
     free(extra);
+    s->replica_at[rank] = hash_replica(f);
     s->residual_at[rank] = hash_residual(f);
     finish(s, comm, f, step);
 }
@@ -219,6 +240,49 @@ static void resume_in_hosts_is_exact(void **state) {
         assert_true(world_size == a->options.ranks_per_host || a->residual_at[0] != 0);
         script_free(a);
         script_free(b);
+    }
+}
+
+/* Parameters that travel as deltas: a run that saves and one that resumes go on as one that never saved, in bits and in
+ * bytes; another world, wrap and code begin with the same replicas. */
+static void deltas_resume_exactly(void **state) {
+    static const int worlds[][4] = {/* ranks, per host, ranks and per host of another world */
+                                    {1, 1, 2, 1},
+                                    {2, 1, 3, 1},
+                                    {3, 1, 1, 1},
+                                    {4, 2, 4, 1},
+                                    {6, 3, 4, 2}};
+    for (int variant = 0; variant < 15; variant++) {
+        const int *world = worlds[variant % 5];
+        char dir[1024];
+        snprintf(dir, sizeof dir, "%s/deltas%d", (char *)*state, variant);
+        script *runs[4]; /* without a checkpoint, saving, resumed, resumed in another world */
+        for (int i = 0; i < 4; i++) {
+            script *s = runs[i] = script_make(dir);
+            s->without = i == 0;
+            s->options.sharding = TAGC_SHARD_GRAD;
+            s->options.gather = TAGC_GATHER_DELTA8 + (variant + (i == 3)) % 3;
+            s->options.gather_check_every = 2;
+            s->options.n_micro_steps = 1 + variant % 2;
+            s->options.ranks_per_host = world[i < 3 ? 1 : 3];
+            s->options.two_level = 1;
+            s->options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+            s->options.wrap = i == 3;
+            toy_run(world[i < 3 ? 0 : 2], i < 2 ? save_and_go_on : load_and_go_on, s);
+        }
+        for (int rank = 0; rank < world[0]; rank++)
+            for (int i = 1; i < 3; i++) {
+                assert_memory_equal(runs[0]->values[rank], runs[i]->values[rank],
+                                    toy_n_params(&runs[0]->model) * sizeof(float));
+                assert_true(runs[0]->residual_bits[rank] == runs[i]->residual_bits[rank]);
+                assert_true(runs[0]->replica_at[rank] == runs[i]->replica_at[rank]);
+                for (int k = 0; k < 2; k++)
+                    assert_true(runs[0]->gathered[rank][k] == runs[i]->gathered[rank][k]);
+            }
+        assert_true(world[0] == 1 || runs[0]->gathered[0][0] > 0);
+        for (int rank = 0; rank < world[2]; rank++)
+            assert_true(runs[3]->replica_at[rank] == runs[0]->replica_at[0]);
+        for (int i = 0; i < 4; i++) script_free(runs[i]);
     }
 }
 
@@ -604,6 +668,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(resume_is_exact, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(resume_in_hosts_is_exact, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(deltas_resume_exactly, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(version_1_is_read, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(resume_in_another_world, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(moments_move_too, make_dir, remove_dir),

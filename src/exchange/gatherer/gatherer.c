@@ -249,6 +249,26 @@ tagc_status tagc_gatherer_reset(tagc_gatherer *g) {
     return TAGC_OK;
 }
 
+const float *tagc_gatherer_replica(const tagc_gatherer *g, uint64_t *n_gathers) {
+    int has_replica = g && g->is_delta && !g->begun && !g->is_whole_next;
+    if (n_gathers) *n_gathers = has_replica ? g->n_begun : 0;
+    return has_replica ? g->full : NULL;
+}
+
+tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, float *full, uint64_t n_gathers) {
+    if (!g) return tagc_fail(TAGC_ERR_ARGUMENT, "gatherer is NULL");
+    if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
+    if (!g->is_delta)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "a replica for gathers that are whole (delta is 0)");
+    if (n_gathers == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "n_gathers is 0, allowed is 1 or more");
+    if (g->begun)
+        return tagc_fail(TAGC_ERR_STATE, "set_replica after begin: a gather is under way, end it first");
+    g->full = full;
+    g->n_begun = n_gathers;
+    g->is_whole_next = 0;
+    return TAGC_OK;
+}
+
 void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (!g) return;
     if (g->begun) (void)tagc_gatherer_end(g);
