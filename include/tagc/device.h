@@ -3,6 +3,7 @@
  *   device   the runtime of its maker, bound when the process runs: libtagc is built without it
  *   stager   the exchanges of one device, one after the other: its streams, its pinned memory
  *   stage    one unit: how many bytes go out and come back
+ *   kernels  the codec on the device, for reducers whose arrays need not come to the host at all
  *
  * tagc_stage_enqueue never waits for the device or for other ranks. It puts into streams: copy the input to the host, hand it
  * over, wait for the result, copy that back. A thread of the caller's exchanges what was handed over:
@@ -82,7 +83,8 @@ TAGC_API void tagc_stager_destroy(tagc_stager *stager);
 
 typedef struct tagc_stage tagc_stage;
 
-/* tag: the caller's name for the unit. n_bytes_in, n_bytes_out: at least 1. All stages of a stager share its
+/* tag: the caller's name for the unit. n_bytes_in, n_bytes_out: at least 1; or both 0: nothing is copied, tagc_stager_next gives the
+ * arrays of the device themselves, and where an exchange fails its output is the caller's to spoil. All stages of a stager share its
  * pinned memory, which is as large as the largest needs: when that grows, this waits for all that was
  * enqueued. Not from the thread that exchanges. */
 TAGC_API tagc_status tagc_stage_create(tagc_stager *stager, uint64_t tag, size_t n_bytes_in,
@@ -100,6 +102,31 @@ TAGC_API tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, vo
                                         int waits, uint64_t *ticket);
 
 TAGC_API void tagc_stage_destroy(tagc_stage *stage);
+
+/* ---- kernels ---- */
+
+typedef struct tagc_kernels tagc_kernels;
+
+/* The codec of the exchange direct as kernels of this device: libtagc-cuda.so (docs/architecture.md says where it is looked for).
+ * Everything that could fail in the middle of an exchange is tried here. TAGC_ERR_UNSUPPORTED where the library is missing or is
+ * another version's. */
+TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
+
+/* A reducer whose arrays are in the device's memory: gradient and output of _begin, and the residual. Its kernels select, encode,
+ * decode and add there; bodies alone come to the host, and travel as those of every other reducer do. So ranks with and
+ * without kernels can be in one exchange, and get the same bits. Exchange direct, one rank per host; all else is
+ * TAGC_ERR_UNSUPPORTED, on all ranks. Collective, as tagc_reducer_create.
+ *
+ * What the gradient is made of must be done when _begin is called, and when _end returns the output is there for every
+ * stream. tagc_reducer_residual gives an address of the device; other functions take values in host memory. Reducers
+ * must be gone before their kernels are closed. */
+TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
+                                            const tagc_reducer_options *options, tagc_reducer **out);
+
+/* Bytes of the device that the kernels and all reducers made of them hold now. */
+TAGC_API uint64_t tagc_kernels_bytes(tagc_kernels *kernels);
+
+TAGC_API void tagc_kernels_close(tagc_kernels *kernels);
 
 #ifdef __cplusplus
 }

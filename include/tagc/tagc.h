@@ -346,6 +346,9 @@ TAGC_API tagc_status tagc_reducer_set_sparsity(tagc_reducer *reducer, double spa
  * Its zero is -0.0f, the one value that changes nothing it is added to. */
 TAGC_API const float *tagc_reducer_residual(const tagc_reducer *reducer, uint64_t *n_elems);
 
+/* Copies the residual into `values` (n_elems as _residual tells), wherever it is. Not between begin and end. */
+TAGC_API tagc_status tagc_reducer_get_residual(const tagc_reducer *reducer, float *values, uint64_t n_elems);
+
 /* Multiplies the residual by `factor` (finite, >= 0): when a loss scale changes, or to let it decay. */
 TAGC_API tagc_status tagc_reducer_scale_residual(tagc_reducer *reducer, double factor);
 

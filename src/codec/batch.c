@@ -19,6 +19,10 @@ struct tagc_batch {
     tagc_batch_row rows[];
 };
 
+static tagc_status cpu_prepare(void) {
+    return TAGC_OK;
+}
+
 static size_t cpu_work_bytes(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads) {
     size_t most = 0;
     for (size_t i = 0; i < n_rows && kind != TAGC_BATCH_VALIDATE; i++) {
@@ -145,6 +149,7 @@ static void cpu_delta_destroy(tagc_delta_batch *batch) {
 const tagc_batch_maker tagc_batch_cpu = {
     .abi = TAGC_BATCH_ABI,
     .name = "cpu",
+    .prepare = cpu_prepare,
     .work_bytes = cpu_work_bytes,
     .create = cpu_create,
     .point = cpu_point,

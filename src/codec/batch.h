@@ -13,7 +13,7 @@
 
 #include "codec/code.h"
 
-#define TAGC_BATCH_ABI 1u
+#define TAGC_BATCH_ABI 2u
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,
@@ -73,6 +73,9 @@ typedef struct tagc_delta_batch tagc_delta_batch;
 typedef struct tagc_batch_maker {
     unsigned abi; /* TAGC_BATCH_ABI */
     const char *name;
+    /* Loads all kernels on the current device. A runtime may do that at the first launch of each, and wait for everything that the
+     * device was given before: for ever, where that waits for whoever launches. */
+    tagc_status (*prepare)(void);
     /* Bytes that a batch needs where its arrays are, TAGC_ALIGNMENT-aligned. n_threads: of the pool. */
     size_t (*work_bytes)(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads);
     /* rows (n_rows) are copied, and so are lists of bodies by "cuda"; results (n_rows): where the arrays are, of every run.

@@ -27,4 +27,12 @@ void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
 tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out);
 void tagc_memory_destroy(void *memory); /* accepts NULL */
 
+/* Memory that is not the process's, a device's say, for arrays that only its owner looks into. What it holds at first is
+ * undefined. */
+typedef struct tagc_heap {
+    void *context;
+    tagc_status (*create)(void *context, size_t n_bytes, const char *what, void **out);
+    void (*destroy)(void *context, void *memory, size_t n_bytes); /* accepts NULL */
+} tagc_heap;
+
 #endif

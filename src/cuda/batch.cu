@@ -346,10 +346,27 @@ static tagc_status cuda_run(tagc_batch *b) {
     return check_launches();
 }
 
+static tagc_status cuda_prepare(void) {
+    TAGC_TRY(load_kernel(sample_rows));
+    TAGC_TRY(load_kernel(stream_rows));
+    TAGC_TRY(load_kernel(refine_rows));
+    TAGC_TRY(load_kernel(count_rows));
+    TAGC_TRY(load_kernel(gather_rows));
+    TAGC_TRY(load_kernel(emit_rows));
+    TAGC_TRY(load_kernel(clear_blocks));
+    TAGC_TRY(load_kernel(encode_blocks));
+    TAGC_TRY(load_kernel(index_bodies));
+    TAGC_TRY(load_kernel(check_bodies));
+    TAGC_TRY(load_kernel(clear_results));
+    TAGC_TRY(load_kernel(add_topk));
+    TAGC_TRY(load_kernel(add_blocks));
+    return cuda_delta_prepare();
+}
+
 static const tagc_batch_maker maker = {
-    TAGC_BATCH_ABI,   "cuda",         cuda_work_bytes,    cuda_create,           cuda_point,
-    cuda_run,         cuda_destroy,   tagc_last_error,    cuda_delta_work_bytes, cuda_delta_create,
-    cuda_delta_point, cuda_delta_run, cuda_delta_destroy,
+    TAGC_BATCH_ABI,    "cuda",           cuda_prepare,   cuda_work_bytes,    cuda_create,
+    cuda_point,        cuda_run,         cuda_destroy,   tagc_last_error,    cuda_delta_work_bytes,
+    cuda_delta_create, cuda_delta_point, cuda_delta_run, cuda_delta_destroy,
 };
 
 extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);

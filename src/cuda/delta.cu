@@ -28,6 +28,11 @@ static size_t lay_out(tagc_delta_batch *b, const tagc_delta_row *rows) {
     return b->image_bytes = arena.n_bytes;
 }
 
+tagc_status tagc_cuda::cuda_delta_prepare(void) {
+    TAGC_TRY(load_kernel(clear_deltas));
+    return load_kernel(run_deltas);
+}
+
 size_t tagc_cuda::cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows) {
     tagc_delta_batch b = {};
     b.n_rows = n_rows;

@@ -39,10 +39,13 @@ inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cu
 inline tagc_status check_launches(void) {
     return TAGC_OK;
 }
+template <typename Kernel> tagc_status load_kernel(Kernel *) {
+    return TAGC_OK;
+}
 #else
 inline tagc_status check_cuda(cudaError_t code, const char *what) {
     if (code != cudaSuccess)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "CUDA: %s: %s", what, cudaGetErrorString(code));
+        return tagc_fail(TAGC_ERR_DEVICE, "CUDA: %s: %s", what, cudaGetErrorString(code));
     return TAGC_OK;
 }
 inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cudaStream_t stream) {
@@ -52,9 +55,15 @@ inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cu
 inline tagc_status check_launches(void) {
     return check_cuda(cudaGetLastError(), "launches of a batch");
 }
+/* What asks for a kernel's attributes loads it. */
+template <typename Kernel> tagc_status load_kernel(Kernel *kernel) {
+    cudaFuncAttributes attributes;
+    return check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+}
 #endif
 
 /* Deltas, of delta.cu. */
+tagc_status cuda_delta_prepare(void);
 size_t cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows);
 tagc_status cuda_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
                               void *work, void *stream, tagc_delta_batch **out);

@@ -1,6 +1,6 @@
 /* The table of the CUDA runtime, bound by name to the library that the process has loaded already (PyTorch's,
  * as a rule), so that one build of libtagc serves machines with and without CUDA. Types and numbers below are
- * the runtime's binary interface, which its versions since 11.0 share. */
+ * the runtime's binary interface, which its versions since 11.2 share. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/runtime.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    OLDEST_VERSION = 11000,
+    OLDEST_VERSION = 11020,
     NOT_READY = 600,         /* cudaErrorNotReady */
     NON_BLOCKING = 1,        /* cudaStreamNonBlocking */
     WITHOUT_TIMING = 2,      /* cudaEventDisableTiming */
@@ -49,6 +49,9 @@ typedef struct cuda {
     int (*LaunchHostFunc)(void *stream, void (*function)(void *), void *arg);
     int (*HostAlloc)(void **memory, size_t n_bytes, unsigned flags);
     int (*FreeHost)(void *memory);
+    int (*MallocAsync)(void **memory, size_t n_bytes, void *stream);
+    int (*FreeAsync)(void *memory, void *stream);
+    int (*MemsetAsync)(void *memory, int byte, size_t n_bytes, void *stream);
     int (*PointerGetAttributes)(void *attributes, const void *pointer);
     const char *(*GetErrorString)(int code);
     int (*GetLastError)(void);
@@ -56,11 +59,31 @@ typedef struct cuda {
 
 /* The members above as names, in the order of the struct. */
 static const char *const names[] = {
-    "RuntimeGetVersion",    "GetDeviceCount", "GetDevice",         "SetDevice",       "StreamCreateWithFlags",
-    "StreamDestroy",        "StreamQuery",    "StreamSynchronize", "StreamWaitEvent", "StreamIsCapturing",
-    "EventCreateWithFlags", "EventDestroy",   "EventRecord",       "EventQuery",      "EventSynchronize",
-    "MemcpyAsync",          "LaunchHostFunc", "HostAlloc",         "FreeHost",        "PointerGetAttributes",
-    "GetErrorString",       "GetLastError",
+    "RuntimeGetVersion",
+    "GetDeviceCount",
+    "GetDevice",
+    "SetDevice",
+    "StreamCreateWithFlags",
+    "StreamDestroy",
+    "StreamQuery",
+    "StreamSynchronize",
+    "StreamWaitEvent",
+    "StreamIsCapturing",
+    "EventCreateWithFlags",
+    "EventDestroy",
+    "EventRecord",
+    "EventQuery",
+    "EventSynchronize",
+    "MemcpyAsync",
+    "LaunchHostFunc",
+    "HostAlloc",
+    "FreeHost",
+    "MallocAsync",
+    "FreeAsync",
+    "MemsetAsync",
+    "PointerGetAttributes",
+    "GetErrorString",
+    "GetLastError",
 };
 enum { N_NAMES = sizeof names / sizeof *names };
 _Static_assert(sizeof(cuda) == sizeof(void *) * (1 + N_NAMES), "a name for each member");
@@ -151,6 +174,18 @@ static int pinned_free(void *context, void *memory) {
     return ((cuda *)context)->FreeHost(memory);
 }
 
+static int device_alloc(void *context, void **memory, size_t n_bytes, void *stream) {
+    return ((cuda *)context)->MallocAsync(memory, n_bytes, stream);
+}
+
+static int device_free(void *context, void *memory, void *stream) {
+    return ((cuda *)context)->FreeAsync(memory, stream);
+}
+
+static int device_fill(void *context, void *memory, int byte, size_t n_bytes, void *stream) {
+    return ((cuda *)context)->MemsetAsync(memory, byte, n_bytes, stream);
+}
+
 static int pointer_place(void *context, const void *pointer, tagc_place *place) {
     union {
         attributes first;
@@ -198,6 +233,9 @@ static const tagc_runtime table = {
     .host_function = host_function,
     .pinned_alloc = pinned_alloc,
     .pinned_free = pinned_free,
+    .device_alloc = device_alloc,
+    .device_free = device_free,
+    .device_fill = device_fill,
     .pointer_place = pointer_place,
     .error_text = error_text,
     .forget_error = forget_error,

@@ -28,6 +28,18 @@ void tagc_device_leave(const tagc_device *device, int before) {
     if (before != device->ordinal) runtime->device_set(runtime->context, before);
 }
 
+tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what) {
+    const tagc_runtime *runtime = &device->runtime;
+    tagc_place place = {0, 0};
+    TAGC_TRY(tagc_device_check(device, runtime->pointer_place(runtime->context, pointer, &place),
+                               "asking where an array is"));
+    if (!place.is_device) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is not in the device's memory", what);
+    if (place.ordinal != device->ordinal)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is on device %d, must be on device %d", what, place.ordinal,
+                         device->ordinal);
+    return TAGC_OK;
+}
+
 tagc_status tagc_device_create(const tagc_runtime *runtime, int ordinal, tagc_device **out) {
     *out = NULL;
     if (runtime->abi != TAGC_RUNTIME_ABI)

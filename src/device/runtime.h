@@ -8,7 +8,7 @@
 
 #include "tagc/device.h"
 
-#define TAGC_RUNTIME_ABI 1u
+#define TAGC_RUNTIME_ABI 2u
 
 enum { TAGC_MAKER_TEXT_BYTES = 160 };
 
@@ -58,6 +58,12 @@ typedef struct tagc_runtime {
     int (*pinned_alloc)(void *context, void **memory, size_t n_bytes);
     int (*pinned_free)(void *context, void *memory);
 
+    /* Memory of the current device, from when the stream comes here until it does. Neither call waits for the device: one that
+     * did would wait for ever where a host function waits for whoever calls. */
+    int (*device_alloc)(void *context, void **memory, size_t n_bytes, void *stream);
+    int (*device_free)(void *context, void *memory, void *stream);
+    int (*device_fill)(void *context, void *memory, int byte, size_t n_bytes, void *stream);
+
     int (*pointer_place)(void *context, const void *pointer, tagc_place *place);
 
     const char *(*error_text)(void *context, int code);
@@ -76,6 +82,9 @@ struct tagc_device {
 
 /* tagc_device_open for any table, which is copied; *out owns its context from success on. */
 tagc_status tagc_device_create(const tagc_runtime *runtime, int ordinal, tagc_device **out);
+
+/* TAGC_ERR_ARGUMENT, naming `what`, unless the pointer leads into this device's memory. */
+tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what);
 
 /* TAGC_OK for 0; else TAGC_ERR_DEVICE with the maker's words, which nobody hears again from the runtime. */
 tagc_status tagc_device_check(const tagc_device *device, int code, const char *what);

@@ -23,6 +23,8 @@
  * exchanges are enqueued in one order on all ranks, since the argument needs no more than one order of all
  * exchanges; but other host functions that wait for other ranks do not belong in such a process.
  *
+ * A stage without copies leaves both copies out. What its exchange does with the device's arrays is over before its finish.
+ *
  * Why slots may be shared. Before slot.in is written again, stream `out` waits for back[slot], recorded after the last use
  * of slot.in and slot.out: the exchange reads one and writes the other before its finish, wait_for_result before the copy
  * back. A slot's second ticket is handed out only after input_came, so after that wait.
@@ -48,7 +50,9 @@ typedef struct ticket {
     tagc_stager *stager;
     uint64_t number; /* 0: free */
     uint64_t tag;
-    size_t n_bytes_out;
+    const void *input;  /* of a stage without copies: arrays of the device */
+    void *output;       /* likewise; else NULL */
+    size_t n_bytes_out; /* 0: nothing is copied */
     int slot;
     int enqueued;   /* all of it, or as much as could be */
     int input_came; /* or never will */
@@ -197,8 +201,9 @@ tagc_status tagc_stager_next(tagc_stager *stager, uint64_t *number, uint64_t *ta
         ticket *one = ticket_of(stager, ++stager->n_taken);
         *number = one->number;
         *tag = one->tag;
-        *input = one->status == TAGC_OK ? stager->slots[one->slot].in : NULL;
-        *output = one->status == TAGC_OK ? stager->slots[one->slot].out : NULL;
+        const slot *at = &stager->slots[one->slot];
+        *input = one->status != TAGC_OK ? NULL : one->n_bytes_out ? at->in : one->input;
+        *output = one->status != TAGC_OK ? NULL : one->n_bytes_out ? at->out : one->output;
         if (one->status != TAGC_OK) status = tagc_fail(one->status, "%s", one->text);
     }
     pthread_mutex_unlock(&stager->lock);
@@ -215,7 +220,8 @@ tagc_status tagc_stager_finish(tagc_stager *stager, uint64_t number, tagc_status
                          (unsigned long long)number, next, taken);
     }
     ticket *one = ticket_of(stager, number);
-    if (status != TAGC_OK && one->status == TAGC_OK) /* else the slot is not this ticket's */
+    if (status != TAGC_OK && one->status == TAGC_OK &&
+        one->n_bytes_out) /* else the slot is not this ticket's */
         memset(stager->slots[one->slot].out, 0xff, one->n_bytes_out);
     if (status != TAGC_OK) fail_ticket(one, status, text ? text : "");
     if (one->status != TAGC_OK && stager->first_failure == TAGC_OK) {
@@ -312,19 +318,6 @@ static ticket *issue(tagc_stage *stage) {
     return one;
 }
 
-static tagc_status check_place(const tagc_stage *stage, const void *pointer, const char *what) {
-    const tagc_device *device = stage->stager->device;
-    const tagc_runtime *runtime = &device->runtime;
-    tagc_place place = {0, 0};
-    TAGC_TRY(tagc_device_check(device, runtime->pointer_place(runtime->context, pointer, &place),
-                               "asking where an array is"));
-    if (!place.is_device) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is not in the device's memory", what);
-    if (place.ordinal != device->ordinal)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s is on device %d, must be on device %d", what, place.ordinal,
-                         device->ordinal);
-    return TAGC_OK;
-}
-
 /* Nothing is in a stream yet when this fails: the stager lives on. */
 static tagc_status check_arrays(const tagc_stage *stage, const void *input, const void *output,
                                 void *stream) {
@@ -334,11 +327,22 @@ static tagc_status check_arrays(const tagc_stage *stage, const void *input, cons
     TAGC_TRY(tagc_device_check(device, runtime->stream_is_capturing(runtime->context, stream, &is_capturing),
                                "asking for the stream's state"));
     if (is_capturing)
-        return tagc_fail(
-            TAGC_ERR_UNSUPPORTED,
-            "the stream's work goes into a graph, which could exchange nothing when it is replayed");
-    TAGC_TRY(check_place(stage, input, "input"));
-    return check_place(stage, output, "output");
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "the stream is being captured into a graph (cudaStreamIsCapturing says so), and a "
+                         "graph cannot exchange anything "
+                         "when it is replayed: capture without this exchange, or run it as it is");
+    TAGC_TRY(tagc_device_check_place(device, input, "input"));
+    return tagc_device_check_place(device, output, "output");
+}
+
+/* In a stream of the stager's; a stage without copies has none. */
+static tagc_status put_copy(const tagc_stage *stage, void *to, const void *from, size_t n_bytes,
+                            tagc_copy kind, void *stream) {
+    const tagc_device *device = stage->stager->device;
+    const tagc_runtime *runtime = &device->runtime;
+    if (n_bytes == 0) return TAGC_OK;
+    return tagc_device_check(device, runtime->copy(runtime->context, to, from, n_bytes, kind, stream),
+                             kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
 }
 
 /* The sequence drawn at the top of this file. */
@@ -353,9 +357,7 @@ static tagc_status put_into_streams(tagc_stage *stage, ticket *one, const void *
     TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->came, stream), out));
     TAGC_TRY(tagc_device_check(device, runtime->stream_wait_event(context, stager->out, own->came), out));
     TAGC_TRY(tagc_device_check(device, runtime->stream_wait_event(context, stager->out, own->back), out));
-    TAGC_TRY(tagc_device_check(
-        device, runtime->copy(context, own->in, input, stage->n_bytes_in, TAGC_COPY_TO_HOST, stager->out),
-        out));
+    TAGC_TRY(put_copy(stage, own->in, input, stage->n_bytes_in, TAGC_COPY_TO_HOST, stager->out));
     TAGC_TRY(tagc_device_check(device, runtime->host_function(context, stager->out, input_came, one), out));
     TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->copied_out, stager->out), out));
 
@@ -366,10 +368,7 @@ static tagc_status put_into_streams(tagc_stage *stage, ticket *one, const void *
     pthread_mutex_lock(&stager->lock);
     one->is_awaited = 1;
     pthread_mutex_unlock(&stager->lock);
-    TAGC_TRY(tagc_device_check(
-        device,
-        runtime->copy(context, output, own->out, stage->n_bytes_out, TAGC_COPY_TO_DEVICE, stager->back),
-        back));
+    TAGC_TRY(put_copy(stage, output, own->out, stage->n_bytes_out, TAGC_COPY_TO_DEVICE, stager->back));
     TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->back, stager->back), back));
     own->last = one->number;
     if (!waits) return TAGC_OK;
@@ -395,6 +394,8 @@ tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, void *outpu
     tagc_stager *stager = stage->stager;
     pthread_mutex_lock(&stager->launch);
     ticket *one = issue(stage);
+    one->input = input;
+    one->output = output;
     *number = one->number;
     tagc_status status = one->status;
     int before = 0, is_the_device = 0;
@@ -553,9 +554,10 @@ tagc_status tagc_stage_create(tagc_stager *stager, uint64_t tag, size_t n_bytes_
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!stager) return tagc_fail(TAGC_ERR_ARGUMENT, "stager is NULL");
-    if (!n_bytes_in || !n_bytes_out)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "n_bytes_in is %zu and n_bytes_out %zu, must be at least 1",
-                         n_bytes_in, n_bytes_out);
+    if (!n_bytes_in != !n_bytes_out)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "n_bytes_in is %zu and n_bytes_out %zu, must be at least 1, or both 0", n_bytes_in,
+                         n_bytes_out);
     tagc_status status = TAGC_OK;
     pthread_mutex_lock(&stager->launch);
     if (n_bytes_in > stager->n_bytes_in || n_bytes_out > stager->n_bytes_out) {

@@ -21,6 +21,10 @@ typedef struct tagc_exchange_table {
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
     /* Shapes and buffers; twice, as tagc_arena says. r->comm is NULL where only sizes are wanted. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
+    /* What a reducer with kernels has beside its arena, made after _place and ended with the state; NULL: it cannot have
+     * kernels. _end_on accepts what is half-made. */
+    tagc_status (*make_on)(struct tagc_reducer *r);
+    void (*end_on)(struct tagc_reducer *r);
     /* Begins a step: posts nothing, but says what does. The last phase leaves without tagc_then. */
     tagc_phase_fn start;
     /* The step is over, on all ranks alike, and nothing of it is under way; may be NULL. */

@@ -10,6 +10,7 @@
 #include "core/cpu.h"
 #include "core/sized.h"
 #include "exchange/options.h"
+#include "tagc/device.h"
 
 #include <string.h>
 
@@ -26,6 +27,18 @@ void tagc_reducer_stats_init_sized(tagc_reducer_stats *stats, size_t struct_byte
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     r->exchange->place(r, arena);
     tagc_agreement_place(r, arena);
+}
+
+/* The state, and what belongs to it beside the arena. */
+static void destroy_state(tagc_reducer *r) {
+    if (r->kernels && r->state && r->exchange->end_on) r->exchange->end_on(r);
+    tagc_memory_destroy(r->state);
+    tagc_memory_destroy(r->arena);
+    r->state = r->arena = NULL;
+}
+
+static const tagc_heap *heap_of(const tagc_reducer *r) {
+    return r->kernels ? &r->kernels->heap : NULL;
 }
 
 /* Buffers, and a state that goes on from r->state, which stays. */
@@ -45,7 +58,19 @@ static tagc_status lay_out(tagc_reducer *r) {
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
-    return TAGC_OK;
+    return r->kernels ? r->exchange->make_on(r) : TAGC_OK;
+}
+
+static void destroy_residual(tagc_reducer *r) {
+    const tagc_heap *heap = heap_of(r);
+    if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
+    if (heap)
+        heap->destroy(heap->context, r->residual, (size_t)r->n_residual * sizeof(float));
+    else
+        tagc_memory_destroy(r->residual);
+    r->spares = NULL;
+    r->residual = NULL;
+    r->n_residual = 0;
 }
 
 static tagc_status make_residual(tagc_reducer *r) {
@@ -55,20 +80,34 @@ static tagc_status make_residual(tagc_reducer *r) {
     if (n > SIZE_MAX / sizeof(float))
         return tagc_fail(TAGC_ERR_MEMORY, "n_elems is %llu: the residual does not fit into the address space",
                          (unsigned long long)r->options.n_elems);
-    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "residual", &memory));
-    tagc_status status = tagc_comm_spares_acquire(r->comm, n, &r->spares);
-    if (status != TAGC_OK) {
-        tagc_memory_destroy(memory);
-        return status;
-    }
+    const tagc_heap *heap = heap_of(r);
+    size_t n_bytes = (size_t)n * sizeof(float);
+    TAGC_TRY(heap ? heap->create(heap->context, n_bytes, "residual", &memory)
+                  : tagc_memory_create(n_bytes, "residual", &memory));
+    tagc_status status = tagc_comm_spares_acquire(r->comm, n, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
-    for (uint64_t i = 0; i < n; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
+    if (status == TAGC_OK && heap) status = tagc_kernels_fill(r->kernels, memory, TAGC_ZERO_RESIDUAL, n);
+    for (uint64_t i = 0; i < n && !heap; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
+    if (status != TAGC_OK) destroy_residual(r);
+    return status;
+}
+
+/* What kernels have. */
+static tagc_status check_on(const tagc_reducer *r) {
+    if (!r->exchange->make_on)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and kernels have %d (%s) alone",
+                         r->options.exchange, tagc_exchange_names[r->options.exchange], TAGC_EXCHANGE_DIRECT,
+                         tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
+    if (r->options.ranks_per_host != 1)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with kernels",
+                         r->options.ranks_per_host);
     return TAGC_OK;
 }
 
 /* Everything that one rank does alone; *out may be half-made on failure. */
-static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
+static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
+                        tagc_reducer **out) {
     tagc_reducer_options checked;
     tagc_paper_options paper;
     void *memory;
@@ -78,6 +117,7 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;
     r->comm = comm;
+    r->kernels = kernels;
     r->options = checked;
     r->paper = paper;
     r->exchange = tagc_exchange_of(checked.exchange);
@@ -85,17 +125,16 @@ static tagc_status make(tagc_comm *comm, const tagc_reducer_options *options, ta
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
+    if (kernels) TAGC_TRY(check_on(r));
     TAGC_TRY(make_residual(r));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 
-tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+static tagc_status create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
+                          tagc_reducer **out) {
     tagc_reducer *r;
-    tagc_status status = make(comm, options, &r);
+    tagc_status status = make(kernels, comm, options, &r);
     int is_made = status == TAGC_OK;
     status =
         tagc_reducer_options_agree(comm, status, is_made ? &r->options : NULL, is_made ? &r->paper : NULL);
@@ -107,14 +146,27 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     return TAGC_OK;
 }
 
+tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *options, tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
+    return create(NULL, comm, options, out);
+}
+
+tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
+                                   const tagc_reducer_options *options, tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm || !kernels) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
+    return create(kernels, comm, options, out);
+}
+
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
     if (r->now.begun) (void)tagc_comm_join(r->comm, &r->now.job);
-    if (r->spares) tagc_comm_spares_release(r->comm, r->spares);
+    destroy_residual(r);
     tagc_pool_destroy(r->pool);
-    tagc_memory_destroy(r->residual);
-    tagc_memory_destroy(r->state);
-    tagc_memory_destroy(r->arena);
+    destroy_state(r);
     tagc_memory_destroy(r);
 }
 
@@ -205,6 +257,10 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
+    if (r->kernels) {
+        TAGC_TRY(tagc_device_check_place(r->kernels->device, gradient, "gradient"));
+        TAGC_TRY(tagc_device_check_place(r->kernels->device, output, "output"));
+    }
     r->now.gradient = gradient;
     r->now.output = output;
     r->now.number++;
@@ -263,8 +319,7 @@ tagc_status tagc_reducer_set_sparsity(tagc_reducer *r, double sparsity) {
     tagc_status status = lay_out(&fresh);
     if (status == TAGC_OK && !r->residual)
         status = make_residual(&fresh); /* where all was sent, something now stays */
-    tagc_memory_destroy(status == TAGC_OK ? r->arena : fresh.arena);
-    tagc_memory_destroy(status == TAGC_OK ? r->state : fresh.state);
+    destroy_state(status == TAGC_OK ? r : &fresh);
     if (status == TAGC_OK) *r = fresh;
     return status;
 }

@@ -5,12 +5,14 @@
 
 #include "codec/select.h"
 #include "core/pool.h"
+#include "device/kernels.h"
 #include "exchange/exchange.h"
 #include "exchange/step.h"
 #include "tagc/paper.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
+    tagc_kernels *kernels; /* of the device where gradient, output and residual are; NULL: in host memory */
     const tagc_exchange_table *exchange;
     tagc_reducer_options options; /* defaults resolved */
     tagc_paper_options paper;     /* as well; sketch and packed */

@@ -10,41 +10,87 @@ const float *tagc_reducer_residual(const tagc_reducer *r, uint64_t *n_elems) {
     return residual;
 }
 
+static tagc_status read_residual(const tagc_reducer *r, void *to, uint64_t n) {
+    if (r->kernels) return tagc_kernels_read(r->kernels, to, r->residual, (size_t)n * sizeof(float));
+    memcpy(to, r->residual, (size_t)n * sizeof(float));
+    return TAGC_OK;
+}
+
+static tagc_status write_residual(tagc_reducer *r, const void *from, uint64_t n) {
+    if (r->kernels) return tagc_kernels_write(r->kernels, r->residual, from, (size_t)n * sizeof(float));
+    memcpy(r->residual, from, (size_t)n * sizeof(float));
+    return TAGC_OK;
+}
+
 static tagc_status check_idle(const tagc_reducer *r, const char *what) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
     if (r->now.begun) return tagc_fail(TAGC_ERR_STATE, "%s between begin and end: end the step first", what);
     return TAGC_OK;
 }
 
+static tagc_status check_factor(const float *values, uint64_t n, double factor) {
+    float largest = 0;
+    for (uint64_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(values[i]));
+    if (!isfinite((float)(largest * factor)))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be at most %g to keep the residual finite",
+                         factor, 3.4028234e38 / largest);
+    return TAGC_OK;
+}
+
+static void scale(float *values, uint64_t n, double factor) {
+    for (uint64_t i = 0; i < n; i++) {
+        float scaled = (float)(values[i] * factor);
+        values[i] = scaled == 0 ? TAGC_ZERO_RESIDUAL : scaled;
+    }
+}
+
+/* By way of the host: a loss scale changes seldom. */
+static tagc_status scale_there(tagc_reducer *r, double factor) {
+    void *values;
+    uint64_t n = r->n_residual;
+    TAGC_TRY(tagc_memory_create((size_t)n * sizeof(float), "a copy of the residual", &values));
+    tagc_status status = read_residual(r, values, n);
+    if (status == TAGC_OK) status = check_factor(values, n, factor);
+    if (status == TAGC_OK) {
+        scale(values, n, factor);
+        status = write_residual(r, values, n);
+    }
+    tagc_memory_destroy(values);
+    return status;
+}
+
 tagc_status tagc_reducer_scale_residual(tagc_reducer *r, double factor) {
     TAGC_TRY(check_idle(r, "scale_residual"));
     if (!(factor >= 0) || isinf(factor))
         return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be finite and not negative", factor);
-    uint64_t n = r->n_residual;
-    float largest = 0;
-    for (uint64_t i = 0; i < n; i++) largest = fmaxf(largest, fabsf(r->residual[i]));
-    if (!isfinite((float)(largest * factor)))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "factor is %g, must be at most %g to keep the residual finite",
-                         factor, 3.4028234e38 / largest);
-    for (uint64_t i = 0; i < n; i++) {
-        float scaled = (float)(r->residual[i] * factor);
-        r->residual[i] = scaled == 0 ? TAGC_ZERO_RESIDUAL : scaled;
-    }
+    if (r->kernels) return scale_there(r, factor);
+    TAGC_TRY(check_factor(r->residual, r->n_residual, factor));
+    scale(r->residual, r->n_residual, factor);
     return TAGC_OK;
 }
 
-tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
-    TAGC_TRY(check_idle(r, "set_residual"));
+static tagc_status check_count(const tagc_reducer *r, const float *values, uint64_t n_elems) {
     uint64_t n;
     if (tagc_reducer_residual(r, &n) == NULL || n != n_elems)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_elems is %llu, must be %llu", (unsigned long long)n_elems,
                          (unsigned long long)n);
     if (!values) return tagc_fail(TAGC_ERR_ARGUMENT, "values is NULL");
-    for (uint64_t i = 0; i < n; i++)
+    return TAGC_OK;
+}
+
+tagc_status tagc_reducer_get_residual(const tagc_reducer *r, float *values, uint64_t n_elems) {
+    TAGC_TRY(check_idle(r, "get_residual"));
+    TAGC_TRY(check_count(r, values, n_elems));
+    return read_residual(r, values, n_elems);
+}
+
+tagc_status tagc_reducer_set_residual(tagc_reducer *r, const float *values, uint64_t n_elems) {
+    TAGC_TRY(check_idle(r, "set_residual"));
+    TAGC_TRY(check_count(r, values, n_elems));
+    for (uint64_t i = 0; i < n_elems; i++)
         if (!isfinite(values[i]))
             return tagc_fail(TAGC_ERR_ARGUMENT, "values[%llu] is not finite", (unsigned long long)i);
-    memcpy(r->residual, values, n * sizeof *values);
-    return TAGC_OK;
+    return write_residual(r, values, n_elems);
 }
 
 uint64_t tagc_reducer_state_bytes(const tagc_reducer *r) {
@@ -65,7 +111,7 @@ tagc_status tagc_reducer_state_save(const tagc_reducer *r, void *buffer, uint64_
     tagc_wire_header header = {.kind = TAGC_WIRE_STATE,
                                .n_elems = r->options.n_elems,
                                .body_bytes = n_bytes - TAGC_WIRE_HEADER_BYTES};
-    if (header.body_bytes) memcpy((char *)buffer + TAGC_WIRE_HEADER_BYTES, r->residual, header.body_bytes);
+    if (header.body_bytes) TAGC_TRY(read_residual(r, (char *)buffer + TAGC_WIRE_HEADER_BYTES, r->n_residual));
     tagc_wire_write(&header, buffer);
     return TAGC_OK;
 }
@@ -96,6 +142,5 @@ tagc_status tagc_reducer_state_load(tagc_reducer *r, const void *buffer, uint64_
         if (!isfinite(state_value(buffer, i)))
             return tagc_fail(TAGC_ERR_CORRUPT, "saved residual: element %llu is not finite",
                              (unsigned long long)i);
-    if (n) memcpy(r->residual, (const char *)buffer + TAGC_WIRE_HEADER_BYTES, n * sizeof(float));
-    return TAGC_OK;
+    return n ? write_residual(r, (const char *)buffer + TAGC_WIRE_HEADER_BYTES, n) : TAGC_OK;
 }

@@ -9,6 +9,7 @@
 #ifndef TAGC_TRANSPORT_COMM_H
 #define TAGC_TRANSPORT_COMM_H
 
+#include "core/memory.h"
 #include "core/status.h"
 #include "tagc/transport.h"
 
@@ -97,18 +98,20 @@ void tagc_comm_trace(tagc_comm *comm, const char *stream, const char *name, doub
 
 /* Spare residuals: a reducer writes its new residual into a spare of the same size and swaps the two when the
  * step has succeeded on all ranks, so that a failed or non-finite step changes nothing. A step that finds no spare waits.
- * Reducers of one size share their spares: one, and as many more as they are reducers and as fit into
+ * Reducers of one size and heap share their spares: one, and as many more as they are reducers and as fit into
  * TAGC_MORE_SPARE_BYTES, so that the steps of small units can be under way together. Counted: _acquire per reducer, _release
  * per reducer. */
 #define TAGC_MORE_SPARE_BYTES ((uint64_t)32 << 20)
 #define TAGC_MOST_SPARES 64
 typedef struct tagc_spares {
     uint64_t n_elems;
+    const tagc_heap *heap; /* NULL: the process's memory */
     int n_users, n_made, n_free;
     float *free[TAGC_MOST_SPARES];
     struct tagc_spares *next;
 } tagc_spares;
-tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spares **out);
+tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap,
+                                     tagc_spares **out);
 void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares);
 /* How many are made for so many reducers. */
 int tagc_comm_n_spares(uint64_t n_elems, int n_users);

@@ -8,43 +8,54 @@ int tagc_comm_n_spares(uint64_t n_elems, int n_users) {
     return n < (uint64_t)n_users ? (int)n : n_users;
 }
 
-static tagc_status make_values(uint64_t n_elems, void **out) {
+static tagc_status make_values(uint64_t n_elems, const tagc_heap *heap, void **out) {
     if (n_elems > SIZE_MAX / sizeof(float))
         return tagc_fail(TAGC_ERR_MEMORY, "a spare residual of %llu elements does not fit into memory",
                          (unsigned long long)n_elems);
-    return tagc_memory_create((size_t)n_elems * sizeof(float), "spare residual", out);
+    size_t n_bytes = (size_t)n_elems * sizeof(float);
+    return heap ? heap->create(heap->context, n_bytes, "spare residual", out)
+                : tagc_memory_create(n_bytes, "spare residual", out);
+}
+
+static void destroy_values(uint64_t n_elems, const tagc_heap *heap, void *values) {
+    if (heap)
+        heap->destroy(heap->context, values, (size_t)n_elems * sizeof(float));
+    else
+        tagc_memory_destroy(values);
 }
 
 /* With the lock. */
-static tagc_spares *find(tagc_comm *comm, uint64_t n_elems) {
+static tagc_spares *find(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap) {
     tagc_spares *spares = comm->spares;
-    while (spares && spares->n_elems != n_elems) spares = spares->next;
+    while (spares && (spares->n_elems != n_elems || spares->heap != heap)) spares = spares->next;
     return spares;
 }
 
 /* Memory is made without the lock, which the comm thread needs. The new user is counted before, so that the spares that it
  * found stay; others may have made some meanwhile. */
-tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spares **out) {
+tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap,
+                                     tagc_spares **out) {
     *out = NULL;
     pthread_mutex_lock(&comm->lock);
-    tagc_spares *spares = find(comm, n_elems);
+    tagc_spares *spares = find(comm, n_elems, heap);
     if (spares) spares->n_users++;
     int wants_more = !spares || spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users);
     pthread_mutex_unlock(&comm->lock);
     void *memory = NULL, *values = NULL;
     if (!spares) TAGC_TRY(tagc_memory_create(sizeof *spares, "spare residual", &memory));
-    tagc_status status = wants_more ? make_values(n_elems, &values) : TAGC_OK;
+    tagc_status status = wants_more ? make_values(n_elems, heap, &values) : TAGC_OK;
     if (status != TAGC_OK) {
         tagc_comm_spares_release(comm, spares);
         tagc_memory_destroy(memory);
         return status;
     }
     pthread_mutex_lock(&comm->lock);
-    if (!spares && (spares = find(comm, n_elems))) spares->n_users++; /* another thread made them meanwhile */
+    if (!spares && (spares = find(comm, n_elems, heap)))
+        spares->n_users++; /* another thread made them meanwhile */
     if (!spares) {
         spares = memory;
         memory = NULL;
-        *spares = (tagc_spares){.n_elems = n_elems, .n_users = 1, .next = comm->spares};
+        *spares = (tagc_spares){.n_elems = n_elems, .heap = heap, .n_users = 1, .next = comm->spares};
         comm->spares = spares;
     }
     if (values && spares->n_made < tagc_comm_n_spares(n_elems, spares->n_users)) {
@@ -53,7 +64,7 @@ tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, tagc_spa
         values = NULL;
     }
     pthread_mutex_unlock(&comm->lock);
-    tagc_memory_destroy(values);
+    destroy_values(n_elems, heap, values);
     tagc_memory_destroy(memory);
     *out = spares;
     return TAGC_OK;
@@ -75,7 +86,7 @@ void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares) {
         *link = spares->next;
     }
     pthread_mutex_unlock(&comm->lock);
-    tagc_memory_destroy(values);
+    destroy_values(spares->n_elems, spares->heap, values);
     if (n_users == 0) tagc_memory_destroy(spares);
 }
 

@@ -1,226 +1,16 @@
 /* See fake_runtime.h. One lock for everything; a thread per device runs its work step by step, and others call its host
  * functions. Handles and blocks are kept until the next reset, so that a use after the end is found rather than fatal. */
-#include "fake_runtime.h"
+#include "fake_private.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
-enum {
-    OK = 0,
-    INVALID_VALUE = 1,
-    INVALID_HANDLE = 400,
-    NOT_READY = 600,
-    TO_DEVICE = 1,
-    TO_HOST = 2,
-    MAX_STREAMS = 64,
-    MAX_EVENTS = 1024,
-    MAX_BLOCKS = 1024,
-    MAX_MISTAKES = 64,
-    MISTAKE_BYTES = 200,
-    MAX_RECORDS = 1 << 16,
-    MAX_FAILURES = 8,
-};
-enum { KERNEL, COPY, RECORD, WAIT, HOST_FUNCTION };
-
-typedef struct block {
-    char *user, *alias; /* the same memory twice: as the host sees it, and as the device does */
-    size_t n_bytes, n_mapped;
-    int is_pinned, device;
-    volatile int is_freed, n_copies; /* under way */
-} block;
-
-typedef struct op {
-    struct op *next;
-    int kind;
-    void (*function)(void *);
-    void *arg;
-    char *to;
-    const char *from;
-    size_t n_bytes;
-    int copy_kind, has_started;
-    struct event *event;
-    int record; /* of that event */
-} op;
-
-typedef struct event {
-    int is_live, n_records; /* asked for */
-    char *is_done;          /* (MAX_RECORDS) by record */
-} event;
-
-typedef struct stream {
-    int is_live, device, is_busy; /* busy: its first op is a host function under way */
-    op *first, **last;
-} stream;
-
-typedef struct device {
-    int number, stopping, n_demands, n_running; /* host functions */
-    int broken;
-    uint64_t random;
-    pthread_t worker;
-    int has_worker;
-    stream standard; /* stream NULL */
-} device;
-
-typedef struct failure {
-    char function[32]; /* "": none */
-    int n, code;
-} failure;
-
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    device devices[FAKE_MAX_DEVICES];
-    int n_devices, one_host_thread, host_as_device, version;
-    fake_pace pace;
-    stream streams[MAX_STREAMS];
-    event events[MAX_EVENTS];
-    block blocks[MAX_BLOCKS];
-    volatile int n_blocks;
-    int n_streams, n_events;
-    failure failures[MAX_FAILURES];
-    uint64_t n_allocs;
-} fake = {
+struct fake_state fake = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .n_devices = 1, .version = 13000};
-
-static char mistakes[MAX_MISTAKES][MISTAKE_BYTES];
-static volatile int n_mistakes;
-static struct sigaction previous; /* handler of SIGSEGV */
-
-static _Thread_local int current_device, in_host_function, in_kernel;
-
-/* ---- mistakes ---- */
-
-static void mistake(const char *text) { /* from a signal handler, too */
-    int i = __atomic_fetch_add(&n_mistakes, 1, __ATOMIC_SEQ_CST);
-    if (i < MAX_MISTAKES) strncpy(mistakes[i], text, MISTAKE_BYTES - 1);
-}
-
-int fake_n_mistakes(void) {
-    return n_mistakes;
-}
-
-const char *fake_mistake(int i) {
-    return i >= 0 && i < n_mistakes && i < MAX_MISTAKES ? mistakes[i] : "";
-}
-
-/* ---- memory ---- */
-
-static block *block_of(const void *address) {
-    for (int i = 0; i < fake.n_blocks; i++) {
-        block *one = &fake.blocks[i];
-        if ((const char *)address >= one->user && (const char *)address < one->user + one->n_mapped)
-            return one;
-    }
-    return NULL;
-}
-
-static void on_fault(int number, siginfo_t *info, void *context) {
-    block *one = block_of(info->si_addr);
-    if (!one) {
-        if (previous.sa_flags & SA_SIGINFO && previous.sa_sigaction) {
-            previous.sa_sigaction(number, info, context);
-        } else {
-            signal(SIGSEGV, SIG_DFL); /* the instruction comes again */
-        }
-        return;
-    }
-    mistake(!one->is_pinned ? "the host touched the device's memory"
-            : one->is_freed ? "pinned memory used after it was freed"
-                            : "the host touched pinned memory while a copy was under way");
-    mprotect(one->user, one->n_mapped, PROT_READ | PROT_WRITE);
-}
-
-/* With the lock. */
-static block *map(size_t n_bytes, int is_pinned) {
-    if (fake.n_blocks == MAX_BLOCKS || n_bytes == 0) return NULL;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), n_mapped = (n_bytes + page - 1) / page * page;
-    int file = memfd_create("fake device", 0);
-    if (file < 0 || ftruncate(file, (off_t)n_mapped)) abort();
-    char *alias = mmap(NULL, n_mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    char *user = mmap(NULL, n_mapped, is_pinned ? PROT_READ | PROT_WRITE : PROT_NONE, MAP_SHARED, file, 0);
-    close(file);
-    if (alias == MAP_FAILED || user == MAP_FAILED) abort();
-    memset(alias, 0xcc, n_mapped);
-    block *one = &fake.blocks[fake.n_blocks];
-    *one = (block){.user = user,
-                   .alias = alias,
-                   .n_bytes = n_bytes,
-                   .n_mapped = n_mapped,
-                   .is_pinned = is_pinned,
-                   .device = current_device};
-    __atomic_store_n(&fake.n_blocks, fake.n_blocks + 1, __ATOMIC_SEQ_CST);
-    return one;
-}
-
-/* Whether any work still has to do with it. With the lock. */
-static int is_in_use(const block *one) {
-    for (int s = 0; s < fake.n_streams + FAKE_MAX_DEVICES; s++) {
-        const stream *in = s < fake.n_streams ? &fake.streams[s] : &fake.devices[s - fake.n_streams].standard;
-        for (const op *work = in->first; work; work = work->next)
-            if (work->kind == COPY && (block_of(work->to) == one || block_of(work->from) == one)) return 1;
-    }
-    return 0;
-}
-
-static void unmap(void *memory, int is_pinned) {
-    block *one = block_of(memory);
-    if (!one || one->user != memory || one->is_pinned != is_pinned)
-        mistake("freed what was never allocated");
-    else if (one->is_freed)
-        mistake("freed twice");
-    else {
-        if (is_in_use(one)) mistake("freed while a copy is to come");
-        one->is_freed = 1;
-        mprotect(one->user, one->n_mapped, PROT_NONE);
-    }
-}
-
-void *fake_alloc(size_t n_bytes) {
-    pthread_mutex_lock(&fake.lock);
-    block *one = map(n_bytes, 0);
-    pthread_mutex_unlock(&fake.lock);
-    return one ? one->user : NULL;
-}
-
-void fake_free(void *memory) {
-    pthread_mutex_lock(&fake.lock);
-    unmap(memory, 0);
-    pthread_mutex_unlock(&fake.lock);
-}
-
-void *fake_view(void *memory) {
-    block *one = block_of(memory);
-    if (!in_kernel) mistake("the device's memory looked at outside of a kernel");
-    if (!one || one->is_pinned) return memory;
-    if (one->is_freed) mistake("the device's memory used after it was freed");
-    return one->alias + ((char *)memory - one->user);
-}
-
-void fake_take_host_as_device(void) {
-    fake.host_as_device = 1;
-}
-
-/* What the device sees at an address that copies use; NULL with a mistake. */
-static char *seen(const void *address, size_t n_bytes, int is_pinned) {
-    block *one = block_of(address);
-    if (!one && fake.host_as_device && !is_pinned) return (char *)address;
-    if (!one || one->is_pinned != is_pinned)
-        mistake(is_pinned ? "a copy's host side is not pinned memory"
-                          : "a copy's device side is not the device's memory");
-    else if (one->is_freed)
-        mistake("a copy from or to memory that was freed");
-    else if ((const char *)address + n_bytes > one->user + one->n_bytes)
-        mistake("a copy beyond the end of its memory");
-    else
-        return one->alias + ((const char *)address - one->user);
-    return NULL;
-}
+_Thread_local int current_device, in_host_function, in_kernel;
 
 /* ---- running; all with the lock ---- */
 
@@ -329,6 +119,14 @@ static void step(device *on, stream *of) {
         work->function(work->arg);
         in_kernel = 0;
         break;
+    case FREE:
+        unmap(work->to, 0);
+        break;
+    case FILL: {
+        char *to = seen(work->to, work->n_bytes, 0);
+        if (to) memset(to, work->byte, work->n_bytes);
+        break;
+    }
     case RECORD:
         work->event->is_done[work->record] = 1;
         break;
@@ -419,6 +217,7 @@ static int leave(int code) {
 static int push(void *handle, op work) {
     stream *to = stream_at(handle);
     if (!to) return INVALID_HANDLE;
+    if (handle && handle == fake.capturing) mistake("work for a stream that is being captured");
     here();
     op *one = malloc(sizeof *one);
     *one = work;
@@ -516,7 +315,7 @@ FAKE_API int cudaStreamWaitEvent(void *handle, void *event_handle, unsigned flag
 
 FAKE_API int cudaStreamIsCapturing(void *handle, int *status) {
     int code = enter("StreamIsCapturing");
-    *status = 0;
+    *status = handle && handle == fake.capturing;
     return leave(code ? code : stream_at(handle) ? OK : INVALID_HANDLE);
 }
 
@@ -593,6 +392,31 @@ FAKE_API int cudaFreeHost(void *memory) {
     int code = enter("FreeHost");
     unmap(memory, 1);
     return leave(code);
+}
+
+FAKE_API int cudaMallocAsync(void **out, size_t n_bytes, void *handle) {
+    int code = enter("MallocAsync");
+    block *one = code || !stream_at(handle) ? NULL : map(n_bytes, 0);
+    if (one) {
+        one->is_ordered = 1;
+        *out = one->user;
+        if (fake.host_as_device) mprotect(one->user, one->n_mapped, PROT_READ | PROT_WRITE);
+    }
+    return leave(code ? code : one ? OK : INVALID_VALUE);
+}
+
+FAKE_API int cudaFreeAsync(void *memory, void *handle) {
+    int code = enter("FreeAsync");
+    const block *one = block_of(memory);
+    if (!code && (!one || !one->is_ordered)) code = INVALID_VALUE;
+    return leave(code ? code : push(handle, (op){.kind = FREE, .to = memory}));
+}
+
+FAKE_API int cudaMemsetAsync(void *memory, int byte, size_t n_bytes, void *handle) {
+    int code = enter("MemsetAsync");
+    if (!code && !seen(memory, n_bytes, 0)) code = INVALID_VALUE;
+    return leave(code ? code
+                      : push(handle, (op){.kind = FILL, .to = memory, .n_bytes = n_bytes, .byte = byte}));
 }
 
 FAKE_API int cudaPointerGetAttributes(void *attributes, const void *pointer) {
@@ -689,6 +513,10 @@ void fake_break(int number, int code) {
     pthread_mutex_unlock(&fake.lock);
 }
 
+void fake_capture(void *handle) {
+    fake.capturing = handle;
+}
+
 void fake_set_version(int version) {
     fake.version = version;
 }
@@ -702,6 +530,14 @@ uint64_t fake_n_live(void) {
     for (int i = 0; i < fake.n_streams; i++) n += (uint64_t)fake.streams[i].is_live;
     for (int i = 0; i < fake.n_events; i++) n += (uint64_t)fake.events[i].is_live;
     for (int i = 0; i < fake.n_blocks; i++) n += fake.blocks[i].is_pinned && !fake.blocks[i].is_freed;
+    return n;
+}
+
+uint64_t fake_n_device_blocks(void) {
+    uint64_t n = 0;
+    pthread_mutex_lock(&fake.lock);
+    for (int i = 0; i < fake.n_blocks; i++) n += fake.blocks[i].is_ordered && !fake.blocks[i].is_freed;
+    pthread_mutex_unlock(&fake.lock);
     return n;
 }
 
@@ -722,20 +558,17 @@ void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_threa
     }
     for (int i = 0; i < fake.n_streams; i++) drop(&fake.streams[i]);
     for (int i = 0; i < fake.n_events; i++) free(fake.events[i].is_done);
-    for (int i = 0; i < fake.n_blocks; i++) {
-        munmap(fake.blocks[i].user, fake.blocks[i].n_mapped);
-        munmap(fake.blocks[i].alias, fake.blocks[i].n_mapped);
-    }
-    fake.n_streams = fake.n_events = fake.n_blocks = 0;
+    unmap_all();
+    fake.n_streams = fake.n_events = 0;
     fake.n_devices = n_devices;
     fake.pace = pace;
     fake.one_host_thread = one_host_thread;
     fake.host_as_device = 0;
+    fake.capturing = NULL;
     fake.version = 13000;
     fake.n_allocs = 0;
     memset(fake.failures, 0, sizeof fake.failures);
-    n_mistakes = 0;
-    memset(mistakes, 0, sizeof mistakes);
+    forget_mistakes();
     current_device = 0;
     for (int d = 0; d < FAKE_MAX_DEVICES; d++) {
         device *on = &fake.devices[d];
@@ -743,7 +576,5 @@ void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_threa
         on->standard = (stream){.is_live = 1, .device = d};
         on->standard.last = &on->standard.first;
     }
-    struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER}, old;
-    sigaction(SIGSEGV, &action, &old); /* each time: cmocka has one of its own for each test */
-    if (!(old.sa_flags & SA_SIGINFO) || old.sa_sigaction != on_fault) previous = old;
+    catch_faults();
 }

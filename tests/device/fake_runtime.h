@@ -53,11 +53,14 @@ FAKE_API void fake_fail(const char *function, int n, int code);
 /* As after a kernel's bad access: the device does nothing any more, and every call returns `code`. */
 FAKE_API void fake_break(int device, int code);
 FAKE_API void fake_set_version(int version);
+/* The stream is captured into a graph from now on; NULL: none is. What is put into it then is a mistake. */
+FAKE_API void fake_capture(void *stream);
 
 /* ---- what was found ---- */
 FAKE_API int fake_n_mistakes(void);
 FAKE_API const char *fake_mistake(int i);
-FAKE_API uint64_t fake_n_allocs(void); /* calls of cudaHostAlloc since the reset */
-FAKE_API uint64_t fake_n_live(void);   /* pinned blocks, streams and events that exist */
+FAKE_API uint64_t fake_n_allocs(void);        /* calls of cudaHostAlloc since the reset */
+FAKE_API uint64_t fake_n_device_blocks(void); /* of cudaMallocAsync, that exist */
+FAKE_API uint64_t fake_n_live(void);          /* pinned blocks, streams and events that exist */
 
 #endif

@@ -139,6 +139,15 @@ static inline int rig_pinned(void *context, void **memory, size_t n) {
 static inline int rig_pinned_free(void *context, void *memory) {
     PASS_ON(pinned_free, memory);
 }
+static inline int rig_alloc(void *context, void **memory, size_t n, void *stream) {
+    PASS_ON(device_alloc, memory, n, stream);
+}
+static inline int rig_free(void *context, void *memory, void *stream) {
+    PASS_ON(device_free, memory, stream);
+}
+static inline int rig_fill(void *context, void *memory, int byte, size_t n, void *stream) {
+    PASS_ON(device_fill, memory, byte, n, stream);
+}
 static inline int rig_place(void *context, const void *pointer, tagc_place *place) {
     PASS_ON(pointer_place, pointer, place);
 }
@@ -257,6 +266,9 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
     table.host_function = rig_function;
     table.pinned_alloc = rig_pinned;
     table.pinned_free = rig_pinned_free;
+    table.device_alloc = rig_alloc;
+    table.device_free = rig_free;
+    table.device_fill = rig_fill;
     table.pointer_place = rig_place;
     table.error_text = rig_text;
     table.forget_error = rig_forget;

@@ -45,7 +45,7 @@ static void test_refused(void **state) {
     assert_refused("cuda", NULL, 2, TAGC_ERR_ARGUMENT, "device is 2, must be in [0, 2)");
     assert_refused("cuda", NULL, -1, TAGC_ERR_ARGUMENT, "device is -1");
     fake_set_version(10020);
-    assert_refused("cuda", NULL, 0, TAGC_ERR_UNSUPPORTED, "is CUDA runtime 10.2, must be 11.0 or newer");
+    assert_refused("cuda", NULL, 0, TAGC_ERR_UNSUPPORTED, "is CUDA runtime 10.2, must be 11.2 or newer");
     fake_set_version(13000);
     fake_fail("GetDeviceCount", 1, 35);
     assert_refused("cuda", NULL, 0, TAGC_ERR_DEVICE,

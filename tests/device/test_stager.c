@@ -191,6 +191,103 @@ static void test_ranks(void **state) {
     }
 }
 
+/* ---- stages without copies ---- */
+
+typedef struct doubling {
+    float *from, *to;
+    int n;
+} doubling;
+
+static struct {
+    doubling calls[RIG_STEPS * RIG_UNITS];
+    int n, waits;
+    void *stream; /* of the thread that exchanges */
+} there;
+
+static void double_values(void *arg) {
+    const doubling *one = arg;
+    const float *from = fake_view(one->from);
+    float *to = fake_view(one->to);
+    for (int i = 0; i < one->n; i++) to[i] = 2 * from[i];
+}
+
+static tagc_status double_there(device_rig *rig, int unit, const float *input, float *output) {
+    const tagc_runtime *real = &rig->saboteur.real;
+    doubling *one = &there.calls[there.n++];
+    *one = (doubling){(float *)(size_t)input, output, rig->n_elems[unit]};
+    if (input != rig->gradients[unit] || output != rig->outputs[unit]) return TAGC_ERR_STATE;
+    if (fake_launch(there.stream, double_values, one)) return TAGC_ERR_DEVICE;
+    if (there.waits && real->stream_synchronize(real->context, there.stream)) return TAGC_ERR_DEVICE;
+    return TAGC_OK;
+}
+
+/* The exchange's own kernels work on the caller's arrays. Returns results that are wrong. */
+static int n_wrong_without_copies(uint64_t seed, int waits) {
+    int n_wrong = 0;
+    fake_reset(seed, 1, FAKE_EAGER, 1);
+    device_rig rig = {.exchange = double_there};
+    assert_int_equal(rig_make(&rig, 0, 0, seed, 2), TAGC_OK);
+    uint64_t n_allocs = fake_n_allocs();
+    for (int u = 0; u < RIG_UNITS; u++) {
+        tagc_stage_destroy(rig.stages[u]);
+        assert_int_equal(tagc_stage_create(rig.stager, (uint64_t)u, 0, 0, &rig.stages[u]), TAGC_OK);
+    }
+    assert_int_equal(fake_n_allocs(), n_allocs);
+    there.n = 0;
+    there.waits = waits;
+    assert_int_equal(fake_stream(&there.stream), 0);
+    rig_start(&rig);
+    for (int s = 0; s < RIG_STEPS; s++)
+        for (int u = 0; u < RIG_UNITS; u++) assert_int_equal(rig_enqueue(&rig, s, u), TAGC_OK);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(rig_synchronize(&rig), 0);
+    for (int s = 0; s < RIG_STEPS; s++)
+        for (int u = 0; u < RIG_UNITS; u++)
+            for (int i = 0; i < rig.n_elems[u]; i++)
+                n_wrong += rig.results[s][u][i] != 2 * rig_value(&rig, s, u, i);
+    rig_join(&rig);
+    rig.saboteur.real.stream_synchronize(rig.saboteur.real.context, there.stream);
+    rig_end(&rig);
+    assert_int_equal(fake_n_mistakes(), 0);
+    return n_wrong;
+}
+
+static void test_without_copies(void **state) {
+    (void)state;
+    int n_wrong = 0;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        assert_int_equal(n_wrong_without_copies(seed, 1), 0);
+        n_wrong += n_wrong_without_copies(seed, 0);
+    }
+    assert_true(n_wrong > 0); /* a result that nobody waited for */
+}
+
+/* Nothing of an exchange goes into a graph, and the stager lives on. */
+static void test_capture(void **state) {
+    (void)state;
+    fake_reset(3, 1, FAKE_EAGER, 1);
+    device_rig rig = {.is_late = 0};
+    assert_int_equal(rig_make(&rig, 0, 0, 3, 2), TAGC_OK);
+    rig_start(&rig);
+    assert_int_equal(rig_enqueue(&rig, 0, 1), TAGC_OK);
+    assert_int_equal(rig_synchronize(&rig), 0);
+    fake_capture(rig.caller);
+    assert_int_equal(
+        tagc_stage_enqueue(rig.stages[0], rig.gradients[0], rig.outputs[0], rig.caller, 1, &rig.last),
+        TAGC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(tagc_last_error(), "captured into a graph (cudaStreamIsCapturing says so)"));
+    fake_capture(NULL);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_ERR_UNSUPPORTED); /* its peers are told */
+    assert_int_equal(rig_enqueue(&rig, 0, 2), TAGC_OK);
+    assert_int_equal(tagc_stager_wait(rig.stager, rig.last), TAGC_OK);
+    assert_int_equal(rig_synchronize(&rig), 0);
+    for (int i = 0; i < rig.n_elems[2]; i++)
+        assert_true(rig.results[0][2][i] == 2 * rig_value(&rig, 0, 2, i));
+    rig_join(&rig);
+    rig_end(&rig);
+    assert_int_equal(fake_n_mistakes(), 0);
+}
+
 /* More exchanges ahead than there are records of, and memory that grows on the way. */
 static void test_many(void **state) {
     (void)state;
@@ -217,10 +314,8 @@ static void test_many(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_clean),
-        cmocka_unit_test(test_planted),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_clean), cmocka_unit_test(test_planted),        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_many),  cmocka_unit_test(test_without_copies), cmocka_unit_test(test_capture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,6 +60,7 @@ static void choose_codes(tagc_reducer *r) {
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
+    d->on = NULL; /* that of a layout before belongs to it */
     d->per_host = r->options.ranks_per_host;
     d->n_hosts = r->world_size / d->per_host;
     d->host = r->rank / d->per_host;
@@ -75,8 +76,10 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
 
 static tagc_status finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
-    size_t n = r->now.stats.nonfinite ? (size_t)output_elems(&r->options, r->world_size) : 0;
-    for (size_t i = 0; i < n; i++) r->now.output[i] = NAN;
+    size_t n_output = (size_t)output_elems(&r->options, r->world_size);
+    if (!r->now.stats.nonfinite) return TAGC_OK;
+    if (r->kernels) return tagc_kernels_fill(r->kernels, r->now.output, NAN, n_output);
+    for (size_t i = 0; i < n_output; i++) r->now.output[i] = NAN;
     return TAGC_OK;
 }
 
@@ -132,6 +135,8 @@ const tagc_exchange_table tagc_exchange_direct = {
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
+    .make_on = tagc_direct_make_on,
+    .end_on = tagc_direct_end_on,
     .start = start,
     .end = end,
     .volume = tagc_direct_volume,

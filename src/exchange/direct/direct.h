@@ -33,7 +33,10 @@ typedef struct tagc_fragment {
     int is_void; /* it does not count: its sender failed or is not finite, or its header is not what it should be */
 } tagc_fragment;
 
+typedef struct tagc_direct_on tagc_direct_on; /* of device.c */
+
 typedef struct tagc_direct {
+    tagc_direct_on *on; /* with kernels, else NULL */
     int n_hosts, per_host, host, local;
     int coded; /* 0: all ranks are of one host, and nothing is encoded */
     tagc_code_options fragment, sums;
@@ -135,6 +138,22 @@ int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_cod
                            const tagc_code_options *options);
 /* Row `row` of what arrived, as the codes take it. */
 tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row);
+
+/* Where the fragment of stage s leaves from, and the stage after the last one of batch b. */
+char *tagc_direct_row_out(const tagc_direct *d, int s);
+int tagc_direct_batch_end(const tagc_direct *d, int b);
+
+/* ---- device.c: what codes do where r->kernels are; failures are noted ---- */
+
+tagc_status tagc_direct_make_on(tagc_reducer *r);
+void tagc_direct_end_on(tagc_reducer *r);
+/* Of stage s; the body stands in its row, unless it is the own one, which stays on the device. */
+void tagc_on_encode(tagc_reducer *r, int s, tagc_encoded *out);
+/* The first n of d->bodies, which are all there are. */
+void tagc_on_add(tagc_reducer *r, int n);
+void tagc_on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
+/* bodies (hosts): bytes NULL where nothing counts; the own one is not looked at. */
+void tagc_on_decode_sums(tagc_reducer *r, const tagc_body *bodies);
 
 /* ---- lengths.c ---- */
 

@@ -71,7 +71,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->rows_in = d->hand_out + n_handed;
     }
     if (!d->coded) return;
-    d->scratch = tagc_arena_take(arena, scratch, 1);
+    d->scratch = tagc_arena_take(arena, r->kernels ? 0 : scratch, 1);
     d->send = tagc_arena_take(arena, own_slot(d) + 1, d->stride);
     d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
     d->sent = tagc_arena_take(arena, own_slot(d) + 1, sizeof *d->sent);
@@ -86,7 +86,11 @@ static size_t slot_of(const tagc_direct *d, int s) {
     return s == d->n_hosts - 1 ? own_slot(d) : (size_t)s % own_slot(d);
 }
 
-static int end_of(const tagc_direct *d, int b) {
+char *tagc_direct_row_out(const tagc_direct *d, int s) {
+    return d->send + slot_of(d, s) * d->stride;
+}
+
+int tagc_direct_batch_end(const tagc_direct *d, int b) {
     int end = (b + 1) * d->batch;
     return end < d->n_hosts - 1 ? end : d->n_hosts - 1;
 }
@@ -136,9 +140,12 @@ static void encode(tagc_reducer *r, int s) {
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
-        d->fragment_code->encode(&d->fragment, gradient, r->residual ? r->residual + row : NULL,
-                                 r->residual ? r->now.residual + row : NULL,
-                                 (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
+        if (d->on)
+            tagc_on_encode(r, s, &encoded);
+        else
+            d->fragment_code->encode(&d->fragment, gradient, r->residual ? r->residual + row : NULL,
+                                     r->residual ? r->now.residual + row : NULL,
+                                     (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
         if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
     }
@@ -152,10 +159,10 @@ static void post_headers(tagc_reducer *r, int b) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = header_of(d, b);
     size_t n_bytes = TAGC_WIRE_HEADER_BYTES + d->eager[0];
-    uint64_t n_headers = (uint64_t)(end_of(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
+    uint64_t n_headers = (uint64_t)(tagc_direct_batch_end(d, b) - b * d->batch) * TAGC_WIRE_HEADER_BYTES;
     tagc_message_clear(message);
-    if (end_of(d, b) - b * d->batch == r->world_size - 1) message->round_bytes = n_bytes;
-    for (int s = b * d->batch; s < end_of(d, b); s++) {
+    if (tagc_direct_batch_end(d, b) - b * d->batch == r->world_size - 1) message->round_bytes = n_bytes;
+    for (int s = b * d->batch; s < tagc_direct_batch_end(d, b); s++) {
         int to = tagc_host_to(d, s), from = tagc_host_from(d, s);
         tagc_message_to(message, tagc_rank_of(d, to, d->local), n_bytes, slot_of(d, s) * d->stride);
         tagc_message_from(message, tagc_rank_of(d, from, d->local), n_bytes, (size_t)from * d->stride);
@@ -281,7 +288,7 @@ static tagc_status post_bodies(tagc_reducer *r, int b) {
     size_t eager = d->eager[0];
     int n = 0;
     TAGC_TRY(tagc_message_wait(r, header_of(d, b)));
-    for (int s = b * d->batch; s < end_of(d, b); s++) {
+    for (int s = b * d->batch; s < tagc_direct_batch_end(d, b); s++) {
         int from = tagc_host_from(d, s);
         d->rows[n++] = (size_t)from;
         TAGC_TRY(tagc_fragment_announced(r, (size_t)from, tagc_rank_of(d, from, d->local), d->fragment_code,
@@ -291,7 +298,7 @@ static tagc_status post_bodies(tagc_reducer *r, int b) {
     uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
     TAGC_TRY(tagc_rests_begin(r, d->rows, n, eager, &rests));
     tagc_message_clear(message);
-    for (int s = b * d->batch; s < end_of(d, b); s++) {
+    for (int s = b * d->batch; s < tagc_direct_batch_end(d, b); s++) {
         const tagc_fragment *out = &d->sent[slot_of(d, s)];
         size_t from = (size_t)tagc_host_from(d, s);
         tagc_message_to(message, tagc_rank_of(d, tagc_host_to(d, s), d->local),
@@ -358,6 +365,16 @@ static int round_after_bodies(const tagc_reducer *r) {
     return r->options.output != TAGC_OUTPUT_SHARD ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
 
+/* What is to come. On a device all is added at once, which costs less there than to begin anew with each body. */
+static tagc_message *first_missing(const tagc_reducer *r) {
+    const tagc_direct *d = tagc_direct_of(r);
+    for (int host = d->n_added; host < d->n_hosts; host++) {
+        tagc_message *message = message_from(d, host);
+        if (message && !tagc_message_done(r, message)) return message;
+    }
+    return NULL;
+}
+
 /* In the order of hosts, whatever the order of arrivals; as many at once as are there. The own one goes through the
  * code, too. */
 static tagc_status add_fragments(tagc_reducer *r) {
@@ -365,14 +382,22 @@ static tagc_status add_fragments(tagc_reducer *r) {
     while (d->n_added < d->n_hosts) {
         int n = 0, is_more = d->n_added > 0;
         double start_s = tagc_clock_s();
+        tagc_message *missing = d->on ? first_missing(r) : NULL;
+        if (missing) {
+            tagc_then(r, add_fragments, missing, 1, round_after_bodies(r), TAGC_ROUND_DIRECT_AGREEMENT);
+            return TAGC_OK;
+        }
         for (; d->n_added < d->n_hosts; d->n_added++) {
             tagc_message *message = message_from(d, d->n_added);
             if (message && !tagc_message_done(r, message)) break;
             if (message) TAGC_TRY(tagc_message_wait(r, message));
             n = take_body(r, d->n_added, n);
         }
-        r->now.stats.nonfinite |= d->fragment_code->decode(&d->fragment, d->bodies, n, is_more, r->scale,
-                                                           tagc_direct_sums(r), d->scratch, r->pool);
+        if (d->on)
+            tagc_on_add(r, n);
+        else
+            r->now.stats.nonfinite |= d->fragment_code->decode(&d->fragment, d->bodies, n, is_more, r->scale,
+                                                               tagc_direct_sums(r), d->scratch, r->pool);
         tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
         if (d->n_added == d->n_hosts) break;
         tagc_message *message = message_from(d, d->n_added);
@@ -453,7 +478,7 @@ tagc_status tagc_fragments_send(tagc_reducer *r) {
         if (d->per_host > 1) TAGC_TRY(tagc_hosts_add(r, s));
         encode(r, s);
         d->n_encoded++;
-        if (b == d->n_batches || d->n_encoded < end_of(d, b)) continue;
+        if (b == d->n_batches || d->n_encoded < tagc_direct_batch_end(d, b)) continue;
         post_headers(r, b);
         if (d->is_small) continue;
         then_encode(r, NULL); /* older steps may have something to do */

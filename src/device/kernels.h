@@ -1,0 +1,62 @@
+/* Kernels of a device, as a reducer uses them: batches of the codec (codec/batch.h), the memory that they work in, and the way
+ * of a few bytes between it and the host.
+ *
+ * All that is asked of one tagc_kernels runs in one stream of its own. So its reducers share the memory that batches work in,
+ * and the pinned memory: whoever has entered has both until it leaves.
+ *
+ * No call here waits for other streams. A stream of the caller's may sleep in a host function until an exchange is over
+ * (stager.c), and that exchange may be the one that calls. So memory of the device is taken and given back in the order of the
+ * stream, pinned memory is given back at the end alone, and all kernels are loaded at the beginning: a runtime may load one at its first
+ * launch, and waits for the device then. */
+#ifndef TAGC_DEVICE_KERNELS_H
+#define TAGC_DEVICE_KERNELS_H
+
+#include "codec/batch.h"
+#include "core/memory.h"
+#include "device/runtime.h"
+
+#include <pthread.h>
+
+struct tagc_kernels {
+    tagc_device *device;
+    const tagc_batch_maker *maker;
+    void *stream;
+    tagc_heap heap;        /* memory of the device; each of its functions enters */
+    uint64_t n_live_bytes; /* of the device, with `lock` */
+
+    pthread_mutex_t lock; /* from _enter to _leave */
+    int before;           /* device of whoever has entered */
+    void *work;           /* (work_bytes) on the device */
+    size_t work_bytes;
+    uint64_t n_moves; /* of work; batches made before the last one are void */
+    char *pinned;     /* (pinned_bytes) */
+    size_t pinned_bytes;
+    void *outgrown; /* a list of pinned blocks */
+};
+
+/* tagc_kernels_open for any device and maker. */
+tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *maker, tagc_kernels **out);
+
+/* One thread at a time; on failure it has not entered. */
+tagc_status tagc_kernels_enter(tagc_kernels *kernels);
+void tagc_kernels_leave(tagc_kernels *kernels);
+
+/* ---- having entered ---- */
+
+/* At least so much of `work` and `pinned`, whose contents are lost. */
+tagc_status tagc_kernels_reserve(tagc_kernels *kernels, size_t work_bytes, size_t pinned_bytes);
+/* Into the stream; `pinned` has the host's side. */
+tagc_status tagc_kernels_copy(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes,
+                              tagc_copy kind);
+/* Until the stream is through. */
+tagc_status tagc_kernels_wait(tagc_kernels *kernels);
+/* The maker's failure as this library's. */
+tagc_status tagc_kernels_check(const tagc_kernels *kernels, tagc_status status);
+
+/* ---- without having entered: these wait until it is done ---- */
+
+tagc_status tagc_kernels_read(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);
+tagc_status tagc_kernels_write(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);
+tagc_status tagc_kernels_fill(tagc_kernels *kernels, float *values, float value, uint64_t n);
+
+#endif

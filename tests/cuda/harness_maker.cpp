@@ -1,0 +1,123 @@
+#include "harness_maker.h"
+#include "harness.h"
+extern "C" {
+#include "../device/fake_runtime.h"
+#include "core/status.h"
+#include "tagc/device.h"
+const tagc_batch_maker *tagc_cuda_batch_maker(void);
+}
+
+#include <memory>
+#include <vector>
+
+/* A stream comes to it later, when the caller's lists may be others. */
+struct rows_of_run {
+    std::vector<tagc_batch_row> rows;
+    std::vector<std::vector<tagc_body>> bodies;
+    tagc_batch_result *results = nullptr;
+
+    void take(tagc_batch_kind kind, const tagc_batch_row *from, size_t n, tagc_batch_result *to) {
+        results = to;
+        rows.assign(from, from + n);
+        bodies.resize(n);
+        for (size_t i = 0; i < n; i++) {
+            size_t n_bodies =
+                kind == TAGC_BATCH_DECODE ? (size_t)from[i].n_bodies : kind == TAGC_BATCH_VALIDATE;
+            bodies[i].assign(from[i].bodies, from[i].bodies + n_bodies);
+        }
+    }
+    template <typename T> static void see(T *&pointer) {
+        if (pointer) pointer = static_cast<T *>(fake_view((void *)(size_t)pointer));
+    }
+    /* As kernels see it. */
+    void see_all() {
+        see(results);
+        for (size_t i = 0; i < rows.size(); i++) {
+            tagc_batch_row &row = rows[i];
+            see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.sums), see(row.error),
+                see(row.body);
+            for (tagc_body &body : bodies[i]) see(body.bytes);
+            row.bodies = bodies[i].data();
+        }
+    }
+};
+
+struct tagc_batch {
+    tagc_batch_kind kind;
+    void *work, *stream;
+    rows_of_run made, now;
+};
+
+namespace {
+
+uint64_t seed = 1;
+unsigned n_resident = 2;
+
+struct launch {
+    tagc_batch_kind kind;
+    void *work;
+    rows_of_run made, now;
+};
+
+/* Its tables come to the device with it: the copies of _create and _point are in the stream's order, too. */
+void run_launch(void *arg) {
+    std::unique_ptr<launch> one(static_cast<launch *>(arg));
+    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    tagc_batch *batch;
+    one->made.see_all(), one->now.see_all();
+    harness::configure(seed++, n_resident);
+    if (real->create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
+                     fake_view(one->work), nullptr, nullptr, &batch) ||
+        real->point(batch, one->now.rows.data(), one->now.results) || real->run(batch))
+        harness::stop("a batch: %s", real->last_error());
+    real->destroy(batch);
+}
+
+tagc_status prepare() {
+    return tagc_cuda_batch_maker()->prepare();
+}
+
+tagc_status create(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows,
+                   tagc_batch_result *results, void *work, tagc_pool *, void *stream, tagc_batch **out) {
+    tagc_batch *b = *out = new tagc_batch{kind, work, stream, {}, {}};
+    b->made.take(kind, rows, n_rows, results);
+    b->now.take(kind, rows, n_rows, results);
+    return TAGC_OK;
+}
+
+tagc_status point(tagc_batch *b, const tagc_batch_row *rows, tagc_batch_result *results) {
+    b->now.take(b->kind, rows, b->made.rows.size(), results);
+    return TAGC_OK;
+}
+
+tagc_status run(tagc_batch *b) {
+    launch *one = new launch{b->kind, b->work, b->made, b->now};
+    int code = fake_launch(b->stream, run_launch, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+void destroy(tagc_batch *b) {
+    delete b;
+}
+
+} // namespace
+
+void harness_maker_configure(uint64_t first, unsigned n) {
+    seed = first;
+    n_resident = n;
+}
+
+const tagc_batch_maker *harness_maker(void) {
+    static tagc_batch_maker maker;
+    maker = *tagc_cuda_batch_maker();
+    maker.name = "harness";
+    maker.prepare = prepare;
+    maker.create = create;
+    maker.point = point;
+    maker.run = run;
+    maker.destroy = destroy;
+    maker.last_error = tagc_last_error;
+    return &maker;
+}

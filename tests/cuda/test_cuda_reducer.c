@@ -1,0 +1,504 @@
+/* Reducers with kernels beside reducers on the processor: the same outputs, residuals, statistics and bytes on the wire, bit for
+ * bit, with all ranks or some of them on a device, over several steps, and after steps that fail. Kernels are executed by the
+ * harness, in the order that the fake runtime's streams allow, on memory that the host cannot touch. */
+#include "../device/fake_runtime.h"
+#include "../exchange/ranks.h"
+#include "device/kernels.h"
+#include "exchange/direct/direct.h"
+#include "harness_maker.h"
+
+#include <math.h>
+
+enum { N_STEPS = 5, STEP_NOT_FINITE = 2, STEP_OF_FAILURE = 3 };
+
+typedef struct trial {
+    tagc_reducer_options options;
+    unsigned on_device;  /* a bit for each rank */
+    int seed, dropped;   /* the n-th wait of each rank is left out; -1: none */
+    const char *failing; /* a call of the runtime, or NULL */
+    int nth;
+    pthread_barrier_t barrier;
+    int n_found;
+} trial;
+
+/* ---- a rank ---- */
+
+typedef struct side {
+    tagc_runtime real;
+    int n_waits, dropped;
+    tagc_device *device;
+    tagc_kernels *kernels; /* NULL: on the processor */
+    float *gradient, *output;
+    tagc_reducer *reducer;
+} side;
+
+#define PASS(call, ...) return ((side *)context)->real.call(((side *)context)->real.context, __VA_ARGS__)
+static int pass_count(void *context, int *n) {
+    PASS(device_count, n);
+}
+static int pass_get(void *context, int *n) {
+    PASS(device_get, n);
+}
+static int pass_set(void *context, int n) {
+    PASS(device_set, n);
+}
+static int pass_stream(void *context, void **s) {
+    PASS(stream_create, s);
+}
+static int pass_destroy(void *context, void *s) {
+    PASS(stream_destroy, s);
+}
+static int pass_copy(void *context, void *to, const void *from, size_t n, tagc_copy kind, void *s) {
+    PASS(copy, to, from, n, kind, s);
+}
+static int pass_pinned(void *context, void **m, size_t n) {
+    PASS(pinned_alloc, m, n);
+}
+static int pass_pinned_free(void *context, void *m) {
+    PASS(pinned_free, m);
+}
+static int pass_alloc(void *context, void **m, size_t n, void *s) {
+    PASS(device_alloc, m, n, s);
+}
+static int pass_free(void *context, void *m, void *s) {
+    PASS(device_free, m, s);
+}
+static int pass_fill(void *context, void *m, int byte, size_t n, void *s) {
+    PASS(device_fill, m, byte, n, s);
+}
+static int pass_place(void *context, const void *p, tagc_place *place) {
+    PASS(pointer_place, p, place);
+}
+static const char *pass_text(void *context, int code) {
+    PASS(error_text, code);
+}
+static int wait_or_not(void *context, void *s) {
+    side *own = context;
+    return own->n_waits++ == own->dropped ? 0 : own->real.stream_synchronize(own->real.context, s);
+}
+static void pass_forget(void *context) {
+    ((side *)context)->real.forget_error(((side *)context)->real.context);
+}
+static void pass_unload(void *context) {
+    ((side *)context)->real.unload(((side *)context)->real.context);
+}
+#undef PASS
+
+static int open_device(rank_run *run, side *own, int rank) {
+    if (!CHECK(run, tagc_cuda_bind(FAKE_CUDART, &own->real) == TAGC_OK)) return 0;
+    tagc_runtime table = own->real;
+    table.context = own;
+    table.device_count = pass_count, table.device_get = pass_get, table.device_set = pass_set;
+    table.stream_create = pass_stream, table.stream_destroy = pass_destroy;
+    table.stream_synchronize = wait_or_not;
+    table.copy = pass_copy, table.pinned_alloc = pass_pinned, table.pinned_free = pass_pinned_free;
+    table.device_alloc = pass_alloc, table.device_free = pass_free, table.device_fill = pass_fill;
+    table.pointer_place = pass_place, table.error_text = pass_text;
+    table.forget_error = pass_forget, table.unload = pass_unload;
+    own->dropped = -1;
+    return CHECK(run, tagc_device_create(&table, rank % FAKE_MAX_DEVICES, &own->device) == TAGC_OK) &&
+           CHECK(run, tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_OK);
+}
+
+static float *take(side *own, size_t n) {
+    void *memory = NULL;
+    if (own->kernels)
+        own->kernels->heap.create(own->kernels, n * sizeof(float), "test", &memory);
+    else
+        memory = malloc(n * sizeof(float));
+    return memory;
+}
+
+static void give(side *own, float *memory, size_t n) {
+    if (own->kernels)
+        own->kernels->heap.destroy(own->kernels, memory, n * sizeof(float));
+    else
+        free(memory);
+}
+
+static int write_to(side *own, float *to, const float *from, size_t n) {
+    if (own->kernels) return tagc_kernels_write(own->kernels, to, from, n * sizeof *to) == TAGC_OK;
+    memcpy(to, from, n * sizeof *to);
+    return 1;
+}
+
+static int read_from(side *own, float *to, const float *from, size_t n) {
+    if (own->kernels) return tagc_kernels_read(own->kernels, to, from, n * sizeof *to) == TAGC_OK;
+    memcpy(to, from, n * sizeof *to);
+    return 1;
+}
+
+static tagc_status create(rank_run *run, side *own, const tagc_reducer_options *options, tagc_reducer **out) {
+    return own->kernels ? tagc_reducer_create_on(own->kernels, run->comm, options, out)
+                        : tagc_reducer_create(run->comm, options, out);
+}
+
+/* What is the same of both: not times. */
+static int same_stats(const tagc_reducer_stats *a, const tagc_reducer_stats *b) {
+    return !memcmp(a->n_bytes_sent, b->n_bytes_sent, sizeof a->n_bytes_sent) &&
+           !memcmp(a->n_bytes_received, b->n_bytes_received, sizeof a->n_bytes_received) &&
+           a->n_kept == b->n_kept && a->n_union == b->n_union && a->nonfinite == b->nonfinite &&
+           a->sparsity == b->sparsity;
+}
+
+static int same_residual(tagc_reducer *a, tagc_reducer *b, float *values_a, float *values_b) {
+    uint64_t n, m;
+    tagc_reducer_residual(a, &n);
+    tagc_reducer_residual(b, &m);
+    return n == m && (n == 0 || (tagc_reducer_get_residual(a, values_a, n) == TAGC_OK &&
+                                 tagc_reducer_get_residual(b, values_b, n) == TAGC_OK &&
+                                 !memcmp(values_a, values_b, n * sizeof *values_a)));
+}
+
+static void fill_gradient(const trial *t, const rank_run *run, int step, float *values) {
+    for (uint64_t i = 0; i < t->options.n_elems; i++)
+        values[i] = random_gradient((uint64_t)(t->seed * 100 + step), run->rank, i);
+    if (step == STEP_NOT_FINITE && run->rank == t->seed % run->world_size)
+        values[(uint64_t)t->seed * 7919 % t->options.n_elems] = t->seed % 2 ? NAN : INFINITY;
+}
+
+/* ---- the same steps twice ---- */
+
+typedef struct both {
+    tagc_reducer *plain;
+    float *gradient, *expected, *output, *residuals[2];
+    size_t n_output;
+} both;
+
+/* A step of both; the statuses must be the same. */
+static void run_step(rank_run *run, trial *t, side *own, both *b, int step) {
+    tagc_reducer_stats expected, found;
+    size_t n = (size_t)t->options.n_elems;
+    tagc_reducer_stats_init(&expected);
+    tagc_reducer_stats_init(&found);
+    fill_gradient(t, run, step, b->gradient);
+    CHECK(run, tagc_reducer_run(b->plain, b->gradient, b->expected, &expected) == TAGC_OK);
+    CHECK(run, write_to(own, own->gradient, b->gradient, n));
+    CHECK(run, tagc_reducer_run(own->reducer, own->gradient, own->output, &found) == TAGC_OK);
+    CHECK(run, read_from(own, b->output, own->output, b->n_output));
+    CHECK(run, !memcmp(b->output, b->expected, b->n_output * sizeof *b->output));
+    CHECK(run, same_stats(&expected, &found));
+    CHECK(run, found.nonfinite == (step == STEP_NOT_FINITE));
+    CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
+    CHECK(run, read_from(own, b->output, own->gradient, n) &&
+                   !memcmp(b->output, b->gradient, n * sizeof *b->output));
+}
+
+/* A call of the runtime fails on one of the ranks: all hear of it, and nothing has changed. */
+static void run_failure(rank_run *run, trial *t, side *own, both *b) {
+    fill_gradient(t, run, STEP_OF_FAILURE, b->gradient);
+    CHECK(run, write_to(own, own->gradient, b->gradient, (size_t)t->options.n_elems));
+    pthread_barrier_wait(&t->barrier);
+    if (run->rank == 0) fake_fail(t->failing, t->nth, 700);
+    pthread_barrier_wait(&t->barrier);
+    tagc_status status = tagc_reducer_run(own->reducer, own->gradient, own->output, NULL);
+    CHECK(run, status == TAGC_ERR_DEVICE);
+    CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
+}
+
+/* State goes in and out by way of the host. */
+static void change_state(rank_run *run, side *own, both *b) {
+    uint64_t n_bytes = tagc_reducer_state_bytes(own->reducer), n;
+    char *one = malloc(n_bytes), *other = malloc(n_bytes);
+    tagc_reducer *reducers[] = {b->plain, own->reducer};
+    CHECK(run, tagc_reducer_state_save(b->plain, one, n_bytes) == TAGC_OK);
+    CHECK(run, tagc_reducer_state_save(own->reducer, other, n_bytes) == TAGC_OK);
+    CHECK(run, !memcmp(one, other, n_bytes));
+    if (tagc_reducer_residual(own->reducer, &n)) {
+        for (int i = 0; i < 2; i++) {
+            CHECK(run, tagc_reducer_get_residual(reducers[i], b->residuals[i], n) == TAGC_OK);
+            for (uint64_t k = 0; k < n; k += 3) b->residuals[i][k] = (float)(k % 17) * 1e-3f;
+            CHECK(run, tagc_reducer_set_residual(reducers[i], b->residuals[i], n) == TAGC_OK);
+            CHECK(run, tagc_reducer_scale_residual(reducers[i], 0.5) == TAGC_OK);
+            CHECK(run, tagc_reducer_scale_residual(reducers[i], 1e60) == TAGC_ERR_ARGUMENT);
+        }
+        CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
+        CHECK(run, tagc_reducer_state_load(own->reducer, other, n_bytes) == TAGC_OK);
+        CHECK(run, tagc_reducer_state_load(b->plain, one, n_bytes) == TAGC_OK);
+    }
+    free(one), free(other);
+}
+
+static void make_both(rank_run *run, trial *t, side *own, both *b) {
+    size_t n = (size_t)t->options.n_elems;
+    CHECK(run, tagc_reducer_create(run->comm, &t->options, &b->plain) == TAGC_OK);
+    CHECK(run, create(run, own, &t->options, &own->reducer) == TAGC_OK);
+    b->n_output = t->options.output == TAGC_OUTPUT_SHARD ? n / (size_t)run->world_size : n;
+    b->gradient = malloc(n * sizeof(float));
+    b->expected = malloc(n * sizeof(float));
+    b->output = malloc(n * sizeof(float));
+    for (int i = 0; i < 2; i++) b->residuals[i] = malloc(n * sizeof(float));
+    own->gradient = take(own, n);
+    own->output = take(own, b->n_output);
+}
+
+static void free_both(trial *t, side *own, both *b) {
+    give(own, own->gradient, (size_t)t->options.n_elems);
+    give(own, own->output, b->n_output);
+    tagc_reducer_destroy(own->reducer);
+    tagc_reducer_destroy(b->plain);
+    free(b->gradient), free(b->expected), free(b->output);
+    for (int i = 0; i < 2; i++) free(b->residuals[i]);
+}
+
+static void close_side(rank_run *run, side *own) {
+    if (!own->kernels) return;
+    CHECK(run, tagc_kernels_bytes(own->kernels) == own->kernels->work_bytes);
+    tagc_kernels_close(own->kernels);
+    tagc_device_close(own->device);
+}
+
+static void rank_steps(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    both b;
+    if (t->on_device >> run->rank & 1 && !open_device(run, &own, run->rank)) return;
+    make_both(run, t, &own, &b);
+    for (int step = 0; step < N_STEPS && !run->failure[0]; step++) {
+        if (step == STEP_OF_FAILURE && t->failing) run_failure(run, t, &own, &b);
+        run_step(run, t, &own, &b, step);
+        if (step == 1) change_state(run, &own, &b);
+        if (step == STEP_OF_FAILURE && t->options.sparsity > 0 && !t->options.output) {
+            CHECK(run, tagc_reducer_set_sparsity(b.plain, 0.8) == TAGC_OK);
+            CHECK(run, tagc_reducer_set_sparsity(own.reducer, 0.8) == TAGC_OK);
+        }
+    }
+    free_both(t, &own, &b);
+    close_side(run, &own);
+}
+
+/* ---- tests ---- */
+
+static void check_fake(void) {
+    for (int i = 0; i < fake_n_mistakes(); i++) print_error("mistake: %s\n", fake_mistake(i));
+    assert_int_equal(fake_n_mistakes(), 0);
+    assert_int_equal(fake_n_live(), 0);
+    assert_int_equal(fake_n_device_blocks(), 0);
+}
+
+static void run_trial(trial *t, int world_size, void (*body)(rank_run *), fake_pace pace) {
+    rank_run runs[MAX_RANKS];
+    fake_reset((uint64_t)t->seed, FAKE_MAX_DEVICES, pace, 1);
+    harness_maker_configure((uint64_t)t->seed, 1 + (unsigned)t->seed % 5);
+    pthread_barrier_init(&t->barrier, NULL, (unsigned)world_size);
+    run_ranks(world_size, body, t, NULL, runs);
+    pthread_barrier_destroy(&t->barrier);
+    check_fake();
+}
+
+static trial make_trial(int seed, int world_size, size_t shard) {
+    trial t = {.seed = seed, .dropped = -1};
+    tagc_reducer_options_init(&t.options);
+    t.options.exchange = TAGC_EXCHANGE_DIRECT;
+    t.options.n_elems = (uint64_t)world_size * shard;
+    t.options.format = seed % 6;
+    t.options.sparsity = seed % 4 == 3 ? 0 : seed % 4 == 2 ? 0.8 : 0.95;
+    t.options.rotate = t.options.sparsity == 0 && t.options.format >= TAGC_FORMAT_INT8 && seed % 8 == 3;
+    t.options.op = seed % 3 ? TAGC_OP_AVG : TAGC_OP_SUM;
+    t.options.output = seed % 5 < 3 ? TAGC_OUTPUT_SHARD : TAGC_OUTPUT_UNIT;
+    return t;
+}
+
+#if defined(HARNESS_THREAD_SANITIZER)
+enum { N_TRIALS = 8, N_DROPPED = 0 };
+#elif defined(HARNESS_ADDRESS_SANITIZER)
+enum { N_TRIALS = 12, N_DROPPED = 0 };
+#else
+enum { N_TRIALS = 32, N_DROPPED = 4 };
+#endif
+
+static void test_equals_the_processor(void **state) {
+    static const char *const calls[] = {NULL, "MemcpyAsync", "StreamSynchronize", "LaunchKernel"};
+    (void)state;
+    for (int i = 0; i < N_TRIALS; i++) {
+        int world_size = 1 + i % 8;
+        trial t = make_trial(i, world_size, i % 7 == 6 ? 9000 : 100 + (size_t)i * 37);
+        t.on_device = i % 3 == 0 ? ~0u : (0x9du >> i % 5) | 1u << i % world_size;
+        t.failing = calls[i % 4];
+        t.nth = 1 + i / 4 % 2;
+        run_trial(&t, world_size, rank_steps, i % 2 ? FAKE_EAGER : FAKE_LATE);
+    }
+}
+
+/* ---- several reducers of one tagc_kernels ---- */
+
+/* The second one makes the memory grow that batches of the first work in; then both are under way at once. */
+static void rank_two(rank_run *run) {
+    trial *t = run->shared, larger = *t;
+    side own = {0}, other;
+    both b, c;
+    if (t->on_device >> run->rank & 1 && !open_device(run, &own, run->rank)) return;
+    make_both(run, t, &own, &b);
+    run_step(run, t, &own, &b, 0);
+    larger.options.n_elems *= 9;
+    other = own;
+    make_both(run, &larger, &other, &c);
+    fill_gradient(t, run, 1, b.gradient);
+    fill_gradient(&larger, run, 1, c.gradient);
+    CHECK(run, tagc_reducer_run(b.plain, b.gradient, b.expected, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_run(c.plain, c.gradient, c.expected, NULL) == TAGC_OK);
+    CHECK(run, write_to(&own, own.gradient, b.gradient, (size_t)t->options.n_elems));
+    CHECK(run, write_to(&own, other.gradient, c.gradient, (size_t)larger.options.n_elems));
+    CHECK(run, tagc_reducer_begin(own.reducer, own.gradient, own.output) == TAGC_OK);
+    CHECK(run, tagc_reducer_begin(other.reducer, other.gradient, other.output) == TAGC_OK);
+    CHECK(run, tagc_reducer_end(own.reducer, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_end(other.reducer, NULL) == TAGC_OK);
+    CHECK(run, read_from(&own, b.output, own.output, b.n_output));
+    CHECK(run, !memcmp(b.output, b.expected, b.n_output * sizeof *b.output));
+    CHECK(run, read_from(&own, c.output, other.output, c.n_output));
+    CHECK(run, !memcmp(c.output, c.expected, c.n_output * sizeof *c.output));
+    CHECK(run, same_residual(c.plain, other.reducer, c.residuals[0], c.residuals[1]));
+    free_both(&larger, &other, &c);
+    free_both(t, &own, &b);
+    close_side(run, &own);
+}
+
+static void test_share_memory(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        trial t = make_trial(i, 1 + i, 300);
+        t.on_device = ~0u;
+        run_trial(&t, 1 + i, rank_two, FAKE_EAGER);
+    }
+}
+
+/* ---- what is refused, and a rank that leaves ---- */
+
+static void rank_leaves(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    both b;
+    if (!open_device(run, &own, run->rank)) return;
+    make_both(run, t, &own, &b);
+    run_step(run, t, &own, &b, 0);
+    fill_gradient(t, run, 1, b.gradient);
+    CHECK(run, write_to(&own, own.gradient, b.gradient, (size_t)t->options.n_elems));
+    if (run->rank == 0)
+        tagc_comm_abort(run->comm, "rank 0 has had enough");
+    else
+        CHECK(run, tagc_reducer_run(own.reducer, own.gradient, own.output, NULL) == TAGC_ERR_TRANSPORT);
+    CHECK(run, same_residual(b.plain, own.reducer, b.residuals[0], b.residuals[1]));
+    free_both(t, &own, &b);
+    close_side(run, &own);
+}
+
+static void rank_is_refused(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    tagc_reducer *reducer;
+    float here[64] = {0};
+    if (run->rank == 0 && !open_device(run, &own, 0)) return;
+    t->options.n_elems = 64;
+    tagc_reducer_options options = t->options;
+    options.exchange = TAGC_EXCHANGE_DENSE;
+    options.format = options.sparsity = -1;
+    CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED); /* rank 1, too */
+    CHECK(run, strstr(tagc_last_error(), "exchange is 0 (dense), and kernels have 3 (direct) alone"));
+    options = t->options;
+    options.ranks_per_host = 2;
+    CHECK(run, create(run, &own, &options, &reducer) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "ranks_per_host is 2, must be 1 with kernels"));
+    CHECK(run, create(run, &own, &t->options, &reducer) == TAGC_OK);
+    if (own.kernels) {
+        float *there = take(&own, 64);
+        CHECK(run, tagc_reducer_begin(reducer, here, there) == TAGC_ERR_ARGUMENT);
+        CHECK(run, strstr(tagc_last_error(), "gradient is not in the device's memory"));
+        CHECK(run, tagc_reducer_begin(reducer, there, here) == TAGC_ERR_ARGUMENT);
+        CHECK(run, strstr(tagc_last_error(), "output is not in the device's memory"));
+        give(&own, there, 64);
+    }
+    tagc_reducer_destroy(reducer);
+    close_side(run, &own);
+}
+
+static void test_failures(void **state) {
+    (void)state;
+    trial t = make_trial(4, 3, 500);
+    run_trial(&t, 3, rank_leaves, FAKE_EAGER);
+    t = make_trial(5, 2, 32);
+    t.options.output = TAGC_OUTPUT_SHARD;
+    run_trial(&t, 2, rank_is_refused, FAKE_EAGER);
+}
+
+/* ---- a wait that is left out ---- */
+
+/* Of a reduce-scatter: results and bodies of fragments, sums. Of an all-reduce besides: results and body of sums, all decoded. There
+ * the wait for the first sums could go: who encodes them looks at the same values again. */
+enum { N_WAITS_SHARD = 3, N_WAITS_UNIT = 6, NEEDLESS_WAIT = 2 };
+
+typedef struct look {
+    float *from, *to;
+    size_t n_bytes;
+} look;
+
+static void look_at(void *arg) {
+    look *one = arg;
+    memcpy(one->to, fake_view(one->from), one->n_bytes);
+}
+
+/* As whoever uses the output: in another stream. */
+static void look_from_elsewhere(side *own, both *b) {
+    void *stream;
+    look one = {own->output, b->output, b->n_output * sizeof(float)};
+    fake_stream(&stream);
+    fake_launch(stream, look_at, &one);
+    own->real.stream_synchronize(own->real.context, stream);
+    own->real.stream_destroy(own->real.context, stream);
+}
+
+static void rank_drops(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    both b;
+    if (run->rank == 0 && !open_device(run, &own, 0)) return;
+    make_both(run, t, &own, &b);
+    for (int step = 0; step < 2; step++) {
+        fill_gradient(t, run, step, b.gradient);
+        CHECK(run, tagc_reducer_run(b.plain, b.gradient, b.expected, NULL) == TAGC_OK);
+        CHECK(run, write_to(&own, own.gradient, b.gradient, (size_t)t->options.n_elems));
+        own.n_waits = 0;
+        own.dropped = step ? t->dropped : -1;
+        tagc_status status = tagc_reducer_run(own.reducer, own.gradient, own.output, NULL);
+        own.dropped = -1;
+        if (own.kernels) {
+            look_from_elsewhere(&own, &b);
+            CHECK(run,
+                  own.n_waits == (t->options.output ? N_WAITS_UNIT : N_WAITS_SHARD) || status != TAGC_OK);
+        }
+        int is_same =
+            status == TAGC_OK && (!own.kernels || !memcmp(b.output, b.expected, b.n_output * sizeof(float)));
+        if (!is_same) __atomic_fetch_add(&t->n_found, 1, __ATOMIC_SEQ_CST);
+        CHECK(run, step || is_same);
+    }
+    free_both(t, &own, &b);
+    close_side(run, &own);
+}
+
+static void test_dropped_waits_are_found(void **state) {
+    (void)state;
+    for (int i = -2; i < (N_DROPPED ? N_WAITS_SHARD + N_WAITS_UNIT : 0); i++) {
+        int n_found = 0, output = i >= N_WAITS_SHARD || i == -2 ? TAGC_OUTPUT_UNIT : TAGC_OUTPUT_SHARD;
+        int n = i < 0 ? -1 : i % N_WAITS_SHARD + (i >= 2 * N_WAITS_SHARD) * N_WAITS_SHARD;
+        if (output && n == NEEDLESS_WAIT) continue;
+        for (int seed = 1; seed <= N_DROPPED && !n_found; seed++) {
+            rank_run runs[MAX_RANKS];
+            trial t = make_trial(seed, 2, 700);
+            t.options.output = output;
+            t.options.sparsity = 0.9;
+            t.options.format = TAGC_FORMAT_INT4;
+            t.options.rotate = 0;
+            t.dropped = n;
+            fake_reset((uint64_t)seed, 1, FAKE_LATE, 1);
+            run_ranks(2, rank_drops, &t, NULL, runs);
+            n_found = t.n_found + fake_n_mistakes();
+        }
+        if ((n_found > 0) != (n >= 0)) fail_msg("wait %d of a step left out: found %d times", n, n_found);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_the_processor),
+                                       cmocka_unit_test(test_share_memory), cmocka_unit_test(test_failures),
+                                       cmocka_unit_test(test_dropped_waits_are_found)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
