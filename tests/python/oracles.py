@@ -88,3 +88,4 @@ def check_loss_of_a_rank(world_size, folder):
         text = (folder / str(rank)).read_text()
         said = [f"rank {each} could not exchange with its peers" in text for each in range(world_size - 1)]
         assert text.startswith("transport: ") and any(said), text
+        assert re.search(rf"rank {world_size - 1}\b", text), f"does not say who is gone: {text}"

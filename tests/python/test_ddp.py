@@ -352,7 +352,12 @@ def copies(rank, world_size):
             assert second.n_steps == 1 and handle.n_steps == 1
         backward(model, rank)
         assert handle.n_steps == 2
-        check_error(lambda: make_copy(handle), "cannot be copied or pickled: state_dict")
+        model.module.handle = handle  # as users keep it
+        with pytest.warns(UserWarning, match="exchanges nothing and has no residuals: save handle.state_dict"):
+            copied = make_copy(model).module.handle
+        assert copied.is_closed and not handle.is_closed
+        check_error(lambda: copied.stats(), "stats: this is the copy of a tagc handle.*call compress")
+        copied.close()
         handle.close()
         with pytest.raises(tagc.Error, match="closed"):
             backward(model, rank)

@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -58,6 +60,13 @@ def bad_values(rank, world_size):
     refused("model is a int, must be a torch.nn.Module", 3, "argument")
     refused("between is for fully_shard", wrapped("ddp"), "argument", between=dist.group.WORLD)
     refused("parameters is 'int8', which is for fully_shard", wrapped("ddp"), "unsupported", parameters="int8")
+    from torch.distributed._composable.replicate import replicate  # the older one
+
+    model_of_its_own = nn.Sequential(replicate(Even()))
+    refused("has torch's composable replicate.*take DistributedDataParallel", model_of_its_own, "unsupported")
+    with torch.device("meta"):
+        empty = Even()
+    refused("embed.weight is on the meta device.*before wrapping", nn.parallel.DistributedDataParallel(empty, init_sync=False), "argument")
     replicas = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicate", "shard"))
     refused("sharded over 1 rank and replicated over 2", wrapped("fsdp2", mesh=replicas), "unsupported")
     works(model)
@@ -279,6 +288,12 @@ def test_signatures():
     options = {field.name: field.default for field in dataclasses.fields(Options)}
     assert named(tagc.compress) == options | {"between": None, "on_step": None, "verbose": True}
     assert named(tagc.ddp_state) == {name: value for name, value in named(tagc.compress).items() if name not in ("between", "parameters")}
+
+
+def test_without_torch():
+    script = ("import sys; sys.modules['torch'] = None\ntry: import tagc.torch\nexcept ModuleNotFoundError as missing: print(missing, missing.name)")
+    said = subprocess.run([sys.executable, "-c", script], check=True, text=True, stdout=subprocess.PIPE).stdout
+    assert 'needs PyTorch' in said and 'pip install "tagc[torch]" torch' in said, said
 
 
 def test_without_torch_distributed():

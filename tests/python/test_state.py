@@ -281,8 +281,32 @@ def end_of_life(rank, world_size):
         assert counts[-1] <= counts[0], counts
 
 
+def saved_without_a_handle(rank, world_size):
+    """A checkpoint from before tagc: DCP can name a key only, and the key says both causes. So are those of an older name read."""
+    import tagc.torch as tagc
+    from tagc.torch import state
+
+    folder, older = shared_folder(), shared_folder()
+    run = Run().steps(0)
+    dcp.save({"model": run.model.state_dict()}, checkpoint_id=folder)
+    with pytest.raises(BaseException, match="where no tagc handle was saved, leave it out"):
+        dcp.load({"tagc": run.handle}, checkpoint_id=folder)
+    with pytest.raises(tagc.Error, match="saved without a handle. Leave the handle out of dcp.load.*begin at zero"):
+        run.handle.at(folder)
+    saved = run.handle.state_dict()
+    old = {name: {state.OLD_ABOUT if key == state.ABOUT else key: value for key, value in entry.items()} for name, entry in saved.items()}
+    assert old.keys() == saved.keys() and str(old) != str(saved)
+    dcp.save({"tagc": old}, checkpoint_id=older)
+    run.steps(1)
+    for load in (lambda: run.handle.load_state_dict(old), lambda: dcp.load({"tagc": run.handle.at(older)}, checkpoint_id=older)):
+        run.steps(2)
+        load()
+        assert same(residuals_of(run.handle.state_dict()).values(), residuals_of(saved).values())
+
+
 CHECKS = {"kinds": kinds, "dcp": dcp_resume, "refusals": refusals, "warm-up": warm_up, "default-dtype": default_dtype,
-          "tensor-parallelism": with_tensor_parallelism, "end-of-life": end_of_life}
+          "tensor-parallelism": with_tensor_parallelism, "end-of-life": end_of_life,
+          "without-a-handle": saved_without_a_handle}
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -11,12 +11,17 @@ import datetime
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    if missing.name != "torch":
+        raise
+    raise ModuleNotFoundError('tagc.torch needs PyTorch, and this Python has none: pip install "tagc[torch]"', name="torch") from missing
 import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import ddp, policy, streams
+from tagc.torch import ddp, internals, policy, streams
 from tagc.torch.advice import advise
 from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
@@ -26,8 +31,6 @@ from tagc.torch.options import Layers, Options, unknown_option
 from tagc.torch.staging import Staging
 
 __all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state"]
-
-OLDEST_TORCH = (2, 9)
 
 
 def compress(
@@ -121,7 +124,7 @@ def ddp_state(
 
 def _prepare(model, between, on_step, verbose, options, unknown, only=None, optimizer=None):
     """A Compressed whose hooks are not in place yet. unknown: what to say of a name that is no option, if there was one. Collective."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
+    model = internals.uncompiled(model)  # torch.compile()'s wrapper
     wrapper, staging, group, mine = None, None, dist.group.WORLD if dist.is_initialized() else None, {}
     try:
         if group is None:
@@ -171,11 +174,14 @@ def _kind(model, between, only=None):
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
-    version = tuple(int(number) for number in torch.__version__.split(".")[:2])
-    if version < OLDEST_TORCH:
-        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, OLDEST_TORCH))} or newer")
+    if internals.version() < internals.OLDEST:
+        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer")
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
+    if internals.composable_ddp_within(model) is not None:
+        raise Error("unsupported", "this model has torch's composable replicate() of torch.distributed._composable.replicate, which keeps "
+                    "its DDP to itself: take DistributedDataParallel(model), or replicate() of "
+                    "torch.distributed._composable.replicate_with_fsdp")
     kinds = {
         "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
         "ddp": isinstance(model, DistributedDataParallel),
@@ -186,6 +192,9 @@ def _kind(model, between, only=None):
         how = "none of them" if not found else " and ".join(found)
         raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
                     "DistributedDataParallel or FullyShardedDataParallel, before compress()")
+    if found == ["ddp"] and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None:
+        raise Error("argument", f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was made with: "
+                    "give them memory with to_empty() and values before wrapping")
     if only is not None and found != [only]:
         raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
     if between is not None and found != ["fsdp2"]:
@@ -210,9 +219,9 @@ def _describe(model, wrapper, options):
     """What all ranks must have alike."""
     _library.load()
     settings = Options(**options)
-    if settings.parameters is not None and wrapper.name != "fsdp2":
-        raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one is "
-                    f"{wrapper.name}: must be None")
+    if settings.parameters is not None and not wrapper.gathers:
+        raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one "
+                    f"{'has replicate()' if wrapper.name == 'fsdp2' else f'is {wrapper.name}'}: must be None")
     rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
     return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": wrapper.fingerprint() | settings.fingerprint(),
             "rows": rows}

@@ -6,6 +6,7 @@ that has just begun to learn is worse off without one, so it is switched off whe
 import torch
 
 from tagc._library import Error
+from tagc.torch import internals
 
 _PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "base_momentums", "max_momentums", "max_lrs")
 
@@ -88,7 +89,7 @@ def _local(tensor):
 
 def follow(scheduler, places, n_groups):
     """A scheduler made before split() knows the groups by their places: what it has for one it now has for the new one, too."""
-    for inner in getattr(scheduler, "_schedulers", []):  # ChainedScheduler, SequentialLR
+    for inner in internals.schedulers_within(scheduler):  # ChainedScheduler, SequentialLR
         follow(inner, places, n_groups)
     for name in _PER_GROUP:
         values = getattr(scheduler, name, None)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import streams
+from tagc.torch import internals, streams
 from tagc.torch.comm import share
 from tagc.torch.options import Options
 from tagc.torch.survey import GRADIENTS, N_RUNS, Survey, look, name_of
@@ -37,7 +37,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
     "measured"."""
     from tagc.torch import _agree, _kind
 
-    model = getattr(model, "_orig_mod", model)  # torch.compile()'s wrapper
+    model = internals.uncompiled(model)  # torch.compile()'s wrapper
     group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
     on = None
     try:

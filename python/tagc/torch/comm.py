@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
+from tagc.torch import internals
 from tagc.torch.waits import SOON, disconnect, soon, within
 
 _TRANSPORT = lib.STATUSES.index("transport")
@@ -49,7 +50,7 @@ def _gloo(group, ranks, timeout):
     global _n_made
     _n_made = 1 + max(share(group, _n_made, timeout))
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(name, internals.default_store())
     return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout), store
 
 
@@ -91,8 +92,11 @@ class Comm:
             text = f"rank {self.rank} could not exchange with its peers: {failure}"
             if isinstance(failure, Silence):
                 self._tell(str(failure))
-            elif (reason := self._hear()) is not None:
-                text = reason
+            else:
+                if isinstance(failure, Gone):  # before this rank leaves, too, and its peers take it for the first
+                    self._tell(text)
+                reason = self._hear()
+                text = text if reason is None or reason == self._told(text) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer):
@@ -117,10 +121,11 @@ class Comm:
         try:
             self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
         except RuntimeError as failure:
-            if not self._is_late(begin):
-                raise
-            unheard = self._unheard()
-            words = f", and no word from rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
+            is_late, unheard = self._is_late(begin), self._unheard()
+            ranks = f"rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
+            if not is_late:
+                raise Gone(f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})") from failure
+            words = f", and no word from {ranks}" if unheard else ""
             raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
         at = target.data_ptr()
         for part in transfer.receives[:transfer.n_receives]:
@@ -129,24 +134,24 @@ class Comm:
                 at += part.n_bytes
 
     def _move_each(self, transfer):
-        work = []
-        for part in transfer.receives[:transfer.n_receives]:
-            if part.n_bytes:
-                memory = bytes_at(transfer.recv + part.offset, part.n_bytes)
-                work.append((part.peer, self._group.recv([memory], part.peer, 0)))
-        sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
-        sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # not all to the same rank at once
-        for part in sends:
-            memory = bytes_at(transfer.send + part.offset, part.n_bytes)
-            work.append((part.peer, self._group.send([memory], part.peer, 0)))
-        for peer, message in work:
-            begin = time.monotonic()
-            try:
+        work, peer, begin = [], self.rank, time.monotonic()
+        try:
+            for part in transfer.receives[:transfer.n_receives]:
+                if part.n_bytes:
+                    peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
+                    work.append((peer, self._group.recv([memory], peer, 0)))
+            sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
+            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # not all to the same rank at once
+            for part in sends:
+                peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
+                work.append((peer, self._group.send([memory], peer, 0)))
+            for peer, message in work:
+                begin = time.monotonic()
                 message.wait(self._timeout)
-            except RuntimeError as failure:
-                if not self._is_late(begin):
-                    raise
+        except RuntimeError as failure:
+            if self._is_late(begin):
                 raise Silence(f"no answer from rank {peer} within {self._timeout.total_seconds():g} s") from failure
+            raise Gone(f"rank {peer} ended or cannot be reached any more ({failure})") from failure
 
     def _is_late(self, begin):
         return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
@@ -162,8 +167,11 @@ class Comm:
 
     def _tell(self, reason):
         """The first reason of all ranks stays."""
-        text = f"rank {self.rank} gave up: {reason}"
+        text = self._told(reason)
         soon(lambda: self._store.compare_set("gave up", "", text))
+
+    def _told(self, reason):
+        return f"rank {self.rank} gave up: {reason}"
 
     def _hear(self):
         """Why another rank gave up, where it says so soon; None otherwise."""
@@ -243,6 +251,10 @@ class Comm:
 
 class Silence(Exception):
     """No answer in time."""
+
+
+class Gone(Exception):
+    """A connection ended: the rank at its other end did, or the network."""
 
 
 def share(group, mine, timeout=datetime.timedelta(seconds=300)):

@@ -14,7 +14,7 @@ from torch.distributed import ReduceOp
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy
+from tagc.torch import internals, policy
 from tagc.torch.unit import Unit
 
 UNIT = "buckets"
@@ -98,9 +98,8 @@ class _Backward:
 
     def __init__(self):
         self.failure, self.is_open, self.staged_by = None, True, None
-        queue_callback = torch.autograd.Variable._execution_engine.queue_callback
-        try:
-            queue_callback(lambda: queue_callback(self.end))  # DDP queues its own after its first hook
+        try:  # DDP queues its own after its first hook
+            internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
             self.is_open = False
 
@@ -274,10 +273,11 @@ class Wrapper:
     """A DistributedDataParallel model, for compress()."""
 
     name = "ddp"
+    gathers = False  # parameters through tagc
 
     def __init__(self, model):
         self._model = model
-        hooks = [(hook, state) for hook, state in model._comm_hooks if not isinstance(state, State) or state.is_of(model)]
+        hooks = [(hook, state) for hook, state in internals.ddp_hooks(model) if not isinstance(state, State) or state.is_of(model)]
         if (state := self.hooked()) is not None:
             if (handle := state._handle()) is not None and not handle.is_closed:
                 raise Error("state", "this model is compressed already: close() its tagc handle first")
@@ -287,13 +287,13 @@ class Wrapper:
                                       if getattr(model, "mixed_precision", None) is not None else ""))
         self._parameters, self._frozen = {}, {}
         for name, parameter in model.named_parameters():
-            if not hasattr(parameter, "_ddp_ignored"):
+            if not internals.is_ignored_by_ddp(parameter):
                 found = self._parameters if parameter.requires_grad else self._frozen
                 found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
 
     def hooked(self):
         """The State that is registered as this model's hook."""
-        return next((state for _, state in self._model._comm_hooks if isinstance(state, State) and state.is_of(self._model)), None)
+        return next((state for _, state in internals.ddp_hooks(self._model) if isinstance(state, State) and state.is_of(self._model)), None)
 
     def groups(self):
         return [self._model.process_group]
@@ -326,5 +326,5 @@ class Wrapper:
             try:
                 self._model.register_comm_hook(state, ddp_hook)
             except RuntimeError as failure:  # a builtin one, which only DDP's reducer knows of
-                self._model._comm_hooks.clear()
+                internals.ddp_hooks(self._model).clear()
                 raise Error("state", f"DDP does not take a communication hook: {failure}") from failure

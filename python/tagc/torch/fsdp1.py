@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy
+from tagc.torch import internals, policy
 
 _SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 
@@ -18,26 +18,21 @@ _SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 class _Flat:
     """One FullyShardedDataParallel instance and its flat parameter."""
 
-    def __init__(self, module, name):
+    def __init__(self, module, name, flat):
+        """flat: its internals.FlatParameter."""
         self.module = module
         self.name = policy.clean_name(name) if name else "the root module"
         self.is_sharded = module.sharding_strategy in _SHARDED
         if not self.is_sharded and module.sharding_strategy != ShardingStrategy.NO_SHARD:
             raise Error("unsupported", f"{self.name} has {module.sharding_strategy}, for which FSDP1 takes no communication hook: "
                         "must be FULL_SHARD, SHARD_GRAD_OP or NO_SHARD. fully_shard() (FSDP2) over a mesh of two dimensions does")
-        if module._comm_hook is not None:
-            raise Error("state", "this model is compressed already: close() its tagc handle first" if module._comm_hook is _hook
+        if (hook := internals.fsdp1_hook(module)) is not None:
+            raise Error("state", "this model is compressed already: close() its tagc handle first" if hook is _hook
                         else f"{self.name} has a communication hook already, and FSDP1 takes only one")
-        flat = self._flat = module._handle.flat_param
+        self._flat = flat
         prefix = f"{name}." if name else ""
-        self.parameters = [layouts.Parameter(policy.clean_name(prefix + fqn), tuple(shape), "dense")
-                           for fqn, shape in zip(flat._fqns, flat._shapes)]
-        self._starts, at = [], 0
-        for numel, is_padding in zip(flat._numels_with_padding, flat._is_padding_mask):
-            if not is_padding:
-                self._starts.append(at)
-            at += numel
-        self._n_elems = at
+        self.parameters = [layouts.Parameter(policy.clean_name(prefix + fqn), shape, "dense") for fqn, shape in flat.shapes()]
+        self._starts, self._n_elems = flat.starts()
         self._layouts = {}
 
     def set_kinds(self, kinds):
@@ -45,10 +40,7 @@ class _Flat:
         self._layouts.clear()
 
     def layout(self, n_elems, world_size):
-        if self._flat._params is None:  # all alike
-            trainable = [True] * len(self.parameters)
-        else:
-            trainable = [parameter.requires_grad for parameter in self._flat._params]
+        trainable = self._flat.trained()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
             raise Error("mismatch", f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
                         "ranks")
@@ -84,15 +76,12 @@ class Wrapper:
     """A FullyShardedDataParallel model, for compress()."""
 
     name = "fsdp1"
+    gathers = False  # parameters through tagc
 
     def __init__(self, model):
         self._model = model
-        try:
-            self._flats = [_Flat(module, name) for name, module in model.named_modules()
-                           if isinstance(module, FullyShardedDataParallel) and module._handle is not None]
-        except AttributeError as missing:
-            raise Error("unsupported", f"torch {torch.__version__} keeps FSDP1's parameters where tagc does not find them: "
-                        f"{missing}") from missing
+        self._flats = [_Flat(module, name, flat) for name, module in model.named_modules()
+                       if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None]
         if not self._flats:
             raise Error("argument", "this FullyShardedDataParallel model has no parameters")
 
@@ -114,7 +103,7 @@ class Wrapper:
             flat.set_kinds(kinds)
 
     def is_in_backward(self):
-        return bool(getattr(self._model, "_post_backward_callback_queued", False))
+        return internals.is_in_fsdp1_backward(self._model)
 
     def install(self, handle):
         try:
@@ -123,11 +112,11 @@ class Wrapper:
             raise Error("state", f"FSDP1 does not take a communication hook: {failure}") from failure
         handle.undo.append(self._remove)
         for flat in self._flats:
-            if flat.module._comm_hook is not _hook:
+            if internals.fsdp1_hook(flat.module) is not _hook:
                 raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
             unit = handle.add_unit(flat.name, parameters=flat.parameters)
-            flat.module._comm_hook_state = _State(handle, unit, flat)
+            internals.set_fsdp1_hook_state(flat.module, _State(handle, unit, flat))
 
     def _remove(self):
         for module in FullyShardedDataParallel.fsdp_modules(self._model):
-            module._comm_hook = module._comm_hook_state = None
+            internals.remove_fsdp1_hook(module)

@@ -4,6 +4,7 @@ The reduce-scatter's input is (W, row): row r is the r-th chunk of each paramete
 other, padded. Which parameters those are it does not say; _Module finds out."""
 
 import time
+import warnings
 import weakref
 
 import torch
@@ -12,54 +13,38 @@ from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy, waits
+from tagc.torch import internals, policy, waits
 from tagc.torch.reducer import Gatherer
 from tagc.torch.unit import DTYPES, check_tensors
 
 
 class _Module:
-    """One fully_shard()-ed module: its parameters in FSDP2's order."""
+    """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one mesh. group: its
+    internals.FsdpGroup."""
 
-    def __init__(self, module, name):
-        self.module, self.name = module, name
-        module.reshard()  # after a forward pass alone the root's parameters are still whole, and not the optimizer's
-        try:
-            state = module._get_fsdp_state()
-            groups = getattr(state, "_fsdp_param_groups", None)
-            if groups is None:  # one, where torch knows no more than that
-                groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-            if len(groups) > 1:
-                raise Error("unsupported", f"{name} has {len(groups)} parameter groups: tagc, like set_custom_reduce_scatter,"
-                            " takes modules with one mesh only")
-            self._sharded = list(groups[0].fsdp_params) if groups else []
-            mesh_info = groups[0].mesh_info if self._sharded else None
-            self._group = mesh_info.shard_process_group if mesh_info else None
-            self.n_replicas = getattr(mesh_info, "replicate_mesh_size", 1)
-            self.parameters = [layouts.Parameter("", tuple(p._orig_size), "dense", p.fsdp_placement.dim)
-                               for p in self._sharded]
-        except AttributeError as missing:
-            raise Error("unsupported", f"torch {torch.__version__} keeps FSDP2's parameters where tagc does not find them: "
-                        f"{missing}") from missing
+    def __init__(self, module, name, group):
+        self.module, self.name, self.group = module, name, group
+        self.parameters = [layouts.Parameter("", shape, "dense", dim) for shape, dim in group.shapes()]
         self._layouts = {}
 
     def name_parameters(self, names):
         """names: id of a parameter of the model -> its name."""
-        self.parameters = [parameter._replace(name=policy.clean_name(names[id(p.sharded_param)]))
-                           for parameter, p in zip(self.parameters, self._sharded)]
+        self.parameters = [parameter._replace(name=policy.clean_name(names[id(sharded)]))
+                           for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)]
 
     def mesh(self):
-        return self._sharded[0].sharded_param.device_mesh
+        return self.group.sharded_parameters[0].device_mesh
 
-    def group(self):
-        """Over which gradients are reduce-scattered. The mesh may have a dimension of replicas, and one within tensors."""
-        return self._group
+    def exchange_group(self):
+        """Over which gradients are exchanged. The mesh may have a dimension of replicas, and one within tensors."""
+        return self.group.replica_group if self.group.shard_group is None else self.group.shard_group
 
     def set_kinds(self, kinds):
         self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
         self._layouts.clear()
 
     def trainable(self):
-        return [parameter for parameter, p in zip(self.parameters, self._sharded) if p.sharded_param.requires_grad]
+        return [p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad]
 
     def layout(self, n_elems, world_size):
         """Of an input of n_elems; None where more than one choice of parameters would fit."""
@@ -67,13 +52,13 @@ class _Module:
                             lambda present: layouts.chunked(present, world_size))
 
     def shard_layout(self, n_elems, n_hosts):
-        """Of what this rank owns of the parameters, n_elems with padding; as layout()."""
-        world_size = self.group().size()
+        """Of what this rank owns of the parameters, n_elems with padding; as layout(). Under replicate() it owns them whole."""
+        world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
         return self._layout(n_elems * world_size, world_size, ("shard", n_hosts), lambda present: layouts.bucket(
             [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present], n_hosts))
 
     def _layout(self, n_elems, world_size, kind, make):
-        present = _those_that_fit(self.trainable(), n_elems, world_size)
+        present = _those_that_fit([self.parameters[i] for i in self.group.reduced()], n_elems, world_size)
         if present is None:
             return None
         key = kind, tuple(parameter.name for parameter in present)
@@ -123,15 +108,17 @@ class ReduceScatter(_Comm):
                               lambda: self._module.layout(input_tensor.numel(), world_size))
 
 
-class AllReduceBetween:
-    """For set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's shard is averaged with those
-    of the same place in the other hosts. Residuals are of shards, not of whole gradients."""
+class AllReduce:
+    """In the place of set_all_reduce_hook(): after torch's own reduce-scatter within a host, the owner's shard is averaged with
+    those of the same place in the other hosts. Residuals are of shards then, not of whole gradients. Under replicate() there are
+    no shards: whole gradients are averaged over all ranks."""
 
     def __init__(self, handle, unit, module, group):
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
 
     def __call__(self, reduce_output):
-        self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, dist.ReduceOp.AVG,
+        op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
+        self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, op,
                               lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
 
 
@@ -222,16 +209,25 @@ class _Gather:
 
 
 def modules_of(model):
-    """A _Module for each fully_shard() that has parameters; modules that were given to it in one list have one state."""
-    lists = {}
+    """A _Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
+    given to it in one list have one state."""
+    lists, found, registered = {}, [], {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
-            lists.setdefault(id(module._get_fsdp_state()), []).append((name or "the root module", module))
-    found = [_Module(modules[0][1], "-".join(dict.fromkeys((modules[0][0], modules[-1][0])))) for modules in lists.values()]
+            lists.setdefault(id(internals.fsdp_state(module)), []).append((name or "the root module", module))
+    for modules in lists.values():
+        for group in internals.fsdp_groups(modules[0][1]):
+            group.keep_requires_grad(registered)
+        for _, module in modules:
+            module.reshard()  # after a forward pass alone the root's parameters are still whole, and not the optimizer's
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = [module for module in found if module.parameters]
-    for module in found:
-        module.name_parameters(names)
+    for modules in lists.values():
+        name, groups = "-".join(dict.fromkeys((modules[0][0], modules[-1][0]))), internals.fsdp_groups(modules[0][1])
+        for i, group in enumerate(groups):
+            module = _Module(modules[0][1], f"{name}, mesh {i + 1} of {len(groups)}" if len(groups) > 1 else name, group)
+            if module.parameters:
+                module.name_parameters(names)
+                found.append(module)
     return found
 
 
@@ -250,20 +246,29 @@ class Wrapper:
             handle = _compressed.get(module.module, lambda: None)()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
-            if module.group().size() == 1 < module.n_replicas:
-                raise Error("unsupported", f"{module.name} is sharded over 1 rank and replicated over {module.n_replicas}: torch "
+            shards, replicas = module.group.shard_group, module.group.replica_group
+            if shards is not None and replicas is not None and shards.size() == 1 < replicas.size():
+                raise Error("unsupported", f"{module.name} is sharded over 1 rank and replicated over {replicas.size()}: torch "
                             "reduce-scatters nothing then, and sums between them itself, uncompressed. Take DistributedDataParallel, "
                             "or fully_shard() over all ranks, or over a mesh inside each host with between=")
         if between is not None and any(module.mesh().ndim > 1 for module in self.modules):
             raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
                         "has more, and torch then sums between hosts itself, uncompressed")
+        if between is not None and any(module.group.shard_group is None for module in self.modules):
+            raise Error("unsupported", "between is for fully_shard()-ed models; this one has replicate(), whose gradients tagc sums "
+                        "over all replicas: leave between out")
 
     def groups(self):
         """Of ranks that exchange, in an order that is the same on all of them."""
-        return [module.group() for module in self.modules] + ([self.between] if self.between is not None else [])
+        return [module.exchange_group() for module in self.modules] + ([self.between] if self.between is not None else [])
 
     def n_ranks(self):
-        return self.modules[0].mesh().size() * (1 if self.between is None else self.between.size())
+        return max(module.mesh().size() for module in self.modules) * (1 if self.between is None else self.between.size())
+
+    @property
+    def gathers(self):
+        """Whether parameters travel at all."""
+        return all(module.group.shard_group is not None for module in self.modules)
 
     def fingerprint(self):
         return {"model": "fsdp2", "ranks of between": None if self.between is None else self.between.size()}
@@ -276,53 +281,56 @@ class Wrapper:
             module.set_kinds(kinds)
 
     def is_in_backward(self):
-        context = getattr(self.modules[0].module._get_fsdp_state(), "_state_ctx", None)
-        return bool(getattr(context, "post_backward_final_callback_queued", False))
+        return internals.is_in_fsdp_backward(self.modules[0].module)
 
     def install(self, handle):
         for tag, module in enumerate(self.modules):
-            group, target = module.group(), module.module
-            _compressed[target] = weakref.ref(handle)
-            unit = handle.add_unit(module.name, parameters=module.parameters, n_chunks=group.size(),
-                                   place=None if self.between is None else group.rank())
-            if self.between is None:
-                target.set_custom_reduce_scatter(ReduceScatter(handle, unit, module))
-                handle.undo.append(lambda target=target: target.set_custom_reduce_scatter(_TorchReduceScatter()))
-            else:
-                target.set_all_reduce_hook(AllReduceBetween(handle, unit, module, self.between))
-                handle.undo.append(lambda target=target: target.set_all_reduce_hook(None))
-                target.set_custom_reduce_scatter(waits.ReduceScatter(module.name, handle.options.timeout_s))
-                handle.undo.append(lambda target=target: target.set_custom_reduce_scatter(_TorchReduceScatter()))
-            if handle.options.parameters is None:
-                target.set_custom_all_gather(waits.AllGather(module.name, handle.options.timeout_s))
-                handle.undo.append(lambda target=target: target.set_custom_all_gather(_TorchAllGather()))
-            else:
-                gather = AllGather(handle, module, handle.options.parameters, tag)
-                self._gathers.append(gather)
-                target.set_custom_all_gather(gather)
-                handle.undo.append(lambda target=target: target.set_custom_all_gather(_TorchAllGather()))
-                handle.frees.append(gather.close)
+            _compressed[module.module] = weakref.ref(handle)
+            handle.undo.append(lambda group=module.group, comms=module.group.comms: group.restore_comms(comms))
+            comms = self._comms(handle, tag, module)
+            for what, own in module.group.replaced(*comms):
+                _warn(f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while tagc exchanges in its place: "
+                      "handle.close() puts it back")
+            module.group.set_comms(*comms)
+        self._warn_of_outsiders()
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self.reset_parameters())
             handle.undo.append(loaded.remove)
         if self.between is not None:
-            place = self.modules[0].group().rank()
+            place = self.modules[0].group.shard_group.rank()
             handle.comm(self.between).agree("between", {"place in the shard group": place})
+
+    def _comms(self, handle, tag, module):
+        """(reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
+        shards, name, timeout_s = module.group.shard_group, module.name, handle.options.timeout_s
+        is_between = self.between is not None
+        unit = handle.add_unit(name, parameters=module.parameters, n_chunks=1 if shards is None else shards.size(),
+                               place=shards.rank() if is_between else None)
+        if shards is None:
+            handle.undo.append(module.group.leave_replicas_to_the_hook())
+            return None, None, AllReduce(handle, unit, module, module.exchange_group())
+        gather = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
+        if handle.options.parameters is not None:
+            gather = AllGather(handle, module, handle.options.parameters, tag)
+            self._gathers.append(gather)
+            handle.frees.append(gather.close)
+        if is_between:
+            return waits.ReduceScatter(name, timeout_s), gather, AllReduce(handle, unit, module, self.between)
+        return ReduceScatter(handle, unit, module), gather, None
+
+    def _warn_of_outsiders(self):
+        inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}
+        outside = [name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in inside]
+        if outside:
+            _warn(f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither torch nor tagc sums their "
+                  "gradients over ranks")
 
     def reset_parameters(self):
         for gather in self._gathers:
             gather.reset()
 
 
-class _TorchReduceScatter(_Comm):
-    """What FSDP2 does by itself; back in its place when a handle is closed."""
-
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        return dist.reduce_scatter_tensor(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
-
-
-class _TorchAllGather(_Comm):
-    """Likewise."""
-
-    def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+def _warn(text):
+    """By rank 0, once for each text."""
+    if dist.get_rank() == 0:
+        warnings.warn(f"tagc: {text}", stacklevel=4)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import adapt, policy, state, streams
+from tagc.torch import adapt, internals, policy, state, streams
 from tagc.torch.comm import Comm
 from tagc.torch.stages import Stages
 from tagc.torch.staging import Staging
@@ -231,7 +231,7 @@ class Compressed:
         self._units_of_step.add(unit.name)
         if self.wrapper.name != "ddp":  # there the last bucket ends the step
             try:
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+                internals.at_end_of_backward(self._end_backward)
             except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
                 self._units_of_step.clear()
                 return True
@@ -367,7 +367,7 @@ class Compressed:
         compressed parameter goes without it, and on to selection, when its own gradient is mostly noise; an optimizer that is
         neither torch's Adam nor AdamW goes without it for all of them at once, when all are. State, weight decay and learning
         rates stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
-        if self.options.gentle and self.wrapper.n_ranks() != self.wrapper.groups()[0].size():
+        if self.options.gentle and any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
                         "switch the first moment off at different steps: give compress() no optimizer, and make it from "
                         "handle.param_groups()")
@@ -487,13 +487,30 @@ class Compressed:
                 f"{now}; exchanges so far: {self.n_steps}{sent}>")
 
     def __reduce__(self):
-        raise Error("unsupported", "a tagc handle cannot be copied or pickled: state_dict() has what is worth keeping")
+        """So that a model which has its handle as an attribute can be saved or copied whole."""
+        warnings.warn("tagc: a copied or pickled handle exchanges nothing and has no residuals: save handle.state_dict(), and call "
+                      "compress() on the model that comes of it", stacklevel=2)
+        return Copied, ()
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.close()
+
+
+class Copied:
+    """What stands in for a handle in a copy of its model."""
+
+    is_closed = True
+
+    def close(self):
+        """There is nothing to close."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):  # copy and pickle ask for some that not every object has
+            raise AttributeError(name)
+        raise Error("state", f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on this model")
 
 
 def _fingerprint(layout):

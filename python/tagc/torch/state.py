@@ -35,7 +35,8 @@ from tagc.torch import layout as layouts
 from tagc.torch import policy, stages
 
 # DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
-ABOUT = "about (saved by another number of ranks: load handle.at(path))"
+ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
+OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of tagc before it knew the second case
 _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
@@ -93,18 +94,20 @@ class Reader:
 
     def _find(self, key):
         """Path of the handle within the checkpoint."""
-        found = {path[:-2] for path in self._paths() if path[-1] == ABOUT}
+        found = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT)}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
         if len(fitting) != 1:
             names = ", ".join(sorted(repr(".".join(map(str, path))) for path in found)) or "none"
             raise Error("argument", f"{self._where} has tagc states {names}: "
-                        + ("key must name one of them" if found else "it was saved without the handle"))
+                        + ("key must name one of them" if found else "it was saved without a handle. Leave the handle out of dcp.load() then: "
+                           "its residuals begin at zero"))
         return fitting.pop()
 
     def _read_abouts(self, reader):
         import torch.distributed.checkpoint as dcp
 
-        nested = {path[-2]: {ABOUT: ""} for path in self._paths() if path[-1] == ABOUT and path[:-2] == self._key}
+        paths = [path for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT) and path[:-2] == self._key]
+        self._about, nested = paths[0][-1], {path[-2]: {path[-1]: ""} for path in paths}
         wrapped = nested
         for name in reversed(self._key):
             wrapped = {name: wrapped}
@@ -116,7 +119,7 @@ class Reader:
         for fqn, path in self._metadata.planner_data.items():
             if isinstance(path, tuple) and path[:-3] == self._key and path[-2] == "residuals" and path[-3] in residuals:
                 residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=torch.float32)
-        return {name: {ABOUT: "", "residuals": tensors} for name, tensors in residuals.items()}
+        return {name: {self._about: "", "residuals": tensors} for name, tensors in residuals.items()}
 
     def load_state_dict(self, saved):
         load(self._handle, saved, is_selected=True)
@@ -186,11 +189,12 @@ def _ranks(saved, residuals=True):
         if not isinstance(part, dict) or not part:
             raise _bad(f"is a {type(part).__name__}, must be what state_dict() gives, or a list with that of each rank")
         for name, entry in part.items():
-            if not isinstance(entry, dict) or not isinstance(entry.get(ABOUT), str):
+            text = entry.get(ABOUT, entry.get(OLD_ABOUT)) if isinstance(entry, dict) else None
+            if not isinstance(text, str):
                 raise _bad(f"{name!r} is not what state_dict() gives")
             if residuals and not isinstance(entry.get("residuals", {}), dict):
                 raise _bad(f"residuals of {name} are a {type(entry['residuals']).__name__}, must be a dict")
-            about = _parsed(name, entry[ABOUT])
+            about = _parsed(name, text)
             if about["rank"] in entries or name != f"rank{about['rank']}":
                 raise _bad(f"{name} is there twice, or says that it is rank {about['rank']}")
             entries[about["rank"]] = about, entry.get("residuals", {})  # DCP writes no empty dict

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import policy
+from tagc.torch import internals, policy
 from tagc.torch.comm import Comm, share
 from tagc.torch.options import Options
 from tagc.torch.reducer import Gatherer
@@ -87,9 +87,8 @@ class Shape:
 def look(model, kind, between=None):
     """(Shape, process group over which gradients are exchanged) of a model; kind: as it is wrapped."""
     if kind == "fsdp2":
-        units, n_gathers, policies, group = _fsdp2(model)
-        gather = _short(policies[-1].param_dtype)
-        reduce = _short(policies[-1].reduce_dtype) or gather
+        units, n_gathers, dtypes, group = _fsdp2(model)
+        reduce, gather = map(_short, dtypes)
     elif kind == "fsdp1":
         units, n_gathers, group = _fsdp1(model)
         reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
@@ -114,14 +113,10 @@ def look(model, kind, between=None):
 def _fsdp2(model):
     from tagc.torch.fsdp2 import modules_of
 
-    units, n_gathers, policies, group = [], [], [], None
-    for one in modules_of(model):
-        units.append([(parameter.name, parameter.shape) for parameter in one.trainable()])
-        state = one.module._get_fsdp_state()._fsdp_param_group
-        n_gathers.append(1 if state.post_forward_mesh_info is None else 2)
-        policies.append(state.mp_policy)
-        group = one.group()
-    return units, n_gathers, policies, group
+    modules = modules_of(model)
+    units = [[(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules]
+    group = max((one.exchange_group() for one in modules), key=lambda group: group.size(), default=None)
+    return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes() if modules else (None, None), group
 
 
 def _fsdp1(model):
@@ -130,11 +125,10 @@ def _fsdp1(model):
     n_gathers_of = {ShardingStrategy.FULL_SHARD: 2, ShardingStrategy.SHARD_GRAD_OP: 1, ShardingStrategy.NO_SHARD: 0}
     units, n_gathers = [], []
     for name, module in model.named_modules():
-        if isinstance(module, FullyShardedDataParallel) and module._handle is not None:
+        if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
             if module.sharding_strategy not in n_gathers_of:
                 raise Error("unsupported", f"FSDP1 with {module.sharding_strategy}: tagc has no hook for it")
-            flat = module._handle.flat_param
-            units.append([(f"{name}.{fqn}" if name else fqn, tuple(shape)) for fqn, shape in zip(flat._fqns, flat._shapes)])
+            units.append([(f"{name}.{fqn}" if name else fqn, shape) for fqn, shape in flat.shapes()])
             n_gathers.append(n_gathers_of[module.sharding_strategy])
     return units, n_gathers, model.process_group
 

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
+from tagc.torch import internals
 
 SOON = datetime.timedelta(seconds=1)
 _NEVER_SENT = 2**31 - 1  # a tag
@@ -33,10 +34,7 @@ def soon(ask):
 def gloo_of(group):
     """What moves CPU tensors between the ranks of a group, where that is gloo; None otherwise."""
     group = dist.group.WORLD if group is None else group
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-    except (RuntimeError, AttributeError):
-        return None
+    backend = internals.backend_of(group, torch.device("cpu"))
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 

@@ -1,0 +1,312 @@
+"""All that tagc reads or sets of torch without torch having promised it. No other module here touches such an attribute.
+
+SEEN says in which versions of torch each was found, by reading their source and by running the tests on them. Where a newer
+torch has moved one, the Error names it and the version, and whoever mends it looks here."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+
+OLDEST, NEWEST = (2, 9), (2, 15)  # what the tests have run on
+ALL = "2.9 to 2.15"
+
+SEEN = {
+    "FSDPModule._get_fsdp_state": ALL,
+    "FSDPState._fsdp_param_groups": "2.12 to 2.15",
+    "FSDPState._fsdp_param_group": ALL,
+    "FSDPState._state_ctx": ALL,
+    "FSDPStateContext.post_backward_final_callback_queued": ALL,
+    "FSDPParamGroup.fsdp_params": ALL,
+    "FSDPParamGroup.mesh_info": ALL,
+    "FSDPParamGroup.post_forward_mesh_info": ALL,
+    "FSDPParamGroup.mp_policy": "2.9 to 2.14",
+    "FSDPParamGroup.gradient_divide_factor": ALL,
+    "FSDPParamGroup._reduce_scatter_comm": ALL,
+    "FSDPParamGroup._all_gather_comm": ALL,
+    "FSDPParamGroup._all_reduce_hook": ALL,
+    "FSDPParamGroup._reduce_scatter_param_indices": "2.15",
+    "FSDPParam.sharded_param": ALL,
+    "FSDPParam._unsharded_param": ALL,
+    "FSDPParam._orig_size": ALL,
+    "FSDPParam.fsdp_placement": ALL,
+    "FSDPParam.mp_policy": ALL,
+    "FSDPMeshInfo.shard_process_group": ALL,
+    "DDPMeshInfo.replicate_process_group": ALL,
+    "DistributedDataParallel._comm_hooks": ALL,
+    "Parameter._ddp_ignored": ALL,
+    "torch.distributed._composable.replicate.DDP": ALL,
+    "FullyShardedDataParallel._handle": ALL,
+    "FullyShardedDataParallel._comm_hook": ALL,
+    "FullyShardedDataParallel._comm_hook_state": ALL,
+    "FullyShardedDataParallel._post_backward_callback_queued": ALL,
+    "FlatParamHandle.flat_param": ALL,
+    "FlatParameter._fqns": ALL,
+    "FlatParameter._shapes": ALL,
+    "FlatParameter._params": ALL,
+    "FlatParameter._numels_with_padding": ALL,
+    "FlatParameter._is_padding_mask": ALL,
+    "torch.autograd.Variable._execution_engine": ALL,
+    "torch.distributed.distributed_c10d._get_default_store": ALL,
+    "ProcessGroup._get_backend": ALL,
+    "OptimizedModule._orig_mod": ALL,
+    "ChainedScheduler._schedulers": ALL,
+}
+
+
+def version():
+    """(major, minor) of this torch."""
+    return tuple(int(number) for number in torch.__version__.split(".")[:2])
+
+
+def _get(owner, name):
+    """owner's attribute; name: a key of SEEN. Error where it is not there any more."""
+    seen = SEEN[name]
+    try:
+        return getattr(owner, name.rpartition(".")[2])
+    except AttributeError as missing:
+        raise Error("unsupported", f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: take one of "
+                    "those versions, or a tagc that knows this one") from missing
+
+
+def _find(owner, name, default=None):
+    """The same for what not every version, or not every object, has."""
+    assert name in SEEN, name
+    return getattr(owner, name.rpartition(".")[2], default)
+
+
+# ---- FSDP2 ----
+
+class FsdpGroup:
+    """What one fully_shard()-ed module reduces and gathers together: all of its parameters, or since torch 2.12 those that
+    shard_placement_fn put on one mesh."""
+
+    def __init__(self, group, n_groups):
+        self._group, self._is_only = group, n_groups == 1
+        self._params = list(_get(group, "FSDPParamGroup.fsdp_params"))
+        self._mesh = _get(group, "FSDPParamGroup.mesh_info")
+
+    @property
+    def sharded_parameters(self):
+        """What the optimizer has, in FSDP2's order."""
+        return [_get(param, "FSDPParam.sharded_param") for param in self._params]
+
+    def shapes(self):
+        """(shape of the whole parameter, dimension along which it is sharded) of each."""
+        return [(tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim) for param in self._params]
+
+    def reduced(self):
+        """For a hook: places of the trained parameters, in the order in which a reduction has them. Torch 2.15 puts those
+        together whose gradients have one dtype."""
+        order = _find(self._group, "FSDPParamGroup._reduce_scatter_param_indices") or range(len(self._params))
+        used = [_find(param, "FSDPParam._unsharded_param", param.sharded_param) for param in self._params]
+        return [i for i in order if used[i].requires_grad]
+
+    def keep_requires_grad(self, registered):
+        """Before a reshard. registered: ids of the model's parameters. After a forward pass alone the root's parameters are
+        whole, and whoever sets requires_grad then sets it of these; a reshard forgets that."""
+        for param in self._params:
+            whole, sharded = _find(param, "FSDPParam._unsharded_param"), _get(param, "FSDPParam.sharded_param")
+            if id(whole) in registered and whole.requires_grad != sharded.requires_grad:
+                sharded.requires_grad_(whole.requires_grad)
+
+    @property
+    def shard_group(self):
+        """Over which it is reduce-scattered; None under replicate()."""
+        has_replicas_only = self.replica_group is not None
+        return (_find if has_replicas_only else _get)(self._mesh, "FSDPMeshInfo.shard_process_group")
+
+    @property
+    def replica_group(self):
+        """Over which replicas are summed; None without."""
+        return _find(self._mesh, "DDPMeshInfo.replicate_process_group")
+
+    @property
+    def n_gathers(self):
+        """Of the parameters in a step."""
+        if self.shard_group is None:
+            return 0
+        return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
+
+    def dtypes(self):
+        """In which gradients and parameters travel: of MixedPrecisionPolicy, None where these are the parameters' own."""
+        if not self._params:
+            return None, None
+        policy = _find(self._params[0], "FSDPParam.mp_policy") or _get(self._group, "FSDPParamGroup.mp_policy")
+        follows = None if version() >= (2, 15) else policy.param_dtype
+        return policy.reduce_dtype or follows, policy.param_dtype
+
+    @property
+    def sum_op(self):
+        """For who sums over replicas in torch's place: whether the divisor that a user has set is in what he gets already."""
+        return dist.ReduceOp.AVG if _get(self._group, "FSDPParamGroup.gradient_divide_factor") is None else dist.ReduceOp.SUM
+
+    @property
+    def comms(self):
+        """(reduce-scatter, all-gather, all-reduce hook) as they are now."""
+        return (_get(self._group, "FSDPParamGroup._reduce_scatter_comm"), _get(self._group, "FSDPParamGroup._all_gather_comm"),
+                _get(self._group, "FSDPParamGroup._all_reduce_hook"))
+
+    @property
+    def gathers_by_default(self):
+        """Whether torch gathers parameters in its plainest way: no comm of a user's, no special memory."""
+        return type(self.comms[1]).__name__ == "DefaultAllGather"
+
+    def replaced(self, reduce_scatter=None, all_gather=None, all_reduce_hook=None):
+        """What set_comms() of these would take from a user: (what it is, the user's)."""
+        reduce, gather, hook = self.comms
+        if reduce_scatter is not None and not _is_torchs(reduce):
+            yield "reduce-scatter", reduce
+        if all_gather is not None and not _is_torchs(gather):
+            yield "all-gather", gather
+        if all_reduce_hook is not None and hook is not None:
+            yield "all-reduce hook", hook
+
+    def set_comms(self, reduce_scatter=None, all_gather=None, all_reduce_hook=None):
+        """Puts others in place of them, where they are given. FSDPModule's own methods refuse modules of several groups."""
+        reduce, gather, hook = self.comms
+        self._group._reduce_scatter_comm = reduce_scatter or reduce
+        self._group._all_gather_comm = all_gather or gather
+        self._group._all_reduce_hook = all_reduce_hook or hook
+
+    def restore_comms(self, comms):
+        self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
+
+    def leave_replicas_to_the_hook(self):
+        """Under replicate(): torch sums nothing itself from now on, and the all-reduce hook gets what this rank has. Returns a
+        function that undoes it."""
+        group, mesh = self._group, self._mesh
+        group.mesh_info = _NoMesh()
+
+        def undo():
+            group.mesh_info = mesh
+        return undo
+
+
+def _is_torchs(comm):
+    return type(comm).__module__.partition(".")[0] == "torch"
+
+
+class _NoMesh:
+    """For a group that torch neither shards nor replicates: what it does for one rank."""
+
+
+def fsdp_groups(module):
+    """The FsdpGroup of a fully_shard()-ed module's parameters; none where it has no parameters of its own."""
+    state = fsdp_state(module)
+    groups = _find(state, "FSDPState._fsdp_param_groups")
+    if groups is None:
+        only = _get(state, "FSDPState._fsdp_param_group")
+        groups = [] if only is None else [only]
+    return [FsdpGroup(group, len(groups)) for group in groups]
+
+
+def fsdp_state(module):
+    """The same object for modules that fully_shard() was given in one list."""
+    return _get(module, "FSDPModule._get_fsdp_state")()
+
+
+def is_in_fsdp_backward(module):
+    context = _get(fsdp_state(module), "FSDPState._state_ctx")
+    return bool(_get(context, "FSDPStateContext.post_backward_final_callback_queued"))
+
+
+# ---- FSDP1 ----
+
+def flat_of(module):
+    """The flat parameter of a FullyShardedDataParallel module; None where it has none of its own."""
+    handle = _get(module, "FullyShardedDataParallel._handle")
+    return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
+
+
+class FlatParameter:
+    def __init__(self, flat):
+        self._flat = flat
+
+    def shapes(self):
+        """(name within the module, shape) of each parameter in it."""
+        return list(zip(_get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))))
+
+    def starts(self):
+        """Where each parameter begins, and the number of all elements with padding between them."""
+        starts, at = [], 0
+        for numel, is_padding in zip(_get(self._flat, "FlatParameter._numels_with_padding"),
+                                     _get(self._flat, "FlatParameter._is_padding_mask")):
+            if not is_padding:
+                starts.append(at)
+            at += numel
+        return starts, at
+
+    def trained(self):
+        """Of each parameter whether it is trained."""
+        own = _get(self._flat, "FlatParameter._params")
+        return [True] * len(self.shapes()) if own is None else [parameter.requires_grad for parameter in own]
+
+
+def fsdp1_hook(module):
+    return _get(module, "FullyShardedDataParallel._comm_hook")
+
+
+def set_fsdp1_hook_state(module, state):
+    _get(module, "FullyShardedDataParallel._comm_hook_state")
+    module._comm_hook_state = state
+
+
+def remove_fsdp1_hook(module):
+    module._comm_hook = module._comm_hook_state = None
+
+
+def is_in_fsdp1_backward(model):
+    return bool(_find(model, "FullyShardedDataParallel._post_backward_callback_queued", False))
+
+
+# ---- DDP ----
+
+def ddp_hooks(model):
+    """[(hook, state)] that a DistributedDataParallel has been given: the list itself."""
+    return _get(model, "DistributedDataParallel._comm_hooks")
+
+
+def composable_ddp_within(model):
+    """The first module that torch's older composable replicate() was applied to; None without. It keeps its DDP to itself."""
+    maker = sys.modules.get("torch.distributed._composable.replicate")
+    if maker is None:
+        return None
+    kind = _get(maker, "torch.distributed._composable.replicate.DDP")
+    return next((module for module in model.modules() if isinstance(module, kind)), None)
+
+
+def is_ignored_by_ddp(parameter):
+    return bool(_find(parameter, "Parameter._ddp_ignored", False))
+
+
+# ---- the rest ----
+
+def at_end_of_backward(function):
+    """function() is called when the backward pass under way ends. RuntimeError outside of one."""
+    _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
+
+
+def default_store():
+    return _get(dist.distributed_c10d, "torch.distributed.distributed_c10d._get_default_store")()
+
+
+def backend_of(group, device):
+    """Of a process group, for tensors on that device; None where it has none."""
+    find = _get(group, "ProcessGroup._get_backend")
+    try:
+        return find(device)
+    except RuntimeError:
+        return None
+
+
+def uncompiled(model):
+    """The model within torch.compile()'s wrapper."""
+    return _find(model, "OptimizedModule._orig_mod", model)
+
+
+def schedulers_within(scheduler):
+    """Of a ChainedScheduler or a SequentialLR."""
+    return _find(scheduler, "ChainedScheduler._schedulers", [])
