@@ -18,35 +18,102 @@ struct tagc_metrics {
     char path[TAGC_PATH_BYTES];
 };
 
-/* Bytes of the leading lines that are whole and not past `step`. */
-static long kept_bytes(FILE *file, uint64_t step) {
+/* ---- going back to a step ---- */
+
+typedef struct tagc_kept_lines {
+    FILE *from;
+    uint64_t step;
+    long n_prefix; /* bytes before the first line that goes */
+    int n_damaged; /* lines that are no records, but for a torn last one */
+} tagc_kept_lines;
+
+typedef enum { LINE_STAYS, LINE_DAMAGED, LINE_PAST } tagc_line_kind;
+
+/* What describes a run has no step, which is past nothing. */
+static tagc_line_kind kind_of(const char *line, uint64_t step) {
+    json_t *object = json_loads(line, 0, NULL);
+    tagc_line_kind kind = !json_is_object(object) ? LINE_DAMAGED : LINE_STAYS;
+    if (json_integer_value(json_object_get(object, "step")) > (json_int_t)step) kind = LINE_PAST;
+    json_decref(object);
+    return kind;
+}
+
+/* Writes the lines that stay after the first damaged one to `to`, where it is not NULL. */
+static int pick_lines(tagc_kept_lines *kept, FILE *to) {
     char *line = NULL;
     size_t capacity = 0;
-    long kept = 0;
-    for (ssize_t n; (n = getline(&line, &capacity, file)) > 0; kept += n) {
-        json_t *object = line[n - 1] == '\n' ? json_loads(line, 0, NULL) : NULL;
-        int is_past = !object || json_integer_value(json_object_get(object, "step")) > (json_int_t)step;
-        json_decref(object);
-        if (is_past) break;
+    int failed = 0;
+    rewind(kept->from);
+    kept->n_prefix = kept->n_damaged = 0;
+    for (ssize_t n; (n = getline(&line, &capacity, kept->from)) > 0;) {
+        tagc_line_kind kind = kind_of(line, kept->step);
+        if (kind == LINE_PAST || line[n - 1] != '\n') break;
+        kept->n_damaged += kind == LINE_DAMAGED;
+        if (kept->n_damaged == 0)
+            kept->n_prefix += n;
+        else if (to && kind == LINE_STAYS)
+            failed |= fwrite(line, 1, (size_t)n, to) != (size_t)n;
     }
+    failed |= ferror(kept->from) != 0;
     free(line);
-    return kept;
+    return failed;
+}
+
+static int copy_whole(FILE *from, const char *path) {
+    char bytes[16384];
+    FILE *to = fopen(path, "wx");
+    if (!to) return 1;
+    int failed = 0;
+    rewind(from);
+    for (size_t n; (n = fread(bytes, 1, sizeof bytes, from)) > 0;) failed |= fwrite(bytes, 1, n, to) != n;
+    failed |= ferror(from) != 0 || fflush(to) != 0 || fsync(fileno(to)) != 0;
+    return (fclose(to) != 0) | failed;
+}
+
+/* To metrics.jsonl.damaged, or with a number where that is taken. */
+static tagc_status set_aside(const tagc_metrics *metrics, FILE *file, char damaged[TAGC_PATH_BYTES]) {
+    for (int i = 1; i < 1000; i++) {
+        char number[16] = "";
+        if (i > 1) snprintf(number, sizeof number, ".%d", i);
+        if (snprintf(damaged, TAGC_PATH_BYTES, "%s.damaged%s", metrics->path, number) >= TAGC_PATH_BYTES)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%s: the path is too long", metrics->path);
+        if (tagc_path_exists(damaged)) continue;
+        if (!copy_whole(file, damaged)) return TAGC_OK;
+        break;
+    }
+    return tagc_fail(TAGC_ERR_IO, "%s: %s", damaged, strerror(errno));
+}
+
+/* In place, so that the lock stays. */
+static int rewrite(tagc_metrics *metrics, tagc_kept_lines *kept) {
+    char *rest = NULL;
+    size_t n_rest = 0;
+    FILE *memory = open_memstream(&rest, &n_rest);
+    int failed = !memory || pick_lines(kept, memory) != 0;
+    if (memory) failed |= fclose(memory) != 0;
+    failed = failed || ftruncate(fileno(metrics->file), kept->n_prefix) != 0;
+    failed = failed || fwrite(rest, 1, n_rest, metrics->file) != n_rest || fflush(metrics->file) != 0;
+    free(rest);
+    return failed;
+}
+
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]) {
+    struct stat about;
+    damaged[0] = 0;
+    if (fstat(fileno(metrics->file), &about) != 0 || !S_ISREG(about.st_mode)) return TAGC_OK;
+    tagc_kept_lines kept = {.from = fopen(metrics->path, "r"), .step = step};
+    int failed = !kept.from || pick_lines(&kept, NULL) != 0;
+    tagc_status status = TAGC_OK;
+    if (!failed && kept.n_damaged > 0) status = set_aside(metrics, kept.from, damaged);
+    if (!failed && status == TAGC_OK) failed = rewrite(metrics, &kept);
+    if (kept.from) fclose(kept.from);
+    if (failed) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno ? errno : EIO));
+    return status;
 }
 
 int tagc_metrics_is_empty(const tagc_metrics *metrics) {
     struct stat about;
     return fstat(fileno(metrics->file), &about) == 0 && about.st_size == 0;
-}
-
-tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step) {
-    struct stat about;
-    if (fstat(fileno(metrics->file), &about) != 0 || !S_ISREG(about.st_mode)) return TAGC_OK;
-    FILE *file = fopen(metrics->path, "r");
-    long kept = file ? kept_bytes(file, step) : 0;
-    if (file) fclose(file);
-    if (!file || ftruncate(fileno(metrics->file), kept) != 0)
-        return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno));
-    return TAGC_OK;
 }
 
 static tagc_status open_file(tagc_metrics *metrics, const char *dir) {

@@ -7,6 +7,7 @@
 #ifndef TAGC_CLI_METRICS_H
 #define TAGC_CLI_METRICS_H
 
+#include "cli/paths.h"
 #include "cli/step_report.h"
 #include <jansson.h>
 
@@ -16,8 +17,9 @@ typedef struct tagc_metrics tagc_metrics;
  * to others until _close. */
 tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out);
 int tagc_metrics_is_empty(const tagc_metrics *metrics);
-/* Drops the lines past `step`, and one that is not whole. */
-tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step);
+/* Drops the lines past `step`, and those that are no records. Where one of these is not the last line, which a killed run
+ * may leave torn, the file as it was is first copied to metrics.jsonl.damaged; damaged gets its path, else "". */
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]);
 tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
 tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
 tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss);

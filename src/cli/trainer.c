@@ -239,7 +239,11 @@ static tagc_status open_chooser(tagc_trainer *t) {
 
 static tagc_status begin_metrics(tagc_trainer *t) {
     if (!t->metrics) return TAGC_OK;
-    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step));
+    char damaged[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step, damaged));
+    if (damaged[0])
+        fprintf(stderr, "note: metrics.jsonl in %s had damaged lines, which are left out; as it was: %s\n",
+                t->options.out, damaged);
     json_t *run = json_object();
     json_object_set_new(run, "tagc", json_string(tagc_version()));
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));

@@ -21,6 +21,25 @@ run 0 train --quiet --out back --resume run/step-00000002 --steps 4
 rm -r run/step-00000006 run/step-00000004
 run 0 train --quiet --out run --resume --steps 5
 [ "$(column run loss | wc -l)" = 5 ] || fail "metrics of a run that went back"
+# Damaged lines are left out, wherever they are, and nothing else is; a torn last one is what a killed run leaves.
+run 0 train "${tiny[@]}" --steps 9 --batch-size 1 --save-every 6 --keep 9 --out lines
+cp lines/metrics.jsonl whole.jsonl
+rm -r lines/step-00000009
+sed -i '3s/,/;/2' lines/metrics.jsonl
+sed -i '5s/.*/\x00\xff{{/' lines/metrics.jsonl
+printf '{"type":"step","st' >>lines/metrics.jsonl
+cp lines/metrics.jsonl damaged.jsonl
+run 0 train --quiet --out lines --resume
+grep -q "note: metrics.jsonl in lines had damaged lines, which are left out; as it was: lines/metrics.jsonl.damaged" err ||
+    fail "no note of damaged lines"
+cmp damaged.jsonl lines/metrics.jsonl.damaged || fail "not set aside as it was"
+diff <(grep -o '"type":"\(step\|eval\)","step":[0-9]*' whole.jsonl | sed '2d;4d') \
+    <(grep -o '"type":"\(step\|eval\)","step":[0-9]*' lines/metrics.jsonl) >differ || fail "other records stay: $(cat differ)"
+head -n 4 lines/metrics.jsonl | grep -vxFf whole.jsonl && fail "a record was changed"
+rm -r lines/step-00000009
+printf '{"type":"step","st' >>lines/metrics.jsonl
+run 0 train --quiet --out lines --resume
+[ ! -s err ] && [ ! -e lines/metrics.jsonl.damaged.2 ] || fail "a torn last line is told as damage: $(cat err)"
 # Metrics without a checkpoint cannot be gone on from, and the message does not say so.
 rm -r other/step-*
 run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --out other

@@ -3,8 +3,7 @@
 source "$(dirname "$0")/lib.sh" "$@"
 make_data
 
-options=("${tiny[@]}" --steps 60 --batch-size 2 --ranks 2 --save-every 1000)
-run 0 train "${options[@]}" --out whole
+options=("${tiny[@]}" --batch-size 2 --ranks 2 --save-every 100000)
 # A process in the background ignores SIGINT from a shell without job control, unless it asks for it: ours does.
 "$tagc" train "${options[@]}" --steps 100000 --out broken >out 2>err &
 pid=$!
@@ -19,21 +18,26 @@ wait $pid || code=$?
 says "interrupted after step" "saved in broken"
 ls broken | grep -q '^step-' || fail "no checkpoint"
 
-# The same with the right number of steps goes on to the same losses: interrupted runs lose nothing.
-"$tagc" train "${options[@]}" --out cut >out 2>err &
-pid=$!
-for _ in $(seq 600); do
-    [ "$(grep -c '"type":"step"' cut/metrics.jsonl 2>/dev/null)" -ge 4 ] 2>/dev/null && break
-    sleep 0.02
-done
-kill -TERM $pid
-code=0
-wait $pid || code=$?
-if [ $code = 0 ]; then echo "note: the run was done before the signal came"; else
+# Where it stopped is where it goes on: as a run of as many steps that was never stopped. The rate stays, whatever --steps says.
+steady=("${options[@]}" --lr 1e-3 --min-lr 1e-3 --warmup 0 --eval-every never)
+for how in "--sharding full" "--sharding grad --exchange direct --sparsity 0.9 --gather delta4"; do
+    rm -rf cut whole
+    "$tagc" train "${steady[@]}" $how --steps 100000 --out cut >out 2>err &
+    pid=$!
+    for _ in $(seq 600); do
+        [ "$(grep -c '"type":"step"' cut/metrics.jsonl 2>/dev/null)" -ge 4 ] 2>/dev/null && break
+        sleep 0.02
+    done
+    kill -TERM $pid
+    code=0
+    wait $pid || code=$?
     [ $code = 130 ] || fail "exit code $code instead of 130"
-    run 0 train --quiet --out cut --resume --ranks 2
-fi
-same_losses whole cut
+    n=$(column cut loss | wc -l)
+    run 0 train --quiet --out cut --resume --steps $((n + 5))
+    run 0 train "${steady[@]}" $how --steps $((n + 5)) --out whole
+    [ "$(column cut loss | wc -l)" = $((n + 5)) ] || fail "$(column cut loss | wc -l) steps, stopped after $n"
+    same_losses whole cut
+done
 
 # A second one ends at once: threads that still run are then no leak to report.
 TSAN_OPTIONS="${TSAN_OPTIONS:-}:report_thread_leaks=0" "$tagc" train "${options[@]}" --steps 100000 --out twice >out 2>err &
