@@ -145,6 +145,23 @@ static tagc_status stop(tagc_trainer *t, int is_saved) {
                      (unsigned long long)t->step, (long long)t->options.steps);
 }
 
+enum { MAX_SKIPPED_IN_ROW = 20 };
+
+/* A run that moves no weight any more ends, and does not end well. */
+static tagc_status count_step(tagc_trainer *t, int is_skipped) {
+    t->n_done++;
+    t->n_skipped += is_skipped != 0;
+    t->n_skipped_in_row = is_skipped ? t->n_skipped_in_row + 1 : 0;
+    int is_last = t->step == (uint64_t)t->options.steps;
+    if (t->n_skipped_in_row < MAX_SKIPPED_IN_ROW && !(is_last && t->n_skipped == t->n_done)) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_STATE,
+        "the gradients of the last %llu steps, %llu to %llu, were not finite: these steps changed no "
+        "weight. Try a smaller --lr (%g), a longer --warmup (%lld), or an earlier checkpoint",
+        (unsigned long long)t->n_skipped_in_row, (unsigned long long)(t->step - t->n_skipped_in_row + 1),
+        (unsigned long long)t->step, t->options.lr, (long long)t->options.warmup);
+}
+
 static int is_due(int64_t every, uint64_t step) {
     return every > 0 && step % (uint64_t)every == 0;
 }
@@ -180,6 +197,7 @@ static tagc_status steps(tagc_trainer *t) {
         is_traced |= trace_on;
         if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
         tagc_progress_step(&t->progress, &report);
+        TAGC_TRY(count_step(t, report.stats.skipped));
         if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, &report.stats, report.wall_s));
         int is_last = t->step == n_steps, is_saved = 0;
         if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
@@ -203,9 +221,12 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
     if (status == TAGC_OK) status = steps(&trainer);
     if (status == TAGC_OK) {
         double seconds = tagc_clock_s() - start_s;
-        char tokens[16];
-        tagc_progress_say(&trainer.progress, "done: %llu steps, %s tokens, %d:%02d min%s%s",
-                          (unsigned long long)trainer.step,
+        char tokens[16], skipped[64] = "";
+        if (trainer.n_skipped > 0)
+            snprintf(skipped, sizeof skipped, " (%llu skipped: gradient not finite)",
+                     (unsigned long long)trainer.n_skipped);
+        tagc_progress_say(&trainer.progress, "done: %llu steps%s, %s tokens, %d:%02d min%s%s",
+                          (unsigned long long)trainer.step, skipped,
                           tagc_human((double)trainer.saved.n_tokens, tokens), (int)seconds / 60,
                           (int)seconds % 60, trainer.options.out ? "; metrics and checkpoint in " : "",
                           trainer.options.out ? trainer.options.out : "");

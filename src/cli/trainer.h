@@ -24,6 +24,8 @@ typedef struct tagc_trainer {
     int *tokens, *targets; /* (batch_size, n_tokens) */
     int n_tokens;          /* per sequence */
     uint64_t step;         /* done so far */
+    uint64_t n_done, n_skipped,
+        n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
     tagc_evaluation evaluation;
     tagc_guard guard; /* with --guard only */

@@ -63,6 +63,13 @@ grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the en
 # Weights that were exported are what training starts from when asked to.
 run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --init-from hf/model.safetensors --out c
 val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1e-10) }' || fail "--init-from"
+# A weight that is infinite makes every gradient so: such a run ends at once, and not well.
+cp hf/model.safetensors infinite.safetensors
+printf '\x00\x00\x80\x7f' | dd of=infinite.safetensors bs=1 seek=$(($(wc -c <infinite.safetensors) - 4)) conv=notrunc 2>/dev/null
+run 1 train "${tiny[@]}" --steps 100 --batch-size 1 --ranks 2 --init-from infinite.safetensors
+says "the gradients of the last 20 steps, 1 to 20, were not finite"
+run 1 train "${tiny[@]}" --steps 4 --batch-size 1 --init-from infinite.safetensors
+says "the gradients of the last 4 steps, 1 to 4, were not finite"
 
 run 0 generate --from a --prompt "the owner" --n-tokens 20 --seed 3
 cp out first
