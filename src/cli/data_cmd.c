@@ -1,6 +1,7 @@
 /* tagc data: text into token files. */
 #include "cli/commands.h"
 #include "cli/interrupt.h"
+#include "cli/paths.h"
 #include "cli/progress.h"
 #include "cli/ranks.h"
 #include "cli/trained.h"
@@ -11,7 +12,7 @@
 typedef struct data_options {
     const char *out, *vocab, *merges, *config;
     double val_share;
-    int lossy, quiet;
+    int lossy, force, quiet;
 } data_options;
 
 #define AT(field) offsetof(data_options, field)
@@ -22,6 +23,8 @@ static const tagc_option rows[] = {
      "share of the text kept for validation: whole documents where there are many, else the end of each"},
     {NULL, "lossy", TAGC_OPTION_FLAG, 0, AT(lossy), 0, 0, NULL, "no", NULL,
      "keep bytes that are not UTF-8 as they are, instead of stopping at the first"},
+    {NULL, "force", TAGC_OPTION_FLAG, 0, AT(force), 0, 0, NULL, "no", NULL,
+     "overwrite the train.bin and val.bin that --out has already"},
     {"Tokens", "vocab", TAGC_OPTION_TEXT, 0, AT(vocab), 0, 0, NULL, NULL, "FILE",
      "vocab.json of GPT-2's byte pair encoding; without it each byte is a token"},
     {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
@@ -75,7 +78,21 @@ static void print_report(const data_options *options, const tagc_data_report *re
                (unsigned long long)report->n_invalid_bytes);
 }
 
+/* A run that resumes would go on with other text. */
+static tagc_status keep_what_is_there(const data_options *options) {
+    static const char *const files[] = {"train.bin", "val.bin"};
+    char path[TAGC_PATH_BYTES];
+    for (size_t i = 0; i < 2 && !options->force; i++) {
+        TAGC_TRY(tagc_path_join(options->out, files[i], path));
+        if (tagc_path_exists(path))
+            return tagc_fail(TAGC_ERR_IO,
+                             "%s is there already: --force overwrites it, or choose another --out", path);
+    }
+    return TAGC_OK;
+}
+
 static tagc_status build(const data_options *options, const tagc_parsed *parsed) {
+    TAGC_TRY(keep_what_is_there(options));
     tagc_tokenizer *tokenizer = NULL;
     TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, "", &tokenizer));
     data_progress progress = {.is_terminal = !options->quiet && isatty(STDOUT_FILENO)};

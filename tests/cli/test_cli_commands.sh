@@ -120,9 +120,14 @@ run 0 data --out d2 --lossy --quiet --val-share 0 bad.txt
 [ ! -e d2/val.bin ] || fail "--val-share 0 wrote a val.bin"
 # Nor is the val.bin of other text left beside a new train.bin.
 cp -r data d4 && cp d4/train.bin was.bin
-run 1 data --out d4 --lossy --quiet --val-share 0 bad.txt
+run 1 data --out d4 --lossy --quiet bad.txt
+says "d4/train.bin is there already" "--force"
+cmp d4/train.bin was.bin || fail "overwritten without --force"
+run 1 data --out d4 --force --lossy --quiet --val-share 0 bad.txt
 says "val_share is 0" "d4/val.bin is there already"
 cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "a refused build changed its folder"
+run 0 data --out d4 --force --quiet text/a.txt
+cmp d4/train.bin was.bin && cmp d4/val.bin data/val.bin || fail "--force made something else"
 run 2 data --out d3
 says "which text"
 run 1 data --out d3 absent.txt
