@@ -8,7 +8,7 @@ No patch of torch and no extension compiled against it: hooks that torch offers,
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 try:
@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import ddp, internals, policy, streams
+from tagc.torch import adapt, ddp, internals, policy, streams
 from tagc.torch.advice import advise
 from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
@@ -29,13 +29,14 @@ from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.options import Layers, Options, unknown_option
 from tagc.torch.staging import Staging
+from tagc.torch.statistics import flat
 
-__all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state"]
+__all__ = ["Compressed", "Error", "advise", "buckets", "compress", "ddp_hook", "ddp_state", "flat", "param_groups"]
 
 
 def compress(
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     sparsity: float | None = None,
     gentle: bool | None = None,
@@ -58,8 +59,8 @@ def compress(
     backward pass.
 
     model: fully_shard()-ed (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
-    optimizer: torch's Adam or AdamW of the model's parameters, whose groups are then split in place so that what is compressed
-        has no first moment: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
+    optimizer: of the model's parameters, or a list where several share them. An Adam then steps what is compressed without a first
+        moment; others are left as they are: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
     sparsity: at least this share of each compressed gradient stays behind as a residual, which is added to the next one;
         [0, 1]; 0 sends every value. Not given: 0.95, begun gently.
     gentle: begin with every value in 4 bits, and go on, parameter by parameter, to what `sparsity` and `mild_sparsity` say when
@@ -122,6 +123,27 @@ def ddp_state(
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
 
 
+def param_groups(
+    model: torch.nn.Module,
+    betas: tuple[float, float] | None = None,
+    groups: Iterable[dict[str, Any]] | None = None,
+    *,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
+    as compress() will get them. Give compress() that optimizer, so that it knows. Local, without torch.distributed.
+
+    For DDP, which keeps a model's parameters; fully_shard() makes others: call it on the sharded model."""
+    named = [(policy.clean_name(name), parameter) for name, parameter in model.named_parameters()]
+    classes = {row.name: row.class_ for row in policy.classify(named, layers, rules)}
+    compressed = {id(p): name for name, p in named if classes[name] == "compressed" and p.requires_grad}
+    if groups is None:
+        groups = [{"params": [parameter for _, parameter in named if parameter.requires_grad]}]
+    return adapt.split_groups(groups, compressed, betas, options)[0]
+
+
 def _prepare(model, between, on_step, verbose, options, unknown, only=None, optimizer=None):
     """A Compressed whose hooks are not in place yet. unknown: what to say of a name that is no option, if there was one. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
@@ -155,7 +177,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table, staging)
-    handle.on_step, handle._verbose = on_step, verbose
+    handle.on_step = on_step
     for group in wrapper.groups():
         handle.comm(group)
     if optimizer is not None:
@@ -164,8 +186,10 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
         except BaseException:
             handle.close()
             raise
+    handle._verbose = verbose
     if verbose and dist.get_rank() == 0:
-        print(table, handle.stages.words(), sep="", flush=True)
+        words = handle.words_of_optimizers
+        print(table, handle.stages.words(), f"\n{words}" if words else "", sep="", flush=True)
     return handle
 
 

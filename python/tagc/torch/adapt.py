@@ -1,97 +1,214 @@
-"""An optimizer's parameter groups, split so that what is compressed can go without a first moment.
+"""What an optimizer makes of compressed gradients, and how its first moment is taken off what is compressed.
 
-Error feedback sums gradients over exchanges already. A first moment delays once more what has waited in the residual. A model
-that has just begun to learn is worse off without one, so it is switched off when selection begins."""
+Error feedback sums gradients over exchanges already. An Adam's first moment delays once more what has waited in the residual.
+A model that has just begun to learn is worse off without one, so it goes when selection begins, parameter by parameter.
+
+It goes inside the optimizer's step() alone: groups are split before a step and put together after it. Whoever looks at the
+optimizer otherwise, a scheduler, a checkpoint, a loop that sets learning rates, sees the groups that it knows."""
+
+import re
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tagc._library import Error
-from tagc.torch import internals
 
-_PER_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "base_momentums", "max_momentums", "max_lrs")
+# What a class name says, wherever in an optimizer's ancestry it stands: fused, 8-bit and paged ones are Adams, too.
+_ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
-def split(optimizer, compressed):
-    """In place: each group with compressed parameters (id -> name) and others becomes two, the first at the end. State, betas,
-    learning rates and weight decay stay. Returns the place that each new group was split from, for follow(). Changes nothing
-    where it raises."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer")
-    groups = optimizer.param_groups
-    for i, group in enumerate(groups):
-        betas = group.get("betas")
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise Error("unsupported", f"optimizer is a {type(optimizer).__name__}, whose group {i} has no two betas: its first "
-                        "moment is not known; give compress() no optimizer, and it does what is safe with a moment")
-    missing = compressed.keys() - {id(parameter) for group in groups for parameter in group["params"]}
+def inner(optimizer):
+    """The optimizers of torch's that `optimizer` stands for: a list of several, or a trainer's wrapper around one or more."""
+    if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
+        several = getattr(optimizer, "optimizers", optimizer)
+        return [one for each in several for one in inner(each)]
+    for name in ("optimizer", "optimizers"):  # accelerate, Lightning; torchtitan
+        wrapped = getattr(optimizer, name, None)
+        if isinstance(wrapped, (list, tuple)) or isinstance(wrapped, torch.optim.Optimizer):
+            return inner(wrapped)
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer, or a list of them")
+    return [optimizer]
+
+
+def is_adam(optimizer):
+    """Whether its first moment is what betas[0] says, and 0 takes it off."""
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
+        return False
+    return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
+
+
+def has_no_moment(optimizer, group):
+    """Whether steps of that group are of the gradient that comes, and no mean of those before."""
+    name = type(optimizer).__name__
+    if name in ("SGD", "RMSprop"):
+        return group.get("momentum") == 0
+    if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
+        return group.get("beta1") is None
+    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] == 0
+
+
+def _is_pair(betas):
+    return isinstance(betas, (tuple, list)) and len(betas) == 2
+
+
+def kinds(optimizers, compressed):
+    """({names of compressed parameters whose first moment can be taken off}, {names of those that have none})."""
+    can, none = set(), set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
+            if has_no_moment(optimizer, group):
+                none |= own
+            elif is_adam(optimizer):
+                can |= own
+    return can, none
+
+
+def check_complete(optimizers, compressed):
+    optimizers = list(optimizers)
+    missing = compressed.keys() - {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     if missing:
         what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
         raise Error("argument", f"the optimizer {what} of the model's compressed parameters, such as "
-                    f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model")
-    fresh = []
-    for place, group in enumerate(groups):
-        own = [parameter for parameter in group["params"] if id(parameter) in compressed]
-        if not own or len(own) == len(group["params"]):
+                    f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model; where several optimizers "
+                    "share them, give a list")
+
+
+def words(optimizers, compressed, options):
+    """What is done about each."""
+    lines = []
+    for optimizer in optimizers:
+        can, none = kinds([optimizer], compressed)
+        n = sum(id(p) in compressed for group in optimizer.param_groups for p in group["params"])
+        name = type(optimizer).__name__
+        if not n:
             continue
-        fresh.append((place, {**group, "params": own}))
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-    groups.extend(group for _, group in fresh)
-    return [place for place, _ in fresh]
+        if can:
+            lines.append(f"{name}: its first moment is off for what is compressed" + (", from when a gradient is mostly noise" if options.gentle else ""))
+        elif none:
+            lines.append(f"{name}: has no first moment, and is left as it is")
+        else:
+            lines.append(f"{name}: is left as it is" + (", and what it steps goes on with every value in 4 bits" if options.gentle else ""))
+    return "\n".join(lines)
 
 
-def switch_off(optimizer, compressed):
-    """The first moment of groups that split() has left with compressed parameters only."""
-    for group in optimizer.param_groups:
-        if group["params"] and all(id(parameter) in compressed for parameter in group["params"]):
-            group["betas"] = (0.0, group["betas"][1])
+class WithoutMoment:
+    """Of one Adam: parameters whose ids are in `keys`, a set that may change, are stepped without a first moment."""
+
+    def __init__(self, optimizer, keys, compressed):
+        self._optimizer, self._keys, self._compressed = optimizer, keys, frozenset(compressed)
+        self._undo = []  # of the step under way
+        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
+                       optimizer.register_step_post_hook(lambda *_: self._join()),
+                       optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
+                       optimizer.register_load_state_dict_pre_hook(self._joined)]
+
+    def remove(self):
+        self._join()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _split(self):
+        """A group keeps its dict, for what an optimizer counts in there, and the new one has a copy."""
+        self._join()
+        groups = self._optimizer.param_groups
+        for group in list(groups):
+            params, betas = group["params"], group["betas"]
+            own = [parameter for parameter in params if id(parameter) in self._keys]
+            if not own or not betas[0]:
+                continue
+            others = [parameter for parameter in params if id(parameter) not in self._keys]
+            without = (betas[0] * 0, betas[1])  # of betas' own type, which may be a tensor's
+            self._undo.append((group, params, betas))
+            if others:
+                group["params"] = others
+                groups.append({**group, "params": own, "betas": without})
+            else:
+                group["betas"] = without
+
+    def _join(self):
+        if self._undo:
+            n_split = sum(len(group["params"]) < len(params) for group, params, _ in self._undo)
+            del self._optimizer.param_groups[len(self._optimizer.param_groups) - n_split:]
+            for group, params, betas in self._undo:
+                group["params"], group["betas"] = params, betas
+            self._undo = []
+
+    def _joined(self, optimizer, state_dict):
+        """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""
+        self._join()
+        return joined(state_dict, optimizer.param_groups, self._compressed)
 
 
-def has_torchs_moment(optimizer):
-    """Whether hold_off() can do something for that optimizer."""
-    return isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
+def joined(state_dict, groups, compressed):
+    """A state dict whose groups were split by what is compressed -> the same with groups as they are; None where it is not so."""
+    saved = state_dict.get("param_groups", [])
+    parts = [[[p for p in group["params"] if (id(p) in compressed) == which] for which in (False, True)] for group in groups]
+    cut = [i for i, (others, own) in enumerate(parts) if others and own]
+    expected = [others or own for others, own in parts] + [parts[i][1] for i in cut]
+    if len(saved) == len(groups) or [len(group["params"]) for group in saved] != [len(params) for params in expected]:
+        return None
+    keys = {id(p): key for params, group in zip(expected, saved) for p, key in zip(params, group["params"])}
+    whole = [{**old, "params": [keys[id(p)] for p in group["params"]]} for old, group in zip(saved, groups)]
+    return {**state_dict, "param_groups": whole}
 
 
-def hold_off(optimizer, keys):
-    """The parameters with these ids, a set that may change, are stepped as without a first moment, whatever their group's betas
-    are. Returns a function that ends it.
+# ---- groups for an optimizer that is made after compress() ----
 
-    Before each step their first moment becomes what it would be if all gradients had been the one that comes now: what the step
-    makes of that and divides by its bias correction is this gradient. Groups stay as they are, and with them all that loops,
-    schedulers and checkpoints know of them."""
-    def before_step(optimizer, args, kwargs):
+def split_groups(groups, compressed, betas, options):
+    """Each group with compressed parameters (ids) and others becomes two, the first without a first moment. Returns (groups,
+    {id of a compressed parameter: the betas that its group has from the user, None: none})."""
+    split, given = [], {}
+    for group in _checked_groups(groups):
+        group = {**({} if betas is None else {"betas": betas}), **options, **group}
+        own_betas = group.get("betas")
+        if own_betas is not None and not _is_pair(own_betas):
+            raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
+        own = [parameter for parameter in group["params"] if id(parameter) in compressed]
+        others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
+        split += [{**group, "params": own, "betas": (0.0, own_betas[1] if own_betas else 0.999)}] if own else []
+        split += [{**group, "params": others}] if others else []
+        given |= dict.fromkeys(map(id, own), own_betas)
+    return split, given
+
+
+class Awaited:
+    """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own beta2 where the user gave
+    none; one that is not an Adam gets its own betas back, or the user's, and on_other(optimizer, ids of parameters) is called."""
+
+    def __init__(self, given, on_other):
+        self._given, self._on_other = given, on_other
+        self._waiting = set(given)
+        self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
+
+    def remove(self):
+        self._hook.remove()
+
+    def _look(self, optimizer):
+        seen = set()
         for group in optimizer.param_groups:
-            if group["betas"][0]:
-                for parameter in group["params"]:
-                    if id(parameter) in keys and parameter.grad is not None and optimizer.state.get(parameter):
-                        _forget(optimizer, group, parameter)
-
-    return optimizer.register_step_pre_hook(before_step).remove
-
-
-@torch.no_grad()
-def _forget(optimizer, group, parameter):
-    state = optimizer.state[parameter]
-    if (moment := state.get("exp_avg")) is None:
-        return
-    moment = _local(moment).copy_(_local(parameter.grad))
-    if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # a GradScaler leaves that to a fused step, which may skip
-        moment.div_(scale).nan_to_num_(0.0, 0.0, 0.0)
-    if group.get("maximize"):
-        moment.neg_()
-    if group["weight_decay"] and not group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW)):
-        moment.add_(_local(parameter), alpha=group["weight_decay"])
-    moment.mul_(1 - float(group["betas"][0]) ** _local(state["step"]))
+            own = self._waiting.intersection(map(id, group["params"]))
+            if not own:
+                continue
+            betas = self._given[min(own)] or optimizer.defaults.get("betas")
+            if betas is None:
+                group.pop("betas", None)
+            else:
+                group["betas"] = (betas[0] * 0, betas[1]) if is_adam(optimizer) else betas
+            seen |= own if not has_no_moment(optimizer, group) else set()
+            self._waiting -= own
+        if not self._waiting:
+            self.remove()
+        if seen:
+            self._on_other(optimizer, seen)
 
 
-def _local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def follow(scheduler, places, n_groups):
-    """A scheduler made before split() knows the groups by their places: what it has for one it now has for the new one, too."""
-    for inner in internals.schedulers_within(scheduler):  # ChainedScheduler, SequentialLR
-        follow(inner, places, n_groups)
-    for name in _PER_GROUP:
-        values = getattr(scheduler, name, None)
-        if isinstance(values, list) and len(values) + len(places) == n_groups:
-            values.extend([values[place] for place in places])
+def _checked_groups(groups):
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            what = list(group) if isinstance(group, dict) else type(group).__name__
+            raise Error("argument", f"groups: one is {what}, each must be a dict with 'params', as optimizers take them")
+        params = group["params"]
+        yield {**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}

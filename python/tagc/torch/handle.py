@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 import zlib
 
 import torch
@@ -55,8 +56,10 @@ class Compressed:
     def __init__(self, model, wrapper, options, table, staging=None):
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
-        self._optimizer, self._places, self._compressed = None, [], {}  # of adapt()
-        self._held_off = set()  # ids of parameters whose first moment is held off, while others of their group still have one
+        self._adams, self._optimizers, self._compressed = {}, {}, {}  # of adapt(): by id; id of a parameter -> name
+        self._held_off = set()  # ids of parameters that an Adam steps without a first moment
+        self._others = set()  # names of parameters that an optimizer other than Adam got from param_groups()
+        self.words_of_optimizers = ""
         self._is_without_moment = False
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
@@ -279,7 +282,7 @@ class Compressed:
 
     def _go_on(self):
         is_through = self.stages.go_on()
-        if self._optimizer is not None and (self._is_without_moment or self.stages.are_ripe()):
+        if self.stages.are_ripe():
             self._without_moment()
         self._follow_stages()
         return is_through
@@ -287,14 +290,13 @@ class Compressed:
     def _follow_stages(self):
         names = self.stages.without_moment()
         self._held_off.clear()
-        self._held_off.update(key for key, name in self._compressed.items() if name in names)
+        self._held_off.update(key for key, name in self._compressed.items() if self._is_without_moment or name in names)
 
     def _without_moment(self):
-        """After each exchange, since schedulers that cycle the momentum, and load_state_dict(), put it back."""
+        """Of all that is compressed, for good."""
         self._is_without_moment = self.options.exchange != "dense" and self.options.sparsity > 0
-        if self._optimizer is not None and self._is_without_moment:
-            adapt.switch_off(self._optimizer, self._compressed)
         self.stages.has_no_moment()
+        self._follow_stages()
 
     # ---- what users use ----
 
@@ -362,26 +364,35 @@ class Compressed:
         small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
         getattr(self.wrapper, "reset_parameters", lambda: None)()
 
-    def adapt(self, optimizer, *schedulers):
-        """Splits the groups of an Adam or AdamW in place, so that its first moment can be switched off for what is compressed. Each
-        compressed parameter goes without it, and on to selection, when its own gradient is mostly noise; an optimizer that is
-        neither torch's Adam nor AdamW goes without it for all of them at once, when all are. State, weight decay and learning
-        rates stay, and so do those of the given schedulers: make others after this. Local; on every rank, between steps."""
-        if self.options.gentle and any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
+    def adapt(self, optimizer, scheduler=None):
+        """Tells tagc what the gradients go to: an optimizer of torch's, a trainer's wrapper around one, or a list where several
+        share the model. Local; on every rank, between steps; compress(model, optimizer) does it.
+
+        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) steps each compressed parameter without a first moment
+        from when that parameter's gradient is mostly noise, and then selection begins. That happens inside step(): groups, state,
+        learning rates and weight decay stay as they are, and checkpoints are those of a run without tagc. Other optimizers are
+        left alone: what has no first moment is selected, what may have one goes on with every value in 4 bits. Rank 0 says which.
+
+        scheduler: may be given, and needs nothing."""
+        optimizers, compressed = adapt.inner(optimizer), self._compressed_ids()
+        known = {**self._optimizers, **{id(one): one for one in optimizers}}
+        adapt.check_complete(known.values(), compressed)
+        can, none = adapt.kinds(known.values(), compressed)
+        if can and self.options.gentle and any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
                         "switch the first moment off at different steps: give compress() no optimizer, and make it from "
                         "handle.param_groups()")
-        compressed = self._compressed_ids()
-        places = adapt.split(optimizer, compressed)
-        self._places = places or self._places  # a second call is for the schedulers
-        for scheduler in schedulers:
-            adapt.follow(scheduler, self._places, len(optimizer.param_groups))
-        if optimizer is not self._optimizer and adapt.has_torchs_moment(optimizer):
-            self.frees.append(adapt.hold_off(optimizer, self._held_off))
-            self.stages.is_one_by_one = True
-        self._optimizer, self._compressed = optimizer, compressed
-        if not self.options.gentle:
+        self._optimizers, self._compressed = known, compressed
+        for key, one in known.items():
+            if key not in self._adams and adapt.kinds([one], compressed)[0]:
+                self._adams[key] = adapt.WithoutMoment(one, self._held_off, compressed)
+                self.frees.append(self._adams[key].remove)
+        self.stages.set_moments(can, none)
+        if not self.options.gentle or self._is_without_moment and can | none >= set(compressed.values()):
             self._without_moment()
+        self.words_of_optimizers = adapt.words(known.values(), compressed, self.options)
+        if self._verbose and dist.get_rank() == 0:
+            print(f"tagc: {self.words_of_optimizers}", flush=True)
 
     def _compressed_ids(self):
         """id -> name of those that are trained."""
@@ -395,26 +406,32 @@ class Compressed:
                 compressed[id(parameter)] = policy.clean_name(name)
         return compressed
 
-    def param_groups(self, betas=(0.9, 0.999), groups=None, **options):
-        """Parameter groups for Adam or AdamW: error feedback already sums gradients over steps, so compressed parameters do
-        best without a first moment; all others keep `betas`.
+    def param_groups(self, betas=None, groups=None, **options):
+        """Parameter groups for an Adam that is made after compress(): compressed parameters have no first moment in them, all
+        others have `betas`, or what the optimizer has by default.
 
         groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
-        way, each keeping its options. Without it, all trainable parameters."""
+        way, each keeping its options. Without it, all trainable parameters. An optimizer that is not an Adam gets its own betas
+        back at its first step, and rank 0 says so."""
         compressed = self._compressed_ids()
         if groups is None:
             groups = [{"params": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}]
-        split = []
-        for group in _checked_groups(groups):
-            group = {"betas": betas, **options, **group}
-            if not isinstance(group["betas"], (tuple, list)) or len(group["betas"]) != 2:
-                raise Error("argument", f"betas is {group['betas']!r}, must be two numbers, as in (0.9, 0.999)")
-            parts = {True: [], False: []}
-            for parameter in group["params"]:
-                parts[id(parameter) in compressed].append(parameter)
-            split += [{**group, "params": parts[True], "betas": (0.0, group["betas"][1])}, {**group, "params": parts[False]}]
+        split, given = adapt.split_groups(groups, compressed, betas, options)
         self.stages.has_no_moment()
-        return [group for group in split if group["params"]]
+        itself = weakref.ref(self)  # torch keeps the hook
+        awaited = adapt.Awaited(given, lambda *found: itself() and itself()._has_moment_after_all(*found))
+        self.frees.append(awaited.remove)
+        return split
+
+    def _has_moment_after_all(self, optimizer, ids):
+        """Of param_groups(): these went to an optimizer that is not an Adam."""
+        compressed = self._compressed_ids()
+        self._others |= {compressed[key] for key in ids if key in compressed}
+        self.stages.set_moments((), set(compressed.values()) - self._others)
+        if dist.get_rank() == 0:
+            then = ", and what it steps goes on with every value in 4 bits" if self.options.gentle else ""
+            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose first moment param_groups() takes off: it has its own "
+                          f"betas again{then}", stacklevel=2)
 
     def state_dict(self):
         """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
@@ -427,6 +444,17 @@ class Compressed:
         each. Error, and nothing is changed, where it does not fit. Residuals follow the loss scale that comes next."""
         self.synchronize()
         state.load(self, saved)
+
+    def save(self, folder):
+        """state_dict() as a file of this rank in that folder, which is made where it is missing. Local; on every rank, between
+        steps. All write into the same folder."""
+        self.synchronize()
+        state.save_files(self, folder)
+
+    def load(self, folder):
+        """What save() wrote there, with as many ranks or with others. Local; Error, and nothing is changed, where it does not fit."""
+        self.synchronize()
+        state.load_files(self, folder)
 
     def at(self, checkpoint_id, key=None, storage_reader=None):
         """In place of the handle in a dcp.load() of what another number of ranks saved:
@@ -518,12 +546,3 @@ def _fingerprint(layout):
         return "unknown"
     names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage}" for parameter in layout.parameters).encode())
     return f"{len(layout.parameters)} ({names:08x})"
-
-
-def _checked_groups(groups):
-    for group in groups:
-        if not isinstance(group, dict) or "params" not in group:
-            what = list(group) if isinstance(group, dict) else type(group).__name__
-            raise Error("argument", f"groups: one is {what}, each must be a dict with 'params', as optimizers take them")
-        params = group["params"]
-        yield {**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}

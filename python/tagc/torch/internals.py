@@ -52,7 +52,6 @@ SEEN = {
     "torch.distributed.distributed_c10d._get_default_store": ALL,
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
-    "ChainedScheduler._schedulers": ALL,
 }
 
 
@@ -305,8 +304,3 @@ def backend_of(group, device):
 def uncompiled(model):
     """The model within torch.compile()'s wrapper."""
     return _find(model, "OptimizedModule._orig_mod", model)
-
-
-def schedulers_within(scheduler):
-    """Of a ChainedScheduler or a SequentialLR."""
-    return _find(scheduler, "ChainedScheduler._schedulers", [])

@@ -47,9 +47,10 @@ class Stages:
     def __init__(self, wrapper, options):
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
-        self._keeps_moment = True  # Adam has a first moment of what is compressed, as far as is known
-        self.is_one_by_one = False  # it can be switched off for one parameter at a time
-        self._without_moment = set()  # names of those for which it is
+        self._keeps_moment = True  # the optimizer has a first moment of what is compressed, as far as is known
+        self._can_lose_it = frozenset()  # names of those whose first moment can be taken off, one by one
+        self._never_had_it = frozenset()  # and of those that have none
+        self._without_moment = set()  # names of those that have lost it
         self._now = dict.fromkeys(self._kinds, 0)
         self._next = {}  # name -> the stage from the next exchange of the whole model on
         self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
@@ -62,7 +63,8 @@ class Stages:
         return len(self._options.stages(self._kinds[name])) - 1
 
     def _may_go_on(self, name):
-        return self._now[name] < self._last(name) and (not self._keeps_moment or name in self._without_moment)
+        is_free = not self._keeps_moment or name in self._without_moment or name in self._never_had_it
+        return self._now[name] < self._last(name) and is_free
 
     def _compressed(self, names):
         return {name for name in names if self._kinds[name] == "compressed"}
@@ -71,17 +73,24 @@ class Stages:
         return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
     def has_no_moment(self):
-        """Adam's first moment of all that is compressed is off."""
+        """The first moment of all that is compressed is off."""
         self._keeps_moment = False
 
+    def set_moments(self, can_lose, never_had):
+        """Names of what is compressed: whose first moment can be taken off, and which has none. The others keep theirs, and
+        stay in their first stage."""
+        self._can_lose_it, self._never_had_it = frozenset(can_lose), frozenset(never_had)
+        self._keeps_moment = not self._compressed(self._kinds) <= self._never_had_it
+        self._without_moment &= self._can_lose_it
+
     def without_moment(self):
-        """Names of what is compressed and needs no first moment any more, where these go one by one."""
+        """Names of what is compressed and needs no first moment any more."""
         return frozenset(self._without_moment)
 
     def are_ripe(self):
         """Whether a first moment of what is compressed is all that holds selection up."""
         compressed = self._compressed(self._seen)
-        ripe = self._without_moment if self.is_one_by_one else self._noisy
+        ripe = self._without_moment | (self._never_had_it & self._noisy)
         return self._keeps_moment and bool(compressed) and compressed <= ripe
 
     def look(self, comm, layout, gradient, unit):
@@ -128,8 +137,7 @@ class Stages:
 
     def go_on(self):
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
-        if self.is_one_by_one:
-            self._without_moment |= self._compressed(self._noisy)
+        self._without_moment |= self._compressed(self._noisy) & self._can_lose_it
         if not self._next:
             return False
         self._put(self._now | self._next)
@@ -158,7 +166,7 @@ class Stages:
         if not self._kinds:
             return ""
         gentle = _words(*self._options.stages(next(iter(self._kinds.values())))[0])
-        if self._keeps_moment:
+        if self._keeps_moment and not self._can_lose_it | self._never_had_it:
             return (f"\nfor now {gentle}, since the optimizer may keep a first moment of it all: compress(model, optimizer)"
                     "\nswitches that off for what is compressed, and goes on to the above when gradients are mostly noise")
         return f"\ngently: {gentle}, and the above when gradients are mostly noise"

@@ -25,6 +25,8 @@ divided by a power of two that torch chooses by W, 2 for 4 ranks and 4 for 8: a 
 import itertools
 import json
 import math
+import pathlib
+import pickle
 from typing import NamedTuple
 
 import torch
@@ -71,6 +73,40 @@ def load(handle, saved, is_selected=False):
         about = sources[0].about
         handle.resume(about["step"], about["loss_scale"])
         handle.load_stages(about, sources[0].factor is None)
+
+
+def save_files(handle, folder):
+    """This rank's file of a folder. Local."""
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = _file(folder, dist.get_rank())
+    part = path.with_suffix(".part")
+    torch.save(save(handle), part)
+    part.replace(path)
+
+
+def load_files(handle, folder):
+    """Of the same number of ranks, this rank's file, else those of all. Local."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    folder = pathlib.Path(folder)
+    first = rank if _file(folder, rank).exists() else 0
+    mine = _read(folder, first)
+    n_saved = next(iter(_ranks(mine).values()))[0]["world_size"]
+    alike = first == rank and n_saved == world_size
+    load(handle, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
+
+
+def _file(folder, rank):
+    return folder / f"rank{rank}.pt"
+
+
+def _read(folder, rank):
+    path = _file(folder, rank)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as failure:
+        raise Error("io", f"{path} cannot be read: {failure}; a folder that handle.save() wrote has a file of each rank, and with another "
+                    "number of ranks all of them are read") from failure
 
 
 class Reader:

@@ -102,3 +102,16 @@ class Recorder:
                 "nonfinite_units": {}, "_kept": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
+
+
+def flat(stats, prefix="tagc/"):
+    """{prefix and name: number} of what Compressed.stats() gives, as TensorBoard, Weights & Biases and others take it: a dict of
+    numbers in it becomes one number for each, tagc/time_s/encode. nonfinite_units, whose names change, is left out."""
+    numbers = {}
+    for key, value in stats.items():
+        if isinstance(value, dict):
+            if key != "nonfinite_units":
+                numbers |= flat(value, f"{prefix}{key}/")
+        else:
+            numbers[f"{prefix}{key}"] = value
+    return numbers

@@ -1,0 +1,16 @@
+"""accelerate: after prepare(), one line, and save_state() and load_state() carry residuals and stages with them."""
+
+import tagc.torch as tagc
+from tagc.integrations import _common
+
+
+def compress(accelerator, model, optimizer=None, **options):
+    """tagc.compress() of what accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder tagc into its own,
+    with a file from each rank, and load_state() reads it, with another number of processes, too. Collective."""
+    handle = tagc.compress(model, optimizer, **options)
+    if getattr(accelerator, "scaler", None) is not None:
+        handle.follow(accelerator.scaler)
+    hooks = [accelerator.register_save_state_pre_hook(lambda models, weights, folder: _common.save(handle, folder)),
+             accelerator.register_load_state_pre_hook(lambda models, folder: _common.load(handle, folder))]
+    handle.undo += [hook.remove for hook in hooks]
+    return handle

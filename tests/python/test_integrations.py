@@ -1,0 +1,341 @@
+"""Loops that others own: the recipes of docs/pytorch.md in them, on two ranks; what comes out against the same loop without tagc,
+and resumed runs against those that were not broken off."""
+
+import logging
+import os
+import pathlib
+import shutil
+import tempfile
+import types
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+import ranks
+from oracles import check_alike
+
+LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
+LOSSY = {"sparsity": 0.9, "values": "fp32", "verbose": False}  # 2 bits would tell DDP's buckets apart, which it makes anew
+
+
+def shared_folder(rank):
+    """The same on all ranks; gone with rank 0's."""
+    folder = tempfile.TemporaryDirectory() if rank == 0 else None
+    name = [folder.name if rank == 0 else None]
+    dist.broadcast_object_list(name)
+    return folder, pathlib.Path(name[0])
+
+
+def as_launched(rank, world_size):
+    """What torchrun sets."""
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "TOKENIZERS_PARALLELISM": "false"}
+    logging.disable(logging.WARNING)
+
+
+def pretend_to_shard(fsdp):
+    """accelerate takes FSDP for GPUs alone, but what it does then works on CPUs, too."""
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    AcceleratorState._reset_state(True)
+    PartialState(cpu=True)
+    if fsdp:
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+
+
+def whole(model):
+    """Its parameters by name, of all ranks together."""
+    names = lambda name: name.removeprefix("module.").removeprefix("model.")
+    return {names(name): (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for name, p in model.named_parameters()}
+
+
+def furthest(found, expected):
+    assert found.keys() == expected.keys() and found
+    return max((found[name] - expected[name]).abs().max().item() for name in found)
+
+
+# ---- transformers ----
+
+def gpt2():
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0,
+                                     attn_pdrop=0.0, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)  # fmt: skip
+    return transformers.GPT2LMHeadModel(config)
+
+
+class Text(torch.utils.data.Dataset):
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, i):
+        tokens = torch.randint(96, (16,), generator=torch.Generator().manual_seed(i))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trained(folder, options, steps, fsdp=False, resume=None):
+    """(parameters, log, callback) of a Trainer that accumulates and clips."""
+    import transformers
+    from tagc.integrations.transformers import TagcCallback
+
+    wrap = {"fsdp": True, "fsdp_config": {"version": 2, "fsdp_version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"],
+                                           "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "SHARDED_STATE_DICT"}}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, gradient_accumulation_steps=2, max_grad_norm=0.5, max_steps=6,
+        save_steps=3, logging_steps=2, learning_rate=5e-3, lr_scheduler_type="cosine", warmup_steps=2, report_to=[], use_cpu=True,
+        disable_tqdm=True, seed=5, **(wrap if fsdp else {}))  # fmt: skip
+    pretend_to_shard(fsdp)
+    trainer = transformers.Trainer(gpt2(), arguments, train_dataset=Text())
+    callback = None
+    if options is not None:
+        callback = TagcCallback(trainer, **options)
+        trainer.add_callback(callback)
+    if steps < 6:
+        trainer.add_callback(StopAt(steps))
+    trainer.train(resume_from_checkpoint=resume)
+    found = whole(trainer.model_wrapped)
+    for name in sorted(found):
+        check_alike(found[name], name)
+    return found, trainer.state.log_history, callback
+
+
+def StopAt(step):
+    import transformers
+
+    class Stop(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step >= step
+
+    return Stop()
+
+
+def in_the_trainer(rank, world_size, fsdp=False):
+    """Lossless options: the weights of a Trainer without tagc. Others: what a run broken off at a checkpoint and resumed has,
+    and one that was not; without the residuals, which the checkpoint has, it is far from that."""
+    as_launched(rank, world_size)
+    keep, folder = shared_folder(rank)
+    dense, log, _ = trained(folder / "dense", None, 6, fsdp)
+    found, log, callback = trained(folder / "lossless", LOSSLESS, 6, fsdp)
+    assert furthest(found, dense) < 2e-5
+    assert callback.handle.n_steps == 6  # one exchange for two micro-steps
+    assert isinstance(callback._trainer.model_wrapped, FSDPModule) == fsdp
+    logged = [entry for entry in log if "tagc/bits_per_param" in entry]
+    assert [entry["step"] for entry in logged] == [2, 4, 6] == [entry["step"] for entry in log if "loss" in entry]
+    callback.handle.close()
+    unbroken, _, _ = trained(folder / "lossy", LOSSY, 6, fsdp)
+    assert sorted(p.name for p in (folder / "lossy" / "checkpoint-3" / "tagc").iterdir()) == ["rank0.pt", "rank1.pt"]
+    resumed, _, callback = trained(folder / "lossy", LOSSY, 6, fsdp, resume=str(folder / "lossy" / "checkpoint-3"))
+    assert callback.handle.n_steps == 6
+    near = furthest(resumed, unbroken)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder / "lossy" / "checkpoint-3" / "tagc")
+    dist.barrier()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        forgetful, _, _ = trained(folder / "lossy", LOSSY, 6, fsdp, resume=str(folder / "lossy" / "checkpoint-3"))
+    assert ("has no folder 'tagc'" in " ".join(str(w.message) for w in seen)) == (rank == 0)
+    assert near < 1e-4 < 1e-3 < furthest(forgetful, unbroken), (near, furthest(forgetful, unbroken))
+    dist.barrier()
+
+
+def in_the_trainer_with_fsdp2(rank, world_size):
+    in_the_trainer(rank, world_size, fsdp=True)
+
+
+# ---- accelerate ----
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 80), nn.Linear(80, 64)) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def loss_of(model, rank, step):
+    random = torch.Generator().manual_seed(100 * step + rank)
+    x = torch.randn(8, 64, generator=random)
+    return (model(x) - x.roll(1, 1)).square().mean()
+
+
+def with_accelerate(rank, world_size):
+    """prepare(), save_state() and load_state(), with DDP and with FSDP2."""
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
+    from tagc.integrations.accelerate import compress
+
+    as_launched(rank, world_size)
+    keep, folder = shared_folder(rank)
+
+    def run(options, steps, fsdp, load=None, save=None):
+        pretend_to_shard(fsdp)
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Sequential"],
+                                                state_dict_type="SHARDED_STATE_DICT") if fsdp else None
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, fsdp_plugin=plugin)
+        model = Small()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        handle = compress(accelerator, model, optimizer, **options) if options is not None else None
+        if load:
+            accelerator.load_state(load)
+        for step in range(*steps):
+            for micro in range(2):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_of(model, rank, 2 * step + micro))
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+        if save:
+            accelerator.save_state(save)
+        return whole(model), handle
+
+    for fsdp in (False, True):
+        dense, _ = run(None, (6,), fsdp)
+        found, handle = run(LOSSLESS, (6,), fsdp)
+        assert furthest(found, dense) < 2e-5 and handle.n_steps == 6
+        run(LOSSY, (3,), fsdp, save=str(folder / f"{fsdp}"))
+        unbroken, _ = run(LOSSY, (6,), fsdp)
+        dist.barrier()
+        resumed, handle = run(LOSSY, (3, 6), fsdp, load=str(folder / f"{fsdp}"))
+        assert handle.n_steps == 6 and furthest(resumed, unbroken) < 1e-4, furthest(resumed, unbroken)
+    dist.barrier()
+
+
+# ---- Lightning ----
+
+def with_lightning(rank, world_size):
+    """DDPStrategy and ModelParallelStrategy: fit(), and from a checkpoint in its middle."""
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins.environments import LightningEnvironment
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+    from tagc.integrations.lightning import TagcCallback
+    from torch.distributed.fsdp import fully_shard
+
+    as_launched(rank, world_size)
+    keep, folder = shared_folder(rank)
+    warnings.simplefilter("ignore")
+
+    class Module(pl.LightningModule):
+        def __init__(self, shards):
+            super().__init__()
+            self.shards, self.model = shards, Small()
+
+        def configure_model(self):
+            if self.shards and not isinstance(self.model, FSDPModule):
+                mesh = self.device_mesh["data_parallel"]
+                for layer in self.model.layers:
+                    fully_shard(layer, mesh=mesh)
+                fully_shard(self.model, mesh=mesh)
+
+        def training_step(self, batch, i):
+            return loss_of(self.model, rank, i)  # what a resumed fit() gets of the loader begins anew, and i goes on
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=3e-3)
+            return [optimizer], [{"scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6), "interval": "step"}]
+
+    class Environment(LightningEnvironment):
+        """The ranks of this test."""
+
+        creates_processes_externally = property(lambda self: True)
+        world_size = lambda self: world_size
+        global_rank = lambda self: rank
+        local_rank = lambda self: rank
+        set_world_size = set_global_rank = lambda self, n: None
+
+    def run(options, steps, shards, load=None, save=None):
+        strategy = ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1) if shards else DDPStrategy()
+        callbacks = [TagcCallback(**options)] if options is not None else []
+        clipping = {} if shards else {"gradient_clip_val": 1.0}
+        trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, plugins=[Environment()], callbacks=callbacks, logger=False,
+                             max_steps=steps, accumulate_grad_batches=2, enable_checkpointing=False, enable_progress_bar=False,
+                             enable_model_summary=False, use_distributed_sampler=False, barebones=False, **clipping)
+        data = torch.utils.data.DataLoader(torch.zeros(12, 1), batch_size=None)
+        module = Module(shards)
+        trainer.fit(module, data, ckpt_path=load)
+        if save:
+            trainer.save_checkpoint(save)
+        return whole(module), callbacks[0].handle if callbacks else None, trainer.callback_metrics
+
+    for shards in (False, True):
+        dense, _, _ = run(None, 6, shards)
+        found, handle, metrics = run(LOSSLESS, 6, shards)
+        n_exchanges = 12 if shards else 6  # ModelParallelStrategy exchanges after every micro-step, with tagc or without
+        assert furthest(found, dense) < 2e-5 and handle.n_steps == n_exchanges and metrics["tagc/bits_per_param"] > 30, metrics
+        unbroken, _, _ = run(LOSSY, 6, shards)
+        at_three = folder / f"{shards}.ckpt"
+        run(LOSSY, 3, shards, save=at_three)
+        resumed, handle, _ = run(LOSSY, 6, shards, load=at_three)
+        assert handle.n_steps == n_exchanges and furthest(resumed, unbroken) < 1e-4, furthest(resumed, unbroken)
+
+
+# ---- torchtitan ----
+
+def with_torchtitan(rank, world_size):
+    """A spec as torchtitan has it; what its trainer calls, in its order: parallelize_fn on meta, to_empty(), weights, optimizers."""
+    import dataclasses
+
+    import tagc.torch as tagc
+    from tagc.integrations.torchtitan import checkpointed, compressed
+    from torch.distributed.fsdp import fully_shard
+
+    @dataclasses.dataclass
+    class ModelSpec:
+        name: str
+        parallelize_fn: object
+        post_optimizer_build_fn: object
+
+    def parallelize(model, *, parallel_dims):
+        assert parallel_dims == "dims"
+        for layer in model.layers:
+            fully_shard(layer)
+        return fully_shard(model)
+
+    built = []
+    spec = compressed(ModelSpec("llama3", parallelize, lambda *a: built.append(a)), verbose=False)
+    with torch.device("meta"):
+        model = Small()
+    model = spec.parallelize_fn(model, parallel_dims="dims")
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.to_local().copy_(torch.randn(p.to_local().shape, generator=torch.Generator().manual_seed(rank)) * 0.1)
+    container = types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3)])
+    spec.post_optimizer_build_fn(container, [model], "dims")
+    (handle,) = spec.handles
+    assert built and "AdamW: its first moment is off" in handle.words_of_optimizers
+    before = whole(model)
+    for step in range(2):
+        loss_of(model, rank, step).backward()
+        container.optimizers[0].step()
+    assert handle.n_steps == 2 and furthest(whole(model), before) > 0
+    trainer = types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}))
+    assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(handle, tagc.Compressed)
+
+
+def test_torchtitan():
+    ranks.run(with_torchtitan, 2)
+
+
+def test_transformers_and_accelerate():
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    ranks.run_each((in_the_trainer, in_the_trainer_with_fsdp2, with_accelerate), 2)
+
+
+def test_lightning():
+    pytest.importorskip("lightning")
+    ranks.run(with_lightning, 2)

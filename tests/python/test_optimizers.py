@@ -1,0 +1,299 @@
+"""What compress() makes of optimizers and schedulers: those that are there before it, those that are not Adams, those that get
+param_groups(). None of them is broken silently."""
+
+import copy
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
+
+import ranks
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.mlp = nn.Sequential(nn.Linear(64, 80), nn.LayerNorm(80), nn.Linear(80, 64))
+
+    def forward(self, x):
+        return self.mlp(x)
+
+
+def own_groups(model):
+    parameters = list(model.parameters())
+    return [{"params": [p for p in parameters if p.dim() >= 2], "weight_decay": 0.1, "lr": 0.02},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0}]
+
+
+def backward(model, rank, step):
+    random = torch.Generator().manual_seed(1000 * step + rank)
+    model.zero_grad()
+    model(torch.randn(8, 64, generator=random)).square().mean().backward()
+
+
+class Lion(torch.optim.Optimizer):
+    """As published: betas are of another kind than Adam's."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(torch.sign(torch.lerp(p.grad, m, group["betas"][0])), alpha=group["lr"])
+                m.lerp_(p.grad, 1 - group["betas"][1])
+
+
+class Optimizer8bit(torch.optim.Optimizer):
+    pass
+
+
+class AdamW8bit(Optimizer8bit):
+    """bitsandbytes' names."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    def step(self, closure=None):
+        pass
+
+
+class PagedAdamW8bit(AdamW8bit):
+    pass
+
+
+class AdamWScheduleFree(torch.optim.Optimizer):
+    """schedulefree's: betas[0] is where between two points gradients are taken, and no moment."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999)):
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    def step(self, closure=None):
+        pass
+
+
+def test_which_is_an_adam_and_which_has_no_moment():
+    from tagc.torch import adapt
+
+    optim = torch.optim
+
+    def kind(make, *arguments, **options):
+        parameter = nn.Parameter(torch.ones(4, 4))
+        optimizer = make([parameter], *arguments, **options)
+        can, none = adapt.kinds([optimizer], {id(parameter): "p"})
+        return "can" if can else "none" if none else "other"
+
+    for make in (optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, AdamW8bit, PagedAdamW8bit):
+        assert kind(make) == "can" and kind(make, betas=(0.0, 0.9)) == "none", make
+    for make in (Lion, AdamWScheduleFree, optim.Muon, optim.Adamax, optim.ASGD, optim.Rprop):
+        assert kind(make) == "other", make
+    assert kind(optim.SGD, 0.1) == kind(optim.RMSprop) == kind(optim.Adagrad) == kind(optim.Adafactor) == "none"
+    assert kind(optim.SGD, 0.1, momentum=0.9) == kind(optim.RMSprop, momentum=0.9) == "other"
+
+
+SCHEDULERS = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, [lambda n: 0.5**n, lambda n: 0.9**n]),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 7),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, [0.1, 0.2], total_steps=9),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=3),
+    "sequential": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o, total_iters=2), lr_scheduler.StepLR(o, 2)], [3]),
+    "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o), lr_scheduler.ExponentialLR(o, 0.9)]),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, factor=0.5),
+}
+
+
+def schedulers(rank, world_size):
+    """Made before adapt() or after it, with groups of different rates: those of a run without tagc, step by step."""
+    import tagc.torch as tagc
+
+    def rates(name, when):
+        model = DistributedDataParallel(Small())
+        optimizer = torch.optim.AdamW(own_groups(model), lr=0.1)
+        scheduler = SCHEDULERS[name](optimizer) if when != "after" else None
+        if when != "never":
+            handle = tagc.compress(model, sparsity=0.9, verbose=False)
+            handle.adapt(optimizer, scheduler)
+            scheduler = scheduler or SCHEDULERS[name](optimizer)
+        found = []
+        for step in range(6):
+            backward(model, rank, step)
+            optimizer.step()
+            scheduler.step(*([1.0] if name == "plateau" else []))
+            rates = [(group["lr"], group["betas"], group["weight_decay"]) for group in optimizer.param_groups]
+            found.append((rates, getattr(scheduler, "base_lrs", None), scheduler.get_last_lr()))
+        saved = scheduler.state_dict()
+        optimizer.load_state_dict(optimizer.state_dict())
+        scheduler.load_state_dict(saved)
+        return found
+
+    for name in SCHEDULERS:
+        expected = rates(name, "never")
+        assert rates(name, "before") == expected and rates(name, "after") == expected, name
+
+
+def resumes_with_and_without(rank, world_size):
+    """nanoGPT's order: the optimizer loads its state, then the model is wrapped, then compress(). A state from before tagc, of a run
+    with it, and of an earlier tagc whose groups were split: what each parameter has is its own."""
+    import tagc.torch as tagc
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    def made(saved=None):
+        inner = Small()
+        optimizer = torch.optim.AdamW(own_groups(inner), lr=0.1)
+        if saved is not None:
+            optimizer.load_state_dict(copy.deepcopy(saved))  # else it would share the tensors
+        return DistributedDataParallel(inner), optimizer
+
+    def run(model, optimizer, steps):
+        for step in steps:
+            backward(model, rank, step)
+            optimizer.step()
+
+    def state(model, optimizer):
+        return {name: {k: v.clone() for k, v in optimizer.state[p].items()} for name, p in model.named_parameters()}
+
+    def same(a, b):
+        return a.keys() == b.keys() and all(torch.equal(a[name][key], b[name][key]) for name in a for key in a[name])
+
+    before = made()
+    run(*before, range(3))
+    saved = copy.deepcopy(before[1].state_dict())
+    model, optimizer = made(saved)  # with tagc from here on
+    tagc.compress(model, optimizer, sparsity=0.9, verbose=False)
+    assert same(state(model, optimizer), state(*before))
+    run(model, optimizer, range(3, 6))
+    with_tagc = copy.deepcopy(optimizer.state_dict())
+    assert [len(g["params"]) for g in with_tagc["param_groups"]] == [2, 4]
+    again = made(with_tagc)  # and without it again
+    assert same(state(*again), state(model, optimizer))
+    late = made()
+    tagc.compress(*late, sparsity=0.9, verbose=False)
+    late[1].load_state_dict(copy.deepcopy(saved))  # after it
+    assert same(state(*late), state(*before))
+    set_optimizer_state_dict(late[0], late[1], get_optimizer_state_dict(model, optimizer))
+    assert same(state(*late), state(model, optimizer))
+
+    matrices, vectors = own_groups(before[0])
+    for inputs in ([{**matrices, "params": matrices["params"] + vectors["params"][:2]}, {**vectors, "params": vectors["params"][2:]}],
+                   own_groups(before[0])):  # an earlier tagc made groups of these, the first of which it split where it is mixed
+        names = {id(p): name for name, p in before[0].named_parameters()}
+        layout = [[names[id(p)] for p in group["params"]] for group in inputs]
+        mixed = [name for name in layout[0] if name.endswith(("0.weight", "2.weight"))]
+        old_layout = ([[n for n in layout[0] if n not in mixed], layout[1], mixed] if len(layout[0]) > 2 else layout)
+        order = [name for names in old_layout for name in names]
+        own = state(*before)
+        old = {"state": {i: own[name] for i, name in enumerate(order)}, "param_groups": [], }
+        for group in old_layout:
+            first = sum(len(g["params"]) for g in old["param_groups"])
+            old["param_groups"].append({"lr": 0.03, "betas": (0.9, 0.999), "params": list(range(first, first + len(group)))})
+        model = DistributedDataParallel(Small())
+        by_name = dict(model.named_parameters())
+        optimizer = torch.optim.AdamW([{"params": [by_name[name] for name in names]} for names in layout], lr=0.1)
+        tagc.compress(model, optimizer, sparsity=0.9, verbose=False)
+        optimizer.load_state_dict(old)
+        assert same(state(model, optimizer), own) and [len(g["params"]) for g in optimizer.param_groups] == list(map(len, layout))
+
+
+def groups_of_an_unwrapped_model(rank, world_size):
+    """Made before DDP and compress(), which sees that what is compressed has no first moment, and selects it."""
+    import tagc.torch as tagc
+
+    inner = Small()
+    groups = tagc.param_groups(inner, groups=own_groups(inner), betas=(0.8, 0.95))
+    named = dict(inner.named_parameters())
+    assert [(len(g["params"]), g["betas"], g["weight_decay"]) for g in groups] == [(2, (0.0, 0.95), 0.1), (4, (0.8, 0.95), 0.0)]
+    assert groups[0]["params"][0] is named["mlp.0.weight"]
+    optimizer = torch.optim.AdamW(groups)
+    model = DistributedDataParallel(inner)
+    handle = tagc.compress(model, optimizer, verbose=False)
+    assert not handle.stages._keeps_moment and "has no first moment" in handle.words_of_optimizers
+    assert [len(g["params"]) for g in tagc.param_groups(inner, rules={"mlp.0.*": "dense"})] == [1, 5]
+
+
+def others_are_left_alone(rank, world_size):
+    """An optimizer that is not an Adam trains as it would without its betas touched, whichever way it is given, and rank 0 says so."""
+    import tagc.torch as tagc
+
+    def trained(make, how):
+        model = DistributedDataParallel(Small())
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            if how == "given":
+                optimizer = make(model.parameters())
+                handle = tagc.compress(model, optimizer, verbose=False)
+            else:
+                handle = tagc.compress(model, verbose=False)
+                optimizer = make(model.parameters() if how == "plain" else handle.param_groups())
+            for step in range(30):
+                backward(model, rank, step)
+                optimizer.step()
+        said = [str(warning.message) for warning in seen if "is not an Adam" in str(warning.message)]
+        return [p.detach().clone() for p in model.parameters()], handle, said, optimizer
+
+    for make in (lambda p: Lion(p, lr=1e-3), lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda p: torch.optim.Adafactor(p)):
+        plain, *_ = trained(make, "plain")
+        for how in ("given", "groups"):
+            found, handle, said, optimizer = trained(make, how)
+            name = type(optimizer).__name__
+            if name != "Adafactor":
+                assert all(torch.equal(a, b) for a, b in zip(found, plain)), (name, how)
+                assert set(handle.stages._now.values()) == {0}
+                assert len(said) == (how == "groups" and rank == 0), said
+            else:
+                assert not said and not handle.stages._keeps_moment
+            if how == "given":
+                word = "has no first moment" if name == "Adafactor" else "left as it is, and what it steps goes on with every value in 4 bits"
+                assert f"{name}: " in handle.words_of_optimizers and word in handle.words_of_optimizers
+            assert not any("betas" in group for group in optimizer.param_groups) or name == "Lion"
+    model = DistributedDataParallel(Small())
+    handle = tagc.compress(model, verbose=False)
+    optimizer = torch.optim.AdamW(handle.param_groups(), betas=(0.8, 0.95))  # the optimizer's own, where none are given
+    backward(model, rank, 0)
+    optimizer.step()
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.0, 0.95), (0.8, 0.95)]
+    given = torch.optim.AdamW(own_groups(Small()))
+    for wrong, text in ((3, "must be a torch.optim.Optimizer"), (given, "has none of the model's compressed"),
+                        (torch.optim.AdamW(list(model.parameters())[:1]), "lacks 1 of the model's .* give a list")):
+        with pytest.raises(tagc.Error, match=text):
+            handle.adapt(wrong)
+
+
+def several_share_a_model(rank, world_size):
+    """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and the Adam's goes on."""
+    import tagc.torch as tagc
+    from tagc.torch.watch import WINDOW
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(5)
+            self.one, self.two = nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64, 64))
+
+        def forward(self, a, b):
+            return (self.one * a).sum() + (self.two * b).sum()
+
+    for wrapped in (DistributedDataParallel(Two()), fully_shard(Two())):
+        inner = getattr(wrapped, "module", wrapped)
+        optimizers = [Lion([inner.one]), torch.optim.AdamW([inner.two])]
+        handle = tagc.compress(wrapped, optimizers, verbose=False)
+        assert "Lion: is left as it is" in handle.words_of_optimizers and "AdamW: its first moment is off" in handle.words_of_optimizers
+        random = torch.Generator().manual_seed(rank)
+        for _ in range(2 * WINDOW + 1):
+            wrapped.zero_grad()
+            wrapped(torch.randn(64, 64, generator=random), torch.randn(64, 64, generator=random)).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert handle.stages._now == {"one": 0, "two": 1} and handle._held_off == {id(inner.two)}
+
+
+def test_optimizers_and_schedulers():
+    ranks.run_each((schedulers, resumes_with_and_without, groups_of_an_unwrapped_model, others_are_left_alone, several_share_a_model), 2)
