@@ -121,3 +121,11 @@ const tagc_batch_maker *harness_maker(void) {
     maker.last_error = tagc_last_error;
     return &maker;
 }
+
+#ifdef HARNESS_LIBRARY
+#undef tagc_cuda_batch_maker
+extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);
+const tagc_batch_maker *tagc_cuda_batch_maker(void) {
+    return harness_maker();
+}
+#endif

@@ -9,7 +9,7 @@
 
 #include <math.h>
 
-enum { N_STEPS = 5, STEP_NOT_FINITE = 2, STEP_OF_FAILURE = 3 };
+enum { N_STEPS = 5, STEP_NOT_FINITE = 2, STEP_OF_FAILURE = 3, STEP_HUGE = 4 };
 
 typedef struct trial {
     tagc_reducer_options options;
@@ -153,6 +153,9 @@ static int same_residual(tagc_reducer *a, tagc_reducer *b, float *values_a, floa
 static void fill_gradient(const trial *t, const rank_run *run, int step, float *values) {
     for (uint64_t i = 0; i < t->options.n_elems; i++)
         values[i] = random_gradient((uint64_t)(t->seed * 100 + step), run->rank, i);
+    for (uint64_t i = 5; step == STEP_HUGE && t->seed % 3 == 0 && i < t->options.n_elems;
+         i += t->options.n_elems / (uint64_t)run->world_size)
+        values[i] = 3e38f; /* finite, and what the owners add up to is not */
     if (step == STEP_NOT_FINITE && run->rank == t->seed % run->world_size)
         values[(uint64_t)t->seed * 7919 % t->options.n_elems] = t->seed % 2 ? NAN : INFINITY;
 }
@@ -178,7 +181,7 @@ static void run_step(rank_run *run, trial *t, side *own, both *b, int step) {
     CHECK(run, read_from(own, b->output, own->output, b->n_output));
     CHECK(run, !memcmp(b->output, b->expected, b->n_output * sizeof *b->output));
     CHECK(run, same_stats(&expected, &found));
-    CHECK(run, found.nonfinite == (step == STEP_NOT_FINITE));
+    if (step != STEP_HUGE) CHECK(run, found.nonfinite == (step == STEP_NOT_FINITE));
     CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
     CHECK(run, read_from(own, b->output, own->gradient, n) &&
                    !memcmp(b->output, b->gradient, n * sizeof *b->output));
@@ -228,6 +231,7 @@ static void make_both(rank_run *run, trial *t, side *own, both *b) {
     b->expected = malloc(n * sizeof(float));
     b->output = malloc(n * sizeof(float));
     for (int i = 0; i < 2; i++) b->residuals[i] = malloc(n * sizeof(float));
+    CHECK(run, same_residual(b->plain, own->reducer, b->residuals[0], b->residuals[1]));
     own->gradient = take(own, n);
     own->output = take(own, b->n_output);
 }
@@ -351,6 +355,47 @@ static void rank_two(rank_run *run) {
     free_both(&larger, &other, &c);
     free_both(t, &own, &b);
     close_side(run, &own);
+}
+
+/* Nothing but bodies, and a few bytes that say how long they are, comes to the host or back. */
+static void rank_counts(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    both b;
+    if (run->rank == 0 && !open_device(run, &own, 0)) return;
+    make_both(run, t, &own, &b);
+    fill_gradient(t, run, 0, b.gradient);
+    CHECK(run, write_to(&own, own.gradient, b.gradient, (size_t)t->options.n_elems));
+    CHECK(run,
+          read_from(&own, b.expected, own.gradient, (size_t)t->options.n_elems)); /* more than one piece */
+    CHECK(run, !memcmp(b.expected, b.gradient, (size_t)t->options.n_elems * sizeof(float)));
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    uint64_t before = fake_n_copied(), n_live = tagc_kernels_bytes(own.kernels);
+    CHECK(run, tagc_reducer_run(own.reducer, own.gradient, own.output, &stats) == TAGC_OK);
+    if (own.kernels) {
+        uint64_t bodies = 0, n_results = t->options.output ? 4 : 2;
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            if (leg != TAGC_LEG_CONTROL) bodies += stats.n_bytes_sent[leg] + stats.n_bytes_received[leg];
+        uint64_t most = bodies + n_results * (uint64_t)run->world_size * sizeof(tagc_batch_result);
+        CHECK(run, fake_n_copied() - before <= most);
+        CHECK(run, fake_n_copied() - before > bodies / 4); /* fronts of messages have room to spare */
+        CHECK(run, fake_n_copied() - before < t->options.n_elems * sizeof(float) / 10);
+        CHECK(run, tagc_kernels_bytes(own.kernels) == n_live); /* a step takes no memory */
+        CHECK(run, n_live >= (t->options.n_elems * 3 + b.n_output) * sizeof(float));
+    }
+    free_both(t, &own, &b);
+    close_side(run, &own);
+}
+
+static void test_bodies_alone_are_copied(void **state) {
+    (void)state;
+    for (int output = TAGC_OUTPUT_SHARD; output <= TAGC_OUTPUT_UNIT; output++) {
+        trial t = make_trial(4, 2, 40000);
+        t.options.format = TAGC_FORMAT_INT2;
+        t.options.output = output;
+        run_trial(&t, 2, rank_counts, FAKE_EAGER);
+    }
 }
 
 static void test_share_memory(void **state) {
@@ -497,8 +542,9 @@ static void test_dropped_waits_are_found(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_the_processor),
-                                       cmocka_unit_test(test_share_memory), cmocka_unit_test(test_failures),
-                                       cmocka_unit_test(test_dropped_waits_are_found)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equals_the_processor), cmocka_unit_test(test_share_memory),
+        cmocka_unit_test(test_bodies_alone_are_copied), cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_dropped_waits_are_found)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

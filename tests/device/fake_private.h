@@ -82,7 +82,7 @@ struct fake_state {
     volatile int n_blocks;
     int n_streams, n_events;
     failure failures[MAX_FAILURES];
-    uint64_t n_allocs;
+    uint64_t n_allocs, n_copied;
 };
 extern struct fake_state fake;
 extern _Thread_local int current_device, in_host_function, in_kernel;

@@ -363,6 +363,7 @@ FAKE_API int cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, int kin
     if (!code && kind != TO_HOST && kind != TO_DEVICE) code = INVALID_VALUE;
     if (!code && (!seen(to, n_bytes, kind == TO_HOST) || !seen(from, n_bytes, kind == TO_DEVICE)))
         code = INVALID_VALUE;
+    if (!code) fake.n_copied += n_bytes;
     if (!code)
         code =
             push(handle, (op){.kind = COPY, .to = to, .from = from, .n_bytes = n_bytes, .copy_kind = kind});
@@ -533,6 +534,10 @@ uint64_t fake_n_live(void) {
     return n;
 }
 
+uint64_t fake_n_copied(void) {
+    return fake.n_copied;
+}
+
 uint64_t fake_n_device_blocks(void) {
     uint64_t n = 0;
     pthread_mutex_lock(&fake.lock);
@@ -566,7 +571,7 @@ void fake_reset(uint64_t seed, int n_devices, fake_pace pace, int one_host_threa
     fake.host_as_device = 0;
     fake.capturing = NULL;
     fake.version = 13000;
-    fake.n_allocs = 0;
+    fake.n_allocs = fake.n_copied = 0;
     memset(fake.failures, 0, sizeof fake.failures);
     forget_mistakes();
     current_device = 0;

@@ -4,6 +4,7 @@ runs go the way of a GPU's tensors: streams that run at random times, host funct
 Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the host waits: at once,
 or in a lazy device at the end of the backward pass, as long as nobody reads results before."""
 
+import contextlib
 import ctypes
 import os
 import pathlib
@@ -14,6 +15,7 @@ import torch
 from tagc.torch import staging, streams
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
+KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"  # executed on the processor, in the order of the fake device's streams
 
 
 class FakeDevice:
@@ -56,6 +58,12 @@ class FakeDevice:
         code = self.fake.cudaStreamSynchronize(ctypes.c_void_p(stream))
         assert code == 0 or self.is_broken, code
 
+    def own(self):
+        return contextlib.nullcontext()
+
+    def settle(self):
+        """Torch's own work is done when its call returns."""
+
     is_broken = False
 
     def synchronize(self):
@@ -77,19 +85,22 @@ class FakeDevice:
 
 
 class Installed:
-    """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before each exchange."""
+    """with Installed(seed) as device: all tensors of this process are on it. begins: what to wait for before each exchange. kernels: whether it
+    has any."""
 
-    def __init__(self, seed, lazy=False, begins=None):
+    def __init__(self, seed, lazy=False, begins=None, kernels=False):
         self.device, self._begins = FakeDevice(seed, lazy), begins
+        self._kernels = str(KERNELS) if kernels else "no-kernels.so"
 
     def __enter__(self):
         device, begins = self.device, self._begins
+        os.environ["TAGC_CUDA_LIBRARY"] = self._kernels
         self._before = streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run
         of, enqueue, finish, run = self._before
         streams.of = lambda _: device
 
-        def enqueue_and_wait(self, source, target, run, failure=None, waits=True):
-            enqueue(self, source, target, run, failure, waits)
+        def enqueue_and_wait(self, source, target, run, failure=None, waits=True, stays=False):
+            enqueue(self, source, target, run, failure, waits, stays)
             is_gather = run.__name__ == "<lambda>"
             if waits and (is_gather or not device.lazy):
                 device.synchronize()
@@ -110,4 +121,5 @@ class Installed:
 
     def __exit__(self, *_):
         self.device.join()
+        del os.environ["TAGC_CUDA_LIBRARY"]
         streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = self._before

@@ -3,8 +3,10 @@ bits. Failures reach all ranks at the same place, and hooks wait for nothing."""
 
 import contextlib
 import ctypes
+import io
 import re
 import threading
+import time
 
 import pytest
 
@@ -111,6 +113,115 @@ def same_bits(rank, world_size):
         assert (device.n_futures > 0) == (kind == "ddp")
         device.check()
         check_same(plain, staged)
+
+
+def with_kernels(rank, world_size):
+    """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same bytes."""
+    import tagc.torch as tagc
+
+    cases = [
+        ("fsdp2", {"sparsity": 0.9}, {}, (True, True), {"lazy": True}),
+        ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, (True, False), {"n_micro": 2}),
+        ("fsdp2", {"parameters": "delta4"}, bf16(), (True, True), {}),
+        ("fsdp2", {"sparsity_warmup": 3, "layers": "all"}, {}, (False, True), {}),
+        ("ddp", {"sparsity": 0.9}, {"find_unused_parameters": True}, (True, False), {}),
+        ("ddp", {}, {}, (True, True), {}),
+        ("fsdp1", {"sparsity": 0.9, "layers": "all"}, {}, (True, True), {}),
+    ]
+    for number, (kind, options, model_options, has, how) in enumerate(cases):
+        n_micro = how.get("n_micro", 1)
+        plain = train(kind, rank, options, model_options, n_steps=4, n_micro=n_micro)
+        found = []
+        compress = tagc.compress
+        with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:
+            try:
+                tagc.compress = lambda *args, **given: (handle := compress(*args, **given), found.append(handle.codec))[0]
+                on_device = train(kind, rank, options, model_options, n_steps=4, n_micro=n_micro)
+            finally:
+                tagc.compress = compress
+            assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
+        assert found == ["device" if has[rank] else "host"]
+        device.check()
+        check_same(plain, on_device)
+
+
+def kernels_fail(rank, world_size):
+    """A launch or a copy on one rank: the same error on both, NaN in what came of it, residuals as before, and on it goes."""
+    import tagc.torch as tagc
+
+    for kind in ("fsdp2", "ddp"):
+        for call in ("LaunchKernel", "MemcpyAsync"):
+            with fake(200 + rank, kernels=True) as device:
+                model = wrapped(kind)
+                handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+                assert handle.codec == "device" and handle.device_bytes > 0
+                for step in range(2):  # DDP makes its buckets anew
+                    loss_of(model, batch_of(rank, step)).backward()
+                before = next(iter(handle.state_dict().values()))["residuals"]
+                model.zero_grad()
+                if rank == 1:
+                    device.fail(call, 1, 719)
+                with pytest.raises(tagc.Error) as failure:
+                    loss_of(model, batch_of(rank)).backward()
+                assert failure.value.status == "device"
+                assert rank == 1 or "rank 1 failed in this step: device failure" in str(failure.value)
+                gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
+                assert any(gradient.isnan().any() for gradient in gradients if gradient.numel())
+                model.zero_grad()
+                after = next(iter(handle.state_dict().values()))["residuals"]
+                same = [torch.equal(values, after[name]) for name, values in before.items()]
+                assert any(same) and set(before) == set(after)
+                loss_of(model, batch_of(rank)).backward()
+                assert all(local(p.grad).isfinite().all() for p in model.parameters() if p.grad is not None)
+                handle.close()
+            device.check()
+
+
+def residuals_fail(rank, world_size):
+    """A copy fails on one rank where it is on its own, as residuals follow DDP's new buckets: the others do not wait for it."""
+    import tagc.torch as tagc
+
+    with fake(220 + rank, kernels=True) as device:
+        model = wrapped("ddp")
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, timeout_s=200)
+        loss_of(model, batch_of(rank)).backward()
+        begin = time.monotonic()
+        if rank == 1:
+            device.fail("MemcpyAsync", 1, 719)
+        with pytest.raises(tagc.Error, match="copying to the host failed on device 0"):
+            loss_of(model, batch_of(rank)).backward()
+        assert time.monotonic() - begin < 150
+        handle.close()
+    device.check()
+
+
+def choice_of_codec(rank, world_size):
+    """By name: kernels, or none; asking for what is not there is one error, on all ranks."""
+    import tagc.torch as tagc
+
+    model = wrapped("ddp")
+    check_error(lambda: tagc.compress(model, verbose=False, codec="gpu"), "codec is 'gpu', must be one of None, 'device', 'host'")
+    check_error(lambda: tagc.compress(model, verbose=False, codec="device"), "codec is 'device', and the model is in CPU memory")
+    check_error(lambda: tagc.compress(model, verbose=False, codec="device", exchange="dense"), "which is for exchange 'direct'")
+    with fake(210, kernels=True) as device:
+        handle = tagc.compress(model, verbose=False, codec="host")
+        assert handle.codec == "host" and handle.device_bytes == 0
+        handle.close()
+    with fake(211, kernels=rank == 0) as device:
+        check_error(lambda: tagc.compress(model, verbose=False, codec="device"), "rank 1: kernels for CUDA are missing: no-kernels.so")
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            handle = tagc.compress(model, codec=None if rank == 0 else "host")
+        assert handle.codec == ("device", "host")[rank]
+        handle.close()
+        device.check()
+    with fake(212) as device:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            handle = tagc.compress(model)
+        assert handle.codec == "host"
+        assert rank or "compressed on the host: kernels for CUDA are missing: no-kernels.so" in said.getvalue()
+        handle.close()
 
 
 def hooks_do_not_wait(rank, world_size):
@@ -344,6 +455,14 @@ CHECKS = [same_bits, hooks_do_not_wait, failure_of_an_exchange, failure_of_one_u
 
 def test_staging():
     ranks.run_each(CHECKS, 2)
+
+
+def test_kernels():
+    from fake_device import KERNELS
+
+    if not KERNELS.exists():
+        pytest.skip("no C++ compiler: the kernels were not built for the processor")
+    ranks.run_each([with_kernels, kernels_fail, residuals_fail, choice_of_codec], 2)
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def compress(
     sparsity_warmup: int = 0,
     parameters: str | None = None,
     between: dist.ProcessGroup | None = None,
+    codec: str | None = None,
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -76,14 +77,17 @@ def compress(
         last time: "delta8", "delta4", "delta2" (takes 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; gradients
         are then summed over it, compressed, after torch's own reduce-scatter.
-    threads: of the codec. timeout_s: after which a silent peer is an error.
+    codec: for gradients on a GPU: "device" (libtagc-cuda.so selects and encodes there, and only what travels comes to the host), "host" (the
+        whole gradient does), or None: "device" where it can be, else a line says why not. Ranks may differ.
+    threads: of the codec on the host. timeout_s: after which a silent peer is an error.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
     Returns a Compressed. Raises the same Error on every rank, and changes nothing then. A name that is none of these is such an
     Error, too."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
-               "threads": threads, "timeout_s": timeout_s}
+               "codec": codec, "threads": threads,
+               "timeout_s": timeout_s}
     handle = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
     try:
         handle.wrapper.install(handle)
@@ -105,6 +109,7 @@ def ddp_state(
     mild_sparsity: float | None = None,
     exchange: str = "direct",
     sparsity_warmup: int = 0,
+    codec: str | None = None,
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -118,8 +123,8 @@ def ddp_state(
 
     Takes the options of compress(), whose handle is state.handle; an optimizer goes to state.handle.adapt()."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "threads": threads,
-               "timeout_s": timeout_s}
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec,
+               "threads": threads, "timeout_s": timeout_s}
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
 
 
@@ -161,8 +166,11 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
         group = _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
+        settings = Options(**options)
         if (found := streams.of(streams.device_of(model))) is not None:
-            staging = Staging(found)
+            staging = Staging(found, settings.codec_on())
+        elif settings.codec == "device":
+            raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
     except Exception as problem:
         failure = problem
     else:
@@ -172,6 +180,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     except BaseException:
         if staging is not None:
             staging.close()
+            staging.free()
         raise
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
@@ -189,7 +198,8 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     handle._verbose = verbose
     if verbose and dist.get_rank() == 0:
         words = handle.words_of_optimizers
-        print(table, handle.stages.words(), f"\n{words}" if words else "", sep="", flush=True)
+        where = "" if staging is None or staging.why_host is None else f"\ncompressed on the host: {staging.why_host}"
+        print(table, handle.stages.words(), f"\n{words}" if words else "", where, sep="", flush=True)
     return handle
 
 

@@ -241,6 +241,10 @@ class Comm:
         lib.load().tagc_comm_bytes(self.handle, sent, received, lib.N_LEGS)
         return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
 
+    def abort(self, reason):
+        """Nobody waits any more: all of its exchanges fail, on all ranks."""
+        lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
+
     def close(self):
         """After all reducers and gatherers made on it."""
         if self._handle:

@@ -5,6 +5,7 @@ DDP makes its buckets anew after the first iteration, with other parameters in e
 handle, whose residuals are kept by parameter. DDP's reducer takes a hook for good: close() leaves it in place, and a later
 compress() takes it over."""
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -28,11 +29,11 @@ class Buckets:
         self._units = {}  # names of a bucket's parameters, in order -> Unit
         self._kept = {}  # residuals of parameters that are in no unit, wire order
 
-    def reduce(self, name, comm, layout, source, target, op, rests):
+    def reduce(self, name, comm, layout, source, target, op, rests, kernels):
         names = tuple(parameter.name for parameter in layout.parameters)
         if names not in self._units:
             self._make(name, names)
-        return self._units[names].reduce(comm, layout, source, target, op, rests)
+        return self._units[names].reduce(comm, layout, source, target, op, rests, kernels)
 
     def squares(self, layout, source):
         unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
@@ -74,8 +75,9 @@ class Buckets:
 
     def close(self):
         """The residuals stay, and go into the units that a later reduce() makes."""
-        for unit in self._units.values():
-            unit.close()
+        with contextlib.ExitStack() as all_of_them:
+            for unit in self._units.values():
+                all_of_them.callback(unit.close)
 
 
 class _Bucket:
@@ -85,8 +87,8 @@ class _Bucket:
         self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
         self.options, self._buckets, self._rests = buckets.options, buckets, rests
 
-    def reduce(self, comm, layout, source, target, op):
-        return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests)
+    def reduce(self, comm, layout, source, target, op, kernels=None):
+        return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests, kernels)
 
     def squares(self, layout, source):
         return self._buckets.squares(layout, source)

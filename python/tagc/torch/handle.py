@@ -1,5 +1,6 @@
 """Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import adapt, internals, policy, state, streams
 from tagc.torch.comm import Comm
+from tagc.torch.reducer import LocalFailure
 from tagc.torch.stages import Stages
 from tagc.torch.staging import Staging
 from tagc.torch.statistics import Recorder
@@ -104,7 +106,7 @@ class Compressed:
     def stages_for(self, tensor):
         """Whether a tensor is exchanged by way of self.staging. Error where it should be and cannot."""
         if self.staging is None and (found := streams.of(tensor.device)) is not None:
-            self.staging = Staging(found)
+            self.staging = Staging(found, self.options.codec_on())
         return self.staging is not None and tensor.device == self.staging.streams.device
 
     def exchange(self, unit, group, source, target, op, find_layout, waits=True, then=None):
@@ -162,18 +164,26 @@ class Compressed:
             with self.lock:
                 if opens:
                     self._begin_step(call.scale)
-                self._reduce(call, source, target, agree_s)
+                self._reduce(call, source, target, agree_s, self.staging.kernels)
             if then is not None:
                 then()
 
-        self.staging.enqueue(source, target, run, call.failure, waits)
+        self.staging.enqueue(source, target, run, call.failure, waits, stays=self.staging.kernels is not None)
         if not self._step_open:
             self.staging.finish()
             self.end_step()
 
-    def _reduce(self, call, source, target, agree_s):
-        """After the agreement; source and target in CPU memory."""
+    def _reduce(self, call, source, target, agree_s, kernels=None):
+        """After the agreement; source and target in CPU memory, or where kernels are."""
         unit, comm, layout = call.unit, call.comm, call.layout
+        try:
+            self._reduce_agreed(call, unit, comm, layout, source, target, agree_s, kernels)
+        except Exception as failure:
+            if kernels is not None and (not isinstance(failure, Error) or isinstance(failure, LocalFailure)):
+                comm.abort(f"{unit.name}: {failure}")  # peers wait for what does not come
+            raise
+
+    def _reduce_agreed(self, call, unit, comm, layout, source, target, agree_s, kernels):
         begin = time.perf_counter()
         n_control = comm.agreement_bytes
         if layout is None:
@@ -181,7 +191,7 @@ class Compressed:
             unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
         else:
             n_control += self.stages.look(comm, layout, source, unit)
-        stats = unit.reduce(comm, layout, source, target, call.op)
+        stats = unit.reduce(comm, layout, source, target, call.op, kernels=kernels)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
         self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - begin, agree_s, n_control,
                            self.options.stages)
@@ -299,6 +309,16 @@ class Compressed:
         self._follow_stages()
 
     # ---- what users use ----
+
+    @property
+    def codec(self):
+        """Where gradients are selected and encoded: "host", or "device" with kernels."""
+        return "host" if self.staging is None or self.staging.kernels is None else "device"
+
+    @property
+    def device_bytes(self):
+        """Of a device's memory that kernels hold now: residuals, spares, bodies, and what they work in. 0 without kernels."""
+        return 0 if self.codec == "host" else self.staging.kernels.n_bytes
 
     def stats(self):
         """Of the last backward pass that exchanged gradients, on this rank: a new dict of numbers, and of dicts of numbers. {}
@@ -491,10 +511,13 @@ class Compressed:
         for free in self.frees:
             free()
         for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
-            unit.close()
+            with contextlib.suppress(LocalFailure):
+                unit.close()
             unit.set_residuals_on_the_wire({})
         for comm in self._comms.values():
             comm.close()
+        if self.staging is not None:
+            self.staging.free()
         self.is_closed = True
 
     def __del__(self):

@@ -59,11 +59,15 @@ class Options:
     timeout_s: float = None
     sparsity_warmup: int = 0
     gentle: bool = None
+    codec: str = None
 
     def __post_init__(self):
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
         is_direct = self.exchange == "direct"
         _choice("gentle", self.gentle, (None, True, False))
+        _choice("codec", self.codec, (None, "device", "host"))
+        if self.codec == "device" and not is_direct:
+            raise Error("argument", f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.gentle is None:
             self.gentle = is_direct and self.sparsity is None and self.sparsity_warmup == 0
         if self.gentle and not (is_direct and self.sparsity_warmup == 0):
@@ -92,6 +96,10 @@ class Options:
         _number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
+
+    def codec_on(self):
+        """For gradients on a device."""
+        return self.codec if self.exchange == "direct" else "host"
 
     def sparsity_at(self, step):
         """Of the compressed class, at the given exchange: what is kept falls from a quarter to its own share."""
@@ -152,7 +160,7 @@ class Options:
     def fingerprint(self):
         """What must be the same on all ranks, by name."""
         fields = dict(vars(self))  # asdict() would copy a function's object, and the model with it
-        del fields["threads"], fields["timeout_s"]
+        del fields["threads"], fields["timeout_s"], fields["codec"]
         if callable(self.layers):
             fields["layers"] = "a function"  # what it chose is compared parameter by parameter
         return fields

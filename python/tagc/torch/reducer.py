@@ -1,40 +1,62 @@
-"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory, and look at nothing but pointers."""
+"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory, reducers with kernels those of a device, and look at
+nothing but pointers."""
 
 import ctypes
 
 import torch
 
 from tagc import _library as lib
+from tagc._library import Error
 from tagc.torch.comm import floats_at
 
 
-def _address(tensor, n_elems, what):
-    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
-        raise ValueError(f"{what} must be a contiguous fp32 tensor in CPU memory, not {tensor.dtype} on {tensor.device}")
+def _address(tensor, n_elems, what, device=torch.device("cpu")):
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}")
     if tensor.numel() != n_elems:
         raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
     return tensor.data_ptr()
 
 
+class LocalFailure(Error):
+    """Of this rank's device, where others wait for what it does not come to."""
+
+
+def _call(kernels, name, *arguments):
+    """A function that is not collective."""
+    try:
+        lib.call(name, *arguments)
+    except Error as failure:
+        if kernels is None or failure.status != "device":
+            raise
+        raise LocalFailure(failure.status, str(failure)) from failure
+
+
 class Reducer:
     """The gradient of n_elems values, (W, shard): many ranks -> the owner of each row, or every rank. Collective to make.
 
-    options: fields of tagc_reducer_options by name."""
+    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device where gradient and output are; None: they are
+    in CPU memory."""
 
-    def __init__(self, comm, n_elems, **options):
+    def __init__(self, comm, n_elems, kernels=None, **options):
         fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
         fields.n_elems = n_elems
         for name, value in options.items():
             setattr(fields, name, value)
-        self._comm, self._handle = comm, ctypes.c_void_p()
+        self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
+        self._device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         self._under_way = ()
-        lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        if kernels is None:
+            lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        else:
+            lib.call("tagc_reducer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def begin(self, gradient, output):
-        """Returns at once; both tensors must be left alone until end()."""
-        pointers = _address(gradient, self.n_elems, "gradient"), _address(output, self.n_output, "output")
+        """Returns at once; both tensors must be left alone until end(). On a device the gradient must be there already."""
+        pointers = (_address(gradient, self.n_elems, "gradient", self._device),
+                    _address(output, self.n_output, "output", self._device))
         lib.call("tagc_reducer_begin", self._handle, *pointers)
         self._under_way = gradient, output
 
@@ -48,20 +70,24 @@ class Reducer:
         return stats
 
     def residual(self):
-        """A view that the next begin() invalidates; None where nothing is carried over."""
+        """In CPU memory: a view that the next begin() invalidates, or with kernels a copy; None where nothing is carried over."""
         n_elems = ctypes.c_uint64()
         address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
+        if address and self._kernels is not None:
+            values = torch.empty(n_elems.value, dtype=torch.float32)
+            _call(self._kernels, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
+            return values
         return floats_at(address, n_elems.value) if address else None
 
     def set_residual(self, values):
         n_elems = values.numel()
-        lib.call("tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
+        _call(self._kernels, "tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
 
     def scale_residual(self, factor):
-        lib.call("tagc_reducer_scale_residual", self._handle, factor)
+        _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
 
     def set_sparsity(self, sparsity):
-        lib.call("tagc_reducer_set_sparsity", self._handle, sparsity)
+        _call(self._kernels, "tagc_reducer_set_sparsity", self._handle, sparsity)
 
     def close(self):
         if self._handle:

@@ -7,6 +7,9 @@ order of streams.
     end of      finish(): waits until all are through, and raises the first failure
     backward
 
+With kernels (libtagc-cuda.so) gradients stay on the device: the thread is given the tensors themselves, its reducers select, encode and add
+there, and bodies alone come to the host. The order of streams is the same.
+
 No hook waits for a device or for another rank. What is exchanged, and so the result, is the same as for tensors in CPU memory.
 
 Failures are raised by finish(), which every rank calls at the same place: at the end of a backward pass, before an
@@ -44,16 +47,35 @@ def _spoil(target):
 
 
 class _Job:
-    """One exchange. run(source, target, failure): on the thread; without tensors where there is a failure."""
+    """One exchange. run(source, target, failure): on the thread; without tensors where there is a failure. stays: the tensors are not
+    copied."""
 
-    def __init__(self, run, source, target, failure):
-        self.run, self.source, self.target, self.failure = run, source, target, failure
+    def __init__(self, run, source, target, failure, stays):
+        self.run, self.source, self.target, self.failure, self.stays = run, source, target, failure, stays
+
+
+class Kernels:
+    """libtagc's kernels on the device of a Staging, for reducers. Error where there are none."""
+
+    def __init__(self, device, streams):
+        self.streams, self.device, self.handle = streams, streams.device, ctypes.c_void_p()
+        lib.call("tagc_kernels_open", device, ctypes.byref(self.handle))
+
+    @property
+    def n_bytes(self):
+        """Of the device that they and their reducers hold."""
+        return lib.load().tagc_kernels_bytes(self.handle)
+
+    def close(self):
+        lib.load().tagc_kernels_close(self.handle)
+        self.handle = ctypes.c_void_p()
 
 
 class Staging:
-    """Of one handle, whose hooks call enqueue() in one order on all ranks. streams: of the device, as streams.of() gives."""
+    """Of one handle, whose hooks call enqueue() in one order on all ranks. streams: of the device, as streams.of() gives. codec: "device":
+    with kernels, or an Error; "host": without; None: with kernels where there are any, and else why_host says why not."""
 
-    def __init__(self, streams, n_slots=N_SLOTS):
+    def __init__(self, streams, codec="host", n_slots=N_SLOTS):
         self.streams = streams
         self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
@@ -65,16 +87,27 @@ class Staging:
         self._kept = collections.deque()  # (ticket, tensors) that the device may still use
         self._n_enqueued = self._n_finished = 0
         self._changed, self._failure = threading.Condition(), None
-        self.is_closed = False
+        self.is_closed, self.kernels, self.why_host = False, None, None
         try:
+            self._open_kernels(codec)
             lib.call("tagc_stager_create", self._device, n_slots, ctypes.byref(self._stager))
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, as empty tensors have not
         except BaseException:
             self._destroy()
+            self.free()
             raise
         self._at_exit = weakref.finalize(self, _let_go, self._stager, os.getpid())
         self._thread = threading.Thread(target=self._work, name="tagc-stage", daemon=True)
         self._thread.start()
+
+    def _open_kernels(self, codec):
+        try:
+            if codec != "host":
+                self.kernels = Kernels(self._device, self.streams)
+        except Error as problem:
+            if codec == "device":
+                raise
+            self.why_host = problem
 
     @property
     def stream(self):
@@ -83,22 +116,22 @@ class Staging:
 
     # ---- what hooks call ----
 
-    def enqueue(self, source, target, run, failure=None, waits=True):
-        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory.
-        Returns at once. failure: of this rank, which run() is to tell the others; tensors are not looked at then. waits: what
+    def enqueue(self, source, target, run, failure=None, waits=True, stays=False):
+        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory, or where stays
+        is set with the tensors themselves. Returns at once. failure: of this rank, which run() is to tell the others; tensors are not looked at then. waits: what
         the current stream is given next waits for the result."""
         with self._launch:
             self._release()
             if failure is None:
                 try:
-                    stage = self._stage(source, target)
+                    stage = self._stage(source, target, stays)
                 except Error as problem:
                     failure = problem
             if failure is not None:
                 _spoil(target)
-                source = target = self._nothing
+                source, target, stays = self._nothing, self._nothing, False
                 stage = self._stage(source, target)
-            job = _Job(run, source, target, failure)
+            job = _Job(run, source, target, failure, stays)
             pointers = [tensor.data_ptr() if tensor.numel() else self._nothing.data_ptr() for tensor in (source, target)]
             ticket = ctypes.c_uint64()
             with self._changed:
@@ -137,12 +170,12 @@ class Staging:
 
     # ---- inside ----
 
-    def _stage(self, source, target):
+    def _stage(self, source, target, stays=False):
         """Made when such a size is seen for the first time, which waits for all that is under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
                 raise Error("unsupported", f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous")
-        sizes = max(1, source.nbytes), max(1, target.nbytes)
+        sizes = (0, 0) if stays else (max(1, source.nbytes), max(1, target.nbytes))
         if sizes not in self._stages:
             stage = ctypes.c_void_p()
             lib.call("tagc_stage_create", self._stager, 0, *sizes, ctypes.byref(stage))
@@ -156,6 +189,10 @@ class Staging:
             self._kept.popleft()
 
     def _work(self):
+        with self.streams.own() if self.kernels is not None else contextlib.nullcontext():
+            self._take_jobs()
+
+    def _take_jobs(self):
         library = lib.load()
         ticket, tag, source, target = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
         outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
@@ -177,12 +214,20 @@ class Staging:
         """Returns the failure, if any."""
         try:
             if failure is None and job.failure is None and self._failure is None:
-                job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
+                if job.stays:
+                    job.run(job.source, job.target, None)
+                    self.streams.settle()
+                else:
+                    job.run(tensor_at(source, job.source), tensor_at(target, job.target), None)
                 return None
             failure = self._failure or job.failure or failure
             job.run(None, None, failure)
         except BaseException as problem:
             failure = problem
+        if job.stays:
+            _spoil(job.target)
+            with contextlib.suppress(RuntimeError):  # of a device that failed
+                self.streams.settle()
         with self._changed:
             self._failure = self._failure or failure
         return failure
@@ -192,6 +237,13 @@ class Staging:
         for stage in self._stages.values():
             library.tagc_stage_destroy(stage)
         library.tagc_stager_destroy(self._stager)
-        library.tagc_device_close(self._device)
         self._kept.clear()
         self._jobs.clear()
+
+    def free(self):
+        """After close(), and when all reducers with its kernels are closed."""
+        if self.kernels is not None:
+            self.kernels.close()
+            self.kernels = None
+        lib.load().tagc_device_close(self._device)
+        self._device = ctypes.c_void_p()

@@ -32,6 +32,14 @@ class Cuda:
             future.set_result(value)
         return future
 
+    def own(self):
+        """A context in which this thread's work has a stream of its own. It must not wait behind streams that wait for it."""
+        return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    def settle(self):
+        """Waits for this thread's stream."""
+        torch.cuda.current_stream(self.device).synchronize()
+
     def synchronize(self):
         torch.cuda.synchronize(self.device)
 

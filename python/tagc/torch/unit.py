@@ -52,19 +52,23 @@ def _square(values):
 class _Exchange:
     """A part and its reducer, with the memory that packing needs."""
 
-    def __init__(self, layout, part, comm, options):
+    def __init__(self, layout, part, comm, options, kernels):
         self.part, self.outputs = part, layout.output_runs(part, comm.rank)
-        self.is_whole = part.is_whole(layout.n_elems)
-        self.reducer = Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit" if layout.all_reduce else "shard"], **options)
-        self.input = None if self.is_whole else torch.zeros(part.n_elems, dtype=torch.float32)
-        self.output = None if self.is_whole else torch.empty(self.reducer.n_output, dtype=torch.float32)
+        on = kernels if options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
+        self.is_whole = part.is_whole(layout.n_elems) and on is kernels
+        self.reducer = Reducer(comm, part.n_elems, on, output=lib.OUTPUTS["unit" if layout.all_reduce else "shard"], **options)
+        device = torch.device("cpu") if on is None else on.device
+        self.input = None if self.is_whole else torch.zeros(part.n_elems, dtype=torch.float32, device=device)
+        self.output = None if self.is_whole else torch.empty(self.reducer.n_output, dtype=torch.float32, device=device)
+        self._on = on
 
     def begin(self, source, target):
-        if self.is_whole:
-            self.reducer.begin(source, target)
-            return
-        layouts.copy_runs(source, self.input, self.part.runs)
-        self.reducer.begin(self.input, self.output)
+        if not self.is_whole:
+            layouts.copy_runs(source, self.input, self.part.runs)
+            source, target = self.input, self.output
+        if self._on is not None:
+            self._on.streams.settle()
+        self.reducer.begin(source, target)
 
     def end(self, target):
         stats = self.reducer.end()
@@ -83,16 +87,16 @@ class Unit:
 
     # ---- the step ----
 
-    def reduce(self, comm, layout, source, target, op, rests=False):
-        """Collective, blocking. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
+    def reduce(self, comm, layout, source, target, op, rests=False, kernels=None):
+        """Collective, blocking. kernels: a staging.Kernels, where source and target are on its device; None: in CPU memory. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
         Any of DTYPES, alike. All ranks agreed on the layout before. rests: where this rank's gradient of a parameter is
         zero, its residual stays out of this exchange. Returns [(part, tagc_reducer_stats)]."""
         scale = scale_of(op, comm.world_size)
         mean = scale == 1.0 / comm.world_size
-        self._prepare(comm, layout, "avg" if mean else "sum", source.dtype)
+        self._prepare(comm, layout, "avg" if mean else "sum", source.dtype, kernels)
         wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
         direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
-        result = target if direct else torch.empty(target.numel(), dtype=torch.float32)
+        result = target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
         if layout.has_gaps:
             result.zero_()
         begun, stats, failure = [], [], None
@@ -118,8 +122,8 @@ class Unit:
             target.copy_(result)
         return stats
 
-    def _prepare(self, comm, layout, op, dtype):
-        key = (op, dtype == torch.bfloat16)
+    def _prepare(self, comm, layout, op, dtype, kernels):
+        key = (op, dtype == torch.bfloat16, kernels)
         if self._comm is comm and self._layout is layout and self._key == key:
             return
         self.close()
@@ -127,7 +131,7 @@ class Unit:
         try:
             for part in layout.parts:
                 options = self.options(part, dtype) | {"op": lib.OPS[op]}
-                made.append(_Exchange(layout, part, comm, options))
+                made.append(_Exchange(layout, part, comm, options, kernels))
         except BaseException:  # the next reduce() begins anew; residuals are in keeping
             for exchange in made:
                 exchange.reducer.close()
@@ -167,10 +171,12 @@ class Unit:
 
     def _stow(self):
         """Takes the reducers' residuals into keeping, and ends the reducers."""
-        self._kept |= self.residuals_on_the_wire()
-        for exchange in self._exchanges:
-            exchange.reducer.close()
-        self._exchanges = []
+        try:
+            self._kept |= self.residuals_on_the_wire()
+        finally:
+            for exchange in self._exchanges:
+                exchange.reducer.close()
+            self._exchanges = []
 
     def _unstow(self):
         """Gives the reducers what is kept of their parameters."""
@@ -231,5 +237,7 @@ class Unit:
 
     def close(self):
         """The residuals stay, and go into the reducers that a later reduce() makes."""
-        self._stow()
-        self._comm = self._layout = self._key = None
+        try:
+            self._stow()
+        finally:
+            self._comm = self._layout = self._key = None

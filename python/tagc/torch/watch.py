@@ -95,7 +95,9 @@ class Watch:
         found = self._open.get(layout) or self._turn(layout)
         if not found.windows:
             return ()
-        values = gradient.index_select(0, found.sample.index).float()
+        if found.sample.index.device != gradient.device:
+            found = self._open[layout] = found._replace(sample=found.sample._replace(index=found.sample.index.to(gradient.device)))
+        values = gradient.index_select(0, found.sample.index).float().cpu()
         found.sums.add_(values)
         found.squares.addcmul_(values, values)
         for window in found.windows:
