@@ -13,7 +13,7 @@ CTEST = ctest --output-on-failure --no-tests=error -j$$(($(JOBS) + 1))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
 NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|commands|corrupt|full_disk|guard|options|paper|plan|report)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo check test python asan tsan aarch64 bench format lint install clean
+.PHONY: help all build setup demo check test python asan tsan aarch64 wheels bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ tsan: ## tests of what has threads under the thread sanitizer, less the slow one
 aarch64: ## cross build for aarch64; tests of core, codec and exchange under qemu-user
 	@JOBS=$(JOBS) scripts/aarch64.sh
 
+wheels: ## what a release uploads, into dist/: wheels for glibc and musl on x86-64 and aarch64
+	@scripts/wheels.sh
+
 bench: build ## codec and exchange against the memory floor
 	@for source in bench/bench_*.c; do \
 	    name=$$(basename $$source .c); program=build/bench/$$name; run=; \
@@ -79,4 +82,4 @@ install: build ## library, headers, pkg-config and CMake package, the tagc comma
 	@cmake --install build --prefix $(PREFIX)
 
 clean: ## remove the build folders
-	@rm -rf build build-asan build-tsan build-aarch64
+	@rm -rf build build-asan build-tsan build-aarch64 build-wheels

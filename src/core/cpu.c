@@ -5,12 +5,41 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 static const char *const names[] = {[TAGC_CPU_SCALAR] = "scalar",
                                     [TAGC_CPU_NEON] = "neon",
                                     [TAGC_CPU_AVX2] = "avx2",
                                     [TAGC_CPU_AVX512] = "avx512"};
 enum { N_LEVELS = sizeof names / sizeof *names, UNKNOWN = -1 };
+
+#if defined(__x86_64__)
+enum { HAS_AVX2 = 1, HAS_AVX512 = 2, HAS_VBMI2 = 4, IS_ASKED = 8 };
+
+/* cpuid, and which registers the system saves (xgetbv). Not __builtin_cpu_supports: zig's run-time library answers no to every
+ * question. */
+static unsigned ask_processor(void) {
+    unsigned a, b, c, d, saved, high, found = IS_ASKED;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_POPCNT)) return found;
+    __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    const unsigned ymm = 0x06, zmm = 0xe6, avx2 = bit_AVX2 | bit_BMI | bit_BMI2,
+                   avx512 = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (saved & ymm) != ymm || (b & avx2) != avx2) return found;
+    found |= HAS_AVX2;
+    if ((saved & zmm) == zmm && (b & avx512) == avx512)
+        found |= HAS_AVX512 | (c & bit_AVX512VBMI2 ? HAS_VBMI2 : 0);
+    return found;
+}
+
+static unsigned processor(void) { /* a virtual machine takes long to answer */
+    static atomic_uint found = 0;
+    unsigned now = atomic_load_explicit(&found, memory_order_relaxed);
+    if (!now) atomic_store_explicit(&found, now = ask_processor(), memory_order_relaxed);
+    return now;
+}
+#endif
 
 static int processor_has(tagc_cpu level) {
     switch (level) {
@@ -22,12 +51,9 @@ static int processor_has(tagc_cpu level) {
 #endif
 #if defined(__x86_64__)
     case TAGC_CPU_AVX2:
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
-               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+        return !!(processor() & HAS_AVX2);
     case TAGC_CPU_AVX512:
-        return processor_has(TAGC_CPU_AVX2) && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl");
+        return !!(processor() & HAS_AVX512);
 #endif
     default:
         return 0;
@@ -66,7 +92,7 @@ int tagc_cpu_has(tagc_cpu level) {
 
 int tagc_cpu_has_vbmi2(void) {
 #if defined(__x86_64__)
-    return tagc_cpu_has(TAGC_CPU_AVX512) && __builtin_cpu_supports("avx512vbmi2");
+    return tagc_cpu_has(TAGC_CPU_AVX512) && (processor() & HAS_VBMI2);
 #else
     return 0;
 #endif

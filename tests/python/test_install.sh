@@ -19,7 +19,7 @@ pip() {
     "$python" -m pip --disable-pip-version-check --no-input "$@"
 }
 
-pip install --target tools "$backend" >tools.log 2>&1 ||
+pip install --target tools "$backend" hatch-fancy-pypi-readme >tools.log 2>&1 ||
     { echo "skipped: $backend cannot be had: $(grep '^ERROR' tools.log | tail -n 1)"; exit 77; }
 (cd "$source" && PYTHONPATH=$scratch/tools "$python" -c \
     "from scikit_build_core.build import build_sdist; build_sdist('$scratch/dist')") >sdist.log 2>&1 ||
@@ -32,6 +32,16 @@ sdist=dist/tagc-$version.tar.gz
 pip wheel --no-deps --no-cache-dir -w wheels "$sdist" >wheel.log 2>&1 || { cat wheel.log; fail "no wheel"; }
 wheel=$(echo wheels/*)
 [[ $wheel == wheels/tagc-$version-py3-none-* ]] || fail "name of the wheel: $wheel"
+# What PyPI shows: links that lead somewhere from there, to the same version.
+"$python" -m zipfile -e "$wheel" content
+metadata=content/tagc-$version.dist-info/METADATA
+! grep -oE '\]\([^)]*\)' "$metadata" | grep -vE '^\]\((https?://|#)' || fail "the above links of the README are not addresses"
+grep -q "](https://[^)]*/blob/v$version/docs/pytorch.md)" "$metadata" || fail "no address of docs/pytorch.md in the README"
+grep -q "](https://[^)]*/raw/v$version/docs/demo-losses.svg)" "$metadata" || fail "no address of the README's graph"
+grep -q '^Provides-Extra: torch$' "$metadata" && grep -q "^Requires-Dist: torch>=2.9; extra == .torch." "$metadata" || fail "no extra for torch"
+[ "$(grep -E '^Project-URL|\]\(https://.*/(blob|raw)/v' "$metadata" | grep -oE 'https://[a-z0-9./_-]*' | sed -E 's|/(blob\|raw\|issues).*||' |
+    grep -vE 'doi.org|perfetto' | sort -u | wc -l)" = 1 ] || fail "the repository has several addresses in pyproject.toml"
+[ -e content/tagc/py.typed ] || fail "no py.typed"
 "$python" -m venv --without-pip env
 site=$(env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pip install --no-deps --no-index --target "$site" "$wheel" >install.log 2>&1 || { cat install.log; fail "no install"; }
