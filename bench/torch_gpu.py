@@ -43,14 +43,22 @@ PERTURBED = 1e-6
 TOLERANCE = 5e-4  # of the loss, at every step; a change of all weights by 5 % differs by 2.5e-3, no exchange by 2.7e-2
 
 
-def name_of(wrapper, is_tagc):
-    return f"{wrapper}-tagc" if is_tagc else wrapper
+def name_of(wrapper, codec):
+    """codec: where tagc's is, or None without tagc."""
+    return wrapper if codec is None else f"{wrapper}-tagc" + ("-device" if codec == "device" else "")
+
+
+def codecs_on(device):
+    """Of tagc: always the processor's, and the kernels where they were built."""
+    named = os.environ.get("TAGC_CUDA_LIBRARY")
+    beside = tagc._library.library_path().parent / "libtagc-cuda.so"
+    return ["host", "device"] if device != "cpu" and (named or beside.exists()) else ["host"]
 
 
 class Run:
     """A model, wrapped, on a device, and its optimizer."""
 
-    def __init__(self, model, wrapper, is_tagc, threads):
+    def __init__(self, model, wrapper, codec, threads):
         device = next(model.parameters()).device
         self.handle = None
         if wrapper == "fsdp2":
@@ -63,8 +71,8 @@ class Run:
         elif wrapper == "ddp":
             model = DistributedDataParallel(model)
         self.model = model
-        if is_tagc:
-            self.handle = tagc.torch.compress(model, sparsity=0.95, threads=threads, verbose=False)
+        if codec is not None:
+            self.handle = tagc.torch.compress(model, sparsity=0.95, threads=threads, codec=codec, verbose=False)
         groups = self.handle.param_groups() if self.handle else model.parameters()
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
 
@@ -93,14 +101,14 @@ def batches(config, n_steps, batch_size, rank):
         yield tokens
 
 
-def losses_of(args, rank, wrapper, is_tagc, device, perturbed=0.0):
+def losses_of(args, rank, wrapper, codec, device, perturbed=0.0):
     """Of each step, the mean over ranks."""
     torch.manual_seed(1)
     model = GPT(TINY)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + perturbed * torch.randn_like(parameter))
-    run = Run(model.to(device), wrapper, is_tagc, args.threads)
+    run = Run(model.to(device), wrapper, codec, args.threads)
     mine = torch.stack([run.step(tokens.to(device)).cpu() for tokens in batches(TINY, args.loss_steps, 8, rank)])
     run.close()
     dist.all_reduce(mine)
@@ -113,13 +121,15 @@ def difference(a, b):
 
 def compare_losses(args, rank, device, wrapper):
     """The control has no exchange at all: its losses must differ by more than the tolerance, or the comparison shows nothing."""
-    found = []
-    for is_tagc in (False, True):
-        reference = losses_of(args, rank, wrapper, is_tagc, "cpu")
-        other = losses_of(args, rank, wrapper, is_tagc, device, PERTURBED if device == "cpu" else 0.0)
-        found.append({"name": name_of(wrapper, is_tagc), "cpu": reference, "device": other,
+    found, references = [], {}
+    for codec in (None, *args.codecs):
+        if (codec is None) not in references:
+            references[codec is None] = losses_of(args, rank, wrapper, codec and "host", "cpu")
+        reference = references[codec is None]
+        other = losses_of(args, rank, wrapper, codec, device, PERTURBED if device == "cpu" else 0.0)
+        found.append({"name": name_of(wrapper, codec), "cpu": reference, "device": other,
                       "max_rel_difference": difference(other, reference)})
-    alone = losses_of(args, rank, None, False, device)
+    alone = losses_of(args, rank, None, None, device)
     control = min(difference(alone, row["cpu"]) for row in found)
     return {"tolerance": TOLERANCE, "perturbed": PERTURBED if device == "cpu" else 0.0, "arms": found,
             "without_exchange": control}
@@ -139,9 +149,9 @@ def time_steps(args, rank, device, wrapper):
     model = GPT(config)
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randint(config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator).to(device)
-    runs = {"alone": Run(copy.deepcopy(model).to(device), None, False, args.threads)}
-    for is_tagc in (False, True):
-        runs[name_of(wrapper, is_tagc)] = Run(copy.deepcopy(model).to(device), wrapper, is_tagc, args.threads)
+    runs = {"alone": Run(copy.deepcopy(model).to(device), None, None, args.threads)}
+    for codec in (None, *args.codecs):
+        runs[name_of(wrapper, codec)] = Run(copy.deepcopy(model).to(device), wrapper, codec, args.threads)
     seconds = {name: [] for name in runs}
     for number in range(-1, args.rounds):
         for name, run in runs.items():
@@ -160,7 +170,7 @@ def time_steps(args, rank, device, wrapper):
         row = {"name": name, "median_s": statistics.median(slowest.tolist()), "min_s": slowest.min().item(),
                "max_s": slowest.max().item(), "n": len(slowest)}
         if run.handle:
-            row["bytes_sent"] = run.handle.stats()["bytes_sent"]
+            row |= {"bytes_sent": run.handle.stats()["bytes_sent"], "codec": run.handle.codec, "device_bytes": run.handle.device_bytes}
         rows.append(row)
         run.close()
     return {"model": args.model, "n_params": sum(p.numel() for p in model.parameters()), "batch_size": args.batch_size,
@@ -245,7 +255,7 @@ def select(rank, args, out):
 
 
 def all_parts(args):
-    """Each in processes of its own, so that one that ends badly leaves the others."""
+    """Each in processes of its own, so that one that ends badly leaves the others. What is found so far is written as it comes."""
     found, failed = {}, {}
     for part in (*WRAPPERS, "topk"):
         with tempfile.TemporaryDirectory() as folder:
@@ -256,12 +266,23 @@ def all_parts(args):
                 else:
                     torch.multiprocessing.spawn(train, (args, os.path.join(folder, "store"), out, part), nprocs=N_RANKS)
                 found[part] = json.loads(pathlib.Path(out).read_text())
+                write(args, found, failed)
             except (torch.multiprocessing.ProcessRaisedException, torch.multiprocessing.ProcessExitedException) as failure:
                 print(failure, file=sys.stderr)
                 failed[part] = str(failure).strip().splitlines()[-1]
+                write(args, found, failed)
+    return result_of(args, found, failed)
+
+
+def result_of(args, found, failed):
     device = "cpu" if args.device == "cpu" else torch.cuda.get_device_name(0)
     return {"type": "torch-gpu", "format": 1, "torch": torch.__version__, "tagc": tagc.version(), "device": device,
-            "n_ranks": N_RANKS, "threads": args.threads, **found, "failed": failed}
+            "n_ranks": N_RANKS, "threads": args.threads, "codecs": args.codecs, **found, "failed": failed}
+
+
+def write(args, found, failed):
+    if args.json:
+        pathlib.Path(args.json).write_text(json.dumps(result_of(args, found, failed), indent=1) + "\n")
 
 
 def table(result):
@@ -272,16 +293,16 @@ def table(result):
         lines.append(f"{wrapper}: losses of {len(losses['arms'][0]['cpu'])} steps, {other} against on the processor "
                      f"(allowed: {losses['tolerance']:g})")
         for row in losses["arms"]:
-            lines.append(f"  {row['name']:12} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
+            lines.append(f"  {row['name']:17} {row['cpu'][0]:.4f} to {row['cpu'][-1]:.4f}, "
                          f"differs by at most {row['max_rel_difference']:.1e}")
         lines.append(f"  without any exchange it differs by {losses['without_exchange']:.1e}")
         lines.append(f"{wrapper}: a step of {steps['model']}, {steps['n_params'] / 1e6:.1f} M parameters, "
                      f"{steps['batch_size']} x {steps['seq_len']} tokens a rank")
         torchs = {row["name"]: row["median_s"] for row in steps["arms"]}
         for row in steps["arms"]:
-            base = row["name"].removesuffix("-tagc")
+            base = row["name"].split("-tagc")[0]
             text = f"  {torchs[base] / row['median_s']:.2f} times as fast as {base}" if base != row["name"] else ""
-            lines.append(f"  {row['name']:12} {1e3 * row['median_s']:9.1f} ms "
+            lines.append(f"  {row['name']:17} {1e3 * row['median_s']:9.1f} ms "
                          f"({1e3 * row['min_s']:.1f} to {1e3 * row['max_s']:.1f}){text}")
     if "topk" in result:
         topk = result["topk"]
@@ -320,6 +341,7 @@ def parse():
         add(f"--{name}", type=int, help=text)
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
+    args.codecs = codecs_on(args.device)
     is_cpu = args.device == "cpu"
     if not is_cpu and not torch.cuda.is_available():
         parser.error(f"--device is cuda, and torch {torch.__version__} finds no CUDA device; --device cpu runs without")
@@ -342,8 +364,6 @@ def main():
     args = parse()
     result = all_parts(args)
     print(table(result), flush=True)
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(result, indent=1) + "\n")
     wrong = verdict(result)
     for line in wrong:
         print(f"torch_gpu: {line}", file=sys.stderr)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than eight minutes: the tests of the kernels on the device, again
-# under compute-sanitizer (memcheck and racecheck) where that is there, the bench of the kernels, and, where a Python has torch with
-# CUDA, bench/torch_gpu.py: two processes that share the GPU over gloo. Leaves gpu.json and the table gpu.txt.
+# gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than eight minutes, the most important first: the tests of the kernels
+# on the device; reducers with kernels against those of the processor, bits and times (bench_device); where a Python has torch with
+# CUDA, bench/torch_gpu.py: two processes that share the GPU over gloo; the bench of the kernels; the tests again under
+# compute-sanitizer (memcheck and racecheck) where that is there. gpu.json and the table gpu.txt are written as parts end.
 # TAGC_PYTHON: the Python (python3). A part that fails or runs out of time is named, the others go on, and the script exits with 1.
 # Exits with 77, and says why, where nvcc or a GPU is missing; without a GPU it compiles all of it first.
 # gpu.sh --architectures: compiles the kernels for all devices from sm_75 to sm_121 instead; no GPU needed (cuda_architectures.sh).
@@ -19,7 +20,7 @@ nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
 [ -x "$nvcc" ] || { echo "gpu.sh: no nvcc: in PATH or /usr/local/cuda/bin" >&2; exit 77; }
 arch=native has_gpu=1
 nvidia-smi >/dev/null 2>&1 || { arch=sm_90 has_gpu=0; }
-python=${TAGC_PYTHON:-python3} targets=(room_codec)
+python=${TAGC_PYTHON:-python3} targets=(room_exchange)
 why_no_torch=$("$python" -c 'import torch
 if not torch.cuda.is_available(): raise SystemExit(f"torch {torch.__version__} finds no CUDA device")' 2>&1 | tail -n 1) || true
 [ -n "$why_no_torch" ] || targets+=(tagc_shared)
@@ -33,60 +34,75 @@ flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Isrc)
 kernels=(src/cuda/batch.cu src/cuda/delta.cu)
 "$nvcc" "${flags[@]}" -DTAGC_CUDA_THREADS=256 -DTAGC_CUDA_LINES=512 -o build-gpu/test_cuda_codec tests/cuda/test_cuda_codec.cpp \
     "${kernels[@]}" "${libraries[@]}" &
-"$nvcc" "${flags[@]}" -o build-gpu/bench_cuda bench/bench_cuda.cu "${kernels[@]}" "${libraries[@]}"
-wait $!
+jobs=($!)
+rooms=(build-gpu/libroom_{exchange,device,transport,codec,core}.a)
+"${CC:-cc}" -std=c11 -O3 -D_GNU_SOURCE -Iinclude -Isrc -o build-gpu/bench_device bench/bench_device.c "${rooms[@]}" -lpthread -lm -ldl &
+jobs+=($!)
+"$nvcc" "${flags[@]}" -shared -Xcompiler=-fPIC,-fvisibility=hidden -o build-gpu/libtagc-cuda.so "${kernels[@]}" "${libraries[@]}" \
+    -Xlinker=--exclude-libs,ALL &
+jobs+=($!)
+"$nvcc" "${flags[@]}" -o build-gpu/bench_cuda bench/bench_cuda.cu "${kernels[@]}" "${libraries[@]}" &
+jobs+=($!)
+for job in "${jobs[@]}"; do wait "$job"; done
 [ $has_gpu = 1 ] || { echo "gpu.sh: compiled for $arch; no GPU to run it on" >&2; exit 77; }
 
 # ---- run ----
 
 mkdir -p "$out"
-rm -f "$out"/gpu.json "$out"/gpu.txt "$out"/kernels.json "$out"/torch.json
+rm -f "$out"/gpu.json "$out"/gpu.txt "$out"/reducers.json "$out"/kernels.json "$out"/torch.json
+export TAGC_CUDA_LIBRARY=$PWD/build-gpu/libtagc-cuda.so
+export LD_LIBRARY_PATH=$(dirname "$(dirname "$(readlink -f "$nvcc")")")/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 parts='' n_failed=0
+result_of() { # <file>: what a part has written
+    if [ -s "$out/$1" ]; then cat "$out/$1"; else echo null; fi
+}
+write() {
+    {
+        printf '{"type": "gpu", "format": 2, "gpu": "%s", "nvcc": "%s", "commit": "%s", "date": "%s", "seconds": %d,\n' \
+            "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)" \
+            "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
+            "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" $SECONDS
+        printf '"parts": {%s},\n"reducers": %s,\n"torch": %s,\n"kernels": %s}\n' "$parts" "$(result_of reducers.json)" \
+            "$(result_of torch.json)" "$(result_of kernels.json)"
+    } >"$out/gpu.json"
+}
 note() { # <part> <how it ended> <seconds>
     parts+="${parts:+, }\"$1\": {\"result\": \"$2\", \"seconds\": $3}"
     echo "-- $1: $2, $3 s"
+    write
 }
-part() { # <name> <seconds that it may take> <command>...
-    local name=$1 may_take=$2 begin=$SECONDS code=0 how=passed
-    shift 2
+part() { # <name> <file that it writes, or ""> <seconds that it may take> <command>...
+    local name=$1 file=$2 may_take=$3 begin=$SECONDS code=0 how=passed
+    shift 3
     echo "== $name"
     [ $may_take -le $((limit_s - SECONDS)) ] || may_take=$((limit_s - SECONDS))
     [ $may_take -ge 5 ] || { n_failed=$((n_failed + 1)); note "$name" "no time was left" 0; return; }
     timeout -k 5 "$may_take" "$@" || code=$?
     [ $code = 0 ] || { n_failed=$((n_failed + 1)); how="failed with $code"; }
     [ $code != 124 ] && [ $code != 137 ] || how="stopped after $may_take s"
+    # A file that ends in the middle is no JSON.
+    [ -z "$file" ] || [[ $(tail -c 2 "$out/$file" 2>/dev/null) == *"}"* ]] || rm -f "$out/$file"
     note "$name" "$how" $((SECONDS - begin))
 }
-result_of() { # <file>: what a part that passed wrote
-    if [ -s "$1" ]; then cat "$1"; else echo null; fi
-}
 all() {
-    part "tests" 120 build-gpu/test_cuda_codec
     local sanitizer tool
+    part tests "" 100 build-gpu/test_cuda_codec
+    part reducers reducers.json 100 build-gpu/bench_device --required --json "$out/reducers.json"
+    if [ -z "$why_no_torch" ]; then
+        TAGC_LIBRARY=$PWD/build-gpu/libtagc.so part torch torch.json 200 "$python" bench/torch_gpu.py --json "$out/torch.json"
+    else
+        note torch "skipped: $python: $(tr -d '"\\' <<<"$why_no_torch")" 0
+    fi
+    part bench kernels.json 90 build-gpu/bench_cuda "$out/kernels.json"
     sanitizer=$(command -v compute-sanitizer || echo "$(dirname "$nvcc")/compute-sanitizer")
     for tool in memcheck racecheck; do
         if [ -x "$sanitizer" ]; then
-            part $tool 90 "$sanitizer" --tool $tool --error-exitcode 1 build-gpu/test_cuda_codec 10
+            part $tool "" 90 "$sanitizer" --tool $tool --error-exitcode 1 build-gpu/test_cuda_codec 10
         else
             note $tool "skipped: no compute-sanitizer" 0
         fi
     done
-    part bench 120 build-gpu/bench_cuda "$out/kernels.json"
-    [[ $parts == *'"bench": {"result": "passed"'* ]] || rm -f "$out/kernels.json" # it may end in the middle
-    if [ -z "$why_no_torch" ]; then
-        TAGC_LIBRARY=$PWD/build-gpu/libtagc.so part torch 200 "$python" bench/torch_gpu.py --json "$out/torch.json"
-    else
-        note torch "skipped: $python: $(tr -d '"\\' <<<"$why_no_torch")" 0
-    fi
-    {
-        printf '{"type": "gpu", "format": 1, "gpu": "%s", "nvcc": "%s", "commit": "%s", "date": "%s", "seconds": %d,\n' \
-            "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)" \
-            "$("$nvcc" --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')" \
-            "$(git describe --always --dirty 2>/dev/null || echo unknown)" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" $SECONDS
-        printf '"parts": {%s},\n"kernels": %s,\n"torch": %s}\n' "$parts" "$(result_of "$out/kernels.json")" \
-            "$(result_of "$out/torch.json")"
-    } >"$out/gpu.json"
-    rm -f "$out/kernels.json" "$out/torch.json"
+    rm -f "$out/reducers.json" "$out/kernels.json" "$out/torch.json"
     echo "gpu.sh: $out/gpu.json and $out/gpu.txt, after $SECONDS s"
     [ $n_failed = 0 ] || { echo "gpu.sh: $n_failed parts failed"; return 1; }
 }

@@ -1,0 +1,306 @@
+/* Reducers with kernels against reducers of the processor, on a machine with a GPU: first that outputs and residuals are the
+ * same, bit for bit, then what a step takes. Ranks are threads that share the device and exchange through memory, so that what is left is
+ * codec and copies. Where there is no device or no libtagc-cuda.so it says so, and ends with 0, or where --required is given with 77.
+ *
+ *   bench_device [--elems N[,N...]] [--ranks W] [--steps N] [--threads T] [--library FILE] [--json FILE] [--required]
+ *
+ * elems: of each unit (default: a block, the embedding and all of GPT-2 with 162 M parameters). threads: of the processor's codec
+ * (default: 4). library: the CUDA runtime (default: the system's). "copies": of gradient and shard through pinned memory, which the processor's codec
+ * needs beside it and kernels do not. */
+#include "core/clock.h"
+#include "device/kernels.h"
+#include "exchange/reducer.h"
+#include "measure.h"
+
+#include <pthread.h>
+
+enum { MAX_RANKS = 16, MAX_UNITS = 8, MAX_STEPS = 100, NOT_HERE = 77 };
+
+typedef struct setting {
+    uint64_t n_elems[MAX_UNITS];
+    int n_units, world_size, n_steps, n_threads, required;
+    const char *library, *json;
+} setting;
+
+/* Of one unit and output, what all ranks share. */
+typedef struct job {
+    const setting *set;
+    uint64_t n_elems;
+    int output;
+    tagc_local_group *group;
+    pthread_barrier_t barrier;
+    double host_s[MAX_STEPS], device_s[MAX_STEPS], copies_s[MAX_STEPS]; /* rank 0's, between barriers */
+    uint64_t n_device_bytes, n_sent;
+    int n_different;
+} job;
+
+typedef struct rank_arg {
+    job *job;
+    int rank;
+} rank_arg;
+
+_Noreturn static void fail(const char *what) {
+    fprintf(stderr, "bench_device: %s: %s\n", what, tagc_last_error());
+    exit(1);
+}
+
+static void expect(tagc_status status, const char *what) {
+    if (status != TAGC_OK) fail(what);
+}
+
+/* Heavy-tailed, another one in each step and on each rank. */
+static void fill(float *values, uint64_t n, uint64_t seed) {
+    uint64_t x = seed * 0x9e3779b97f4a7c15u + 1;
+    for (uint64_t i = 0; i < n; i++) {
+        x ^= x << 13, x ^= x >> 7, x ^= x << 17;
+        double u = (double)(x >> 11) / 9007199254740992.0 - 0.5;
+        values[i] = (float)(u * u * u * 1e-2);
+    }
+}
+
+/* ---- a rank ---- */
+
+typedef struct side {
+    tagc_device *device;
+    tagc_kernels *kernels;
+    tagc_reducer *host, *on_device;
+    float *gradient, *output, *expected; /* host memory */
+    float *there, *output_there;         /* of the device */
+    void *pinned;
+    size_t n, n_output;
+} side;
+
+static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
+    tagc_reducer_options options;
+    tagc_reducer_options_init(&options);
+    options.n_elems = j->n_elems;
+    options.output = j->output;
+    options.n_threads = j->set->n_threads;
+    s->n = (size_t)j->n_elems;
+    s->n_output = j->output == TAGC_OUTPUT_UNIT ? s->n : s->n / (size_t)j->set->world_size;
+    expect(tagc_device_open("cuda", j->set->library, 0, &s->device), "device");
+    expect(tagc_kernels_open(s->device, &s->kernels), "kernels");
+    expect(tagc_reducer_create(comm, &options, &s->host), "reducer");
+    expect(tagc_reducer_create_on(s->kernels, comm, &options, &s->on_device), "reducer with kernels");
+    s->gradient = take(s->n, sizeof(float), "values");
+    s->output = take(s->n, sizeof(float), "values");
+    s->expected = take(s->n, sizeof(float), "values");
+    const tagc_heap *heap = &s->kernels->heap;
+    void *memory;
+    expect(heap->create(heap->context, s->n * sizeof(float), "gradient", &memory), "memory of the device");
+    s->there = memory;
+    expect(heap->create(heap->context, s->n_output * sizeof(float), "output", &memory),
+           "memory of the device");
+    s->output_there = memory;
+    const tagc_runtime *runtime = &s->device->runtime;
+    if (rank == 0)
+        expect(tagc_device_check(s->device,
+                                 runtime->pinned_alloc(runtime->context, &s->pinned, s->n * sizeof(float)),
+                                 "allocating pinned memory"),
+               "pinned memory");
+}
+
+static void close_side(side *s) {
+    const tagc_heap *heap = &s->kernels->heap;
+    const tagc_runtime *runtime = &s->device->runtime;
+    heap->destroy(heap->context, s->there, s->n * sizeof(float));
+    heap->destroy(heap->context, s->output_there, s->n_output * sizeof(float));
+    if (s->pinned) runtime->pinned_free(runtime->context, s->pinned);
+    tagc_reducer_destroy(s->host);
+    tagc_reducer_destroy(s->on_device);
+    tagc_kernels_close(s->kernels);
+    tagc_device_close(s->device);
+    tagc_memory_destroy(s->gradient);
+    tagc_memory_destroy(s->output);
+    tagc_memory_destroy(s->expected);
+}
+
+/* Of the whole gradient to the host, and of the output back, by rank 0 alone. */
+static double time_copies(side *s) {
+    double begin = tagc_clock_s();
+    expect(tagc_kernels_enter(s->kernels), "device");
+    expect(tagc_kernels_copy(s->kernels, s->pinned, s->there, s->n * sizeof(float), TAGC_COPY_TO_HOST),
+           "copy");
+    expect(tagc_kernels_copy(s->kernels, s->output_there, s->pinned, s->n_output * sizeof(float),
+                             TAGC_COPY_TO_DEVICE),
+           "copy");
+    expect(tagc_kernels_wait(s->kernels), "copy");
+    tagc_kernels_leave(s->kernels);
+    return tagc_clock_s() - begin;
+}
+
+static double time_run(job *j, tagc_reducer *r, const float *gradient, float *output,
+                       tagc_reducer_stats *stats) {
+    pthread_barrier_wait(&j->barrier);
+    double begin = tagc_clock_s();
+    expect(tagc_reducer_run(r, gradient, output, stats), "step");
+    pthread_barrier_wait(&j->barrier); /* the slowest rank's */
+    return tagc_clock_s() - begin;
+}
+
+static int n_different(side *s) {
+    uint64_t n;
+    expect(tagc_kernels_read(s->kernels, s->output, s->output_there, s->n_output * sizeof(float)), "output");
+    int different = memcmp(s->output, s->expected, s->n_output * sizeof(float)) != 0;
+    const float *residual = tagc_reducer_residual(s->host, &n);
+    expect(tagc_reducer_get_residual(s->on_device, s->output, n), "residual");
+    return different + (memcmp(s->output, residual, (size_t)n * sizeof(float)) != 0);
+}
+
+static void *rank_main(void *arg) {
+    const rank_arg *own = arg;
+    job *j = own->job;
+    tagc_comm *comm;
+    side s = {0};
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    expect(tagc_comm_create_local(j->group, own->rank, NULL, &comm), "comm");
+    open_side(j, own->rank, comm, &s);
+    for (int step = 0; step < j->set->n_steps; step++) {
+        fill(s.gradient, s.n, (uint64_t)(step * MAX_RANKS + own->rank + 1));
+        expect(tagc_kernels_write(s.kernels, s.there, s.gradient, s.n * sizeof(float)), "gradient");
+        double host_s = time_run(j, s.host, s.gradient, s.expected, NULL);
+        double device_s = time_run(j, s.on_device, s.there, s.output_there, &stats);
+        __atomic_fetch_add(&j->n_different, n_different(&s), __ATOMIC_SEQ_CST);
+        pthread_barrier_wait(&j->barrier);
+        if (own->rank == 0) {
+            j->host_s[step] = host_s;
+            j->device_s[step] = device_s;
+            j->copies_s[step] = time_copies(&s);
+        }
+    }
+    if (own->rank == 0) {
+        j->n_device_bytes = tagc_kernels_bytes(s.kernels) - (s.n + s.n_output) * sizeof(float);
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) j->n_sent += stats.n_bytes_sent[leg];
+    }
+    close_side(&s);
+    tagc_comm_destroy(comm);
+    return NULL;
+}
+
+/* ---- units ---- */
+
+static void run_job(job *j) {
+    pthread_t threads[MAX_RANKS];
+    rank_arg args[MAX_RANKS];
+    expect(tagc_local_group_create(j->set->world_size, &j->group), "ranks");
+    pthread_barrier_init(&j->barrier, NULL, (unsigned)j->set->world_size);
+    for (int r = 0; r < j->set->world_size; r++) {
+        args[r] = (rank_arg){j, r};
+        if (pthread_create(&threads[r], NULL, rank_main, &args[r])) fail("threads");
+    }
+    for (int r = 0; r < j->set->world_size; r++) pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&j->barrier);
+    tagc_local_group_destroy(j->group);
+}
+
+/* The first step, in which memory is touched for the first time, is left out where there are others. */
+static double median(double *values, int n) {
+    int skip = n > 1;
+    qsort(values + skip, (size_t)(n - skip), sizeof *values, by_value);
+    return values[skip + (n - skip) / 2];
+}
+
+static int print_job(job *j, FILE *json, int is_first) {
+    int n = j->set->n_steps;
+    double host = median(j->host_s, n), device = median(j->device_s, n), copies = median(j->copies_s, n);
+    const char *output = j->output == TAGC_OUTPUT_UNIT ? "all-reduce" : "reduce-scatter";
+    printf("%12llu %-15s %10.3f %10.3f %10.3f %9.2f %12.1f  %s\n", (unsigned long long)j->n_elems, output,
+           1e3 * host, 1e3 * copies, 1e3 * device, (host + copies) / device, (double)j->n_device_bytes / 1e6,
+           j->n_different ? "DIFFERENT" : "same bits");
+    fflush(stdout);
+    if (json)
+        fprintf(json,
+                "%s\n {\"n_elems\": %llu, \"output\": \"%s\", \"host_s\": %.6g, \"copies_s\": %.6g, "
+                "\"device_s\": %.6g, "
+                "\"device_bytes\": %llu, \"bytes_sent\": %llu, \"n_different\": %d}",
+                is_first ? "" : ",", (unsigned long long)j->n_elems, output, host, copies, device,
+                (unsigned long long)j->n_device_bytes, (unsigned long long)j->n_sent, j->n_different);
+    return j->n_different > 0;
+}
+
+/* ---- arguments ---- */
+
+static void read_elems(setting *set, char *text) {
+    set->n_units = 0;
+    for (char *one = strtok(text, ","); one && set->n_units < MAX_UNITS; one = strtok(NULL, ","))
+        set->n_elems[set->n_units++] = number("--elems", one, 1, 2000000000);
+}
+
+static setting parse(int argc, char **argv) {
+    setting set = {.n_elems = {7087872, 38633472, 162 << 20},
+                   .n_units = 3,
+                   .world_size = 2,
+                   .n_steps = 6,
+                   .n_threads = 4};
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i];
+        if (!strcmp(name, "--required")) {
+            set.required = 1;
+            continue;
+        }
+        char *value = i + 1 < argc ? argv[++i] : NULL;
+        if (value && !strcmp(name, "--elems"))
+            read_elems(&set, value);
+        else if (value && !strcmp(name, "--ranks"))
+            set.world_size = (int)number(name, value, 1, MAX_RANKS);
+        else if (value && !strcmp(name, "--steps"))
+            set.n_steps = (int)number(name, value, 1, MAX_STEPS);
+        else if (value && !strcmp(name, "--threads"))
+            set.n_threads = (int)number(name, value, 1, 256);
+        else if (value && !strcmp(name, "--library"))
+            set.library = value;
+        else if (value && !strcmp(name, "--json"))
+            set.json = value;
+        else {
+            fprintf(stderr,
+                    "bench_device: %s is not known or lacks its value: see the opening of bench_device.c\n",
+                    name);
+            exit(2);
+        }
+    }
+    return set;
+}
+
+/* Once, so that what is missing is told in one line. */
+static int is_here(const setting *set) {
+    tagc_device *device = NULL;
+    tagc_kernels *kernels = NULL;
+    tagc_status status = tagc_device_open("cuda", set->library, 0, &device);
+    if (status == TAGC_OK) status = tagc_kernels_open(device, &kernels);
+    if (status != TAGC_OK) printf("bench_device: skipped: %s\n", tagc_last_error());
+    tagc_kernels_close(kernels);
+    tagc_device_close(device);
+    return status == TAGC_OK;
+}
+
+int main(int argc, char **argv) {
+    setting set = parse(argc, argv);
+    if (!is_here(&set)) return set.required ? NOT_HERE : 0;
+    FILE *json = set.json ? fopen(set.json, "w") : NULL;
+    if (set.json && !json) {
+        perror(set.json);
+        return 1;
+    }
+    int n_wrong = 0, is_first = 1;
+    printf("direct, 95 %% zero, 2 bits; %d ranks on one device, medians of %d steps in ms; codec of the "
+           "processor: %d threads a rank\n",
+           set.world_size, set.n_steps, set.n_threads);
+    printf("%12s %-15s %10s %10s %10s %9s %12s\n", "elements", "output", "processor", "copies", "kernels",
+           "ratio", "device MB");
+    if (json)
+        fprintf(json, "{\"world_size\": %d, \"n_threads\": %d, \"units\": [", set.world_size, set.n_threads);
+    for (int u = 0; u < set.n_units; u++)
+        for (int output = TAGC_OUTPUT_SHARD; output <= TAGC_OUTPUT_UNIT; output++, is_first = 0) {
+            static job j;
+            j = (job){
+                .set = &set, .n_elems = tagc_padded_elems(set.n_elems[u], set.world_size), .output = output};
+            run_job(&j);
+            n_wrong += print_job(&j, json, is_first);
+        }
+    if (json) {
+        fprintf(json, "]}\n");
+        fclose(json);
+    }
+    return n_wrong != 0;
+}
