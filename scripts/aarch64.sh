@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds libtagc for aarch64 with Debian's cross compiler and runs the tests of core, codec and exchange that compute under
 # qemu-user, at the levels neon and scalar, in their small sizes (those of the sanitizers). Exits with 77, and says why, where
-# compiler, qemu or packages cannot be had: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+# compiler, qemu or packages cannot be had: apt-get install gcc-aarch64-linux-gnu g++-aarch64-linux-gnu
+# libc6-dev-arm64-cross qemu-user
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$PWD/build-aarch64
@@ -45,6 +46,15 @@ cmake -S . -B "$build" $(command -v ninja >/dev/null && echo -G Ninja) -DTAGC_SY
 tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_pack codec_select codec_sketch
        codec_values exchange_cpu exchange_direct_arrays exchange_gatherer_delta exchange_reducer_sketch exchange_wire)
 cmake --build "$build" -j"$jobs" --target tagc_shared "${tests[@]/#/test_}"
+# Kernels have nothing of aarch64 in them, but the harness that executes them has: how it switches fibres.
+if command -v aarch64-linux-gnu-g++ >/dev/null; then
+    aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wall -Wextra -Werror -Itests/cuda tests/cuda/harness.cpp \
+        tests/cuda/test_cuda_harness.cpp -o "$build/test_cuda_harness"
+    qemu-aarch64 "$build/test_cuda_harness" >"$build/harness.log" || { cat "$build/harness.log"; exit 1; }
+    echo "aarch64: the harness of the CUDA kernels passed"
+else
+    echo "aarch64: no aarch64-linux-gnu-g++: the harness of the CUDA kernels is left out"
+fi
 cd "$build"
 ctest --output-on-failure --no-tests=error -j"$jobs" -R "^test_($(IFS='|' && echo "${tests[*]}"))\$"
 echo "aarch64: once more, at the level scalar"

@@ -11,7 +11,7 @@ build=(build-essential cmake ninja-build pkg-config libopenblas-dev libopenmpi-d
 abi=(abigail-tools lld)
 lab=(iproute2 iperf3 iputils-ping python3 openmpi-bin)
 browser=(chromium poppler-utils)
-aarch64=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+aarch64=(gcc-aarch64-linux-gnu g++-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 python=(python3-venv)
 
 if ! command -v dpkg-query >/dev/null; then

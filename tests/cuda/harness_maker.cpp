@@ -109,9 +109,8 @@ void harness_maker_configure(uint64_t first, unsigned n) {
     n_resident = n;
 }
 
-const tagc_batch_maker *harness_maker(void) {
-    static tagc_batch_maker maker;
-    maker = *tagc_cuda_batch_maker();
+static tagc_batch_maker make() {
+    tagc_batch_maker maker = *tagc_cuda_batch_maker();
     maker.name = "harness";
     maker.prepare = prepare;
     maker.create = create;
@@ -119,6 +118,11 @@ const tagc_batch_maker *harness_maker(void) {
     maker.run = run;
     maker.destroy = destroy;
     maker.last_error = tagc_last_error;
+    return maker;
+}
+
+const tagc_batch_maker *harness_maker(void) {
+    static const tagc_batch_maker maker = make();
     return &maker;
 }
 

@@ -535,7 +535,10 @@ uint64_t fake_n_live(void) {
 }
 
 uint64_t fake_n_copied(void) {
-    return fake.n_copied;
+    pthread_mutex_lock(&fake.lock);
+    uint64_t n = fake.n_copied;
+    pthread_mutex_unlock(&fake.lock);
+    return n;
 }
 
 uint64_t fake_n_device_blocks(void) {

@@ -130,13 +130,13 @@ def with_kernels(rank, world_size):
     ]
     for number, (kind, options, model_options, has, how) in enumerate(cases):
         n_micro = how.get("n_micro", 1)
-        plain = train(kind, rank, options, model_options, n_steps=4, n_micro=n_micro)
+        plain = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
         found = []
         compress = tagc.compress
         with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:
             try:
                 tagc.compress = lambda *args, **given: (handle := compress(*args, **given), found.append(handle.codec))[0]
-                on_device = train(kind, rank, options, model_options, n_steps=4, n_micro=n_micro)
+                on_device = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
             finally:
                 tagc.compress = compress
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
