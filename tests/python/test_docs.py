@@ -1,0 +1,429 @@
+"""Every python snippet of README.md and docs/pytorch.md runs on two ranks as it stands there.
+
+What a snippet takes from its reader's program comes from a function here of the same name: a snippet that begins to use `sampler` needs a
+`@provides def sampler(take)`. take("model") gives what another one makes, once per snippet. take.text is the snippet. What must
+hold after it is looked at by `@after("words of the snippet")`."""
+
+import ast
+import builtins
+import functools
+import pathlib
+import re
+import tempfile
+import traceback
+import types
+import warnings
+from typing import NamedTuple
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+from torch import nn
+
+import ranks
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "docs/pytorch.md")
+SLOW_TO_IMPORT = ("transformers", "accelerate", "lightning")  # test_integrations.py runs theirs, in processes that have them anyway
+
+
+class Snippet(NamedTuple):
+    page: str
+    line: int  # of its first line
+    text: str
+
+    @property
+    def library(self):
+        """Of SLOW_TO_IMPORT, or None."""
+        return next((name for name in SLOW_TO_IMPORT if f"tagc.integrations.{name}" in self.text), None)
+
+
+def snippets_of(page):
+    text = (ROOT / page).read_text()
+    return [Snippet(page, text[:found.start(1)].count("\n") + 1, found[1]) for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S)]
+
+
+SNIPPETS = [snippet for page in PAGES for snippet in snippets_of(page)]
+
+
+def needed_names(tree):
+    """Those that are used before the snippet makes them, in order."""
+    made, needed = set(dir(builtins)), []
+    for statement in tree.body:
+        nodes = list(ast.walk(statement))
+        inner = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        if isinstance(statement, (ast.For, ast.With)):
+            made |= inner
+        made |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        made |= {name.id for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+        for node in nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in made and node.id not in needed:
+                needed.append(node.id)
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                made |= {name.asname or name.name.split(".")[0] for name in node.names}
+        made |= inner
+    return needed
+
+
+# ---- what readers' programs have ----
+
+PROVIDED, AFTER = {}, []
+
+
+def provides(make):
+    PROVIDED[make.__name__] = make
+    return make
+
+
+def after(words):
+    return lambda check: AFTER.append((words, check)) or check
+
+
+class Take:
+    """What a snippet finds in its surroundings."""
+
+    def __init__(self, text, rank, world_size, folder):
+        self.text, self.rank, self.world_size, self.folder = text, rank, world_size, folder
+        self._made = {}
+
+    def __call__(self, name):
+        if name not in self._made:
+            if name not in PROVIDED:
+                raise NameError(f"name {name!r} is not defined")
+            self._made[name] = PROVIDED[name](self)
+        return self._made[name]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(3))
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def backward(model, rank, step):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+    (model(x) - x.roll(1, 1)).square().mean().backward()
+
+
+@provides
+def tagc(take):
+    import tagc.torch
+
+    return tagc.torch
+
+
+@provides
+def fully_shard(take):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard
+
+
+@provides
+def init_device_mesh(take):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh
+
+
+@provides
+def dcp(take):
+    import torch.distributed.checkpoint as dcp
+
+    return dcp
+
+
+@provides
+def model(take):
+    """Not wrapped yet where the snippet does that."""
+    if "accelerate" in take.text:
+        return Model()
+    if "TagcCallback" in take.text:
+        return tiny_gpt2()
+    torch.manual_seed(7)
+    made = Model()
+    if "fully_shard(" not in take.text:
+        for layer in made.layers:
+            take("fully_shard")(layer)
+        take("fully_shard")(made)
+    return made
+
+
+@provides
+def handle(take):
+    made = take("tagc").compress(take("model"), verbose=False)
+    backward(take("model"), take.rank, 0)
+    return made
+
+
+@provides
+def optimizer(take):
+    return torch.optim.AdamW(take("model").parameters(), lr=1e-3)
+
+
+@provides
+def scheduler(take):
+    return torch.optim.lr_scheduler.CosineAnnealingLR(take("optimizer"), 10)
+
+
+@provides
+def matrices(take):
+    return [parameter for parameter in take("model").parameters() if parameter.ndim == 2]
+
+
+@provides
+def norms_and_biases(take):
+    return [parameter for parameter in take("model").parameters() if parameter.ndim != 2]
+
+
+@provides
+def path(take):
+    return str(take.folder / "checkpoint")
+
+
+@provides
+def folder(take):
+    return str(take.folder / "folder")
+
+
+@provides
+def writer(take):
+    """As TensorBoard's."""
+    take.logged = logged = []
+
+    def add_scalar(tag, value, step):
+        logged.append((tag, float(value), int(step)))
+
+    return types.SimpleNamespace(add_scalar=add_scalar)
+
+
+@provides
+def wandb(take):
+    def log(values):
+        assert values and all(isinstance(key, str) and isinstance(value, (int, float)) for key, value in values.items()), values
+
+    return types.SimpleNamespace(log=log)
+
+
+PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn, "lr": lambda take: 1e-3,
+             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1}  # fmt: skip
+
+
+# ---- loops that others own ----
+
+def tiny_gpt2():
+    import transformers
+
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=64, n_layer=1, n_head=2))
+
+
+@provides
+def args(take):
+    import transformers
+
+    return transformers.TrainingArguments(output_dir=str(take.folder / "trainer"), per_device_train_batch_size=4, max_steps=2, report_to=[],
+                                          use_cpu=True, disable_tqdm=True, save_strategy="no")
+
+
+@provides
+def dataset(take):
+    tokens = torch.randint(96, (64, 16), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row} for row in tokens]
+
+
+@provides
+def accelerator(take):
+    import accelerate
+
+    return accelerate.Accelerator(cpu=True)
+
+
+@provides
+def Trainer(take):
+    if "transformers" in take.text:
+        import transformers
+
+        return transformers.Trainer
+    import lightning.pytorch as lightning
+    from lightning.fabric.plugins.environments import LightningEnvironment
+
+    class Environment(LightningEnvironment):
+        """The ranks of this test, in place of torchrun's."""
+
+        creates_processes_externally = property(lambda self: True)
+        world_size, global_rank, local_rank = lambda self: take.world_size, lambda self: take.rank, lambda self: take.rank
+        set_world_size = set_global_rank = lambda self, n: None
+
+    return functools.partial(lightning.Trainer, accelerator="cpu", devices=take.world_size, plugins=[Environment()], max_steps=2, logger=False,
+                             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False)
+
+
+@provides
+def module(take):
+    import lightning.pytorch as lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = Model()
+
+        def training_step(self, batch, i):
+            return self.model(batch).square().mean()
+
+        def train_dataloader(self):
+            return torch.utils.data.DataLoader(torch.randn(8, 4, 64, generator=torch.Generator().manual_seed(take.rank)), batch_size=None)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    return Module()
+
+
+@provides
+def config(take):
+    """As torchtitan's: a spec, and build(), which makes a trainer of it."""
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Spec:
+        parallelize_fn: object
+        post_optimizer_build_fn: object = None
+
+    def parallelize(model):
+        for layer in model.layers:
+            take("fully_shard")(layer)
+        return take("fully_shard")(model)
+
+    def build():
+        model = made.model_spec.parallelize_fn(Model())
+        optimizers = types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters())])
+        made.model_spec.post_optimizer_build_fn(optimizers, [model])
+        return types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}), train=lambda: backward(model, take.rank, 0))
+
+    made = types.SimpleNamespace(model_spec=Spec(parallelize), build=build)
+    return made
+
+
+# ---- what holds afterwards ----
+
+@after("compress(model")
+def trains(take, names):
+    """The model that was given to compress() trains, and sends little."""
+    for step in range(2):
+        backward(names["model"], take.rank, step)
+    if "handle" in names:
+        stats = names["handle"].stats()
+        assert stats["n_units"] >= 1 and 0 < stats["bits_per_param"] < 12, stats
+
+
+@after("param_groups")
+def has_all_parameters(take, names):
+    own = {id(parameter) for group in names["optimizer"].param_groups for parameter in group["params"]}
+    assert own == {id(parameter) for parameter in take("model").parameters()}
+    assert {group["betas"][0] for group in names["optimizer"].param_groups} == {0.0, 0.9}
+
+
+@after("tagc.buckets")
+def has_fewer_units(take, names):
+    names["tagc"].compress(names["model"], verbose=False)
+    backward(names["model"], take.rank, 0)
+
+
+@after("add_scalar")
+def has_logged(take, names):
+    assert ("tagc/step", 1.0, 1) in take.logged and any(tag.startswith("tagc/time_s/") for tag, _, _ in take.logged)
+
+
+@after("TagcCallback")
+def callback_has_run(take, names):
+    callbacks = names["trainer"].callbacks if "lightning" in take.text else names["trainer"].callback_handler.callbacks
+    (callback,) = [one for one in callbacks if type(one).__name__ == "TagcCallback"]
+    assert callback.handle.n_steps == 2
+
+
+@after("checkpointed(")
+def is_in_checkpoints(take, names):
+    (handle,) = names["spec"].handles
+    assert handle.n_steps == 1
+
+
+@after("compress(accelerator")
+def accelerated(take, names):
+    x = torch.randn(8, 64)
+    names["accelerator"].backward(names["model"](x).square().mean())
+    names["optimizer"].step()
+    names["scheduler"].step()
+    assert names["handle"].n_steps == 1
+
+
+# ---- running them ----
+
+def run_one(snippet, rank, world_size, folder):
+    take = Take(snippet.text, rank, world_size, folder)
+    where = f"{snippet.page}, line {snippet.line}"
+    tree = ast.parse("\n" * (snippet.line - 1) + snippet.text, filename=snippet.page)
+    try:
+        names = {name: take(name) for name in needed_names(tree)}
+    except NameError as failure:
+        raise AssertionError(f"{where}: {failure}: the snippet takes it from its reader's program. Write it there, or a function of that name "
+                             "with @provides into tests/python/test_docs.py") from None
+    exec(compile(tree, str(ROOT / snippet.page), "exec"), names)
+    for words, check in AFTER:
+        if words in snippet.text:
+            check(take, names)
+
+
+def run_all(rank, world_size, snippets):
+    """The failure of each, or None. One that fails on one rank alone leaves the others waiting, and then all of them fail."""
+    import os
+
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world_size), "TOKENIZERS_PARALLELISM": "false"}
+    warnings.simplefilter("ignore")
+    temporary = tempfile.TemporaryDirectory() if rank == 0 else None
+    names = [temporary.name if rank == 0 else None]
+    dist.broadcast_object_list(names)
+    failures = []
+    for i, snippet in enumerate(snippets):
+        failure = None
+        try:
+            run_one(snippet, rank, world_size, pathlib.Path(names[0]) / str(i))
+        except Exception:
+            failure = traceback.format_exc()
+        failures.append(failure)
+        dist.barrier()
+    return failures
+
+
+def run_recipes(rank, world_size, *libraries):
+    """For test_integrations.py."""
+    recipes = [snippet for snippet in SNIPPETS if snippet.library in libraries]
+    assert {recipe.library for recipe in recipes} == set(libraries)
+    assert not (failures := [failure for failure in run_all(rank, world_size, recipes) if failure]), "\n".join(failures)
+
+
+HERE = [snippet for snippet in SNIPPETS if snippet.library is None]
+
+
+@pytest.fixture(scope="module")
+def failures():
+    each = ranks.run(run_all, 2, HERE)
+    return {snippet: next(filter(None, failures), None) for snippet, failures in zip(HERE, zip(*each))}
+
+
+@pytest.mark.parametrize("snippet", HERE, ids=lambda snippet: f"{snippet.page}:{snippet.line}")
+def test_snippet(snippet, failures):
+    assert failures[snippet] is None, f"{snippet.text}\n{failures[snippet]}"
+
+
+def test_all_are_found():
+    """A fence that is written in another way would not be looked at."""
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert len(snippets_of(page)) == len(re.findall(r"^\s*(```|~~~)+\s*(?:python|py|Python)\b", text, re.M)) > 0, page
