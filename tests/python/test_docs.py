@@ -327,7 +327,7 @@ def trains(take, names):
 def has_all_parameters(take, names):
     own = {id(parameter) for group in names["optimizer"].param_groups for parameter in group["params"]}
     assert own == {id(parameter) for parameter in take("model").parameters()}
-    assert {group["betas"][0] for group in names["optimizer"].param_groups} == {0.0, 0.9}
+    assert {group["betas"][0] for group in names["optimizer"].param_groups} == {0.5, 0.9}
 
 
 @after("tagc.buckets")

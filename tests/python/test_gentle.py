@@ -159,14 +159,20 @@ def goes_on(rank, world_size):
     assert handle.stages._now["noisy"] == 2
 
 
-def stepped_without(optimizer, model):
-    """Names of parameters whose first moment is off, in the groups as a step sees them."""
+def stepped_short(optimizer, model):
+    """Names of parameters whose first moment is short, in the groups as a step sees them."""
     names = {id(p): name.removeprefix("module.") for name, p in model.named_parameters()}
-    return {names[id(p)] for group in optimizer.param_groups if not group["betas"][0] for p in group["params"]}
+    return {names[id(p)] for group in optimizer.param_groups if group["betas"][0] == 0.5 for p in group["params"]}
+
+
+def step_made(state, t, gradient, lr):
+    """What AdamW's step t (from 1) adds with beta1 = 0.5 and betas[1] = 0.999, weight decay left out, from the first moment before it."""
+    moment = 0.5 * state["before"] + 0.5 * gradient
+    return lr * moment / (1 - 0.5**t) / ((state["exp_avg_sq"] / (1 - 0.999**t)).sqrt() + 1e-8)
 
 
 def switches_off(rank, world_size):
-    """With the optimizer: each compressed parameter has its first moment until its gradient is noise, and what is not compressed
+    """With the optimizer: each compressed parameter has a long first moment until its gradient is noise, and what is not compressed
     stays in its first stage until that is so for all of them."""
     import tagc.torch as tagc
     from tagc.torch.watch import WINDOW
@@ -176,7 +182,7 @@ def switches_off(rank, world_size):
     handle = tagc.compress(model, optimizer, verbose=False)
 
     seen = []  # by the step
-    optimizer.register_step_pre_hook(lambda *_: seen.append(stepped_without(optimizer, model)))
+    optimizer.register_step_pre_hook(lambda *_: seen.append(stepped_short(optimizer, model)))
     noisy, steady = model.module.noisy, model.module.steady
     for step in range(2 * WINDOW):
         backward(model, rank, step)
@@ -184,15 +190,16 @@ def switches_off(rank, world_size):
     assert seen[WINDOW - 2] == set() and seen[-1] == {"noisy"}
     assert handle.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 0}
     noisy_before, steady_before = noisy.detach().clone(), steady.detach().clone()
+    moments = {p: optimizer.state[p]["exp_avg"].clone() for p in (noisy, steady)}
     gradients = backward(model, rank, 2 * WINDOW)
     for group in optimizer.param_groups:
         group["weight_decay"] = 0.0
     optimizer.step()
 
-    def made(parameter, gradient, before):  # of a step by the gradient alone
-        state = optimizer.state[parameter]
-        v = state["exp_avg_sq"] / (1 - 0.999 ** state["step"].item())
-        return torch.dist(before - parameter.detach(), 1e-3 * gradient / (v.sqrt() + 1e-8)) / torch.dist(before, parameter.detach())
+    def made(parameter, gradient, before):  # how far the step was from that of a short moment
+        state = {**optimizer.state[parameter], "before": moments[parameter]}
+        wanted = step_made(state, optimizer.state[parameter]["step"].item(), gradient, 1e-3)
+        return torch.dist(before - parameter.detach(), wanted) / torch.dist(before, parameter.detach())
 
     assert made(noisy, gradients[0], noisy_before) < 1e-3 and made(steady, gradients[1], steady_before) > 0.1
     saved = copy.deepcopy(handle.state_dict())
@@ -228,7 +235,7 @@ def switches_off(rank, world_size):
 
 
 def switches_off_of_shards(rank, world_size):
-    """Under FSDP2, where moments are DTensors: the step of what is noise is by its gradient alone."""
+    """Under FSDP2, where moments are DTensors: the step of what is noise is that of a short moment."""
     import tagc.torch as tagc
     from tagc.torch.watch import WINDOW
     from torch.distributed.fsdp import fully_shard
@@ -238,19 +245,20 @@ def switches_off_of_shards(rank, world_size):
     handle = tagc.compress(model, optimizer, verbose=False)
     for step in range(WINDOW + 4):
         before = [p.to_local().clone() for p in model.parameters()]
+        moments = [optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b) for p, b in zip(model.parameters(), before)]
         backward(model, rank, step)
         optimizer.step()
     assert handle.stages.without_moment() == {"noisy"}
     off = []
-    for old, parameter in zip(before, model.parameters()):
-        v = optimizer.state[parameter]["exp_avg_sq"].to_local() / (1 - 0.999 ** (WINDOW + 4))
-        made = 1e-3 * parameter.grad.to_local() / (v.sqrt() + 1e-8)
+    for old, moment, parameter in zip(before, moments, model.parameters()):
+        state = {"before": moment, "exp_avg_sq": optimizer.state[parameter]["exp_avg_sq"].to_local()}
+        made = step_made(state, WINDOW + 4, parameter.grad.to_local(), 1e-3)
         off.append((torch.dist(old - parameter.to_local(), made) / made.norm()).item())
     assert off[0] < 1e-2 and min(off[1:]) > 0.1, off
 
 
-def test_a_moment_that_is_held_off_is_none():
-    """The step by groups of their own with betas of 0, for every Adam of torch's; and only for those that are named. Groups are
+def test_a_short_moment_is_that_of_groups_of_their_own():
+    """The step by groups of their own with a beta1 of 0.5, for every Adam of torch's; and only for those that are named. Groups are
     whole before and after, also after a step that fails."""
     from tagc.torch import adapt
 
@@ -264,11 +272,11 @@ def test_a_moment_that_is_held_off_is_none():
         held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
         plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
         keys, groups = set(), [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
-        without = adapt.WithoutMoment(held, keys, {id(p): "" for p in one})
+        short = adapt.ShortMoment(held, keys, {id(p): "" for p in one})
         for step in range(12):
             if step == 4:
                 keys.update(map(id, [*one[:2], one[3]]))
-                plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.0, 0.99)
+                plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.99)
             for mine, theirs in zip(one, other):
                 theirs.grad = torch.randn(7, 5, generator=random)
                 mine.grad = theirs.grad.clone()
@@ -280,12 +288,14 @@ def test_a_moment_that_is_held_off_is_none():
             plain.step()
             assert all(torch.equal(a, b) for a, b in zip(one, other)), (make, options, step)
             assert groups == [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
-        without.remove()
-        before = one[0].detach().clone()
-        for parameter in one:
-            parameter.grad = torch.zeros(7, 5)
-        held.step()  # the last gradient is a moment again
-        assert not torch.allclose(one[0], before, atol=1e-4)
+        short.remove()
+        plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.9, 0.99)
+        for mine, theirs in zip(one, other):
+            theirs.grad = torch.randn(7, 5, generator=random)
+            mine.grad = theirs.grad.clone()
+        held.step()
+        plain.step()
+        assert all(torch.equal(a, b) for a, b in zip(one, other)), (make, options)
 
 
 def residuals_that_outgrow(rank, world_size):

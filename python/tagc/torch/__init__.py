@@ -60,13 +60,13 @@ def compress(
     backward pass.
 
     model: fully_shard()-ed (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
-    optimizer: of the model's parameters, or a list where several share them. An Adam then steps what is compressed without a first
-        moment; others are left as they are: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
+    optimizer: of the model's parameters, or a list where several share them. An Adam then steps what is compressed with a beta1 of
+        0.5; others are left as they are: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
     sparsity: at least this share of each compressed gradient stays behind as a residual, which is added to the next one;
         [0, 1]; 0 sends every value. Not given: 0.95, begun gently.
     gentle: begin with every value in 4 bits, and go on, parameter by parameter, to what `sparsity` and `mild_sparsity` say when
-        gradients are mostly noise. Default: where neither sparsity nor sparsity_warmup is given. Where Adam keeps its first
-        moment, of which compress() knows nothing unless it gets the optimizer, it stays at every value in 4 bits.
+        gradients are mostly noise. Default: where neither sparsity nor sparsity_warmup is given. Where Adam keeps a long
+        first moment, of which compress() knows nothing unless it gets the optimizer, it stays at every value in 4 bits.
     values: how a value travels, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
     layers: what is compressed: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
         "compressed", "mild" or "dense". rules: {pattern of names: class}, looked at first.

@@ -1,9 +1,11 @@
-"""What an optimizer makes of compressed gradients, and how its first moment is taken off what is compressed.
+"""What an optimizer makes of compressed gradients, and how its first moment becomes short for what is compressed.
 
-Error feedback sums gradients over exchanges already. An Adam's first moment delays once more what has waited in the residual.
-A model that has just begun to learn is worse off without one, so it goes when selection begins, parameter by parameter.
+Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has waited in the residual. With
+beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in some, whose steps are so large that only a mean of
+gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 when selection
+begins, parameter by parameter: docs/first-try.md has the runs.
 
-It goes inside the optimizer's step() alone: groups are split before a step and put together after it. Whoever looks at the
+It does so inside the optimizer's step() alone: groups are split before a step and put together after it. Whoever looks at the
 optimizer otherwise, a scheduler, a checkpoint, a loop that sets learning rates, sees the groups that it knows."""
 
 import re
@@ -12,6 +14,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tagc._library import Error
+
+BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
 
 # What a class name says, wherever in an optimizer's ancestry it stands: fused, 8-bit and paged ones are Adams, too.
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
@@ -32,21 +36,27 @@ def inner(optimizer):
 
 
 def is_adam(optimizer):
-    """Whether its first moment is what betas[0] says, and 0 takes it off."""
+    """Whether its first moment is what betas[0] says."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
     if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
         return False
     return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
 
 
-def has_no_moment(optimizer, group):
-    """Whether steps of that group are of the gradient that comes, and no mean of those before."""
+def short(betas):
+    """beta1 keeps its type, which may be a tensor's."""
+    beta1 = betas[0]
+    return (beta1.clamp(max=BETA1) if isinstance(beta1, torch.Tensor) else min(beta1, BETA1), betas[1])
+
+
+def is_short(optimizer, group):
+    """Whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
     name = type(optimizer).__name__
     if name in ("SGD", "RMSprop"):
         return group.get("momentum") == 0
     if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
         return group.get("beta1") is None
-    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] == 0
+    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] <= BETA1
 
 
 def _is_pair(betas):
@@ -54,12 +64,12 @@ def _is_pair(betas):
 
 
 def kinds(optimizers, compressed):
-    """({names of compressed parameters whose first moment can be taken off}, {names of those that have none})."""
+    """({names of compressed parameters whose first moment can become short}, {names of those that have none, or a short one})."""
     can, none = set(), set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
-            if has_no_moment(optimizer, group):
+            if is_short(optimizer, group):
                 none |= own
             elif is_adam(optimizer):
                 can |= own
@@ -86,16 +96,17 @@ def words(optimizers, compressed, options):
         if not n:
             continue
         if can:
-            lines.append(f"{name}: its first moment is off for what is compressed" + (", from when a gradient is mostly noise" if options.gentle else ""))
+            when = ", from when a gradient is mostly noise" if options.gentle else ""
+            lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
         elif none:
-            lines.append(f"{name}: has no first moment, and is left as it is")
+            lines.append(f"{name}: has no first moment, or a short one, and is left as it is")
         else:
             lines.append(f"{name}: is left as it is" + (", and what it steps goes on with every value in 4 bits" if options.gentle else ""))
     return "\n".join(lines)
 
 
-class WithoutMoment:
-    """Of one Adam: parameters whose ids are in `keys`, a set that may change, are stepped without a first moment."""
+class ShortMoment:
+    """Of one Adam: parameters whose ids are in `keys`, a set that may change, are stepped with a beta1 of BETA1 at most."""
 
     def __init__(self, optimizer, keys, compressed):
         self._optimizer, self._keys, self._compressed = optimizer, keys, frozenset(compressed)
@@ -117,16 +128,15 @@ class WithoutMoment:
         for group in list(groups):
             params, betas = group["params"], group["betas"]
             own = [parameter for parameter in params if id(parameter) in self._keys]
-            if not own or not betas[0]:
+            if not own or betas[0] <= BETA1:
                 continue
             others = [parameter for parameter in params if id(parameter) not in self._keys]
-            without = (betas[0] * 0, betas[1])  # of betas' own type, which may be a tensor's
             self._undo.append((group, params, betas))
             if others:
                 group["params"] = others
-                groups.append({**group, "params": own, "betas": without})
+                groups.append({**group, "params": own, "betas": short(betas)})
             else:
-                group["betas"] = without
+                group["betas"] = short(betas)
 
     def _join(self):
         if self._undo:
@@ -158,7 +168,7 @@ def joined(state_dict, groups, compressed):
 # ---- groups for an optimizer that is made after compress() ----
 
 def split_groups(groups, compressed, betas, options):
-    """Each group with compressed parameters (ids) and others becomes two, the first without a first moment. Returns (groups,
+    """Each group with compressed parameters (ids) and others becomes two, the first with a short first moment. Returns (groups,
     {id of a compressed parameter: the betas that its group has from the user, None: none})."""
     split, given = [], {}
     for group in _checked_groups(groups):
@@ -168,7 +178,7 @@ def split_groups(groups, compressed, betas, options):
             raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
         own = [parameter for parameter in group["params"] if id(parameter) in compressed]
         others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-        split += [{**group, "params": own, "betas": (0.0, own_betas[1] if own_betas else 0.999)}] if own else []
+        split += [{**group, "params": own, "betas": short(own_betas or (BETA1, 0.999))}] if own else []
         split += [{**group, "params": others}] if others else []
         given |= dict.fromkeys(map(id, own), own_betas)
     return split, given
@@ -196,8 +206,8 @@ class Awaited:
             if betas is None:
                 group.pop("betas", None)
             else:
-                group["betas"] = (betas[0] * 0, betas[1]) if is_adam(optimizer) else betas
-            seen |= own if not has_no_moment(optimizer, group) else set()
+                group["betas"] = short(betas) if is_adam(optimizer) else betas
+            seen |= own if not is_short(optimizer, group) else set()
             self._waiting -= own
         if not self._waiting:
             self.remove()

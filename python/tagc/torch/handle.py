@@ -59,7 +59,7 @@ class Compressed:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
         self._adams, self._optimizers, self._compressed = {}, {}, {}  # of adapt(): by id; id of a parameter -> name
-        self._held_off = set()  # ids of parameters that an Adam steps without a first moment
+        self._held_off = set()  # ids of parameters that an Adam steps with a short first moment
         self._others = set()  # names of parameters that an optimizer other than Adam got from param_groups()
         self.words_of_optimizers = ""
         self._is_without_moment = False
@@ -388,8 +388,8 @@ class Compressed:
         """Tells tagc what the gradients go to: an optimizer of torch's, a trainer's wrapper around one, or a list where several
         share the model. Local; on every rank, between steps; compress(model, optimizer) does it.
 
-        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) steps each compressed parameter without a first moment
-        from when that parameter's gradient is mostly noise, and then selection begins. That happens inside step(): groups, state,
+        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) steps each compressed parameter with a beta1 of 0.5, where
+        it is larger, from when that parameter's gradient is mostly noise, and then selection begins. That happens inside step(): groups, state,
         learning rates and weight decay stay as they are, and checkpoints are those of a run without tagc. Other optimizers are
         left alone: what has no first moment is selected, what may have one goes on with every value in 4 bits. Rank 0 says which.
 
@@ -400,12 +400,12 @@ class Compressed:
         can, none = adapt.kinds(known.values(), compressed)
         if can and self.options.gentle and any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
-                        "switch the first moment off at different steps: give compress() no optimizer, and make it from "
+                        "change beta1 at different steps: give compress() no optimizer, and make it from "
                         "handle.param_groups()")
         self._optimizers, self._compressed = known, compressed
         for key, one in known.items():
             if key not in self._adams and adapt.kinds([one], compressed)[0]:
-                self._adams[key] = adapt.WithoutMoment(one, self._held_off, compressed)
+                self._adams[key] = adapt.ShortMoment(one, self._held_off, compressed)
                 self.frees.append(self._adams[key].remove)
         self.stages.set_moments(can, none)
         if not self.options.gentle or self._is_without_moment and can | none >= set(compressed.values()):
@@ -427,7 +427,7 @@ class Compressed:
         return compressed
 
     def param_groups(self, betas=None, groups=None, **options):
-        """Parameter groups for an Adam that is made after compress(): compressed parameters have no first moment in them, all
+        """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5 in them, all
         others have `betas`, or what the optimizer has by default.
 
         groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
@@ -450,7 +450,7 @@ class Compressed:
         self.stages.set_moments((), set(compressed.values()) - self._others)
         if dist.get_rank() == 0:
             then = ", and what it steps goes on with every value in 4 bits" if self.options.gentle else ""
-            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose first moment param_groups() takes off: it has its own "
+            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
                           f"betas again{then}", stacklevel=2)
 
     def state_dict(self):

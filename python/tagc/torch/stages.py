@@ -1,4 +1,4 @@
-"""Which stage each parameter is in, and which may go without a first moment. Options.stages() names the stages;
+"""Which stage each parameter is in, and whose first moment is to be short (adapt.BETA1). Options.stages() names the stages;
 tagc.torch.watch tells when a parameter may go on.
 
 A parameter whose residual outgrows its gradient, or whose gradient points one way again, begins anew."""
@@ -47,10 +47,10 @@ class Stages:
     def __init__(self, wrapper, options):
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
-        self._keeps_moment = True  # the optimizer has a first moment of what is compressed, as far as is known
-        self._can_lose_it = frozenset()  # names of those whose first moment can be taken off, one by one
+        self._keeps_moment = True  # the optimizer has a long first moment of what is compressed, as far as is known
+        self._can_lose_it = frozenset()  # names of those whose first moment can become short, one by one
         self._never_had_it = frozenset()  # and of those that have none
-        self._without_moment = set()  # names of those that have lost it
+        self._without_moment = set()  # names of those whose has
         self._now = dict.fromkeys(self._kinds, 0)
         self._next = {}  # name -> the stage from the next exchange of the whole model on
         self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
@@ -73,22 +73,22 @@ class Stages:
         return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
     def has_no_moment(self):
-        """The first moment of all that is compressed is off."""
+        """The first moment of all that is compressed is short, or there is none."""
         self._keeps_moment = False
 
     def set_moments(self, can_lose, never_had):
-        """Names of what is compressed: whose first moment can be taken off, and which has none. The others keep theirs, and
+        """Names of what is compressed: whose first moment can become short, and which has none or a short one. The others keep theirs, and
         stay in their first stage."""
         self._can_lose_it, self._never_had_it = frozenset(can_lose), frozenset(never_had)
         self._keeps_moment = not self._compressed(self._kinds) <= self._never_had_it
         self._without_moment &= self._can_lose_it
 
     def without_moment(self):
-        """Names of what is compressed and needs no first moment any more."""
+        """Names of what is compressed and needs no long first moment any more."""
         return frozenset(self._without_moment)
 
     def are_ripe(self):
-        """Whether a first moment of what is compressed is all that holds selection up."""
+        """Whether a long first moment of what is compressed is all that holds selection up."""
         compressed = self._compressed(self._seen)
         ripe = self._without_moment | (self._never_had_it & self._noisy)
         return self._keeps_moment and bool(compressed) and compressed <= ripe
@@ -167,8 +167,8 @@ class Stages:
             return ""
         gentle = _words(*self._options.stages(next(iter(self._kinds.values())))[0])
         if self._keeps_moment and not self._can_lose_it | self._never_had_it:
-            return (f"\nfor now {gentle}, since the optimizer may keep a first moment of it all: compress(model, optimizer)"
-                    "\nswitches that off for what is compressed, and goes on to the above when gradients are mostly noise")
+            return (f"\nfor now {gentle}, since the optimizer may have a long first moment of it all: compress(model, optimizer)"
+                    "\nmakes that short for what is compressed, and goes on to the above when gradients are mostly noise")
         return f"\ngently: {gentle}, and the above when gradients are mostly noise"
 
     # ---- in checkpoints ----
@@ -181,7 +181,7 @@ class Stages:
 
     def load(self, about, with_windows):
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
-        the first moment of all that is compressed was off already."""
+        the first moment of all that is compressed was short already."""
         if not self._now:
             return False
         self._next, stages = {}, about.get("stages", {})
