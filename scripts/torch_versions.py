@@ -1,6 +1,6 @@
 """Runs the Python tests on each minor version of torch, from the oldest that tagc supports to the newest that the package index
 has: the newest release of each, in an environment that is made for it and deleted afterwards. Some gigabytes each to download, where
-the index has builds for CUDA; no GPU is needed. What was found joins results/torch-versions.json, and the table there and in
+the index has builds for CUDA; no GPU is needed. What was found joins that of earlier calls in results/torch-versions.json, and the table there and in
 docs/pytorch.md is written anew.
 
     scripts/torch_versions.sh                                          # all tests on all versions: hours
@@ -94,11 +94,14 @@ def run_file(python, library, name, scratch):
         found["failed" if bad else "skipped" if case.find("skipped") is not None else "passed"] += 1
         if bad:
             found["names"].append(f"{name}: {case.get('name')}")
-            print((scratch / f"{name}.log").read_text()[-3000:], flush=True)
+    if found["failed"]:
+        said = (scratch / f"{name}.log").read_text().splitlines()
+        print("\n".join([line for line in said if line.startswith("E  ")][-40:] or said[-20:]), flush=True)
     return found
 
 
-def run_version(minor, release, arguments):
+def run_version(minor, release, arguments, keep):
+    """keep(build, {name: what run_file() gives}) is called after each file."""
     kept = arguments.environments
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -107,15 +110,14 @@ def run_version(minor, release, arguments):
             python = make_environment(folder, release)
             build = subprocess.run([python, "-c", "import torch; print(torch.__version__)"], check=True, text=True,
                                    stdout=subprocess.PIPE).stdout.strip()
-            files = {}
             for name in arguments.tests or names_of_tests():
-                files[name] = run_file(python, arguments.library, name, scratch)
-                print(f"torch {build} test_{name}: " + ", ".join(f"{files[name][what]} {what}" for what in ("passed", "skipped", "failed")),
-                      f"({files[name]['seconds']} s)", flush=True)
+                found = run_file(python, arguments.library, name, scratch)
+                print(f"torch {build} test_{name}: " + ", ".join(f"{found[what]} {what}" for what in ("passed", "skipped", "failed")),
+                      f"({found['seconds']} s)", flush=True)
+                keep(build, {name: found})
         finally:
             if kept is None:
                 shutil.rmtree(folder, ignore_errors=True)
-    return {"build": build, "all": not arguments.tests, "files": files}
 
 
 def table_of(found):
@@ -124,7 +126,7 @@ def table_of(found):
         files = found[minor]["files"]
         total = {what: sum(one[what] for one in files.values()) for what in ("passed", "skipped")}
         names = [f"`{name}`" for one in files.values() for name in one["names"]]
-        ran = "all" if found[minor]["all"] else ", ".join(files)
+        ran = "all" if set(files) >= set(names_of_tests()) else ", ".join(files)
         lines.append(f"| {found[minor]['build']} | {ran} | {total['passed']} | {total['skipped']} | {', '.join(names) or '-'} |")
     return "\n".join(lines)
 
@@ -145,8 +147,12 @@ def main():
             if minor not in releases:
                 parser.error(f"--versions: {minor!r} is not there, must be of {', '.join(releases)}")
         for minor in arguments.versions or releases:
-            found[minor] = run_version(minor, releases[minor], arguments)
-            FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+            def keep(build, files, minor=minor):
+                before = found.get(minor, {})
+                found[minor] = {"build": build, "files": (before["files"] if before.get("build") == build else {}) | files}
+                FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+
+            run_version(minor, releases[minor], arguments, keep)
     write_table(found)
     return int(any(one["failed"] for version in found.values() for one in version["files"].values()))
 

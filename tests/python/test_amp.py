@@ -146,6 +146,7 @@ def mixed_precision(rank, world_size):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    follows = fp32 if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15) else None  # gradients, their parameter's dtype
     for dtype, reduce_dtype, rtol in ((bf16, fp32, 0.05), (bf16, bf16, 0.05), (bf16, None, 0.05), (fp16, None, 0.02),
                                       (fp32, fp16, 0.02), (fp32, fp32, 1e-5)):
         for sparsity in (0, 0.9):
@@ -161,7 +162,7 @@ def mixed_precision(rank, world_size):
                     model.zero_grad()
                     loss_of(model, batch_of(rank, step)).backward()
                     sums = {name: sums[name] + grad for name, grad in grads_of(model).items()}
-                factor = 2.0 if (reduce_dtype or dtype) == fp16 else 1.0  # torch halves what could overflow, on two ranks
+                factor = 2.0 if (reduce_dtype or follows or dtype) == fp16 else 1.0  # torch halves what could overflow, on two ranks
                 held = mean_residuals(handle) if sparsity else {}
                 assert all(p.grad.dtype == fp32 for p in model.parameters())
                 for name, values in one_process(Even, world_size, range(2)).items():

@@ -321,6 +321,9 @@ class Wrapper:
         if (state := self.hooked()) is not None:
             state.forget_layouts()
 
+    def is_ended_by_hand(self):
+        return False
+
     def install(self, handle):
         is_new = self.hooked() is None
         state = State.of(handle)

@@ -105,6 +105,9 @@ class Wrapper:
     def is_in_backward(self):
         return internals.is_in_fsdp1_backward(self._model)
 
+    def is_ended_by_hand(self):
+        return False
+
     def install(self, handle):
         try:
             self._model.register_comm_hook(None, _hook)

@@ -283,6 +283,10 @@ class Wrapper:
     def is_in_backward(self):
         return internals.is_in_fsdp_backward(self.modules[0].module)
 
+    def is_ended_by_hand(self):
+        """Whether more units may come after the backward pass, in finalize_backward()."""
+        return internals.is_ended_by_hand(self.modules[0].module)
+
     def install(self, handle):
         for tag, module in enumerate(self.modules):
             _compressed[module.module] = weakref.ref(handle)

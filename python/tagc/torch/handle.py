@@ -72,7 +72,7 @@ class Compressed:
         self._loss_scale = 1.0  # of the pass whose hooks are called; self._scale is that of residuals
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
-        self._step_open = self.is_closed = False
+        self._step_open = self.is_closed = self._is_outside = False
         self._process = os.getpid()
         self._units_of_step = set()  # names
         self.on_step = None
@@ -150,7 +150,7 @@ class Compressed:
             if self._opens_step(call.unit):
                 self._begin_step(call.scale)
             self._reduce(call, source, target, agree_s)
-        if not self._step_open:
+        if self._is_last():
             self.end_step()
 
     def _stage(self, call, source, target, waits, then):
@@ -169,7 +169,7 @@ class Compressed:
                 then()
 
         self.staging.enqueue(source, target, run, call.failure, waits, stays=self.staging.kernels is not None)
-        if not self._step_open:
+        if self._is_last():
             self.staging.finish()
             self.end_step()
 
@@ -242,12 +242,15 @@ class Compressed:
             self.synchronize()
             self.end_step()
         self._units_of_step.add(unit.name)
+        self._is_outside = False
         if self.wrapper.name != "ddp":  # there the last bucket ends the step
             try:
                 internals.at_end_of_backward(self._end_backward)
-            except RuntimeError:  # a hook called outside a backward pass: the next call is a step of its own
-                self._units_of_step.clear()
-                return True
+            except RuntimeError:  # a hook called outside a backward pass
+                if not self.wrapper.is_ended_by_hand():  # the next call is a step of its own
+                    self._units_of_step.clear()
+                    return True
+                self._is_outside = True
         was_open, self._step_open = self._step_open, True
         return not was_open
 
@@ -264,9 +267,18 @@ class Compressed:
 
     def _end_backward(self):
         """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
-        if self._step_open and not self.wrapper.is_in_backward():
+        if self._step_open and not self.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
+
+    def _is_left_open(self):
+        """Whether this step goes on after the backward pass, in FSDP2's finalize_backward(). That ends with the last unit; where one
+        got no gradient, the next pass ends the step."""
+        return self.wrapper.is_ended_by_hand() and self._units_of_step != set(self.units)
+
+    def _is_last(self):
+        """After an exchange: whether nothing else will end this step."""
+        return not self._step_open or self._is_outside and not self._is_left_open()
 
     def end_step(self):
         """All units of this backward pass are through."""

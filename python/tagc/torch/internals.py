@@ -19,6 +19,7 @@ SEEN = {
     "FSDPState._fsdp_param_group": ALL,
     "FSDPState._state_ctx": ALL,
     "FSDPStateContext.post_backward_final_callback_queued": ALL,
+    "FSDPStateContext.manual_backward_finalization_active": "2.15",
     "FSDPParamGroup.fsdp_params": ALL,
     "FSDPParamGroup.mesh_info": ALL,
     "FSDPParamGroup.post_forward_mesh_info": ALL,
@@ -210,6 +211,12 @@ def fsdp_state(module):
 def is_in_fsdp_backward(module):
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_get(context, "FSDPStateContext.post_backward_final_callback_queued"))
+
+
+def is_ended_by_hand(module):
+    """Whether a user is to call finalize_backward() after the backward pass, in which gradients are reduced, too."""
+    context = _get(fsdp_state(module), "FSDPState._state_ctx")
+    return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
 
 
 # ---- FSDP1 ----
