@@ -1,5 +1,6 @@
 """What newer versions of torch brought to FSDP2, each with tagc; and models as their users leave them before compress()."""
 
+import json
 import warnings
 
 import pytest
@@ -235,11 +236,12 @@ def replicated(model_class, **options):
 
 def replicas_on_fsdp2(rank, world_size):
     """replicate() on FSDP2's base: nothing is sharded, and gradients are averaged over all ranks."""
-    if why := since("2.10", "replicate() without shards"):
-        return why
     import tagc.torch as tagc
 
     model = replicated(Odd)
+    if why := since("2.10", "replicate() without shards"):
+        check_error(lambda: tagc.compress(model, verbose=False), "sharded over 1 rank and replicated over 2.*DistributedDataParallel")
+        return why
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         for step in range(3):
             model.set_requires_gradient_sync(step == 2)
@@ -316,6 +318,7 @@ def several_meshes(rank, world_size):
     from torch.distributed.tensor import Shard
 
     import tagc.torch as tagc
+    from tagc.torch import state
 
     whole = init_device_mesh("cpu", (world_size,))
     pair = init_device_mesh("cpu", (world_size // 2, 2), mesh_dim_names=("expert", "shard"))["shard"]
@@ -352,6 +355,11 @@ def several_meshes(rank, world_size):
         saved = handle.state_dict()
         handle.load_state_dict(saved)
         assert set(next(iter(saved.values()))["residuals"]) == {name for name, _ in model.named_parameters()}
+        (entry,), fewer = saved.values(), []
+        for other in range(2):
+            about = json.loads(entry[state.ABOUT]) | {"rank": other, "replica": other, "world_size": 2, "replicas": 2}
+            fewer.append({f"rank{other}": entry | {state.ABOUT: json.dumps(about)}})
+        check_error(lambda: handle.load_state_dict(fewer), "saved by 2 ranks, and there are 4 now; .* on several meshes")
     found = tagc.advise(model, seconds=0.5, verbose=False)
     assert found["n_units"] == 5 and found["world_size"] == 4
     model.zero_grad()

@@ -276,6 +276,7 @@ class Wrapper:
 
     name = "ddp"
     gathers = False  # parameters through tagc
+    has_several_meshes = False
 
     def __init__(self, model):
         self._model = model

@@ -77,6 +77,7 @@ class Wrapper:
 
     name = "fsdp1"
     gathers = False  # parameters through tagc
+    has_several_meshes = False
 
     def __init__(self, model):
         self._model = model

@@ -266,6 +266,10 @@ class Wrapper:
         return max(module.mesh().size() for module in self.modules) * (1 if self.between is None else self.between.size())
 
     @property
+    def has_several_meshes(self):
+        return any(module.mesh() != self.modules[0].mesh() for module in self.modules)
+
+    @property
     def gathers(self):
         """Whether parameters travel at all."""
         return all(module.group.shard_group is not None for module in self.modules)

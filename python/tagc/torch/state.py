@@ -68,6 +68,10 @@ def load(handle, saved, is_selected=False):
         for rank in wanted:
             _check(carriers, rank, *old[rank])
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
+        if sources[0].factor is not None and handle.wrapper.has_several_meshes:
+            raise Error("unsupported", f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are {mine['world_size']} "
+                        "now; parameters of this model are on several meshes, and which ranks have the same of them is not known: load it "
+                        "with as many ranks, or leave it out")
         for carrier in carriers:
             carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
         about = sources[0].about
