@@ -93,11 +93,11 @@ def run(name, arm, setup, seed, tokens, n_vocab):
     optimizers, handle = MAKES[name](model), None
     if arm != "dense":
         handle = tagc.compress(model, verbose=False)
+        if arm.endswith("off"):
+            handle.stages.set_moments({parameter.name for parameter in handle.wrapper.parameters()}, ())
         if arm.startswith("goes on"):
             handle.stages.has_no_moment()
         if arm.endswith("off"):
-            handle.stages.is_one_by_one = True
-            handle._compressed = {}
             for optimizer in optimizers:
                 hold_off(optimizer, handle)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]

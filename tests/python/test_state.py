@@ -134,6 +134,36 @@ def dcp_resume(rank, world_size):
     dcp.load({**states, "tagc": second.handle}, checkpoint_id=f"{folder}/async")
     second.set_states(states).steps(3, 4, 5)
     assert same(first.bits(), second.bits())
+    files(rank, world_size)
+
+
+def files(rank, world_size):
+    """handle.save(folder) and handle.load(folder): exact with as many ranks; a folder that lacks one, or a file that is cut off, is
+    named, and nothing is changed."""
+    import tagc.torch as tagc
+
+    folder = shared_folder()
+    before = Run().steps(0, 1, 2)
+    before.handle.save(folder)
+    saved = residuals_of(before.handle.state_dict())
+    dist.barrier()
+    after = Run().steps(0)
+    after.handle.load(folder)
+    assert same(residuals_of(after.handle.state_dict()).values(), saved.values()) and after.handle.n_steps == 3
+    dist.barrier()
+    path = os.path.join(folder, f"rank{rank}.pt")
+    with open(path, "rb") as file:
+        whole = file.read()
+    for broken in (whole[: len(whole) // 2], b""):
+        with open(path, "wb") as file:
+            file.write(broken)
+        with pytest.raises(tagc.Error, match=rf"rank{rank}.pt cannot be read"):
+            after.handle.load(folder)
+    os.remove(path)
+    dist.barrier()
+    with pytest.raises(tagc.Error, match="rank0.pt cannot be read"):
+        after.handle.load(folder)
+    assert same(residuals_of(after.handle.state_dict()).values(), saved.values())
 
 
 def refusals(rank, world_size):
@@ -325,6 +355,7 @@ def save_changed(rank, world_size, folder, kind, shape):
     run = Run(kind, **shape).steps(0, 1, 2)
     saved = run.handle.state_dict()
     torch.save(saved, f"{folder}/plain{rank}")
+    run.handle.save(f"{folder}/files/of/tagc")
     dcp.save({"model": run.states()["model"], "tagc": run.handle}, checkpoint_id=f"{folder}/dcp")
     return saved
 
@@ -346,6 +377,9 @@ def load_changed(rank, world_size, old_size, folder, kind, shape):
     dcp.load({"model": model, "tagc": second.handle.at(f"{folder}/dcp")}, checkpoint_id=f"{folder}/dcp")
     assert same(residuals_of(plain).values(), residuals_of(second.handle.state_dict()).values())
     assert second.handle.n_steps == 3
+    second.steps(4)
+    second.handle.load(f"{folder}/files/of/tagc")
+    assert same(residuals_of(plain).values(), residuals_of(second.handle.state_dict()).values())
     run.steps(3)
     assert run.handle.n_steps == 4 and run.handle.stats()["n_nonfinite"] == 0
     return plain

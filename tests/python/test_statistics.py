@@ -89,6 +89,19 @@ def values_of_a_step(rank, world_size):
     assert stats["n_gathered"] % n == 0 or stats["n_gathered"] > n
 
 
+def test_flat_numbers():
+    """For loggers: no dict is left, no number is lost, and no name is there twice."""
+    from tagc.torch import flat
+    from tagc.torch.statistics import Recorder
+
+    stats = Recorder().end(3, 2.0) | {"nonfinite_units": {"h.0": 1}}
+    found = flat(stats)
+    assert found["tagc/step"] == 3 and found["tagc/loss_scale"] == 2.0 and "tagc/time_s/encode" in found and "tagc/bytes_by_leg/index" in found
+    inner = {key: value for key, value in stats.items() if isinstance(value, dict) and key != "nonfinite_units"}
+    assert len(found) == len(stats) - len(inner) - 1 + sum(map(len, inner.values())) and not any("h.0" in key for key in found)
+    assert all(isinstance(value, (int, float)) for value in found.values()) and set(flat(stats, "")) == {key[5:] for key in found}
+
+
 def while_training(rank, world_size):
     """From another thread; and what a callback raises reaches the user, and does no harm."""
     import tagc.torch as tagc

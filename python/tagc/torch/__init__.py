@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import adapt, ddp, internals, policy, streams
+from tagc.torch import adapt, ddp, first_words, internals, policy, streams
 from tagc.torch.advice import advise
 from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
@@ -176,7 +176,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     else:
         failure = None
     try:
-        _agree(group, mine, failure, options.get("timeout_s"))
+        everyone = _agree(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
     except BaseException:
         if staging is not None:
             staging.close()
@@ -198,8 +198,10 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     handle._verbose = verbose
     if verbose and dist.get_rank() == 0:
         words = handle.words_of_optimizers
-        where = "" if staging is None or staging.why_host is None else f"\ncompressed on the host: {staging.why_host}"
-        print(table, handle.stages.words(), f"\n{words}" if words else "", where, sep="", flush=True)
+        where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
+        fresh = first_words.look_fresh(rows, ((policy.clean_name(name), p) for name, p in model.named_parameters()))
+        expect = first_words.line([rank["about host"] for rank in everyone], fresh, settings.gentle)
+        print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
     return handle
 
 
@@ -281,7 +283,7 @@ def _all_of(wrapper):
 
 
 def _agree(group, mine, failure, timeout_s=None):
-    """Collective: returns where all ranks came this far with the same, else raises the same Error on all of them."""
+    """Collective: returns what each rank has, where all came this far with the same, else raises the same Error on all of them."""
     if group is None:
         raise failure
     status = failure.status if isinstance(failure, Error) else "argument"
@@ -302,6 +304,7 @@ def _agree(group, mine, failure, timeout_s=None):
             one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
             one, other = (f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other))
             raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
+    return everyone
 
 
 def _table(rows, settings):

@@ -21,6 +21,10 @@ BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one 
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
+# Whose momentum goes on with selection at no cost that bench/torch_optimizers.py shows: a sum of gradients, or a sign of it.
+_KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
+
+
 def inner(optimizer):
     """The optimizers of torch's that `optimizer` stands for: a list of several, or a trainer's wrapper around one or more."""
     if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
@@ -52,7 +56,7 @@ def short(betas):
 def is_short(optimizer, group):
     """Whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
     name = type(optimizer).__name__
-    if name in ("SGD", "RMSprop"):
+    if name in (*_KEEPS_PACE, "RMSprop"):
         return group.get("momentum") == 0
     if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
         return group.get("beta1") is None
@@ -63,13 +67,18 @@ def _is_pair(betas):
     return isinstance(betas, (tuple, list)) and len(betas) == 2
 
 
+def may_keep_it(optimizer, group):
+    """Whether a first moment, where that group has one, does not stand in the way of selection."""
+    return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
+
+
 def kinds(optimizers, compressed):
-    """({names of compressed parameters whose first moment can become short}, {names of those that have none, or a short one})."""
+    """({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
     can, none = set(), set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
-            if is_short(optimizer, group):
+            if may_keep_it(optimizer, group):
                 none |= own
             elif is_adam(optimizer):
                 can |= own
@@ -99,7 +108,8 @@ def words(optimizers, compressed, options):
             when = ", from when a gradient is mostly noise" if options.gentle else ""
             lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
         elif none:
-            lines.append(f"{name}: has no first moment, or a short one, and is left as it is")
+            is_so = is_short(optimizer, optimizer.param_groups[0])
+            lines.append(f"{name}: {'has no first moment, or a short one' if is_so else 'goes with selection'}, and is left as it is")
         else:
             lines.append(f"{name}: is left as it is" + (", and what it steps goes on with every value in 4 bits" if options.gentle else ""))
     return "\n".join(lines)

@@ -458,10 +458,11 @@ class Compressed:
     def _has_moment_after_all(self, optimizer, ids):
         """Of param_groups(): these went to an optimizer that is not an Adam."""
         compressed = self._compressed_ids()
-        self._others |= {compressed[key] for key in ids if key in compressed}
+        stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
+        self._others |= {compressed[key] for key in ids if stays and key in compressed}
         self.stages.set_moments((), set(compressed.values()) - self._others)
         if dist.get_rank() == 0:
-            then = ", and what it steps goes on with every value in 4 bits" if self.options.gentle else ""
+            then = ", and what it steps goes on with every value in 4 bits" if stays and self.options.gentle else ""
             warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
                           f"betas again{then}", stacklevel=2)
 

@@ -1,0 +1,51 @@
+"""What compress() says once, on rank 0, where it already sees what to expect: a model that has not learnt yet, ranks on one host,
+a fast link. Nothing is measured here; tagc.advise() does that."""
+
+import pathlib
+import socket
+
+FAST_MBIT = 25_000  # of a network card, from where on compression seldom pays
+
+
+def about_host():
+    """What ranks tell each other. Local."""
+    return {"host": socket.gethostname(), "mbit": card_mbit()}
+
+
+def card_mbit(proc=pathlib.Path("/proc/net/route"), cards=pathlib.Path("/sys/class/net")):
+    """Nominal rate of the card with the default route, 0 where that is not known."""
+    try:
+        rows = [line.split() for line in proc.read_text().splitlines()[1:]]
+        name = next(row[0] for row in rows if row[1] == "00000000")
+        return max(0, int((cards / name / "speed").read_text()))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
+
+
+def look_fresh(rows, named):
+    """Whether no norm has learnt anything yet: all the elements of each are alike. rows: of policy; named: (name, parameter), of which
+    this rank's shards are looked at. False where there is none to be seen."""
+    norms = {row.name for row in rows if row.reason == "norm"}
+    seen = False
+    for name, parameter in named:
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if name not in norms or local.device.type == "meta" or local.numel() < 2:
+            continue
+        if not bool((local.detach() == local.detach().flatten()[0]).all()):
+            return False
+        seen = True
+    return seen
+
+
+def line(hosts, is_fresh, is_gentle):
+    """hosts: about_host() of each rank. "" where there is nothing to say."""
+    parts, rates = [], [host["mbit"] for host in hosts]
+    if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
+        parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")
+    elif min(rates) >= FAST_MBIT:
+        parts.append(f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays")
+    if is_fresh and is_gentle:
+        parts.append("weights look fresh: every value travels for some hundred steps, until gradients are mostly noise")
+    elif is_fresh:
+        parts.append("weights look fresh, and a model that has just begun loses by selection: without sparsity= tagc begins gently")
+    return f"tagc: {'; '.join(parts)}; tagc.advise(model) measures what to expect" if parts else ""

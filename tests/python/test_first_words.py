@@ -1,0 +1,87 @@
+"""What compress() says besides its table: from weights, hosts and cards that are as they say."""
+
+import contextlib
+import io
+import socket
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ranks
+
+
+def test_one_line_or_none():
+    from tagc.torch.first_words import line
+
+    far = [{"host": "a", "mbit": 1000}, {"host": "b", "mbit": 100_000}]
+    assert line(far, False, True) == line([{"host": "a", "mbit": 0}, {"host": "b", "mbit": 100_000}], False, True) == ""
+    near = line([{"host": "a", "mbit": 0}] * 2, False, True)
+    assert "2 ranks are on one host" in near and near.endswith("tagc.advise(model) measures what to expect")
+    fast = line([{"host": "a", "mbit": 25_000}, {"host": "b", "mbit": 100_000}], False, True)
+    assert "does 25 Gbit/s" in fast and "host" not in fast
+    assert "every value travels" in line(far, True, True) and "without sparsity=" in line(far, True, False)
+    assert "\n" not in line([{"host": "a", "mbit": 0}] * 2, True, True)
+
+
+def test_the_card_with_the_default_route(tmp_path):
+    from tagc.torch.first_words import card_mbit
+
+    route, card = tmp_path / "route", tmp_path / "eth1"
+    card.mkdir()
+    (card / "speed").write_text("10000\n")
+    head = "Iface\tDestination\tGateway\n"
+    for text, expected in ((head + "eth0\t000011AC\t0\neth1\t00000000\t1\n", 10000), (head, 0), ("", 0),
+                           (head + "eth2\t00000000\t1\n", 0), (head + "eth1\n", 0)):
+        route.write_text(text)
+        assert card_mbit(route, tmp_path) == expected, text
+    (card / "speed").write_text("-1\n")
+    route.write_text(head + "eth1\t00000000\t1\n")
+    assert card_mbit(route, tmp_path) == 0 == card_mbit(tmp_path / "none", tmp_path)
+
+
+def test_weights_that_look_fresh():
+    from tagc.torch import policy
+    from tagc.torch.first_words import look_fresh
+
+    model = nn.ModuleDict({"ln_1": nn.LayerNorm(8), "mlp": nn.Linear(8, 8), "norm": nn.RMSNorm(8)})
+
+    def fresh(named):
+        named = list(named)
+        return look_fresh(policy.classify(named), named)
+
+    assert fresh(model.named_parameters())
+    assert not fresh((name, p) for name, p in model.named_parameters() if name.startswith("mlp"))  # nothing to be seen
+    assert not fresh((name, torch.empty_like(p, device="meta")) for name, p in model.named_parameters())
+    with torch.no_grad():
+        model["norm"].weight[3] += 1e-6
+    assert not fresh(model.named_parameters())
+
+
+def said(rank, world_size):
+    """On rank 0, below the table, once."""
+    import tagc.torch as tagc
+
+    for learnt in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(64, 80), nn.Linear(80, 64))
+        model.add_module("norm", nn.LayerNorm(64))
+        if learnt:
+            nn.init.normal_(model.norm.weight)
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            tagc.compress(DistributedDataParallel(model))
+        lines = output.getvalue().splitlines()
+        own = [text for text in lines if text.startswith("tagc: all 2 ranks are on one host")]
+        assert len(own) == (rank == 0), lines
+        if rank == 0:
+            assert ("weights look fresh" in own[0]) == (not learnt) and lines[0].startswith("compressed: ") and lines[-1] == own[0]
+    socket.gethostname = lambda: f"host{rank}"
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        tagc.compress(DistributedDataParallel(model))
+    assert "tagc:" not in output.getvalue()
+
+
+def test_it_is_said_once():
+    ranks.run(said, 2)
