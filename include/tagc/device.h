@@ -123,6 +123,11 @@ TAGC_API tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out);
 TAGC_API tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
                                             const tagc_reducer_options *options, tagc_reducer **out);
 
+/* A gatherer of deltas whose shard and full are in the device's memory, as above: bodies alone come to the host, but for whole gathers and
+ * checksums, which go by way of it. All else than deltas is TAGC_ERR_UNSUPPORTED. */
+TAGC_API tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *comm,
+                                             const tagc_gatherer_options *options, tagc_gatherer **out);
+
 /* Bytes of the device that the kernels and all reducers made of them hold now. */
 TAGC_API uint64_t tagc_kernels_bytes(tagc_kernels *kernels);
 

@@ -108,6 +108,7 @@ _FUNCTIONS = {
     "tagc_reducer_destroy": ([c_void_p], None),
     "tagc_gatherer_options_init_sized": ([POINTER(GathererOptions), c_size_t], None),
     "tagc_gatherer_create": ([c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
+    "tagc_gatherer_create_on": ([c_void_p, c_void_p, POINTER(GathererOptions), POINTER(c_void_p)], c_int),
     "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),

@@ -73,6 +73,42 @@ void run_launch(void *arg) {
     real->destroy(batch);
 }
 
+/* ---- deltas ---- */
+
+struct deltas_of_run {
+    std::vector<tagc_delta_row> rows;
+    int *results = nullptr;
+    void take(const tagc_delta_row *from, size_t n, int *to) {
+        rows.assign(from, from + n);
+        results = to;
+    }
+    void see_all() {
+        rows_of_run::see(results);
+        for (tagc_delta_row &row : rows)
+            rows_of_run::see(row.values), rows_of_run::see(row.base), rows_of_run::see(row.out),
+                rows_of_run::see(row.body);
+    }
+};
+
+struct delta_launch {
+    tagc_delta_kind kind;
+    void *work;
+    deltas_of_run made, now;
+};
+
+void run_deltas(void *arg) {
+    std::unique_ptr<delta_launch> one(static_cast<delta_launch *>(arg));
+    const tagc_batch_maker *real = tagc_cuda_batch_maker();
+    tagc_delta_batch *batch;
+    one->made.see_all(), one->now.see_all();
+    harness::configure(seed++, n_resident);
+    if (real->delta_create(one->kind, one->made.rows.data(), one->made.rows.size(), one->made.results,
+                           fake_view(one->work), nullptr, &batch) ||
+        real->delta_point(batch, one->now.rows.data(), one->now.results) || real->delta_run(batch))
+        harness::stop("a batch of deltas: %s", real->last_error());
+    real->delta_destroy(batch);
+}
+
 tagc_status prepare() {
     return tagc_cuda_batch_maker()->prepare();
 }
@@ -104,6 +140,41 @@ void destroy(tagc_batch *b) {
 
 } // namespace
 
+struct tagc_delta_batch {
+    tagc_delta_kind kind;
+    void *work, *stream;
+    deltas_of_run made, now;
+};
+
+namespace {
+
+tagc_status delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
+                         void *work, void *stream, tagc_delta_batch **out) {
+    tagc_delta_batch *b = *out = new tagc_delta_batch{kind, work, stream, {}, {}};
+    b->made.take(rows, n_rows, results);
+    b->now.take(rows, n_rows, results);
+    return TAGC_OK;
+}
+
+tagc_status delta_point(tagc_delta_batch *b, const tagc_delta_row *rows, int *results) {
+    b->now.take(rows, b->made.rows.size(), results);
+    return TAGC_OK;
+}
+
+tagc_status delta_run(tagc_delta_batch *b) {
+    delta_launch *one = new delta_launch{b->kind, b->work, b->made, b->now};
+    int code = fake_launch(b->stream, run_deltas, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+void delta_destroy(tagc_delta_batch *b) {
+    delete b;
+}
+
+} // namespace
+
 void harness_maker_configure(uint64_t first, unsigned n) {
     seed = first;
     n_resident = n;
@@ -118,6 +189,10 @@ static tagc_batch_maker make() {
     maker.run = run;
     maker.destroy = destroy;
     maker.last_error = tagc_last_error;
+    maker.delta_create = delta_create;
+    maker.delta_point = delta_point;
+    maker.delta_run = delta_run;
+    maker.delta_destroy = delta_destroy;
     return maker;
 }
 

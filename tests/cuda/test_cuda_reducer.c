@@ -1,11 +1,8 @@
 /* Reducers with kernels beside reducers on the processor: the same outputs, residuals, statistics and bytes on the wire, bit for
  * bit, with all ranks or some of them on a device, over several steps, and after steps that fail. Kernels are executed by the
  * harness, in the order that the fake runtime's streams allow, on memory that the host cannot touch. */
-#include "../device/fake_runtime.h"
-#include "../exchange/ranks.h"
-#include "device/kernels.h"
 #include "exchange/direct/direct.h"
-#include "harness_maker.h"
+#include "sides.h"
 
 #include <math.h>
 
@@ -20,113 +17,6 @@ typedef struct trial {
     pthread_barrier_t barrier;
     int n_found;
 } trial;
-
-/* ---- a rank ---- */
-
-typedef struct side {
-    tagc_runtime real;
-    int n_waits, dropped;
-    tagc_device *device;
-    tagc_kernels *kernels; /* NULL: on the processor */
-    float *gradient, *output;
-    tagc_reducer *reducer;
-} side;
-
-#define PASS(call, ...) return ((side *)context)->real.call(((side *)context)->real.context, __VA_ARGS__)
-static int pass_count(void *context, int *n) {
-    PASS(device_count, n);
-}
-static int pass_get(void *context, int *n) {
-    PASS(device_get, n);
-}
-static int pass_set(void *context, int n) {
-    PASS(device_set, n);
-}
-static int pass_stream(void *context, void **s) {
-    PASS(stream_create, s);
-}
-static int pass_destroy(void *context, void *s) {
-    PASS(stream_destroy, s);
-}
-static int pass_copy(void *context, void *to, const void *from, size_t n, tagc_copy kind, void *s) {
-    PASS(copy, to, from, n, kind, s);
-}
-static int pass_pinned(void *context, void **m, size_t n) {
-    PASS(pinned_alloc, m, n);
-}
-static int pass_pinned_free(void *context, void *m) {
-    PASS(pinned_free, m);
-}
-static int pass_alloc(void *context, void **m, size_t n, void *s) {
-    PASS(device_alloc, m, n, s);
-}
-static int pass_free(void *context, void *m, void *s) {
-    PASS(device_free, m, s);
-}
-static int pass_fill(void *context, void *m, int byte, size_t n, void *s) {
-    PASS(device_fill, m, byte, n, s);
-}
-static int pass_place(void *context, const void *p, tagc_place *place) {
-    PASS(pointer_place, p, place);
-}
-static const char *pass_text(void *context, int code) {
-    PASS(error_text, code);
-}
-static int wait_or_not(void *context, void *s) {
-    side *own = context;
-    return own->n_waits++ == own->dropped ? 0 : own->real.stream_synchronize(own->real.context, s);
-}
-static void pass_forget(void *context) {
-    ((side *)context)->real.forget_error(((side *)context)->real.context);
-}
-static void pass_unload(void *context) {
-    ((side *)context)->real.unload(((side *)context)->real.context);
-}
-#undef PASS
-
-static int open_device(rank_run *run, side *own, int rank) {
-    if (!CHECK(run, tagc_cuda_bind(FAKE_CUDART, &own->real) == TAGC_OK)) return 0;
-    tagc_runtime table = own->real;
-    table.context = own;
-    table.device_count = pass_count, table.device_get = pass_get, table.device_set = pass_set;
-    table.stream_create = pass_stream, table.stream_destroy = pass_destroy;
-    table.stream_synchronize = wait_or_not;
-    table.copy = pass_copy, table.pinned_alloc = pass_pinned, table.pinned_free = pass_pinned_free;
-    table.device_alloc = pass_alloc, table.device_free = pass_free, table.device_fill = pass_fill;
-    table.pointer_place = pass_place, table.error_text = pass_text;
-    table.forget_error = pass_forget, table.unload = pass_unload;
-    own->dropped = -1;
-    return CHECK(run, tagc_device_create(&table, rank % FAKE_MAX_DEVICES, &own->device) == TAGC_OK) &&
-           CHECK(run, tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_OK);
-}
-
-static float *take(side *own, size_t n) {
-    void *memory = NULL;
-    if (own->kernels)
-        own->kernels->heap.create(own->kernels, n * sizeof(float), "test", &memory);
-    else
-        memory = malloc(n * sizeof(float));
-    return memory;
-}
-
-static void give(side *own, float *memory, size_t n) {
-    if (own->kernels)
-        own->kernels->heap.destroy(own->kernels, memory, n * sizeof(float));
-    else
-        free(memory);
-}
-
-static int write_to(side *own, float *to, const float *from, size_t n) {
-    if (own->kernels) return tagc_kernels_write(own->kernels, to, from, n * sizeof *to) == TAGC_OK;
-    memcpy(to, from, n * sizeof *to);
-    return 1;
-}
-
-static int read_from(side *own, float *to, const float *from, size_t n) {
-    if (own->kernels) return tagc_kernels_read(own->kernels, to, from, n * sizeof *to) == TAGC_OK;
-    memcpy(to, from, n * sizeof *to);
-    return 1;
-}
 
 static tagc_status create(rank_run *run, side *own, const tagc_reducer_options *options, tagc_reducer **out) {
     return own->kernels ? tagc_reducer_create_on(own->kernels, run->comm, options, out)
@@ -245,13 +135,6 @@ static void free_both(trial *t, side *own, both *b) {
     for (int i = 0; i < 2; i++) free(b->residuals[i]);
 }
 
-static void close_side(rank_run *run, side *own) {
-    if (!own->kernels) return;
-    CHECK(run, tagc_kernels_bytes(own->kernels) == own->kernels->work_bytes);
-    tagc_kernels_close(own->kernels);
-    tagc_device_close(own->device);
-}
-
 static void rank_steps(rank_run *run) {
     trial *t = run->shared;
     side own = {0};
@@ -272,13 +155,6 @@ static void rank_steps(rank_run *run) {
 }
 
 /* ---- tests ---- */
-
-static void check_fake(void) {
-    for (int i = 0; i < fake_n_mistakes(); i++) print_error("mistake: %s\n", fake_mistake(i));
-    assert_int_equal(fake_n_mistakes(), 0);
-    assert_int_equal(fake_n_live(), 0);
-    assert_int_equal(fake_n_device_blocks(), 0);
-}
 
 static void run_trial(trial *t, int world_size, void (*body)(rank_run *), fake_pace pace) {
     rank_run runs[MAX_RANKS];

@@ -118,11 +118,12 @@ def same_bits(rank, world_size):
 def with_kernels(rank, world_size):
     """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same bytes."""
     import tagc.torch as tagc
+    from tagc.torch import reducer
 
     cases = [
         ("fsdp2", {"sparsity": 0.9}, {}, (True, True), {"lazy": True}),
         ("fsdp2", {"sparsity": 0.9, "layers": "all"}, {}, (True, False), {"n_micro": 2}),
-        ("fsdp2", {"parameters": "delta4"}, bf16(), (True, True), {}),
+        ("fsdp2", {"parameters": "delta4"}, bf16(), (True, True), {"codec": ("device", None)}),
         ("fsdp2", {"sparsity_warmup": 3, "layers": "all"}, {}, (False, True), {}),
         ("ddp", {"sparsity": 0.9}, {"find_unused_parameters": True}, (True, False), {}),
         ("ddp", {}, {}, (True, True), {}),
@@ -131,16 +132,18 @@ def with_kernels(rank, world_size):
     for number, (kind, options, model_options, has, how) in enumerate(cases):
         n_micro = how.get("n_micro", 1)
         plain = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
-        found = []
-        compress = tagc.compress
+        found, gathers, compress, make = [], [], tagc.compress, reducer.Gatherer.__init__
         with fake(100 + 10 * number + rank, lazy=how.get("lazy", False), kernels=has[rank]) as device:
             try:
                 tagc.compress = lambda *args, **given: (handle := compress(*args, **given), found.append(handle.codec))[0]
-                on_device = train(kind, rank, options, model_options, n_steps=3, n_micro=n_micro)
+                reducer.Gatherer.__init__ = lambda self, *given: (gathers.append(given[-1] is not None), make(self, *given))[1]
+                codec = {"codec": how["codec"][rank]} if "codec" in how else {}
+                on_device = train(kind, rank, options | codec, model_options, n_steps=3, n_micro=n_micro)
             finally:
-                tagc.compress = compress
+                tagc.compress, reducer.Gatherer.__init__ = compress, make
             assert device.fake.fake_n_device_blocks() == 0, "memory of the device stays"
         assert found == ["device" if has[rank] else "host"]
+        assert set(gathers) == ({how["codec"][rank] == "device"} if "codec" in how else set()), "deltas on the device when asked for by name"
         device.check()
         check_same(plain, on_device)
 

@@ -141,11 +141,18 @@ class AllGather(_Comm):
         except Exception as problem:
             failure = problem
         if is_staged:
-            self._handle.staging.enqueue(input_tensor, output_tensor, lambda *staged: self._run(comm, *staged), failure)
+            kernels = self._kernels()
+            self._handle.staging.enqueue(input_tensor, output_tensor, lambda *staged: self._run(comm, *staged, kernels), failure,
+                                         stays=kernels is not None)
         else:
             self._run(comm, input_tensor, output_tensor, failure)
 
-    def _run(self, comm, source, target, failure):
+    def _kernels(self):
+        """For deltas, where the user has asked for them: replicas take 4 bytes per parameter, on the device then."""
+        is_asked = self._handle.options.codec == "device" and self._wire.startswith("delta")
+        return self._handle.staging.kernels if is_asked else None
+
+    def _run(self, comm, source, target, failure, kernels=None):
         gather, vote, numbers = None, 0, {}
         try:
             if failure is None:
@@ -159,9 +166,9 @@ class AllGather(_Comm):
         agreed = time.perf_counter()
         with self._handle.lock:
             if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads)
+                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads, kernels)
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(source, target, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
+            gather.run(source, target, kernels, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
             self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
                                        comm.bytes_received()["gather"] - received, target.numel(), comm,
                                        time.perf_counter() - agreed, agreed - begin)
@@ -188,17 +195,19 @@ class _Gather:
         changed = self._full is None or not torch.equal(shard.float(), self._shard)
         return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
 
-    def run(self, shard, output, changed, reset):
-        """shard may be part of output."""
+    def run(self, shard, output, kernels, changed, reset):
+        """shard may be part of output. kernels: where both are on their device."""
         if self._full is None or changed or reset:
             with torch.inference_mode(False):  # they outlive an evaluation
-                full = torch.zeros(output.numel(), dtype=torch.float32) if self._full is None else self._full
+                full = torch.zeros(output.numel(), dtype=torch.float32, device=shard.device) if self._full is None else self._full
                 if self._shard is None:
-                    self._shard = torch.empty(shard.numel(), dtype=torch.float32)
+                    self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
             if reset:
                 self.gatherer.reset()
             self.wants_reset = True  # unless this goes well
             self._shard.copy_(shard)
+            if kernels is not None:
+                kernels.streams.settle()
             self.gatherer.run(self._shard, full)
             self.wants_reset = False
             if self.gatherer.is_delta:

@@ -98,7 +98,8 @@ class Reducer:
 class Gatherer:
     """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make."""
 
-    def __init__(self, comm, n_elems, wire, tag, n_threads=1):
+    def __init__(self, comm, n_elems, wire, tag, n_threads=1, kernels=None):
+        """kernels: as of a Reducer; deltas."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
         fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
@@ -107,11 +108,15 @@ class Gatherer:
         fields.check_every = 100 if self.is_delta else 0
         fields.n_threads = n_threads
         self._handle = ctypes.c_void_p()
-        lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        self._device = torch.device("cpu") if kernels is None else kernels.device
+        if kernels is None:
+            lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        else:
+            lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def run(self, shard, full):
         """shard (shard,) -> full (W * shard,), blocking. Deltas: full must hold what the last run left there."""
-        pointers = _address(shard, self._n_shard, "shard"), _address(full, self.n_elems, "full")
+        pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
 

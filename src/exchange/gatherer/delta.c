@@ -38,6 +38,7 @@ size_t tagc_gatherer_message_bytes(const tagc_gatherer *g) {
 void tagc_gatherer_delta_begin(tagc_gatherer *g) {
     uint64_t every = g->options.check_every;
     g->n_begun++;
+    g->device_failure = TAGC_OK;
     g->is_whole = g->is_whole_next;
     g->is_whole_next = 0;
     g->is_checked = every > 0 && g->n_begun % every == 0 && !g->is_whole;
@@ -45,9 +46,10 @@ void tagc_gatherer_delta_begin(tagc_gatherer *g) {
 
 /* ---- the own message ---- */
 
-static void put_checksums(const tagc_gatherer *g, uint8_t *to) {
+static void put_checksums(tagc_gatherer *g, uint8_t *to) {
     for (int r = 0; r < g->n_rows; r++, to += sizeof(uint64_t)) {
-        uint64_t sum = XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
+        uint64_t sum = g->on ? tagc_gatherer_on_checksum(g, r)
+                             : XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
         memcpy(to, &sum, sizeof sum);
     }
 }
@@ -58,7 +60,8 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         put_checksums(g, body);
         body += checksum_bytes(g->n_rows);
     }
-    g->is_void = tagc_gatherer_encode_row(g, body);
+    g->is_void = tagc_gatherer_encode_row(g, body) || g->device_failure != TAGC_OK;
+    if (g->failure == TAGC_OK) g->failure = g->device_failure; /* told with this message */
     tagc_wire_header header = {
         .kind = TAGC_WIRE_PARAMETERS,
         .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
@@ -126,7 +129,7 @@ tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
 }
 
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
-    tagc_status told = TAGC_OK;
+    tagc_status told = TAGC_OK, encode_failure = g->device_failure;
     int damaged = -1, teller = 0, n_sound = 0;
     for (int row = 0; row < g->n_rows; row++) {
         tagc_wire_header header = {.flags = g->is_void ? TAGC_WIRE_FLAG_NONFINITE : 0,
@@ -145,10 +148,17 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     }
     tagc_gatherer_decode_rows(g, n_sound);
     g->failure = TAGC_OK;
+    if (g->device_failure != TAGC_OK) {
+        if (encode_failure == TAGC_OK)
+            g->failure = g->device_failure; /* of which the others hear in the next one */
+        return tagc_fail(g->device_failure, "%s", g->device_text);
+    }
     tagc_wire_header header;
     if (damaged >= 0) return g->failure = read_message(g, damaged, &header); /* once more, for its text */
     if (told != TAGC_OK)
-        return tagc_fail(told, "rank %d got damaged parameters in the gather before this one", teller);
+        return told == TAGC_ERR_DEVICE
+                   ? tagc_fail(told, "rank %d: its device failed in this gather or the one before it", teller)
+                   : tagc_fail(told, "rank %d got damaged parameters in the gather before this one", teller);
     if (!g->is_checked) return TAGC_OK;
     tagc_status status = compare_checksums(g);
     g->is_whole_next |= status != TAGC_OK;

@@ -1,10 +1,12 @@
 /* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires),
- * relay.c (two levels), delta.c (deltas) and rows.c (encoding and decoding). */
+ * relay.c (two levels), delta.c (deltas), rows.c (encoding and decoding) and device.c (the same with kernels). */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
 #include "core/memory.h"
 #include "core/pool.h"
+#include "core/status.h"
+#include "device/kernels.h"
 #include "transport/comm.h"
 
 #include <stdatomic.h>
@@ -17,8 +19,14 @@ typedef struct tagc_row {
     atomic_int *nonfinite; /* encoding: set where a value or difference is not finite */
 } tagc_row;
 
+typedef struct tagc_gatherer_on tagc_gatherer_on; /* of device.c */
+
 struct tagc_gatherer {
     tagc_comm *comm;
+    tagc_kernels *kernels;      /* of the device where values are; NULL: in host memory */
+    tagc_gatherer_on *on;       /* with kernels, else NULL */
+    tagc_status device_failure; /* of this gather */
+    char device_text[TAGC_ERROR_TEXT_BYTES];
     tagc_gatherer_options options; /* ranks_per_host resolved */
     int rank, world_size;
     int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
@@ -70,9 +78,16 @@ size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
 
 /* The own row, piece by piece, as this gather's format says; 1 when something is not finite. */
-int tagc_gatherer_encode_row(const tagc_gatherer *gatherer, uint8_t *body);
+int tagc_gatherer_encode_row(tagc_gatherer *gatherer, uint8_t *body);
 /* The first n_rows of gatherer->decoded. */
-void tagc_gatherer_decode_rows(const tagc_gatherer *gatherer, int n_rows);
+void tagc_gatherer_decode_rows(tagc_gatherer *gatherer, int n_rows);
+
+/* The same with kernels, what they work in, and the checksum of a row of the replica. Failures are noted in device_failure. */
+tagc_status tagc_gatherer_make_on(tagc_gatherer *gatherer);
+void tagc_gatherer_end_on(tagc_gatherer *gatherer);
+int tagc_gatherer_on_encode_row(tagc_gatherer *gatherer, uint8_t *body);
+void tagc_gatherer_on_decode_rows(tagc_gatherer *gatherer, int n_rows);
+uint64_t tagc_gatherer_on_checksum(tagc_gatherer *gatherer, int row);
 
 /* Decides what this gather is; before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);

@@ -54,7 +54,8 @@ static void decode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
         tagc_delta_decode_part(g->bits, row->body, row->values, g->shard, at, n);
 }
 
-int tagc_gatherer_encode_row(const tagc_gatherer *g, uint8_t *body) {
+int tagc_gatherer_encode_row(tagc_gatherer *g, uint8_t *body) {
+    if (g->on) return tagc_gatherer_on_encode_row(g, body);
     atomic_int nonfinite = 0;
     tagc_row row = {.body = body, .nonfinite = &nonfinite};
     rows_job job = {g, &row, 1, encode_piece};
@@ -62,7 +63,11 @@ int tagc_gatherer_encode_row(const tagc_gatherer *g, uint8_t *body) {
     return atomic_load(&nonfinite);
 }
 
-void tagc_gatherer_decode_rows(const tagc_gatherer *g, int n_rows) {
+void tagc_gatherer_decode_rows(tagc_gatherer *g, int n_rows) {
+    if (g->on) {
+        tagc_gatherer_on_decode_rows(g, n_rows);
+        return;
+    }
     rows_job job = {g, g->decoded, n_rows, decode_piece};
     tagc_pool_run(g->pool, work, &job);
 }

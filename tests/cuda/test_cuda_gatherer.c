@@ -1,0 +1,133 @@
+/* Gathers of deltas with kernels beside gathers on the processor: the same replicas, bit for bit, with all ranks or some of them on a
+ * device, whole at first and after failures, with values that are not finite, with checksums, in one level and in two. */
+#include "sides.h"
+
+#include <math.h>
+
+enum { N_GATHERS = 7, GATHER_NOT_FINITE = 3, GATHER_OF_FAILURE = 5 };
+
+typedef struct trial {
+    tagc_gatherer_options options;
+    unsigned on_device; /* a bit for each rank */
+    int seed;
+    const char *failing; /* a call of the runtime, or NULL */
+    pthread_barrier_t barrier;
+} trial;
+
+/* A master that moves a little from gather to gather. */
+static void fill_shard(const trial *t, const rank_run *run, int gather, float *shard, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        shard[i] = random_gradient((uint64_t)t->seed, run->rank, i) * 100;
+        for (int g = 1; g <= gather; g++)
+            shard[i] += random_gradient((uint64_t)(t->seed * 100 + g), run->rank, i);
+    }
+    if (gather == GATHER_NOT_FINITE && run->rank == t->seed % run->world_size) shard[n / 2] = NAN;
+}
+
+static int same_values(const float *a, const float *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (memcmp(&a[i], &b[i], sizeof *a) != 0 && (a[i] == a[i] || b[i] == b[i])) return 0;
+    return 1;
+}
+
+static void rank_gathers(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    tagc_gatherer *plain;
+    if (t->on_device >> run->rank & 1 && !open_device(run, &own, run->rank)) return;
+    size_t n = (size_t)t->options.n_elems,
+           n_rows = (size_t)(t->options.two_level ? run->world_size : t->options.ranks_per_host),
+           n_shard = n / n_rows;
+    float *shard = malloc(n_shard * sizeof(float)), *expected = malloc(n * sizeof(float)),
+          *found = malloc(n * sizeof(float));
+    own.gradient = take(&own, n_shard);
+    own.output = take(&own, n);
+    if (!CHECK(run, tagc_gatherer_create(run->comm, &t->options, &plain) == TAGC_OK)) return;
+    tagc_status status = own.kernels
+                             ? tagc_gatherer_create_on(own.kernels, run->comm, &t->options, &own.gatherer)
+                             : tagc_gatherer_create(run->comm, &t->options, &own.gatherer);
+    if (!CHECK(run, status == TAGC_OK)) return;
+    for (int g = 0; g < N_GATHERS && !run->failure[0]; g++) {
+        fill_shard(t, run, g, shard, n_shard);
+        CHECK(run,
+              tagc_gatherer_begin(plain, shard, expected) == TAGC_OK && tagc_gatherer_end(plain) == TAGC_OK);
+        CHECK(run, write_to(&own, own.gradient, shard, n_shard));
+        int fails = g == GATHER_OF_FAILURE && t->failing;
+        pthread_barrier_wait(&t->barrier);
+        if (fails && run->rank == 0) fake_fail(t->failing, 1, 700);
+        pthread_barrier_wait(&t->barrier);
+        status = tagc_gatherer_begin(own.gatherer, own.gradient, own.output);
+        if (status == TAGC_OK) status = tagc_gatherer_end(own.gatherer);
+        CHECK(run, status == (fails ? TAGC_ERR_DEVICE : TAGC_OK)); /* on all ranks */
+        if (fails) { /* the next one is whole, and so must the other be */
+            CHECK(run, tagc_gatherer_reset(plain) == TAGC_OK);
+            continue;
+        }
+        CHECK(run, read_from(&own, found, own.output, n));
+        CHECK(run, same_values(found, expected, n));
+    }
+    give(&own, own.gradient, n_shard);
+    give(&own, own.output, n);
+    tagc_gatherer_destroy(own.gatherer);
+    tagc_gatherer_destroy(plain);
+    free(shard), free(expected), free(found);
+    close_side(run, &own);
+}
+
+static void run_trial(trial *t, int world_size, void (*body)(rank_run *)) {
+    rank_run runs[MAX_RANKS];
+    fake_reset((uint64_t)t->seed, FAKE_MAX_DEVICES, t->seed % 2 ? FAKE_EAGER : FAKE_LATE, 1);
+    harness_maker_configure((uint64_t)t->seed, 1 + (unsigned)t->seed % 4);
+    pthread_barrier_init(&t->barrier, NULL, (unsigned)world_size);
+    run_ranks(world_size, body, t, NULL, runs);
+    pthread_barrier_destroy(&t->barrier);
+    check_fake();
+}
+
+static void test_equals_the_processor(void **state) {
+    static const int formats[] = {TAGC_FORMAT_INT8, TAGC_FORMAT_INT4, TAGC_FORMAT_INT2};
+    static const int ranks[] = {1, 2, 3, 4, 6, 8};
+    (void)state;
+    for (int i = 0; i < 12; i++) {
+        int world_size = ranks[i % 6];
+        trial t = {.seed = i, .failing = i % 3 == 1 ? "MemcpyAsync" : i % 3 == 2 ? "LaunchKernel" : NULL};
+        tagc_gatherer_options_init(&t.options);
+        t.options.delta = 1;
+        t.options.format = formats[i % 3];
+        t.options.n_elems = (uint64_t)world_size * (uint64_t)(300 + 411 * i);
+        t.options.check_every = i % 2 ? 2 : 0;
+        t.options.ranks_per_host = world_size;
+        if (world_size % 2 == 0 && i >= 6) {
+            t.options.two_level = 1;
+            t.options.ranks_per_host = 2;
+        }
+        t.on_device = i % 3 == 0 ? ~0u : 0x5bu >> i % 5 | 1u << i % world_size;
+        run_trial(&t, world_size, rank_gathers);
+    }
+}
+
+static void rank_is_refused(rank_run *run) {
+    trial *t = run->shared;
+    side own = {0};
+    tagc_gatherer *gatherer;
+    if (run->rank == 0 && !open_device(run, &own, 0)) return;
+    tagc_status status = own.kernels ? tagc_gatherer_create_on(own.kernels, run->comm, &t->options, &gatherer)
+                                     : tagc_gatherer_create(run->comm, &t->options, &gatherer);
+    CHECK(run, status == TAGC_ERR_UNSUPPORTED &&
+                   strstr(tagc_last_error(), "delta is 0, and kernels have gathers of deltas alone"));
+    close_side(run, &own);
+}
+
+static void test_whole_gathers_are_refused(void **state) {
+    (void)state;
+    trial t = {.seed = 3};
+    tagc_gatherer_options_init(&t.options);
+    t.options.n_elems = 64;
+    run_trial(&t, 2, rank_is_refused);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_equals_the_processor),
+                                       cmocka_unit_test(test_whole_gathers_are_refused)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
