@@ -17,6 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import ranks
+import test_docs
 from oracles import check_alike
 
 LOSSLESS = {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0, "verbose": False}
@@ -309,6 +310,16 @@ def with_torchtitan(rank, world_size):
     assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(handle, tagc.Compressed)
 
 
+def recipes(rank, world_size):
+    """As docs/pytorch.md has them."""
+    pretend_to_shard(False)
+    test_docs.run_recipes(rank, world_size, "transformers", "accelerate")
+
+
+def recipe_of_lightning(rank, world_size):
+    test_docs.run_recipes(rank, world_size, "lightning")
+
+
 def test_torchtitan():
     ranks.run(with_torchtitan, 2)
 
@@ -316,9 +327,9 @@ def test_torchtitan():
 def test_transformers_and_accelerate():
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    ranks.run_each((in_the_trainer, with_accelerate), 2)
+    ranks.run_each((in_the_trainer, with_accelerate, recipes), 2)
 
 
 def test_lightning():
     pytest.importorskip("lightning")
-    ranks.run(with_lightning, 2)
+    ranks.run_each((with_lightning, recipe_of_lightning), 2)
