@@ -94,7 +94,7 @@ def compress(model, args):
 
 def optimizer_of(model, handle, args):
     options = dict(lr=args.lr, weight_decay=args.weight_decay)
-    if handle:  # compressed parameters without a first moment: error feedback has summed their gradients already
+    if handle:  # a short first moment of what is compressed: error feedback has summed its gradients already
         return torch.optim.AdamW(handle.param_groups(betas=(0.9, 0.95), **options))
     return torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), **options)
 
