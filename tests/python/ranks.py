@@ -29,9 +29,9 @@ def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
     return [result for result, _ in outcomes]
 
 
-def run_each(checks, world_size):
+def run_each(checks, world_size, timeout_s=TIMEOUT_S):
     """run() of several functions of one module, one after the other in the same processes."""
-    run(_each, world_size, checks[0].__module__, [check.__name__ for check in checks])
+    run(_each, world_size, checks[0].__module__, [check.__name__ for check in checks], timeout_s=timeout_s)
 
 
 def _each(rank, world_size, module, names):

@@ -327,9 +327,9 @@ def test_torchtitan():
 def test_transformers_and_accelerate():
     pytest.importorskip("accelerate")
     pytest.importorskip("transformers")
-    ranks.run_each((in_the_trainer, with_accelerate, recipes), 2)
+    ranks.run_each((in_the_trainer, with_accelerate, recipes), 2, timeout_s=450)
 
 
 def test_lightning():
     pytest.importorskip("lightning")
-    ranks.run_each((with_lightning, recipe_of_lightning), 2)
+    ranks.run_each((with_lightning, recipe_of_lightning), 2, timeout_s=450)
