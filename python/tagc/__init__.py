@@ -3,12 +3,14 @@
 This package is a thin layer over libtagc. `import tagc.torch` is what PyTorch users want; `tagc` itself does not
 need torch."""
 
+from __future__ import annotations
+
 from tagc._library import Error, library_path, version
 
 __all__ = ["Error", "library_path", "version"]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> str:
     if name == "__version__":
         return version()
     raise AttributeError(f"module 'tagc' has no attribute {name!r}")

@@ -3,11 +3,14 @@
 Every call releases the GIL, so hooks on several threads do not stand in each other's way; a transport written in
 Python takes it back for its own few lines. What the fields mean stands in include/tagc/tagc.h."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import pathlib
 import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, TypeVar
 
 N_LEGS = 6
 MAX_LEGS = 16  # length of the arrays in statistics
@@ -28,7 +31,7 @@ STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corru
 class Error(RuntimeError):
     """What went wrong, in words; `status` is one of STATUSES."""
 
-    def __init__(self, status, text):
+    def __init__(self, status: int | str, text: str) -> None:
         super().__init__(text)
         self.status = STATUSES[status] if isinstance(status, int) else status
 
@@ -132,16 +135,17 @@ _FUNCTIONS = {
 }
 
 _lock = threading.Lock()
-_loaded = None
+_loaded: ctypes.CDLL | None = None
+_Struct = TypeVar("_Struct", bound=Structure)
 
 
-def library_path():
+def library_path() -> pathlib.Path:
     """The libtagc that this package uses: $TAGC_LIBRARY, or the one beside it."""
     named = os.environ.get("TAGC_LIBRARY")
     return pathlib.Path(named) if named else pathlib.Path(__file__).parent / "lib" / "libtagc.so"
 
 
-def load():
+def load() -> ctypes.CDLL:
     """The library, loaded once. Error where it is missing, cannot be loaded, or is another version's."""
     global _loaded
     if _loaded is not None:  # without the lock, which whoever is interrupted by the garbage collector may hold
@@ -152,7 +156,7 @@ def load():
         return _loaded
 
 
-def _load(path):
+def _load(path: pathlib.Path) -> ctypes.CDLL:
     if not path.is_file():
         raise Error("io", f"libtagc is not at {path}: install the package with pip, or set TAGC_LIBRARY to a libtagc.so")
     try:
@@ -165,11 +169,11 @@ def _load(path):
     return library
 
 
-def version():
-    return load().tagc_version().decode()
+def version() -> str:
+    return str(load().tagc_version().decode())
 
 
-def call(name, *arguments):
+def call(name: str, *arguments: Any) -> None:
     """Calls a function that returns a status; raises Error with the library's text where it is not OK."""
     library = load()
     status = getattr(library, name)(*arguments)
@@ -177,7 +181,7 @@ def call(name, *arguments):
         raise Error(status, library.tagc_last_error().decode(errors="replace"))
 
 
-def initialised(kind, init):
+def initialised(kind: type[_Struct], init: str) -> _Struct:
     """A struct with the library's defaults in it, whatever fields the library has beside those that are known here."""
     fields = kind()
     getattr(load(), init + "_sized")(ctypes.byref(fields), ctypes.sizeof(kind))

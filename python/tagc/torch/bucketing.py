@@ -1,11 +1,15 @@
 """Small neighbouring modules in one unit, so that they share a message: what FSDP calls wrapping, SimpleFSDP bucketing."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+
 from torch import nn
 
 from tagc._library import Error
 
 
-def buckets(modules, elems):
+def buckets(modules: Iterable[nn.Module], elems: int) -> list[list[nn.Module]]:
     """Lists of neighbouring modules, each for one fully_shard():
 
         for bucket in tagc.buckets(model.layers, 1_000_000):
@@ -24,7 +28,9 @@ def buckets(modules, elems):
     for i, module in enumerate(modules):
         if not isinstance(module, nn.Module):
             raise Error("argument", f"modules[{i}] is {type(module).__name__}, must be a module of torch.nn")
-    seen, found, sizes = set(), [], []
+    seen: set[int] = set()
+    found: list[list[nn.Module]] = []
+    sizes: list[int] = []
     for module in modules:
         fresh = {id(parameter): parameter.numel() for parameter in module.parameters() if id(parameter) not in seen}
         seen.update(fresh)

@@ -4,12 +4,16 @@ Each comm has a gloo group of its own over the ranks of the user's group, so tha
 comm thread, never meet the user's collectives. Rounds of short messages are one collective call; longer ones go point to
 point, from and to libtagc's own buffers, without a copy: all of a transfer are begun before the first is waited for."""
 
+from __future__ import annotations
+
 import ctypes
 import datetime
 import struct
 import threading
 import time
 import zlib
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,16 +29,16 @@ _TEXT_BYTES = 1024
 _COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying costs more than calls
 
 
-def bytes_at(address, n_bytes):
+def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
     """A tensor over memory that somebody else owns."""
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
 
 
-def floats_at(address, n_elems):
+def floats_at(address: int, n_elems: int) -> torch.Tensor:
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
 
 
-def tensor_at(address, like):
+def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
     """A tensor of that dtype and shape over memory that somebody else owns."""
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
@@ -44,20 +48,20 @@ def tensor_at(address, like):
 _n_made = 0
 
 
-def _gloo(group, ranks, timeout):
+def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
     """A gloo group over the ranks of `group`, in their order, and its part of the store. Not new_group(), which takes a name again when the group that
     had it is destroyed, and then finds the old one's addresses in the store."""
     global _n_made
     _n_made = 1 + max(share(group, _n_made, timeout))
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
-    store = dist.PrefixStore(name, internals.default_store())
+    store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
     return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout), store
 
 
 class Comm:
     """One rank's connection to the others of `group`. Collective to make."""
 
-    def __init__(self, group, timeout_s):
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self.ranks = tuple(dist.get_process_group_ranks(group))
         self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
         self._timeout = datetime.timedelta(seconds=timeout_s)
@@ -77,14 +81,14 @@ class Comm:
             raise
 
     @property
-    def handle(self):
+    def handle(self) -> ctypes.c_void_p:
         if not self._handle:
             raise Error("state", "this tagc connection is closed")
         return self._handle
 
     # ---- what libtagc's comm thread calls ----
 
-    def _on_exchange(self, _context, transfer):
+    def _on_exchange(self, _context: int | None, transfer: Any) -> int:
         try:
             self._move(transfer.contents)
             return 0
@@ -99,14 +103,14 @@ class Comm:
                 text = text if reason is None or reason == self._told(text) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
-    def _move(self, transfer):
+    def _move(self, transfer: lib.Transfer) -> None:
         """Every rank comes to the same of the two: round_bytes is the same on all."""
         if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
             self._move_together(transfer)
         else:
             self._move_each(transfer)
 
-    def _move_together(self, transfer):
+    def _move_together(self, transfer: lib.Transfer) -> None:
         lengths, sent = [0] * self.world_size, []
         for part in transfer.sends[:transfer.n_sends]:
             lengths[part.peer] = part.n_bytes
@@ -133,7 +137,7 @@ class Comm:
                 ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
                 at += part.n_bytes
 
-    def _move_each(self, transfer):
+    def _move_each(self, transfer: lib.Transfer) -> None:
         work, peer, begin = [], self.rank, time.monotonic()
         try:
             for part in transfer.receives[:transfer.n_receives]:
@@ -153,39 +157,39 @@ class Comm:
                 raise Silence(f"no answer from rank {peer} within {self._timeout.total_seconds():g} s") from failure
             raise Gone(f"rank {peer} ended or cannot be reached any more ({failure})") from failure
 
-    def _is_late(self, begin):
+    def _is_late(self, begin: float) -> bool:
         return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
 
     # ---- giving up ----
 
-    def _on_abort(self, _context, reason):
+    def _on_abort(self, _context: int | None, reason: bytes) -> None:
         try:
             self._tell(reason.decode(errors="replace"))
             disconnect(self._group)
         except BaseException:  # nothing may pass through C, and there is nobody to tell
             pass
 
-    def _tell(self, reason):
+    def _tell(self, reason: str) -> None:
         """The first reason of all ranks stays."""
         text = self._told(reason)
         soon(lambda: self._store.compare_set("gave up", "", text))
 
-    def _told(self, reason):
+    def _told(self, reason: str) -> str:
         return f"rank {self.rank} gave up: {reason}"
 
-    def _hear(self):
+    def _hear(self) -> str | None:
         """Why another rank gave up, where it says so soon; None otherwise."""
 
-        def ask():
+        def ask() -> str:
             self._store.wait(["gave up"], SOON)
             return self._store.get("gave up").decode(errors="replace")
 
         return soon(ask)
 
-    def _unheard(self):
+    def _unheard(self) -> set[int] | None:
         """Ranks that do not say soon that they wait, too."""
 
-        def ask():
+        def ask() -> set[int]:
             self._store.set(f"waits {self.rank}", "")
             others, end = set(range(self.world_size)) - {self.rank}, time.monotonic() + SOON.total_seconds()
             while others and time.monotonic() < end:
@@ -197,14 +201,14 @@ class Comm:
 
     # ---- what the layer calls ----
 
-    def all_gather(self, data):
+    def all_gather(self, data: bytes) -> list[bytes]:
         """Collective: the bytes of every rank, all of one length, in rank order."""
         received = ctypes.create_string_buffer(len(data) * self.world_size)
         lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
         everyone = received.raw
         return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
-    def agree(self, what, numbers, failure=None, vote=0):
+    def agree(self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0) -> list[int]:
         """Collective: where every rank has the same `numbers` (up to six, name: integer, or anything whose repr() tells it
         apart) and none has a `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the
         same Error, which names a rank that differs."""
@@ -216,8 +220,8 @@ class Comm:
             everyone = self.all_gather(mine)
             if not failure and all(other[:-8] == mine[:-8] for other in everyone):
                 return [struct.unpack_from("<q", other, 56)[0] for other in everyone]
-            texts = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
-        texts = [text.rstrip(b"\0").decode(errors="replace") for text in texts]
+            said = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
+        texts = [text.rstrip(b"\0").decode(errors="replace") for text in said]
         for rank, other in enumerate(everyone):
             if status := struct.unpack_from("<q", other)[0]:
                 raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
@@ -225,27 +229,27 @@ class Comm:
         raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
 
     @property
-    def agreement_bytes(self):
+    def agreement_bytes(self) -> int:
         """What one rank sends, and gets, when all agree."""
         return 64 * (self.world_size - 1)
 
-    def bytes_sent(self):
+    def bytes_sent(self) -> dict[str, int]:
         """Since the comm was made, by leg."""
         return self._bytes()[0]
 
-    def bytes_received(self):
+    def bytes_received(self) -> dict[str, int]:
         return self._bytes()[1]
 
-    def _bytes(self):
+    def _bytes(self) -> tuple[dict[str, int], dict[str, int]]:
         sent, received = (ctypes.c_uint64 * lib.N_LEGS)(), (ctypes.c_uint64 * lib.N_LEGS)()
         lib.load().tagc_comm_bytes(self.handle, sent, received, lib.N_LEGS)
         return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
 
-    def abort(self, reason):
+    def abort(self, reason: str) -> None:
         """Nobody waits any more: all of its exchanges fail, on all ranks."""
         lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
 
-    def close(self):
+    def close(self) -> None:
         """After all reducers and gatherers made on it."""
         if self._handle:
             lib.load().tagc_comm_destroy(self._handle)
@@ -261,7 +265,7 @@ class Gone(Exception):
     """A connection ended: the rank at its other end did, or the network."""
 
 
-def share(group, mine, timeout=datetime.timedelta(seconds=300)):
+def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)) -> list[Any]:
     """Collective over `group`, before there is a comm: one object of every rank, in rank order."""
     everyone = [None] * dist.get_world_size(group)
     within(timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group))

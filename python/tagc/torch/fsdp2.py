@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
-from tagc.torch import layout as layouts
 from tagc.torch import internals, policy, waits
+from tagc.torch import layout as layouts
 from tagc.torch.reducer import Gatherer
 from tagc.torch.unit import DTYPES, check_tensors
 
@@ -240,7 +240,7 @@ def modules_of(model):
     return found
 
 
-_compressed = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
+_compressed: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[object]] = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
 
 
 class Wrapper:

@@ -9,6 +9,9 @@ a part are as long as the longest, with zeros behind shorter ones. For an all-re
 
 A parameter's residual is kept in its wire order: the order in which its elements follow each other in the rows."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,13 +19,13 @@ import torch
 
 class Parameter(NamedTuple):
     name: str
-    shape: tuple
+    shape: tuple[int, ...]
     kind: str  # "compressed", "mild" or "dense"
     dim: int = 0  # along which it is sharded
     stage: int = 0  # of those through which its class goes: Options.stages()
 
     @property
-    def numel(self):
+    def numel(self) -> int:
         n = 1
         for size in self.shape:
             n *= size
@@ -49,7 +52,7 @@ class Run(NamedTuple):
 class Part:
     """What one reducer exchanges."""
 
-    def __init__(self, kind, stage, rows, n_rows_of_output):
+    def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int) -> None:
         """rows: pieces of each row. n_rows_of_output: 1 for an all-reduce."""
         self.kind, self.stage = kind, stage
         self.shard = max(sum(piece.length for piece in row) for row in rows)
@@ -65,7 +68,7 @@ class Part:
         self.n_real = sum(piece.length for piece, _ in self.pieces)
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
 
-    def is_whole(self, n_elems):
+    def is_whole(self, n_elems: int) -> bool:
         """The hook's own tensor can be given to the reducer as it is."""
         return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
 
@@ -73,25 +76,25 @@ class Part:
 class Layout:
     """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size ranks."""
 
-    def __init__(self, parameters, pieces, n_elems, n_rows, world_size):
+    def __init__(self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int) -> None:
         self.parameters, self.n_elems = tuple(parameters), n_elems
         self.row = n_elems // n_rows
         self.all_reduce = n_rows == 1
         self.has_gaps = sum(piece.length for piece in pieces) < n_elems
-        self._pieces = [[] for _ in self.parameters]
-        kinds = {}
+        self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
+        kinds: dict[tuple[str, int], list[list[Piece]]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
             parameter = self.parameters[piece.parameter]
             rows = kinds.setdefault((parameter.kind, parameter.stage), [[] for _ in range(n_rows)])
             rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
-        self.parts = [Part(*kind, rows, world_size if self.all_reduce else 0) for kind, rows in sorted(kinds.items())]
+        self.parts = [Part(kind, stage, rows, world_size if self.all_reduce else 0) for (kind, stage), rows in sorted(kinds.items())]
 
-    def pieces_of(self, parameter):
+    def pieces_of(self, parameter: int) -> list[Piece]:
         """Of the parameter with that index."""
         return self._pieces[parameter]
 
-    def output_runs(self, part, rank):
+    def output_runs(self, part: Part, rank: int) -> list[Run]:
         """From the output of a part's reducer to the output of the hook."""
         if self.all_reduce:
             return [Run(run.target, run.start, run.length) for run in part.runs]
@@ -100,17 +103,17 @@ class Layout:
                        for piece, at in part.pieces if first <= at < last)
 
 
-def copy_runs(source, target, runs):
+def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Iterable[Run]) -> None:
     for run in runs:
         target[run.target:run.target + run.length].copy_(source[run.start:run.start + run.length])
 
 
-def _round_up(n, multiple):
+def _round_up(n: int, multiple: int) -> int:
     return (n + multiple - 1) // multiple * multiple
 
 
-def _merged(runs):
-    merged = []
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    merged: list[Run] = []
     for run in runs:
         last = merged[-1] if merged else None
         if last and last.start + last.length == run.start and last.target + last.length == run.target:
@@ -122,7 +125,7 @@ def _merged(runs):
 
 # ---- how each kind of wrapper lays parameters out ----
 
-def chunked(parameters, world_size):
+def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
     """FSDP2: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
     sizes = []
     for parameter in parameters:
@@ -139,13 +142,13 @@ def chunked(parameters, world_size):
     return Layout(parameters, pieces, row * world_size, world_size, world_size)
 
 
-def chunked_elems(parameter, world_size):
+def chunked_elems(parameter: Parameter, world_size: int) -> int:
     """What a parameter takes of a chunked() input, padding included."""
     n_chunk = -(-parameter.shape[parameter.dim] // world_size)
     return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
 
 
-def cut(parameters, starts, n_elems, world_size):
+def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
     """FSDP1: parameters one after the other (at `starts`), the whole cut into W rows wherever it falls."""
     row = n_elems // world_size
     pieces = []
@@ -159,7 +162,7 @@ def cut(parameters, starts, n_elems, world_size):
     return Layout(parameters, pieces, n_elems, world_size, world_size)
 
 
-def bucket(parameters, world_size, starts=None, n_elems=None):
+def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0) -> Layout:
     """DDP and all-reduces: parameters one after the other (or at `starts`), all of it for everyone."""
     if starts is None:
         starts, at = [], 0
@@ -173,7 +176,7 @@ def bucket(parameters, world_size, starts=None, n_elems=None):
 
 # ---- a parameter's own order and its wire order ----
 
-def to_wire(values, parameter, world_size):
+def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
     """(shape) -> wire order, (numel,). They differ where a parameter is sharded along another dimension than 0."""
     values = values.reshape(parameter.shape)
     if parameter.dim:
@@ -181,7 +184,7 @@ def to_wire(values, parameter, world_size):
     return values.reshape(-1)
 
 
-def from_wire(values, parameter, world_size):
+def from_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
     """Wire order, (numel,) -> (shape)."""
     if not parameter.dim:
         return values.reshape(parameter.shape)

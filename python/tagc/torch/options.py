@@ -17,6 +17,7 @@ from tagc.torch import policy
 WARMUP_KEPT = 0.25  # the share that is kept at first
 EVERY_VALUE = ("int4", 0)  # values and sparsity of a parameter whose gradient is not yet what selection is made for
 FEW_BITS = ("int2", 0)  # between that and what is selected
+NOT_GIVEN: Any = None  # Options puts a value in its place
 
 Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
 
@@ -31,12 +32,12 @@ def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str
     return None
 
 
-def _choice(name, value, allowed):
+def _choice(name: str, value: object, allowed: Iterable[object]) -> None:
     if value not in allowed:
         raise Error("argument", f"{name} is {value!r}, must be one of {', '.join(repr(a) for a in allowed)}")
 
 
-def _number(name, value, low, high, kind=float):
+def _number(name: str, value: Any, low: float, high: float, kind: type[int] | type[float] = float) -> None:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not fits or kind(value) != value:
         raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
@@ -47,21 +48,21 @@ def _number(name, value, low, high, kind=float):
 class Options:
     """Defaults are libtagc's: direct, 95 % sparsity, 2-bit values; mild: 85 %, 4-bit values."""
 
-    sparsity: float = None
-    values: str = None
-    layers: object = "non-attention-linear"
-    rules: dict = None
-    mild: str = None
-    mild_sparsity: float = None
+    sparsity: float = NOT_GIVEN
+    values: str = NOT_GIVEN
+    layers: Layers = "non-attention-linear"
+    rules: Mapping[str, str] | None = None
+    mild: str = NOT_GIVEN
+    mild_sparsity: float = NOT_GIVEN
     exchange: str = "direct"
-    parameters: str = None
+    parameters: str | None = None
     threads: int = 1
-    timeout_s: float = None
+    timeout_s: float = NOT_GIVEN
     sparsity_warmup: int = 0
-    gentle: bool = None
-    codec: str = None
+    gentle: bool = NOT_GIVEN
+    codec: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
         is_direct = self.exchange == "direct"
         _choice("gentle", self.gentle, (None, True, False))
@@ -97,18 +98,18 @@ class Options:
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
 
-    def codec_on(self):
+    def codec_on(self) -> str | None:
         """For gradients on a device."""
         return self.codec if self.exchange == "direct" else "host"
 
-    def sparsity_at(self, step):
+    def sparsity_at(self, step: int) -> float:
         """Of the compressed class, at the given exchange: what is kept falls from a quarter to its own share."""
         kept = 1 - self.sparsity
         if step < self.sparsity_warmup and 0 < kept < WARMUP_KEPT:
             return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
         return self.sparsity
 
-    def stages(self, kind):
+    def stages(self, kind: str) -> list[tuple[str, float]]:
         """[(values, sparsity)] through which a parameter of that class goes, the gentlest first; none where it goes its one way
         from the beginning."""
         if not self.gentle:
@@ -119,7 +120,7 @@ class Options:
             return [EVERY_VALUE, (self.mild, self.mild_sparsity)]
         return []
 
-    def reducer(self, kind, dtype, step, stage=None):
+    def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None) -> dict[str, Any]:
         """Fields for parts of that class and stage (None: the last) whose gradients have that dtype."""
         if stage is not None and (stages := self.stages(kind)):
             values, sparsity = stages[stage]
@@ -129,7 +130,7 @@ class Options:
             exchange = self.exchange
         elif kind == "mild" and self.mild != "dense":
             exchange = "direct"
-        fields = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
+        fields: dict[str, Any] = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
         if exchange == "dense":
             fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         elif kind == "mild":
@@ -140,7 +141,7 @@ class Options:
                 fields["format"] = lib.FORMATS[self.values]
         return fields
 
-    def feeds_back(self, kind):
+    def feeds_back(self, kind: str) -> bool:
         """Whether what does not travel of that class is kept as a residual."""
         fields = self.reducer(kind, torch.float32, 10**9)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
@@ -148,7 +149,7 @@ class Options:
         is_exact = fields["sparsity"] == 0 and fields.get("format") in (lib.FORMATS["fp32"], lib.FORMATS["bf16"])
         return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
 
-    def travels(self, kind):
+    def travels(self, kind: str) -> str:
         """How a class travels, in words."""
         if kind == "compressed" and self.exchange != "dense":
             values = f", {self.values}" if self.exchange == "direct" else ""
@@ -157,7 +158,7 @@ class Options:
             return f"direct, {100 * self.mild_sparsity:g} % zero, {self.mild}"
         return "dense"
 
-    def fingerprint(self):
+    def fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
         fields = dict(vars(self))  # asdict() would copy a function's object, and the model with it
         del fields["threads"], fields["timeout_s"], fields["codec"]

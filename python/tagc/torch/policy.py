@@ -9,10 +9,13 @@ Pure: names and shapes in, classes out; the same on every rank by construction. 
 Names are read from the innermost module outwards, so that `layers.0.self_attn.o_proj.weight` is a projection and
 `attn_model.layers.0.mlp.fc1.weight` is not attention."""
 
+from __future__ import annotations
+
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tagc import Error
 
@@ -50,13 +53,13 @@ class Row(NamedTuple):
     """One parameter. `name` is without wrappers' prefixes."""
 
     name: str
-    shape: tuple
+    shape: tuple[int, ...]
     n_elems: int
     class_: str
     reason: str
 
 
-def clean_name(name):
+def clean_name(name: str) -> str:
     """The name that the parameter has in the model itself, whatever it is wrapped in."""
     words = [word for word in name.split(".") if word not in _WRAPPERS]
     while len(words) > 1 and words[0] == "module":
@@ -64,20 +67,21 @@ def clean_name(name):
     return ".".join(words) or name
 
 
-def classify(parameters, layers="non-attention-linear", rules=None, min_elems=MIN_ELEMS):
+def classify(parameters: Iterable[tuple[str, Any]], layers: str | Callable[[str, Any], str] = "non-attention-linear",
+             rules: Mapping[str, str] | None = None, min_elems: int = MIN_ELEMS) -> list[Row]:
     """A Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
     `rules`, {pattern: class}, are asked first and in their order, then `layers`: one of LAYERS or a callable
     (name, parameter) -> class. An Error names what is not allowed, a rule that has no effect included."""
-    parameters = [(_name(name), what, _shape(name, what)) for name, what in parameters]
+    named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
     if not callable(layers) and layers not in LAYERS:
         raise Error("argument", f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
                     "(name, parameter) -> class")
     if isinstance(min_elems, bool) or not isinstance(min_elems, int) or min_elems < 0:
         raise Error("argument", f"min_elems is {min_elems!r}, allowed are integers from 0 on")
-    rules = _checked_rules(rules, [name for name, _, _ in parameters])
+    rules = _checked_rules(rules, [name for name, _, _ in named])
     rows = []
-    for name, what, shape in parameters:
+    for name, what, shape in named:
         n_elems = math.prod(shape)
         pattern = next((p for p in rules if fnmatchcase(name, p)), None)
         if n_elems == 0:
@@ -96,17 +100,17 @@ def classify(parameters, layers="non-attention-linear", rules=None, min_elems=MI
     return rows
 
 
-def _allowed():
+def _allowed() -> str:
     return ", ".join(map(repr, CLASSES))
 
 
-def _name(name):
+def _name(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise Error("argument", f"the name of a parameter is {name!r}, it has to be a string with something in it")
     return clean_name(name)
 
 
-def _shape(name, what):
+def _shape(name: str, what: Any) -> tuple[int, ...]:
     try:
         shape = tuple(int(n) for n in getattr(what, "shape", what))
     except (TypeError, ValueError):
@@ -116,12 +120,12 @@ def _shape(name, what):
     return shape
 
 
-def _checked_rules(rules, names):
+def _checked_rules(rules: Mapping[str, str] | None, names: list[str]) -> dict[str, str]:
     if rules is None:
         return {}
     if not hasattr(rules, "items"):
         raise Error("argument", f"rules is {rules!r}, it has to be a dict {{pattern: class}}")
-    taken = set()
+    taken: set[str] = set()
     for pattern, class_ in rules.items():
         if not isinstance(pattern, str) or not pattern:
             raise Error("argument", f"a pattern of rules is {pattern!r}, it has to be a string with something in it")
@@ -138,7 +142,7 @@ def _checked_rules(rules, names):
     return dict(rules)
 
 
-def _by_name(name, shape, n_elems, min_elems):
+def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) -> tuple[str, str]:
     words = name.lower().split(".")
     owner = words.pop()  # the module that holds it, or the parameter's own name where that says more
     while words and _WEIGHT.search(owner):
@@ -163,7 +167,7 @@ def _by_name(name, shape, n_elems, min_elems):
     return _inside(words, owner, shape)
 
 
-def _inside(words, owner, shape):
+def _inside(words: list[str], owner: str, shape: tuple[int, ...]) -> tuple[str, str]:
     """Of a matrix: by what it lies in, the nearest first, then by what it is called."""
     place = next((kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None)
     inner = words[-1] if words else ""
@@ -186,7 +190,7 @@ def _inside(words, owner, shape):
 _PLACES = (("feed-forward", _FEED_FORWARD), ("attention", _ATTENTION))
 
 
-def table(rows, travels=None):
+def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | None = None) -> str:
     """What `rows` come to, as text of at most 100 columns: one line per kind of name, layers taken together.
 
     `travels`, {class: (how, bits per element)}, is what the caller knows about each class."""
@@ -206,14 +210,14 @@ def table(rows, travels=None):
     n = sum(row.n_elems for row in rows if row.class_ != "dense")
     summary = f"{n:,} of {total:,} elements compressed ({_share(n, total).strip()})"
     if total and all(class_ in travels and travels[class_][1] is not None for class_ in {row.class_ for row in rows}):
-        bits = sum(row.n_elems * travels[row.class_][1] for row in rows) / total
+        bits = sum(row.n_elems * (travels[row.class_][1] or 0) for row in rows) / total
         summary += f", {bits:.3g} bits per element on average"
     return "\n".join(lines + [summary])
 
 
-def _kinds(rows):
+def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
     """Groups of rows of one kind in order of appearance; vectors, of which there are many, are one kind."""
-    groups = {}
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         vector = row.class_ == "dense" and row.reason in ("norm", "bias", "vector")
         kind = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.name)
@@ -229,7 +233,7 @@ def _kinds(rows):
             yield _shortened(kind if count else group[0].name, 50 - len(count)) + count, group
 
 
-def _shortened(name, n):
+def _shortened(name: str, n: int) -> str:
     """At most n characters: less of what says little, then less of the middle."""
     if len(name) > n:
         name = name.removesuffix(".weight")
@@ -238,11 +242,11 @@ def _shortened(name, n):
     return name
 
 
-def _share(n, total):
+def _share(n: int, total: int) -> str:
     return f"{100 * n / total if total else 0:5.1f} %"
 
 
-def _line(what, rows, total, why):
+def _line(what: str, rows: list[Row], total: int, why: str) -> str:
     n = sum(row.n_elems for row in rows)
     why = why if len(why) <= 22 else why[:20] + ".."
     return f"{_shortened(what, 52):52} {n:>15,} {_share(n, total)}  {why}".rstrip()

@@ -1,16 +1,22 @@
 """libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory, reducers with kernels those of a device, and look at
 nothing but pointers."""
 
+from __future__ import annotations
+
 import ctypes
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.comm import floats_at
+from tagc.torch.comm import Comm, floats_at
+
+if TYPE_CHECKING:
+    from tagc.torch.staging import Kernels
 
 
-def _address(tensor, n_elems, what, device=torch.device("cpu")):
+def _address(tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")) -> int:
     if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != device:
         raise ValueError(f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}")
     if tensor.numel() != n_elems:
@@ -22,7 +28,7 @@ class LocalFailure(Error):
     """Of this rank's device, where others wait for what it does not come to."""
 
 
-def _call(kernels, name, *arguments):
+def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
     """A function that is not collective."""
     try:
         lib.call(name, *arguments)
@@ -38,7 +44,7 @@ class Reducer:
     options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device where gradient and output are; None: they are
     in CPU memory."""
 
-    def __init__(self, comm, n_elems, kernels=None, **options):
+    def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
         fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
         fields.n_elems = n_elems
         for name, value in options.items():
@@ -47,20 +53,20 @@ class Reducer:
         self._device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
-        self._under_way = ()
+        self._under_way: tuple[torch.Tensor, ...] = ()
         if kernels is None:
             lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
         else:
             lib.call("tagc_reducer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
-    def begin(self, gradient, output):
+    def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Returns at once; both tensors must be left alone until end(). On a device the gradient must be there already."""
         pointers = (_address(gradient, self.n_elems, "gradient", self._device),
                     _address(output, self.n_output, "output", self._device))
         lib.call("tagc_reducer_begin", self._handle, *pointers)
         self._under_way = gradient, output
 
-    def end(self):
+    def end(self) -> lib.ReducerStats:
         """Waits; returns tagc_reducer_stats."""
         stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         try:
@@ -69,7 +75,7 @@ class Reducer:
             self._under_way = ()
         return stats
 
-    def residual(self):
+    def residual(self) -> torch.Tensor | None:
         """In CPU memory: a view that the next begin() invalidates, or with kernels a copy; None where nothing is carried over."""
         n_elems = ctypes.c_uint64()
         address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
@@ -79,17 +85,17 @@ class Reducer:
             return values
         return floats_at(address, n_elems.value) if address else None
 
-    def set_residual(self, values):
+    def set_residual(self, values: torch.Tensor) -> None:
         n_elems = values.numel()
         _call(self._kernels, "tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
 
-    def scale_residual(self, factor):
+    def scale_residual(self, factor: float) -> None:
         _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
 
-    def set_sparsity(self, sparsity):
+    def set_sparsity(self, sparsity: float) -> None:
         _call(self._kernels, "tagc_reducer_set_sparsity", self._handle, sparsity)
 
-    def close(self):
+    def close(self) -> None:
         if self._handle:
             lib.load().tagc_reducer_destroy(self._handle)
             self._handle = ctypes.c_void_p()
@@ -98,7 +104,7 @@ class Reducer:
 class Gatherer:
     """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make."""
 
-    def __init__(self, comm, n_elems, wire, tag, n_threads=1, kernels=None):
+    def __init__(self, comm: Comm, n_elems: int, wire: str, tag: int, n_threads: int = 1, kernels: Kernels | None = None) -> None:
         """kernels: as of a Reducer; deltas."""
         fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
         format, fields.delta = lib.GATHERS[wire]
@@ -114,17 +120,17 @@ class Gatherer:
         else:
             lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
-    def run(self, shard, full):
+    def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
         """shard (shard,) -> full (W * shard,), blocking. Deltas: full must hold what the last run left there."""
         pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
 
-    def reset(self):
+    def reset(self) -> None:
         """The next run sends everything, not what changed."""
         lib.call("tagc_gatherer_reset", self._handle)
 
-    def close(self):
+    def close(self) -> None:
         if self._handle:
             lib.load().tagc_gatherer_destroy(self._handle)
             self._handle = ctypes.c_void_p()

@@ -17,29 +17,36 @@ optimizer's step. So all ranks raise the same Error at the same point of their p
 there. After a failure the exchanges of the pass that are still to come only tell it: a job gets the failure, and hands it to
 the agreement that every exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.comm import tensor_at
+from tagc.torch.streams import Cuda
+
+Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]  # (source, target, failure)
 
 N_SLOTS = 3  # of pinned memory: one copied out, one exchanged, one copied back
 
 
-def _let_go(stager, process):
+def _let_go(stager: ctypes.c_void_p, process: int) -> None:
     """At the end of a process that closed nothing: or the driver would wait for an exchange. Forks have no part in it."""
     if process == os.getpid():
         lib.load().tagc_stager_close(stager)
 
 
-def _spoil(target):
+def _spoil(target: torch.Tensor) -> None:
     """Nobody trains on what did not come."""
     if target.is_floating_point() and target.layout == torch.strided:
         with contextlib.suppress(RuntimeError):  # of a device that failed
@@ -50,23 +57,23 @@ class _Job:
     """One exchange. run(source, target, failure): on the thread; without tensors where there is a failure. stays: the tensors are not
     copied."""
 
-    def __init__(self, run, source, target, failure, stays):
+    def __init__(self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None, stays: bool) -> None:
         self.run, self.source, self.target, self.failure, self.stays = run, source, target, failure, stays
 
 
 class Kernels:
     """libtagc's kernels on the device of a Staging, for reducers. Error where there are none."""
 
-    def __init__(self, device, streams):
+    def __init__(self, device: ctypes.c_void_p, streams: Cuda) -> None:
         self.streams, self.device, self.handle = streams, streams.device, ctypes.c_void_p()
         lib.call("tagc_kernels_open", device, ctypes.byref(self.handle))
 
     @property
-    def n_bytes(self):
+    def n_bytes(self) -> int:
         """Of the device that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)
 
-    def close(self):
+    def close(self) -> None:
         lib.load().tagc_kernels_close(self.handle)
         self.handle = ctypes.c_void_p()
 
@@ -75,19 +82,22 @@ class Staging:
     """Of one handle, whose hooks call enqueue() in one order on all ranks. streams: of the device, as streams.of() gives. codec: "device":
     with kernels, or an Error; "host": without; None: with kernels where there are any, and else why_host says why not."""
 
-    def __init__(self, streams, codec="host", n_slots=N_SLOTS):
+    def __init__(self, streams: Cuda, codec: str | None = "host", n_slots: int = N_SLOTS) -> None:
         self.streams = streams
         self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
         lib.call("tagc_device_open", streams.maker.encode(), library, streams.ordinal, ctypes.byref(self._device))
         self.text = lib.load().tagc_device_text(self._device).decode()
-        self._stages = {}  # (bytes in, bytes out) -> tagc_stage
+        self._stages: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_stage
         self._launch = threading.Lock()
-        self._jobs = collections.deque()  # in the order of tickets
-        self._kept = collections.deque()  # (ticket, tensors) that the device may still use
+        self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
+        self._kept: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()  # (ticket, tensors) that the device may still use
         self._n_enqueued = self._n_finished = 0
-        self._changed, self._failure = threading.Condition(), None
-        self.is_closed, self.kernels, self.why_host = False, None, None
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self.is_closed = False
+        self.kernels: Kernels | None = None
+        self.why_host: Error | None = None
         try:
             self._open_kernels(codec)
             lib.call("tagc_stager_create", self._device, n_slots, ctypes.byref(self._stager))
@@ -100,7 +110,7 @@ class Staging:
         self._thread = threading.Thread(target=self._work, name="tagc-stage", daemon=True)
         self._thread.start()
 
-    def _open_kernels(self, codec):
+    def _open_kernels(self, codec: str | None) -> None:
         try:
             if codec != "host":
                 self.kernels = Kernels(self._device, self.streams)
@@ -110,13 +120,14 @@ class Staging:
             self.why_host = problem
 
     @property
-    def stream(self):
+    def stream(self) -> int:
         """The handle of that in which results come back."""
         return lib.load().tagc_stager_stream(self._stager)
 
     # ---- what hooks call ----
 
-    def enqueue(self, source, target, run, failure=None, waits=True, stays=False):
+    def enqueue(self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None = None,
+                waits: bool = True, stays: bool = False) -> None:
         """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory, or where stays
         is set with the tensors themselves. Returns at once. failure: of this rank, which run() is to tell the others; tensors are not looked at then. waits: what
         the current stream is given next waits for the result."""
@@ -141,7 +152,7 @@ class Staging:
                 _spoil(target)  # the thread gets the failure with the ticket
             self._kept.append((ticket.value, source, target))
 
-    def finish(self):
+    def finish(self) -> None:
         """Waits until all that was enqueued is exchanged; raises the first failure since the last call."""
         with self._changed:
             self._changed.wait_for(lambda: self._n_finished == self._n_enqueued or self.is_closed)
@@ -152,11 +163,11 @@ class Staging:
             raise failure
 
     @property
-    def is_idle(self):
+    def is_idle(self) -> bool:
         with self._changed:
             return self._n_finished == self._n_enqueued
 
-    def close(self):
+    def close(self) -> None:
         """Exchanges under way fail, once the one at work is over."""
         if self.is_closed:
             return
@@ -170,7 +181,7 @@ class Staging:
 
     # ---- inside ----
 
-    def _stage(self, source, target, stays=False):
+    def _stage(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
         """Made when such a size is seen for the first time, which waits for all that is under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
@@ -182,17 +193,17 @@ class Staging:
             self._stages[sizes] = stage
         return self._stages[sizes]
 
-    def _release(self):
+    def _release(self) -> None:
         """Lets go of tensors that the device is done with."""
         retired = lib.load().tagc_stager_retired(self._stager)
         while self._kept and self._kept[0][0] <= retired:
             self._kept.popleft()
 
-    def _work(self):
+    def _work(self) -> None:
         with self.streams.own() if self.kernels is not None else contextlib.nullcontext():
             self._take_jobs()
 
-    def _take_jobs(self):
+    def _take_jobs(self) -> None:
         library = lib.load()
         ticket, tag, source, target = ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
         outputs = [ctypes.byref(each) for each in (ticket, tag, source, target)]
@@ -201,7 +212,7 @@ class Staging:
             if not ticket.value:
                 self._destroy()
                 return
-            failure = Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
+            failure: BaseException | None = Error(status, library.tagc_last_error().decode(errors="replace")) if status else None
             failure = self._run(self._jobs.popleft(), failure, source.value, target.value)
             status = 0 if failure is None else lib.STATUSES.index(getattr(failure, "status", "state"))
             library.tagc_stager_finish(self._stager, ticket, status, str(failure).encode(errors="replace"))
@@ -210,7 +221,7 @@ class Staging:
                 self._n_finished += 1
                 self._changed.notify_all()
 
-    def _run(self, job, failure, source, target):
+    def _run(self, job: _Job, failure: BaseException | None, source: Any, target: Any) -> BaseException | None:
         """Returns the failure, if any."""
         try:
             if failure is None and job.failure is None and self._failure is None:
@@ -232,7 +243,7 @@ class Staging:
             self._failure = self._failure or failure
         return failure
 
-    def _destroy(self):
+    def _destroy(self) -> None:
         library = lib.load()
         for stage in self._stages.values():
             library.tagc_stage_destroy(stage)
@@ -240,7 +251,7 @@ class Staging:
         self._kept.clear()
         self._jobs.clear()
 
-    def free(self):
+    def free(self) -> None:
         """After close(), and when all reducers with its kernels are closed."""
         if self.kernels is not None:
             self.kernels.close()

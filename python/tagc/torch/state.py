@@ -22,12 +22,15 @@ selection would see little else there for many steps, and the quantiser's scales
 each has the size that a residual has in a run of W' ranks. (Gradients that are reduced in fp16 come
 divided by a power of two that torch chooses by W, 2 for 4 ranks and 4 for 8: a change of it is not made up for.)"""
 
+from __future__ import annotations
+
 import itertools
 import json
 import math
 import pathlib
 import pickle
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,13 +39,17 @@ from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import policy, stages
 
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
+    from tagc.torch.unit import Unit
+
 # DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
 OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of tagc before it knew the second case
 _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
-def save(handle):
+def save(handle: Compressed) -> dict[str, Any]:
     """This rank's residuals, as copies. Local."""
     with handle.lock:
         _check_open(handle)
@@ -57,7 +64,7 @@ def save(handle):
         return {f"rank{dist.get_rank()}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
 
 
-def load(handle, saved, is_selected=False):
+def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
     """saved: what save() gave on this rank, or with another world size a list of what it gave on each (is_selected: on those
     that this rank needs). Local; changes nothing where it raises."""
     with handle.lock:
@@ -79,7 +86,7 @@ def load(handle, saved, is_selected=False):
         handle.load_stages(about, sources[0].factor is None)
 
 
-def save_files(handle, folder):
+def save_files(handle: Compressed, folder: Any) -> None:
     """This rank's file of a folder. Local."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +96,7 @@ def save_files(handle, folder):
     part.replace(path)
 
 
-def load_files(handle, folder):
+def load_files(handle: Compressed, folder: Any) -> None:
     """Of the same number of ranks, this rank's file, else those of all. Local."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     folder = pathlib.Path(folder)
@@ -100,11 +107,11 @@ def load_files(handle, folder):
     load(handle, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
 
 
-def _file(folder, rank):
+def _file(folder: pathlib.Path, rank: int) -> pathlib.Path:
     return folder / f"rank{rank}.pt"
 
 
-def _read(folder, rank):
+def _read(folder: pathlib.Path, rank: int) -> Any:
     path = _file(folder, rank)
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -117,22 +124,22 @@ class Reader:
     """handle.at(path): stands in a dcp.load() for a handle whose checkpoint was saved by another number of ranks, and asks
     for the residuals of those that this rank takes over."""
 
-    def __init__(self, handle, checkpoint_id, key=None, storage_reader=None):
+    def __init__(self, handle: Compressed, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> None:
         from torch.distributed.checkpoint import FileSystemReader
 
         self._handle, self._where = handle, f"checkpoint {checkpoint_id}"
         reader = storage_reader or FileSystemReader(checkpoint_id)
         try:
-            self._metadata = reader.read_metadata()
+            self._metadata: Any = reader.read_metadata()
         except (OSError, EOFError, ValueError) as failure:
             raise Error("io", f"{self._where} cannot be read: {failure}") from failure
         self._key = self._find(key)
         self._abouts = self._read_abouts(reader)
 
-    def _paths(self):
+    def _paths(self) -> Iterator[tuple[Any, ...]]:
         return (path for path in (self._metadata.planner_data or {}).values() if isinstance(path, tuple))
 
-    def _find(self, key):
+    def _find(self, key: str | None) -> tuple[Any, ...]:
         """Path of the handle within the checkpoint."""
         found = {path[:-2] for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT)}
         fitting = {path for path in found if key in (None, path[-1], ".".join(map(str, path)))}
@@ -143,31 +150,31 @@ class Reader:
                            "its residuals begin at zero"))
         return fitting.pop()
 
-    def _read_abouts(self, reader):
+    def _read_abouts(self, reader: Any) -> dict[int, dict[str, Any]]:
         import torch.distributed.checkpoint as dcp
 
         paths = [path for path in self._paths() if path[-1] in (ABOUT, OLD_ABOUT) and path[:-2] == self._key]
         self._about, nested = paths[0][-1], {path[-2]: {path[-1]: ""} for path in paths}
-        wrapped = nested
+        wrapped: dict[str, Any] = nested
         for name in reversed(self._key):
             wrapped = {name: wrapped}
         dcp.load(wrapped, storage_reader=reader, no_dist=True)
         return {rank: about for rank, (about, _) in _ranks(nested, residuals=False).items()}
 
-    def state_dict(self):
-        residuals = {f"rank{rank}": {} for rank in _sources(_about(self._handle), self._abouts)}
+    def state_dict(self) -> dict[str, Any]:
+        residuals: dict[str, dict[str, torch.Tensor]] = {f"rank{rank}": {} for rank in _sources(_about(self._handle), self._abouts)}
         for fqn, path in self._metadata.planner_data.items():
             if isinstance(path, tuple) and path[:-3] == self._key and path[-2] == "residuals" and path[-3] in residuals:
                 residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=torch.float32)
         return {name: {self._about: "", "residuals": tensors} for name, tensors in residuals.items()}
 
-    def load_state_dict(self, saved):
+    def load_state_dict(self, saved: Any) -> None:
         load(self._handle, saved, is_selected=True)
 
 
 # ---- who has what ----
 
-def _about(handle):
+def _about(handle: Compressed) -> dict[str, Any]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
              "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
@@ -182,13 +189,13 @@ def _about(handle):
 class _Carrier(NamedTuple):
     """A unit, and those of its parameters that can have a residual."""
 
-    unit: object
-    parameters: list
+    unit: Unit
+    parameters: list[layouts.Parameter]
     n_chunks: int
-    place: int  # or None
+    place: int | None
 
 
-def _carriers(handle, saved=frozenset()):
+def _carriers(handle: Compressed, saved: Collection[str] = frozenset()) -> list[_Carrier]:
     """Trainable parameters, and frozen ones that still have a residual, here or among the names that were saved."""
     frozen = {policy.clean_name(name) for name, p in handle.model.named_parameters() if not p.requires_grad}
     found = []
@@ -199,30 +206,30 @@ def _carriers(handle, saved=frozenset()):
     return found
 
 
-def _n_chunk(parameter, n_chunks):
+def _n_chunk(parameter: layouts.Parameter, n_chunks: int) -> int:
     return layouts.chunked_elems(parameter, n_chunks) // n_chunks
 
 
-def _n_wire(parameter, carrier):
+def _n_wire(parameter: layouts.Parameter, carrier: _Carrier) -> int:
     return parameter.numel if carrier.place is None else _n_chunk(parameter, carrier.n_chunks)
 
 
-def _from_wire(wire, parameter, carrier):
+def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, carrier: _Carrier) -> torch.Tensor:
     return wire if carrier.place is not None else layouts.from_wire(wire, parameter, carrier.n_chunks).contiguous()
 
 
 # ---- what is loaded ----
 
-def _check_open(handle):
+def _check_open(handle: Compressed) -> None:
     if handle.is_closed:
         raise Error("state", "this tagc handle is closed, and its residuals are gone")
 
 
-def _bad(text):
+def _bad(text: str) -> Error:
     return Error("argument", f"tagc state: {text}")
 
 
-def _ranks(saved, residuals=True):
+def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
     """Any form of it -> {rank: (about, {name: tensor})}."""
     entries = {}
     for part in saved if isinstance(saved, (list, tuple)) else [saved]:
@@ -243,7 +250,7 @@ def _ranks(saved, residuals=True):
     return entries
 
 
-def _parsed(name, text):
+def _parsed(name: str, text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
         fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
@@ -256,7 +263,7 @@ def _parsed(name, text):
     return about
 
 
-def _sources(mine, abouts, is_selected=False):
+def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False) -> dict[int, float | None]:
     """{old rank: what its residuals are multiplied with} of those that this rank takes over, in order of replica and place;
     None: nothing, bit for bit."""
     first = abouts[min(abouts)]
@@ -285,11 +292,11 @@ def _sources(mine, abouts, is_selected=False):
     return wanted
 
 
-def _listed(ranks):
+def _listed(ranks: Iterable[int]) -> str:
     return "rank " + ", ".join(map(str, sorted(ranks))) if ranks else "no rank"
 
 
-def _check(carriers, rank, about, residuals):
+def _check(carriers: Iterable[_Carrier], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]) -> None:
     names = {parameter.name for carrier in carriers for parameter in carrier.parameters}
     missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
     if missing:
@@ -315,15 +322,15 @@ def _check(carriers, rank, about, residuals):
 class _Source(NamedTuple):
     """What a rank of old left."""
 
-    about: dict
-    residuals: dict
-    factor: float
+    about: dict[str, Any]
+    residuals: dict[str, Any]
+    factor: float | None  # None: nothing, bit for bit
 
-    def tensor(self, parameter):
+    def tensor(self, parameter: layouts.Parameter) -> torch.Tensor:
         return self.residuals[parameter.name].to(torch.float32)
 
 
-def _resharded(parameter, carrier, sources):
+def _resharded(parameter: layouts.Parameter, carrier: _Carrier, sources: list[_Source]) -> torch.Tensor:
     """What this rank takes over of a parameter, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].tensor(parameter)

@@ -1,24 +1,32 @@
 """What one exchange of the whole model sent, took and kept, as a dict of numbers; Compressed.stats() names the keys."""
 
+from __future__ import annotations
+
 import copy
 import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from tagc import _library as lib
+from tagc.torch.comm import Comm
+from tagc.torch.layout import Part
 
 
 class Recorder:
     """Between end() and end() everything counts for the same step."""
 
-    def __init__(self):
-        self._last, self._now = {}, None
+    def __init__(self) -> None:
+        self._last: dict[str, Any] = {}
+        self._now: dict[str, Any] | None = None
         self._n_exchanges, self._sum_of_bits = 0, 0.0
         self._lock = threading.Lock()
 
     @property
-    def last(self):
+    def last(self) -> dict[str, Any]:
         return copy.deepcopy(self._last)
 
-    def add(self, unit, stats, n_bytes_dense, n_elems, comm, exchange_s, agree_s, n_bytes_control, gentle):
+    def add(self, unit: str, stats: Iterable[tuple[Part, lib.ReducerStats]], n_bytes_dense: int, n_elems: int, comm: Comm,
+            exchange_s: float, agree_s: float, n_bytes_control: int, gentle: Callable[[str], object]) -> None:
         """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class begins gently."""
         with self._lock:
             now = self._open()
@@ -45,7 +53,8 @@ class Recorder:
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
-    def add_gather(self, unit, n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s):
+    def add_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
+                   agree_s: float) -> None:
         """Parameters of one unit, n_elems of them, came to all ranks."""
         with self._lock:
             now = self._open()
@@ -59,18 +68,18 @@ class Recorder:
             self._agreed(now, comm.agreement_bytes, agree_s)
 
     @staticmethod
-    def _agreed(now, n_bytes, seconds):
+    def _agreed(now: dict[str, Any], n_bytes: int, seconds: float) -> None:
         now["bytes_by_leg"]["control"] += n_bytes
         now["bytes_sent"] += n_bytes
         now["bytes_received"] += n_bytes
         now["agree_s"] += seconds
 
-    def drop(self):
+    def drop(self) -> None:
         """The exchange under way failed."""
         with self._lock:
             self._now = None
 
-    def end(self, step, loss_scale):
+    def end(self, step: int, loss_scale: float) -> dict[str, Any]:
         with self._lock:
             now, self._now = self._open(), None
             hidden = {key: now.pop(key) for key in list(now) if key.startswith("_")}
@@ -91,7 +100,7 @@ class Recorder:
             self._last = now
             return copy.deepcopy(now)
 
-    def _open(self):
+    def _open(self) -> dict[str, Any]:
         if self._now is None:
             self._now = {
                 "step": 0, "loss_scale": 1.0, "world_size": 1, "n_units": 0, "n_elems": 0, "n_compressed": 0, "n_gentle": 0,
@@ -104,10 +113,10 @@ class Recorder:
         return self._now
 
 
-def flat(stats, prefix="tagc/"):
+def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:
     """{prefix and name: number} of what Compressed.stats() gives, as TensorBoard, Weights & Biases and others take it: a dict of
     numbers in it becomes one number for each, tagc/time_s/encode. nonfinite_units, whose names change, is left out."""
-    numbers = {}
+    numbers: dict[str, float] = {}
     for key, value in stats.items():
         if isinstance(value, dict):
             if key != "nonfinite_units":

@@ -1,6 +1,10 @@
 """Every call that tagc makes to torch's streams. libtagc does the rest by itself, from the handles of streams."""
 
+from __future__ import annotations
+
+import contextlib
 import time
+from typing import Any
 
 import torch
 
@@ -12,7 +16,7 @@ class Cuda:
 
     maker = "cuda"
 
-    def __init__(self, device):
+    def __init__(self, device: torch.device) -> None:
         if torch.version.cuda is None:
             raise Error("unsupported", f"tensors on {device}: this torch ({torch.__version__}) has no CUDA runtime, which "
                         "tagc needs; ROCm is not supported yet")
@@ -20,30 +24,30 @@ class Cuda:
         self.device = torch.device("cuda", self.ordinal)
         self.library = f"libcudart.so.{torch.version.cuda.split('.')[0]}"
 
-    def current(self):
+    def current(self) -> int:
         """The handle of the stream that gets this thread's work."""
         return torch.cuda.current_stream(self.device).cuda_stream
 
-    def future(self, value, stream):
+    def future(self, value: Any, stream: int) -> torch.futures.Future[Any]:
         """A future that has its value at once, for whoever waits with a stream: that then waits for what the stream with this
         handle was given so far."""
-        future = torch.futures.Future(devices=[self.device])
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=[self.device])
         with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=self.device)):
             future.set_result(value)
         return future
 
-    def own(self):
+    def own(self) -> contextlib.AbstractContextManager[object]:
         """A context in which this thread's work has a stream of its own. It must not wait behind streams that wait for it."""
         return torch.cuda.stream(torch.cuda.Stream(self.device))
 
-    def settle(self):
+    def settle(self) -> None:
         """Waits for this thread's stream."""
         torch.cuda.current_stream(self.device).synchronize()
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
-    def copy_seconds(self, n_bytes, n_runs=5):
+    def copy_seconds(self, n_bytes: int, n_runs: int = 5) -> tuple[float, float]:
         """Of a copy to pinned memory and of one back: the medians."""
         there = torch.zeros(n_bytes, dtype=torch.uint8, device=self.device)
         here = torch.zeros(n_bytes, dtype=torch.uint8).pin_memory()
@@ -57,10 +61,10 @@ class Cuda:
                 self.synchronize()
                 samples.append(time.perf_counter() - begin)
             found.append(sorted(samples[1:])[n_runs // 2])
-        return tuple(found)
+        return found[0], found[1]
 
 
-def of(device):
+def of(device: torch.device) -> Cuda | None:
     """What has the streams of a torch.device; None for the processor's own memory."""
     if device.type == "cpu":
         return None
@@ -69,7 +73,7 @@ def of(device):
     raise Error("unsupported", f"tensors on {device}: must be in CPU memory or on a CUDA device")
 
 
-def device_of(model):
+def device_of(model: torch.nn.Module) -> torch.device:
     """Where the parameters of a model are, on this rank."""
     devices = {parameter.device for parameter in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
     if len(devices) > 1:

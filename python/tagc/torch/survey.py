@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import layout as layouts
 from tagc.torch import internals, policy
+from tagc.torch import layout as layouts
 from tagc.torch.comm import Comm, share
 from tagc.torch.options import Options
 from tagc.torch.reducer import Gatherer
@@ -53,8 +53,8 @@ class Shape:
 
     wrap: str  # "fsdp2", "fsdp1" or "ddp"
     world_size: int
-    units: list  # elements of each exchange, by class
-    n_gathers: list  # of each unit in a step
+    units: list[dict[str, int]]  # elements of each exchange, by class
+    n_gathers: list[int]  # of each unit in a step
     reduce: str = "fp32"  # what gradients travel as now
     gather: str = "fp32"  # and parameters
     all_reduce: bool = False  # gradients go to every rank

@@ -3,19 +3,28 @@
 A unit is called with inputs of its own layout; when a hook's layout changes (a parameter without a gradient, buckets
 made anew), its reducers are made anew, too, and residuals follow their parameters."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import layout as layouts
+from tagc.torch.comm import Comm
 from tagc.torch.reducer import Reducer
+
+if TYPE_CHECKING:
+    from tagc.torch.staging import Kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
 
 
-def scale_of(op, world_size):
+def scale_of(op: Any, world_size: int) -> float:
     """What the sum over ranks is multiplied with: AVG, SUM or PREMUL_SUM."""
     if op == ReduceOp.AVG:
         return 1.0 / world_size
@@ -27,7 +36,7 @@ def scale_of(op, world_size):
     raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
 
 
-def check_tensors(source, target, what):
+def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
     for tensor in (source, target):
         if tensor.dtype not in DTYPES:
             raise Error("unsupported", f"{what} of {tensor.dtype}: must be fp32, bf16 or fp16")
@@ -37,57 +46,62 @@ def check_tensors(source, target, what):
         raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
 
 
-def _zeros(n_elems):
+def _zeros(n_elems: int) -> torch.Tensor:
     return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: nothing changes when it is added
 
 
-def _is_zero(values):
+def _is_zero(values: torch.Tensor) -> bool:
     return not values[:64].any() and not values.any()
 
 
-def _square(values):
+def _square(values: torch.Tensor | None) -> float:
     return 0.0 if values is None else torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
 
 
 class _Exchange:
     """A part and its reducer, with the memory that packing needs."""
 
-    def __init__(self, layout, part, comm, options, kernels):
-        self.part, self.outputs = part, layout.output_runs(part, comm.rank)
+    def __init__(self, layout: layouts.Layout, part: layouts.Part, comm: Comm, options: Mapping[str, Any],
+                 kernels: Kernels | None) -> None:
+        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, comm.rank)
         on = kernels if options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
-        self.is_whole = part.is_whole(layout.n_elems) and on is kernels
         self.reducer = Reducer(comm, part.n_elems, on, output=lib.OUTPUTS["unit" if layout.all_reduce else "shard"], **options)
         device = torch.device("cpu") if on is None else on.device
-        self.input = None if self.is_whole else torch.zeros(part.n_elems, dtype=torch.float32, device=device)
-        self.output = None if self.is_whole else torch.empty(self.reducer.n_output, dtype=torch.float32, device=device)
+        self.packed = None if part.is_whole(layout.n_elems) and on is kernels else (
+            torch.zeros(part.n_elems, dtype=torch.float32, device=device),
+            torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
         self._on = on
 
-    def begin(self, source, target):
-        if not self.is_whole:
-            layouts.copy_runs(source, self.input, self.part.runs)
-            source, target = self.input, self.output
+    def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self.packed is not None:
+            layouts.copy_runs(source, self.packed[0], self.part.runs)
+            source, target = self.packed
         if self._on is not None:
             self._on.streams.settle()
         self.reducer.begin(source, target)
 
-    def end(self, target):
+    def end(self, target: torch.Tensor) -> lib.ReducerStats:
         stats = self.reducer.end()
-        if not self.is_whole:
-            layouts.copy_runs(self.output, target, self.outputs)
+        if self.packed is not None:
+            layouts.copy_runs(self.packed[1], target, self.outputs)
         return stats
 
 
 class Unit:
     """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options for that layouts.Part."""
 
-    def __init__(self, name, exchange_options):
+    def __init__(self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]) -> None:
         self.name, self.options = name, exchange_options
-        self._comm, self._layout, self._key, self._exchanges = None, None, None, []
-        self._kept = {}  # residuals of parameters that the reducers at work do not have, wire order
+        self._comm: Comm | None = None
+        self._layout: layouts.Layout | None = None
+        self._key: tuple[str, bool, Kernels | None] | None = None
+        self._exchanges: list[_Exchange] = []
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters that the reducers at work do not have, wire order
 
     # ---- the step ----
 
-    def reduce(self, comm, layout, source, target, op, rests=False, kernels=None):
+    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+               rests: bool = False, kernels: Kernels | None = None) -> list[tuple[layouts.Part, lib.ReducerStats]]:
         """Collective, blocking. kernels: a staging.Kernels, where source and target are on its device; None: in CPU memory. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
         Any of DTYPES, alike. All ranks agreed on the layout before. rests: where this rank's gradient of a parameter is
         zero, its residual stays out of this exchange. Returns [(part, tagc_reducer_stats)]."""
@@ -113,7 +127,8 @@ class Unit:
             except Error as error:
                 failure = failure or error
         for exchange, values in resting:
-            exchange.reducer.set_residual(values.add_(exchange.reducer.residual()))
+            residual = exchange.reducer.residual()
+            exchange.reducer.set_residual(values if residual is None else values.add_(residual))
         if failure is not None:
             raise failure
         if not mean and scale != 1.0:
@@ -122,7 +137,7 @@ class Unit:
             target.copy_(result)
         return stats
 
-    def _prepare(self, comm, layout, op, dtype, kernels):
+    def _prepare(self, comm: Comm, layout: layouts.Layout, op: str, dtype: torch.dtype, kernels: Kernels | None) -> None:
         key = (op, dtype == torch.bfloat16, kernels)
         if self._comm is comm and self._layout is layout and self._key == key:
             return
@@ -139,7 +154,7 @@ class Unit:
         self._comm, self._layout, self._key, self._exchanges = comm, layout, key, made
         self._unstow()
 
-    def _withdraw(self, source):
+    def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
         """Takes residuals out of the reducers where the gradient of a whole parameter is zero: [(exchange, what it had
         there)]."""
         taken = []
@@ -159,7 +174,7 @@ class Unit:
                 taken.append((exchange, values))
         return taken
 
-    def squares(self, layout, source):
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros
         where another layout was reduced last. Local."""
         if self._layout is not layout:
@@ -169,7 +184,7 @@ class Unit:
 
     # ---- residuals by parameter ----
 
-    def _stow(self):
+    def _stow(self) -> None:
         """Takes the reducers' residuals into keeping, and ends the reducers."""
         try:
             self._kept |= self.residuals_on_the_wire()
@@ -178,14 +193,14 @@ class Unit:
                 exchange.reducer.close()
             self._exchanges = []
 
-    def _unstow(self):
+    def _unstow(self) -> None:
         """Gives the reducers what is kept of their parameters."""
         for exchange in self._exchanges:
             if exchange.reducer.residual() is None:
                 continue
             values, found = _zeros(exchange.part.n_elems), set()
             for piece, at in exchange.part.pieces:
-                name = self._layout.parameters[piece.parameter].name
+                name = exchange.layout.parameters[piece.parameter].name
                 if name in self._kept:
                     found.add(name)
                     real = self._kept[name][piece.offset:piece.offset + piece.length]
@@ -195,7 +210,7 @@ class Unit:
             for name in found:
                 del self._kept[name]
 
-    def residuals_on_the_wire(self):
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         """name -> (numel,) in wire order, copies, of all parameters that have one. Local."""
         found = {name: values.clone() for name, values in self._kept.items()}
         for exchange in self._exchanges:
@@ -203,18 +218,18 @@ class Unit:
             if residual is None:
                 continue
             for piece, at in exchange.part.pieces:
-                parameter = self._layout.parameters[piece.parameter]
+                parameter = exchange.layout.parameters[piece.parameter]
                 values = found.setdefault(parameter.name, _zeros(parameter.numel))
                 real = values[piece.offset:piece.offset + piece.length]
                 real.copy_(residual[at:at + real.numel()])
         return found
 
-    def names_of_residuals(self):
+    def names_of_residuals(self) -> set[str]:
         """Of parameters that residuals_on_the_wire() has."""
-        return set(self._kept) | {self._layout.parameters[piece.parameter].name for exchange in self._exchanges
+        return set(self._kept) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
                                   if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
 
-    def set_residuals_on_the_wire(self, values):
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Puts name -> (numel,) in wire order in place of all residuals; those not named become zero."""
         for exchange in self._exchanges:
             if exchange.reducer.residual() is not None:
@@ -223,19 +238,19 @@ class Unit:
         if self._layout is not None:
             self._unstow()
 
-    def scale_residuals(self, factor):
+    def scale_residuals(self, factor: float) -> None:
         for exchange in self._exchanges:
             if exchange.reducer.residual() is not None:
                 exchange.reducer.scale_residual(factor)
         for values in self._kept.values():
             values.mul_(factor)
 
-    def set_sparsity(self, sparsity):
+    def set_sparsity(self, sparsity: float) -> None:
         for exchange in self._exchanges:
             if exchange.part.kind == "compressed":
                 exchange.reducer.set_sparsity(sparsity)
 
-    def close(self):
+    def close(self) -> None:
         """The residuals stay, and go into the reducers that a later reduce() makes."""
         try:
             self._stow()

@@ -1,0 +1,34 @@
+"""The types of the package hold, and those who use it get them."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mypy", reason="mypy is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# An error that is expected and does not come is one: pyproject.toml says "strict".
+PROGRAM = """import torch
+import tagc.torch as tagc
+
+model = torch.nn.Linear(3, 3)
+handle: tagc.Compressed = tagc.compress(model, torch.optim.AdamW(model.parameters()), sparsity=0.9, on_step=print)
+steps: int = handle.n_steps
+tagc.compress(model, sparsity="0.9")  # type: ignore[arg-type]
+tagc.compress(model, sparcity=0.9)  # type: ignore[arg-type]
+tagc.compress(model, on_step=3)  # type: ignore[arg-type]
+tagc.buckets(model, 3)  # type: ignore[arg-type]
+"""
+
+
+def test_the_package_and_a_program_that_uses_it(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml", "--no-incremental", "tagc", program]
+    done = subprocess.run([*map(str, command)], cwd=ROOT / "python", capture_output=True, text=True, timeout=300,
+                          env=os.environ | {"MYPYPATH": str(ROOT / "python")})
+    assert done.returncode == 0, done.stdout + done.stderr
