@@ -22,6 +22,8 @@ tagc.compress(model, sparsity="0.9")  # type: ignore[arg-type]
 tagc.compress(model, sparcity=0.9)  # type: ignore[arg-type]
 tagc.compress(model, on_step=3)  # type: ignore[arg-type]
 tagc.buckets(model, 3)  # type: ignore[arg-type]
+handle.at("folder", key=3)  # type: ignore[arg-type]
+tagc.advise(model, step=3)  # type: ignore[arg-type]
 """
 
 

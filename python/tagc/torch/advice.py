@@ -2,8 +2,12 @@
 
 survey.py measures; forecast() and choose() are pure functions of what it found, the same on every rank."""
 
+from __future__ import annotations
+
 import statistics
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +26,9 @@ LEAST_GAIN_OF_BUCKETS = 1.1  # of either
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 
-def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1, timeout_s=300, verbose=True):
+def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, step_s: float | None = None,
+           step: Callable[[], object] | None = None, seconds: float = 20, threads: int = 1, timeout_s: float = 300,
+           verbose: bool = True) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it, before or
     after compress(); leaves model, gradients, residuals and random numbers as they are.
 
@@ -60,6 +66,7 @@ def advise(model, *, between=None, step_s=None, step=None, seconds=20, threads=1
     except Exception as problem:
         failure = problem
     _agree(group, mine, failure)
+    assert group is not None  # or that has raised
     if step is not None:
         try:
             step_s = _seconds_of(model, step)

@@ -1,5 +1,7 @@
 """Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import sys
@@ -8,6 +10,7 @@ import time
 import warnings
 import weakref
 import zlib
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -196,7 +199,7 @@ class Compressed:
         self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - begin, agree_s, n_control,
                            self.options.stages)
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         """Waits until exchanges of tensors on a device are through, and raises where one failed. backward() does so at its
         end; after a pass forward alone with `parameters` as deltas nothing else does. Local."""
         if self.staging is not None:
@@ -332,7 +335,7 @@ class Compressed:
         """Of a device's memory that kernels hold now: residuals, spares, bodies, and what they work in. 0 without kernels."""
         return 0 if self.codec == "host" else self.staging.kernels.n_bytes
 
-    def stats(self):
+    def stats(self) -> dict[str, Any]:
         """Of the last backward pass that exchanged gradients, on this rank: a new dict of numbers, and of dicts of numbers. {}
         before the first one. From any thread.
 
@@ -363,11 +366,11 @@ class Compressed:
         n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1} of each"""
         return self._recorder.last
 
-    def table(self):
+    def table(self) -> str:
         """What is compressed and what is not, as printed at the beginning."""
         return self._table
 
-    def follow(self, scaler):
+    def follow(self, scaler: Any) -> None:
         """Residuals follow the loss scale of a torch.amp.GradScaler from now on.
 
         A step that the scaler skips, because of a gradient that is not finite, leaves the residuals of that module as they
@@ -376,7 +379,7 @@ class Compressed:
             raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
         self._scaler = scaler
 
-    def loss_scale(self, scale):
+    def loss_scale(self, scale: float) -> None:
         """The loss scale of the gradients that come next, where no scaler is followed. Local; the same on all ranks."""
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
@@ -390,7 +393,7 @@ class Compressed:
     def _loss_scale_now(self):
         return self._scale if self._scaler is None else self._scaler.get_scale()
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         """Where parameters travel as deltas: all of them come over whole next time, in bf16. After they were changed by
         something else than an optimizer's step or the model's load_state_dict(), which does this by itself: deltas are for
         small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
@@ -466,30 +469,30 @@ class Compressed:
             warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
                           f"betas again{then}", stacklevel=2)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
         between backward passes."""
         self.synchronize()
         return state.save(self)
 
-    def load_state_dict(self, saved):
+    def load_state_dict(self, saved: Any) -> None:
         """Local. saved: what state_dict() gave on this rank, or, saved by another number of ranks, a list of what it gave on
         each. Error, and nothing is changed, where it does not fit. Residuals follow the loss scale that comes next."""
         self.synchronize()
         state.load(self, saved)
 
-    def save(self, folder):
+    def save(self, folder: Any) -> None:
         """state_dict() as a file of this rank in that folder, which is made where it is missing. Local; on every rank, between
         steps. All write into the same folder."""
         self.synchronize()
         state.save_files(self, folder)
 
-    def load(self, folder):
+    def load(self, folder: Any) -> None:
         """What save() wrote there, with as many ranks or with others. Local; Error, and nothing is changed, where it does not fit."""
         self.synchronize()
         state.load_files(self, folder)
 
-    def at(self, checkpoint_id, key=None, storage_reader=None):
+    def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> state.Reader:
         """In place of the handle in a dcp.load() of what another number of ranks saved:
 
             dcp.load({"model": ..., "tagc": handle.at(path)}, checkpoint_id=path)
@@ -503,11 +506,11 @@ class Compressed:
         self._warm_up(n_steps)
 
     @property
-    def current_loss_scale(self):
+    def current_loss_scale(self) -> float:
         """What residuals are multiplied with."""
         return self._scale
 
-    def close(self):
+    def close(self) -> None:
         """Takes the hooks out where torch allows it, and frees the residuals. Local."""
         if self.staging is not None:
             self.staging.close()  # without the lock, which its thread may wait for
@@ -539,7 +542,7 @@ class Compressed:
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         """Local, from any thread, at any time."""
         model = type(self.model).__name__
         if self.is_closed:
@@ -556,10 +559,10 @@ class Compressed:
                       "compress() on the model that comes of it", stacklevel=2)
         return Copied, ()
 
-    def __enter__(self):
+    def __enter__(self) -> Compressed:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
