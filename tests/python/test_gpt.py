@@ -1,6 +1,6 @@
 """A small GPT goes on from one trained state, dense and through tagc with the parameter groups that it advises: at sparsity
 0.9 its loss ends within the spread of dense runs that see the data in other orders, or within 1 % where these three are closer
-together; at 0.9875 it is shown."""
+together."""
 
 import copy
 import pathlib
@@ -84,7 +84,7 @@ def forks(rank, world_size):
         return validation_loss(model, validation), bits
 
     return {"trunk": (validation_loss(trunk, validation), 32), "dense": [fork(order) for order in ORDERS],
-            "0.9": [fork(order, sparsity=0.9) for order in ORDERS], "0.9875": fork(ORDERS[0], sparsity=0.9875)}
+            "0.9": [fork(order, sparsity=0.9) for order in ORDERS]}
 
 
 @pytest.mark.slow
@@ -94,5 +94,4 @@ def test_loss_within_the_spread_of_dense_runs():
     dense, compressed = ([loss for loss, _ in runs[arm]] for arm in ("dense", "0.9"))
     gap = (sum(compressed) - sum(dense)) / len(ORDERS)
     assert gap < max(max(dense) - min(dense), 0.01 * min(dense)), runs
-    assert max(compressed) < runs["trunk"][0] and runs["0.9875"][0] < runs["trunk"][0], runs
-    assert runs["0.9"][0][1] < 1.6 and runs["0.9875"][1] < 1.1, runs
+    assert max(compressed) < runs["trunk"][0] and runs["0.9"][0][1] < 1.6, runs
