@@ -137,7 +137,7 @@ def with_kernels(rank, world_size):
             try:
                 tagc.compress = lambda *args, **given: (handle := compress(*args, **given), found.append(handle.codec))[0]
                 reducer.Gatherer.__init__ = lambda self, *given: (gathers.append(given[-1] is not None), make(self, *given))[1]
-                codec = {"codec": how["codec"][rank]} if "codec" in how else {}
+                codec = {"codec": how["codec"][rank] if "codec" in how else None}
                 on_device = train(kind, rank, options | codec, model_options, n_steps=3, n_micro=n_micro)
             finally:
                 tagc.compress, reducer.Gatherer.__init__ = compress, make
@@ -156,7 +156,7 @@ def kernels_fail(rank, world_size):
         for call in ("LaunchKernel", "MemcpyAsync"):
             with fake(200 + rank, kernels=True) as device:
                 model = wrapped(kind)
-                handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5)
+                handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, codec=None)
                 assert handle.codec == "device" and handle.device_bytes > 0
                 for step in range(2):  # DDP makes its buckets anew
                     loss_of(model, batch_of(rank, step)).backward()
@@ -186,7 +186,7 @@ def residuals_fail(rank, world_size):
 
     with fake(220 + rank, kernels=True) as device:
         model = wrapped("ddp")
-        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, timeout_s=200)
+        handle = tagc.compress(model, verbose=False, layers="all", sparsity=0.5, codec=None, timeout_s=200)
         loss_of(model, batch_of(rank)).backward()
         begin = time.monotonic()
         if rank == 1:
@@ -207,7 +207,7 @@ def choice_of_codec(rank, world_size):
     check_error(lambda: tagc.compress(model, verbose=False, codec="device"), "codec is 'device', and the model is in CPU memory")
     check_error(lambda: tagc.compress(model, verbose=False, codec="device", exchange="dense"), "which is for exchange 'direct'")
     with fake(210, kernels=True) as device:
-        handle = tagc.compress(model, verbose=False, codec="host")
+        handle = tagc.compress(model, verbose=False)
         assert handle.codec == "host" and handle.device_bytes == 0
         handle.close()
     with fake(211, kernels=rank == 0) as device:
@@ -221,7 +221,7 @@ def choice_of_codec(rank, world_size):
     with fake(212) as device:
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
-            handle = tagc.compress(model)
+            handle = tagc.compress(model, codec=None)
         assert handle.codec == "host"
         assert rank or "compressed on the host: kernels for CUDA are missing: no-kernels.so" in said.getvalue()
         handle.close()

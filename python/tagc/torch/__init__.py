@@ -49,7 +49,7 @@ def compress(
     sparsity_warmup: int = 0,
     parameters: str | None = None,
     between: dist.ProcessGroup | None = None,
-    codec: str | None = None,
+    codec: str | None = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -77,8 +77,8 @@ def compress(
         last time: "delta8", "delta4", "delta2" (takes 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; gradients
         are then summed over it, compressed, after torch's own reduce-scatter.
-    codec: for gradients on a GPU: "device" (libtagc-cuda.so selects and encodes there, and only what travels comes to the host), "host" (the
-        whole gradient does), or None: "device" where it can be, else a line says why not. Ranks may differ.
+    codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
+        only what travels comes to the host), or None: "device" where it can be, else a line says why not. Ranks may differ.
     threads: of the codec on the host. timeout_s: after which a silent peer is an error.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
@@ -109,7 +109,7 @@ def ddp_state(
     mild_sparsity: float | None = None,
     exchange: str = "direct",
     sparsity_warmup: int = 0,
-    codec: str | None = None,
+    codec: str | None = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,

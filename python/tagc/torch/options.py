@@ -60,7 +60,7 @@ class Options:
     timeout_s: float = NOT_GIVEN
     sparsity_warmup: int = 0
     gentle: bool = NOT_GIVEN
-    codec: str | None = None
+    codec: str | None = "host"
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
