@@ -30,8 +30,8 @@ typedef struct tagc_kept_lines {
 typedef enum { LINE_STAYS, LINE_DAMAGED, LINE_PAST } tagc_line_kind;
 
 /* What describes a run has no step, which is past nothing. */
-static tagc_line_kind kind_of(const char *line, uint64_t step) {
-    json_t *object = json_loads(line, 0, NULL);
+static tagc_line_kind kind_of(const char *line, size_t n_bytes, uint64_t step) {
+    json_t *object = json_loadb(line, n_bytes, 0, NULL);
     tagc_line_kind kind = !json_is_object(object) ? LINE_DAMAGED : LINE_STAYS;
     if (json_integer_value(json_object_get(object, "step")) > (json_int_t)step) kind = LINE_PAST;
     json_decref(object);
@@ -46,7 +46,7 @@ static int pick_lines(tagc_kept_lines *kept, FILE *to) {
     rewind(kept->from);
     kept->n_prefix = kept->n_damaged = 0;
     for (ssize_t n; (n = getline(&line, &capacity, kept->from)) > 0;) {
-        tagc_line_kind kind = kind_of(line, kept->step);
+        tagc_line_kind kind = kind_of(line, (size_t)n, kept->step);
         if (kind == LINE_PAST || line[n - 1] != '\n') break;
         kept->n_damaged += kind == LINE_DAMAGED;
         if (kept->n_damaged == 0)

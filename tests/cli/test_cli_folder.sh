@@ -26,7 +26,7 @@ run 0 train "${tiny[@]}" --steps 9 --batch-size 1 --save-every 6 --keep 9 --out 
 cp lines/metrics.jsonl whole.jsonl
 rm -r lines/step-00000009
 sed -i '3s/,/;/2' lines/metrics.jsonl
-sed -i '5s/.*/\x00\xff{{/' lines/metrics.jsonl
+sed -i '5s/$/\x00\xff/' lines/metrics.jsonl # what stands behind a zero byte counts
 printf '{"type":"step","st' >>lines/metrics.jsonl
 cp lines/metrics.jsonl damaged.jsonl
 run 0 train --quiet --out lines --resume

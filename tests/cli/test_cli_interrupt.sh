@@ -3,14 +3,19 @@
 source "$(dirname "$0")/lib.sh" "$@"
 make_data
 
+reaches() { # <steps> <run>, which goes on in the background
+    for _ in $(seq 1500); do
+        [ "$(grep -c '"type":"step"' "$2/metrics.jsonl" 2>/dev/null)" -ge "$1" ] 2>/dev/null && return
+        sleep 0.02
+    done
+    fail "$2 has not reached step $1 within half a minute"
+}
+
 options=("${tiny[@]}" --batch-size 2 --ranks 2 --save-every 100000)
 # A process in the background ignores SIGINT from a shell without job control, unless it asks for it: ours does.
 "$tagc" train "${options[@]}" --steps 100000 --out broken >out 2>err &
 pid=$!
-for _ in $(seq 600); do
-    [ "$(grep -c '"type":"step"' broken/metrics.jsonl 2>/dev/null)" -ge 5 ] 2>/dev/null && break
-    sleep 0.05
-done
+reaches 5 broken
 kill -INT $pid
 code=0
 wait $pid || code=$?
@@ -24,10 +29,7 @@ for how in "--sharding full" "--sharding grad --exchange direct --sparsity 0.9 -
     rm -rf cut whole
     "$tagc" train "${steady[@]}" $how --steps 100000 --out cut >out 2>err &
     pid=$!
-    for _ in $(seq 600); do
-        [ "$(grep -c '"type":"step"' cut/metrics.jsonl 2>/dev/null)" -ge 4 ] 2>/dev/null && break
-        sleep 0.02
-    done
+    reaches 4 cut
     kill -TERM $pid
     code=0
     wait $pid || code=$?
@@ -42,10 +44,7 @@ done
 # A second one ends at once: threads that still run are then no leak to report.
 TSAN_OPTIONS="${TSAN_OPTIONS:-}:report_thread_leaks=0" "$tagc" train "${options[@]}" --steps 100000 --out twice >out 2>err &
 pid=$!
-for _ in $(seq 600); do
-    [ "$(grep -c '"type":"step"' twice/metrics.jsonl 2>/dev/null)" -ge 2 ] 2>/dev/null && break
-    sleep 0.05
-done
+reaches 2 twice
 kill -INT $pid
 kill -INT $pid 2>/dev/null
 code=0
