@@ -248,7 +248,7 @@ def switches_off_of_shards(rank, world_size):
         moments = [optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b) for p, b in zip(model.parameters(), before)]
         backward(model, rank, step)
         optimizer.step()
-    assert handle.stages.without_moment() == {"noisy"}
+    assert handle.stages.with_short_moment() == {"noisy"}
     off = []
     for old, moment, parameter in zip(before, moments, model.parameters()):
         state = {"before": moment, "exp_avg_sq": optimizer.state[parameter]["exp_avg_sq"].to_local()}
@@ -374,7 +374,7 @@ def resumes(rank, world_size):
     first = {key: value for key, value in about.items() if key not in ("grown", "without_moment")}  # as the first tagc with stages wrote it
     entry[state.ABOUT] = json.dumps(first)
     second.load_state_dict(saved)
-    assert second.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 1} and not second.stages.without_moment()
+    assert second.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 1} and not second.stages.with_short_moment()
     old = {key: value for key, value in about.items() if key not in ("stages", "windows")}
     entry[state.ABOUT] = json.dumps(old)
     _, third = compressed()

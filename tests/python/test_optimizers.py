@@ -85,7 +85,7 @@ class AdamWScheduleFree(torch.optim.Optimizer):
         pass
 
 
-def test_which_is_an_adam_and_which_has_no_moment():
+def test_which_is_an_adam_and_which_has_a_short_moment():
     from tagc.torch import adapt
 
     optim = torch.optim
@@ -219,7 +219,7 @@ def groups_of_an_unwrapped_model(rank, world_size):
     optimizer = torch.optim.AdamW(groups)
     model = DistributedDataParallel(inner)
     handle = tagc.compress(model, optimizer, verbose=False)
-    assert not handle.stages._keeps_moment and "has no first moment" in handle.words_of_optimizers
+    assert not handle.stages._has_long_moments and "has no first moment" in handle.words_of_optimizers
     assert [len(g["params"]) for g in tagc.param_groups(inner, rules={"mlp.0.*": "dense"})] == [1, 5]
 
 
@@ -252,7 +252,7 @@ def others_are_left_alone(rank, world_size):
             found, handle, said, optimizer = trained(make, how)
             name = type(optimizer).__name__
             assert all(torch.equal(a, b) for a, b in zip(found, plain)), (name, how)
-            assert handle.stages._keeps_moment == (words == stays), (name, how)
+            assert handle.stages._has_long_moments == (words == stays), (name, how)
             assert len(said) == (how == "groups" and rank == 0 and name != "Adafactor"), said
             assert handle.words_of_optimizers == (f"{name}: {words}" if how == "given" else "")
             assert not any("betas" in group for group in optimizer.param_groups) or name in ("Lion", "Unknown")

@@ -65,7 +65,7 @@ class Compressed:
         self._held_off = set()  # ids of parameters that an Adam steps with a short first moment
         self._others = set()  # names of parameters that an optimizer other than Adam got from param_groups()
         self.words_of_optimizers = ""
-        self._is_without_moment = False
+        self._are_short = False
         self.units, self._dense_units, self._carriers = {}, {}, {}
         self._comms, self._warned = {}, set()
         self.staging = staging  # of the device where gradients are; None: in CPU memory
@@ -302,25 +302,25 @@ class Compressed:
     def load_stages(self, about, with_windows):
         """about: of a checkpoint."""
         if self.stages.load(about, with_windows):
-            self._without_moment()
+            self._shorten()
         self._follow_stages()
 
     def _go_on(self):
         is_through = self.stages.go_on()
         if self.stages.are_ripe():
-            self._without_moment()
+            self._shorten()
         self._follow_stages()
         return is_through
 
     def _follow_stages(self):
-        names = self.stages.without_moment()
+        names = self.stages.with_short_moment()
         self._held_off.clear()
-        self._held_off.update(key for key, name in self._compressed.items() if self._is_without_moment or name in names)
+        self._held_off.update(key for key, name in self._compressed.items() if self._are_short or name in names)
 
-    def _without_moment(self):
+    def _shorten(self):
         """Of all that is compressed, for good."""
-        self._is_without_moment = self.options.exchange != "dense" and self.options.sparsity > 0
-        self.stages.has_no_moment()
+        self._are_short = self.options.exchange != "dense" and self.options.sparsity > 0
+        self.stages.all_are_short()
         self._follow_stages()
 
     # ---- what users use ----
@@ -423,8 +423,8 @@ class Compressed:
                 self._adams[key] = adapt.ShortMoment(one, self._held_off, compressed)
                 self.frees.append(self._adams[key].remove)
         self.stages.set_moments(can, none)
-        if not self.options.gentle or self._is_without_moment and can | none >= set(compressed.values()):
-            self._without_moment()
+        if not self.options.gentle or self._are_short and can | none >= set(compressed.values()):
+            self._shorten()
         self.words_of_optimizers = adapt.words(known.values(), compressed, self.options)
         if self._verbose and dist.get_rank() == 0:
             print(f"tagc: {self.words_of_optimizers}", flush=True)
@@ -452,13 +452,13 @@ class Compressed:
         if groups is None:
             groups = [{"params": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}]
         split, given = adapt.split_groups(groups, compressed, betas, options)
-        self.stages.has_no_moment()
+        self.stages.all_are_short()
         itself = weakref.ref(self)  # torch keeps the hook
-        awaited = adapt.Awaited(given, lambda *found: itself() and itself()._has_moment_after_all(*found))
+        awaited = adapt.Awaited(given, lambda *found: itself() and itself()._is_long_after_all(*found))
         self.frees.append(awaited.remove)
         return split
 
-    def _has_moment_after_all(self, optimizer, ids):
+    def _is_long_after_all(self, optimizer, ids):
         """Of param_groups(): these went to an optimizer that is not an Adam."""
         compressed = self._compressed_ids()
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)

@@ -13,7 +13,7 @@ ALARM = 2.6  # of one that has gone on, and begins anew
 MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
 
 
-_SETS = ("seen", "noisy", "grown", "without_moment")  # of names, in checkpoints
+_SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}  # of names: words in checkpoints
 
 
 def fits(about):
@@ -47,10 +47,10 @@ class Stages:
     def __init__(self, wrapper, options):
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
-        self._keeps_moment = True  # the optimizer has a long first moment of what is compressed, as far as is known
-        self._can_lose_it = frozenset()  # names of those whose first moment can become short, one by one
-        self._never_had_it = frozenset()  # and of those that have none
-        self._without_moment = set()  # names of those whose has
+        self._has_long_moments = True  # the optimizer has a long first moment of what is compressed, as far as is known
+        self._can_shorten = frozenset()  # names of those whose first moment can become short, one by one
+        self._never_long = frozenset()  # and of those that have none
+        self._short = set()  # names of those whose has
         self._now = dict.fromkeys(self._kinds, 0)
         self._next = {}  # name -> the stage from the next exchange of the whole model on
         self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
@@ -63,7 +63,7 @@ class Stages:
         return len(self._options.stages(self._kinds[name])) - 1
 
     def _may_go_on(self, name):
-        is_free = not self._keeps_moment or name in self._without_moment or name in self._never_had_it
+        is_free = not self._has_long_moments or name in self._short or name in self._never_long
         return self._now[name] < self._last(name) and is_free
 
     def _compressed(self, names):
@@ -72,26 +72,26 @@ class Stages:
     def _waiting(self):
         return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
-    def has_no_moment(self):
+    def all_are_short(self):
         """The first moment of all that is compressed is short, or there is none."""
-        self._keeps_moment = False
+        self._has_long_moments = False
 
-    def set_moments(self, can_lose, never_had):
+    def set_moments(self, can_shorten, never_long):
         """Names of what is compressed: whose first moment can become short, and which has none or a short one. The others keep theirs, and
         stay in their first stage."""
-        self._can_lose_it, self._never_had_it = frozenset(can_lose), frozenset(never_had)
-        self._keeps_moment = not self._compressed(self._kinds) <= self._never_had_it
-        self._without_moment &= self._can_lose_it
+        self._can_shorten, self._never_long = frozenset(can_shorten), frozenset(never_long)
+        self._has_long_moments = not self._compressed(self._kinds) <= self._never_long
+        self._short &= self._can_shorten
 
-    def without_moment(self):
+    def with_short_moment(self):
         """Names of what is compressed and needs no long first moment any more."""
-        return frozenset(self._without_moment)
+        return frozenset(self._short)
 
     def are_ripe(self):
         """Whether a long first moment of what is compressed is all that holds selection up."""
         compressed = self._compressed(self._seen)
-        ripe = self._without_moment | (self._never_had_it & self._noisy)
-        return self._keeps_moment and bool(compressed) and compressed <= ripe
+        ripe = self._short | (self._never_long & self._noisy)
+        return self._has_long_moments and bool(compressed) and compressed <= ripe
 
     def look(self, comm, layout, gradient, unit):
         """Before unit.reduce() of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
@@ -115,7 +115,7 @@ class Stages:
         if coherence < MOST_COHERENCE and self._may_go_on(name):
             self._next[name] = self._now[name] + 1
         elif coherence > ALARM:
-            self._without_moment.discard(name)
+            self._short.discard(name)
             if self._now[name] > 0:
                 self._begin_anew(name, "direction", coherence)
 
@@ -132,12 +132,12 @@ class Stages:
     def _begin_anew(self, name, why, value):
         self._next[name] = 0
         self._noisy.discard(name)
-        self._without_moment.discard(name)
+        self._short.discard(name)
         self._alarms.setdefault(why, {})[name] = value
 
     def go_on(self):
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
-        self._without_moment |= self._compressed(self._noisy) & self._can_lose_it
+        self._short |= self._compressed(self._noisy) & self._can_shorten
         if not self._next:
             return False
         self._put(self._now | self._next)
@@ -166,7 +166,7 @@ class Stages:
         if not self._kinds:
             return ""
         gentle = _words(*self._options.stages(next(iter(self._kinds.values())))[0])
-        if self._keeps_moment and not self._can_lose_it | self._never_had_it:
+        if self._has_long_moments and not self._can_shorten | self._never_long:
             return (f"\nfor now {gentle}, since the optimizer may have a long first moment of it all: compress(model, optimizer)"
                     "\nmakes that short for what is compressed, and goes on to the above when gradients are mostly noise")
         return f"\ngently: {gentle}, and the above when gradients are mostly noise"
@@ -176,8 +176,8 @@ class Stages:
     def state(self):
         if not self._now:
             return {}
-        return {"stages": self._now, "windows": self._watch.state(), "moment": self._keeps_moment} | {
-            key: sorted(getattr(self, f"_{key}")) for key in _SETS}
+        return {"stages": self._now, "windows": self._watch.state(), "moment": self._has_long_moments} | {
+            key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
 
     def load(self, about, with_windows):
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
@@ -188,6 +188,6 @@ class Stages:
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
         self._put({name: min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
-        for key in _SETS:
-            setattr(self, f"_{key}", self._kinds.keys() & set(about.get(key, ())))
+        for key, attribute in _SETS.items():
+            setattr(self, attribute, self._kinds.keys() & set(about.get(key, ())))
         return not about.get("moment", False)
