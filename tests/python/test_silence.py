@@ -27,6 +27,11 @@ def pause(rank):
     return lambda: os.kill(everyone[-1], signal.SIGCONT)
 
 
+# What the silent rank hears when it goes on: a peer's reason; its own clock, which ran meanwhile, where it waited already; or
+# the end of a peer, where the store ended with it.
+WOKEN = "gave up: no answer|no answer within 3 s|no answer from rank|ended or cannot be reached"
+
+
 def silenced(rank, world_size, kind, place, options, words):
     """Ends the process with 0 where all is well: torch's own groups can only fail from here on."""
     import tagc.torch as tagc
@@ -60,17 +65,17 @@ def test_in_torchs_gather_under_fsdp2():
 
 
 def test_in_our_gather_under_fsdp2():
-    check(2, "fsdp2", "forward", {"parameters": "delta4"}, ["no answer from rank 1 within 3 s", "rank 0 gave up: .*rank 1"])
+    check(2, "fsdp2", "forward", {"parameters": "delta4"}, ["no answer from rank 1 within 3 s", WOKEN])
 
 
 def test_in_a_reduction_under_ddp():
-    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s", "rank 0 gave up: .*rank 1"])
+    check(2, "ddp", "backward", {}, ["no answer from rank 1 within 3 s", WOKEN])
 
 
 @pytest.mark.slow
 def test_among_three():
     words = "no answer within 3 s, and no word from rank 2|rank [01] gave up: no answer"
-    check(3, "ddp", "backward", {}, [words, words, "gave up: no answer"])
+    check(3, "ddp", "backward", {}, [words, words, WOKEN])
 
 
 def gives_up(rank, world_size):

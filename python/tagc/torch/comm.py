@@ -94,13 +94,11 @@ class Comm:
             return 0
         except BaseException as failure:  # nothing may pass through C
             text = f"rank {self.rank} could not exchange with its peers: {failure}"
-            if isinstance(failure, Silence):
-                self._tell(str(failure))
-            else:
-                if isinstance(failure, Gone):  # before this rank leaves, too, and its peers take it for the first
-                    self._tell(text)
-                reason = self._hear()
-                text = text if reason is None or reason == self._told(text) else reason
+            mine = str(failure) if isinstance(failure, Silence) else text
+            if isinstance(failure, (Silence, Gone)):  # before this rank leaves, too, and its peers take it for the first
+                self._tell(mine)
+            reason = self._hear()
+            text = text if reason is None or reason == self._told(mine) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer: lib.Transfer) -> None:
