@@ -47,6 +47,20 @@ void tagc_arms_print(FILE *out) {
     for (int i = 0; i < N_TABLE; i++) fprintf(out, "  %-14s %s\n", table[i].name, table[i].what);
 }
 
+static const char *words_of(const char *name, size_t n) {
+    for (int i = 0; i < N_TABLE; i++)
+        if (strlen(table[i].name) == n && strncmp(table[i].name, name, n) == 0) return table[i].words;
+    return NULL;
+}
+
+static void list_names(char text[512]) {
+    *text = '\0';
+    for (int i = 0; i < N_TABLE; i++) {
+        strcat(text, i ? ", " : "");
+        strcat(text, table[i].name);
+    }
+}
+
 static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text, size_t n) {
     if (arm->n_words == MAX_WORDS)
         return tagc_fail(TAGC_ERR_ARGUMENT, "an arm has more than %d words", MAX_WORDS);
@@ -60,22 +74,17 @@ static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text,
 
 /* The words of NAME: those of the table, or the config file to read. */
 static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
-    for (int i = 0; i < N_TABLE; i++) {
-        if (strlen(table[i].name) != n || strncmp(table[i].name, name, n) != 0) continue;
-        for (const char *at = table[i].words; *at; at += strspn(at, " ")) {
-            size_t length = strcspn(at, " ");
-            TAGC_TRY(add_word(arm, "", at, length));
-            at += length;
-        }
-        return TAGC_OK;
+    const char *words = words_of(name, n);
+    for (const char *at = words; at && *at; at += strspn(at, " ")) {
+        size_t length = strcspn(at, " ");
+        TAGC_TRY(add_word(arm, "", at, length));
+        at += length;
     }
+    if (words) return TAGC_OK;
     if (memchr(name, '/', n) || (n > 5 && strncmp(name + n - 5, ".conf", 5) == 0))
         return add_word(arm, "--config=", name, n);
-    char known[512] = "";
-    for (int i = 0; i < N_TABLE; i++) {
-        strcat(known, i ? ", " : "");
-        strcat(known, table[i].name);
-    }
+    char known[512];
+    list_names(known);
     return tagc_fail(TAGC_ERR_ARGUMENT, "\"%.*s\" is no arm; known: %s, or a config file", (int)n, name,
                      known);
 }
@@ -86,7 +95,7 @@ static tagc_status check_extra(const tagc_arm *arm, const char *name, size_t n) 
                                           "ranks",      "transport",   "timeout",    "blas-threads",
                                           "out",        "resume",      "fork",       "schedule-from",
                                           "trace",      "trace-steps", "eval-every", "eval-batches",
-                                          "save-every", "keep",        "quiet"};
+                                          "save-every", "keep",        "quiet",      "preset"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strlen(refused[i]) == n && strncmp(refused[i], name, n) == 0)
             return tagc_fail(
@@ -140,6 +149,20 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_ba
     if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
     arm->options.gentle = 2; /* what a run comes to, not how it begins */
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
+}
+
+tagc_status tagc_arms_preset(const char *name, tagc_parsed *parsed) {
+    char known[512], option[64], value[64];
+    const char *words = words_of(name, strlen(name));
+    list_names(known);
+    if (!words) return tagc_fail(TAGC_ERR_ARGUMENT, "--preset is \"%.64s\", allowed: %s", name, known);
+    for (int n = 0; sscanf(words, " --%63[^=]=%63s%n", option, value, &n) == 2; words += n) {
+        int row = tagc_options_find(parsed->command, option);
+        if (parsed->given[row]) continue;
+        TAGC_TRY(tagc_options_set(parsed->command, parsed->values, row, value, "in the preset, "));
+        parsed->given[row] = 1; /* as by a config file */
+    }
+    return TAGC_OK;
 }
 
 static tagc_status check_names(const tagc_arm *arms, int n) {

@@ -26,6 +26,9 @@ tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *bas
                             int *n_out);
 void tagc_arms_destroy(tagc_arm *arms, int n);
 
+/* Options of tagc train that `parsed` was not given get the values of the arm NAME of the table, and count as given. */
+tagc_status tagc_arms_preset(const char *name, tagc_parsed *parsed);
+
 /* A row of tagc train in the table of another command whose options begin with a tagc_train_options, and whether its
  * value is said to the arms. */
 typedef enum tagc_to_arms {

@@ -93,6 +93,7 @@ static const tagc_command *bench_command(void) {
                                    .summary =
                                        "measure link, memory, codec and training on this machine and network",
                                    .usage = "[options]",
+                                   .common = "arms only model batch-size ranks rounds json",
                                    .examples = examples,
                                    .options = rows,
                                    .n_options = N_OWN + N_SHARED};
@@ -347,7 +348,7 @@ int tagc_command_bench(int argc, char **argv) {
     tagc_bench_plan plan = {.command = bench_command(), .argc = argc, .argv = argv};
     tagc_parsed parsed;
     int code = tagc_command_parse(plan.command, argc, argv, &plan.options, &parsed);
-    if (code == TAGC_EXIT_OK && parsed.help == 1 && tagc_ranks_launcher_rank() == 0) {
+    if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
         printf("\nArms:\n");
         tagc_arms_print(stdout);
     }

@@ -19,7 +19,8 @@ int tagc_command_parse(const tagc_command *command, int argc, char **argv, void 
     if (tagc_options_parse(command, argc, argv, values, parsed) != TAGC_OK)
         return tagc_command_refuse(command);
     int is_speaker = tagc_ranks_launcher_rank() == 0;
-    if (parsed->help == 1 && is_speaker) tagc_options_help(command, stdout);
-    if (parsed->help == 2 && is_speaker) tagc_options_table(command, stdout);
+    int is_help = parsed->help == TAGC_HELP_SHORT || parsed->help == TAGC_HELP_ALL;
+    if (is_help && is_speaker) tagc_options_help(command, parsed->help == TAGC_HELP_ALL, stdout);
+    if (parsed->help == TAGC_HELP_TABLE && is_speaker) tagc_options_table(command, stdout);
     return parsed->help ? TAGC_EXIT_OK : TAGC_GO_ON;
 }

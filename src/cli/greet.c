@@ -68,6 +68,10 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
         if (tagc_options_given(parsed, uses[i].option) && !uses[i].has_effect)
             tagc_progress_say(&t->progress, "note: --%s is for %s and has no effect here", uses[i].option,
                               uses[i].is_for);
+    if (compresses && o->sparsity == 1)
+        tagc_progress_say(&t->progress,
+                          "note: --sparsity 1 never sends a compressed gradient: those weights change"
+                          " by weight decay alone");
     for (size_t i = sketch ? 0 : 3; i < sizeof of_compression / sizeof of_compression[0]; i++) {
         int by_class = i == 6; /* has its effect also on what is compressed by name alone */
         if (!tagc_options_given(parsed, of_compression[i]) ||
@@ -181,7 +185,9 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
     tagc_fsdp_memory_used(t->fsdp, &memory);
     print_sharding(t, sharding, sizeof sharding);
     say_unused(t, parsed);
-    tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s", t->options.model,
+    int is_own_shape = t->options.init_from && !tagc_options_given(parsed, "model");
+    tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s",
+                      is_own_shape ? t->options.init_from : t->options.model,
                       tagc_human((double)tagc_fsdp_n_params(t->fsdp), params), t->rank->world_size,
                       t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);

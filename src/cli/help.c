@@ -49,7 +49,7 @@ static void range_text(const tagc_option *option, char *text, size_t n_bytes) {
     case TAGC_OPTION_INT:
     case TAGC_OPTION_REAL:
         tagc_option_word(option, word);
-        snprintf(text, n_bytes, "%s%s%.10g to %.10g", word, *word ? " or " : "", option->min, option->max);
+        snprintf(text, n_bytes, "%s%s%.15g to %.15g", word, *word ? " or " : "", option->min, option->max);
         break;
     case TAGC_OPTION_CHOICE:
         snprintf(text, n_bytes, "%s", option->words);
@@ -63,7 +63,8 @@ static void range_text(const tagc_option *option, char *text, size_t n_bytes) {
     }
 }
 
-static void print_option(FILE *out, const tagc_option *option) {
+/* brief: the first statement of the help, and the default. */
+static void print_option(FILE *out, const tagc_option *option, int brief) {
     char value[160], range[160], help[1200];
     int is_number = option->type == TAGC_OPTION_INT || option->type == TAGC_OPTION_REAL;
     if (option->type == TAGC_OPTION_CHOICE)
@@ -78,19 +79,43 @@ static void print_option(FILE *out, const tagc_option *option) {
     else
         column = fprintf(out, "  --%s %s", option->name, value);
     range_text(option, range, sizeof range);
+    is_number &= !brief;
     const char *initial = option->type == TAGC_OPTION_FLAG ? NULL : option->initial;
+    if (brief) {
+        snprintf(help, sizeof help, "%.*s%s%s%s", (int)strcspn(option->help, ";"), option->help,
+                 initial ? " (default " : "", initial ? initial : "", initial ? ")" : "");
+        print_wrapped(out, help, column);
+        return;
+    }
     snprintf(help, sizeof help, "%s%s%s%s%s%s%s", option->help, is_number || initial ? " (" : "",
              is_number ? range : "", is_number && initial ? "; " : "", initial ? "default " : "",
              initial ? initial : "", is_number || initial ? ")" : "");
     print_wrapped(out, help, column);
 }
 
-void tagc_options_help(const tagc_command *command, FILE *out) {
+static void print_common(const tagc_command *command, FILE *out) {
+    char name[64];
+    fputc('\n', out);
+    for (const char *at = command->common; *at; at += strspn(at, " ")) {
+        size_t n = strcspn(at, " ");
+        snprintf(name, sizeof name, "%.*s", (int)n, at);
+        at += n;
+        print_option(out, &command->options[tagc_options_find(command, name)], 1);
+    }
+    fprintf(out, "\ntagc %s --help-all explains all %d options and gives examples.\n", command->name,
+            command->n_options);
+}
+
+void tagc_options_help(const tagc_command *command, int all, FILE *out) {
     fprintf(out, "tagc %s: %s\n\nusage: tagc %s %s\n", command->name, command->summary, command->name,
             command->usage);
+    if (command->common && !all) {
+        print_common(command, out);
+        return;
+    }
     for (int i = 0; i < command->n_options; i++) {
         if (command->options[i].section) fprintf(out, "\n%s\n", command->options[i].section);
-        print_option(out, &command->options[i]);
+        print_option(out, &command->options[i], 0);
     }
     if (command->examples) fprintf(out, "\nExamples\n%s", command->examples);
 }

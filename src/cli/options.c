@@ -39,8 +39,44 @@ static int edit_distance(const char *a, const char *b) {
     return row[n];
 }
 
+/* What other trainers call it. */
+static const struct {
+    const char *theirs, *ours;
+} synonyms[] = {
+    {"learning-rate", "lr"},
+    {"max-steps", "steps"},
+    {"max-iters", "steps"},
+    {"num-steps", "steps"},
+    {"iterations", "steps"},
+    {"warmup-steps", "warmup"},
+    {"warmup-iters", "warmup"},
+    {"wd", "weight-decay"},
+    {"grad-clip", "clip"},
+    {"max-grad-norm", "clip"},
+    {"bs", "batch-size"},
+    {"context-length", "block-size"},
+    {"nproc-per-node", "ranks"},
+    {"world-size", "ranks"},
+    {"num-ranks", "ranks"},
+    {"output-dir", "out"},
+    {"save-dir", "out"},
+    {"checkpoint", "resume"},
+    {"dataset", "data"},
+    {"input", "data"},
+    {"num-layers", "n-layer"},
+    {"num-heads", "n-head"},
+    {"hidden-size", "n-embd"},
+    {"checkpoint", "from"},
+    {"gradient-accumulation-steps", "accumulate"},
+};
+enum { N_SYNONYMS = sizeof synonyms / sizeof synonyms[0] };
+
 static tagc_status unknown_option(const tagc_command *command, const char *name, const char *where) {
     const char *nearest = NULL;
+    for (int i = 0; i < N_SYNONYMS; i++)
+        if (strcmp(name, synonyms[i].theirs) == 0 && tagc_options_find(command, synonyms[i].ours) >= 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s; did you mean --%s?", where, name,
+                             synonyms[i].ours);
     int least = (int)strlen(name) / 2 + 1;
     for (int i = 0; i < command->n_options; i++) {
         int distance = edit_distance(name, command->options[i].name);
@@ -93,7 +129,7 @@ static tagc_status set_number(const tagc_option *option, void *value, const char
     int is_bad = end == text || *end || text[strspn(text, "+-.0123456789eE")] || errno == ERANGE ||
                  !isfinite(real) || real < option->min || real > option->max;
     if (is_bad && !is_word)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: %s from %.10g to %.10g%s%s", where,
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: %s from %.15g to %.15g%s%s", where,
                          option->name, text, is_int ? "a whole number" : "a number", option->min, option->max,
                          *word ? " or " : "", word);
     if (is_int)
@@ -314,8 +350,9 @@ tagc_status tagc_options_parse(const tagc_command *command, int argc, char **arg
                                tagc_parsed *parsed) {
     *parsed = (tagc_parsed){.command = command, .values = values};
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) parsed->help = 1;
-        if (strcmp(argv[i], "--help-table") == 0) parsed->help = 2;
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) parsed->help = TAGC_HELP_SHORT;
+        if (strcmp(argv[i], "--help-all") == 0) parsed->help = TAGC_HELP_ALL;
+        if (strcmp(argv[i], "--help-table") == 0) parsed->help = TAGC_HELP_TABLE;
     }
     if (parsed->help) return TAGC_OK;
     for (int i = 0; i < command->n_options; i++) {

@@ -47,6 +47,7 @@ typedef struct tagc_command {
     const char *name, *summary;
     const char *usage;    /* what follows "tagc <name>" */
     const char *examples; /* lines for the end of the help */
+    const char *common;   /* NULL, or the options of the short help: names with spaces between */
     const tagc_option *options;
     int n_options;   /* at most TAGC_MAX_OPTIONS */
     int positionals; /* 1: takes words that are no options */
@@ -56,6 +57,13 @@ typedef struct tagc_command {
 
 enum { TAGC_MAX_OPTIONS = 96, TAGC_OPTION_WORD_BYTES = 32 };
 
+typedef enum tagc_help {
+    TAGC_HELP_NONE = 0,
+    TAGC_HELP_SHORT = 1, /* --help, -h */
+    TAGC_HELP_ALL = 2,   /* --help-all */
+    TAGC_HELP_TABLE = 3  /* --help-table */
+} tagc_help;
+
 typedef struct tagc_parsed {
     const tagc_command *command;
     void *values;                    /* the command's struct */
@@ -64,7 +72,7 @@ typedef struct tagc_parsed {
     int n_words;
     char **owned; /* (n_owned) texts of the config file */
     int n_owned;
-    int help; /* 1: --help, 2: --help-table was asked for; nothing else was checked then */
+    int help; /* a tagc_help; nothing else was checked then */
 } tagc_parsed;
 
 /* argv (argc) starts behind the command's name and must outlive the result. TAGC_ERR_ARGUMENT names option,
@@ -85,7 +93,8 @@ int tagc_options_given(const tagc_parsed *parsed, const char *name);
 void tagc_options_get(const tagc_command *command, const void *values, int option, char *text,
                       size_t n_bytes);
 
-void tagc_options_help(const tagc_command *command, FILE *out);
+/* The common options, or where the command names none, or with `all`, every option and the examples. */
+void tagc_options_help(const tagc_command *command, int all, FILE *out);
 /* One row per option: name, type, range, default, with tabs between; for scripts and completion. */
 void tagc_options_table(const tagc_command *command, FILE *out);
 

@@ -23,6 +23,14 @@ tagc_status tagc_path_join(const char *dir, const char *name, char *out) {
     return TAGC_OK;
 }
 
+tagc_status tagc_path_beside(const char *path, const char *name, char *out) {
+    const char *slash = strrchr(path, '/');
+    int n_dir = slash ? (int)(slash - path) + 1 : 0;
+    if (snprintf(out, TAGC_PATH_BYTES, "%.*s%s", n_dir, path, name) >= TAGC_PATH_BYTES)
+        return tagc_fail(TAGC_ERR_IO, "a path is longer than %d bytes: %.200s...", TAGC_PATH_BYTES - 1, path);
+    return TAGC_OK;
+}
+
 tagc_status tagc_path_data(const char *dir_or_file, const char *name, char *out) {
     if (!tagc_path_exists(dir_or_file) && errno == ENOENT)
         return tagc_fail(TAGC_ERR_IO, "%.200s does not exist; tagc data makes %s from text files",

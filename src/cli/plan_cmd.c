@@ -102,6 +102,8 @@ static const tagc_command *plan_command(void) {
     static tagc_command command = {.name = "plan",
                                    .summary = "memory, bytes and time of a deployment, without running it",
                                    .usage = "[options]",
+                                   .common =
+                                       "arms model batch-size world-size link-rate latency profile json",
                                    .examples = examples,
                                    .options = rows,
                                    .n_options = N_OWN + N_SHARED};
@@ -366,7 +368,7 @@ int tagc_command_plan(int argc, char **argv) {
     tagc_plan_request request = {.argc = argc, .argv = argv};
     tagc_parsed parsed;
     int code = tagc_command_parse(command, argc, argv, &request.options, &parsed);
-    if (code == TAGC_EXIT_OK && parsed.help == 1 && tagc_ranks_launcher_rank() == 0) {
+    if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
         printf("\nArms:\n");
         tagc_arms_print(stdout);
     }

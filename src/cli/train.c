@@ -1,5 +1,6 @@
 /* tagc train: the loop. A step is forward and backward per micro-step, then the engine's update; everything
  * else happens between steps, where all ranks stand at the same place. */
+#include "cli/arms.h"
 #include "cli/commands.h"
 #include "cli/engine.h"
 #include "cli/interrupt.h"
@@ -257,11 +258,19 @@ static int saved_ranks(const tagc_train_options *options) {
     return n_ranks <= TAGC_TRAIN_MAX_RANKS ? n_ranks : 0;
 }
 
+/* Options that other options bring along: those of the preset, and the shape of weights that tell it. */
+static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
+    if (options->preset) TAGC_TRY(tagc_arms_preset(options->preset, parsed));
+    if (!options->init_from || options->resume || tagc_options_given(parsed, "model")) return TAGC_OK;
+    return tagc_train_take_shape(parsed, options);
+}
+
 int tagc_command_train(int argc, char **argv) {
     tagc_train_options options = {0};
     tagc_parsed parsed;
     int code = tagc_command_parse(&tagc_train_command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && tagc_train_check(&options) != TAGC_OK)
+    if (code == TAGC_GO_ON &&
+        (complete(&parsed, &options) != TAGC_OK || tagc_train_check(&options) != TAGC_OK))
         code = tagc_command_refuse(&tagc_train_command);
     if (code == TAGC_GO_ON) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,

@@ -1,6 +1,8 @@
 /* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
 #include "cli/train_options.h"
+#include "cli/paths.h"
 #include "exchange/options.h"
+#include "gpt2/safetensors.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +34,8 @@ static const tagc_option rows[] = {
     TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
 
     TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
-         "gpt2-162m (the paper's), gpt2-124m, demo or tiny; the options below change single numbers of it"),
+         "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-162m (the paper's, untied), demo or tiny; gpt2-124m is gpt2; the"
+         " options below change single numbers of it"),
     INT(NULL, "n-layer", FIXED, n_layer, 1, 1000, "preset", "preset", "transformer blocks"),
     INT(NULL, "n-head", FIXED, n_head, 1, 65536, "preset", "preset", "attention heads; divides --n-embd"),
     INT(NULL, "n-embd", FIXED, n_embd, 1, 65536, "preset", "preset", "width of the model"),
@@ -40,7 +43,8 @@ static const tagc_option rows[] = {
     INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows"),
     CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding"),
     TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
-         "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones"),
+         "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones; the model is that of the"
+         " config.json beside them, where there is one and --model is not given"),
 
     INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run"),
     INT(NULL, "batch-size", FREE, batch_size, 1, 65536, NULL, "8",
@@ -63,7 +67,9 @@ static const tagc_option rows[] = {
     REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
     REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
 
-    CHOICE("Sharding", "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
+    TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
+         "options of an arm of tagc bench, as fsdp, fsdp-bf16, zero2-bf16 or all-legs; options that are given win"),
+    CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts"),
     CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
@@ -186,6 +192,7 @@ static void resolve(void *values);
 const tagc_command tagc_train_command = {.name = "train",
                                          .summary = "train a GPT-2 on one or more ranks",
                                          .usage = "--data DIR [options]",
+                                         .common = "data model steps batch-size lr ranks preset out resume",
                                          .examples = examples,
                                          .options = rows,
                                          .n_options = sizeof rows / sizeof rows[0],
@@ -202,6 +209,29 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
     if (options->vocab_size) out->vocab_size = (int)options->vocab_size;
     if (options->tied) out->tied = options->tied == 1;
     return tagc_gpt2_config_check(out);
+}
+
+tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options) {
+    char path[TAGC_PATH_BYTES];
+    tagc_gpt2_config config;
+    TAGC_TRY(tagc_path_beside(options->init_from, "config.json", path));
+    if (!tagc_path_exists(path)) return TAGC_OK;
+    TAGC_TRY(tagc_gpt2_config_read(path, &config));
+    const struct {
+        const char *name;
+        int64_t *value;
+        int read;
+    } fields[] = {
+        {"n-layer", &options->n_layer, config.n_layer},
+        {"n-head", &options->n_head, config.n_head},
+        {"n-embd", &options->n_embd, config.n_embd},
+        {"block-size", &options->block_size, config.block_size},
+        {"vocab-size", &options->vocab_size, config.vocab_size},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (!tagc_options_given(parsed, fields[i].name)) *fields[i].value = fields[i].read;
+    if (!tagc_options_given(parsed, "tied")) options->tied = config.tied ? 1 : 2;
+    return TAGC_OK;
 }
 
 static int is_dense_blocks(const tagc_reducer_options *o) {

@@ -16,6 +16,7 @@ typedef struct tagc_train_options {
     int tied;                                                /* 0 the preset's, 1 yes, 2 no */
     int64_t batch_size, seq_len, accumulate, steps, warmup, seed;
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
+    const char *preset;
     int sharding, wrap, gather, exchange_each_micro_step;
     int64_t bucket_elems; /* -1: auto */
     int64_t prefetch, grads_in_flight, gather_check_every, ranks_per_host;
@@ -43,6 +44,9 @@ extern const tagc_command tagc_train_command;
 
 /* The model's shape: the preset with what was given in its place, checked. */
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);
+
+/* The shape in the config.json beside --init-from, where there is one, for what is not given of the shape. */
+tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options);
 
 /* Options of the engine, resolved. */
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out);

@@ -41,15 +41,9 @@ tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
 }
 
 tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt2_config *out) {
-    char dir[TAGC_PATH_BYTES], path[TAGC_PATH_BYTES];
+    char path[TAGC_PATH_BYTES];
     if (preset) return tagc_gpt2_preset(preset, out);
-    snprintf(dir, sizeof dir, "%s", weights);
-    char *slash = strrchr(dir, '/');
-    if (slash)
-        *slash = '\0';
-    else
-        snprintf(dir, sizeof dir, ".");
-    TAGC_TRY(tagc_path_join(*dir ? dir : "/", "config.json", path));
+    TAGC_TRY(tagc_path_beside(weights, "config.json", path));
     if (!tagc_path_exists(path))
         return tagc_fail(TAGC_ERR_IO,
                          "%s has no config.json beside it that tells its shape; name one with --model",

@@ -264,6 +264,18 @@ static void open_guard(tagc_trainer *t) {
     tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
 }
 
+/* One rank sends to nobody: unless something of the compression is asked for, it would only cost loss. */
+static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
+    static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
+                                        "values",   "mild",     "gentle",         "preset"};
+    if (t->rank->world_size > 1 || t->options.resume) return;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (tagc_options_given(parsed, names[i])) return;
+    t->options.exchange = TAGC_EXCHANGE_DENSE;
+    tagc_progress_say(&t->progress,
+                      "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
+}
+
 tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
     char checkpoint[TAGC_PATH_BYTES] = "";
     *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
@@ -272,6 +284,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
     if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
+    choose_exchange(t, parsed);
     tagc_train_command.resolve(&t->options);
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;

@@ -15,6 +15,10 @@ static const struct {
 } presets[] = {
     {"gpt2-162m", {12, 12, 768, 1024, 50304, 0}},
     {"gpt2-124m", {12, 12, 768, 1024, 50257, 1}},
+    {"gpt2", {12, 12, 768, 1024, 50257, 1}},
+    {"gpt2-medium", {24, 16, 1024, 1024, 50257, 1}},
+    {"gpt2-large", {36, 20, 1280, 1024, 50257, 1}},
+    {"gpt2-xl", {48, 25, 1600, 1024, 50257, 1}},
     {"demo", {4, 4, 128, 128, 256, 0}},
     {"tiny", {2, 2, 32, 32, 256, 0}},
 };
@@ -25,7 +29,10 @@ tagc_status tagc_gpt2_preset(const char *name, tagc_gpt2_config *out) {
         *out = presets[i].config;
         return TAGC_OK;
     }
-    return tagc_fail(TAGC_ERR_ARGUMENT, "model \"%s\" is not one of gpt2-162m, gpt2-124m, demo, tiny", name);
+    char known[256] = "";
+    for (size_t i = 0, n = 0; i < sizeof presets / sizeof presets[0]; i++)
+        n += (size_t)snprintf(known + n, sizeof known - n, "%s%s", i ? ", " : "", presets[i].name);
+    return tagc_fail(TAGC_ERR_ARGUMENT, "model \"%.64s\" is not one of %s", name, known);
 }
 
 static tagc_status check_range(const char *field, int value, int max) {

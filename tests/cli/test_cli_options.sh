@@ -10,10 +10,20 @@ for command in train eval generate data export info compare; do
     cp out "table.$command"
     [ -s "table.$command" ] || fail "$command has no options"
     # What the help lists and what the table lists are the same options.
-    run 0 "$command" --help
+    run 0 "$command" --help-all
     while IFS=$'\t' read -r name _; do
-        grep -qE -e "--(\[no-\])?$name( |\$)" out || fail "$command --help lacks --$name"
+        grep -qE -e "--(\[no-\])?$name( |\$)" out || fail "$command --help-all lacks --$name"
     done <"table.$command"
+done
+# The short help fits a screen, is that of `tagc help`, and names options that exist.
+for command in train bench plan; do
+    run 0 "$command" --help
+    [ "$(wc -l <out)" -le 24 ] || fail "$command --help has $(wc -l <out) lines"
+    grep -q "tagc $command --help-all explains all" out || fail "$command --help does not name --help-all"
+    cp out short
+    run 0 help "$command"
+    cmp -s out short || fail "tagc help $command differs from tagc $command --help"
+    [ "$(grep -c "^  --" short)" -ge 7 ] || fail "$command --help: $(cat short)"
 done
 run 0 help
 run 0 version
@@ -22,6 +32,12 @@ run 2 trian
 says '"trian" is no command'
 run 2 train --sparsty 0.5
 says "unknown option --sparsty" "did you mean --sparsity"
+run 2 train --learning-rate 1e-3
+says "unknown option --learning-rate" "did you mean --lr?"
+run 2 eval --checkpoint runs
+says "unknown option --checkpoint" "did you mean --from?"
+run 2 train --preset everything
+says "--preset is \"everything\"" "zero2-bf16" "all-legs"
 run 2 train --steps
 says "--steps needs a value"
 run 2 train stray
@@ -128,6 +144,33 @@ run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress none --exchange dense -
 grep -q "^note: --" out && fail "a note about options that have an effect: $(cat out)"
 run 0 train "${tiny[@]}" --no-quiet --steps 1 --compress paper
 grep -q "paper matches no tensor of this model" out || fail "no word about a policy without tensors"
+
+# A preset is the arm of that name; what is given on the command line or in a file wins.
+run 0 train "${tiny[@]}" --ranks 2 --steps 1 --preset all-legs --out preset
+grep -q '"gather":"delta4"' preset/metrics.jsonl && grep -q '"sharding":"grad"' preset/metrics.jsonl || fail "--preset all-legs"
+printf 'preset = all-legs\ngather = bf16\n' >preset.conf
+run 0 train "${tiny[@]}" --ranks 2 --steps 1 --config preset.conf --wire fp32 --out preset-less
+grep -q '"gather":"bf16"' preset-less/metrics.jsonl && grep -q '"wire":"fp32"' preset-less/metrics.jsonl &&
+    grep -q '"sharding":"grad"' preset-less/metrics.jsonl || fail "what is given does not win over --preset"
+
+# One rank sends to nobody, and compresses only where that is asked for.
+run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet
+grep -q "^one rank has no peers: gradients stay dense" out && grep -q "^gradients: dense$" out || fail "one rank: $(cat out)"
+run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet --sparsity 0.9
+grep -q "^gradients: direct int2, sparsity 90 %" out || fail "one rank, asked for: $(cat out)"
+run 0 train "${tiny[@]}" --ranks 2 --steps 1 --no-quiet
+grep -q "^gradients: direct int2, sparsity 95 %" out || fail "two ranks: $(cat out)"
+run 0 train "${tiny[@]}" --ranks 2 --steps 1 --no-quiet --sparsity 1
+grep -q "^note: --sparsity 1 never sends" out || fail "no word about --sparsity 1: $(cat out)"
+
+# Weights tell their shape.
+run 0 export --from preset --out exported
+run 0 train --data data --init-from exported/model.safetensors --steps 1 --no-quiet --batch-size 2
+grep -q "^exported/model.safetensors, 42.9 k parameters" out || fail "the shape of the weights: $(cat out)"
+run 1 train --data data --init-from exported/model.safetensors --model demo --steps 1
+says "has shape"
+run 0 info gpt2-large
+grep -q "774 M parameters (774030080)" out || fail "gpt2-large"
 
 # Data that are not there, and raw tokens above the model's vocabulary: the remedy is named.
 run 1 train "${tiny[@]}" --data nowhere
