@@ -1,9 +1,11 @@
-/* tagc over MPI (library tagc-mpi, linked beside libtagc).
+/* tagc over MPI. Link tagc-mpi in addition to libtagc.
  *
- * MPI must be initialised with at least MPI_THREAD_SERIALIZED. A thread of tagc's makes the MPI calls, so while a
- * comm lives the caller makes none of its own, creating and destroying further comms included, unless the level is
- * MPI_THREAD_MULTIPLE. Destroy the comms before MPI_Finalize. A comm that broke (TAGC_ERR_TRANSPORT) leaves sends
- * behind that MPI cannot take back: end the job then, with tagc_comm_abort or MPI_Abort. */
+ * - Initialise MPI with at least MPI_THREAD_SERIALIZED.
+ * - tagc makes its MPI calls from its own thread. Unless MPI provides MPI_THREAD_MULTIPLE, your program must make no
+ *   MPI call while a comm exists. That includes creating or destroying another comm.
+ * - Destroy all comms before MPI_Finalize.
+ * - After TAGC_ERR_TRANSPORT a comm may leave sends behind that MPI cannot cancel. End the job with tagc_comm_abort or
+ *   MPI_Abort. */
 #ifndef TAGC_MPI_H
 #define TAGC_MPI_H
 
@@ -14,12 +16,12 @@
 extern "C" {
 #endif
 
-/* Optional, before MPI_Init_thread and before other threads: chooses, in the environment, the settings under which
- * Open MPI fills a TCP link in both directions at once. What the environment sets already stays. Elsewhere than over
- * Open MPI's TCP it changes nothing. */
+/* Optional. Sets environment variables that make Open MPI use both directions of a TCP link at once. It does not
+ * override variables that are already set, and other MPIs and networks ignore them. Call it before MPI_Init_thread and
+ * before you start threads. */
 TAGC_API void tagc_mpi_prepare(void);
 
-/* Collective over `mpi_comm`, which is duplicated. options may be NULL. */
+/* Collective over `mpi_comm`, which tagc duplicates. `options` may be NULL. */
 TAGC_API tagc_status tagc_comm_create_mpi(MPI_Comm mpi_comm, const tagc_comm_options *options,
                                           tagc_comm **out);
 

@@ -1,8 +1,10 @@
-/* Bring your own network: everything tagc sends goes through one operation, a personalised all-to-all of
- * bytes.
+/* Bring your own network.
  *
- * Reduce-scatter, OR, all-gather and broadcast are made of it above the transport, where the order of sums is
- * fixed and bytes are counted. A transport only moves bytes. */
+ * tagc sends everything by one operation, a transfer: a personalised all-to-all of bytes. tagc builds reduce-scatter,
+ * all-gather and the rest from transfers, and fixes the order of sums there. A transport only moves bytes.
+ *
+ * The simplest way is tagc_comm_create_callback, with one blocking function. A full transport implements
+ * tagc_transport_ops. */
 #ifndef TAGC_TRANSPORT_H
 #define TAGC_TRANSPORT_H
 
@@ -12,101 +14,106 @@
 extern "C" {
 #endif
 
-/* 2: a transfer names its peers, and a rank is no peer of its own; the callback transport has a table. */
+/* The version of the structs in this file. Since 2, a transfer names its peers and never sends to its own rank. */
 #define TAGC_TRANSPORT_ABI 2u
 
-/* Capability: start returns at once, and transfers of different lanes may overlap and be started in any
- * order. Without it there is one lane and start blocks. */
+/* A capability. With it, `start` returns at once, and transfers of different lanes may overlap and start in any order.
+ * Without it, there is one lane and `start` may block. */
 #define TAGC_TRANSPORT_LANES 1u
 
 /* What a transfer moves between this rank and one peer, in one direction. */
 typedef struct tagc_part {
-    /* A rank in [0, W), not this rank. */
+    /* A rank in [0, W) other than this one. */
     int32_t peer;
-    /* Bytes. 0: no message, as if the part were not there. */
+    /* 0 means no message. */
     uint64_t n_bytes;
-    /* Bytes from transfer.send or transfer.recv on. */
+    /* In bytes, from tagc_transfer.send or tagc_transfer.recv. */
     uint64_t offset;
 } tagc_part;
 
-/* One personalised exchange, as this rank sees it: for each part of `sends` it sends n_bytes at send + offset to the
- * peer, and for each part of `receives` it receives n_bytes at recv + offset from the peer.
+/* One transfer, as one rank sees it. For each part of `sends`, the rank sends n_bytes at send + offset to the peer. For
+ * each part of `receives`, it receives n_bytes from the peer to recv + offset.
  *
- * The peers of each array ascend, so that none is there twice; peers to send to and peers to receive from may be
- * different ones. Work and memory of a transport should grow with the parts, not with W. Every rank starts the same
- * transfers of a lane in the same order, those to which it contributes no part too. What r sends to d equals what d
- * expects from r. Send regions may overlap each other, receive regions neither each other nor a send region.
+ * - The peers of each array are in ascending order, without duplicates. The two arrays may name different peers.
+ * - If rank r sends n bytes to rank d, then rank d expects n bytes from rank r.
+ * - Every rank starts the same transfers of a lane in the same order, including those in which it has no parts.
+ * - Send regions may overlap each other. Receive regions overlap nothing.
+ * - Arrays and buffers stay valid and unchanged until the transfer is complete.
+ * - The comm checks lane and peers before it calls the transport.
  *
- * Arrays and buffers stay valid and untouched until the transfer is done. The comm checks lane and peers before it calls
- * the transport. */
+ * The time and memory that a transport takes should grow with the number of parts, not with W. */
 typedef struct tagc_transfer {
-    /* Below 8. Transfers of one lane are started in the same order on all ranks. */
+    /* [0, 8). */
     uint32_t lane;
-    /* Entries of the two arrays below, each in [0, W - 1]. */
+    /* Lengths of the two arrays below, [0, W - 1]. */
     uint32_t n_sends, n_receives;
     const tagc_part *sends;
     const tagc_part *receives;
-    /* May be NULL where no part of that direction has bytes. */
+    /* Either may be NULL if no part of its direction has bytes. */
     const void *send;
     void *recv;
-    /* The same number on all ranks. Not 0: a round, to and from all other ranks, in which no part of any rank has more bytes
-     * than this; parts without bytes may be left out. A transport may use a collective for it. 0: nothing is promised. */
+    /* The same on all ranks. If it is not 0, every rank may exchange with every other, no part of any rank has more
+     * bytes than this, and a transport may use a collective operation. 0 promises nothing. */
     uint64_t round_bytes;
 } tagc_transfer;
 
-/* For transports: the part of that peer among n_parts, or NULL where there is none. */
+/* For transports. Returns the part of that peer, or NULL if there is none. */
 TAGC_API const tagc_part *tagc_find_part(const tagc_part *parts, uint32_t n_parts, int peer);
 
-/* What test finds out. The comm sets it to {0, 0, -1} before every call. */
+/* What `test` reports. The comm sets it to {0, 0, -1} before every call. */
 typedef struct tagc_progress {
-    int done;        /* 1: both directions are complete, and the request is gone */
-    int moved;       /* 1: a part has arrived or left since the last call, so it pays to ask again soon */
-    int waiting_for; /* a rank that has not answered yet; -1 when that is not known */
+    /* 1: both directions are complete, and the request is no longer valid. */
+    int done;
+    /* 1: a part arrived or left since the last call. The comm then calls again soon. */
+    int moved;
+    /* A rank that this transfer still waits for, or -1 if unknown. */
+    int waiting_for;
 } tagc_progress;
 
-/* Every member is required. All are called from the comm thread of one rank, never two at a time; abort may
- * come from any thread, and destroy comes from the thread that destroys the comm. */
+/* Every member is required. The comm calls them from one thread, never two at a time. There are two exceptions: any
+ * thread may call abort, and the thread that destroys the comm calls destroy. */
 typedef struct tagc_transport_ops {
-    uint32_t abi; /* TAGC_TRANSPORT_ABI */
+    /* TAGC_TRANSPORT_ABI. */
+    uint32_t abi;
+    /* 0 or TAGC_TRANSPORT_LANES. */
     uint32_t capabilities;
     const char *name;
-    /* Starts a transfer; *request is the transport's own handle, passed to test until done. */
+    /* Starts a transfer. *request is the transport's own handle; the comm passes it to test until it is done. */
     tagc_status (*start)(void *context, const tagc_transfer *transfer, void **request);
     /* Never blocks. A failure is final. */
     tagc_status (*test)(void *context, void *request, tagc_progress *progress);
-    /* The comm is broken, here is why: when this returns, the buffers of all transfers under way are the
-     * caller's again. Peers are told if that is possible without ending the process. Nothing is started
-     * afterwards. */
+    /* The comm broke for this reason. When cancel returns, the transport must no longer use the buffers of any transfer.
+     * It should tell the peers, if it can do so without ending the process. The comm starts no more transfers. */
     void (*cancel)(void *context, const char *reason);
-    /* This rank gives up: let peers know if there is a way. */
+    /* This rank gives up. Tell the peers if possible. */
     void (*abort)(void *context, const char *reason);
     void (*destroy)(void *context);
 } tagc_transport_ops;
 
-/* For transports: records the text of a failure for the calling thread, so that whoever waits for the
- * transfer finds it in tagc_last_error(), and returns `status`. */
+/* For transports. Records `text` as the failure of the calling thread and returns `status`. Whoever waits for the
+ * transfer finds the text in tagc_last_error(). */
 TAGC_API tagc_status tagc_report(tagc_status status, const char *text);
 
-/* world_size in [1, 65536]. `ops` must outlive the comm, which owns `context` from success on. options may be
- * NULL. */
+/* world_size is in [1, 65536]. `ops` must outlive the comm. On success the comm owns `context` and destroys
+ * it in the end. `options` may be NULL. */
 TAGC_API tagc_status tagc_comm_create(const tagc_transport_ops *ops, void *context, int rank, int world_size,
                                       const tagc_comm_options *options, tagc_comm **out);
 
-/* The smallest transport: blocking functions of the caller's, without lanes. */
+/* The callback transport: blocking functions of your own, without lanes. */
 typedef struct tagc_callback_ops {
-    /* TAGC_TRANSPORT_ABI */
+    /* TAGC_TRANSPORT_ABI. */
     uint32_t abi;
-    /* Moves what the transfer says and returns when both directions are complete. The comm calls it from one thread, in
-     * the same order on all ranks. A status other than TAGC_OK breaks the comm. The comm cannot interrupt a call: its
-     * time-out is the caller's. */
+    /* Performs the transfer and returns when both directions are complete. The comm calls it from one thread, in the same
+     * order on all ranks. If it returns anything but TAGC_OK, the comm breaks. The comm cannot interrupt a call, so the
+     * function needs a time-out of its own. */
     tagc_status (*exchange)(void *context, const tagc_transfer *transfer);
-    /* This rank gives up, or its comm broke: tell the peers why, so that their exchange fails with `reason` instead of
-     * waiting, and let an exchange of this rank that is under way return. Any thread may call it, during an exchange
-     * too, and more than once. NULL: peers wait for their time-out. */
+    /* This rank gives up, or its comm broke. Tell the peers, so that their `exchange` fails with `reason` instead of
+     * waiting, and make this rank's own `exchange` return if one is in progress. Any thread may call it, also during
+     * an exchange, and more than once. If it is NULL, the peers wait for their time-outs. */
     void (*abort)(void *context, const char *reason);
 } tagc_callback_ops;
 
-/* `ops` is copied. `context` stays the caller's and must outlive the comm. options may be NULL. */
+/* Copies `ops`. The caller owns `context`, which must outlive the comm. `options` may be NULL. */
 TAGC_API tagc_status tagc_comm_create_callback(const tagc_callback_ops *ops, void *context, int rank,
                                                int world_size, const tagc_comm_options *options,
                                                tagc_comm **out);
