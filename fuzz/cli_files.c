@@ -1,6 +1,6 @@
 /* Any bytes as a --config file and as a run's metrics.jsonl: an error, or values that keep their ranges. */
 #include "report/runlog.h"
-#include "cli/train_options.h"
+#include "options/train_options.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #ifndef TAGC_CLI_COMMANDS_H
 #define TAGC_CLI_COMMANDS_H
 
-#include "cli/options.h"
+#include "options/options.h"
 
 enum { TAGC_GO_ON = -1 };
 

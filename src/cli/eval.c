@@ -1,7 +1,7 @@
 /* tagc eval: the validation loss of a model that is already there. */
 #include "cli/commands.h"
-#include "cli/evaluate.h"
-#include "cli/trained.h"
+#include "train/evaluate.h"
+#include "train/trained.h"
 #include "core/status.h"
 #include <cblas.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* tagc export: a checkpoint as model.safetensors and config.json. */
 #include "cli/commands.h"
-#include "cli/trained.h"
+#include "train/trained.h"
 #include "core/status.h"
 #include "gpt2/safetensors.h"
 #include <stdlib.h>

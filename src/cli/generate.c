@@ -1,7 +1,7 @@
 /* tagc generate: continues a text, token by token, printing each as it comes. */
 #include "cli/commands.h"
-#include "cli/engine.h"
-#include "cli/trained.h"
+#include "train/engine.h"
+#include "train/trained.h"
 #include "core/status.h"
 #include <cblas.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* tagc info: what a thing on disk, or a preset, holds. */
 #include "cli/commands.h"
-#include "cli/progress.h"
-#include "cli/ranks.h"
-#include "cli/trained.h"
+#include "train/progress.h"
+#include "train/ranks.h"
+#include "train/trained.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"

@@ -1,6 +1,6 @@
 /* The tagc command: looks at its first word and hands over. */
 #include "cli/commands.h"
-#include "cli/ranks.h"
+#include "train/ranks.h"
 #include "core/cpu.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>

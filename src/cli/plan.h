@@ -1,12 +1,12 @@
 /* tagc plan: memory, bytes and simulated time of deployments that need not exist.
  *
- *   plan_cmd.c    options and what they mean
+ *   plan.c        options and what they mean
  *   plan_rows.c   one world size: rows, one per arm and placement; tables and JSON
  *   plan_check.c  costs: fitted to measured iterations, shown, and held against others */
 #ifndef TAGC_CLI_PLAN_H
 #define TAGC_CLI_PLAN_H
 
-#include "cli/arms.h"
+#include "bench/arms.h"
 #include "plan/choose.h"
 #include "plan/plan.h"
 #include "plan/profile.h"

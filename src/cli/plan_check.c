@@ -1,8 +1,8 @@
 /* What things cost: fitted to a profile, or given by hand; and how far predictions are from what was measured. */
 #include "cli/plan.h"
 
-#include "cli/result_file.h"
-#include "cli/saved.h"
+#include "files/result_file.h"
+#include "train/saved.h"
 #include "core/status.h"
 #include <math.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* One world size of a plan: what each arm holds and sends in each placement, and how long a step takes on each link. */
 #include "cli/plan.h"
 
-#include "cli/origin.h"
-#include "cli/progress.h"
-#include "cli/result_file.h"
+#include "files/origin.h"
+#include "train/progress.h"
+#include "files/result_file.h"
 #include "core/status.h"
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* tagc report: what was measured, as one page, as pictures, and in words. */
 #include "cli/commands.h"
-#include "cli/paths.h"
-#include "cli/ranks.h"
+#include "files/paths.h"
+#include "train/ranks.h"
 #include "core/status.h"
 #include "report/page.h"
 #include <stdlib.h>

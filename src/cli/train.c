@@ -1,11 +1,11 @@
 /* tagc train: the loop. A step is forward and backward per micro-step, then the engine's update; everything
  * else happens between steps, where all ranks stand at the same place. */
-#include "cli/arms.h"
+#include "bench/arms.h"
 #include "cli/commands.h"
-#include "cli/engine.h"
-#include "cli/interrupt.h"
-#include "cli/paths.h"
-#include "cli/trainer.h"
+#include "train/engine.h"
+#include "train/interrupt.h"
+#include "files/paths.h"
+#include "train/trainer.h"
 #include "core/clock.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"

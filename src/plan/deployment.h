@@ -1,4 +1,4 @@
-/* Inside of the room: a setup worked out as far as no time is needed. Per flat of the engine, who reduces what with
+/* Inside of the module: a setup worked out as far as no time is needed. Per flat of the engine, who reduces what with
  * whom, and how large it is.
  *
  * Every placement is made of the two things that there are, a reducer and a gatherer of each flat:

@@ -1,4 +1,4 @@
-/* What the tests of this room share: a folder to write in, and failures compared by status and text. */
+/* What the tests of this module share: a folder to write in, and failures compared by status and text. */
 #ifndef TAGC_TESTS_DATA_SCRATCH_H
 #define TAGC_TESTS_DATA_SCRATCH_H
 

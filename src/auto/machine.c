@@ -1,0 +1,274 @@
+/* Measured with what the library offers to anyone: a collective for the link, and reducers among one rank for codecs. */
+#include "auto/machine.h"
+
+#include "bench/bench.h"
+#include "core/clock.h"
+#include "core/measure.h"
+#include "core/memory.h"
+#include "core/status.h"
+#include "exchange/options.h"
+#include "fsdp/layout.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { CODEC_ELEMS = 1 << 20, CODEC_TURNS = 3, FIRST_ELEMS = 1 << 12, MOST_ELEMS = 1 << 23, LINK_TURNS = 3 };
+
+static const double long_enough_s = 0.05;
+
+/* ---- candidates ---- */
+
+static void add(tagc_candidate *candidates, int *n, const char *name, const tagc_reducer_options *compressed,
+                const tagc_reducer_options *mild) {
+    tagc_candidate *c = &candidates[(*n)++];
+    snprintf(c->name, sizeof c->name, "%s", name);
+    c->compressed = *compressed;
+    c->mild = *mild;
+}
+
+static void add_blocks(const tagc_fsdp_options *engine, int values, const char *name,
+                       tagc_candidate *candidates, int *n) {
+    tagc_reducer_options compressed = engine->reducer, mild = engine->mild;
+    if (compressed.sparsity == 0 && compressed.format == values) return; /* is asked for: comes last */
+    compressed.sparsity = mild.sparsity = 0;
+    compressed.format = mild.format = values;
+    add(candidates, n, name, &compressed, &mild);
+}
+
+int tagc_auto_candidates(const tagc_fsdp_options *engine,
+                         tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES]) {
+    int n = 0;
+    char name[48];
+    tagc_reducer_options dense = engine->reducer, packed = engine->reducer;
+    dense.exchange = TAGC_EXCHANGE_DENSE;
+    dense.format = engine->dense_format;
+    add(candidates, &n, engine->dense_format == TAGC_FORMAT_BF16 ? "dense bf16" : "dense fp32", &dense,
+        &dense);
+    add_blocks(engine, TAGC_FORMAT_INT8, "int8 blocks", candidates, &n);
+    add_blocks(engine, TAGC_FORMAT_INT4, "int4 blocks", candidates, &n);
+    /* Before direct: the same selection, and values as they are. */
+    if (engine->reducer.sparsity > 0 && engine->ranks_per_host == 1 &&
+        engine->sharding != TAGC_SHARD_HYBRID) {
+        packed.exchange = TAGC_EXCHANGE_PACKED;
+        snprintf(name, sizeof name, "packed %.4g %%", 100 * packed.sparsity);
+        add(candidates, &n, name, &packed, &dense);
+    }
+    snprintf(name, sizeof name, "direct %.4g %% %s", 100 * engine->reducer.sparsity,
+             tagc_format_names[engine->reducer.format]);
+    add(candidates, &n, name, &engine->reducer, &engine->mild);
+    return n;
+}
+
+/* ---- codec and memory ---- */
+
+typedef struct codec_buffers {
+    float *gradient, *output, *next; /* (CODEC_ELEMS) */
+} codec_buffers;
+
+static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const tagc_reducer_options *options,
+                              tagc_codec_cost *cost) {
+    tagc_reducer_options o = *options;
+    tagc_reducer *reducer;
+    o.n_elems = CODEC_ELEMS;
+    o.output = TAGC_OUTPUT_SHARD;
+    o.ranks_per_host = 1;
+    TAGC_TRY(tagc_reducer_create(alone, &o, &reducer));
+    *cost = (tagc_codec_cost){.exchange = o.exchange,
+                              .sparsity = o.sparsity,
+                              .format = o.format,
+                              .union_density = 1 - o.sparsity,
+                              .weight = CODEC_ELEMS};
+    tagc_status status = TAGC_OK;
+    for (int turn = 0; status == TAGC_OK && turn < CODEC_TURNS; turn++) {
+        tagc_reducer_stats stats;
+        tagc_reducer_stats_init(&stats);
+        status = tagc_reducer_run(reducer, b->gradient, b->output, &stats);
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
+            double elem_s = stats.time_s[phase] / CODEC_ELEMS;
+            if (turn == 0 || elem_s < cost->elem_s[phase]) cost->elem_s[phase] = elem_s;
+        }
+    }
+    tagc_reducer_destroy(reducer);
+    return status;
+}
+
+/* Unless it is dense, or was measured for another candidate. */
+static tagc_status measure_one(tagc_comm *alone, const codec_buffers *b, const tagc_fsdp_options *engine,
+                               const tagc_reducer_options *options, tagc_machine *machine) {
+    tagc_reducer_options o = *options;
+    tagc_layout_own_fields(engine, CODEC_ELEMS, 0, &o); /* over hosts even dense is direct */
+    if (o.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
+    for (int i = 0; i < machine->n_codec; i++) {
+        const tagc_codec_cost *c = &machine->codec[i];
+        if (c->exchange == o.exchange && c->sparsity == o.sparsity && c->format == o.format) return TAGC_OK;
+    }
+    return time_codec(alone, b, &o, &machine->codec[machine->n_codec++]);
+}
+
+static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, const tagc_fsdp_options *engine,
+                                  const tagc_candidate *candidates, int n, tagc_machine *machine) {
+    uint64_t random = 1;
+    tagc_fill_gradient(b->gradient, CODEC_ELEMS, &random);
+    machine->n_codec = 0;
+    for (int i = 0; i < n; i++) {
+        TAGC_TRY(measure_one(alone, b, engine, &candidates[i].compressed, machine));
+        TAGC_TRY(measure_one(alone, b, engine, &candidates[i].mild, machine));
+    }
+    double least_s = (double)INFINITY;
+    for (int turn = 0; turn < CODEC_TURNS; turn++)
+        least_s = fmin(least_s, tagc_time_floor(NULL, b->gradient, b->output, b->next, CODEC_ELEMS));
+    machine->byte_s = least_s / (12.0 * CODEC_ELEMS);
+    return TAGC_OK;
+}
+
+tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates, int n,
+                                    tagc_machine *machine) {
+    tagc_local_group *group = NULL;
+    tagc_comm *alone = NULL;
+    void *memory = NULL;
+    tagc_status status =
+        tagc_memory_create((size_t)3 * CODEC_ELEMS * sizeof(float), "a codec's measurement", &memory);
+    if (status == TAGC_OK) status = tagc_local_group_create(1, &group);
+    if (status == TAGC_OK) status = tagc_comm_create_local(group, 0, NULL, &alone);
+    if (status == TAGC_OK) {
+        float *values = memory;
+        codec_buffers b = {values, values + CODEC_ELEMS, values + 2 * (size_t)CODEC_ELEMS};
+        status = measure_codecs(alone, &b, engine, candidates, n, machine);
+    }
+    tagc_comm_destroy(alone);
+    tagc_local_group_destroy(group);
+    tagc_memory_destroy(memory);
+    return status;
+}
+
+/* ---- hosts and link ---- */
+
+tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine) {
+    tagc_bench_hosts hosts;
+    tagc_status status = tagc_bench_hosts_find(comm, &hosts);
+    machine->n_hosts = hosts.n_hosts;
+    machine->n_here = hosts.n_here;
+    machine->cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    tagc_bench_hosts_destroy(&hosts);
+    if (status == TAGC_OK && tagc_comm_world_size(comm) % machine->n_hosts != 0)
+        machine->n_hosts = 1; /* hosts of different sizes: taken as if every rank had its share of one link */
+    return status;
+}
+
+/* Seconds of the slowest rank for a gather of n elements from each. Not by a gatherer, whose bytes would be counted among
+ * the next step's. */
+static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float *full, double *seconds) {
+    TAGC_TRY(tagc_comm_barrier(comm));
+    double start_s = tagc_clock_s();
+    TAGC_TRY(tagc_comm_all_gather(comm, shard, n * sizeof *shard, full));
+    *seconds = tagc_clock_s() - start_s;
+    return tagc_bench_max(comm, seconds, 1);
+}
+
+/* The shortest of some turns. */
+static tagc_status time_least(tagc_comm *comm, uint64_t n, float *shard, float *full, int n_turns,
+                              double *least_s) {
+    *least_s = (double)INFINITY;
+    for (int turn = 0; turn < n_turns; turn++) {
+        double seconds;
+        TAGC_TRY(time_gather(comm, n, shard, full, &seconds));
+        *least_s = fmin(*least_s, seconds);
+    }
+    return TAGC_OK;
+}
+
+/* By pairs of barriers, which take two ways however far apart ranks enter them; one alone is shorter for who comes late. */
+static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
+    enum { TURNS = 20 };
+    double least_s = (double)INFINITY;
+    for (int turn = 0; turn < TURNS; turn++) {
+        double start_s = tagc_clock_s();
+        TAGC_TRY(tagc_comm_barrier(comm));
+        TAGC_TRY(tagc_comm_barrier(comm));
+        least_s = fmin(least_s, (tagc_clock_s() - start_s) / 2);
+    }
+    *latency_s = least_s;
+    return tagc_bench_max(comm, latency_s, 1);
+}
+
+/* What a gather takes more than one of a quarter of its size is the rate's, in bytes of a rank to one other; what is left
+ * of a large one is latency, which a small one has too. */
+static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most, double latency_s,
+                                double *bytes_per_s, double *large_latency_s) {
+    double before_s, seconds;
+    uint64_t n = FIRST_ELEMS < most ? FIRST_ELEMS : most;
+    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* makes the connections */
+    TAGC_TRY(time_least(comm, n / 4, shard, full, LINK_TURNS, &before_s));
+    for (;;) {
+        TAGC_TRY(time_least(comm, n, shard, full, 2, &seconds));
+        if (seconds - before_s >= fmax(long_enough_s, 2 * latency_s) || 4 * n > most) break;
+        before_s = seconds;
+        n *= 4;
+    }
+    TAGC_TRY(time_least(comm, n, shard, full, LINK_TURNS, &seconds));
+    TAGC_TRY(time_least(comm, n / 4, shard, full, LINK_TURNS, &before_s));
+    double more_s = seconds > before_s ? seconds - before_s : seconds * 3 / 4;
+    *bytes_per_s = 4 * (double)(n - n / 4) / more_s;
+    double large_s = seconds - 4 * (double)n / *bytes_per_s; /* a small difference of large numbers */
+    *large_latency_s = fmin(fmax(large_s, latency_s), TAGC_LARGE_MESSAGE_WAYS * latency_s);
+    return TAGC_OK;
+}
+
+tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
+    uint64_t world_size = (uint64_t)tagc_comm_world_size(comm), most = MOST_ELEMS / world_size;
+    void *memory;
+    machine->link = (tagc_plan_link){.bytes_per_s = (double)INFINITY};
+    if (world_size == 1) return TAGC_OK; /* nobody looked for hosts either */
+    int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
+    tagc_status status = tagc_memory_create((size_t)((world_size + 1) * most) * sizeof(float),
+                                            "a link's measurement", &memory);
+    if (status != TAGC_OK) {
+        tagc_comm_abort(comm, tagc_last_error());
+        return status;
+    }
+    float *shard = memory, *full = shard + most;
+    for (uint64_t i = 0; i < most; i++) shard[i] = 0;
+    double bytes_per_s = 0;
+    status = measure_latency(comm, &machine->link.latency_s);
+    if (status == TAGC_OK)
+        status = measure_rate(comm, shard, full, most, machine->link.latency_s, &bytes_per_s,
+                              &machine->link.large_latency_s);
+    tagc_memory_destroy(memory);
+    if (status != TAGC_OK) return status;
+    double n_others = (double)world_size - 1, n_remote = (double)world_size - n_here;
+    machine->link.bytes_per_s = bytes_per_s * (n_hosts > 1 ? n_here * n_remote : n_others);
+    if (n_hosts == 1) machine->link.host_bytes_per_s = bytes_per_s * n_others;
+    return TAGC_OK;
+}
+
+/* ---- as a plan ---- */
+
+void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
+                    const tagc_fsdp_stats *dense_stats, tagc_setup *plan, tagc_costs *costs) {
+    int world_size = tagc_comm_world_size(setup->comm), n_here = world_size / machine->n_hosts;
+    *plan = (tagc_setup){.model = setup->model,
+                         .world_size = world_size,
+                         .n_hosts = machine->n_hosts,
+                         .n_batch = setup->n_batch,
+                         .n_tokens = setup->n_tokens,
+                         .placement = tagc_placement_of_sharding(setup->engine.sharding),
+                         .engine = setup->engine,
+                         .union_density = -1};
+    tagc_costs_init(costs);
+    int n_owners = world_size;
+    if (setup->engine.sharding == TAGC_SHARD_NONE) n_owners = 1;
+    if (setup->engine.sharding == TAGC_SHARD_HYBRID) n_owners = setup->engine.ranks_per_host;
+    double n_owned = (double)tagc_gpt2_n_params(&setup->model) / n_owners;
+    double cores = machine->cores / n_here;
+    costs->cores = machine->cores;
+    /* What the caller took, it took beside transfers; more cores than one it does not use. */
+    costs->flop_s = dense_stats->compute_s / tagc_setup_flops(plan) * (cores < 1 ? cores : 1);
+    costs->optimizer_s = dense_stats->optimizer_s / n_owned;
+    costs->byte_s = machine->byte_s;
+    costs->cpu_s_per_byte = 3e-10;
+    costs->poll_cores = 0.1;
+    costs->overhead_s = 5e-5;
+    costs->queue_bytes = 1e5;
+    costs->n_codec = machine->n_codec;
+    for (int i = 0; i < machine->n_codec; i++) costs->codec[i] = machine->codec[i];
+}

@@ -1,0 +1,120 @@
+/* From iteration times to advice. Compression has to beat the fastest arm without it, whatever that one's sharding
+ * and wire, by more than 2 %, in every round, and by more than rounds differ: else it is left off. Beside that
+ * stands the comparison within one kind of sharding, for whom memory binds to it. */
+#include "bench/bench.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static const double least_gain = 1.02;
+
+static const char *const shardings[] = {"full sharding", "ZeRO-2", "replication", "hybrid sharding"};
+
+/* Fastest arm of a kind, of one sharding or (-1) of any; -1: there is none. */
+static int fastest(const tagc_bench_candidate *candidates, int n, int is_compressed, int sharding) {
+    int best = -1;
+    for (int i = 0; i < n; i++) {
+        const tagc_bench_candidate *c = &candidates[i];
+        if (c->is_compressed != is_compressed || (sharding >= 0 && c->sharding != sharding)) continue;
+        if (best < 0 || c->total_s < candidates[best].total_s) best = i;
+    }
+    return best;
+}
+
+/* How much faster `fast` is than `slow`, round by round. */
+static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_bench_candidate *fast,
+                                  int n_rounds) {
+    enum { MAX_ROUNDS = 1000 };
+    double gains[MAX_ROUNDS];
+    int n = n_rounds < MAX_ROUNDS ? n_rounds : MAX_ROUNDS;
+    for (int i = 0; i < n; i++) gains[i] = slow->round_s[i] / fast->round_s[i];
+    return tagc_result_spread_of(gains, n);
+}
+
+/* A gain in every round is little to go by where rounds differ by more than the gain. */
+static int pays(const tagc_result_spread *gain) {
+    return gain->median >= least_gain && gain->min > 1 && gain->median - 1 > (gain->max - gain->min) / 2;
+}
+
+static void say(tagc_bench_advice *out, const char *format, ...) {
+    size_t used = strlen(out->reason);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(out->reason + used, sizeof out->reason - used, format, arguments);
+    va_end(arguments);
+}
+
+/* What an iteration without compression waits for, and what forbids the compressed one to be faster: the largest of what
+ * must be done in any case. */
+static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
+                      const tagc_bench_candidate *packed) {
+    double exposed = plain->exposed_s / plain->total_s, left = packed->exposed_s / packed->total_s;
+    char text[24], all[24];
+    say(out, "; %s stands still for parameters and gradients in %.0f %% of its time", plain->name,
+        100 * exposed);
+    if (exposed < 0.05) {
+        say(out, ", so that computing is the limit");
+        return;
+    }
+    say(out, ", %s in %.0f %%", packed->name, 100 * left);
+    tagc_bench_time(packed->total_s, all);
+    if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
+        say(out, "; more is forbidden by its codec, which works %s of the %s (the wire is busy for less)",
+            tagc_bench_time(packed->codec_s, text), all);
+    else if (packed->link_s > packed->compute_s && packed->link_s < packed->total_s)
+        say(out, "; more is forbidden by its bytes, which fill the link for %s of the %s",
+            tagc_bench_time(packed->link_s, text), all);
+    else if (packed->link_s > packed->compute_s)
+        say(out, "; more is forbidden by its bytes, which fill the link all the time");
+    else if (packed->compute_s > 0)
+        say(out, "; more is forbidden by computing, which takes %s of the %s",
+            tagc_bench_time(packed->compute_s, text), all);
+}
+
+static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate *candidates, int n,
+                              int n_rounds, int sharding, int plain) {
+    int a = fastest(candidates, n, 0, sharding), b = fastest(candidates, n, 1, sharding);
+    if (a < 0 || b < 0 || a == plain) return;
+    tagc_result_spread gain = gain_of(&candidates[a], &candidates[b], n_rounds);
+    say(out, "; within %s, %s is %.2fx as fast as %s (%.2f to %.2f)", shardings[sharding], candidates[b].name,
+        gain.median, candidates[a].name, gain.min, gain.max);
+}
+
+void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_rounds, tagc_bench_advice *out) {
+    int plain = fastest(candidates, n, 0, -1), packed = fastest(candidates, n, 1, -1);
+    *out = (tagc_bench_advice){.arm = -1, .speedup = (double)NAN};
+    if (packed < 0) {
+        say(out, "no arm compresses, so there is nothing to recommend");
+        return;
+    }
+    if (plain < 0) {
+        say(out,
+            "no arm leaves compression off, so nothing says whether it pays; add fsdp-bf16 or zero2-bf16");
+        return;
+    }
+    const tagc_bench_candidate *a = &candidates[plain], *b = &candidates[packed];
+    tagc_result_spread gain = gain_of(a, b, n_rounds);
+    char with[24], without[24], range[64];
+    tagc_bench_time(b->total_s, with);
+    tagc_bench_time(a->total_s, without);
+    snprintf(range, sizeof range, "%.2f to %.2f in %d round%s", gain.min, gain.max, n_rounds,
+             n_rounds > 1 ? "s" : "");
+    out->speedup = gain.median;
+    if (pays(&gain)) {
+        out->arm = packed;
+        say(out, "%s: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
+            b->name, with, gain.median, a->name, without, range);
+    } else {
+        int is_unsteady =
+            gain.median >= least_gain; /* more is gained in the middle than in the worst round */
+        say(out,
+            "leave compression off%s: the best with it, %s, takes %s an iteration, %s %s without (%.2fx; %s)",
+            is_unsteady ? ", for rounds differ too much to tell a gain" : "", b->name, with, a->name, without,
+            gain.median, range);
+    }
+    say_limit(out, a, b);
+    if (a->sharding != b->sharding) say_same_sharding(out, candidates, n, n_rounds, b->sharding, plain);
+    if (out->arm >= 0) say(out, "; what it costs in loss, only training shows");
+}

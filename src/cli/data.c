@@ -1,0 +1,133 @@
+/* tagc data: text into token files. */
+#include "cli/commands.h"
+#include "train/interrupt.h"
+#include "files/paths.h"
+#include "train/progress.h"
+#include "train/ranks.h"
+#include "train/trained.h"
+#include "core/clock.h"
+#include "core/status.h"
+#include <unistd.h>
+
+typedef struct data_options {
+    const char *out, *vocab, *merges, *config;
+    double val_share;
+    int lossy, force, quiet;
+} data_options;
+
+#define AT(field) offsetof(data_options, field)
+/* clang-format off */
+static const tagc_option rows[] = {
+    {"What", "out", TAGC_OPTION_TEXT, 0, AT(out), 0, 0, NULL, NULL, "DIR", "gets train.bin and val.bin; made when missing"},
+    {NULL, "val-share", TAGC_OPTION_REAL, 0, AT(val_share), 0, 0.5, NULL, "0.1", "X",
+     "share of the text kept for validation: whole documents where there are many, else the end of each"},
+    {NULL, "lossy", TAGC_OPTION_FLAG, 0, AT(lossy), 0, 0, NULL, "no", NULL,
+     "keep bytes that are not UTF-8 as they are, instead of stopping at the first"},
+    {NULL, "force", TAGC_OPTION_FLAG, 0, AT(force), 0, 0, NULL, "no", NULL,
+     "overwrite the train.bin and val.bin that --out has already"},
+    {"Tokens", "vocab", TAGC_OPTION_TEXT, 0, AT(vocab), 0, 0, NULL, NULL, "FILE",
+     "vocab.json of GPT-2's byte pair encoding; without it each byte is a token"},
+    {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
+    {"Other", "quiet", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, AT(quiet), 0, 0, NULL, "no", NULL, "print nothing but failures"},
+    {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
+     "lines of name = value, # before comments; the command line wins"},
+};
+/* clang-format on */
+
+static const tagc_command command = {
+    .name = "data",
+    .summary = "turn text, plain or .gz, into tokens to train on",
+    .usage = "--out DIR FILE|FOLDER...",
+    .examples = "  tagc data --out data/books books/\n"
+                "  tagc data --out data/mixed notes.txt archive/ corpus.txt.gz --val-share 0.05\n"
+                "  tagc data --out data/bpe --vocab vocab.json --merges merges.txt books/\n",
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0],
+    .positionals = 1};
+
+typedef struct data_progress {
+    int is_terminal;
+    double shown_s;
+} data_progress;
+
+static int show(void *context, const tagc_data_report *report) {
+    data_progress *progress = context;
+    char bytes[16];
+    double now = tagc_clock_s();
+    if (progress->is_terminal && report->file && now - progress->shown_s > 0.1) {
+        progress->shown_s = now;
+        printf("\r\033[K%llu of %llu files, %s  %.60s", (unsigned long long)report->n_files,
+               (unsigned long long)report->n_total_files,
+               tagc_human_bytes((double)report->n_text_bytes, bytes), report->file);
+        fflush(stdout);
+    }
+    return tagc_interrupt_asked();
+}
+
+static void print_report(const data_options *options, const tagc_data_report *report, const char *tokenizer) {
+    char bytes[16], train[16], val[16];
+    printf("%s%llu files, %s of text -> %s: %s training and %s validation tokens (%s)\n",
+           isatty(STDOUT_FILENO) ? "\r\033[K" : "", (unsigned long long)report->n_files,
+           tagc_human_bytes((double)report->n_text_bytes, bytes), options->out,
+           tagc_human((double)report->n_train_tokens, train), tagc_human((double)report->n_val_tokens, val),
+           tokenizer);
+    if (report->n_empty_files > 0)
+        printf("%llu empty files were left out\n", (unsigned long long)report->n_empty_files);
+    if (report->n_invalid_bytes > 0)
+        printf("%llu bytes are not UTF-8 and were kept as they are\n",
+               (unsigned long long)report->n_invalid_bytes);
+}
+
+/* A run that resumes would go on with other text. */
+static tagc_status keep_what_is_there(const data_options *options) {
+    static const char *const files[] = {"train.bin", "val.bin"};
+    char path[TAGC_PATH_BYTES];
+    for (size_t i = 0; i < 2 && !options->force; i++) {
+        TAGC_TRY(tagc_path_join(options->out, files[i], path));
+        if (tagc_path_exists(path))
+            return tagc_fail(TAGC_ERR_IO,
+                             "%s is there already: --force overwrites it, or choose another --out", path);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status build(const data_options *options, const tagc_parsed *parsed) {
+    TAGC_TRY(keep_what_is_there(options));
+    tagc_tokenizer *tokenizer = NULL;
+    TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, "", &tokenizer));
+    data_progress progress = {.is_terminal = !options->quiet && isatty(STDOUT_FILENO)};
+    tagc_data_options data;
+    tagc_data_report report;
+    tagc_data_options_init(&data);
+    data.inputs = parsed->words;
+    data.n_inputs = (size_t)parsed->n_words;
+    data.out_dir = options->out;
+    data.tokenizer = tokenizer;
+    data.val_share = options->val_share;
+    data.lossy = options->lossy;
+    data.progress = show;
+    data.progress_context = &progress;
+    tagc_status status = tagc_data_build(&data, &report);
+    if (status == TAGC_OK && !options->quiet) print_report(options, &report, tagc_tokenizer_name(tokenizer));
+    tagc_tokenizer_destroy(tokenizer);
+    return status;
+}
+
+int tagc_command_data(int argc, char **argv) {
+    data_options options = {0};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
+    if (code == TAGC_GO_ON && (!options.out || parsed.n_words == 0)) {
+        tagc_fail(TAGC_ERR_ARGUMENT,
+                  options.out ? "which text? Name files or folders" : "--out DIR is needed");
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON) {
+        tagc_interrupt_watch();
+        tagc_status status = build(&options, &parsed);
+        code = status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+        if (status == TAGC_ERR_INTERRUPTED) code = TAGC_EXIT_INTERRUPTED;
+    }
+    tagc_options_destroy(&parsed);
+    return code;
+}

@@ -1,0 +1,386 @@
+/* tagc plan: its options, and the lists in them. */
+#include "cli/plan.h"
+
+#include "cli/commands.h"
+#include "train/ranks.h"
+#include "files/result_file.h"
+#include "core/status.h"
+#include "gpt2/safetensors.h"
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(tagc_plan_options, field)
+
+/* Rows of tagc train that mean the same here; NULL: as there. */
+static const tagc_shared_row shared[] = {
+    {"Model and batch", "model", "gpt2-162m", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-layer", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-head", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "n-embd", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "block-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "vocab-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "tied", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "batch-size", "1", NULL, TAGC_TO_ARMS_ALWAYS},
+    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
+     TAGC_TO_ARMS_ALWAYS},
+    {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
+    {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "bucket-elems", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
+    {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},
+};
+enum { N_SHARED = sizeof shared / sizeof shared[0] };
+
+/* clang-format off */
+#define TEXT(section, name, field, initial, value, help) \
+    {section, name, TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(field), 0, 0, NULL, initial, value, help}
+#define REAL(section, name, field, max, word, initial, help) \
+    {section, name, TAGC_OPTION_REAL, TAGC_ROLE_RUN, AT(field), 1e-12, max, word, initial, "X", help}
+#define INT(section, name, field, help) \
+    {section, name, TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(field), 1, 65536, "auto", "auto", "N", help}
+static const tagc_option own[] = {
+    TEXT("What to plan", "arms", arms, "fsdp,fsdp-bf16,zero2-bf16,tagc-10x,packed,zero2-packed,zero2-direct,all-legs",
+     "LIST",
+         "ways to train: names of the table below or config files, each with options behind it, as in"
+         " packed+sparsity=0.95+gather=bf16"),
+    TEXT(NULL, "placement", placement, NULL, "LIST",
+         "none, zero1, zero2, zero3, hybrid, in place of what the arms have: what is replicated, sharded, gathered;"
+         " several make a row each"),
+    TEXT(NULL, "config-json", config_json, NULL, "FILE", "the model of a GPT-2's config.json, in place of --model"),
+    TEXT(NULL, "world-size", world_size, "2", "LIST", "ranks, as in 2,8,64"),
+    INT(NULL, "hosts", hosts, "that the ranks are on; auto: one rank per host"),
+    INT(NULL, "ranks-per-host", ranks_per_host, "the same, said otherwise"),
+    REAL(NULL, "union-density", union_density, 1, "auto", "auto",
+         "share of elements that any rank keeps; auto: as in --profile, else as if ranks chose independently"),
+    TEXT("The network", "link-rate", link_rate, NULL, "LIST",
+         "of a host, each direction, as in 1gbit,10gbit; TCP's payload is taken as 94 % of it"),
+    REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, in place of --link-rate"),
+    TEXT(NULL, "latency", latency, NULL, "LIST",
+         "one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Several go with each rate. A large message"
+         " takes as many times this as the profile says, else 3: MPI asks before it sends one"),
+    TEXT(NULL, "host-rate", host_rate, NULL, "RATE", "between ranks of one host; without it that takes no time"),
+    TEXT("What things cost", "profile", profile, NULL, "FILES",
+         "results of tagc bench or the lab, to which costs are fitted, with commas between; FILE:2 is case 2 of a lab's."
+         " Model and batch are its, too, unless given"),
+    TEXT(NULL, "fit-arms", fit_arms, NULL, "LIST", "arms of the profile to fit to; others are held out"),
+    TEXT(NULL, "check", check, NULL, "FILES", "more such results: simulated against measured, point by point"),
+    REAL(NULL, "compute-s", compute_s, 1e6, "auto", "auto",
+         "without a profile: seconds of one forward and backward pass"),
+    REAL(NULL, "codec-ns", codec_ns, 1e6, "auto", "auto",
+         "without a profile: of all phases of a compressed exchange, per element"),
+    REAL(NULL, "optimizer-ns", optimizer_ns, 1e6, "none", "none", "without a profile: of the update, per element"),
+    {"Result", "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
+     "the plan, for tagc report; several world sizes or rates make a list of plans"},
+};
+/* clang-format on */
+enum { N_OWN = sizeof own / sizeof own[0] };
+
+static const char examples[] =
+    "  # Memory and bytes of every placement on 8 ranks, two per host.\n"
+    "  tagc plan --world-size 8 --hosts 4 --arms fsdp,packed --placement none,zero1,zero2,zero3,hybrid\n"
+    "\n"
+    "  # Measured on this network, predicted for others.\n"
+    "  mpirun -n 2 --host one,two tagc bench --json bench.json\n"
+    "  tagc plan --profile bench.json --world-size 2,16,128 --link-rate 1gbit,10gbit,25gbit --json "
+    "plan.json\n"
+    "  tagc report bench.json plan.json --out plan.html\n"
+    "\n"
+    "  # What does distance cost?\n"
+    "  tagc plan --profile bench.json --link-rate 100mbit,1gbit --latency 1ms,10ms,50ms\n"
+    "\n"
+    "  # How good are the predictions? Fitted to two links, checked on the third.\n"
+    "  tagc plan --profile links.json:0,links.json:2 --check links.json:1\n";
+
+_Static_assert(N_OWN + N_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+
+/* Own rows, and those of tagc train with other defaults. */
+static const tagc_command *plan_command(void) {
+    static tagc_option rows[N_OWN + N_SHARED];
+    static tagc_command command = {.name = "plan",
+                                   .summary = "memory, bytes and time of a deployment, without running it",
+                                   .usage = "[options]",
+                                   .common =
+                                       "arms model batch-size world-size link-rate latency profile json",
+                                   .examples = examples,
+                                   .options = rows,
+                                   .n_options = N_OWN + N_SHARED};
+    tagc_arms_rows(own, N_OWN, shared, N_SHARED, rows);
+    return &command;
+}
+
+/* ---- lists ---- */
+
+typedef struct unit {
+    const char *name;
+    double factor;
+} unit;
+
+/* A number and one of the units, above 0 (or at least 0), up to `most` in the unit of factor 1. */
+static int read_quantity(const char *text, size_t n, const unit *units, double least, double *out) {
+    char word[32], *end;
+    if (n == 0 || n >= sizeof word || !strchr("0123456789.", text[0])) return 0;
+    snprintf(word, sizeof word, "%.*s", (int)n, text);
+    double value = strtod(word, &end);
+    for (; units->name; units++)
+        if (strcmp(end, units->name) == 0) {
+            *out = value * units->factor;
+            return *out >= least && *out <= 1e15;
+        }
+    return 0;
+}
+
+static const unit rate_units[] = {{"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}, {NULL, 0}};
+static const unit time_units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {NULL, 0}};
+
+/* Calls read for each word between commas. */
+static tagc_status read_list(const char *name, const char *list, int *n,
+                             tagc_status (*read)(tagc_plan_request *, const char *, size_t),
+                             tagc_plan_request *request) {
+    for (const char *at = list;; at++) {
+        size_t length = strcspn(at, ",");
+        if (*n == TAGC_PLAN_MAX_LIST)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--%s has more than %d entries", name, TAGC_PLAN_MAX_LIST);
+        TAGC_TRY(read(request, at, length));
+        ++*n;
+        at += length;
+        if (!*at) return TAGC_OK;
+    }
+}
+
+static tagc_status read_world(tagc_plan_request *request, const char *text, size_t n) {
+    char word[16] = "", *end = word;
+    if (n > 0 && n < sizeof word) snprintf(word, sizeof word, "%.*s", (int)n, text);
+    long value = word[0] >= '0' && word[0] <= '9' ? strtol(word, &end, 10) : 0;
+    if (*end || value < 1 || value > 65536)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--world-size is \"%.40s\", allowed: numbers from 1 to 65536, as in 2,8,64",
+                         request->options.world_size);
+    request->worlds[request->n_worlds] = (int)value;
+    return TAGC_OK;
+}
+
+static tagc_status read_placement(tagc_plan_request *request, const char *text, size_t n) {
+    for (int i = TAGC_PLACE_NONE; i <= TAGC_PLACE_HYBRID; i++) {
+        const char *name = tagc_placement_describe(i)->name;
+        if (strlen(name) != n || strncmp(name, text, n) != 0) continue;
+        request->placements[request->n_placements] = i;
+        return TAGC_OK;
+    }
+    return tagc_fail(
+        TAGC_ERR_ARGUMENT,
+        "--placement is \"%.60s\", allowed: none, zero1, zero2, zero3, hybrid, with commas between",
+        request->options.placement);
+}
+
+/* An Ethernet frame of 1538 bytes on the line carries 1448 of TCP's. */
+static const double payload_share = 1448.0 / 1538.0;
+
+static tagc_status read_rate(tagc_plan_request *request, const char *text, size_t n) {
+    double bits_per_s;
+    if (!read_quantity(text, n, rate_units, 1, &bits_per_s))
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--link-rate is \"%.60s\", allowed: numbers with kbit, mbit, gbit or tbit, as in 1gbit,10gbit",
+            request->options.link_rate);
+    request->line_bits_per_s[request->n_links] = bits_per_s;
+    request->links[request->n_links].bytes_per_s = bits_per_s / 8 * payload_share;
+    return TAGC_OK;
+}
+
+static tagc_status read_latency(tagc_plan_request *request, const char *text, size_t n) {
+    if (read_quantity(text, n, time_units, 0, &request->latencies_s[request->n_latencies])) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "--latency is \"%.60s\", allowed: numbers with us, ms or s, as in 50us or 1ms,10ms",
+                     request->options.latency);
+}
+
+/* Of large messages and of small ones. */
+static double large_ways(const tagc_plan_link *measured) {
+    if (!measured || !(measured->latency_s > 0)) return TAGC_LARGE_MESSAGE_WAYS;
+    return measured->large_latency_s > 0 ? measured->large_latency_s / measured->latency_s : 1;
+}
+
+/* Each rate with each latency, the first rate first. */
+static tagc_status cross(tagc_plan_request *request, const tagc_plan_link *measured, double host_bits_per_s) {
+    int n_rates = request->n_links, n = n_rates * request->n_latencies;
+    if (n > TAGC_PLAN_MAX_LIST)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--link-rate and --latency make %d links, allowed are %d", n,
+                         TAGC_PLAN_MAX_LIST);
+    for (int i = n - 1; i >= 0; i--) { /* from behind: sources stand before what is written */
+        double latency_s = request->latencies_s[i % request->n_latencies];
+        request->links[i] = request->links[i / request->n_latencies];
+        request->line_bits_per_s[i] = request->line_bits_per_s[i / request->n_latencies];
+        request->links[i].latency_s = latency_s;
+        request->links[i].large_latency_s = latency_s * large_ways(measured);
+        request->links[i].host_bytes_per_s = host_bits_per_s / 8;
+    }
+    request->n_links = n;
+    return TAGC_OK;
+}
+
+static tagc_status read_network(tagc_plan_request *request) {
+    const tagc_plan_options *o = &request->options;
+    const tagc_point *measured = request->profile.n_points > 0 ? request->profile.points : NULL;
+    double host_bits_per_s = 0;
+    if (o->link_rate && o->bytes_per_s > 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--link-rate and --bytes-per-s say the same thing twice; give one");
+    if (o->latency) {
+        TAGC_TRY(read_list("latency", o->latency, &request->n_latencies, read_latency, request));
+    } else {
+        request->latencies_s[0] = measured ? measured->link.latency_s : 0;
+        request->n_latencies = 1;
+    }
+    if (o->host_rate && !read_quantity(o->host_rate, strlen(o->host_rate), rate_units, 1, &host_bits_per_s))
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--host-rate is \"%.40s\", allowed: a number with kbit, mbit, gbit or tbit, as in 80gbit",
+            o->host_rate);
+    if (o->link_rate) {
+        TAGC_TRY(read_list("link-rate", o->link_rate, &request->n_links, read_rate, request));
+    } else if (o->bytes_per_s > 0 || (measured && measured->setup.world_size > 1)) {
+        request->links[0].bytes_per_s = o->bytes_per_s > 0 ? o->bytes_per_s : measured->link.bytes_per_s;
+        request->n_links = 1;
+    }
+    return cross(request, measured ? &measured->link : NULL, host_bits_per_s);
+}
+
+/* ---- model and arms ---- */
+
+static const char *const shape[] = {"model",      "n-layer",    "n-head", "n-embd",
+                                    "block-size", "vocab-size", "tied"};
+enum { N_SHAPE = sizeof shape / sizeof shape[0] };
+
+static void take_shape(tagc_plan_request *request) {
+    tagc_train_options *train = &request->options.train;
+    train->n_layer = request->model.n_layer;
+    train->n_head = request->model.n_head;
+    train->n_embd = request->model.n_embd;
+    train->block_size = request->model.block_size;
+    train->vocab_size = request->model.vocab_size;
+    train->tied = request->model.tied ? 1 : 2;
+}
+
+/* What was measured is what is planned, where nothing else is said. */
+static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *parsed, int *took_model) {
+    tagc_plan_options *o = &request->options;
+    *took_model = 0;
+    if (!o->profile) return TAGC_OK;
+    TAGC_TRY(tagc_plan_read_points(o->profile, &request->profile));
+    if (request->profile.n_points == 0) return TAGC_OK;
+    const tagc_setup *setup = &request->profile.points[0].setup;
+    *took_model = !o->config_json;
+    for (int i = 0; i < N_SHAPE; i++) *took_model &= !tagc_options_given(parsed, shape[i]);
+    if (*took_model) {
+        request->model = setup->model;
+        snprintf(request->model_name, sizeof request->model_name, "%.60s", request->profile.model);
+        take_shape(request);
+        if (!tagc_options_given(parsed, "seq-len")) o->train.seq_len = setup->n_tokens;
+    }
+    if (!tagc_options_given(parsed, "batch-size")) o->train.batch_size = setup->n_batch;
+    if (!tagc_options_given(parsed, "accumulate")) o->train.accumulate = setup->engine.n_micro_steps;
+    return TAGC_OK;
+}
+
+static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *parsed) {
+    tagc_plan_options *o = &request->options;
+    tagc_train_options *train = &o->train;
+    int took_model;
+    TAGC_TRY(take_profile(request, parsed, &took_model));
+    if (!took_model && !o->config_json) {
+        snprintf(request->model_name, sizeof request->model_name, "%s", train->model ? train->model : "");
+        TAGC_TRY(tagc_train_model(train, &request->model));
+    } else if (!took_model) {
+        for (int i = 0; i < N_SHAPE; i++)
+            if (tagc_options_given(parsed, shape[i]))
+                return tagc_fail(TAGC_ERR_ARGUMENT,
+                                 "--%s and --config-json both say what the model is; give one", shape[i]);
+        TAGC_TRY(tagc_gpt2_config_read(o->config_json, &request->model));
+        snprintf(request->model_name, sizeof request->model_name, "%.60s", o->config_json);
+        take_shape(request);
+    }
+    if (train->seq_len == 0)
+        train->seq_len = request->model.block_size < 256 ? request->model.block_size : 256;
+    if (train->seq_len > request->model.block_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
+                         (long long)train->seq_len, request->model.block_size);
+    request->n_tokens = (int)train->seq_len;
+    return TAGC_OK;
+}
+
+static tagc_status check_hosts(const tagc_plan_request *request) {
+    const tagc_plan_options *o = &request->options;
+    if (o->hosts > 0 && o->ranks_per_host > 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--hosts and --ranks-per-host say the same thing twice; give one");
+    for (int i = 0; i < request->n_worlds; i++) {
+        int64_t n_ranks = request->worlds[i], n = o->hosts > 0 ? o->hosts : o->ranks_per_host;
+        if (n > 0 && n_ranks % n != 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--%s is %lld, which does not divide the world size of %lld",
+                             o->hosts > 0 ? "hosts" : "ranks-per-host", (long long)n, (long long)n_ranks);
+    }
+    return TAGC_OK;
+}
+
+static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *parsed) {
+    const tagc_plan_options *o = &request->options;
+    TAGC_TRY(read_model(request, parsed));
+    TAGC_TRY(
+        tagc_arms_read(o->arms, parsed, shared, N_SHARED, &request->model, &request->arms, &request->n_arms));
+    if (!o->world_size) return tagc_fail(TAGC_ERR_ARGUMENT, "--world-size is empty");
+    TAGC_TRY(read_list("world-size", o->world_size, &request->n_worlds, read_world, request));
+    TAGC_TRY(check_hosts(request));
+    if (o->placement)
+        TAGC_TRY(read_list("placement", o->placement, &request->n_placements, read_placement, request));
+    if (o->profile && (o->compute_s > 0 || o->codec_ns > 0 || o->optimizer_ns > 0))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--profile fits all costs; --compute-s, --codec-ns and "
+                                            "--optimizer-ns are for when there is none");
+    if (o->check && !o->profile)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--check needs --profile: costs that were fitted to something");
+    if (o->fit_arms && !o->profile)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--fit-arms needs --profile, whose arms they are");
+    if (o->check) TAGC_TRY(tagc_plan_read_points(o->check, &request->check));
+    return read_network(request);
+}
+
+static tagc_status make_plans(tagc_plan_request *request) {
+    json_t *checks = NULL, *results = json_array();
+    const char *path = request->options.json;
+    tagc_status status = path ? tagc_result_check(path) : TAGC_OK;
+    if (status == TAGC_OK) status = tagc_plan_find_costs(request);
+    if (status == TAGC_OK && !request->options.train.quiet) tagc_plan_print_costs(request);
+    if (status == TAGC_OK) status = tagc_plan_check(request, &checks);
+    for (int i = 0; status == TAGC_OK && i < request->n_worlds; i++)
+        status = tagc_plan_world(request, i, results);
+    if (checks) json_object_set_new(json_array_get(results, 0), "checks", checks);
+    if (status == TAGC_OK && path)
+        status =
+            tagc_result_write(json_array_size(results) == 1 ? json_array_get(results, 0) : results, path);
+    json_decref(results);
+    return status;
+}
+
+int tagc_command_plan(int argc, char **argv) {
+    const tagc_command *command = plan_command();
+    tagc_plan_request request = {.argc = argc, .argv = argv};
+    tagc_parsed parsed;
+    int code = tagc_command_parse(command, argc, argv, &request.options, &parsed);
+    if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
+        printf("\nArms:\n");
+        tagc_arms_print(stdout);
+    }
+    if (code == TAGC_GO_ON) {
+        tagc_status status = make_request(&request, &parsed);
+        if (status != TAGC_OK) /* what files hold is not how the command was used */
+            code = status == TAGC_ERR_ARGUMENT ? tagc_command_refuse(command) : tagc_command_fail();
+    }
+    if (code == TAGC_GO_ON) code = make_plans(&request) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+    tagc_points_destroy(&request.profile);
+    tagc_points_destroy(&request.check);
+    tagc_arms_destroy(request.arms, request.n_arms);
+    tagc_options_destroy(&parsed);
+    return code;
+}

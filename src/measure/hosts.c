@@ -1,0 +1,113 @@
+/* Which ranks share a host, and how much memory it has for them.
+ *
+ * A host is what has an address on the network: containers and network namespaces of one machine count apart, which
+ * its name alone would not tell. */
+#include "bench/bench.h"
+
+#include "files/origin.h"
+#include "train/progress.h"
+#include "core/status.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct identity {
+    char name[TAGC_BENCH_HOST_BYTES];
+    char boot[40];    /* of the kernel, different for every start of every machine */
+    char network[40]; /* of the namespace */
+} identity;
+
+static void read_line(const char *path, char *text, int n_bytes) {
+    FILE *file = fopen(path, "r");
+    if (!file || !fgets(text, n_bytes, file)) *text = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    if (file) fclose(file);
+}
+
+static void find_identity(identity *own) {
+    memset(own, 0, sizeof *own); /* compared as bytes */
+    tagc_origin_host(own->name, sizeof own->name);
+    read_line("/proc/sys/kernel/random/boot_id", own->boot, sizeof own->boot);
+    ssize_t n = readlink("/proc/self/ns/net", own->network, sizeof own->network - 1);
+    own->network[n > 0 ? n : 0] = '\0';
+    memset(own->boot + strlen(own->boot), 0, sizeof own->boot - strlen(own->boot));
+}
+
+tagc_status tagc_bench_hosts_find(tagc_comm *comm, tagc_bench_hosts *out) {
+    size_t world_size = (size_t)tagc_comm_world_size(comm);
+    identity own, *all = calloc(world_size, sizeof *all);
+    *out = (tagc_bench_hosts){.of_rank = calloc(world_size, sizeof *out->of_rank),
+                              .leaders = calloc(world_size, sizeof *out->leaders),
+                              .names = calloc(world_size, sizeof *out->names)};
+    if (!all || !out->of_rank || !out->leaders || !out->names) {
+        free(all);
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the hosts of %zu ranks", world_size);
+    }
+    find_identity(&own);
+    tagc_status status = tagc_comm_all_gather(comm, &own, sizeof own, all);
+    for (size_t rank = 0; status == TAGC_OK && rank < world_size; rank++) {
+        int host = 0;
+        while (host < out->n_hosts && memcmp(&all[out->leaders[host]], &all[rank], sizeof own) != 0) host++;
+        if (host == out->n_hosts) {
+            out->leaders[out->n_hosts++] = (int)rank;
+            memcpy(out->names[host], all[rank].name, sizeof all[rank].name);
+            out->names[host][TAGC_BENCH_HOST_BYTES - 1] = '\0';
+        }
+        out->of_rank[rank] = host;
+    }
+    for (size_t rank = 0; rank < world_size; rank++)
+        out->n_here += out->of_rank[rank] == out->of_rank[tagc_comm_rank(comm)];
+    free(all);
+    return status;
+}
+
+void tagc_bench_hosts_destroy(tagc_bench_hosts *hosts) {
+    free(hosts->of_rank);
+    free(hosts->leaders);
+    free(hosts->names);
+    *hosts = (tagc_bench_hosts){0};
+}
+
+/* ---- memory ---- */
+
+/* The number behind `name` in a file of lines "name number"; with name NULL the file's only number. -1: none. */
+static double number_in(const char *path, const char *name) {
+    char line[160], *end;
+    double found = -1;
+    FILE *file = fopen(path, "r");
+    while (file && found < 0 && fgets(line, sizeof line, file)) {
+        size_t n = name ? strlen(name) : 0;
+        if (name && strncmp(line, name, n) != 0) continue;
+        double value = strtod(line + n, &end);
+        if (end != line + n) found = value;
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+/* What can be had without swapping: the machine's, or less where a container says so. -1: not known. */
+static double free_bytes(void) {
+    double free_kib = number_in("/proc/meminfo", "MemAvailable:"),
+           least = free_kib < 0 ? -1 : 1024 * free_kib;
+    double max = number_in("/sys/fs/cgroup/memory.max", NULL);
+    double used = number_in("/sys/fs/cgroup/memory.current", NULL);
+    double given_back = number_in("/sys/fs/cgroup/memory.stat", "inactive_file ");
+    if (max > 0 && used >= 0) {
+        double left = max - used + (given_back > 0 ? given_back : 0);
+        if (least < 0 || left < least) least = left;
+    }
+    return least;
+}
+
+tagc_status tagc_bench_check_memory(const tagc_bench *bench, const char *what, uint64_t n_bytes) {
+    double available = free_bytes(), needed = (double)n_bytes * bench->hosts.n_here;
+    if (available < 0 || needed <= available) return TAGC_OK;
+    char each[16], all[16], has[16], host[TAGC_BENCH_HOST_BYTES];
+    tagc_origin_host(host, sizeof host);
+    return tagc_fail(
+        TAGC_ERR_MEMORY,
+        "%s needs about %s per rank, %s for the %d ranks of host %s, which has %s free: take a smaller"
+        " model, a shorter --seq-len or fewer ranks per host",
+        what, tagc_human_bytes((double)n_bytes, each), tagc_human_bytes(needed, all), bench->hosts.n_here,
+        host, tagc_human_bytes(available, has));
+}

@@ -1,0 +1,381 @@
+/* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
+#include "options/train_options.h"
+#include "files/paths.h"
+#include "exchange/options.h"
+#include "gpt2/safetensors.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
+
+#define AT(field) offsetof(tagc_train_options, field)
+#define INT(section, name, role, field, min, max, word, initial, help)                                       \
+    { section, name, TAGC_OPTION_INT, role, AT(field), min, max, word, initial, "N", help }
+#define REAL(section, name, role, field, min, max, word, initial, help)                                      \
+    { section, name, TAGC_OPTION_REAL, role, AT(field), min, max, word, initial, "X", help }
+#define TEXT(section, name, role, field, bare, initial, value, help)                                         \
+    { section, name, TAGC_OPTION_TEXT, role, AT(field), 0, 0, bare, initial, value, help }
+#define FLAG(section, name, role, field, initial, help)                                                      \
+    { section, name, TAGC_OPTION_FLAG, role, AT(field), 0, 0, NULL, initial, NULL, help }
+#define CHOICE(section, name, role, field, words, initial, help)                                             \
+    { section, name, TAGC_OPTION_CHOICE, role, AT(field), 0, 0, words, initial, NULL, help }
+#define FREE TAGC_ROLE_FREE
+#define FIXED TAGC_ROLE_FIXED
+#define PLACE TAGC_ROLE_PLACE
+#define RUN TAGC_ROLE_RUN
+#define LOCAL TAGC_ROLE_LOCAL
+
+/* clang-format off */
+static const tagc_option rows[] = {
+    TEXT("Data", "data", PLACE, data, NULL, NULL, "DIR|FILE",
+         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file"),
+    TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
+
+    TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
+         "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-162m (the paper's, untied), demo or tiny; gpt2-124m is gpt2; the"
+         " options below change single numbers of it"),
+    INT(NULL, "n-layer", FIXED, n_layer, 1, 1000, "preset", "preset", "transformer blocks"),
+    INT(NULL, "n-head", FIXED, n_head, 1, 65536, "preset", "preset", "attention heads; divides --n-embd"),
+    INT(NULL, "n-embd", FIXED, n_embd, 1, 65536, "preset", "preset", "width of the model"),
+    INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence"),
+    INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows"),
+    CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding"),
+    TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
+         "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones; the model is that of the"
+         " config.json beside them, where there is one and --model is not given"),
+
+    INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run"),
+    INT(NULL, "batch-size", FREE, batch_size, 1, 65536, NULL, "8",
+        "sequences per rank and micro-step; a step sees batch-size x ranks x accumulate of them"),
+    INT(NULL, "seq-len", FREE, seq_len, 1, 1048576, "block-size", "block-size", "tokens per sequence"),
+    INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step"),
+    INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data"),
+
+    REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate"),
+    REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step"),
+    INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr"),
+    CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
+           "where warm-up and cosine begin: at step 0, so that a fork with the options of its origin goes on along the same"
+           " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"),
+    REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
+    REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
+    REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
+         "decay of the first moment of compressed tensors; auto: 0 for direct above --sparsity 0, whose residual averages"
+         " already, else --beta1"),
+    REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
+    REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
+
+    TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
+         "options of an arm of tagc bench, as fsdp, fsdp-bf16, zero2-bf16 or all-legs; options that are given win"),
+    CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
+           "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
+           " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts"),
+    CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
+           "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
+    INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, "auto=-1", "0",
+        "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links; auto: as many"
+        " as pay on this link with this machine, measured before the first step and kept in checkpoints"),
+    CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
+           "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"),
+    INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
+        "gathers between comparisons of the ranks' replicas by checksum; for deltas"),
+    INT(NULL, "ranks-per-host", FIXED, ranks_per_host, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "neighbouring ranks that share a host, for --sharding hybrid and --two-level"),
+    FLAG(NULL, "two-level", FREE, two_level, "no",
+         "parameters cross to each host once; direct: gradients of a host's ranks are added first and compressed only"
+         " between hosts"),
+    INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
+    INT(NULL, "grads-in-flight", FREE, grads_in_flight, 1, 8, NULL, "2",
+        "units whose whole gradients are in memory at once, being computed or exchanged: so many exchanges share their latency;"
+        " with accumulation it is all units"),
+    FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
+         "send gradients at every micro-step, as the paper's loop does, not only at the last"),
+
+    CHOICE("Compression of gradients", "compress", FIXED, compress, "none|non-attention-linear|paper|all|names",
+           "non-attention-linear",
+           "which tensors: feed-forward, embedding, head and the projection after attention; every matrix above 2 M"
+           " elements; everything; or what --compress-names matches. The rest: --mild"),
+    TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
+         "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
+    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "direct",
+           "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
+           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
+           " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"),
+    CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
+           "direct: how a value travels; what rounding loses stays in the residual; auto: what measured best, told as the"
+           " run begins"),
+    INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
+    FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"),
+    CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
+           "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
+           " auto: dense for dense, sketch and packed, else low-bit values as they measured best"),
+    REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
+         "of those; 0 sends every element; auto: 0.85, or --sparsity where that is less"),
+    REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
+         "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
+         " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"),
+    REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
+         "sketch: values per cell; auto takes as many cells as the index says are needed"),
+    CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
+           "1 bit per element and a true OR; LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"),
+    CHOICE(NULL, "cells", FREE, cells, "fp32|fixed", "fp32", "sketch: fixed point peels without any rounding"),
+    CHOICE(NULL, "unpeeled", FREE, unpeeled, "packed|residual|estimate", "packed",
+           "sketch: values it cannot give back are sent plainly, stay in the residual, or are estimated (the paper,"
+           " LOSSY)"),
+    CHOICE(NULL, "fill-union", FREE, fill_union, "auto|yes|no", "auto",
+           "send also what other ranks selected: costs no bytes; auto: yes for packed"),
+    CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
+
+    CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
+           "direct: begin with every value in 4 bits, and go on to --sparsity and --mild-sparsity, unit by unit, when gradients"
+           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"),
+    INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
+        "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"),
+    REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
+         "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
+         " jumps"),
+
+    INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved"),
+    CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
+    REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
+    INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),
+    INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, NULL, "1", "threads of a matrix product, per process"),
+
+    TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
+         "gets metrics.jsonl and checkpoints; without it nothing is written"),
+    INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses"),
+    INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss"),
+    INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"),
+    INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"),
+    TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
+         "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
+    TEXT(NULL, "fork", RUN, fork, NULL, NULL, "PATH",
+         "a new run that begins with the weights, moments and step number of another run's checkpoint; any other option"
+         " and the number of ranks may differ, residuals start empty, data from their beginning; the model is the checkpoint's"),
+    TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
+         "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
+    TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, NULL, "FIRST-LAST",
+         "steps in the timeline; without it the third to the fifth from where the run starts or goes on"),
+    FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures"),
+    TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
+         "lines of name = value, # before comments; the command line wins"),
+};
+/* clang-format on */
+
+static const char examples[] =
+    "  # A first run: two ranks as threads, small model, gradients compressed.\n"
+    "  tagc data --out data/books books/*.txt\n"
+    "  tagc train --data data/books --ranks 2 --steps 300 --out runs/first\n"
+    "\n"
+    "  # The same over MPI, on this host or on several.\n"
+    "  mpirun -n 2 tagc train --data data/books --steps 300 --out runs/mpi\n"
+    "\n"
+    "  # The paper's 10x setting, and plain FSDP to compare it with.\n"
+    "  tagc train --config configs/tagc-10x-or.conf --data data/books --ranks 2 --out runs/tagc\n"
+    "  tagc train --config configs/fsdp.conf --data data/books --ranks 2 --out runs/fsdp\n"
+    "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n"
+    "\n"
+    "  # A run under mpirun is stopped best by SIGUSR1, which mpirun passes on and waits for: it saves and "
+    "leaves.\n"
+    "  kill -USR1 PID-OF-MPIRUN\n"
+    "\n"
+    "  # Ctrl-C saves; this goes on where it stopped, with the same options.\n"
+    "  tagc train --data data/books --ranks 2 --out runs/first --resume\n";
+
+_Static_assert(sizeof rows / sizeof rows[0] <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+
+static void resolve(void *values);
+
+const tagc_command tagc_train_command = {.name = "train",
+                                         .summary = "train a GPT-2 on one or more ranks",
+                                         .usage = "--data DIR [options]",
+                                         .common = "data model steps batch-size lr ranks preset out resume",
+                                         .examples = examples,
+                                         .options = rows,
+                                         .n_options = sizeof rows / sizeof rows[0],
+                                         .positionals = 0,
+                                         .resolve = resolve};
+
+tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
+    if (!options->model) return tagc_fail(TAGC_ERR_ARGUMENT, "--model is empty");
+    TAGC_TRY(tagc_gpt2_preset(options->model, out));
+    if (options->n_layer) out->n_layer = (int)options->n_layer;
+    if (options->n_head) out->n_head = (int)options->n_head;
+    if (options->n_embd) out->n_embd = (int)options->n_embd;
+    if (options->block_size) out->block_size = (int)options->block_size;
+    if (options->vocab_size) out->vocab_size = (int)options->vocab_size;
+    if (options->tied) out->tied = options->tied == 1;
+    return tagc_gpt2_config_check(out);
+}
+
+tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options) {
+    char path[TAGC_PATH_BYTES];
+    tagc_gpt2_config config;
+    TAGC_TRY(tagc_path_beside(options->init_from, "config.json", path));
+    if (!tagc_path_exists(path)) return TAGC_OK;
+    TAGC_TRY(tagc_gpt2_config_read(path, &config));
+    const struct {
+        const char *name;
+        int64_t *value;
+        int read;
+    } fields[] = {
+        {"n-layer", &options->n_layer, config.n_layer},
+        {"n-head", &options->n_head, config.n_head},
+        {"n-embd", &options->n_embd, config.n_embd},
+        {"block-size", &options->block_size, config.block_size},
+        {"vocab-size", &options->vocab_size, config.vocab_size},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (!tagc_options_given(parsed, fields[i].name)) *fields[i].value = fields[i].read;
+    if (!tagc_options_given(parsed, "tied")) options->tied = config.tied ? 1 : 2;
+    return TAGC_OK;
+}
+
+static int is_dense_blocks(const tagc_reducer_options *o) {
+    return o->exchange == TAGC_EXCHANGE_DIRECT && o->sparsity == 0;
+}
+
+static void set_paper(const tagc_train_options *options, tagc_paper_options *out) {
+    out->index = options->index;
+    out->fill_union = options->fill_union == 0 ? -1 : options->fill_union == 1;
+    if (options->exchange != TAGC_EXCHANGE_SKETCH) return;
+    out->ratio = options->ratio;
+    out->cells = options->cells;
+    out->unpeeled = options->unpeeled;
+    out->seed = (uint64_t)options->seed;
+}
+
+void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {
+    tagc_fsdp_options_init(out);
+    out->sharding = options->sharding;
+    out->wrap = options->wrap;
+    out->policy = options->compress;
+    out->names = options->compress_names;
+    out->dense_format = options->wire;
+    out->gather = options->gather;
+    out->bucket_elems =
+        options->bucket_elems > 0 ? (uint64_t)options->bucket_elems : 0; /* auto is chosen later */
+    out->prefetch = (int)options->prefetch;
+    out->grads_in_flight = (int)options->grads_in_flight;
+    out->n_micro_steps = (int)options->accumulate;
+    out->exchange_each_micro_step = options->exchange_each_micro_step;
+    out->gather_check_every = (int)options->gather_check_every;
+    out->ranks_per_host = (int)options->ranks_per_host;
+    out->two_level = options->two_level;
+    out->beta1 = options->beta1;
+    out->beta1_compressed = options->compressed_beta1;
+    out->beta2 = options->beta2;
+    out->weight_decay = options->weight_decay;
+    out->clip_norm = options->clip;
+    int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+    out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
+    out->sparsity_warmup = (int)options->sparsity_warmup;
+    int is_gentle =
+        options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
+    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
+    out->reducer.sparsity = options->sparsity;
+    if (options->exchange == TAGC_EXCHANGE_DENSE)
+        out->reducer.format = options->wire;
+    else if (out->reducer.exchange == TAGC_EXCHANGE_DIRECT && options->values != AUTO_VALUES)
+        out->reducer.format = options->values;
+    out->reducer.block = (int)options->block;
+    out->reducer.n_threads = (int)options->codec_threads;
+    if (!is_auto) set_paper(options, &out->paper);
+    tagc_reducer_options mild = out->reducer;
+    mild.exchange = options->mild == AUTO_VALUES ? -1
+                    : options->mild > 0          ? TAGC_EXCHANGE_DIRECT
+                                                 : TAGC_EXCHANGE_DENSE;
+    mild.format = options->mild == AUTO_VALUES || options->mild == 0 ? -1 : options->mild;
+    mild.sparsity = options->mild_sparsity;
+    out->mild = mild;
+    tagc_fsdp_options_resolve(out);
+    out->reducer.rotate = options->rotate && is_dense_blocks(&out->reducer);
+    out->mild.rotate = options->rotate && is_dense_blocks(&out->mild);
+}
+
+static void resolve(void *values) {
+    tagc_train_options *options = values;
+    tagc_fsdp_options engine;
+    tagc_train_fsdp(options, &engine);
+    options->gentle = engine.gentle ? 1 : 2;
+    options->sparsity = engine.reducer.sparsity;
+    if (options->values == AUTO_VALUES) { /* for other exchanges, too: a fork may choose direct */
+        tagc_reducer_options direct;
+        tagc_reducer_options_init(&direct);
+        tagc_reducer_options_resolve(&direct);
+        options->values = direct.format;
+    }
+    options->compressed_beta1 = engine.beta1_compressed;
+    options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.format;
+    options->mild_sparsity = engine.mild.sparsity;
+}
+
+tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {
+    char *end = NULL;
+    unsigned long long from = strtoull(text, &end, 10), to = from;
+    if (*end == '-') to = strtoull(end + 1, &end, 10);
+    if (*end || from < 1 || to < from || to > 1000000000 || text[strspn(text, "-0123456789")] ||
+        text[0] == '-')
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST", text);
+    *first = from;
+    *last = to;
+    return TAGC_OK;
+}
+
+/* Combinations that the engine would refuse, in the words of the command line. */
+static tagc_status check_exchange(const tagc_train_options *options) {
+    static const char *const exchanges[] = {"dense", "sketch", "packed"};
+    int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;
+    if (options->block & (options->block - 1))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--block is %lld, allowed: a power of two from 16 to 4096",
+                         (long long)options->block);
+    if (options->gather >= TAGC_GATHER_DELTA8 && options->sharding != TAGC_SHARD_GRAD)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
+            tagc_gather_choices[options->gather].name);
+    if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX) {
+        char size[24] = "auto";
+        if (options->bucket_elems > 0) snprintf(size, sizeof size, "%lld", (long long)options->bucket_elems);
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--bucket-elems is %s, which needs --wrap stage: matrices that are units of their own do"
+            " not join",
+            size);
+    }
+    if (is_hybrid && options->ranks_per_host < 2)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"
+                         " are --sharding none");
+    if (is_hybrid && options->compress != TAGC_POLICY_NONE &&
+        (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--exchange %s does not go with --sharding hybrid, allowed: dense, direct or auto",
+                         exchanges[options->exchange]);
+    return TAGC_OK;
+}
+
+tagc_status tagc_train_check(const tagc_train_options *options) {
+    tagc_gpt2_config config = {0};
+    TAGC_TRY(tagc_train_model(options, &config));
+    if (options->seq_len > config.block_size)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
+                         (long long)options->seq_len, config.block_size);
+    if (options->min_lr > options->lr)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--min-lr is %g, allowed: 0 to --lr, which is %g",
+                         options->min_lr, options->lr);
+    if (options->compress == TAGC_POLICY_NAMES && !options->compress_names)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress names needs --compress-names PATTERNS");
+    if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
+    TAGC_TRY(check_exchange(options));
+    if (options->fork && (options->resume || options->init_from))
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
+                         options->resume ? "--resume" : "--init-from");
+    uint64_t first, last;
+    return options->trace_steps ? tagc_train_trace_steps(options->trace_steps, &first, &last) : TAGC_OK;
+}

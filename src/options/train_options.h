@@ -1,0 +1,60 @@
+/* What can be said about a training run, and how it becomes options of the engine and the model. */
+#ifndef TAGC_OPTIONS_TRAIN_OPTIONS_H
+#define TAGC_OPTIONS_TRAIN_OPTIONS_H
+
+#include "options/options.h"
+#include "fsdp/fsdp.h"
+#include "gpt2/gpt2.h"
+
+enum { TAGC_TRAIN_MAX_RANKS = 1024 };
+enum { TAGC_TRAIN_EXCHANGE_AUTO = TAGC_EXCHANGE_DIRECT + 1 }; /* the word after those of tagc_exchange */
+
+typedef struct tagc_train_options {
+    const char *data, *val_data;
+    const char *model, *init_from;
+    int64_t n_layer, n_head, n_embd, block_size, vocab_size; /* 0: the preset's */
+    int tied;                                                /* 0 the preset's, 1 yes, 2 no */
+    int64_t batch_size, seq_len, accumulate, steps, warmup, seed;
+    double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
+    const char *preset;
+    int sharding, wrap, gather, exchange_each_micro_step;
+    int64_t bucket_elems; /* -1: auto */
+    int64_t prefetch, grads_in_flight, gather_check_every, ranks_per_host;
+    int two_level;
+    int compress;
+    const char *compress_names;
+    int exchange, index, cells, unpeeled, fill_union, wire;
+    double sparsity, ratio;
+    int values, mild, rotate;
+    double mild_sparsity;
+    double guard;
+    int64_t sparsity_warmup;
+    int gentle; /* auto, yes, no */
+    int64_t block;
+    int64_t ranks, codec_threads, blas_threads;
+    int transport;
+    double timeout;
+    const char *out, *resume, *fork, *trace, *trace_steps, *config;
+    int schedule_from;
+    int64_t eval_every, eval_batches, save_every, keep;
+    int quiet;
+} tagc_train_options;
+
+extern const tagc_command tagc_train_command;
+
+/* The model's shape: the preset with what was given in its place, checked. */
+tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);
+
+/* The shape in the config.json beside --init-from, where there is one, for what is not given of the shape. */
+tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options);
+
+/* Options of the engine, resolved. */
+void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out);
+
+/* "FIRST-LAST" or one number, 1-based, FIRST <= LAST. */
+tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last);
+
+/* What no single option's range can say. */
+tagc_status tagc_train_check(const tagc_train_options *options);
+
+#endif

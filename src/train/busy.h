@@ -1,0 +1,25 @@
+/* How long the comm and codec streams were at work: the union of their spans, because transfers overlap each
+ * other.
+ *
+ * It stands between a comm and the trace: every event is counted here and passed on. */
+#ifndef TAGC_TRAIN_BUSY_H
+#define TAGC_TRAIN_BUSY_H
+
+#include "fsdp/trace.h"
+
+typedef struct tagc_busy tagc_busy;
+
+typedef struct tagc_busy_times {
+    double comm_s;     /* at least one transfer under way */
+    double codec_s;    /* selecting, encoding, decoding */
+    double exchange_s; /* either */
+    double gradient_s; /* the codec, or a transfer other than of parameters */
+} tagc_busy_times;
+
+tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out); /* trace may be NULL */
+void tagc_busy_destroy(tagc_busy *busy);
+void tagc_busy_event(void *busy, const tagc_event *event);  /* a tagc_trace_fn */
+void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out); /* since the last take; NaN when
+                                                               it was more than there is room for */
+
+#endif

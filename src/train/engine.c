@@ -1,0 +1,54 @@
+/* Glue between the model's table of tensors and the engine, which knows no models. */
+#include "train/engine.h"
+
+#include "core/status.h"
+#include "gpt2/safetensors.h"
+#include <stdlib.h>
+
+tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,
+                               const tagc_fsdp_options *options, tagc_fsdp **out) {
+    *out = NULL;
+    int n_tensors = tagc_gpt2_n_tensors(config);
+    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
+    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
+    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(config, i, &tensors[i]);
+    tagc_status status = tagc_fsdp_create(rank->comm, tensors, n_tensors, options, rank->trace, out);
+    free(tensors);
+    return status;
+}
+
+typedef struct random_fill {
+    const tagc_gpt2_config *config;
+    uint64_t seed;
+} random_fill;
+
+static tagc_status fill_random(void *context, int tensor, size_t first, size_t n, float *values) {
+    const random_fill *fill = context;
+    tagc_gpt2_init_tensor(fill->config, tensor, fill->seed, first, n, values);
+    return TAGC_OK;
+}
+
+tagc_status tagc_engine_init_random(tagc_fsdp *fsdp, const tagc_gpt2_config *config, uint64_t seed) {
+    random_fill fill = {config, seed};
+    return tagc_fsdp_fill(fsdp, fill_random, &fill);
+}
+
+static tagc_status fill_file(void *context, int tensor, size_t first, size_t n, float *values) {
+    return tagc_gpt2_weights_read(context, tensor, first, n, values);
+}
+
+tagc_status tagc_engine_init_file(tagc_fsdp *fsdp, const tagc_gpt2_config *config, const char *path) {
+    tagc_gpt2_weights *weights = NULL;
+    TAGC_TRY(tagc_gpt2_weights_open(path, config, &weights));
+    tagc_status status = tagc_fsdp_fill(fsdp, fill_file, weights);
+    tagc_gpt2_weights_close(weights);
+    return status;
+}
+
+tagc_params tagc_engine_params(tagc_fsdp *fsdp) {
+    return (tagc_params){.context = fsdp,
+                         .use = tagc_fsdp_use,
+                         .done = tagc_fsdp_done,
+                         .grad = tagc_fsdp_grad,
+                         .grad_done = tagc_fsdp_grad_done};
+}

@@ -1,0 +1,210 @@
+/* The headline of a run: what is trained, how gradients travel, and which options have no say in it. */
+#include "train/greet.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
+
+static int is_compressing(const tagc_trainer *t) {
+    return t->options.exchange != TAGC_EXCHANGE_DENSE && t->options.compress != TAGC_POLICY_NONE;
+}
+
+static int is_auto(const tagc_trainer *t) {
+    return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+}
+
+/* Some gradients travel as fragments of direct exchanges. */
+static int is_coded(const tagc_trainer *t) {
+    int is_direct = t->options.exchange == TAGC_EXCHANGE_DIRECT || is_auto(t);
+    return (is_compressing(t) && is_direct) || tagc_fsdp_n_mild(t->fsdp) > 0;
+}
+
+typedef struct use {
+    const char *option;
+    int has_effect;
+    const char *is_for;
+} use;
+
+static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
+    const tagc_train_options *o = &t->options;
+    int compresses = is_compressing(t);
+    int sketch = o->exchange == TAGC_EXCHANGE_SKETCH, indexed = sketch || o->exchange == TAGC_EXCHANGE_PACKED;
+    int direct = compresses && (o->exchange == TAGC_EXCHANGE_DIRECT || is_auto(t));
+    int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = is_coded(t);
+    int by_hosts = o->sharding == TAGC_SHARD_HYBRID || o->two_level;
+    int gathers_across = o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD;
+    int dense = o->exchange == TAGC_EXCHANGE_DENSE;
+    const use uses[] = {
+        {"exchange", dense || mild || o->compress != TAGC_POLICY_NONE, "--compress other than none"},
+        {"ratio", sketch, "--exchange sketch"},
+        {"cells", sketch, "--exchange sketch"},
+        {"unpeeled", sketch, "--exchange sketch"},
+        {"index", indexed || !compresses, "--exchange sketch and packed"},
+        {"fill-union", indexed || !compresses, "--exchange sketch and packed"},
+        {"values", direct, "--exchange direct"},
+        {"block", coded, "--exchange direct and --mild"},
+        {"rotate", (direct && o->sparsity == 0) || (mild && o->mild_sparsity == 0),
+         "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0,"},
+        {"mild", mild || o->mild == 0, "matrices that --compress leaves out"},
+        {"mild-sparsity", mild, "--mild"},
+        {"two-level", (coded || gathers_across) && o->ranks_per_host > 1,
+         o->ranks_per_host > 1 ? "direct exchanges and sharded parameters" : "--ranks-per-host of 2 or more"},
+        {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
+        {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
+        {"gentle", direct, "--exchange direct"},
+        {"sparsity-warmup", compresses && o->sparsity > 0.75,
+         "compressed gradients with --sparsity above 0.75"},
+        {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
+        {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
+        {"schedule-from", o->schedule_from == 0 || o->fork || o->resume, "--fork"},
+        {"trace-steps", o->trace != NULL, "--trace"},
+        {"save-every", o->out != NULL, "--out"},
+        {"keep", o->out != NULL, "--out"},
+    };
+    static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
+                                                 "index", "fill-union", "compressed-beta1"};
+    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
+        if (tagc_options_given(parsed, uses[i].option) && !uses[i].has_effect)
+            tagc_progress_say(&t->progress, "note: --%s is for %s and has no effect here", uses[i].option,
+                              uses[i].is_for);
+    if (compresses && o->sparsity == 1)
+        tagc_progress_say(&t->progress,
+                          "note: --sparsity 1 never sends a compressed gradient: those weights change"
+                          " by weight decay alone");
+    for (size_t i = sketch ? 0 : 3; i < sizeof of_compression / sizeof of_compression[0]; i++) {
+        int by_class = i == 6; /* has its effect also on what is compressed by name alone */
+        if (!tagc_options_given(parsed, of_compression[i]) ||
+            (by_class ? o->compress != TAGC_POLICY_NONE : compresses))
+            continue;
+        tagc_progress_say(&t->progress, "note: --%s is for compressed gradients and has no effect with %s",
+                          of_compression[i],
+                          o->compress == TAGC_POLICY_NONE ? "--compress none" : "--exchange dense");
+    }
+}
+
+/* "direct int4, sparsity 95 %" and the like. */
+static void print_exchange(const tagc_train_options *o, char *text, size_t n_bytes) {
+    static const char *const indexes[] = {"or", "sum4", "sum1"};
+    char ratio[24] = " auto";
+    if (o->ratio > 0) snprintf(ratio, sizeof ratio, " %.4gx", o->ratio);
+    if (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED)
+        snprintf(text, n_bytes, "%s%s, index %s, sparsity %.4g %%",
+                 o->exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed",
+                 o->exchange == TAGC_EXCHANGE_SKETCH ? ratio : "", indexes[o->index], 100 * o->sparsity);
+    else
+        snprintf(text, n_bytes, "%sdirect %s, sparsity %.4g %%",
+                 o->exchange == TAGC_TRAIN_EXCHANGE_AUTO ? "where it pays, " : "", value_names[o->values],
+                 100 * o->sparsity);
+}
+
+static void say_gradients(tagc_trainer *t) {
+    static const char *const policies[] = {"none", "non-attention-linear", "paper", "all", "names"};
+    const tagc_train_options *o = &t->options;
+    double n_params = (double)tagc_fsdp_n_params(t->fsdp);
+    double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp), n_mild = (double)tagc_fsdp_n_mild(t->fsdp);
+    const char *dense = o->wire == TAGC_FORMAT_BF16 ? "dense, bf16" : "dense";
+    char compressed[128] = "", mild[128] = "", exchange[96];
+    print_exchange(o, exchange, sizeof exchange);
+    if (is_compressing(t) && n_compressed == 0)
+        tagc_progress_say(&t->progress, "note: --compress %s matches no tensor of this model",
+                          policies[o->compress]);
+    if (is_compressing(t) && n_compressed > 0)
+        snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
+                 100 * n_compressed / n_params);
+    if (n_mild > 0)
+        snprintf(mild, sizeof mild, "%smild %s, sparsity %.4g %%, on %.1f %%; ",
+                 is_auto(t) && !*compressed ? "where it pays, " : "", value_names[o->mild],
+                 100 * o->mild_sparsity, 100 * n_mild / n_params);
+    if (*compressed || *mild)
+        tagc_progress_say(&t->progress, "gradients: %s%sthe rest %s", compressed, mild, dense);
+    else
+        tagc_progress_say(&t->progress, "gradients: %s", dense);
+}
+
+/* What defaults came to, which depend on the exchange. */
+static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
+    static const char *const names[] = {"sparsity", "values",        "compressed-beta1",
+                                        "mild",     "mild-sparsity", "gentle"};
+    int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
+    char line[256] = "", text[64];
+    if (!is_compressing(t) || t->options.resume) return; /* resumed: the checkpoint's */
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        int row = tagc_options_find(parsed->command, names[i]);
+        size_t n = strlen(line);
+        tagc_options_get(parsed->command, parsed->values, row, text, sizeof text);
+        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 4 && t->options.mild == 0) ||
+            (i == 5 && t->options.gentle != 1))
+            continue;
+        tagc_options_get(parsed->command, &t->options, row, text, sizeof text);
+        snprintf(line + n, sizeof line - n, " --%s %s", names[i], text);
+    }
+    if (*line)
+        tagc_progress_say(&t->progress, "not given:%s: %s", line,
+                          is_direct ? "least loss for its bytes, docs/choosing-options.md" : "as published");
+}
+
+static void say_parameters(tagc_trainer *t) {
+    static const char *const gathers[] = {"fp32",
+                                          "bf16",
+                                          "int8 blocks",
+                                          "bf16, then 8-bit deltas",
+                                          "bf16, then 4-bit deltas",
+                                          "bf16, then 2-bit deltas"};
+    const tagc_train_options *o = &t->options;
+    if (o->sharding == TAGC_SHARD_NONE || t->rank->world_size == 1) return;
+    int by_hosts = o->two_level && o->sharding != TAGC_SHARD_HYBRID && o->ranks_per_host > 1;
+    tagc_progress_say(&t->progress, "parameters: gathered as %s%s%s", gathers[o->gather],
+                      o->sharding == TAGC_SHARD_GRAD ? ", once per step" : "",
+                      by_hosts ? ", to each host once" : "");
+}
+
+static void say_buckets(tagc_trainer *t) {
+    char size[16];
+    if (t->options.bucket_elems <= 0) return;
+    tagc_progress_say(&t->progress,
+                      "buckets: neighbouring blocks share units of at least %s values, %d units in all",
+                      tagc_human((double)t->options.bucket_elems, size), tagc_fsdp_n_units(t->fsdp));
+}
+
+static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
+    static const char *const shardings[] = {"fully sharded (ZeRO-3)",
+                                            "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
+    int n = (int)t->options.ranks_per_host;
+    if (t->options.sharding == TAGC_SHARD_HYBRID)
+        snprintf(text, n_bytes, "sharded over the %d ranks of a host, %d replica%s (HSDP)", n,
+                 t->rank->world_size / n, t->rank->world_size > n ? "s" : "");
+    else
+        snprintf(text, n_bytes, "%s%s", shardings[t->options.sharding],
+                 t->options.two_level && n > 1 && is_coded(t) ? ", hosts add first" : "");
+}
+
+void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
+    char sharding[96], params[16], a[16], b[16], c[16], d[16];
+    tagc_fsdp_memory memory;
+    tagc_fsdp_memory_used(t->fsdp, &memory);
+    print_sharding(t, sharding, sizeof sharding);
+    say_unused(t, parsed);
+    int is_own_shape = t->options.init_from && !tagc_options_given(parsed, "model");
+    tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s",
+                      is_own_shape ? t->options.init_from : t->options.model,
+                      tagc_human((double)tagc_fsdp_n_params(t->fsdp), params), t->rank->world_size,
+                      t->rank->world_size > 1 ? "s" : "", sharding);
+    say_gradients(t);
+    say_chosen(t, parsed);
+    say_parameters(t);
+    say_buckets(t);
+    tagc_progress_say(
+        &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",
+        tagc_human_bytes((double)memory.parameters, a), tagc_human_bytes((double)memory.gradients, b),
+        tagc_human_bytes((double)memory.optimizer, c), tagc_human_bytes((double)memory.residuals, d));
+    if (t->options.fork)
+        tagc_progress_say(&t->progress, "begins at step %llu of %s", (unsigned long long)t->step,
+                          t->options.fork);
+    else if (t->step > 0)
+        tagc_progress_say(&t->progress, "goes on after step %llu of %lld", (unsigned long long)t->step,
+                          (long long)t->options.steps);
+    if (!t->options.out && t->step < (uint64_t)t->options.steps)
+        tagc_progress_say(&t->progress,
+                          "note: nothing of this run is kept: --out DIR would get metrics and checkpoints");
+}

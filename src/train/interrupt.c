@@ -1,0 +1,26 @@
+/* A handler may do no more than raise a flag; whoever steps looks at it between steps. */
+#include "train/interrupt.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <unistd.h>
+
+/* A signal belongs to the process, so its flag does too. */
+static atomic_int asked;
+
+static void on_signal(int number) {
+    if (atomic_fetch_add(&asked, 1) > 0 && number != SIGUSR1) _exit(130);
+}
+
+void tagc_interrupt_watch(void) {
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+}
+
+int tagc_interrupt_asked(void) {
+    return atomic_load(&asked) > 0;
+}

@@ -1,0 +1,28 @@
+/* DIR/metrics.jsonl: one JSON object per line, flushed per line, so that a run can be followed and survives
+ * its end.
+ *
+ *   {"type": "run", ...}   model, options, world size; one per start or resume
+ *   {"type": "step", "step": 1, "loss": ..., ...}
+ *   {"type": "eval", "step": 100, "val_loss": ...} */
+#ifndef TAGC_TRAIN_METRICS_H
+#define TAGC_TRAIN_METRICS_H
+
+#include "files/paths.h"
+#include "train/step_report.h"
+#include <jansson.h>
+
+typedef struct tagc_metrics tagc_metrics;
+
+/* Makes DIR and appends to what is there. Refuses a DIR that another process writes to now; it stays refused
+ * to others until _close. */
+tagc_status tagc_metrics_open(const char *dir, tagc_metrics **out);
+int tagc_metrics_is_empty(const tagc_metrics *metrics);
+/* Drops the lines past `step`, and those that are no records. Where one of these is not the last line, which a killed run
+ * may leave torn, the file as it was is first copied to metrics.jsonl.damaged; damaged gets its path, else "". */
+tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]);
+tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run); /* takes the reference over */
+tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *report);
+tagc_status tagc_metrics_eval(tagc_metrics *metrics, uint64_t step, double val_loss);
+void tagc_metrics_close(tagc_metrics *metrics); /* accepts NULL */
+
+#endif

@@ -1,0 +1,57 @@
+/* A folder holds one run: the newest step in it is where that run goes on. Steps of two runs, or of a run and
+ * of what it was before somebody went back, would make the newest one mean something else. */
+#include "train/run_folder.h"
+
+#include "files/paths.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include <string.h>
+#include <sys/stat.h>
+
+/* Is `checkpoint` the folder itself, or a folder in it? */
+static int is_inside(const char *checkpoint, const char *dir) {
+    char above[TAGC_PATH_BYTES];
+    struct stat folder, itself, parent;
+    return tagc_path_join(checkpoint, "..", above) == TAGC_OK && stat(dir, &folder) == 0 &&
+           stat(checkpoint, &itself) == 0 && stat(above, &parent) == 0 &&
+           ((itself.st_dev == folder.st_dev && itself.st_ino == folder.st_ino) ||
+            (parent.st_dev == folder.st_dev && parent.st_ino == folder.st_ino));
+}
+
+tagc_status tagc_run_folder_check(const char *dir, const tagc_metrics *metrics, const char *checkpoint,
+                                  uint64_t step) {
+    uint64_t newest = 0;
+    int has_steps = 0, has_metrics = !tagc_metrics_is_empty(metrics);
+    TAGC_TRY(tagc_checkpoint_newest(dir, &newest, &has_steps));
+    if (checkpoint && is_inside(checkpoint, dir)) {
+        if (!has_steps || newest <= step) return TAGC_OK;
+        return tagc_fail(
+            TAGC_ERR_IO,
+            "%s holds step %llu, past step %llu which is to be gone on from: remove what is past it, or"
+            " choose another --out",
+            dir, (unsigned long long)newest, (unsigned long long)step);
+    }
+    if (has_steps && checkpoint)
+        return tagc_fail(TAGC_ERR_IO, "%s holds another run already: choose another --out", dir);
+    if (has_steps)
+        return tagc_fail(TAGC_ERR_IO, "%s holds a run already: go on with --resume, or choose another --out",
+                         dir);
+    if (has_metrics)
+        return tagc_fail(
+            TAGC_ERR_IO,
+            "%s holds the metrics of a run that saved no checkpoint: remove it, or choose another --out",
+            dir);
+    return TAGC_OK;
+}
+
+tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir) {
+    char path[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_comm_barrier(comm));
+    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
+    if (tagc_path_exists(path)) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_IO,
+        "rank %d does not see %s, which rank 0 has made: all ranks write their part of a checkpoint to the"
+        " same folder, so --out needs a path that means the same everywhere",
+        tagc_comm_rank(comm), path);
+}

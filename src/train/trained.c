@@ -1,0 +1,128 @@
+/* Opening of trained models. */
+#include "train/trained.h"
+
+#include "train/engine.h"
+#include "options/train_options.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include "gpt2/safetensors.h"
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int has_steps(const char *dir) {
+    DIR *folder = opendir(dir);
+    int found = 0;
+    for (struct dirent *entry; folder && !found && (entry = readdir(folder));)
+        found = strncmp(entry->d_name, "step-", 5) == 0;
+    if (folder) closedir(folder);
+    return found;
+}
+
+tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
+    *out = (tagc_trained){0};
+    if (!tagc_path_exists(from)) return tagc_fail(TAGC_ERR_IO, "%s does not exist", from);
+    if (!tagc_path_is_dir(from)) {
+        snprintf(out->path, sizeof out->path, "%s", from);
+        return TAGC_OK;
+    }
+    TAGC_TRY(tagc_path_join(from, "manifest.json", out->path));
+    out->is_checkpoint = tagc_path_exists(out->path) || has_steps(from);
+    TAGC_TRY(tagc_path_join(from, "model.safetensors", out->path));
+    if (tagc_path_exists(out->path) && out->is_checkpoint) /* of which one is older, and nobody says which */
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "%s holds checkpoints and model.safetensors: name the file, or a step-* folder",
+                         from);
+    if (tagc_path_exists(out->path)) return TAGC_OK;
+    snprintf(out->path, sizeof out->path, "%s", from);
+    if (!out->is_checkpoint)
+        return tagc_fail(TAGC_ERR_IO, "%s holds neither a checkpoint nor model.safetensors", from);
+    return TAGC_OK;
+}
+
+tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt2_config *out) {
+    char path[TAGC_PATH_BYTES];
+    if (preset) return tagc_gpt2_preset(preset, out);
+    TAGC_TRY(tagc_path_beside(weights, "config.json", path));
+    if (!tagc_path_exists(path))
+        return tagc_fail(TAGC_ERR_IO,
+                         "%s has no config.json beside it that tells its shape; name one with --model",
+                         weights);
+    return tagc_gpt2_config_read(path, out);
+}
+
+static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_trained *trained) {
+    char *extra = NULL;
+    int world_size;
+    tagc_train_options options;
+    tagc_fsdp_options engine;
+    tagc_progress silent = {.quiet = 1};
+    TAGC_TRY(tagc_checkpoint_find(rank->comm, from, trained->path, sizeof trained->path));
+    TAGC_TRY(tagc_checkpoint_info(trained->path, &trained->step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &trained->saved);
+    free(extra);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", trained->path);
+    TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &trained->parsed));
+    TAGC_TRY(tagc_saved_merge(&trained->saved, &trained->parsed, &options, &silent));
+    trained->model = trained->saved.model;
+    /* Parameters travel as in training; of gradients there are none, and these ranks are on other hosts. */
+    tagc_train_fsdp(&options, &engine);
+    tagc_fsdp_options plain;
+    tagc_fsdp_options_init(&plain);
+    plain.policy = TAGC_POLICY_NONE;
+    plain.sharding = engine.sharding == TAGC_SHARD_HYBRID ? TAGC_SHARD_FULL : engine.sharding;
+    plain.wrap = engine.wrap;
+    plain.gather = engine.gather;
+    plain.prefetch = engine.prefetch;
+    TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
+    TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));
+    free(extra);
+    return TAGC_OK;
+}
+
+tagc_status tagc_trained_open(tagc_rank *rank, const char *from, const char *preset, tagc_trained *trained) {
+    TAGC_TRY(tagc_trained_find(from, trained));
+    if (trained->is_checkpoint) return open_checkpoint(rank, from, trained);
+    tagc_fsdp_options engine;
+    tagc_fsdp_options_init(&engine);
+    engine.policy = TAGC_POLICY_NONE;
+    TAGC_TRY(tagc_trained_shape(trained->path, preset, &trained->model));
+    TAGC_TRY(tagc_engine_create(rank, &trained->model, &engine, &trained->fsdp));
+    return tagc_engine_init_file(trained->fsdp, &trained->model, trained->path);
+}
+
+void tagc_trained_close(tagc_trained *trained) {
+    tagc_fsdp_destroy(trained->fsdp);
+    tagc_options_destroy(&trained->parsed);
+    tagc_saved_destroy(&trained->saved);
+}
+
+tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
+                                   tagc_tokenizer **out) {
+    *out = NULL;
+    if (!vocab != !merges)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--vocab and --merges go together: both are needed");
+    TAGC_TRY(vocab ? tagc_tokenizer_create_bpe(vocab, merges, out) : tagc_tokenizer_create_bytes(out));
+    const char *name = tagc_tokenizer_name(*out);
+    if (!*wanted || strcmp(name, wanted) == 0) return TAGC_OK;
+    tagc_status status =
+        vocab
+            ? tagc_fail(TAGC_ERR_MISMATCH,
+                        "the model was trained with tokenizer %s, --vocab and --merges make %s", wanted, name)
+            : tagc_fail(TAGC_ERR_MISMATCH,
+                        "the model was trained with tokenizer %s: give its files with --vocab and"
+                        " --merges",
+                        wanted);
+    tagc_tokenizer_destroy(*out);
+    *out = NULL;
+    return status;
+}
+
+tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens) {
+    tagc_tokens_info info;
+    tagc_tokens_get_info(tokens, &info);
+    if (!*wanted || !*info.tokenizer || strcmp(wanted, info.tokenizer) == 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_MISMATCH,
+                     "%s holds tokens of tokenizer %s, the model is trained on those of %s",
+                     tagc_tokens_path(tokens), info.tokenizer, wanted);
+}

@@ -1,0 +1,41 @@
+/* A trained model from wherever it is kept: a checkpoint, a run's folder, a safetensors file or a folder with
+ * one. */
+#ifndef TAGC_TRAIN_TRAINED_H
+#define TAGC_TRAIN_TRAINED_H
+
+#include "files/paths.h"
+#include "train/ranks.h"
+#include "train/saved.h"
+#include "data/data.h"
+#include "fsdp/fsdp.h"
+
+typedef struct tagc_trained {
+    tagc_gpt2_config model;
+    char path[TAGC_PATH_BYTES]; /* what was opened in the end */
+    int is_checkpoint;
+    uint64_t step;    /* checkpoint only, as the next two */
+    tagc_saved saved; /* .tokenizer is "" for weights files */
+    tagc_parsed parsed;
+    tagc_fsdp *fsdp;
+} tagc_trained;
+
+/* Local. Finds out what `from` is; path and is_checkpoint are set. */
+tagc_status tagc_trained_find(const char *from, tagc_trained *out);
+
+/* Collective. Loads it. preset: the shape of a weights file without config.json, or NULL. Close after either
+ * end. */
+tagc_status tagc_trained_open(tagc_rank *rank, const char *from, const char *preset, tagc_trained *out);
+void tagc_trained_close(tagc_trained *trained);
+
+/* Local. The shape of a weights file: config.json beside it, else the preset. */
+tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt2_config *out);
+
+/* Bytes, or BPE when files are given. TAGC_ERR_MISMATCH when `wanted` (not "") is another tokenizer. */
+tagc_status tagc_trained_tokenizer(const char *vocab, const char *merges, const char *wanted,
+                                   tagc_tokenizer **out);
+
+/* Local. TAGC_ERR_MISMATCH when another tokenizer than `wanted` made the tokens; what either does not know
+ * ("") is let pass. */
+tagc_status tagc_trained_check_tokens(const char *wanted, const tagc_tokens *tokens);
+
+#endif

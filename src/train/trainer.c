@@ -1,0 +1,348 @@
+/* Opening, saving and closing of a run. Order matters: cheap things that can be wrong come first, so that a
+ * mistyped path does not cost the making of a model. */
+#include "train/trainer.h"
+
+#include "options/agree.h"
+#include "auto/bucket.h"
+#include "train/engine.h"
+#include "train/greet.h"
+#include "measure/host_layout.h"
+#include "files/paths.h"
+#include "train/run_folder.h"
+#include "train/trained.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the checkpoint at or under `from` says. path: TAGC_PATH_BYTES. */
+static tagc_status read_saved(tagc_trainer *t, const char *from, char *path) {
+    int world_size;
+    char *extra = NULL;
+    TAGC_TRY(tagc_checkpoint_find(t->rank->comm, from, path, TAGC_PATH_BYTES));
+    TAGC_TRY(tagc_checkpoint_info(path, &t->step, &world_size, &extra));
+    tagc_status status = tagc_saved_read(extra, &t->saved);
+    free(extra);
+    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
+}
+
+/* A new run from where another one stood: of its checkpoint's text only the model and the step stay. */
+static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    TAGC_TRY(read_saved(t, t->options.fork, path));
+    TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
+    t->saved.fork_step = t->step;
+    t->saved.position = 0;
+    t->saved.guard = (tagc_guard){0};
+    t->saved.best_val_loss = (double)INFINITY;
+    if ((uint64_t)t->options.steps < t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--steps is %lld, but %s was left at step %llu: a fork goes on counting from there",
+                         (long long)t->options.steps, path, (unsigned long long)t->step);
+    return tagc_train_check(&t->options);
+}
+
+/* Finds the checkpoint to go on from and takes over its options. */
+static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
+    int is_latest = strcmp(t->options.resume, "latest") == 0;
+    if (is_latest && !t->options.out)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
+    TAGC_TRY(read_saved(t, is_latest ? t->options.out : t->options.resume, path));
+    tagc_status status = tagc_saved_check_known(&t->saved, parsed->command, &t->progress);
+    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
+    TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
+    if (t->saved.world_size != t->rank->world_size)
+        tagc_progress_say(&t->progress, "note: saved by %d rank%s, going on with %d", t->saved.world_size,
+                          t->saved.world_size > 1 ? "s" : "", t->rank->world_size);
+    return tagc_train_check(&t->options);
+}
+
+/* Which steps, and whether there is a place for them: a timeline that cannot be had is told now. */
+static tagc_status open_trace(tagc_trainer *t) {
+    uint64_t n_steps = (uint64_t)t->options.steps;
+    t->trace_first = t->step + 3 < n_steps ? t->step + 3 : n_steps;
+    t->trace_last = t->step + 5;
+    if (t->options.trace_steps)
+        TAGC_TRY(tagc_train_trace_steps(t->options.trace_steps, &t->trace_first, &t->trace_last));
+    if (!t->options.trace || t->step >= n_steps) return TAGC_OK;
+    if (t->trace_first > n_steps || t->trace_last <= t->step)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--trace-steps is \"%s\", but this run does steps %llu to %llu",
+                         t->options.trace_steps, (unsigned long long)t->step + 1,
+                         (unsigned long long)n_steps);
+    return t->rank->rank == 0 ? tagc_trace_check_path(t->options.trace) : TAGC_OK;
+}
+
+/* Ranks may read copies at different places, but not different data: they would not even agree on when to
+ * validate. */
+static tagc_status agree_on_data(tagc_trainer *t) {
+    typedef struct amounts {
+        uint64_t n_train, n_val;
+    } amounts;
+    int world_size = t->rank->world_size;
+    amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0};
+    amounts *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the data of %d ranks", world_size);
+    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    for (int rank = 1; status == TAGC_OK && rank < world_size; rank++)
+        if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
+            status =
+                tagc_fail(TAGC_ERR_MISMATCH,
+                          "the data of rank 0 are %llu tokens and %llu for validation, of rank %d %llu and"
+                          " %llu; all ranks need the same",
+                          (unsigned long long)all[0].n_train, (unsigned long long)all[0].n_val, rank,
+                          (unsigned long long)all[rank].n_train, (unsigned long long)all[rank].n_val);
+    free(all);
+    return status;
+}
+
+static tagc_status open_data(tagc_trainer *t) {
+    char path[TAGC_PATH_BYTES];
+    if (!t->options.data)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
+    TAGC_TRY(tagc_path_data(t->options.data, "train.bin", path));
+    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->train_tokens));
+    int has_val = 1;
+    if (t->options.val_data)
+        TAGC_TRY(tagc_path_data(t->options.val_data, "val.bin", path));
+    else
+        has_val =
+            tagc_path_is_dir(t->options.data) && tagc_path_data(t->options.data, "val.bin", path) == TAGC_OK;
+    if (!has_val && t->options.eval_every > 0)
+        tagc_progress_say(&t->progress,
+                          "note: no validation loss: %s has no val.bin, and --val-data is not given",
+                          t->options.data);
+    if (has_val && t->options.eval_every > 0)
+        TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->val_tokens));
+    return agree_on_data(t);
+}
+
+/* The preset's shape; a vocabulary that was not asked for grows to the data's. */
+static tagc_status choose_model(tagc_trainer *t) {
+    tagc_gpt2_config config;
+    tagc_tokens_info info;
+    TAGC_TRY(tagc_train_model(&t->options, &config));
+    tagc_tokens_get_info(t->train_tokens, &info);
+    TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->train_tokens));
+    if (*info.tokenizer) snprintf(t->saved.tokenizer, sizeof t->saved.tokenizer, "%s", info.tokenizer);
+    if (t->val_tokens) TAGC_TRY(tagc_trained_check_tokens(t->saved.tokenizer, t->val_tokens));
+    if (!t->options.vocab_size && !t->options.init_from && info.vocab_size > (uint32_t)config.vocab_size)
+        config.vocab_size = (int)info.vocab_size;
+    if (info.vocab_size > (uint32_t)config.vocab_size)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT, "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u",
+            tagc_tokens_path(t->train_tokens), info.vocab_size - 1, config.vocab_size, info.vocab_size);
+    if ((t->options.resume || t->options.fork) && memcmp(&config, &t->saved.model, sizeof config) != 0)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "the checkpoint's model has %d layers, width %d and vocabulary %d; these options and data ask"
+            " for %d, %d and %d",
+            t->saved.model.n_layer, t->saved.model.n_embd, t->saved.model.vocab_size, config.n_layer,
+            config.n_embd, config.vocab_size);
+    t->saved.model = config;
+    return TAGC_OK;
+}
+
+static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int n_batch, int shuffle,
+                               tagc_loader **out) {
+    tagc_loader_options options;
+    tagc_loader_options_init(&options);
+    options.n_batch = n_batch;
+    options.n_tokens = t->n_tokens;
+    options.rank = t->rank->rank;
+    options.world_size = t->rank->world_size;
+    options.vocab_size = (uint32_t)t->saved.model.vocab_size;
+    options.shuffle = shuffle;
+    options.seed = (uint64_t)t->options.seed;
+    return tagc_loader_create(tokens, &options, out);
+}
+
+static int val_batch(const tagc_trainer *t) {
+    return tagc_evaluate_batch(t->val_tokens, (int)t->options.batch_size, t->n_tokens, t->rank->world_size);
+}
+
+static tagc_status open_batches(tagc_trainer *t) {
+    t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : t->saved.model.block_size;
+    TAGC_TRY(open_loader(t, t->train_tokens, (int)t->options.batch_size, 1, &t->loader));
+    if (t->val_tokens) TAGC_TRY(open_loader(t, t->val_tokens, val_batch(t), 0, &t->val_loader));
+    size_t n = (size_t)t->options.batch_size * (size_t)t->n_tokens;
+    t->tokens = calloc(n, sizeof *t->tokens);
+    t->targets = calloc(n, sizeof *t->targets);
+    if (!t->tokens || !t->targets)
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a batch of %zu tokens", n);
+    return TAGC_OK;
+}
+
+static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
+    if (!t->options.out) return TAGC_OK;
+    if (t->rank->rank == 0) {
+        TAGC_TRY(tagc_metrics_open(t->options.out, &t->metrics));
+        TAGC_TRY(tagc_run_folder_check(t->options.out, t->metrics, t->options.resume ? checkpoint : NULL,
+                                       t->step));
+    }
+    return tagc_run_folder_agree(t->rank->comm, t->options.out);
+}
+
+static void say_line(void *context, const char *line) {
+    tagc_progress_say(context, "%s", line);
+}
+
+/* From here on what was chosen is what was asked for, in checkpoints, too. */
+static tagc_status choose_bucket(tagc_trainer *t) {
+    if (t->options.bucket_elems >= 0) return TAGC_OK;
+    tagc_bucket_setup setup = {.comm = t->rank->comm,
+                               .options = &t->options,
+                               .model = t->saved.model,
+                               .n_tokens = t->n_tokens,
+                               .say = say_line,
+                               .context = &t->progress};
+    return tagc_bucket_choose(&setup, &t->options.bucket_elems);
+}
+
+static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
+    tagc_fsdp_options options;
+    tagc_train_fsdp(&t->options, &options);
+    TAGC_TRY(tagc_engine_create(t->rank, &t->saved.model, &options, &t->fsdp));
+    if (t->options.compress_names && tagc_fsdp_n_compressed(t->fsdp) == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--compress-names is \"%.100s\", which matches no tensor of the model;"
+                         " tagc info %s --tensors lists them",
+                         t->options.compress_names, t->options.model);
+    if (t->options.resume) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        if (t->saved.fork_step < t->step) tagc_fsdp_set_steps_begun(t->fsdp, t->step - t->saved.fork_step);
+        return tagc_loader_seek(t->loader, t->saved.position);
+    }
+    if (t->options.fork) {
+        char *extra = NULL;
+        TAGC_TRY(tagc_checkpoint_fork(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        free(extra);
+        return TAGC_OK;
+    }
+    if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
+    return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
+}
+
+static tagc_status open_chooser(tagc_trainer *t) {
+    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    tagc_auto_setup setup = {.comm = t->rank->comm,
+                             .fsdp = t->fsdp,
+                             .model = t->saved.model,
+                             .n_batch = (int)t->options.batch_size,
+                             .n_tokens = t->n_tokens,
+                             .say = say_line,
+                             .context = &t->progress};
+    tagc_train_fsdp(&t->options, &setup.engine);
+    return tagc_auto_create(&setup, &t->chooser);
+}
+
+static tagc_status begin_metrics(tagc_trainer *t) {
+    if (!t->metrics) return TAGC_OK;
+    char damaged[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_metrics_rewind(t->metrics, t->step, damaged));
+    if (damaged[0])
+        fprintf(stderr, "note: metrics.jsonl in %s had damaged lines, which are left out; as it was: %s\n",
+                t->options.out, damaged);
+    json_t *run = json_object();
+    json_object_set_new(run, "tagc", json_string(tagc_version()));
+    json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
+    json_object_set_new(run, "options", tagc_saved_options(&tagc_train_command, &t->options));
+    json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
+    json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->fsdp)));
+    json_object_set_new(run, "n_compressed", json_integer((json_int_t)tagc_fsdp_n_compressed(t->fsdp)));
+    json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->fsdp)));
+    json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
+    return tagc_metrics_run(t->metrics, run);
+}
+
+static void open_guard(tagc_trainer *t) {
+    if (t->options.guard <= 0) return;
+    tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
+    if (t->saved.guard.n_seen == 0) return;
+    tagc_guard_resume(&t->guard, &t->saved.guard);
+    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+}
+
+/* One rank sends to nobody: unless something of the compression is asked for, it would only cost loss. */
+static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
+    static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
+                                        "values",   "mild",     "gentle",         "preset"};
+    if (t->rank->world_size > 1 || t->options.resume) return;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (tagc_options_given(parsed, names[i])) return;
+    t->options.exchange = TAGC_EXCHANGE_DENSE;
+    tagc_progress_say(&t->progress,
+                      "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
+}
+
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    t->saved.best_val_loss = (double)INFINITY;
+    tagc_progress_init(&t->progress, t->options.quiet || rank->rank != 0, 0);
+    TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
+    if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
+    if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
+    choose_exchange(t, parsed);
+    tagc_train_command.resolve(&t->options);
+    t->progress.n_steps = (uint64_t)t->options.steps;
+    t->saved.world_size = rank->world_size;
+    TAGC_TRY(open_trace(t));
+    if (t->options.ranks_per_host > 1)
+        TAGC_TRY(tagc_host_layout_check(rank, tagc_ranks_is_local(t->options.transport),
+                                        (int)t->options.ranks_per_host, &t->progress));
+    TAGC_TRY(open_data(t));
+    TAGC_TRY(choose_model(t));
+    TAGC_TRY(open_batches(t));
+    TAGC_TRY(open_out(t, checkpoint));
+    TAGC_TRY(choose_bucket(t));
+    TAGC_TRY(open_weights(t, checkpoint));
+    TAGC_TRY(tagc_gpt2_create(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->model));
+    TAGC_TRY(begin_metrics(t));
+    if (t->val_loader)
+        t->evaluation = (tagc_evaluation){
+            .rank = rank,
+            .model = t->model,
+            .fsdp = t->fsdp,
+            .loader = t->val_loader,
+            .n_batch = val_batch(t),
+            .n_tokens = t->n_tokens,
+            .n_batches = tagc_evaluate_batches(t->val_loader, val_batch(t), rank->world_size,
+                                               (uint64_t)t->options.eval_batches),
+            .tokens = t->tokens,
+            .targets = t->targets,
+        };
+    open_guard(t);
+    tagc_greet(t, parsed);
+    return open_chooser(t);
+}
+
+tagc_status tagc_trainer_save(tagc_trainer *t) {
+    if (!t->options.out) return TAGC_OK;
+    t->saved.position = tagc_loader_position(t->loader);
+    t->saved.guard = t->guard;
+    char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
+    if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
+    tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);
+    free(extra);
+    TAGC_TRY(status);
+    status = tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+    /* What is new is safe: that something old stays, as a file does that somebody reads over NFS, ends no run. */
+    if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
+    return status == TAGC_ERR_IO ? TAGC_OK : status;
+}
+
+void tagc_trainer_close(tagc_trainer *t) {
+    tagc_metrics_close(t->metrics);
+    tagc_auto_destroy(t->chooser);
+    tagc_gpt2_destroy(t->model);
+    tagc_fsdp_destroy(t->fsdp);
+    tagc_loader_destroy(t->loader);
+    tagc_loader_destroy(t->val_loader);
+    tagc_tokens_close(t->train_tokens);
+    tagc_tokens_close(t->val_tokens);
+    free(t->tokens);
+    free(t->targets);
+    tagc_saved_destroy(&t->saved);
+}

@@ -1,0 +1,42 @@
+/* Everything one rank of a training run holds, from its options to its place in the data. */
+#ifndef TAGC_TRAIN_TRAINER_H
+#define TAGC_TRAIN_TRAINER_H
+
+#include "auto/auto.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/saved.h"
+#include "options/train_options.h"
+#include "fsdp/guard.h"
+
+typedef struct tagc_trainer {
+    tagc_rank *rank;
+    tagc_train_options options; /* after a resumed checkpoint's were merged in */
+    tagc_saved saved;           /* what the next checkpoint will say */
+    tagc_progress progress;     /* quiet on all ranks but 0 */
+    tagc_metrics *metrics;      /* rank 0 with --out only */
+    tagc_tokens *train_tokens, *val_tokens;
+    tagc_loader *loader, *val_loader; /* val_loader NULL: no validation */
+    tagc_gpt2 *model;
+    tagc_fsdp *fsdp;
+    tagc_auto *chooser;    /* --exchange auto, else NULL */
+    int *tokens, *targets; /* (batch_size, n_tokens) */
+    int n_tokens;          /* per sequence */
+    uint64_t step;         /* done so far */
+    uint64_t n_done, n_skipped,
+        n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
+    uint64_t trace_first, trace_last;
+    tagc_evaluation evaluation;
+    tagc_guard guard; /* with --guard only */
+    int n_gentle;     /* flats in their gentle beginning at the last step */
+} tagc_trainer;
+
+/* Collective. *out can be closed after success and failure alike. */
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *out);
+void tagc_trainer_close(tagc_trainer *trainer);
+
+/* Collective: a checkpoint of this step in --out; nothing without --out. */
+tagc_status tagc_trainer_save(tagc_trainer *trainer);
+
+#endif

@@ -1,0 +1,169 @@
+/* Advice of tagc bench on cases made by hand, and the spread that results quote. */
+#include "bench/bench.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { FULL = 0, GRAD = 1 };
+
+static void advise(const tagc_bench_candidate *candidates, int n, int n_rounds, tagc_bench_advice *out) {
+    memset(out, 0x5a, sizeof *out);
+    tagc_bench_advise(candidates, n, n_rounds, out);
+    assert_non_null(memchr(out->reason, 0, sizeof out->reason));
+}
+
+static void says(const tagc_bench_advice *advice, const char *text) {
+    if (!strstr(advice->reason, text)) fail_msg("\"%s\" is not in: %s", text, advice->reason);
+}
+
+static void says_not(const tagc_bench_advice *advice, const char *text) {
+    if (strstr(advice->reason, text)) fail_msg("\"%s\" is in: %s", text, advice->reason);
+}
+
+/* Named as the arms, one median per round. */
+static const double slow[] = {4.0, 4.2, 4.1}, mid[] = {3.0, 3.1, 3.0}, fast[] = {2.0, 2.0, 2.1};
+
+static void test_pays(void **state) {
+    (void)state;
+    const tagc_bench_candidate candidates[] = {
+        {.name = "fsdp", .round_s = slow, .total_s = 4.1, .exposed_s = 2.05, .comm_s = 3},
+        {.name = "packed",
+         .is_compressed = 1,
+         .round_s = fast,
+         .total_s = 2.0,
+         .exposed_s = 0.5,
+         .comm_s = 1,
+         .codec_s = 0.2},
+        {.name = "sketch", .is_compressed = 1, .round_s = mid, .total_s = 3.0, .exposed_s = 1, .comm_s = 1},
+    };
+    tagc_bench_advice advice;
+    advise(candidates, 3, 3, &advice);
+    assert_int_equal(advice.arm, 1);
+    assert_true(fabs(advice.speedup - 2.0) < 1e-12); /* median of 4.0/2.0, 4.2/2.0, 4.1/2.1 */
+    says(&advice, "packed: 2.000 s");
+    says(&advice, "2.00x as fast as fsdp");
+    says(&advice, "1.95 to 2.10 in 3 rounds");
+    says(&advice, "fsdp stands still for parameters and gradients in 50 %");
+    says_not(&advice, "forbidden by its codec");
+}
+
+/* 1 % is not worth it; 30 % in two rounds and nothing in the third is not sure. */
+static void test_too_little(void **state) {
+    (void)state;
+    const double a[] = {1.01, 1.01, 1.01}, b[] = {1.0, 1.0, 1.0}, c[] = {1.3, 1.3, 1.0},
+                 d[] = {1.1, 1.5, 3.5};
+    tagc_bench_candidate candidates[] = {
+        {.name = "fsdp", .round_s = a, .total_s = 1.01, .exposed_s = 0.5},
+        {.name = "packed",
+         .is_compressed = 1,
+         .round_s = b,
+         .total_s = 1.0,
+         .exposed_s = 0.4,
+         .codec_s = 0.5,
+         .comm_s = 0.1},
+    };
+    tagc_bench_advice advice;
+    advise(candidates, 2, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    says(&advice, "leave compression off:");
+    says(&advice, "1.01x");
+    says(&advice, "forbidden by its codec, which works 500.0 ms of the 1.000 s");
+    candidates[0].round_s = c;
+    candidates[0].total_s = 1.3;
+    advise(candidates, 2, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    assert_true(fabs(advice.speedup - 1.3) < 1e-12);
+    says(&advice, "rounds differ too much");
+    candidates[0].round_s = d; /* faster in every round, and nobody knows by how much */
+    advise(candidates, 2, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    says(&advice, "rounds differ too much");
+    candidates[0].round_s = c;
+    advise(candidates, 2, 2, &advice); /* without the third round it is */
+    assert_int_equal(advice.arm, 1);
+}
+
+/* An arm without compression under another sharding counts; the gain within the own one is told too. */
+static void test_other_sharding(void **state) {
+    (void)state;
+    const tagc_bench_candidate candidates[] = {
+        {.name = "fsdp", .sharding = FULL, .round_s = slow, .total_s = 4.1, .exposed_s = 2},
+        {.name = "packed",
+         .sharding = FULL,
+         .is_compressed = 1,
+         .round_s = mid,
+         .total_s = 3.0,
+         .exposed_s = 1},
+        {.name = "zero2-bf16", .sharding = GRAD, .round_s = fast, .total_s = 2.0, .exposed_s = 0.04},
+    };
+    tagc_bench_advice advice;
+    advise(candidates, 3, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    says(&advice, "zero2-bf16 2.000 s without (0.67x");
+    says(&advice, "within full sharding, packed is 1.35x as fast as fsdp");
+    says(&advice, "computing is the limit");
+}
+
+static void test_nothing_to_compare(void **state) {
+    (void)state;
+    const tagc_bench_candidate plain[] = {{.name = "fsdp", .round_s = slow, .total_s = 4}};
+    const tagc_bench_candidate packed[] = {
+        {.name = "packed", .is_compressed = 1, .round_s = slow, .total_s = 4}};
+    tagc_bench_advice advice;
+    advise(plain, 1, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    assert_true(isnan(advice.speedup));
+    says(&advice, "no arm compresses");
+    advise(packed, 1, 3, &advice);
+    assert_int_equal(advice.arm, -1);
+    assert_true(isnan(advice.speedup));
+    says(&advice, "no arm leaves compression off");
+}
+
+/* Names as long as they may be do not run over. */
+static void test_long_names(void **state) {
+    (void)state;
+    char long_name[TAGC_ARM_NAME_BYTES];
+    memset(long_name, 'x', sizeof long_name - 1);
+    long_name[sizeof long_name - 1] = 0;
+    const tagc_bench_candidate candidates[] = {
+        {.name = long_name, .sharding = FULL, .round_s = slow, .total_s = 4.1, .exposed_s = 2},
+        {.name = long_name,
+         .sharding = FULL,
+         .is_compressed = 1,
+         .round_s = mid,
+         .total_s = 3.0,
+         .exposed_s = 1,
+         .codec_s = 2},
+        {.name = long_name, .sharding = GRAD, .round_s = fast, .total_s = 2.0, .exposed_s = 1},
+    };
+    tagc_bench_advice advice;
+    advise(candidates, 3, 3, &advice);
+    says(&advice, "within full sharding");
+}
+
+static void test_spread(void **state) {
+    (void)state;
+    const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2}, broken[] = {1, (double)NAN};
+    tagc_result_spread spread = tagc_result_spread_of(odd, 3);
+    assert_true(spread.median == 2 && spread.min == 1 && spread.max == 3 && spread.n == 3);
+    spread = tagc_result_spread_of(even, 4);
+    assert_true(spread.median == 2.5 && spread.min == 1 && spread.max == 4 && spread.n == 4);
+    assert_true(odd[0] == 3 && even[0] == 4);
+    assert_true(isnan(tagc_result_spread_of(broken, 2).median));
+    assert_true(isnan(tagc_result_spread_of(odd, 0).median));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pays),           cmocka_unit_test(test_too_little),
+        cmocka_unit_test(test_other_sharding), cmocka_unit_test(test_nothing_to_compare),
+        cmocka_unit_test(test_long_names),     cmocka_unit_test(test_spread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,181 @@
+/* The arms of the table and the config files of the same names ask the engine for the same. */
+#include "bench/arms.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void read_arm(const char *text, tagc_fsdp_options *engine) {
+    tagc_arm *arms;
+    int n;
+    if (tagc_arms_parse(text, 0, NULL, &arms, &n) != TAGC_OK) fail_msg("%s: %s", text, tagc_last_error());
+    assert_int_equal(n, 1);
+    tagc_train_fsdp(&arms[0].options, engine);
+    engine->names = NULL;
+    tagc_arms_destroy(arms, n);
+}
+
+/* The first option but the file itself that two arms say differently; NULL: none. */
+static const char *difference(const char *a, const char *b) {
+    tagc_arm *first, *second;
+    int n;
+    const char *name = NULL;
+    if (tagc_arms_parse(a, 0, NULL, &first, &n) != TAGC_OK) fail_msg("%s: %s", a, tagc_last_error());
+    if (tagc_arms_parse(b, 0, NULL, &second, &n) != TAGC_OK) fail_msg("%s: %s", b, tagc_last_error());
+    for (int i = 0; i < tagc_train_command.n_options && !name; i++) {
+        char one[256], other[256];
+        tagc_options_get(&tagc_train_command, &first->options, i, one, sizeof one);
+        tagc_options_get(&tagc_train_command, &second->options, i, other, sizeof other);
+        if (strcmp(tagc_train_command.options[i].name, "config") != 0 && strcmp(one, other) != 0)
+            name = tagc_train_command.options[i].name;
+    }
+    tagc_arms_destroy(first, 1);
+    tagc_arms_destroy(second, 1);
+    return name;
+}
+
+static void arms_are_their_files(void **state) {
+    (void)state;
+    static const char *const names[][2] = {
+        {"fsdp", "fsdp"},         {"packed", "packed"},           {"tagc-10x", "tagc-10x-or"},
+        {"direct", "direct"},     {"direct-bf16", "direct-bf16"}, {"zero2-direct", "zero2-direct"},
+        {"all-legs", "all-legs"}, {"ddp-direct", "ddp-direct"},   {"all-legs-2bit", "all-legs-2bit"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[1024];
+        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../configs/%s.conf", names[i][1]);
+        const char *option = difference(names[i][0], path);
+        if (option) fail_msg("arm %s and %s differ in --%s", names[i][0], path, option);
+    }
+    assert_string_equal(difference("packed", "packed+sparsity=0.9"), "sparsity");
+}
+
+/* What every config file comes to, "*" for low-bit values of whichever default: the paper's and the dense ones train as they
+ * always did. */
+static void files_come_to(void **state) {
+    (void)state;
+    static const char *const names[] = {
+        "exchange", "sparsity",      "ratio",    "index", "unpeeled", "compressed-beta1",
+        "mild",     "mild-sparsity", "compress", "wrap",  "sharding"};
+    static const struct {
+        const char *file, *words;
+    } files[] = {
+        {"fsdp", "dense 0.9875 auto or packed 0.9 dense 0 none stage full"},
+        {"demo", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
+        {"packed", "packed 0.9875 auto or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 dense 0 paper matrix full"},
+        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
+        {"direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
+        {"direct-bf16", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
+        {"zero2-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"all-legs", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"all-legs-2bit", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
+        {"ddp-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage none"},
+    };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char path[1024], text[512] = "", word[64];
+        tagc_arm *arm;
+        int n;
+        snprintf(path, sizeof path, TAGC_TEST_DATA "/../../configs/%s.conf", files[i].file);
+        if (tagc_arms_parse(path, 0, NULL, &arm, &n) != TAGC_OK) fail_msg("%s: %s", path, tagc_last_error());
+        for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
+            tagc_options_get(&tagc_train_command, &arm->options,
+                             tagc_options_find(&tagc_train_command, names[k]), word, sizeof word);
+            int is_low_bit = k == 6 && (strcmp(word, "int4") == 0 || strcmp(word, "int2") == 0);
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", k ? " " : "",
+                     is_low_bit ? "*" : word);
+        }
+        if (strcmp(text, files[i].words) != 0) fail_msg("%s: %s instead of %s", path, text, files[i].words);
+        tagc_arms_destroy(arm, n);
+    }
+}
+
+static void come_to(const char *arm, double sparsity, double beta1_compressed, int mild,
+                    double mild_sparsity) {
+    tagc_fsdp_options o;
+    read_arm(arm, &o);
+    if (o.reducer.sparsity != sparsity || o.beta1_compressed != beta1_compressed || o.mild.exchange != mild ||
+        o.mild.sparsity != mild_sparsity)
+        fail_msg("%s: sparsity %g, compressed-beta1 %g, mild %d at %g", arm, o.reducer.sparsity,
+                 o.beta1_compressed, o.mild.exchange, o.mild.sparsity);
+}
+
+/* What is not given depends on the exchange; what is given stays. */
+static void defaults_follow_the_exchange(void **state) {
+    (void)state;
+    enum { DENSE = TAGC_EXCHANGE_DENSE, DIRECT = TAGC_EXCHANGE_DIRECT };
+    come_to("direct", 0.95, 0, DIRECT, 0.85);
+    come_to("direct+exchange=auto", 0.95, 0, DIRECT, 0.85);
+    come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
+    come_to("direct+exchange=sketch+beta1=0.8", 0.9875, 0.8, DENSE, 0);
+    come_to("direct+exchange=dense", 0.9875, 0.9, DENSE, 0);
+    come_to("direct+compress=none", 0.95, 0.9, DENSE, 0);
+    come_to("direct+sparsity=0", 0, 0.9, DIRECT, 0);
+    come_to("direct+sparsity=0.5", 0.5, 0, DIRECT, 0.5);
+    come_to("direct+sparsity=0.99", 0.99, 0, DIRECT, 0.85);
+    come_to("direct+mild=dense", 0.95, 0, DENSE, 0);
+    come_to("direct+exchange=auto+mild=dense", 0.95, 0, DENSE, 0);
+    come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.85);
+    come_to("direct+mild-sparsity=0.9+sparsity=0.9875", 0.9875, 0, DIRECT, 0.9);
+    come_to("direct+exchange=packed+mild=int8+mild-sparsity=0.5+compressed-beta1=0", 0.9875, 0, DIRECT, 0.5);
+    /* The engine's own defaults are the same. */
+    tagc_fsdp_options init, arm;
+    tagc_fsdp_options_init(&init);
+    tagc_fsdp_options_resolve(&init);
+    read_arm("direct", &arm);
+    assert_true(init.reducer.exchange == arm.reducer.exchange &&
+                init.reducer.sparsity == arm.reducer.sparsity);
+    assert_true(init.reducer.format == arm.reducer.format && init.beta1_compressed == arm.beta1_compressed);
+    assert_true(init.mild.exchange == arm.mild.exchange && init.mild.sparsity == arm.mild.sparsity);
+    assert_true(init.mild.format == arm.mild.format && init.policy == arm.policy);
+}
+
+/* rotate goes where every element is sent, and nowhere else. */
+static void rotate_is_for_dense_blocks(void **state) {
+    (void)state;
+    tagc_fsdp_options o;
+    read_arm("direct+rotate=yes", &o);
+    assert_true(!o.reducer.rotate && !o.mild.rotate);
+    read_arm("direct+rotate=yes+mild-sparsity=0", &o);
+    assert_true(!o.reducer.rotate && o.mild.rotate);
+    read_arm("direct+rotate=yes+sparsity=0+mild-sparsity=0.8", &o);
+    assert_true(o.reducer.rotate && !o.mild.rotate);
+    read_arm("packed+rotate=yes+sparsity=0", &o);
+    assert_true(!o.reducer.rotate);
+}
+
+/* What would stand in an arm's name and change nothing of what is measured. */
+static void arms_have_what_changes_them(void **state) {
+    (void)state;
+    static const char *const refused[] = {
+        "data=a", "val-data=a", "init-from=a",        "ranks=2",        "timeout=3", "blas-threads=2",
+        "out=a",  "fork=a",     "schedule-from=fork", "eval-batches=2", "keep=3"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char text[64];
+        tagc_arm *arms;
+        int n;
+        snprintf(text, sizeof text, "packed+%s", refused[i]);
+        assert_int_equal(tagc_arms_parse(text, 0, NULL, &arms, &n), TAGC_ERR_ARGUMENT);
+        assert_non_null(strstr(tagc_last_error(), "is not an arm's own"));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(arms_have_what_changes_them),
+        cmocka_unit_test(arms_are_their_files),
+        cmocka_unit_test(files_come_to),
+        cmocka_unit_test(defaults_follow_the_exchange),
+        cmocka_unit_test(rotate_is_for_dense_blocks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
