@@ -207,7 +207,7 @@ def switches_off(rank, world_size):
     another = torch.optim.AdamW(third.parameters(), lr=1e-3)
     resumed = tagc.compress(third, another, verbose=False)
     resumed.load_state_dict(saved)
-    assert resumed._held_off == {id(third.module.noisy)} and handle._held_off == {id(noisy)}
+    assert resumed.moments.held_off == {id(third.module.noisy)} and handle.moments.held_off == {id(noisy)}
     for step in range(2 * WINDOW):
         backward(model, rank, 100 + step, noisy=True)
         optimizer.step()
@@ -227,7 +227,7 @@ def switches_off(rank, world_size):
     again = torch.optim.AdamW(other.parameters(), lr=1e-3)
     second = tagc.compress(other, again, verbose=False)
     second.load_state_dict(saved)
-    assert second._held_off == {id(other.module.noisy), id(other.module.steady)}
+    assert second.moments.held_off == {id(other.module.noisy), id(other.module.steady)}
     again.load_state_dict(groups)
     for step in range(2 * WINDOW):
         backward(other, rank, 200 + step, noisy=True)
@@ -337,7 +337,7 @@ def unused_hold_nothing_up(rank, world_size):
     for step in range(3 * WINDOW + 1):
         model.zero_grad()
         model(torch.randn(96, 64, generator=random)).backward()
-    assert handle.stages._now["noisy"] == 2 and handle.stages._now["steady"] == 0 and id(model.module.noisy) in handle._held_off
+    assert handle.stages._now["noisy"] == 2 and handle.stages._now["steady"] == 0 and id(model.module.noisy) in handle.moments.held_off
 
 
 def moment_stays_where_nothing_is_selected(rank, world_size):
@@ -348,7 +348,7 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle = tagc.compress(model, optimizer, verbose=False, **options)
         backward(model, rank, 0)
-        assert not handle._held_off
+        assert not handle.moments.held_off
 
 
 def resumes(rank, world_size):

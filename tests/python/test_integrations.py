@@ -300,7 +300,7 @@ def with_torchtitan(rank, world_size):
     container = types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3)])
     spec.post_optimizer_build_fn(container, [model], "dims")
     (handle,) = spec.handles
-    assert built and "AdamW: beta1 is 0.5" in handle.words_of_optimizers
+    assert built and "AdamW: beta1 is 0.5" in handle.moments.words
     before = whole(model)
     for step in range(2):
         loss_of(model, rank, step).backward()

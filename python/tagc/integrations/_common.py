@@ -1,18 +1,23 @@
 """What the integrations share."""
 
+from __future__ import annotations
+
+import os
 import pathlib
 import warnings
 
 import torch.distributed as dist
 
+from tagc.torch import Compressed
+
 FOLDER = "tagc"  # of a checkpoint's folder
 
 
-def save(handle, checkpoint):
+def save(handle: Compressed, checkpoint: str | os.PathLike[str]) -> None:
     handle.save(pathlib.Path(checkpoint) / FOLDER)
 
 
-def load(handle, checkpoint):
+def load(handle: Compressed, checkpoint: str | os.PathLike[str]) -> bool:
     """False, and rank 0 says so, where the checkpoint has no state of tagc: residuals then begin at zero."""
     folder = pathlib.Path(checkpoint) / FOLDER
     if folder.is_dir():

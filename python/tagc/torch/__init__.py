@@ -8,7 +8,7 @@ No patch of torch and no extension compiled against it: hooks that torch offers,
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 try:
@@ -27,6 +27,7 @@ from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
+from tagc.torch.interfaces import Wrapper
 from tagc.torch.options import Layers, Options, unknown_option
 from tagc.torch.staging import Staging
 from tagc.torch.statistics import flat
@@ -149,10 +150,15 @@ def param_groups(
     return adapt.split_groups(groups, compressed, betas, options)[0]
 
 
-def _prepare(model, between, on_step, verbose, options, unknown, only=None, optimizer=None):
+def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
+             options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> Compressed:
     """A Compressed whose hooks are not in place yet. unknown: what to say of a name that is no option, if there was one. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
-    wrapper, staging, group, mine = None, None, dist.group.WORLD if dist.is_initialized() else None, {}
+    staging: Staging | None = None
+    group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+    wrapper: Wrapper | None = None
+    failure: Exception | None = None
+    mine: dict[str, Any] = {}
     try:
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
@@ -173,8 +179,6 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
     except Exception as problem:
         failure = problem
-    else:
-        failure = None
     try:
         everyone = _agree(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
     except BaseException:
@@ -182,6 +186,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
             staging.close()
             staging.free()
         raise
+    assert wrapper is not None  # or _agree() has raised
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
@@ -197,7 +202,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
             raise
     handle._verbose = verbose
     if verbose and dist.get_rank() == 0:
-        words = handle.words_of_optimizers
+        words = handle.moments.words
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
         fresh = first_words.look_fresh(rows, ((policy.clean_name(name), p) for name, p in model.named_parameters()))
         expect = first_words.line([rank["about host"] for rank in everyone], fresh, settings.gentle)
@@ -205,7 +210,7 @@ def _prepare(model, between, on_step, verbose, options, unknown, only=None, opti
     return handle
 
 
-def _kind(model, between, only=None):
+def _kind(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
     """How a model is wrapped: "fsdp2", "ddp" or "fsdp1"."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
@@ -238,7 +243,7 @@ def _kind(model, between, only=None):
     return found[0]
 
 
-def _wrapper(model, between, only):
+def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) -> Wrapper:
     kind = _kind(model, between, only)
     if kind == "fsdp2":
         from tagc.torch import fsdp2
@@ -251,7 +256,7 @@ def _wrapper(model, between, only):
     return fsdp1.Wrapper(model)
 
 
-def _describe(model, wrapper, options):
+def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:
     """What all ranks must have alike."""
     _library.load()
     settings = Options(**options)
@@ -263,9 +268,9 @@ def _describe(model, wrapper, options):
             "rows": rows}
 
 
-def _named(model, wrapper):
+def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, parameter) of all. FSDP1 has pieces only; what stands for them has the whole shape and no memory."""
-    real = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
+    real: dict[str, torch.Tensor] = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
         if whole is None or tuple(whole.shape) != parameter.shape:
@@ -273,18 +278,20 @@ def _named(model, wrapper):
         yield parameter.name, whole
 
 
-def _all_of(wrapper):
+def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
     """A group of the ranks that must agree. The world where these are all, since a rank whose model is not as it should be
     knows no other."""
     groups = wrapper.groups()
     if not groups:
         raise Error("argument", "this model has no parameters")
-    return dist.group.WORLD if wrapper.n_ranks() == dist.get_world_size() else groups[0]
+    world = dist.group.WORLD
+    return world if world is not None and wrapper.n_ranks() == dist.get_world_size() else groups[0]
 
 
-def _agree(group, mine, failure, timeout_s=None):
+def _agree(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
     """Collective: returns what each rank has, where all came this far with the same, else raises the same Error on all of them."""
     if group is None:
+        assert failure is not None
         raise failure
     status = failure.status if isinstance(failure, Error) else "argument"
     is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not looked at yet where there was a failure
@@ -307,5 +314,5 @@ def _agree(group, mine, failure, timeout_s=None):
     return everyone
 
 
-def _table(rows, settings):
+def _table(rows: list[policy.Row], settings: Options) -> str:
     return policy.table(rows, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})

@@ -8,12 +8,21 @@ begins, parameter by parameter: docs/first-try.md has the runs.
 It does so inside the optimizer's step() alone: groups are split before a step and put together after it. Whoever looks at the
 optimizer otherwise, a scheduler, a checkpoint, a loop that sets learning rates, sees the groups that it knows."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tagc._library import Error
+
+if TYPE_CHECKING:
+    from tagc.torch.options import Options
+
+Group = dict[str, Any]  # of an optimizer
 
 BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
 
@@ -25,7 +34,7 @@ _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4
 _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
 
 
-def inner(optimizer):
+def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
     """The optimizers of torch's that `optimizer` stands for: a list of several, or a trainer's wrapper around one or more."""
     if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
         several = getattr(optimizer, "optimizers", optimizer)
@@ -39,7 +48,7 @@ def inner(optimizer):
     return [optimizer]
 
 
-def is_adam(optimizer):
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Whether its first moment is what betas[0] says."""
     names = [cls.__name__ for cls in type(optimizer).__mro__]
     if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
@@ -47,13 +56,13 @@ def is_adam(optimizer):
     return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
 
 
-def short(betas):
+def short(betas: tuple[Any, Any]) -> tuple[Any, Any]:
     """beta1 keeps its type, which may be a tensor's."""
     beta1 = betas[0]
     return (beta1.clamp(max=BETA1) if isinstance(beta1, torch.Tensor) else min(beta1, BETA1), betas[1])
 
 
-def is_short(optimizer, group):
+def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
     name = type(optimizer).__name__
     if name in (*_KEEPS_PACE, "RMSprop"):
@@ -63,18 +72,19 @@ def is_short(optimizer, group):
     return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] <= BETA1
 
 
-def _is_pair(betas):
+def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
     return isinstance(betas, (tuple, list)) and len(betas) == 2
 
 
-def may_keep_it(optimizer, group):
+def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     """Whether a first moment, where that group has one, does not stand in the way of selection."""
     return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 
-def kinds(optimizers, compressed):
+def kinds(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> tuple[set[str], set[str]]:
     """({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
-    can, none = set(), set()
+    can: set[str] = set()
+    none: set[str] = set()
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
@@ -85,7 +95,7 @@ def kinds(optimizers, compressed):
     return can, none
 
 
-def check_complete(optimizers, compressed):
+def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> None:
     optimizers = list(optimizers)
     missing = compressed.keys() - {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     if missing:
@@ -95,7 +105,7 @@ def check_complete(optimizers, compressed):
                     "share them, give a list")
 
 
-def words(optimizers, compressed, options):
+def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options) -> str:
     """What is done about each."""
     lines = []
     for optimizer in optimizers:
@@ -118,20 +128,20 @@ def words(optimizers, compressed, options):
 class ShortMoment:
     """Of one Adam: parameters whose ids are in `keys`, a set that may change, are stepped with a beta1 of BETA1 at most."""
 
-    def __init__(self, optimizer, keys, compressed):
+    def __init__(self, optimizer: torch.optim.Optimizer, keys: Collection[int], compressed: Iterable[int]) -> None:
         self._optimizer, self._keys, self._compressed = optimizer, keys, frozenset(compressed)
-        self._undo = []  # of the step under way
+        self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
         self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
                        optimizer.register_step_post_hook(lambda *_: self._join()),
                        optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
                        optimizer.register_load_state_dict_pre_hook(self._joined)]
 
-    def remove(self):
+    def remove(self) -> None:
         self._join()
         for hook in self._hooks:
             hook.remove()
 
-    def _split(self):
+    def _split(self) -> None:
         """A group keeps its dict, for what an optimizer counts in there, and the new one has a copy."""
         self._join()
         groups = self._optimizer.param_groups
@@ -148,7 +158,7 @@ class ShortMoment:
             else:
                 group["betas"] = short(betas)
 
-    def _join(self):
+    def _join(self) -> None:
         if self._undo:
             n_split = sum(len(group["params"]) < len(params) for group, params, _ in self._undo)
             del self._optimizer.param_groups[len(self._optimizer.param_groups) - n_split:]
@@ -156,13 +166,13 @@ class ShortMoment:
                 group["params"], group["betas"] = params, betas
             self._undo = []
 
-    def _joined(self, optimizer, state_dict):
+    def _joined(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""
         self._join()
         return joined(state_dict, optimizer.param_groups, self._compressed)
 
 
-def joined(state_dict, groups, compressed):
+def joined(state_dict: dict[str, Any], groups: list[Group], compressed: Collection[int]) -> dict[str, Any] | None:
     """A state dict whose groups were split by what is compressed -> the same with groups as they are; None where it is not so."""
     saved = state_dict.get("param_groups", [])
     parts = [[[p for p in group["params"] if (id(p) in compressed) == which] for which in (False, True)] for group in groups]
@@ -177,10 +187,12 @@ def joined(state_dict, groups, compressed):
 
 # ---- groups for an optimizer that is made after compress() ----
 
-def split_groups(groups, compressed, betas, options):
+def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tuple[float, float] | None,
+                 options: Mapping[str, Any]) -> tuple[list[Group], dict[int, tuple[Any, Any] | None]]:
     """Each group with compressed parameters (ids) and others becomes two, the first with a short first moment. Returns (groups,
     {id of a compressed parameter: the betas that its group has from the user, None: none})."""
-    split, given = [], {}
+    split: list[Group] = []
+    given: dict[int, tuple[Any, Any] | None] = {}
     for group in _checked_groups(groups):
         group = {**({} if betas is None else {"betas": betas}), **options, **group}
         own_betas = group.get("betas")
@@ -198,16 +210,17 @@ class Awaited:
     """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own beta2 where the user gave
     none; one that is not an Adam gets its own betas back, or the user's, and on_other(optimizer, ids of parameters) is called."""
 
-    def __init__(self, given, on_other):
+    def __init__(self, given: Mapping[int, tuple[Any, Any] | None],
+                 on_other: Callable[[torch.optim.Optimizer, set[int]], object]) -> None:
         self._given, self._on_other = given, on_other
         self._waiting = set(given)
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
 
-    def remove(self):
+    def remove(self) -> None:
         self._hook.remove()
 
-    def _look(self, optimizer):
-        seen = set()
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        seen: set[int] = set()
         for group in optimizer.param_groups:
             own = self._waiting.intersection(map(id, group["params"]))
             if not own:
@@ -225,7 +238,7 @@ class Awaited:
             self._on_other(optimizer, seen)
 
 
-def _checked_groups(groups):
+def _checked_groups(groups: Iterable[Any]) -> Iterator[Group]:
     for group in groups:
         if not isinstance(group, dict) or "params" not in group:
             what = list(group) if isinstance(group, dict) else type(group).__name__

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from tagc._library import Error
 from tagc.torch import internals, streams
 from tagc.torch.comm import share
 from tagc.torch.options import Options
-from tagc.torch.survey import GRADIENTS, N_RUNS, Survey, look, name_of
+from tagc.torch.survey import GRADIENTS, N_RUNS, Shape, Survey, look, name_of
 
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
 LEAST_GAIN = 1.2  # of a step
@@ -44,7 +44,9 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
     from tagc.torch import _agree, _kind
 
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
-    group, failure, mine = dist.group.WORLD if dist.is_initialized() else None, None, {}
+    group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+    failure: Exception | None = None
+    mine: dict[str, Any] = {}
     on = None
     try:
         if group is None:
@@ -89,7 +91,7 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
     return advice
 
 
-def _seconds_of(model, step):
+def _seconds_of(model: torch.nn.Module, step: Callable[[], object]) -> float:
     """Of one pass; gradients are what they were afterwards."""
     parameters = list(model.parameters())
     before = [parameter.grad for parameter in parameters]
@@ -109,7 +111,7 @@ def _seconds_of(model, step):
 
 # ---- from measurements to a choice: pure ----
 
-def cost(found, what, n):
+def cost(found: Mapping[str, Any], what: str, n: float) -> float:
     """Seconds for n elements, from the line through the two sizes that were measured."""
     points = sorted((int(size), seconds) for size, seconds in found["seconds"][what].items())
     (small, fixed), (large, full) = points[0], points[-1]
@@ -119,25 +121,26 @@ def cost(found, what, n):
     return max(0.0, min(fixed, full) - slope * small) + slope * n
 
 
-def forecast(shape, found, step_s=None):
+def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None) -> list[dict[str, Any]]:
     """A row for each way to communicate, from the mildest to the strongest: seconds in a step."""
     sizes = [sum(unit.values()) for unit in shape.units]
     agree_s = cost(found, "agree", 0)
-    rows = []
+    rows: list[dict[str, Any]] = []
 
-    def total(what, extra_s=0.0, counts=None):
+    def total(what: str, extra_s: float = 0.0, counts: Sequence[int] | None = None) -> float:
         return sum(times * (cost(found, what, n) + extra_s) for n, times in zip(sizes, counts or [1] * len(sizes)))
 
-    def copies(dtype, n_out, n_back):
+    def copies(dtype: str, n_out: int, n_back: int) -> float:
         """From a device to the host and back; nothing where tensors are in CPU memory."""
         if "copy out" not in found["seconds"]:
             return 0.0
         size = 0.5 if dtype == "bf16" else 1.0  # of an fp32 value, which is what was copied
         return cost(found, "copy out", size * n_out) + cost(found, "copy back", size * n_back)
 
-    def add(name, choice, gradients_s, parameters_s, options=None, torch=None):
+    def add(name: str, choice: str, gradients_s: float, parameters_s: float, options: Mapping[str, Any] | None = None,
+            torch: Mapping[str, str] | None = None) -> None:
         comm_s = gradients_s + parameters_s
-        row = {"name": name, "choice": choice, "options": options or {}, "torch": torch or {}, "gradients_s": gradients_s,
+        row: dict[str, Any] = {"name": name, "choice": choice, "options": options or {}, "torch": torch or {}, "gradients_s": gradients_s,
                "parameters_s": parameters_s, "comm_s": comm_s, "exposed_s": comm_s, "step_s": None}
         if step_s is not None:
             if shape.wrap == "ddp":
@@ -145,7 +148,7 @@ def forecast(shape, found, step_s=None):
             row["step_s"] = step_s + row["exposed_s"]
         rows.append(row)
 
-    def torch_gathers(dtype):
+    def torch_gathers(dtype: str) -> float:
         return total(f"torch gather {dtype}", counts=shape.n_gathers) if any(shape.n_gathers) else 0.0
 
     staged_s = sum(copies(shape.reduce, n, n if shape.all_reduce else n // shape.world_size) for n in sizes)
@@ -174,14 +177,14 @@ def forecast(shape, found, step_s=None):
     return rows
 
 
-def choose(rows):
+def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What to take, and why, in words. Compression has to beat the fastest way without it by more than a forecast may be
     wrong by, for it costs some loss; by more still where nobody knows how much of a step is communication at all. On
     either side the mildest row is taken that is about as fast as the fastest."""
     of, least_gain = ("comm_s", LEAST_GAIN_OF_COMM) if rows[0]["step_s"] is None else ("step_s", LEAST_GAIN)
     off = rows[0]
 
-    def best(of_rows):
+    def best(of_rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
         fastest = min(row[of] for row in of_rows)
         return next(row for row in of_rows if row[of] <= (1 + TOLERANCE) * fastest), fastest
 
@@ -207,13 +210,14 @@ def choose(rows):
     return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"gain": gain, "reason": text}
 
 
-def bucket_of(shape, found, step_s, name):
+def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str) -> dict[str, Any] | None:
     """How many elements units should have at least, for the row of that name: the smallest power of two that is about as
     fast as any; None where larger units gain little. {"elems", "n_units", "comm_s" (with them), "how" (what to write)}."""
-    def row_of(one):
+    def row_of(one: Shape) -> dict[str, Any]:
         return next(row for row in forecast(one, found, step_s) if row["name"] == name)
 
-    of, now, tried = ("comm_s" if step_s is None else "step_s"), row_of(shape), []
+    of, now = ("comm_s" if step_s is None else "step_s"), row_of(shape)
+    tried: list[tuple[int, int, dict[str, Any]]] = []  # (elements, units, row)
     for exponent in range(1, max(1, shape.n_elems).bit_length() + 1):
         joined = shape.joined(2 ** exponent)
         if len(joined.units) < (tried[-1][1] if tried else len(shape.units)):
@@ -230,7 +234,7 @@ def bucket_of(shape, found, step_s, name):
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
-def link_of(shape, found):
+def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
     """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
     no more than it must. From and to a device, where tensors are on one: copy_out and copy_back."""
     n = max(int(size) for size in found["seconds"]["all-to-all"])
@@ -243,7 +247,7 @@ def link_of(shape, found):
             "torch_bytes_per_s": must / found["seconds"]["torch reduce fp32"][n]}
 
 
-def text_of(advice):
+def text_of(advice: Mapping[str, Any]) -> str:
     link = advice["link"]
     lines = [f"{advice['wrap']}, {advice['world_size']} ranks, {advice['n_elems'] / 1e6:.1f} M parameters in {advice['n_units']} "
              f"units; link {8 * link['bytes_per_s'] / 1e6:.0f} Mbit/s per rank, torch's own reduction "
@@ -261,14 +265,14 @@ def text_of(advice):
     return "\n".join(lines)
 
 
-def _copies_text(link):
+def _copies_text(link: Mapping[str, float]) -> str:
     if "copy_out_bytes_per_s" not in link:
         return ""
     return (f"; copies to the host {link['copy_out_bytes_per_s'] / 1e9:.1f} GB/s, back "
             f"{link['copy_back_bytes_per_s'] / 1e9:.1f}")
 
 
-def seconds_text(seconds):
+def seconds_text(seconds: float) -> str:
     for unit, scale in (("s", 1), ("ms", 1e3), ("us", 1e6)):
         if seconds * scale >= 1:
             return f"{seconds * scale:.3g} {unit}"

@@ -5,41 +5,57 @@ DDP makes its buckets anew after the first iteration, with other parameters in e
 handle, whose residuals are kept by parameter. DDP's reducer takes a hook for good: close() leaves it in place, and a later
 compress() takes it over."""
 
+from __future__ import annotations
+
 import contextlib
 import queue
 import threading
 import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import internals, policy
+from tagc.torch.comm import Comm
+from tagc.torch.interfaces import ExchangeOptions, Kinds
+from tagc.torch.interfaces import Wrapper as AnyWrapper
 from tagc.torch.unit import Unit
 
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
+    from tagc.torch.staging import Kernels
+
 UNIT = "buckets"
+Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 
 
 class Buckets:
     """A Unit of many layouts at a time, no two of which have a parameter in common."""
 
-    def __init__(self, name, exchange_options):
+    def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
         self.name, self.options = name, exchange_options
-        self._units = {}  # names of a bucket's parameters, in order -> Unit
-        self._kept = {}  # residuals of parameters that are in no unit, wire order
+        self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters that are in no unit, wire order
 
-    def reduce(self, name, comm, layout, source, target, op, rests, kernels):
+    def reduce(self, name: str, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, rests: bool,
+               kernels: Kernels | None) -> Stats:
         names = tuple(parameter.name for parameter in layout.parameters)
         if names not in self._units:
             self._make(name, names)
         return self._units[names].reduce(comm, layout, source, target, op, rests, kernels)
 
-    def squares(self, layout, source):
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
-    def _make(self, name, names):
+    def _make(self, name: str, names: tuple[str, ...]) -> None:
         """A unit for that bucket, in place of all that have one of its parameters."""
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
@@ -48,32 +64,32 @@ class Buckets:
         unit = self._units[names] = Unit(name, self.options)
         unit.set_residuals_on_the_wire({name: self._kept.pop(name) for name in names if name in self._kept})
 
-    def residuals_on_the_wire(self):
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         found = {name: values.clone() for name, values in self._kept.items()}
         for unit in self._units.values():
             found |= unit.residuals_on_the_wire()
         return found
 
-    def names_of_residuals(self):
+    def names_of_residuals(self) -> set[str]:
         return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
 
-    def set_residuals_on_the_wire(self, values):
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         values = dict(values)
         for names, unit in self._units.items():
             unit.set_residuals_on_the_wire({name: values.pop(name) for name in names if name in values})
         self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
 
-    def scale_residuals(self, factor):
+    def scale_residuals(self, factor: float) -> None:
         for unit in self._units.values():
             unit.scale_residuals(factor)
         for values in self._kept.values():
             values.mul_(factor)
 
-    def set_sparsity(self, sparsity):
+    def set_sparsity(self, sparsity: float) -> None:
         for unit in self._units.values():
             unit.set_sparsity(sparsity)
 
-    def close(self):
+    def close(self) -> None:
         """The residuals stay, and go into the units that a later reduce() makes."""
         with contextlib.ExitStack() as all_of_them:
             for unit in self._units.values():
@@ -83,39 +99,45 @@ class Buckets:
 class _Bucket:
     """One bucket as the handle sees it."""
 
-    def __init__(self, buckets, index, parameters, rests):
+    def __init__(self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool) -> None:
         self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
         self.options, self._buckets, self._rests = buckets.options, buckets, rests
 
-    def reduce(self, comm, layout, source, target, op, kernels=None):
+    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               kernels: Kernels | None = None) -> Stats:
         return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests, kernels)
 
-    def squares(self, layout, source):
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
+
+    def names_of_residuals(self) -> set[str]:
+        return self._buckets.names_of_residuals()
 
 
 class _Backward:
     """One backward pass: the first failure of its buckets, which it raises after DDP has copied the last one. (DDP itself
     would turn a failed future into a failed cast, and a hook that raises leaves its reducer in the middle of a pass.)"""
 
-    def __init__(self):
-        self.failure, self.is_open, self.staged_by = None, True, None
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self.is_open = True
+        self.staged_by: Compressed | None = None
         try:  # DDP queues its own after its first hook
             internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
             self.is_open = False
 
-    def attempt(self, function):
+    def attempt(self, function: Callable[[], object]) -> None:
         try:
             function()
         except BaseException as failure:
             self.failure = self.failure or failure
 
-    def check(self):
+    def check(self) -> None:
         if self.failure is not None:
             raise self.failure
 
-    def end(self):
+    def end(self) -> None:
         """Raises the failure, and lets go of it: its traceback knows the model."""
         handle, self.staged_by = self.staged_by, None
         if handle is not None:
@@ -128,10 +150,10 @@ class _Backward:
 class _Owned:
     """What keeps a handle alive as long as its model. A copy of the model has none."""
 
-    def __init__(self, handle=None):
+    def __init__(self, handle: Compressed | None = None) -> None:
         self.handle = handle
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Owned, ()
 
 
@@ -139,44 +161,47 @@ class State:
     """What DDP hands to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer, which keeps this, is
     nothing that Python's garbage collector looks into."""
 
-    def __init__(self):
-        self._handle = self._model = lambda: None
-        self._layouts = {}
-        self._backward = self._jobs = None
+    def __init__(self) -> None:
+        self._handle: Callable[[], Compressed | None] = lambda: None
+        self._model: Callable[[], torch.nn.Module | None] = lambda: None
+        self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
+        self._backward: _Backward | None = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         """In a copy of the model, whose reducer has no hook, this is a state of nothing."""
         return State, ()
 
-    def is_of(self, model):
+    def is_of(self, model: DistributedDataParallel) -> bool:
         return self._model() is model
 
-    def forget_layouts(self):
+    def forget_layouts(self) -> None:
         """Parameters go on in another class or stage."""
         self._layouts = {}
 
     @staticmethod
-    def of(handle):
+    def of(handle: Compressed) -> State:
         """The one that the handle's model has from an earlier handle, or a new one."""
-        state = handle.wrapper.hooked() or State()
-        state._handle, state._model = weakref.ref(handle), weakref.ref(handle.model)
+        state = _wrapper_of(handle).hooked() or State()
+        model: Any = handle.model
+        state._handle, state._model = weakref.ref(handle), weakref.ref(model)
         state._layouts, state._jobs = {}, queue.SimpleQueue()
         threading.Thread(target=_work, args=(state._jobs,), name="tagc-ddp", daemon=True).start()
         handle.undo.append(weakref.finalize(state, state._jobs.put, None))  # ends with the handle, or with the model
-        handle.model._tagc = _Owned(handle)
+        model._tagc = _Owned(handle)
         if UNIT not in handle.units:
             handle.add_unit(UNIT, Buckets)
         return state
 
     @property
-    def handle(self):
+    def handle(self) -> Compressed:
         """What compress() returns."""
         handle = self._handle()
         if handle is None:
             raise Error("state", "this tagc handle is gone, but its hook is still called")
         return handle
 
-    def send(self, bucket):
+    def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: a future of the bucket's average."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
         index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
@@ -186,9 +211,9 @@ class State:
             is_staged = False  # which the job tells all ranks
         if is_staged:
             return self._stage(handle, backward, source, index, tensors, is_last)
-        future = torch.futures.Future()
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
-        def job():
+        def job() -> None:
             try:
                 backward.check()  # the first failure is the one for all
                 result = torch.empty_like(source)
@@ -212,7 +237,8 @@ class State:
             backward.end()
         return future
 
-    def _stage(self, handle, backward, source, index, tensors, is_last):
+    def _stage(self, handle: Compressed, backward: _Backward, source: torch.Tensor, index: int, tensors: Sequence[torch.Tensor],
+               is_last: bool) -> torch.futures.Future[torch.Tensor]:
         """The same for tensors on a device. The future is there for streams at once, and the pass's end waits for the rest."""
         backward.staged_by = handle
         result = source
@@ -223,46 +249,55 @@ class State:
                       then=handle.end_step if is_last else None)
         except BaseException as failure:
             backward.failure = backward.failure or failure
+        assert handle.staging is not None  # stages_for() has made it
         future = handle.staging.streams.future(result, handle.staging.stream)
         if not backward.is_open:
             future.wait()
             backward.end()
         return future
 
-    def _backward_of(self, bucket):
+    def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
         if bucket.index() == 0 or self._backward is None:
             self._backward = _Backward()
         return self._backward
 
-    def _find(self, handle, index, tensors):
+    def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
         """What a bucket of these parameters comes to."""
-        parameters = [handle.wrapper.parameter(tensor) for tensor in tensors]
+        parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
             self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
         # DDP drops what comes out for a parameter that no rank has used. Its gradient is zero, and its residual must wait.
-        rests = handle.model.find_unused_parameters
-        return _Bucket(handle.units[UNIT], index, parameters, rests), self._layouts[key]
+        rests = _wrapper_of(handle).finds_unused
+        buckets = handle.units[UNIT]
+        assert isinstance(buckets, Buckets)
+        return _Bucket(buckets, index, parameters, rests), self._layouts[key]
 
 
-def _exchange(handle, bucket, layout, source, result, **staged):
-    def find_layout():
+def _wrapper_of(handle: Compressed) -> Wrapper:
+    assert isinstance(handle.wrapper, Wrapper)
+    return handle.wrapper
+
+
+def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor,
+              waits: bool = True, then: Callable[[], object] | None = None) -> None:
+    def find_layout() -> layouts.Layout:
         if source.layout != torch.strided:
             raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
         if layout.n_elems != source.numel():
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
         return layout
 
-    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout, **staged)
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout, waits, then)
 
 
-def _work(jobs):
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
         del job  # with all that it keeps alive
 
 
-def ddp_hook(state, bucket):
+def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """For DistributedDataParallel.register_comm_hook(); state: of ddp_state()."""
     if not isinstance(state, State):
         raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
@@ -271,14 +306,12 @@ def ddp_hook(state, bucket):
     return state.send(bucket)
 
 
-class Wrapper:
+class Wrapper(AnyWrapper):
     """A DistributedDataParallel model, for compress()."""
 
     name = "ddp"
-    gathers = False  # parameters through tagc
-    has_several_meshes = False
 
-    def __init__(self, model):
+    def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
         hooks = [(hook, state) for hook, state in internals.ddp_hooks(model) if not isinstance(state, State) or state.is_of(model)]
         if (state := self.hooked()) is not None:
@@ -288,44 +321,41 @@ class Wrapper:
             raise Error("state", f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP takes "
                         "only one" + (", which its mixed_precision needs: use torch.autocast instead"
                                       if getattr(model, "mixed_precision", None) is not None else ""))
-        self._parameters, self._frozen = {}, {}
+        self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
+        self._frozen: dict[int, layouts.Parameter] = {}
         for name, parameter in model.named_parameters():
             if not internals.is_ignored_by_ddp(parameter):
                 found = self._parameters if parameter.requires_grad else self._frozen
                 found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
 
-    def hooked(self):
+    def hooked(self) -> State | None:
         """The State that is registered as this model's hook."""
         return next((state for _, state in internals.ddp_hooks(self._model) if isinstance(state, State) and state.is_of(self._model)), None)
 
-    def groups(self):
+    def groups(self) -> list[dist.ProcessGroup]:
         return [self._model.process_group]
 
-    def n_ranks(self):
-        return self.groups()[0].size()
-
-    def fingerprint(self):
-        return {"model": "ddp"}
-
-    def parameters(self):
+    def parameters(self) -> list[layouts.Parameter]:
         return list(self._parameters.values())
 
-    def parameter(self, tensor):
+    @property
+    def finds_unused(self) -> bool:
+        """Whether DDP looks for parameters that a pass did not use."""
+        return bool(self._model.find_unused_parameters)
+
+    def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
         """Of one of the model's."""
         found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))  # DDP has those frozen since it was made
         if found is None:
             raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
         return found
 
-    def set_kinds(self, kinds):
+    def set_kinds(self, kinds: Kinds) -> None:
         self._parameters = {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
         if (state := self.hooked()) is not None:
             state.forget_layouts()
 
-    def is_ended_by_hand(self):
-        return False
-
-    def install(self, handle):
+    def install(self, handle: Compressed) -> None:
         is_new = self.hooked() is None
         state = State.of(handle)
         if is_new:

@@ -1,18 +1,26 @@
 """What compress() says once, on rank 0, where it already sees what to expect: a model that has not learnt yet, ranks on one host,
 a fast link. Nothing is measured here; tagc.advise() does that."""
 
+from __future__ import annotations
+
 import pathlib
 import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tagc.torch.policy import Row
 
 FAST_MBIT = 25_000  # of a network card, from where on compression seldom pays
 
 
-def about_host():
+def about_host() -> dict[str, Any]:
     """What ranks tell each other. Local."""
     return {"host": socket.gethostname(), "mbit": card_mbit()}
 
 
-def card_mbit(proc=pathlib.Path("/proc/net/route"), cards=pathlib.Path("/sys/class/net")):
+def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")) -> int:
     """Nominal rate of the card with the default route, 0 where that is not known."""
     try:
         rows = [line.split() for line in proc.read_text().splitlines()[1:]]
@@ -22,7 +30,7 @@ def card_mbit(proc=pathlib.Path("/proc/net/route"), cards=pathlib.Path("/sys/cla
         return 0
 
 
-def look_fresh(rows, named):
+def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool:
     """Whether no norm has learnt anything yet: all the elements of each are alike. rows: of policy; named: (name, parameter), of which
     this rank's shards are looked at. False where there is none to be seen."""
     norms = {row.name for row in rows if row.reason == "norm"}
@@ -37,7 +45,7 @@ def look_fresh(rows, named):
     return seen
 
 
-def line(hosts, is_fresh, is_gentle):
+def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
     """hosts: about_host() of each rank. "" where there is nothing to say."""
     parts, rates = [], [host["mbit"] for host in hosts]
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:

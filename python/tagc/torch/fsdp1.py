@@ -4,13 +4,24 @@ A flat parameter holds its module's parameters one after the other, with padding
 addresses, and is cut into as many rows as there are ranks wherever that falls. torch hands the same state to the hook of
 every flat parameter, and nothing that says which it is; so each gets a state of its own after it is registered."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
+import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import internals, policy
+from tagc.torch.interfaces import Exchanged, Kinds
+from tagc.torch.interfaces import Wrapper as AnyWrapper
+from tagc.torch.unit import Unit
+
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
 
 _SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 
@@ -18,9 +29,9 @@ _SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 class _Flat:
     """One FullyShardedDataParallel instance and its flat parameter."""
 
-    def __init__(self, module, name, flat):
-        """flat: its internals.FlatParameter."""
-        self.module = module
+    def __init__(self, module: FullyShardedDataParallel, name: str, flat: internals.FlatParameter) -> None:
+        assert module.process_group is not None  # FullyShardedDataParallel has made one
+        self.module, self.group = module, module.process_group
         self.name = policy.clean_name(name) if name else "the root module"
         self.is_sharded = module.sharding_strategy in _SHARDED
         if not self.is_sharded and module.sharding_strategy != ShardingStrategy.NO_SHARD:
@@ -33,13 +44,13 @@ class _Flat:
         prefix = f"{name}." if name else ""
         self.parameters = [layouts.Parameter(policy.clean_name(prefix + fqn), shape, "dense") for fqn, shape in flat.shapes()]
         self._starts, self._n_elems = flat.starts()
-        self._layouts = {}
+        self._layouts: dict[tuple[tuple[bool, ...], int, int], layouts.Layout] = {}
 
-    def set_kinds(self, kinds):
+    def set_kinds(self, kinds: Kinds) -> None:
         self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
         self._layouts.clear()
 
-    def layout(self, n_elems, world_size):
+    def layout(self, n_elems: int, world_size: int) -> layouts.Layout:
         trainable = self._flat.trained()
         if n_elems - self._n_elems not in range(world_size if self.is_sharded else 1):  # padded to whole rows
             raise Error("mismatch", f"the gradient has {n_elems} elements, the flat parameter {self._n_elems}, over {world_size} "
@@ -58,58 +69,46 @@ class _Flat:
 class _State:
     """What the hook of one flat parameter gets."""
 
-    def __init__(self, handle, unit, flat):
+    def __init__(self, handle: Compressed, unit: Exchanged, flat: _Flat) -> None:
         self.handle, self.unit, self.flat = handle, unit, flat
 
-    def exchange(self, gradient, output):
-        group = self.flat.module.process_group
+    def exchange(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
+        group = self.flat.group
         self.handle.exchange(self.unit, group, gradient, output, ReduceOp.AVG,
                              lambda: self.flat.layout(gradient.numel(), group.size()))
 
 
-def _hook(state, gradient, output=None):
+def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
     """gradient: of the whole flat parameter, on this rank. output: of this rank's row; None where it is not sharded."""
     state.exchange(gradient, gradient if output is None else output)
 
 
-class Wrapper:
+class Wrapper(AnyWrapper):
     """A FullyShardedDataParallel model, for compress()."""
 
     name = "fsdp1"
-    gathers = False  # parameters through tagc
-    has_several_meshes = False
 
-    def __init__(self, model):
+    def __init__(self, model: FullyShardedDataParallel) -> None:
         self._model = model
         self._flats = [_Flat(module, name, flat) for name, module in model.named_modules()
                        if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None]
         if not self._flats:
             raise Error("argument", "this FullyShardedDataParallel model has no parameters")
 
-    def groups(self):
-        """Of ranks that exchange, in an order that is the same on all of them."""
-        return [flat.module.process_group for flat in self._flats]
+    def groups(self) -> list[dist.ProcessGroup]:
+        return [flat.group for flat in self._flats]
 
-    def n_ranks(self):
-        return self.groups()[0].size()
-
-    def fingerprint(self):
-        return {"model": "fsdp1"}
-
-    def parameters(self):
+    def parameters(self) -> list[layouts.Parameter]:
         return [parameter for flat in self._flats for parameter in flat.parameters]
 
-    def set_kinds(self, kinds):
+    def set_kinds(self, kinds: Kinds) -> None:
         for flat in self._flats:
             flat.set_kinds(kinds)
 
-    def is_in_backward(self):
+    def is_in_backward(self) -> bool:
         return internals.is_in_fsdp1_backward(self._model)
 
-    def is_ended_by_hand(self):
-        return False
-
-    def install(self, handle):
+    def install(self, handle: Compressed) -> None:
         try:
             self._model.register_comm_hook(None, _hook)
         except AssertionError as failure:
@@ -118,9 +117,9 @@ class Wrapper:
         for flat in self._flats:
             if internals.fsdp1_hook(flat.module) is not _hook:
                 raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
-            unit = handle.add_unit(flat.name, parameters=flat.parameters)
+            unit = handle.add_unit(flat.name, Unit, parameters=flat.parameters)
             internals.set_fsdp1_hook_state(flat.module, _State(handle, unit, flat))
 
-    def _remove(self):
+    def _remove(self) -> None:
         for module in FullyShardedDataParallel.fsdp_modules(self._model):
             internals.remove_fsdp1_hook(module)

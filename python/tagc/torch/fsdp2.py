@@ -3,61 +3,77 @@
 The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one after the
 other, padded. Which parameters those are it does not say; _Module finds out."""
 
+from __future__ import annotations
+
+import functools
 import time
 import warnings
 import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
 from tagc.torch import internals, policy, waits
 from tagc.torch import layout as layouts
+from tagc.torch.comm import Comm
+from tagc.torch.interfaces import Exchanged, Kinds
+from tagc.torch.interfaces import Wrapper as AnyWrapper
 from tagc.torch.reducer import Gatherer
-from tagc.torch.unit import DTYPES, check_tensors
+from tagc.torch.unit import DTYPES, Unit, check_tensors
+
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
+    from tagc.torch.staging import Kernels
 
 
 class _Module:
     """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one mesh. group: its
     internals.FsdpGroup."""
 
-    def __init__(self, module, name, group):
+    def __init__(self, module: FSDPModule, name: str, group: internals.FsdpGroup) -> None:
         self.module, self.name, self.group = module, name, group
         self.parameters = [layouts.Parameter("", shape, "dense", dim) for shape, dim in group.shapes()]
-        self._layouts = {}
+        self._layouts: dict[Any, layouts.Layout] = {}  # by what tells them apart
 
-    def name_parameters(self, names):
+    def name_parameters(self, names: Mapping[int, str]) -> None:
         """names: id of a parameter of the model -> its name."""
         self.parameters = [parameter._replace(name=policy.clean_name(names[id(sharded)]))
                            for parameter, sharded in zip(self.parameters, self.group.sharded_parameters)]
 
-    def mesh(self):
+    def mesh(self) -> DeviceMesh:
         return self.group.sharded_parameters[0].device_mesh
 
-    def exchange_group(self):
+    def exchange_group(self) -> dist.ProcessGroup:
         """Over which gradients are exchanged. The mesh may have a dimension of replicas, and one within tensors."""
-        return self.group.replica_group if self.group.shard_group is None else self.group.shard_group
+        group = self.group.replica_group if self.group.shard_group is None else self.group.shard_group
+        assert group is not None  # there is one or the other
+        return group
 
-    def set_kinds(self, kinds):
+    def set_kinds(self, kinds: Kinds) -> None:
         self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
         self._layouts.clear()
 
-    def trainable(self):
+    def trainable(self) -> list[layouts.Parameter]:
         return [p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad]
 
-    def layout(self, n_elems, world_size):
+    def layout(self, n_elems: int, world_size: int) -> layouts.Layout | None:
         """Of an input of n_elems; None where more than one choice of parameters would fit."""
         return self._layout(n_elems, world_size, ("rows", world_size),
                             lambda present: layouts.chunked(present, world_size))
 
-    def shard_layout(self, n_elems, n_hosts):
+    def shard_layout(self, n_elems: int, n_hosts: int) -> layouts.Layout | None:
         """Of what this rank owns of the parameters, n_elems with padding; as layout(). Under replicate() it owns them whole."""
         world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
         return self._layout(n_elems * world_size, world_size, ("shard", n_hosts), lambda present: layouts.bucket(
             [p._replace(shape=(layouts.chunked_elems(p, world_size) // world_size,), dim=0) for p in present], n_hosts))
 
-    def _layout(self, n_elems, world_size, kind, make):
+    def _layout(self, n_elems: int, world_size: int, kind: tuple[str, int],
+                make: Callable[[Sequence[layouts.Parameter]], layouts.Layout]) -> layouts.Layout | None:
         present = _those_that_fit([self.parameters[i] for i in self.group.reduced()], n_elems, world_size)
         if present is None:
             return None
@@ -67,14 +83,14 @@ class _Module:
         return self._layouts[key]
 
 
-def _those_that_fit(parameters, n_elems, world_size):
+def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_size: int) -> list[layouts.Parameter] | None:
     """The only subset of parameters that takes n_elems of an input, in order. None where there are several; Error where
     there is none. A parameter without a gradient is not in the input."""
     sizes = [layouts.chunked_elems(parameter, world_size) for parameter in parameters]
     missing = sum(sizes) - n_elems
     if missing == 0:
         return parameters
-    ways = {0: (1, ())}  # elements left out -> (ways to do so, up to 2; one of them)
+    ways: dict[int, tuple[int, tuple[int, ...]]] = {0: (1, ())}  # elements left out -> (ways to do so, up to 2; one of them)
     for i, size in enumerate(sizes):
         for total, (n, chosen) in list(ways.items()):
             if 0 < size and total + size <= missing:
@@ -92,17 +108,18 @@ def _those_that_fit(parameters, n_elems, world_size):
 class _Comm:
     """What FSDP2 wants of either."""
 
-    def allocate(self, size, *, dtype, device):
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class ReduceScatter(_Comm):
     """For set_custom_reduce_scatter(): one per module. Complete when it returns."""
 
-    def __init__(self, handle, unit, module):
+    def __init__(self, handle: Compressed, unit: Exchanged, module: _Module) -> None:
         self._handle, self._unit, self._module = handle, unit, module
 
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
+                 async_op: bool = False) -> None:
         world_size = dist.get_world_size(group)
         self._handle.exchange(self._unit, group, input_tensor, output_tensor, op,
                               lambda: self._module.layout(input_tensor.numel(), world_size))
@@ -113,10 +130,10 @@ class AllReduce:
     those of the same place in the other hosts. Residuals are of shards then, not of whole gradients. Under replicate() there are
     no shards: whole gradients are averaged over all ranks."""
 
-    def __init__(self, handle, unit, module, group):
+    def __init__(self, handle: Compressed, unit: Exchanged, module: _Module, group: dist.ProcessGroup) -> None:
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
 
-    def __call__(self, reduce_output):
+    def __call__(self, reduce_output: torch.Tensor) -> None:
         op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
         self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, op,
                               lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
@@ -129,34 +146,39 @@ class AllGather(_Comm):
     """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
     and a second gather of the same values (backward after forward) sends nothing at all."""
 
-    def __init__(self, handle, module, wire, tag):
+    def __init__(self, handle: Compressed, module: _Module, wire: str, tag: int) -> None:
         self._handle, self._module, self._wire, self._tag = handle, module, wire, tag
-        self._gatherers = {}  # by ranks and size
+        self._gathers: dict[tuple[tuple[int, ...], int], _Gather] = {}  # by ranks and size
 
-    def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        comm, failure, is_staged = self._handle.comm(group), None, False
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 async_op: bool = False) -> None:
+        comm, is_staged = self._handle.comm(group), False
+        failure: BaseException | None = None
         try:
             is_staged = self._handle.stages_for(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
         if is_staged:
-            kernels = self._kernels()
-            self._handle.staging.enqueue(input_tensor, output_tensor, lambda *staged: self._run(comm, *staged, kernels), failure,
-                                         stays=kernels is not None)
+            staging, kernels = self._handle.staging, self._kernels()
+            assert staging is not None  # stages_for() has made it
+            staging.enqueue(input_tensor, output_tensor, lambda source, target, failure: self._run(comm, source, target, failure, kernels),
+                            failure, stays=kernels is not None)
         else:
             self._run(comm, input_tensor, output_tensor, failure)
 
-    def _kernels(self):
+    def _kernels(self) -> Kernels | None:
         """For deltas, where the user has asked for them: replicas take 4 bytes per parameter, on the device then."""
         is_asked = self._handle.options.codec == "device" and self._wire.startswith("delta")
-        return self._handle.staging.kernels if is_asked else None
+        return self._handle.staging.kernels if is_asked and self._handle.staging is not None else None
 
-    def _run(self, comm, source, target, failure, kernels=None):
+    def _run(self, comm: Comm, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None,
+             kernels: Kernels | None = None) -> None:
+        """source, target: None where there is a failure, which this rank then only tells the others."""
         gather, vote, numbers = None, 0, {}
         try:
-            if failure is None:
-                gather = self._gatherers.setdefault((comm.ranks, source.numel()), _Gather())
+            if failure is None and source is not None:
+                gather = self._gathers.setdefault((comm.ranks, source.numel()), _Gather())
                 vote = gather.vote(source)
                 numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
         except Exception as problem:
@@ -164,63 +186,68 @@ class AllGather(_Comm):
         begin = time.perf_counter()
         votes = comm.agree(f"parameters of {self._module.name}", numbers, failure, vote)
         agreed = time.perf_counter()
+        assert gather is not None and source is not None and target is not None  # or agree() has raised
         with self._handle.lock:
             if gather.gatherer is None:
                 gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads, kernels)
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(source, target, kernels, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
+            gather.run(gather.gatherer, source, target, kernels, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
             self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
                                        comm.bytes_received()["gather"] - received, target.numel(), comm,
                                        time.perf_counter() - agreed, agreed - begin)
 
-    def reset(self):
+    def reset(self) -> None:
         """Parameters were changed from outside: next time all of them travel."""
-        for gather in self._gatherers.values():
+        for gather in self._gathers.values():
             gather.wants_reset = True
 
-    def close(self):
-        for gather in self._gatherers.values():
+    def close(self) -> None:
+        for gather in self._gathers.values():
             if gather.gatherer is not None:
                 gather.gatherer.close()
-        self._gatherers = {}
+        self._gathers = {}
 
 
 class _Gather:
-    def __init__(self):
-        self.gatherer, self.wants_reset = None, False
-        self._shard = self._full = None
+    def __init__(self) -> None:
+        self.gatherer: Gatherer | None = None  # made at the first run
+        self.wants_reset = False
+        self._shard: torch.Tensor | None = None
+        self._full: torch.Tensor | None = None  # with deltas, what came last
 
-    def vote(self, shard):
+    def vote(self, shard: torch.Tensor) -> int:
         """Whether this rank's shard is another than at the last gather, and whether all of it must travel."""
-        changed = self._full is None or not torch.equal(shard.float(), self._shard)
+        changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
         return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
 
-    def run(self, shard, output, kernels, changed, reset):
-        """shard may be part of output. kernels: where both are on their device."""
+    def run(self, gatherer: Gatherer, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, changed: int,
+            reset: int) -> None:
+        """gatherer: self.gatherer. shard may be part of output. kernels: where both are on their device."""
         if self._full is None or changed or reset:
             with torch.inference_mode(False):  # they outlive an evaluation
                 full = torch.zeros(output.numel(), dtype=torch.float32, device=shard.device) if self._full is None else self._full
                 if self._shard is None:
                     self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
             if reset:
-                self.gatherer.reset()
+                gatherer.reset()
             self.wants_reset = True  # unless this goes well
             self._shard.copy_(shard)
             if kernels is not None:
                 kernels.streams.settle()
-            self.gatherer.run(self._shard, full)
+            gatherer.run(self._shard, full)
             self.wants_reset = False
-            if self.gatherer.is_delta:
+            if gatherer.is_delta:
                 self._full = full
         else:
             full = self._full
         output.copy_(full)
 
 
-def modules_of(model):
+def modules_of(model: torch.nn.Module) -> list[_Module]:
     """A _Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
     given to it in one list have one state."""
-    lists, found, registered = {}, [], {id(parameter) for parameter in model.parameters()}
+    lists: dict[int, list[tuple[str, FSDPModule]]] = {}
+    found, registered = [], {id(parameter) for parameter in model.parameters()}
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule):
             lists.setdefault(id(internals.fsdp_state(module)), []).append((name or "the root module", module))
@@ -240,19 +267,22 @@ def modules_of(model):
     return found
 
 
-_compressed: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[object]] = weakref.WeakKeyDictionary()  # module -> weak reference to the handle that has put hooks in
+# module -> weak reference to the handle that has put hooks in
+_compressed: weakref.WeakKeyDictionary[FSDPModule, weakref.ref[Compressed]] = weakref.WeakKeyDictionary()
 
 
-class Wrapper:
+class Wrapper(AnyWrapper):
     """All fully_shard()-ed modules of a model, for compress()."""
 
     name = "fsdp2"
 
-    def __init__(self, model, between=None):
+    def __init__(self, model: torch.nn.Module, between: dist.ProcessGroup | None = None) -> None:
         self._model, self.between = model, between
-        self.modules, self._gathers = modules_of(model), []
+        self.modules = modules_of(model)
+        self._gathers: list[AllGather] = []
         for module in self.modules:
-            handle = _compressed.get(module.module, lambda: None)()
+            earlier = _compressed.get(module.module)
+            handle = None if earlier is None else earlier()
             if handle is not None and not handle.is_closed:
                 raise Error("state", f"{module.name} is compressed already: close() its tagc handle first")
             shards, replicas = module.group.shard_group, module.group.replica_group
@@ -267,43 +297,40 @@ class Wrapper:
             raise Error("unsupported", "between is for fully_shard()-ed models; this one has replicate(), whose gradients tagc sums "
                         "over all replicas: leave between out")
 
-    def groups(self):
-        """Of ranks that exchange, in an order that is the same on all of them."""
+    def groups(self) -> list[dist.ProcessGroup]:
         return [module.exchange_group() for module in self.modules] + ([self.between] if self.between is not None else [])
 
-    def n_ranks(self):
+    def n_ranks(self) -> int:
         return max(module.mesh().size() for module in self.modules) * (1 if self.between is None else self.between.size())
 
     @property
-    def has_several_meshes(self):
+    def has_several_meshes(self) -> bool:
         return any(module.mesh() != self.modules[0].mesh() for module in self.modules)
 
     @property
-    def gathers(self):
-        """Whether parameters travel at all."""
+    def gathers(self) -> bool:
         return all(module.group.shard_group is not None for module in self.modules)
 
-    def fingerprint(self):
-        return {"model": "fsdp2", "ranks of between": None if self.between is None else self.between.size()}
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "ranks of between": None if self.between is None else self.between.size()}
 
-    def parameters(self):
+    def parameters(self) -> list[layouts.Parameter]:
         return [parameter for module in self.modules for parameter in module.parameters]
 
-    def set_kinds(self, kinds):
+    def set_kinds(self, kinds: Kinds) -> None:
         for module in self.modules:
             module.set_kinds(kinds)
 
-    def is_in_backward(self):
+    def is_in_backward(self) -> bool:
         return internals.is_in_fsdp_backward(self.modules[0].module)
 
-    def is_ended_by_hand(self):
-        """Whether more units may come after the backward pass, in finalize_backward()."""
+    def is_ended_by_hand(self) -> bool:
         return internals.is_ended_by_hand(self.modules[0].module)
 
-    def install(self, handle):
+    def install(self, handle: Compressed) -> None:
         for tag, module in enumerate(self.modules):
             _compressed[module.module] = weakref.ref(handle)
-            handle.undo.append(lambda group=module.group, comms=module.group.comms: group.restore_comms(comms))
+            handle.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
             comms = self._comms(handle, tag, module)
             for what, own in module.group.replaced(*comms):
                 _warn(f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while tagc exchanges in its place: "
@@ -314,40 +341,41 @@ class Wrapper:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self.reset_parameters())
             handle.undo.append(loaded.remove)
         if self.between is not None:
-            place = self.modules[0].group.shard_group.rank()
+            shards = self.modules[0].group.shard_group
+            assert shards is not None  # __init__() has looked
+            place = shards.rank()
             handle.comm(self.between).agree("between", {"place in the shard group": place})
 
-    def _comms(self, handle, tag, module):
+    def _comms(self, handle: Compressed, tag: int, module: _Module) -> tuple[object, object, object]:
         """(reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.options.timeout_s
-        is_between = self.between is not None
-        unit = handle.add_unit(name, parameters=module.parameters, n_chunks=1 if shards is None else shards.size(),
-                               place=shards.rank() if is_between else None)
+        unit = handle.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
+                               place=shards.rank() if self.between is not None and shards is not None else None)
         if shards is None:
             handle.undo.append(module.group.leave_replicas_to_the_hook())
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
-        gather = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
+        gather: waits.AllGather | AllGather | None = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         if handle.options.parameters is not None:
             gather = AllGather(handle, module, handle.options.parameters, tag)
             self._gathers.append(gather)
             handle.frees.append(gather.close)
-        if is_between:
+        if self.between is not None:
             return waits.ReduceScatter(name, timeout_s), gather, AllReduce(handle, unit, module, self.between)
         return ReduceScatter(handle, unit, module), gather, None
 
-    def _warn_of_outsiders(self):
+    def _warn_of_outsiders(self) -> None:
         inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}
         outside = [name for name, p in self._model.named_parameters() if p.requires_grad and id(p) not in inside]
         if outside:
             _warn(f"{len(outside)} trained parameters are in no fully_shard(), such as {outside[0]}: neither torch nor tagc sums their "
                   "gradients over ranks")
 
-    def reset_parameters(self):
+    def reset_parameters(self) -> None:
         for gather in self._gathers:
             gather.reset()
 
 
-def _warn(text):
+def _warn(text: str) -> None:
     """By rank 0, once for each text."""
     if dist.get_rank() == 0:
         warnings.warn(f"tagc: {text}", stacklevel=4)

@@ -8,49 +8,27 @@ import sys
 import threading
 import time
 import warnings
-import weakref
-import zlib
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import layout as layouts
-from tagc.torch import adapt, internals, policy, state, streams
+from tagc.torch import internals, state, streams
+from tagc.torch.call import Call, FindLayout
 from tagc.torch.comm import Comm
+from tagc.torch.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
+from tagc.torch.moments import Moments
+from tagc.torch.options import Options
 from tagc.torch.reducer import LocalFailure
 from tagc.torch.stages import Stages
-from tagc.torch.staging import Staging
+from tagc.torch.staging import Kernels, Staging
 from tagc.torch.statistics import Recorder
-from tagc.torch.unit import Unit, check_tensors, scale_of
+from tagc.torch.unit import Unit
 
-
-class _Call:
-    """One exchange as a hook asks for it. Whatever of it a hook must look at itself is looked at here."""
-
-    def __init__(self, unit, comm, source, target, op, find_layout, failure, loss_scale, known_scale):
-        self.unit, self.comm, self.op = unit, comm, op
-        self.layout, self.scale, self.failure, self._numbers = None, 1.0, failure, {}
-        try:
-            if failure is not None:
-                return
-            check_tensors(source, target, "gradient")
-            layout = self.layout = find_layout()
-            n_output = source.numel() if layout is None or layout.all_reduce else layout.row
-            if target.numel() != n_output and (layout or target.numel() * comm.world_size != n_output):
-                raise Error("mismatch", f"the output has {target.numel()} elements, must have {n_output}")
-            self.scale = loss_scale() if known_scale is None else known_scale
-            self._numbers = {"elements": source.numel(), "dtype": source.dtype, "parameters": _fingerprint(layout),
-                             "factor": scale_of(op, comm.world_size), "loss scale": self.scale}
-        except Exception as problem:
-            self.failure = problem
-
-    def agree(self):
-        """Collective. Returns the seconds that it took."""
-        begin = time.perf_counter()
-        self.comm.agree(f"gradients of {self.unit.name}", self._numbers, self.failure)
-        return time.perf_counter() - begin
+U = TypeVar("U", bound=Residuals)
 
 
 class Compressed:
@@ -58,45 +36,46 @@ class Compressed:
 
     is_closed = True  # until it is made
 
-    def __init__(self, model, wrapper, options, table, staging=None):
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, table: str, staging: Staging | None = None) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
-        self._adams, self._optimizers, self._compressed = {}, {}, {}  # of adapt(): by id; id of a parameter -> name
-        self._held_off = set()  # ids of parameters that an Adam steps with a short first moment
-        self._others = set()  # names of parameters that an optimizer other than Adam got from param_groups()
-        self.words_of_optimizers = ""
-        self._are_short = False
-        self.units, self._dense_units, self._carriers = {}, {}, {}
-        self._comms, self._warned = {}, set()
+        self.units: dict[str, Residuals] = {}
+        self._dense_units: dict[tuple[Any, ...], tuple[Unit, layouts.Layout]] = {}  # by what tells them apart
+        self._carriers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
+        self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
+        self._warned: set[str] = set()  # names of units
         self.staging = staging  # of the device where gradients are; None: in CPU memory
         self._recorder = Recorder()
         self.stages = Stages(wrapper, options)
-        self._scaler, self._scale = None, 1.0
+        self.moments = Moments(model, wrapper, options, self.stages)
+        self.frees: list[Callable[[], object]] = [self.moments.close]  # what close() calls, or whoever drops the handle with its model
+        self.undo: list[Callable[[], object]] = []  # and what close() calls before, to take the hooks out again
+        self._scaler: Any = None
+        self._scale = 1.0
         self._loss_scale = 1.0  # of the pass whose hooks are called; self._scale is that of residuals
         self.lock = threading.RLock()
         self.n_steps = 0  # exchanges of the whole model that have begun
         self._step_open = self.is_closed = self._is_outside = False
         self._process = os.getpid()
-        self._units_of_step = set()  # names
-        self.on_step = None
-        self.undo = []  # what close() calls to take the hooks out again
-        self.frees = []  # and what it calls then, or whoever drops the handle with its model
+        self._units_of_step: set[str] = set()  # names
+        self.on_step: Callable[[dict[str, Any]], object] | None = None
 
     # ---- what hooks use ----
 
-    def add_unit(self, name, make=Unit, parameters=None, n_chunks=1, place=None):
-        """parameters: the layouts.Parameter of the unit (None: all), whose wire order is that of n_chunks chunks. place:
-        where residuals are of one chunk only, which one."""
-        unit = self.units[name] = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage))
-        self._carriers[name] = parameters, n_chunks, place
+    def add_unit(self, name: str, make: Callable[[str, ExchangeOptions], U], parameters: list[layouts.Parameter] | None = None,
+                 n_chunks: int = 1, place: int | None = None) -> U:
+        """make: Unit, or what has several. parameters: the layouts.Parameter of the unit (None: all), whose wire order is that of
+        n_chunks chunks. place: where residuals are of one chunk only, which one."""
+        unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage))
+        self.units[name], self._carriers[name] = unit, (parameters, n_chunks, place)
         return unit
 
-    def carriers(self):
+    def carriers(self) -> list[tuple[Residuals, list[layouts.Parameter], int, int | None]]:
         """[(unit, its parameters, n_chunks, place)]"""
         return [(unit, self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
                 for unit, (parameters, n_chunks, place) in ((self.units[name], c) for name, c in self._carriers.items())]
 
-    def comm(self, group):
+    def comm(self, group: dist.ProcessGroup) -> Comm:
         """The connection over that group's ranks. Collective when it is seen for the first time."""
         ranks = tuple(dist.get_process_group_ranks(group))
         if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
@@ -106,13 +85,14 @@ class Compressed:
                 self._comms[ranks] = Comm(group, self.options.timeout_s)
             return self._comms[ranks]
 
-    def stages_for(self, tensor):
+    def stages_for(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is exchanged by way of self.staging. Error where it should be and cannot."""
         if self.staging is None and (found := streams.of(tensor.device)) is not None:
             self.staging = Staging(found, self.options.codec_on())
         return self.staging is not None and tensor.device == self.staging.streams.device
 
-    def exchange(self, unit, group, source, target, op, find_layout, waits=True, then=None):
+    def exchange(self, unit: Exchanged, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, op: Any,
+                 find_layout: FindLayout, waits: bool = True, then: Callable[[], object] | None = None) -> None:
         """What every hook does: all ranks agree on what comes, then reduce it. Collective. Blocks for tensors in CPU memory;
         others are staged: it returns at once, and failures are raised at the end of the backward pass.
 
@@ -123,31 +103,32 @@ class Compressed:
             raise Error("state", "this tagc handle is closed, but its hook is still called, since torch keeps it: call compress() "
                         "again, or wrap the model anew")
         comm = self.comm(group)
+        is_staged, failure = False, None
         try:
-            is_staged, failure = self.stages_for(source), None
+            is_staged = self.stages_for(source)
         except Error as problem:
-            is_staged, failure = False, problem
+            failure = problem
         if not is_staged and self.staging is not None:  # of several devices, in one order on all ranks
             self.synchronize()
         scale = self._loss_scale if is_staged and self._step_open else None  # a scaler on a device would be waited for
-        call = _Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
+        call = Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
         try:
-            if is_staged:
-                self._stage(call, source, target, waits, then)
+            if is_staged and self.staging is not None:
+                self._stage(self.staging, call, source, target, waits, then)
             else:
                 self._exchange(call, source, target)
         except BaseException:
             self._give_up()
             raise
 
-    def _give_up(self):
+    def _give_up(self) -> None:
         """What is left of this backward pass does not come, nor its end."""
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
             self._recorder.drop()
 
-    def _exchange(self, call, source, target):
+    def _exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         agree_s = call.agree()
         with self.lock:
             if self._opens_step(call.unit):
@@ -156,37 +137,39 @@ class Compressed:
         if self._is_last():
             self.end_step()
 
-    def _stage(self, call, source, target, waits, then):
+    def _stage(self, staging: Staging, call: Call, source: torch.Tensor, target: torch.Tensor, waits: bool,
+               then: Callable[[], object] | None) -> None:
         """The same, with all that takes time in a thread of its own. What hooks change and look at, they do here."""
         opens = self._opens_step(call.unit)
         self._loss_scale = call.scale
 
-        def run(source, target, failure):
+        def run(source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
             call.failure = failure
             agree_s = call.agree()
+            assert source is not None and target is not None  # or agree() has raised
             with self.lock:
                 if opens:
                     self._begin_step(call.scale)
-                self._reduce(call, source, target, agree_s, self.staging.kernels)
+                self._reduce(call, source, target, agree_s, staging.kernels)
             if then is not None:
                 then()
 
-        self.staging.enqueue(source, target, run, call.failure, waits, stays=self.staging.kernels is not None)
+        staging.enqueue(source, target, run, call.failure, waits, stays=staging.kernels is not None)
         if self._is_last():
-            self.staging.finish()
+            staging.finish()
             self.end_step()
 
-    def _reduce(self, call, source, target, agree_s, kernels=None):
+    def _reduce(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None = None) -> None:
         """After the agreement; source and target in CPU memory, or where kernels are."""
-        unit, comm, layout = call.unit, call.comm, call.layout
         try:
-            self._reduce_agreed(call, unit, comm, layout, source, target, agree_s, kernels)
+            self._reduce_agreed(call, source, target, agree_s, kernels)
         except Exception as failure:
             if kernels is not None and (not isinstance(failure, Error) or isinstance(failure, LocalFailure)):
-                comm.abort(f"{unit.name}: {failure}")  # peers wait for what does not come
+                call.comm.abort(f"{call.unit.name}: {failure}")  # peers wait for what does not come
             raise
 
-    def _reduce_agreed(self, call, unit, comm, layout, source, target, agree_s, kernels):
+    def _reduce_agreed(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None) -> None:
+        unit, comm, layout = call.unit, call.comm, call.layout
         begin = time.perf_counter()
         n_control = comm.agreement_bytes
         if layout is None:
@@ -209,10 +192,11 @@ class Compressed:
                 self._give_up()
                 raise
 
-    def record_gather(self, *arguments):
-        self._recorder.add_gather(*arguments)
+    def record_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
+                      agree_s: float) -> None:
+        self._recorder.add_gather(unit, n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s)
 
-    def _warn_of_dense(self, unit):
+    def _warn_of_dense(self, unit: Exchanged) -> None:
         """Once for each unit, by rank 0."""
         if unit.name in self._warned or dist.get_rank() != 0:
             return
@@ -222,7 +206,7 @@ class Compressed:
                       f"uncompressed until they all have one again{f', with the residuals of {held} kept' if held else ''}. "
                       "fully_shard() the module that is not always used by itself, or set requires_grad to False", stacklevel=2)
 
-    def _dense(self, unit, n_elems, comm, all_reduce):
+    def _dense(self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool) -> tuple[Unit, layouts.Layout]:
         key = (unit.name, n_elems, comm.ranks)
         if key not in self._dense_units:
             parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]
@@ -235,10 +219,10 @@ class Compressed:
 
     # ---- steps: one exchange of the whole model ----
 
-    def _step(self):
+    def _step(self) -> int:
         return max(0, self.n_steps - 1)
 
-    def _opens_step(self, unit):
+    def _opens_step(self, unit: Exchanged) -> bool:
         """Whether this is the first unit of a backward pass. One that comes again belongs to another pass, and the end of the
         last one has not been seen."""
         if self._step_open and unit.name in self._units_of_step:
@@ -257,38 +241,38 @@ class Compressed:
         was_open, self._step_open = self._step_open, True
         return not was_open
 
-    def _begin_step(self, loss_scale):
+    def _begin_step(self, loss_scale: float) -> None:
         self.n_steps += 1
         self.loss_scale(loss_scale)
         if self._step() <= self.options.sparsity_warmup:
             self._warm_up(self._step())
 
-    def _warm_up(self, step):
+    def _warm_up(self, step: int) -> None:
         if self.options.sparsity_warmup and self.options.exchange != "dense":
             for unit in self.units.values():
                 unit.set_sparsity(self.options.sparsity_at(step))
 
-    def _end_backward(self):
+    def _end_backward(self) -> None:
         """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
         if self._step_open and not self.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
 
-    def _is_left_open(self):
+    def _is_left_open(self) -> bool:
         """Whether this step goes on after the backward pass, in FSDP2's finalize_backward(). That ends with the last unit; where one
         got no gradient, the next pass ends the step."""
         return self.wrapper.is_ended_by_hand() and self._units_of_step != set(self.units)
 
-    def _is_last(self):
+    def _is_last(self) -> bool:
         """After an exchange: whether nothing else will end this step."""
         return not self._step_open or self._is_outside and not self._is_left_open()
 
-    def end_step(self):
+    def end_step(self) -> None:
         """All units of this backward pass are through."""
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
-            is_through = self._go_on()
+            is_through = self.moments.go_on()
             stats = self._recorder.end(self.n_steps, self._scale)
             for alarm in self.stages.take_alarms():
                 if dist.get_rank() == 0:
@@ -299,41 +283,17 @@ class Compressed:
         if self.on_step:
             self.on_step(stats)
 
-    def load_stages(self, about, with_windows):
-        """about: of a checkpoint."""
-        if self.stages.load(about, with_windows):
-            self._shorten()
-        self._follow_stages()
-
-    def _go_on(self):
-        is_through = self.stages.go_on()
-        if self.stages.are_ripe():
-            self._shorten()
-        self._follow_stages()
-        return is_through
-
-    def _follow_stages(self):
-        names = self.stages.with_short_moment()
-        self._held_off.clear()
-        self._held_off.update(key for key, name in self._compressed.items() if self._are_short or name in names)
-
-    def _shorten(self):
-        """Of all that is compressed, for good."""
-        self._are_short = self.options.exchange != "dense" and self.options.sparsity > 0
-        self.stages.all_are_short()
-        self._follow_stages()
-
     # ---- what users use ----
 
     @property
-    def codec(self):
+    def codec(self) -> str:
         """Where gradients are selected and encoded: "host", or "device" with kernels."""
         return "host" if self.staging is None or self.staging.kernels is None else "device"
 
     @property
-    def device_bytes(self):
+    def device_bytes(self) -> int:
         """Of a device's memory that kernels hold now: residuals, spares, bodies, and what they work in. 0 without kernels."""
-        return 0 if self.codec == "host" else self.staging.kernels.n_bytes
+        return 0 if self.staging is None or self.staging.kernels is None else self.staging.kernels.n_bytes
 
     def stats(self) -> dict[str, Any]:
         """Of the last backward pass that exchanged gradients, on this rank: a new dict of numbers, and of dicts of numbers. {}
@@ -390,16 +350,16 @@ class Compressed:
                 self.stages.scale(scale / self._scale)
             self._scale = scale
 
-    def _loss_scale_now(self):
+    def _loss_scale_now(self) -> float:
         return self._scale if self._scaler is None else self._scaler.get_scale()
 
     def reset_parameters(self) -> None:
         """Where parameters travel as deltas: all of them come over whole next time, in bf16. After they were changed by
         something else than an optimizer's step or the model's load_state_dict(), which does this by itself: deltas are for
         small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
-        getattr(self.wrapper, "reset_parameters", lambda: None)()
+        self.wrapper.reset_parameters()
 
-    def adapt(self, optimizer, scheduler=None):
+    def adapt(self, optimizer: Any, scheduler: Any = None) -> None:
         """Tells tagc what the gradients go to: an optimizer of torch's, a trainer's wrapper around one, or a list where several
         share the model. Local; on every rank, between steps; compress(model, optimizer) does it.
 
@@ -409,65 +369,19 @@ class Compressed:
         left alone: what has no first moment is selected, what may have one goes on with every value in 4 bits. Rank 0 says which.
 
         scheduler: may be given, and needs nothing."""
-        optimizers, compressed = adapt.inner(optimizer), self._compressed_ids()
-        known = {**self._optimizers, **{id(one): one for one in optimizers}}
-        adapt.check_complete(known.values(), compressed)
-        can, none = adapt.kinds(known.values(), compressed)
-        if can and self.options.gentle and any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
-            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
-                        "change beta1 at different steps: give compress() no optimizer, and make it from "
-                        "handle.param_groups()")
-        self._optimizers, self._compressed = known, compressed
-        for key, one in known.items():
-            if key not in self._adams and adapt.kinds([one], compressed)[0]:
-                self._adams[key] = adapt.ShortMoment(one, self._held_off, compressed)
-                self.frees.append(self._adams[key].remove)
-        self.stages.set_moments(can, none)
-        if not self.options.gentle or self._are_short and can | none >= set(compressed.values()):
-            self._shorten()
-        self.words_of_optimizers = adapt.words(known.values(), compressed, self.options)
+        self.moments.adapt(optimizer)
         if self._verbose and dist.get_rank() == 0:
-            print(f"tagc: {self.words_of_optimizers}", flush=True)
+            print(f"tagc: {self.moments.words}", flush=True)
 
-    def _compressed_ids(self):
-        """id -> name of those that are trained."""
-        kinds = {parameter.name: parameter.kind for parameter in self.wrapper.parameters()}
-        compressed = {}
-        for name, parameter in self.model.named_parameters():
-            if policy.clean_name(name) not in kinds and self.wrapper.name == "fsdp1":
-                raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
-                            "for parameter groups")
-            if kinds.get(policy.clean_name(name)) == "compressed" and parameter.requires_grad:
-                compressed[id(parameter)] = policy.clean_name(name)
-        return compressed
-
-    def param_groups(self, betas=None, groups=None, **options):
+    def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
+                     **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5 in them, all
         others have `betas`, or what the optimizer has by default.
 
         groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
         way, each keeping its options. Without it, all trainable parameters. An optimizer that is not an Adam gets its own betas
         back at its first step, and rank 0 says so."""
-        compressed = self._compressed_ids()
-        if groups is None:
-            groups = [{"params": [parameter for parameter in self.model.parameters() if parameter.requires_grad]}]
-        split, given = adapt.split_groups(groups, compressed, betas, options)
-        self.stages.all_are_short()
-        itself = weakref.ref(self)  # torch keeps the hook
-        awaited = adapt.Awaited(given, lambda *found: itself() and itself()._is_long_after_all(*found))
-        self.frees.append(awaited.remove)
-        return split
-
-    def _is_long_after_all(self, optimizer, ids):
-        """Of param_groups(): these went to an optimizer that is not an Adam."""
-        compressed = self._compressed_ids()
-        stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
-        self._others |= {compressed[key] for key in ids if stays and key in compressed}
-        self.stages.set_moments((), set(compressed.values()) - self._others)
-        if dist.get_rank() == 0:
-            then = ", and what it steps goes on with every value in 4 bits" if stays and self.options.gentle else ""
-            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
-                          f"betas again{then}", stacklevel=2)
+        return self.moments.param_groups(betas, groups, options)
 
     def state_dict(self) -> dict[str, Any]:
         """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
@@ -500,7 +414,7 @@ class Compressed:
         key: the handle's in the checkpoint, where that has several. Local; dcp.load() is collective."""
         return state.Reader(self, checkpoint_id, key, storage_reader)
 
-    def resume(self, n_steps, loss_scale):
+    def resume(self, n_steps: int, loss_scale: float) -> None:
         """The residuals are those after n_steps exchanges, of gradients times loss_scale."""
         self.n_steps, self._scale = n_steps, float(loss_scale)
         self._warm_up(n_steps)
@@ -521,7 +435,7 @@ class Compressed:
                 undo()
             self._free()
 
-    def _free(self):
+    def _free(self) -> None:
         if self.staging is not None:
             self.staging.close()
         for free in self.frees:
@@ -536,7 +450,7 @@ class Compressed:
             self.staging.free()
         self.is_closed = True
 
-    def __del__(self):
+    def __del__(self) -> None:
         """Together with the model, whose hooks are gone then. libtagc's memory and threads are nothing that Python would free.
         A forked process has copies of these objects, but not of the threads."""
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
@@ -553,7 +467,7 @@ class Compressed:
         return (f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): {self._table.splitlines()[-1]}; "
                 f"{now}; exchanges so far: {self.n_steps}{sent}>")
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         """So that a model which has its handle as an attribute can be saved or copied whole."""
         warnings.warn("tagc: a copied or pickled handle exchanges nothing and has no residuals: save handle.state_dict(), and call "
                       "compress() on the model that comes of it", stacklevel=2)
@@ -571,17 +485,10 @@ class Copied:
 
     is_closed = True
 
-    def close(self):
+    def close(self) -> None:
         """There is nothing to close."""
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # copy and pickle ask for some that not every object has
             raise AttributeError(name)
         raise Error("state", f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on this model")
-
-
-def _fingerprint(layout):
-    if layout is None:
-        return "unknown"
-    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage}" for parameter in layout.parameters).encode())
-    return f"{len(layout.parameters)} ({names:08x})"

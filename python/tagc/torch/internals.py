@@ -3,12 +3,19 @@
 SEEN says in which versions of torch each was found, by reading their source and by running the tests on them. Where a newer
 torch has moved one, the Error names it and the version, and whoever mends it looks here."""
 
+from __future__ import annotations
+
 import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from tagc._library import Error
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 OLDEST, NEWEST = (2, 9), (2, 15)  # what the tests have run on
 ALL = "2.9 to 2.15"
@@ -56,12 +63,13 @@ SEEN = {
 }
 
 
-def version():
+def version() -> tuple[int, int]:
     """(major, minor) of this torch."""
-    return tuple(int(number) for number in torch.__version__.split(".")[:2])
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
-def _get(owner, name):
+def _get(owner: Any, name: str) -> Any:
     """owner's attribute; name: a key of SEEN. Error where it is not there any more."""
     seen = SEEN[name]
     try:
@@ -71,7 +79,7 @@ def _get(owner, name):
                     "those versions, or a tagc that knows this one") from missing
 
 
-def _find(owner, name, default=None):
+def _find(owner: Any, name: str, default: Any = None) -> Any:
     """The same for what not every version, or not every object, has."""
     assert name in SEEN, name
     return getattr(owner, name.rpartition(".")[2], default)
@@ -83,28 +91,28 @@ class FsdpGroup:
     """What one fully_shard()-ed module reduces and gathers together: all of its parameters, or since torch 2.12 those that
     shard_placement_fn put on one mesh."""
 
-    def __init__(self, group, n_groups):
-        self._group, self._is_only = group, n_groups == 1
+    def __init__(self, group: Any) -> None:
+        self._group = group
         self._params = list(_get(group, "FSDPParamGroup.fsdp_params"))
         self._mesh = _get(group, "FSDPParamGroup.mesh_info")
 
     @property
-    def sharded_parameters(self):
+    def sharded_parameters(self) -> list[Any]:
         """What the optimizer has, in FSDP2's order."""
         return [_get(param, "FSDPParam.sharded_param") for param in self._params]
 
-    def shapes(self):
+    def shapes(self) -> list[tuple[tuple[int, ...], int]]:
         """(shape of the whole parameter, dimension along which it is sharded) of each."""
         return [(tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim) for param in self._params]
 
-    def reduced(self):
+    def reduced(self) -> list[int]:
         """For a hook: places of the trained parameters, in the order in which a reduction has them. Torch 2.15 puts those
         together whose gradients have one dtype."""
         order = _find(self._group, "FSDPParamGroup._reduce_scatter_param_indices") or range(len(self._params))
         used = [_find(param, "FSDPParam._unsharded_param", param.sharded_param) for param in self._params]
         return [i for i in order if used[i].requires_grad]
 
-    def keep_requires_grad(self, registered):
+    def keep_requires_grad(self, registered: Collection[int]) -> None:
         """Before a reshard. registered: ids of the model's parameters. After a forward pass alone the root's parameters are
         whole, and whoever sets requires_grad then sets it of these; a reshard forgets that."""
         for param in self._params:
@@ -113,24 +121,24 @@ class FsdpGroup:
                 sharded.requires_grad_(whole.requires_grad)
 
     @property
-    def shard_group(self):
+    def shard_group(self) -> dist.ProcessGroup | None:
         """Over which it is reduce-scattered; None under replicate()."""
         has_replicas_only = self.replica_group is not None
         return (_find if has_replicas_only else _get)(self._mesh, "FSDPMeshInfo.shard_process_group")
 
     @property
-    def replica_group(self):
+    def replica_group(self) -> dist.ProcessGroup | None:
         """Over which replicas are summed; None without."""
         return _find(self._mesh, "DDPMeshInfo.replicate_process_group")
 
     @property
-    def n_gathers(self):
+    def n_gathers(self) -> int:
         """Of the parameters in a step."""
         if self.shard_group is None:
             return 0
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
-    def dtypes(self):
+    def dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
         """In which gradients and parameters travel: of MixedPrecisionPolicy, None where these are the parameters' own."""
         if not self._params:
             return None, None
@@ -139,22 +147,23 @@ class FsdpGroup:
         return policy.reduce_dtype or follows, policy.param_dtype
 
     @property
-    def sum_op(self):
+    def sum_op(self) -> Any:
         """For who sums over replicas in torch's place: whether the divisor that a user has set is in what he gets already."""
         return dist.ReduceOp.AVG if _get(self._group, "FSDPParamGroup.gradient_divide_factor") is None else dist.ReduceOp.SUM
 
     @property
-    def comms(self):
+    def comms(self) -> tuple[Any, Any, Any]:
         """(reduce-scatter, all-gather, all-reduce hook) as they are now."""
         return (_get(self._group, "FSDPParamGroup._reduce_scatter_comm"), _get(self._group, "FSDPParamGroup._all_gather_comm"),
                 _get(self._group, "FSDPParamGroup._all_reduce_hook"))
 
     @property
-    def gathers_by_default(self):
+    def gathers_by_default(self) -> bool:
         """Whether torch gathers parameters in its plainest way: no comm of a user's, no special memory."""
         return type(self.comms[1]).__name__ == "DefaultAllGather"
 
-    def replaced(self, reduce_scatter=None, all_gather=None, all_reduce_hook=None):
+    def replaced(self, reduce_scatter: object = None, all_gather: object = None,
+                 all_reduce_hook: object = None) -> Iterator[tuple[str, object]]:
         """What set_comms() of these would take from a user: (what it is, the user's)."""
         reduce, gather, hook = self.comms
         if reduce_scatter is not None and not _is_torchs(reduce):
@@ -164,28 +173,28 @@ class FsdpGroup:
         if all_reduce_hook is not None and hook is not None:
             yield "all-reduce hook", hook
 
-    def set_comms(self, reduce_scatter=None, all_gather=None, all_reduce_hook=None):
+    def set_comms(self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None) -> None:
         """Puts others in place of them, where they are given. FSDPModule's own methods refuse modules of several groups."""
         reduce, gather, hook = self.comms
         self._group._reduce_scatter_comm = reduce_scatter or reduce
         self._group._all_gather_comm = all_gather or gather
         self._group._all_reduce_hook = all_reduce_hook or hook
 
-    def restore_comms(self, comms):
+    def restore_comms(self, comms: tuple[Any, Any, Any]) -> None:
         self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
 
-    def leave_replicas_to_the_hook(self):
+    def leave_replicas_to_the_hook(self) -> Callable[[], None]:
         """Under replicate(): torch sums nothing itself from now on, and the all-reduce hook gets what this rank has. Returns a
         function that undoes it."""
         group, mesh = self._group, self._mesh
         group.mesh_info = _NoMesh()
 
-        def undo():
+        def undo() -> None:
             group.mesh_info = mesh
         return undo
 
 
-def _is_torchs(comm):
+def _is_torchs(comm: object) -> bool:
     return type(comm).__module__.partition(".")[0] == "torch"
 
 
@@ -193,27 +202,27 @@ class _NoMesh:
     """For a group that torch neither shards nor replicates: what it does for one rank."""
 
 
-def fsdp_groups(module):
+def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
     """The FsdpGroup of a fully_shard()-ed module's parameters; none where it has no parameters of its own."""
     state = fsdp_state(module)
     groups = _find(state, "FSDPState._fsdp_param_groups")
     if groups is None:
         only = _get(state, "FSDPState._fsdp_param_group")
         groups = [] if only is None else [only]
-    return [FsdpGroup(group, len(groups)) for group in groups]
+    return [FsdpGroup(group) for group in groups]
 
 
-def fsdp_state(module):
+def fsdp_state(module: FSDPModule) -> Any:
     """The same object for modules that fully_shard() was given in one list."""
     return _get(module, "FSDPModule._get_fsdp_state")()
 
 
-def is_in_fsdp_backward(module):
+def is_in_fsdp_backward(module: FSDPModule) -> bool:
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_get(context, "FSDPStateContext.post_backward_final_callback_queued"))
 
 
-def is_ended_by_hand(module):
+def is_ended_by_hand(module: FSDPModule) -> bool:
     """Whether a user is to call finalize_backward() after the backward pass, in which gradients are reduced, too."""
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
@@ -221,21 +230,21 @@ def is_ended_by_hand(module):
 
 # ---- FSDP1 ----
 
-def flat_of(module):
+def flat_of(module: torch.nn.Module) -> FlatParameter | None:
     """The flat parameter of a FullyShardedDataParallel module; None where it has none of its own."""
     handle = _get(module, "FullyShardedDataParallel._handle")
     return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
 
 
 class FlatParameter:
-    def __init__(self, flat):
+    def __init__(self, flat: Any) -> None:
         self._flat = flat
 
-    def shapes(self):
+    def shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """(name within the module, shape) of each parameter in it."""
         return list(zip(_get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))))
 
-    def starts(self):
+    def starts(self) -> tuple[list[int], int]:
         """Where each parameter begins, and the number of all elements with padding between them."""
         starts, at = [], 0
         for numel, is_padding in zip(_get(self._flat, "FlatParameter._numels_with_padding"),
@@ -245,37 +254,37 @@ class FlatParameter:
             at += numel
         return starts, at
 
-    def trained(self):
+    def trained(self) -> list[bool]:
         """Of each parameter whether it is trained."""
         own = _get(self._flat, "FlatParameter._params")
         return [True] * len(self.shapes()) if own is None else [parameter.requires_grad for parameter in own]
 
 
-def fsdp1_hook(module):
+def fsdp1_hook(module: torch.nn.Module) -> Any:
     return _get(module, "FullyShardedDataParallel._comm_hook")
 
 
-def set_fsdp1_hook_state(module, state):
+def set_fsdp1_hook_state(module: Any, state: object) -> None:
     _get(module, "FullyShardedDataParallel._comm_hook_state")
     module._comm_hook_state = state
 
 
-def remove_fsdp1_hook(module):
+def remove_fsdp1_hook(module: Any) -> None:
     module._comm_hook = module._comm_hook_state = None
 
 
-def is_in_fsdp1_backward(model):
+def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
     return bool(_find(model, "FullyShardedDataParallel._post_backward_callback_queued", False))
 
 
 # ---- DDP ----
 
-def ddp_hooks(model):
+def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """[(hook, state)] that a DistributedDataParallel has been given: the list itself."""
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
-def composable_ddp_within(model):
+def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
     """The first module that torch's older composable replicate() was applied to; None without. It keeps its DDP to itself."""
     maker = sys.modules.get("torch.distributed._composable.replicate")
     if maker is None:
@@ -284,22 +293,25 @@ def composable_ddp_within(model):
     return next((module for module in model.modules() if isinstance(module, kind)), None)
 
 
-def is_ignored_by_ddp(parameter):
+def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
     return bool(_find(parameter, "Parameter._ddp_ignored", False))
 
 
 # ---- the rest ----
 
-def at_end_of_backward(function):
+# The names that torch 2.13 gave them; 2.13 and newer warn of the old ones.
+all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+def at_end_of_backward(function: Callable[[], object]) -> None:
     """function() is called when the backward pass under way ends. RuntimeError outside of one."""
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
 
 
-def default_store():
+def default_store() -> dist.Store:
     return _get(dist.distributed_c10d, "torch.distributed.distributed_c10d._get_default_store")()
 
 
-def backend_of(group, device):
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
     """Of a process group, for tensors on that device; None where it has none."""
     find = _get(group, "ProcessGroup._get_backend")
     try:
@@ -308,6 +320,6 @@ def backend_of(group, device):
         return None
 
 
-def uncompiled(model):
+def uncompiled(model: Any) -> Any:
     """The model within torch.compile()'s wrapper."""
     return _find(model, "OptimizedModule._orig_mod", model)

@@ -3,9 +3,19 @@ tagc.torch.watch tells when a parameter may go on.
 
 A parameter whose residual outgrows its gradient, or whose gradient points one way again, begins anew."""
 
+from __future__ import annotations
+
 import itertools
 import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
+import torch
+
+from tagc.torch.comm import Comm
+from tagc.torch.interfaces import Exchanged, Kinds
+from tagc.torch.layout import Layout, Parameter
+from tagc.torch.options import Options
 from tagc.torch.watch import Watch, coherence_of, fits_window, pooled
 
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
@@ -16,7 +26,7 @@ MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of 
 _SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}  # of names: words in checkpoints
 
 
-def fits(about):
+def fits(about: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's words on stages are such."""
     stages, windows = about.get("stages", {}), about.get("windows", {})
     if not isinstance(stages, dict) or not isinstance(windows, dict):
@@ -27,8 +37,8 @@ def fits(about):
             and all(fits_window(window) for window in windows.values()))
 
 
-def _said(why, names):
-    name = max(names, key=names.get)
+def _said(why: str, names: Mapping[str, float]) -> str:
+    name = max(names, key=names.__getitem__)
     all_of_them = f"{name}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
     if why == "growth":
         text = f"residuals of {all_of_them} have grown to {names[name]:.0f} times the gradient (allowed are {MOST_GROWTH:g})"
@@ -37,63 +47,71 @@ def _said(why, names):
     return f"{text}: compression falls behind, and every value travels for a while"
 
 
-def _words(values, sparsity):
+def _words(values: str, sparsity: float) -> str:
     return f"{100 * sparsity:g} % zero, {values}" if sparsity else f"every value in {values}"
+
+
+class _Parameters(Protocol):
+    """What stages ask of a wrapper."""
+
+    def parameters(self) -> list[Parameter]: ...
+
+    def set_kinds(self, kinds: Kinds) -> None: ...
 
 
 class Stages:
     """Of one model. All ranks that exchange a parameter decide alike: they decide from sums over ranks."""
 
-    def __init__(self, wrapper, options):
+    def __init__(self, wrapper: _Parameters, options: Options) -> None:
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
         self._has_long_moments = True  # the optimizer has a long first moment of what is compressed, as far as is known
-        self._can_shorten = frozenset()  # names of those whose first moment can become short, one by one
-        self._never_long = frozenset()  # and of those that have none
-        self._short = set()  # names of those whose has
+        self._can_shorten: frozenset[str] = frozenset()  # names of those whose first moment can become short, one by one
+        self._never_long: frozenset[str] = frozenset()  # and of those that have none
+        self._short: set[str] = set()  # names of those whose has
         self._now = dict.fromkeys(self._kinds, 0)
-        self._next = {}  # name -> the stage from the next exchange of the whole model on
-        self._seen = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
-        self._noisy = set()  # of these, whose last window was mostly noise
-        self._grown = set()  # and at whose end the residual was too large
-        self._alarms = {}  # why -> {name: by how much}, of those that begin anew
+        self._next: dict[str, int] = {}  # name -> the stage from the next exchange of the whole model on
+        self._seen: set[str] = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
+        self._noisy: set[str] = set()  # of these, whose last window was mostly noise
+        self._grown: set[str] = set()  # and at whose end the residual was too large
+        self._alarms: dict[str, dict[str, float]] = {}  # why -> {name: by how much}, of those that begin anew
         self._watch = Watch(self._kinds)
 
-    def _last(self, name):
+    def _last(self, name: str) -> int:
         return len(self._options.stages(self._kinds[name])) - 1
 
-    def _may_go_on(self, name):
+    def _may_go_on(self, name: str) -> bool:
         is_free = not self._has_long_moments or name in self._short or name in self._never_long
         return self._now[name] < self._last(name) and is_free
 
-    def _compressed(self, names):
+    def _compressed(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if self._kinds[name] == "compressed"}
 
-    def _waiting(self):
+    def _waiting(self) -> list[str]:
         return [name for name, stage in self._now.items() if stage < self._last(name) and name in self._seen]
 
-    def all_are_short(self):
+    def all_are_short(self) -> None:
         """The first moment of all that is compressed is short, or there is none."""
         self._has_long_moments = False
 
-    def set_moments(self, can_shorten, never_long):
+    def set_moments(self, can_shorten: Iterable[str], never_long: Iterable[str]) -> None:
         """Names of what is compressed: whose first moment can become short, and which has none or a short one. The others keep theirs, and
         stay in their first stage."""
         self._can_shorten, self._never_long = frozenset(can_shorten), frozenset(never_long)
         self._has_long_moments = not self._compressed(self._kinds) <= self._never_long
         self._short &= self._can_shorten
 
-    def with_short_moment(self):
+    def with_short_moment(self) -> frozenset[str]:
         """Names of what is compressed and needs no long first moment any more."""
         return frozenset(self._short)
 
-    def are_ripe(self):
+    def are_ripe(self) -> bool:
         """Whether a long first moment of what is compressed is all that holds selection up."""
         compressed = self._compressed(self._seen)
         ripe = self._short | (self._never_long & self._noisy)
         return self._has_long_moments and bool(compressed) and compressed <= ripe
 
-    def look(self, comm, layout, gradient, unit):
+    def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
         """Before unit.reduce() of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
         names = self._watch.add(layout, gradient)
         if not names:
@@ -109,7 +127,7 @@ class Stages:
             self._check({layout.parameters[piece.parameter].name for piece, _ in part.pieces} & set(names), growth)
         return 8 * len(mine) * (comm.world_size - 1)
 
-    def _decide(self, name, coherence):
+    def _decide(self, name: str, coherence: float) -> None:
         self._seen.add(name)
         (self._noisy.add if coherence < MOST_COHERENCE else self._noisy.discard)(name)
         if coherence < MOST_COHERENCE and self._may_go_on(name):
@@ -119,7 +137,7 @@ class Stages:
             if self._now[name] > 0:
                 self._begin_anew(name, "direction", coherence)
 
-    def _check(self, names, growth):
+    def _check(self, names: set[str], growth: float) -> None:
         """The residual of these, which are exchanged as one, came to that many gradients."""
         if not growth > MOST_GROWTH:
             self._grown -= names
@@ -129,13 +147,13 @@ class Stages:
                 self._begin_anew(name, "growth", growth)
         self._grown ^= names  # those that begin anew are given time
 
-    def _begin_anew(self, name, why, value):
+    def _begin_anew(self, name: str, why: str, value: float) -> None:
         self._next[name] = 0
         self._noisy.discard(name)
         self._short.discard(name)
         self._alarms.setdefault(why, {})[name] = value
 
-    def go_on(self):
+    def go_on(self) -> bool:
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
         self._short |= self._compressed(self._noisy) & self._can_shorten
         if not self._next:
@@ -144,24 +162,24 @@ class Stages:
         self._next = {}
         return not self._waiting()
 
-    def take_alarms(self):
+    def take_alarms(self) -> list[str]:
         """What there is to say on those that begin anew since the last call."""
         alarms, self._alarms = self._alarms, {}
         return [_said(why, names) for why, names in alarms.items()]
 
-    def _put(self, stages):
+    def _put(self, stages: dict[str, int]) -> None:
         self._now = stages
         self._wrapper.set_kinds({p.name: {"stage": stages.get(p.name, 0)} for p in self._wrapper.parameters()})
 
-    def scale(self, factor):
+    def scale(self, factor: float) -> None:
         """Gradients are multiplied with that from now on."""
         self._watch.scale(factor)
 
-    def __str__(self):
+    def __str__(self) -> str:
         used = {(kind, *self._options.stages(kind)[self._now[name]]) for name, kind in self._kinds.items()}
         return ", ".join(f"{kind}: {_words(values, sparsity)}" for kind, values, sparsity in sorted(used))
 
-    def words(self):
+    def words(self) -> str:
         """For the table."""
         if not self._kinds:
             return ""
@@ -173,13 +191,13 @@ class Stages:
 
     # ---- in checkpoints ----
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         if not self._now:
             return {}
         return {"stages": self._now, "windows": self._watch.state(), "moment": self._has_long_moments} | {
             key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
 
-    def load(self, about, with_windows):
+    def load(self, about: Mapping[str, Any], with_windows: bool) -> bool:
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
         the first moment of all that is compressed was short already."""
         if not self._now:

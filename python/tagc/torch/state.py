@@ -29,7 +29,7 @@ import json
 import math
 import pathlib
 import pickle
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -41,7 +41,7 @@ from tagc.torch import policy, stages
 
 if TYPE_CHECKING:
     from tagc.torch.handle import Compressed
-    from tagc.torch.unit import Unit
+    from tagc.torch.interfaces import Residuals
 
 # DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
@@ -83,7 +83,7 @@ def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
             carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
         about = sources[0].about
         handle.resume(about["step"], about["loss_scale"])
-        handle.load_stages(about, sources[0].factor is None)
+        handle.moments.load(about, sources[0].factor is None)
 
 
 def save_files(handle: Compressed, folder: Any) -> None:
@@ -178,7 +178,7 @@ def _about(handle: Compressed) -> dict[str, Any]:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
              "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
-    between = getattr(handle.wrapper, "between", None)
+    between = handle.wrapper.between
     if between is not None:
         _, _, n_chunks, place = handle.carriers()[0]
         about |= {"replica": dist.get_rank(between), "replicas": dist.get_world_size(between), "place": place,
@@ -189,13 +189,13 @@ def _about(handle: Compressed) -> dict[str, Any]:
 class _Carrier(NamedTuple):
     """A unit, and those of its parameters that can have a residual."""
 
-    unit: Unit
+    unit: Residuals
     parameters: list[layouts.Parameter]
     n_chunks: int
     place: int | None
 
 
-def _carriers(handle: Compressed, saved: Collection[str] = frozenset()) -> list[_Carrier]:
+def _carriers(handle: Compressed, saved: Set[str] = frozenset()) -> list[_Carrier]:
     """Trainable parameters, and frozen ones that still have a residual, here or among the names that were saved."""
     frozen = {policy.clean_name(name) for name, p in handle.model.named_parameters() if not p.requires_grad}
     found = []

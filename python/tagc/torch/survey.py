@@ -3,9 +3,14 @@
 What is measured is what would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit
 with this model's mix of classes, over a connection of its own. The model is only looked at."""
 
+from __future__ import annotations
+
 import dataclasses
+import math
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,18 +22,18 @@ from tagc.torch import layout as layouts
 from tagc.torch.comm import Comm, share
 from tagc.torch.options import Options
 from tagc.torch.reducer import Gatherer
+from tagc.torch.streams import Cuda
 from tagc.torch.unit import Unit
 
 N_SMALL = 4096
 N_RUNS = 3
 BUCKET_BYTES = 25 << 20  # DDP's
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # since torch 2.13
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 # From the mildest to the strongest. The first loses nothing: gloo's own collectives do not always fill a link. What is selected is
 # reached gently; measured is where that ends.
-GRADIENTS = (
+GRADIENTS: tuple[dict[str, Any], ...] = (
     {"exchange": "dense", "mild": "dense"},
     {"sparsity": 0, "values": "int8", "mild": "int8"},
     {"sparsity": 0.9, "gentle": True},
@@ -37,7 +42,7 @@ GRADIENTS = (
 )
 
 
-def name_of(options):
+def name_of(options: Mapping[str, Any]) -> str:
     """options of compress(), in words."""
     if options.get("exchange") == "dense":
         kept = "uncompressed"
@@ -60,13 +65,14 @@ class Shape:
     all_reduce: bool = False  # gradients go to every rank
 
     @property
-    def n_elems(self):
+    def n_elems(self) -> int:
         return sum(sum(unit.values()) for unit in self.units)
 
-    def joined(self, elems):
+    def joined(self, elems: int) -> Shape:
         """With neighbouring units in one until it has so many elements, as buckets() does; a unit that is gathered more or
         less often than the one before it, such as the root module, begins anew."""
-        units, n_gathers = [], []
+        units: list[dict[str, int]] = []
+        n_gathers: list[int] = []
         sizes = [sum(unit.values()) for unit in self.units]
         for i, unit in enumerate(self.units):
             rest = sum(sizes[i:next((k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]), len(sizes))])
@@ -79,13 +85,17 @@ class Shape:
         return dataclasses.replace(self, units=units, n_gathers=n_gathers)
 
     @property
-    def mix(self):
+    def mix(self) -> dict[str, float]:
         """Class -> its share of all elements."""
         return {kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems) for kind in policy.CLASSES}
 
 
-def look(model, kind, between=None):
+Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a unit
+
+
+def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
     """(Shape, process group over which gradients are exchanged) of a model; kind: as it is wrapped."""
+    group: dist.ProcessGroup
     if kind == "fsdp2":
         units, n_gathers, dtypes, group = _fsdp2(model)
         reduce, gather = map(_short, dtypes)
@@ -94,15 +104,15 @@ def look(model, kind, between=None):
         reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
         gather = _short(model.mixed_precision.param_dtype)
     else:
-        named = [(name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad]
-        units, group, reduce, gather = _shared_out(named, BUCKET_BYTES), model.process_group, None, None
+        trained: Named = [(name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
         n_gathers = [0] * len(units)
     divided_by = 1
     if between is not None:  # shards only, over another group; the legs inside a host stay as they are
         divided_by, group, n_gathers = group.size(), between, [0] * len(units)
     sizes = []
     for named in units:
-        size = {}
+        size: dict[str, int] = {}
         for row in policy.classify(named):
             size[row.class_] = size.get(row.class_, 0) + -(-row.n_elems // divided_by)
         sizes.append(size)
@@ -110,20 +120,25 @@ def look(model, kind, between=None):
     return Shape(kind, group.size(), sizes, n_gathers, reduce or "fp32", gather or "fp32", all_reduce), group
 
 
-def _fsdp2(model):
+def _fsdp2(
+    model: torch.nn.Module,
+) -> tuple[list[Named], list[int], tuple[torch.dtype | None, torch.dtype | None], dist.ProcessGroup]:
     from tagc.torch.fsdp2 import modules_of
 
     modules = modules_of(model)
-    units = [[(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules]
-    group = max((one.exchange_group() for one in modules), key=lambda group: group.size(), default=None)
-    return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes() if modules else (None, None), group
+    if not modules:
+        raise Error("argument", "this model has no parameters")
+    units: list[Named] = [[(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules]
+    group = max((one.exchange_group() for one in modules), key=lambda group: group.size())
+    return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
 
 
-def _fsdp1(model):
+def _fsdp1(model: Any) -> tuple[list[Named], list[int], dist.ProcessGroup]:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     n_gathers_of = {ShardingStrategy.FULL_SHARD: 2, ShardingStrategy.SHARD_GRAD_OP: 1, ShardingStrategy.NO_SHARD: 0}
-    units, n_gathers = [], []
+    units: list[Named] = []
+    n_gathers = []
     for name, module in model.named_modules():
         if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
             if module.sharding_strategy not in n_gathers_of:
@@ -133,19 +148,20 @@ def _fsdp1(model):
     return units, n_gathers, model.process_group
 
 
-def _short(dtype):
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
+def _short(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
 
 
-def _shared_out(named, n_bytes):
+def _shared_out(named: Named, n_bytes: int) -> list[Named]:
     """Buckets of about n_bytes of fp32, from the last parameter on."""
-    groups, room = [], 0
+    groups: list[Named] = []
+    room = 0
     for name, shape in reversed(named):
         if room <= 0 or not groups:
             groups.append([])
             room = n_bytes
         groups[-1].append((name, shape))
-        room -= 4 * shape.numel()
+        room -= 4 * math.prod(shape)
     return groups
 
 
@@ -154,30 +170,33 @@ def _shared_out(named, n_bytes):
 class Survey:
     """Times on this rank, {what: {elements: [seconds]}}, all of them collective. group: where gradients are exchanged."""
 
-    def __init__(self, group, shape, threads=1, timeout_s=300, streams=None):
+    def __init__(self, group: dist.ProcessGroup, shape: Shape, threads: int = 1, timeout_s: float = 300,
+                 streams: Cuda | None = None) -> None:
         """streams: of the device that the model is on; None: in CPU memory."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
         self.comm, self.streams = Comm(group, timeout_s), streams
-        self.times, self.phases, self.bytes = {}, {}, {}
+        self.times: dict[str, dict[int, list[float]]] = {}
+        self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
+        self.bytes: dict[str, float] = {}
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # the user's random numbers stay as they are
 
-    def __enter__(self):
+    def __enter__(self) -> Survey:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.comm.close()
 
-    def run(self, seconds):
+    def run(self, seconds: float) -> None:
         """Everything that forecast() needs, in about that time."""
         n = self._size(seconds)
         self._link(n)
         all_reduce = self.shape.all_reduce
         for size in (self._rounded(N_SMALL), n):
             if self.streams is not None:
-                for what, seconds in zip(("copy out", "copy back"), self.streams.copy_seconds(4 * size)):
-                    self.times.setdefault(what, {})[size] = [seconds]
+                for what, copy_s in zip(("copy out", "copy back"), self.streams.copy_seconds(4 * size)):
+                    self.times.setdefault(what, {})[size] = [copy_s]
             for dtype in DTYPES:
                 self.torch_reduce(size, dtype, all_reduce)
                 if any(self.shape.n_gathers):
@@ -187,7 +206,7 @@ class Survey:
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)
 
-    def found(self):
+    def found(self) -> dict[str, Any]:
         """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
         mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
                 for what, by_size in self.times.items()}
@@ -197,7 +216,7 @@ class Survey:
                   for what, by_phase in self.phases.items()}
         return {"seconds": worst, "codec": phases}
 
-    def time(self, what, n, run, n_warm=1, n_runs=N_RUNS):
+    def time(self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS) -> list[float]:
         samples = []
         for number in range(n_warm + n_runs):
             self.comm.agree("advise()", {"elements": n})  # ranks begin together
@@ -209,11 +228,11 @@ class Survey:
         self.n_warm_of_last = n_warm
         return samples
 
-    def _rounded(self, n):
+    def _rounded(self, n: int) -> int:
         multiple = 16 * self.world_size
         return max(1, n // multiple) * multiple
 
-    def _size(self, seconds):
+    def _size(self, seconds: float) -> int:
         """A unit's typical size, or less where the link is too slow for it."""
         mean = self.shape.n_elems // max(1, len(self.shape.units))
         probe = self._rounded(min(mean, 1 << 16))
@@ -222,7 +241,7 @@ class Survey:
         n_fits = int(probe * seconds / 60 / max(slowest_s, 1e-6))
         return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
 
-    def _link(self, n):
+    def _link(self, n: int) -> None:
         """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit has."""
         self.time("agree", 0, lambda: None, n_runs=1)
         start = time.perf_counter()
@@ -231,50 +250,53 @@ class Survey:
         self.times["agree"] = {0: [(time.perf_counter() - start) / 10]}
         self.all_to_all(n)
 
-    def all_to_all(self, n):
+    def all_to_all(self, n: int) -> list[float]:
         """Each rank sends its n / W fp32 values to all others."""
         mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
         call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
         return self.time("all-to-all", n, lambda: lib.call(*call))
 
-    def torch_reduce(self, n, dtype, all_reduce):
+    def torch_reduce(self, n: int, dtype: str, all_reduce: bool) -> list[float]:
         source = self._on_device(n, dtype)
         if all_reduce:
             return self._time_torch(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
         target = self._on_device(n // self.world_size, dtype)
-        return self._time_torch(f"torch reduce {dtype}", n, lambda: _reduce_scatter(target, source, group=self.group))
+        return self._time_torch(f"torch reduce {dtype}", n, lambda: internals.reduce_scatter(target, source, group=self.group))
 
-    def torch_gather(self, n, dtype):
+    def torch_gather(self, n: int, dtype: str) -> list[float]:
         full, shard = self._on_device(n, dtype), self._on_device(n // self.world_size, dtype)
-        return self._time_torch(f"torch gather {dtype}", n, lambda: _all_gather(full, shard, group=self.group))
+        return self._time_torch(f"torch gather {dtype}", n, lambda: internals.all_gather(full, shard, group=self.group))
 
-    def _on_device(self, n, dtype):
+    def _on_device(self, n: int, dtype: str) -> torch.Tensor:
         return torch.zeros(n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device)
 
-    def _time_torch(self, what, n, run):
+    def _time_torch(self, what: str, n: int, run: Callable[[], object]) -> list[float]:
         """Where the model is, and until the device is through."""
-        if self.streams is None:
+        if (streams := self.streams) is None:
             return self.time(what, n, run)
-        return self.time(what, n, lambda: (run(), self.streams.synchronize()))
 
-    def _gradient(self, n):
+        def run_through() -> None:
+            run()
+            streams.synchronize()
+        return self.time(what, n, run_through)
+
+    def _gradient(self, n: int) -> torch.Tensor:
         """Heavy tails, as gradients have: normal values whose scale differs from one to the next."""
         values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
         return values.mul_(scales.exp_())
 
-    def reduce(self, n, options, what, all_reduce=False):
+    def reduce(self, n: int, options: Options, what: str, all_reduce: bool = False) -> list[float]:
         """tagc's exchange of a unit of about n elements with the model's mix of classes."""
         parameters = []
         for kind, part in self.shape.mix.items():
             n_kind = self._rounded(int(n * part)) if part else 0
             if n_kind:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
-        make = layouts.bucket if all_reduce else layouts.chunked
-        layout = make(parameters, self.world_size)
+        layout = layouts.bucket(parameters, self.world_size) if all_reduce else layouts.chunked(parameters, self.world_size)
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
-        stats = []
+        stats: list[list[tuple[layouts.Part, lib.ReducerStats]]] = []
         try:
             seconds = self.time(what, n, lambda: stats.append(
                 unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG)), n_warm=2)
@@ -285,14 +307,14 @@ class Survey:
         self.bytes[what] = statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats)
         return seconds
 
-    def _gather(self, n, wire):
+    def _gather(self, n: int, wire: str) -> None:
         """tagc's gather of changed parameters; the vote and the copies of the hook are part of it."""
         shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
         last, output = torch.empty_like(shard), torch.empty_like(full)
         change = self._gradient(n // self.world_size).mul_(1e-3)
         gatherer = Gatherer(self.comm, n, wire, 0)
 
-        def run():
+        def run() -> None:
             torch.equal(shard, last)
             last.copy_(shard)
             gatherer.run(last, full)

@@ -1,8 +1,12 @@
 """Waiting for peers, never longer than a time-out: what is torch's own as well as what is tagc's."""
 
+from __future__ import annotations
+
 import datetime
 import threading
 import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,13 +17,15 @@ from tagc.torch import internals
 SOON = datetime.timedelta(seconds=1)
 _NEVER_SENT = 2**31 - 1  # a tag
 
+T = TypeVar("T")
 
-def soon(ask):
+
+def soon(ask: Callable[[], T]) -> T | None:
     """What ask() says, or None when it says nothing for a little longer than SOON, or fails. For questions to the store, which
     the silent rank may keep."""
     answers = []
 
-    def run():
+    def run() -> None:
         try:
             answers.append(ask())
         except Exception:
@@ -31,41 +37,41 @@ def soon(ask):
     return answers[0] if answers else None
 
 
-def gloo_of(group):
+def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
     """What moves CPU tensors between the ranks of a group, where that is gloo; None otherwise."""
-    group = dist.group.WORLD if group is None else group
-    backend = internals.backend_of(group, torch.device("cpu"))
+    backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 
-def disconnect(gloo):
+def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
     """Ends all connections of a gloo group and all that is under way in it, here and, as far as it needs this rank, on its
     peers. Gloo does so by itself when a message does not come in time; none is sent with this tag."""
     if gloo is not None and gloo.size() > 1:
+        backend: Any = gloo  # recv() is missing in the stubs of torch
         nothing = torch.empty(1, dtype=torch.uint8)
         try:
-            gloo.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
+            backend.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
         except RuntimeError:
             pass
 
 
-def _lost(gloo, what, timeout, begin, failure):
+def _lost(gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta, begin: float, failure: Exception | None) -> Error:
     """The Error for a wait that came to nothing. What is still under way ends, or the process could not end itself."""
     disconnect(gloo)
-    if time.monotonic() - begin >= 0.99 * timeout.total_seconds():
-        failure = f"no answer within {timeout.total_seconds():g} s"
-    return Error("transport", f"{what}: {failure}")
+    is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
+    return Error("transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}")
 
 
-def within(timeout, group, what, collective):
+def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: str, collective: Callable[[], object]) -> None:
     """collective(), one of torch's over `group` that blocks; Error when it does not end in time. Where CPU tensors do not go by
     gloo, its own time-out holds."""
     gloo = gloo_of(group)
     if gloo is None:
-        return collective()
-    failures = []
+        collective()
+        return
+    failures: list[Exception] = []
 
-    def run():
+    def run() -> None:
         try:
             collective()
         except Exception as failure:
@@ -82,35 +88,37 @@ def within(timeout, group, what, collective):
 class _Work(dist.Work):
     """Torch's work under way, to be waited for no longer than the time-out."""
 
-    def __init__(self, work, gloo, what, timeout):
+    def __init__(self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta) -> None:
         super().__init__()
         self._work, self._gloo, self._what, self._timeout = work, gloo, what, timeout
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         begin = time.monotonic()
         try:
             return self._work.wait(self._timeout)
         except RuntimeError as failure:
             raise _lost(self._gloo, self._what, self._timeout, begin, failure) from failure
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return self._work.is_completed()
 
 
 class _Comm:
     """What FSDP2 wants of either."""
 
-    def __init__(self, name, timeout_s):
+    def __init__(self, name: str, timeout_s: float) -> None:
         self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
 
-    def allocate(self, size, *, dtype, device):
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
-    def _start(self, what, begin, group, async_op):
+    def _start(self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
         gloo = gloo_of(group)
         if gloo is None:
             return begin(async_op)
-        work = _Work(begin(True), gloo, f"{what} of {self._name}", self._timeout)
+        begun = begin(True)
+        assert begun is not None  # this rank is in the group
+        work = _Work(begun, gloo, f"{what} of {self._name}", self._timeout)
         if async_op:
             return work
         work.wait()
@@ -120,14 +128,16 @@ class _Comm:
 class AllGather(_Comm):
     """For set_custom_all_gather(): torch's own, with a time-out."""
 
-    def __call__(self, output_tensor, input_tensor, group, async_op=False):
-        return self._start("torch's all-gather of the parameters", lambda is_async: dist.all_gather_into_tensor(
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 async_op: bool = False) -> dist.Work | None:
+        return self._start("torch's all-gather of the parameters", lambda is_async: internals.all_gather(
             output_tensor, input_tensor, group=group, async_op=is_async), group, async_op)
 
 
 class ReduceScatter(_Comm):
     """For set_custom_reduce_scatter(): likewise."""
 
-    def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
-        return self._start("torch's reduce-scatter of the gradients", lambda is_async: dist.reduce_scatter_tensor(
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
+                 async_op: bool = False) -> dist.Work | None:
+        return self._start("torch's reduce-scatter of the gradients", lambda is_async: internals.reduce_scatter(
             output_tensor, input_tensor, group=group, op=op, async_op=is_async), group, async_op)

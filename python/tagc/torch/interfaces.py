@@ -1,0 +1,103 @@
+"""What a handle asks of a wrapper (fsdp2.py, ddp.py, fsdp1.py) and of a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc.torch.comm import Comm
+from tagc.torch.layout import Layout, Parameter, Part
+
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
+    from tagc.torch.staging import Kernels
+
+ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
+Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> fields of its layout.Parameter that change
+
+
+class Wrapper:
+    """A wrapped model, which knows torch's units and puts tagc's hooks in."""
+
+    name: str  # "fsdp2", "ddp" or "fsdp1"
+    between: dist.ProcessGroup | None = None  # as compress() got it
+
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Of ranks that exchange, in an order that is the same on all of them."""
+        raise NotImplementedError
+
+    def n_ranks(self) -> int:
+        """That train the model."""
+        return self.groups()[0].size()
+
+    @property
+    def has_several_meshes(self) -> bool:
+        return False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters can travel through tagc."""
+        return False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        return {"model": self.name}
+
+    def parameters(self) -> list[Parameter]:
+        """All that are exchanged."""
+        raise NotImplementedError
+
+    def set_kinds(self, kinds: Kinds) -> None:
+        raise NotImplementedError
+
+    def is_in_backward(self) -> bool:
+        """Whether torch has not ended a backward pass of this model."""
+        return False
+
+    def is_ended_by_hand(self) -> bool:
+        """Whether more units may come after the backward pass, in finalize_backward()."""
+        return False
+
+    def install(self, handle: Compressed) -> None:
+        """Puts the hooks in. Collective."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """All parameters travel whole next time, where they travel as deltas."""
+
+
+class Exchanged(Protocol):
+    """What one call of a hook exchanges."""
+
+    name: str
+    options: ExchangeOptions
+
+    def reduce(self, comm: Comm, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               kernels: Kernels | None = None) -> list[tuple[Part, lib.ReducerStats]]: ...
+
+    def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
+
+    def names_of_residuals(self) -> set[str]: ...
+
+
+class Residuals(Protocol):
+    """What keeps residuals of parameters, for as long as the handle is open: a unit.Unit, or all of DDP's buckets."""
+
+    name: str
+    options: ExchangeOptions
+
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
+
+    def names_of_residuals(self) -> set[str]: ...
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None: ...
+
+    def scale_residuals(self, factor: float) -> None: ...
+
+    def set_sparsity(self, sparsity: float) -> None: ...
+
+    def close(self) -> None: ...
