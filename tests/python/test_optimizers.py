@@ -287,7 +287,7 @@ def several_share_a_model(rank, world_size):
         inner = getattr(wrapped, "module", wrapped)
         optimizers = [Unknown([inner.one]), torch.optim.AdamW([inner.two])]
         handle = tagc.compress(wrapped, optimizers, verbose=False)
-        assert "Unknown: is left as it is" in handle.moments.words and "AdamW: beta1 is 0.5" in handle.words_of_optimizers
+        assert "Unknown: is left as it is" in handle.moments.words and "AdamW: beta1 is 0.5" in handle.moments.words
         random = torch.Generator().manual_seed(rank)
         for _ in range(2 * WINDOW + 1):
             wrapped.zero_grad()

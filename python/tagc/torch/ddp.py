@@ -306,6 +306,10 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torc
     return state.send(bucket)
 
 
+# DDP compares them with types, and postponed they are texts.
+ddp_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
 class Wrapper(AnyWrapper):
     """A DistributedDataParallel model, for compress()."""
 
