@@ -42,6 +42,8 @@ grep -q '^Provides-Extra: torch$' "$metadata" && grep -q "^Requires-Dist: torch>
 [ "$(grep -E '^Project-URL|\]\(https://.*/(blob|raw)/v' "$metadata" | grep -oE 'https://[a-z0-9./_-]*' | sed -E 's|/(blob\|raw\|issues).*||' |
     grep -vE 'doi.org|perfetto' | sort -u | wc -l)" = 1 ] || fail "the repository has several addresses in pyproject.toml"
 [ -e content/tagc/py.typed ] || fail "no py.typed"
+[ -e content/tagc/report/page.css ] && grep -q "^tagc-report *= *tagc.report.command:main" content/*.dist-info/entry_points.txt ||
+    fail "no tagc-report"
 "$python" -m venv --without-pip env
 site=$(env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 pip install --no-deps --no-index --target "$site" "$wheel" >install.log 2>&1 || { cat install.log; fail "no install"; }

@@ -1,0 +1,75 @@
+"""Figures as SVG and PNG files, without a browser."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+from typing import Any
+
+import vl_convert
+
+from tagc.report import style
+from tagc.report.figures import Figure
+from tagc.report.model import Report, Units
+from tagc.report.reading import ReportError, clean
+from tagc.report.style import Drawing
+
+_SIZE = re.compile(r'width="([0-9.]+)" height="([0-9.]+)" viewBox="[^"]*"')
+
+
+def write_file(path: str, content: bytes) -> None:
+    """The whole file or none: it is written under another name and renamed. A pipe, a device or a link is written as it is."""
+    is_plain = not os.path.lexists(path) or (os.path.isfile(path) and not os.path.islink(path))
+    target = f"{path}.partial" if is_plain else path
+    try:
+        if os.path.isdir(path):
+            raise ReportError(f"cannot write {path}: it is a folder")
+        with open(target, "wb") as file:
+            file.write(content)
+        if is_plain:
+            os.replace(target, path)
+    except OSError as error:
+        if is_plain and os.path.lexists(target):
+            os.unlink(target)
+        raise ReportError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _svg(spec: dict[str, Any]) -> str:
+    return str(vl_convert.vegalite_to_svg(spec))
+
+
+def _stacked(drawings: list[str], title: str, caption: str) -> str:
+    """Several SVG drawings one below the other as one, with a title and the rules for dark pages."""
+    sizes = []
+    for drawing in drawings:
+        found = _SIZE.search(drawing)
+        if not found:
+            raise ReportError("vl-convert returned an SVG of unknown size; tagc-report was made for vl-convert-python 1.9")
+        sizes.append((float(found[1]), float(found[2])))
+    width, height = max(size[0] for size in sizes), sum(size[1] for size in sizes)
+    body, y = [], 0.0
+    for drawing, size in zip(drawings, sizes):
+        body.append(drawing.replace("<svg ", f'<svg y="{y:g}" ', 1))
+        y += size[1]
+    about = f"<title>{html.escape(clean(title))}</title><desc>{html.escape(clean(caption))}</desc>"
+    rules = f"<style>@media screen and (prefers-color-scheme: dark) {{\n{style.dark_rules('svg')}\n}}</style>"
+    names: dict[str, str] = {}  # of clips: Vega counts on from drawing to drawing
+    inner = re.sub(r"\bclip[0-9]+\b", lambda found: names.setdefault(found[0], f"clip-{len(names)}"), "\n".join(body))
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">{about}\n{rules}\n{inner}\n</svg>\n'
+
+
+def write(report: Report, units: Units, figure: Figure, path: str, is_dark: bool = False) -> None:
+    """path ends in .svg, for light and dark pages, or .png, for light ones unless is_dark."""
+    drawings = figure.draw(report, units)
+    if not drawings:
+        raise ReportError(f"nothing to draw as {figure.name}: it needs {figure.needs}")
+    write_file(path, render(drawings, figure, path.lower().endswith(".png"), is_dark))
+
+
+def render(drawings: list[Drawing], figure: Figure, is_png: bool, is_dark: bool = False) -> bytes:
+    specs = [drawing.spec() for drawing in drawings]
+    if is_dark:
+        specs = [style.dark_spec(spec) for spec in specs]
+    svg = _stacked([_svg(spec) for spec in specs], figure.title, figure.caption)
+    return bytes(vl_convert.svg_to_png(svg, scale=2.0)) if is_png else svg.encode()
