@@ -8,7 +8,6 @@
 #include "train/progress.h"
 #include "train/saved.h"
 #include "core/status.h"
-#include <cblas.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -280,8 +279,8 @@ int tagc_command_bench(int argc, char **argv) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options->ranks : 0,
                               .n_local_ranks = 2,
                               .transport = options->transport,
-                              .timeout_s = options->timeout};
-        openblas_set_num_threads((int)options->blas_threads);
+                              .timeout_s = options->timeout,
+                              .blas_threads = (int)options->blas_threads};
         /* Nothing is written before the end, so a signal may end a bench where it stands. */
         code = tagc_ranks_run(&launch, bench_rank, &plan);
     }

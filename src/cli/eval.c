@@ -3,7 +3,6 @@
 #include "train/evaluate.h"
 #include "train/trained.h"
 #include "core/status.h"
-#include <cblas.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
@@ -37,7 +36,7 @@ static const tagc_option rows[] = {
      "auto: mpi when started by mpirun, else local"},
     {NULL, "timeout", TAGC_OPTION_REAL, 0, AT(timeout), 0.001, 1e6, NULL, "120", "X",
      "seconds after which a silent peer counts as dead"},
-    {NULL, "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, NULL, "1", "N",
+    {NULL, "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, "auto", "auto", "N",
      "threads of a matrix product, per process"},
     {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
      "lines of name = value, # before comments; the command line wins"},
@@ -161,8 +160,8 @@ int tagc_command_eval(int argc, char **argv) {
     if (code == TAGC_GO_ON) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
                               .transport = options.transport,
-                              .timeout_s = options.timeout};
-        openblas_set_num_threads((int)options.blas_threads);
+                              .timeout_s = options.timeout,
+                              .blas_threads = (int)options.blas_threads};
         code = tagc_ranks_run(&launch, eval_rank, &options);
     }
     tagc_options_destroy(&parsed);

@@ -3,7 +3,6 @@
 #include "train/engine.h"
 #include "train/trained.h"
 #include "core/status.h"
-#include <cblas.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,7 +30,7 @@ static const tagc_option rows[] = {
     {"Tokens", "vocab", TAGC_OPTION_TEXT, 0, AT(vocab), 0, 0, NULL, NULL, "FILE",
      "vocab.json of GPT-2's byte pair encoding; without it tokens are bytes"},
     {NULL, "merges", TAGC_OPTION_TEXT, 0, AT(merges), 0, 0, NULL, NULL, "FILE", "merges.txt that goes with it"},
-    {"Machine", "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, NULL, "1", "N",
+    {"Machine", "blas-threads", TAGC_OPTION_INT, TAGC_ROLE_LOCAL, AT(blas_threads), 1, 256, "auto", "auto", "N",
      "threads of a matrix product"},
     {NULL, "config", TAGC_OPTION_TEXT, TAGC_ROLE_LOCAL, AT(config), 0, 0, NULL, NULL, "FILE",
      "lines of name = value, # before comments; the command line wins"},
@@ -145,8 +144,10 @@ int tagc_command_generate(int argc, char **argv) {
         code = tagc_command_refuse(&command);
     }
     if (code == TAGC_GO_ON) {
-        tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
-        openblas_set_num_threads((int)options.blas_threads);
+        tagc_launch launch = {.n_ranks = 1,
+                              .transport = TAGC_LAUNCH_LOCAL,
+                              .timeout_s = 120,
+                              .blas_threads = (int)options.blas_threads};
         code = tagc_ranks_run(&launch, generate_rank, &options);
     }
     tagc_options_destroy(&parsed);

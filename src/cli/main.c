@@ -1,4 +1,5 @@
 /* The tagc command: looks at its first word and hands over. */
+#include "train/blas.h"
 #include "cli/commands.h"
 #include "train/ranks.h"
 #include "core/cpu.h"
@@ -80,6 +81,7 @@ static int run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    tagc_blas_without_workers(argv);
     fill_standard_streams();
     int code = run(argc, argv);
     /* A table sent to a full disk is no success. */

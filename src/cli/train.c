@@ -10,7 +10,6 @@
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/schedule.h"
-#include <cblas.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -278,8 +277,8 @@ int tagc_command_train(int argc, char **argv) {
                                   tagc_ranks_is_local(options.transport) ? saved_ranks(&options) : 0,
                               .transport = options.transport,
                               .timeout_s = options.timeout,
+                              .blas_threads = (int)options.blas_threads,
                               .trace = options.trace != NULL};
-        openblas_set_num_threads((int)options.blas_threads);
         tagc_interrupt_watch();
         code = tagc_ranks_run(&launch, train_rank, &parsed);
     }

@@ -142,7 +142,9 @@ static const tagc_option rows[] = {
     CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
     REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
     INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),
-    INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, NULL, "1", "threads of a matrix product, per process"),
+    INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, "auto", "auto",
+        "threads of a matrix product, per process; auto: the processors of this host, divided by its ranks. Results may depend on it in"
+        " the last bits; a checkpoint records it"),
 
     TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
          "gets metrics.jsonl and checkpoints; without it nothing is written"),

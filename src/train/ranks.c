@@ -1,6 +1,8 @@
 /* Launching: which transport, how many ranks, and what is said when one of them fails. */
 #include "train/ranks.h"
 
+#include "train/blas.h"
+
 #include "core/status.h"
 #include <pthread.h>
 #include <stdio.h>
@@ -121,11 +123,12 @@ static void *local_main(void *arg) {
     local_thread *self = arg;
     local_job *job = self->job;
     tagc_rank rank;
-    tagc_status status = open_rank(job->launch, connect_local, job->group, self->rank, job, &rank);
-    if (status == TAGC_OK)
-        job->run(&rank, job->context); /* its failure is in the job by then */
-    else
-        tagc_rank_finish(&rank, status);
+    if (open_rank(job->launch, connect_local, job->group, self->rank, job, &rank) != TAGC_OK) {
+        /* The others would wait for this one until their time-out: nothing is written yet, so leaving at once is safe. */
+        tagc_ranks_complain(0, tagc_last_error());
+        _Exit(TAGC_EXIT_FAILURE);
+    }
+    job->run(&rank, job->context); /* its failure is in the job by then */
     close_rank(&rank);
     return NULL;
 }
@@ -133,6 +136,10 @@ static void *local_main(void *arg) {
 static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int n_ranks = launch->n_ranks > 0 ? launch->n_ranks : launch->n_local_ranks;
     if (n_ranks < 1) n_ranks = 1;
+    if (tagc_blas_prepare(n_ranks, n_ranks, launch->blas_threads) != TAGC_OK) {
+        tagc_ranks_complain(0, tagc_last_error());
+        return TAGC_EXIT_FAILURE;
+    }
     local_job job = {.launch = launch, .run = run, .context = context, .first_failure = TAGC_OK};
     local_thread *threads = calloc((size_t)n_ranks, sizeof *threads);
     if (!threads || tagc_local_group_create(n_ranks, &job.group) != TAGC_OK) {
@@ -197,6 +204,15 @@ static int refuse_ranks(int rank, int n_asked, int n_started, int is_launched) {
     return TAGC_EXIT_USAGE;
 }
 
+static int ranks_of_host(void) {
+    MPI_Comm host;
+    int n = 1;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    MPI_Comm_size(host, &n);
+    MPI_Comm_free(&host);
+    return n;
+}
+
 static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     int level = MPI_THREAD_SINGLE, mpi_rank = 0, mpi_size = 0;
     int n_started = launcher_number(size_names, 0);
@@ -227,6 +243,7 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
         status =
             tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
                       launch->n_ranks, mpi_size);
+    if (status == TAGC_OK) status = tagc_blas_prepare(1, ranks_of_host(), launch->blas_threads);
     if (status == TAGC_OK) status = open_rank(launch, connect_mpi, NULL, mpi_rank, NULL, &rank);
     status = status == TAGC_OK ? run(&rank, context) : tagc_rank_finish(&rank, status);
     close_rank(&rank);

@@ -32,7 +32,8 @@ typedef struct tagc_launch {
     int n_local_ranks; /* of the local transport when not asked for; 0: 1 */
     int transport;     /* tagc_launch_transport */
     double timeout_s;
-    int trace; /* 1: give every rank a trace */
+    int blas_threads; /* of a matrix product, per process; 0: this rank's share of the processors */
+    int trace;        /* 1: give every rank a trace */
 } tagc_launch;
 
 /* Runs run(rank, context) on every rank and returns the exit code of the process. run gets the same context
