@@ -1,13 +1,13 @@
 /* tagc bench: its options, most of them tagc train's, and its parts one after the other. */
 #include "bench/bench.h"
 
-#include "options/agree.h"
 #include "cli/commands.h"
-#include "measure/host_layout.h"
+#include "core/status.h"
 #include "files/origin.h"
+#include "measure/host_layout.h"
+#include "options/agree.h"
 #include "train/progress.h"
 #include "train/saved.h"
-#include "core/status.h"
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>

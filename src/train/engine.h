@@ -2,9 +2,9 @@
 #ifndef TAGC_TRAIN_ENGINE_H
 #define TAGC_TRAIN_ENGINE_H
 
-#include "train/ranks.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
+#include "train/ranks.h"
 
 /* Collective. An engine over the tensors of `config`. */
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,

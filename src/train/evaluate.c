@@ -1,8 +1,8 @@
 /* Sums go batch by batch and then rank by rank, so that a validation loss is the same number every time. */
 #include "train/evaluate.h"
 
-#include "train/engine.h"
 #include "core/status.h"
+#include "train/engine.h"
 #include <stdlib.h>
 
 int tagc_evaluate_batch(const tagc_tokens *tokens, int n_batch, int n_tokens, int world_size) {

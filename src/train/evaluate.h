@@ -2,10 +2,10 @@
 #ifndef TAGC_TRAIN_EVALUATE_H
 #define TAGC_TRAIN_EVALUATE_H
 
-#include "train/ranks.h"
 #include "data/data.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
+#include "train/ranks.h"
 
 typedef struct tagc_evaluation {
     tagc_rank *rank;

@@ -2,9 +2,9 @@
  * none. */
 #include "train/metrics.h"
 
+#include "core/status.h"
 #include "files/paths.h"
 #include "files/result_file.h"
-#include "core/status.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* The progress line. Its figures are means since it was last shown, so that a slow terminal hides no step. */
 #include "train/progress.h"
 
-#include "train/ranks.h"
 #include "core/clock.h"
+#include "train/ranks.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>

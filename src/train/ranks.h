@@ -4,9 +4,9 @@
 #ifndef TAGC_TRAIN_RANKS_H
 #define TAGC_TRAIN_RANKS_H
 
-#include "train/busy.h"
 #include "fsdp/trace.h"
 #include "tagc/tagc.h"
+#include "train/busy.h"
 
 enum { TAGC_EXIT_OK = 0, TAGC_EXIT_FAILURE = 1, TAGC_EXIT_USAGE = 2, TAGC_EXIT_INTERRUPTED = 130 };
 

@@ -2,8 +2,8 @@
  * of what it was before somebody went back, would make the newest one mean something else. */
 #include "train/run_folder.h"
 
-#include "files/paths.h"
 #include "core/status.h"
+#include "files/paths.h"
 #include "fsdp/checkpoint.h"
 #include <string.h>
 #include <sys/stat.h>

@@ -2,10 +2,10 @@
 #ifndef TAGC_TRAIN_SAVED_H
 #define TAGC_TRAIN_SAVED_H
 
-#include "options/options.h"
-#include "train/progress.h"
 #include "fsdp/guard.h"
 #include "gpt2/gpt2.h"
+#include "options/options.h"
+#include "train/progress.h"
 #include <jansson.h>
 
 typedef struct tagc_saved {

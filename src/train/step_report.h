@@ -2,8 +2,8 @@
 #ifndef TAGC_TRAIN_STEP_REPORT_H
 #define TAGC_TRAIN_STEP_REPORT_H
 
-#include "train/busy.h"
 #include "fsdp/fsdp.h"
+#include "train/busy.h"
 
 typedef struct tagc_step_report {
     uint64_t step; /* of this run, 1 is the first */

@@ -1,11 +1,11 @@
 /* Opening of trained models. */
 #include "train/trained.h"
 
-#include "train/engine.h"
-#include "options/train_options.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"
+#include "options/train_options.h"
+#include "train/engine.h"
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>

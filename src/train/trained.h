@@ -3,11 +3,11 @@
 #ifndef TAGC_TRAIN_TRAINED_H
 #define TAGC_TRAIN_TRAINED_H
 
+#include "data/data.h"
 #include "files/paths.h"
+#include "fsdp/fsdp.h"
 #include "train/ranks.h"
 #include "train/saved.h"
-#include "data/data.h"
-#include "fsdp/fsdp.h"
 
 typedef struct tagc_trained {
     tagc_gpt2_config model;

@@ -2,16 +2,16 @@
  * mistyped path does not cost the making of a model. */
 #include "train/trainer.h"
 
-#include "options/agree.h"
 #include "auto/bucket.h"
+#include "core/status.h"
+#include "files/paths.h"
+#include "fsdp/checkpoint.h"
+#include "measure/host_layout.h"
+#include "options/agree.h"
 #include "train/engine.h"
 #include "train/greet.h"
-#include "measure/host_layout.h"
-#include "files/paths.h"
 #include "train/run_folder.h"
 #include "train/trained.h"
-#include "core/status.h"
-#include "fsdp/checkpoint.h"
 #include <cblas.h>
 #include <math.h>
 #include <stdlib.h>

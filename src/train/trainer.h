@@ -3,12 +3,12 @@
 #define TAGC_TRAIN_TRAINER_H
 
 #include "auto/auto.h"
+#include "fsdp/guard.h"
+#include "options/train_options.h"
 #include "train/evaluate.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/saved.h"
-#include "options/train_options.h"
-#include "fsdp/guard.h"
 
 typedef struct tagc_trainer {
     tagc_rank *rank;

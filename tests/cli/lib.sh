@@ -82,4 +82,4 @@ near_losses() {
 }
 
 # A tiny run: quick, but with every part of a real one.
-tiny=(--data data --model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --eval-every 3 --eval-batches 2 --quiet)
+tiny=(--data data --model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --eval-every 3 --eval-batches 2 --blas-threads 1 --quiet)
