@@ -1,4 +1,4 @@
-/* The processor's levels, found at the first question. Threads that ask first at the same time find the same. */
+/* The processor's levels, detected on first use. Threads that race to be first find the same. */
 #include "core/cpu.h"
 #include "core/status.h"
 
@@ -18,8 +18,8 @@ enum { N_LEVELS = sizeof names / sizeof *names, UNKNOWN = -1 };
 #if defined(__x86_64__)
 enum { HAS_AVX2 = 1, HAS_AVX512 = 2, HAS_VBMI2 = 4, IS_ASKED = 8 };
 
-/* cpuid, and which registers the system saves (xgetbv). Not __builtin_cpu_supports: zig's run-time library answers no to every
- * question. */
+/* Uses cpuid and xgetbv (which registers the system saves), because __builtin_cpu_supports of zig's run-time library always
+ * answers no. */
 static unsigned ask_processor(void) {
     unsigned a, b, c, d, saved, high, found = IS_ASKED;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_POPCNT)) return found;
@@ -33,7 +33,7 @@ static unsigned ask_processor(void) {
     return found;
 }
 
-static unsigned processor(void) { /* a virtual machine takes long to answer */
+static unsigned processor(void) { /* cpuid is slow on a virtual machine */
     static atomic_uint found = 0;
     unsigned now = atomic_load_explicit(&found, memory_order_relaxed);
     if (!now) atomic_store_explicit(&found, now = ask_processor(), memory_order_relaxed);
@@ -66,7 +66,7 @@ static tagc_cpu best_of_processor(void) {
     return (tagc_cpu)level;
 }
 
-/* What TAGC_CPU asks for: a level, the best of the processor where it is unset or empty, UNKNOWN where it is no name. */
+/* The level in TAGC_CPU: the processor's best if it is unset or empty, UNKNOWN if it names no level. */
 static int asked_for(void) {
     const char *name = getenv("TAGC_CPU");
     if (!name || !*name) return best_of_processor();

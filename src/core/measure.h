@@ -1,5 +1,4 @@
-/* What is measured with, in the benches and in tagc bench: gradients as training makes them, and the floor that memory
- * sets. Nothing of the library calls it. */
+/* Tools for benchmarks and tagc bench: realistic gradients, and the memory floor. The library does not call them. */
 #ifndef TAGC_CORE_MEASURE_H
 #define TAGC_CORE_MEASURE_H
 
@@ -28,7 +27,7 @@ static inline float tagc_normal_of(uint64_t bits) { /* four 12-bit uniforms */
     return ((float)sum - 8190.0f) * (1.0f / 2364.8f);
 }
 
-/* normal * exp(normal): as heavy a tail as gradients have. */
+/* normal * exp(normal): a tail as heavy as that of real gradients. */
 static inline void tagc_fill_gradient(float *gradient, size_t n, uint64_t *state) {
     float scales[TAGC_MEASURE_SCALES];
     for (int i = 0; i < TAGC_MEASURE_SCALES; i++) scales[i] = expf(tagc_normal_of(tagc_next_random(state)));
@@ -42,7 +41,7 @@ static inline void tagc_fill_gradient(float *gradient, size_t n, uint64_t *state
 
 typedef struct tagc_floor_job {
     const float *gradient, *residual; /* (n) */
-    float *next;                      /* (n); residual itself, or apart from it */
+    float *next;                      /* (n); residual itself or another array */
     size_t n;
 } tagc_floor_job;
 
@@ -56,7 +55,8 @@ __attribute__((target("avx512f"))) static inline __m512 tagc_floor_add_line(cons
     return _mm512_add_ps(_mm512_load_ps(residual), _mm512_load_ps(gradient));
 }
 
-/* Arrays of tagc_memory_create, cut at multiples of 16. Apart, it writes around the cache, as selection does. */
+/* The arrays come from tagc_memory_create and are split at multiples of 16. If `out` is another array, the function writes
+ * around the cache, as selection does. */
 __attribute__((target("avx512f"))) static inline void
 tagc_floor_add_avx512(float *next, const float *residual, const float *gradient, size_t n) {
     size_t i = 0;

@@ -1,5 +1,5 @@
-/* Where all memory of the library comes from. Large blocks ask for huge pages: gradients are swept end to
- * end, and with small pages the sweep waits for address translation. */
+/* Allocates all memory of the library. Large blocks ask for huge pages: the codec sweeps gradients end to end,
+ * and with small pages it waits for address translation. */
 #include "core/memory.h"
 #include "core/status.h"
 

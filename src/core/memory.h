@@ -1,6 +1,6 @@
-/* Memory of an object: one aligned arena, laid out once, so that nothing is allocated in a step.
+/* Memory of an object: one aligned arena, laid out once, so that a step allocates nothing.
  *
- * Lay out in two passes over the same function: first with base == NULL to learn n_bytes, then for real. */
+ * Call the same layout function twice: first with base == NULL to learn n_bytes, then with the memory. */
 #ifndef TAGC_CORE_MEMORY_H
 #define TAGC_CORE_MEMORY_H
 
@@ -15,19 +15,19 @@ typedef struct tagc_arena {
     int overflow;   /* a request did not fit into size_t */
 } tagc_arena;
 
-/* n_bytes up to a multiple of TAGC_ALIGNMENT. */
+/* n_bytes rounded up to a multiple of TAGC_ALIGNMENT. */
 static inline size_t tagc_aligned(size_t n_bytes) {
     return (n_bytes + TAGC_ALIGNMENT - 1) / TAGC_ALIGNMENT * TAGC_ALIGNMENT;
 }
 
-/* Next `n` items of `item_bytes` each, aligned to TAGC_ALIGNMENT; NULL while measuring. */
+/* The next `n` items of `item_bytes` each, aligned to TAGC_ALIGNMENT, or NULL while measuring. */
 void *tagc_arena_take(tagc_arena *arena, size_t n, size_t item_bytes);
 
 /* Zeroed, TAGC_ALIGNMENT-aligned memory; *out NULL and TAGC_ERR_MEMORY (text names `what` and the bytes) on failure. */
 tagc_status tagc_memory_create(size_t n_bytes, const char *what, void **out);
 void tagc_memory_destroy(void *memory); /* accepts NULL */
 
-/* Memory that is not the process's, a device's say, for arrays that only its owner looks into. What it holds at first is
+/* Memory outside the process, such as a device's, for arrays that only their owner reads. The initial content is
  * undefined. */
 typedef struct tagc_heap {
     void *context;

@@ -1,5 +1,5 @@
-/* The pool sleeps between loops: ranks that live in one process share the cores, and a spinning pool would
- * take them from the rank that has work. */
+/* The pool sleeps between loops. Ranks in one process share the cores, and a spinning pool would take them from
+ * the rank that has work. */
 #include "core/pool.h"
 #include "core/status.h"
 

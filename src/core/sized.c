@@ -1,9 +1,9 @@
-/* Every struct here has its size in front: `size_t struct_bytes`. */
+/* Every struct here starts with its size: `size_t struct_bytes`. */
 #include "core/sized.h"
 
 #include <string.h>
 
-enum { MOST_BYTES = 4096 }; /* more than any version will have: what was never initialised is seldom below */
+enum { MOST_BYTES = 4096 }; /* above the size of any version; an uninitialised field is seldom below it */
 
 static size_t bytes_of(const void *sized) {
     size_t n_bytes;
@@ -11,7 +11,7 @@ static size_t bytes_of(const void *sized) {
     return n_bytes;
 }
 
-/* All of `to` (n_bytes) but its struct_bytes. */
+/* All of `to` (n_bytes) except its struct_bytes. */
 static void fill(const tagc_sized *type, const void *from, void *to, size_t n_bytes) {
     const size_t head = sizeof(size_t);
     size_t n_known = n_bytes < type->n_bytes ? n_bytes : type->n_bytes;

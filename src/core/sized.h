@@ -1,27 +1,30 @@
-/* Public structs that begin with struct_bytes, between a caller and a library of other versions: the one that knows fewer
- * fields decides which of them there are. */
+/* Public structs that start with struct_bytes, passed between a caller and a library of different versions. The side that
+ * knows fewer fields decides which exist. */
 #ifndef TAGC_CORE_SIZED_H
 #define TAGC_CORE_SIZED_H
 
 #include "core/status.h"
 
 typedef struct tagc_sized {
-    const char *name;     /* of the struct, for people; its _init is called <name>_init */
+    const char *name;     /* the struct's name, for errors; its _init is called <name>_init */
     size_t n_bytes;       /* as this library has it */
-    size_t least_bytes;   /* as the first version had it that callers may still have */
+    size_t least_bytes;   /* size in the oldest version that callers may have */
     const void *defaults; /* (n_bytes), without struct_bytes */
 } tagc_sized;
 
-/* Defaults for a caller whose struct has struct_bytes. Writes nothing beyond them; what this library does not know is 0. */
+/* Writes the defaults to a caller's struct of struct_bytes and nothing beyond it. Fields that this library does not know
+ * become 0. */
 void tagc_sized_init(const tagc_sized *type, void *to, size_t struct_bytes);
 
-/* The caller's struct as this library has it, with defaults for what the caller does not know. `to` (n_bytes).
- * TAGC_ERR_ARGUMENT where it is smaller than there ever was one, or not zero where this library knows no field. */
+/* Copies the caller's struct to `to` (n_bytes), with defaults for fields that the caller does not know.
+ * TAGC_ERR_ARGUMENT if the struct is smaller than in any version, or if a field that this library does not know is not
+ * zero. */
 tagc_status tagc_sized_read(const tagc_sized *type, const void *from, void *to);
 
-/* TAGC_ERR_ARGUMENT where a struct to write to is smaller than there ever was one. */
+/* TAGC_ERR_ARGUMENT if a struct to write to is smaller than in any version. */
 tagc_status tagc_sized_check(const tagc_sized *type, const void *to);
-/* Of `from` (n_bytes) what the caller knows; the rest of the caller's struct becomes 0. Checked before. */
+/* Copies to the caller's struct the fields of `from` (n_bytes) that the caller knows; the rest of it becomes 0. Call the
+ * check above first. */
 void tagc_sized_write(const tagc_sized *type, const void *from, void *to);
 
 #endif

@@ -1,8 +1,8 @@
-/* How a failure travels: a status value upwards, a text for people beside it.
+/* Failures: functions return a status, and record a text for people.
  *
- * The text is kept per thread, so that two ranks living in one process do not overwrite each other's.
- * A thread that works for another (the comm thread, a reducer's worker) copies its text into the job, and
- * the job's owner restores it when it collects the job. */
+ * The text is per thread, so that two ranks in one process do not overwrite each other's. A thread that works for
+ * another (the comm thread, a worker) copies its text into the job, and the job's owner restores it when it collects
+ * the job. */
 #ifndef TAGC_CORE_STATUS_H
 #define TAGC_CORE_STATUS_H
 
@@ -10,19 +10,19 @@
 
 #define TAGC_ERROR_TEXT_BYTES 512
 
-/* Of the trainer and its files. No function of libtagc returns them, so that they are no part of its tagc_status. */
+/* Statuses of the trainer and its files. No function of libtagc returns them, so they are not in tagc_status. */
 #define TAGC_ERR_IO ((tagc_status)8)          /* a file cannot be read or written */
 #define TAGC_ERR_INTERRUPTED ((tagc_status)9) /* the user asked to stop */
 #define TAGC_LAST_STATUS 10
 
-/* Records the text of a failure for this thread and returns `status`, so that `return tagc_fail(...)` reads well.
- * The text names the argument, its value and what is allowed; no trailing newline or period. */
+/* Records the text of a failure for this thread and returns `status`, for use in `return tagc_fail(...)`. The text
+ * names the argument, its value and what is allowed. It has no trailing newline or period. */
 tagc_status tagc_fail(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Puts "<prefix>: " in front of the present text (for callers that know the file or the rank). Returns `status`. */
+/* Puts "<prefix>: " before the recorded text, for callers that know the file or the rank. Returns `status`. */
 tagc_status tagc_fail_in(tagc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Leaves the function with the status of `expression` when it failed. The only macro here that hides control flow. */
+/* Returns from the function if `expression` failed. The only macro here that hides control flow. */
 #define TAGC_TRY(expression)                                                                                 \
     do {                                                                                                     \
         tagc_status tagc_try_status_ = (expression);                                                         \

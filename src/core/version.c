@@ -1,4 +1,4 @@
-/* What a caller can ask the running library about itself: its version and its clock. */
+/* The version and the clock of the running library. */
 #include "core/clock.h"
 #include "tagc/tagc.h"
 

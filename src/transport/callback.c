@@ -1,5 +1,5 @@
-/* The smallest transport: a blocking function of the caller's. No lanes: the comm thread stands in it until
- * the exchange is over, and by then there is nothing left to test. */
+/* The callback transport: a blocking function of the caller's, without lanes. The comm thread blocks in it until the
+ * transfer is complete, so test has nothing to do. */
 #include "core/memory.h"
 #include "transport/comm_private.h"
 
@@ -20,7 +20,7 @@ static tagc_status callback_test(void *context, void *request, tagc_progress *pr
     return TAGC_OK;
 }
 
-/* Nothing is ever under way outside the function: there is nothing to take back, but peers may wait in theirs. */
+/* No transfer outlives the function, so there is nothing to cancel. But peers may wait in theirs. */
 static void callback_give_up(void *context, const char *reason) {
     callback *self = context;
     if (self->ops.abort) self->ops.abort(self->context, reason);

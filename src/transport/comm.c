@@ -1,7 +1,7 @@
-/* A comm's life and its comm thread: the one place from which a transport is called.
+/* A comm and its comm thread, which makes all calls of the transport.
  *
- * Transports cannot be trusted to make progress by themselves, and most must not be called from two threads.
- * So one thread starts and polls everything, and everyone else waits on condition variables. */
+ * Transports may not progress by themselves, and most must not be called from two threads. So one thread starts and
+ * polls all transfers, and the others wait on condition variables. */
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/sized.h"
@@ -15,20 +15,20 @@
 
 enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
 
-/* So long the comm thread polls without a rest after the last sign of movement. Where signs follow each other
- * fast (shared memory), bytes move only while they are polled for, and an early rest costs speed. On a slow
- * link the sockets' buffers carry on during a rest, and polling only takes time from those who compute. */
+/* How long the comm thread keeps polling after the last movement. If movements follow each other fast (shared memory),
+ * bytes move only while it polls, and an early rest costs speed. On a slow link the socket buffers keep it busy during a
+ * rest, and polling only takes time from those who compute. */
 static const double patience_fast_s = 200e-6, patience_slow_s = 20e-6;
 static const double slow_s = 200e-6, longest_gap_s = 1e-3;
 
-/* When something moved last, and how long that usually takes: a running mean. */
+/* Time of the last movement, and a running mean of the gaps between movements. */
 typedef struct tagc_pace {
     double moved_s, gap_s;
 } tagc_pace;
 
 /* ---- comm thread ---- */
 
-/* The first reason stays: later failures follow from it. */
+/* Keeps the first reason, because later failures follow from it. */
 static void comm_break(tagc_comm *comm, const char *text) {
     pthread_mutex_lock(&comm->lock);
     if (!comm->broken) {
@@ -61,9 +61,9 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
         comm->n_bytes_received[ticket->part_leg] += ticket->part_received;
     }
     ticket->status = status;
-    ticket->state = TICKET_DONE; /* from here on the memory is the poster's */
+    ticket->state = TICKET_DONE; /* the poster may free the memory from here on */
     comm->n_done++;
-    /* Nobody else is woken: on a host whose cores are all busy each useless wake-up costs a change of threads. */
+    /* Wakes nobody else: if all cores of a host are busy, each useless wake-up costs a thread switch. */
     for (int i = 0; i < TAGC_N_WORKERS; i++)
         if (comm->workers[i].awaits_tickets) pthread_cond_signal(&comm->workers[i].work);
     if (comm->n_waiters > 0) pthread_cond_broadcast(&comm->done);
@@ -78,7 +78,7 @@ static tagc_status start_ticket(tagc_comm *comm, tagc_ticket *ticket) {
     return comm->ops->start(comm->context, transfer, &ticket->request);
 }
 
-/* Starts, in the order of posting, what waits for nothing, up to the first failure. Returns 1 when there was any. */
+/* Starts the tickets that wait for nothing, in the order of posting, up to the first failure. Returns 1 if there was any. */
 static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **active) {
     uint32_t held_lanes = 0;
     int n_started = 0;
@@ -105,8 +105,8 @@ static int start_ready(tagc_comm *comm, tagc_ticket **waiting, tagc_ticket **act
     return n_started > 0;
 }
 
-/* Whether a transfer has waited too long, and the text for that. What queues behind others on a slow link waits while they
- * move: silence counts from the last byte of any transfer. */
+/* Whether a transfer has waited too long, and the text for that. On a slow link, transfers queue behind others that move,
+ * so the silence counts from the last byte of any transfer. */
 static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_s, double moved_s,
                    int waiting_for) {
     double timeout_s = comm->options.timeout_s, total_s = comm->options.total_timeout_s;
@@ -121,8 +121,8 @@ static int is_late(const tagc_comm *comm, const tagc_ticket *ticket, double now_
     return 1;
 }
 
-/* Polls everything under way once and finishes what is complete. Returns 1 when anything moved, or broke; *moved_s
- * becomes the time of the last movement. */
+/* Polls every started ticket once and finishes the complete ones. Returns 1 if anything moved or broke. Sets *moved_s
+ * to the time of the last movement. */
 static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
     int moved = 0;
     for (tagc_ticket **link = active; *link;) {
@@ -150,8 +150,8 @@ static int poll_active(tagc_comm *comm, tagc_ticket **active, double *moved_s) {
     return moved;
 }
 
-/* The buffers go back to the posters only after the transport has let go of them. The ticket that broke the
- * comm carries the status that did it. */
+/* The posters get their buffers back only after the transport has released them. The ticket that broke the comm carries
+ * its status. */
 static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting) {
     if (active) comm->ops->cancel(comm->context, comm->error);
     for (tagc_ticket *next; active; active = next) {
@@ -164,9 +164,8 @@ static void fail_all(tagc_comm *comm, tagc_ticket *active, tagc_ticket *waiting)
     }
 }
 
-/* Called with the lock, after a poll that moved nothing. Others compute on the same cores, so the longer
- * nothing has moved, the longer the pause, at the price of a few per cent of the time waited. A post ends it
- * early. */
+/* Called with the lock, after a poll that moved nothing. Others compute on the same cores, so the pause grows with the
+ * time since the last movement, to a few per cent of it. A post ends the pause early. */
 static void rest(tagc_comm *comm, double still_s) {
     double pause_s = still_s / 16;
     if (pause_s < 50e-6) pause_s = 50e-6;
@@ -181,11 +180,11 @@ static void rest(tagc_comm *comm, double still_s) {
     pthread_cond_timedwait(&comm->wake, &comm->lock, &until);
 }
 
-/* Returns for how long nothing has moved. */
+/* Returns the time since anything moved. */
 static double keep_pace(tagc_pace *pace, double now_s, int started, int moved) {
     double still_s = now_s - pace->moved_s;
     if (!moved && !started) return still_s;
-    /* Right after a start the gap is the time that nobody wanted anything. */
+    /* Right after a start, the gap is the time in which nobody posted anything. */
     if (!started) pace->gap_s += ((still_s < longest_gap_s ? still_s : longest_gap_s) - pace->gap_s) / 8;
     pace->moved_s = now_s;
     return 0;
@@ -201,7 +200,7 @@ static void take_posted(tagc_comm *comm, tagc_ticket **waiting) {
 
 static void *comm_main(void *arg) {
     tagc_comm *comm = arg;
-    tagc_ticket *waiting = NULL, *active = NULL; /* none waits but for one that is under way */
+    tagc_ticket *waiting = NULL, *active = NULL; /* none waits for a ticket that is not started */
     tagc_pace pace = {0};
     double moved_s = 0; /* bytes, of any transfer */
     pthread_mutex_lock(&comm->lock);
@@ -307,7 +306,7 @@ static tagc_status check_ops(const tagc_transport_ops *ops) {
     return TAGC_OK;
 }
 
-/* tagc's threads leave signals to the caller's. */
+/* Signals go to the caller's threads, not to tagc's. */
 static tagc_status start_threads(tagc_comm *comm) {
     sigset_t all, before;
     sigfillset(&all);
@@ -336,7 +335,7 @@ static void init_locks(tagc_comm *comm) {
     pthread_condattr_destroy(&monotonic);
 }
 
-/* Jobs first: they may still wait for tickets. */
+/* End the jobs first: they may still wait for tickets. */
 static void stop_threads(tagc_comm *comm) {
     pthread_mutex_lock(&comm->lock);
     comm->stopping = 1;
@@ -364,7 +363,7 @@ static void release(tagc_comm *comm) {
     tagc_memory_destroy(comm);
 }
 
-/* The object and its control arrays in one arena. */
+/* One arena for the object and its control arrays. */
 static tagc_comm *lay_out(tagc_arena *arena, size_t n_ranks) {
     tagc_comm *comm = tagc_arena_take(arena, 1, sizeof *comm);
     tagc_part *sends = tagc_arena_take(arena, n_ranks - 1, sizeof *sends);

@@ -1,5 +1,5 @@
-/* The comm object, shared by the files that make it up: comm.c (life, tickets), worker.c (jobs, spares),
- * control.c (what a caller asks of a comm directly) and transfer.c (what a transfer must look like). */
+/* The comm object, shared by comm.c (life, tickets), worker.c (jobs), spares.c, control.c (direct calls of the caller)
+ * and transfer.c (checks of transfers). */
 #ifndef TAGC_TRANSPORT_COMM_PRIVATE_H
 #define TAGC_TRANSPORT_COMM_PRIVATE_H
 
@@ -9,8 +9,8 @@
 /* A thread that runs jobs. */
 typedef struct tagc_worker {
     tagc_comm *comm;
-    pthread_cond_t work;        /* a job was submitted, a ticket is done, or stopping */
-    tagc_job *jobs, **jobs_end; /* submitted, and not yet seen by the worker */
+    pthread_cond_t work;        /* signalled when a job was submitted, a ticket is done, or the comm stops */
+    tagc_job *jobs, **jobs_end; /* submitted jobs that the worker has not seen yet */
     pthread_t thread;
     int is_started;     /* the creator's */
     int is_idle;        /* nothing to do */
@@ -27,13 +27,13 @@ struct tagc_comm {
     tagc_comm_options options;
 
     pthread_mutex_t lock; /* guards everything below, except where said */
-    pthread_cond_t wake;  /* of the comm thread: posted, broken or stopping; monotonic clock */
-    pthread_cond_t done;  /* of those n_waiters: a ticket is done */
+    pthread_cond_t wake;  /* of the comm thread: signalled on post, break and stop; monotonic clock */
+    pthread_cond_t done;  /* those of n_waiters wait on it; signalled when a ticket is done */
     pthread_cond_t ended; /* of waiters: a job is done */
     int n_waiters;
     tagc_ticket *posted, **posted_end;
     uint64_t n_bytes_sent[TAGC_N_LEGS], n_bytes_received[TAGC_N_LEGS];
-    int broken; /* for good; the reason is in error, which is then constant */
+    int broken; /* never reset; `error` has the reason and stays constant */
     char error[TAGC_ERROR_TEXT_BYTES];
 
     tagc_worker workers[TAGC_N_WORKERS];
@@ -44,12 +44,12 @@ struct tagc_comm {
     int is_started; /* the comm thread; the creator's */
     pthread_t comm_thread;
 
-    /* Of the one collective call of the caller's that may be under way; not guarded. */
+    /* The caller's collective call, of which there is one at a time; not guarded. */
     tagc_part *control_sends, *control_receives; /* (W - 1,) each */
     unsigned char *control_scratch;              /* (W,) */
 };
 
-/* transfer.c: TAGC_ERR_ARGUMENT for a table of another version of transport.h, or a transfer against its rules. */
+/* transfer.c: TAGC_ERR_ARGUMENT if a table has another version of transport.h, or a transfer breaks its rules. */
 tagc_status tagc_transport_check_abi(uint32_t abi);
 tagc_status tagc_transfer_check(const tagc_transfer *transfer, int rank, int world_size);
 uint64_t tagc_parts_bytes(const tagc_part *parts, uint32_t n_parts);

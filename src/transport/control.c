@@ -1,5 +1,4 @@
-/* What a caller asks of a comm directly: who am I, what was sent, and the two collectives of the control
- * lane. */
+/* Direct calls of a comm's user: rank, byte counts, and the two collectives of the control lane. */
 #include "transport/comm_private.h"
 
 #include <string.h>
@@ -28,7 +27,7 @@ int tagc_comm_has_lanes(const tagc_comm *comm) {
 
 void tagc_comm_bytes(const tagc_comm *comm, uint64_t *sent, uint64_t *received, int n_legs) {
     if (!comm || n_legs < 0) return;
-    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock; /* the lock is no part of what const promises */
+    pthread_mutex_t *lock = (pthread_mutex_t *)&comm->lock; /* const does not cover the lock */
     pthread_mutex_lock(lock);
     for (int leg = 0; leg < n_legs; leg++) {
         int is_known = leg < TAGC_N_LEGS;

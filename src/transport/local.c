@@ -1,9 +1,9 @@
 /* Ranks as threads of one process.
  *
- * Nothing is queued: every rank shows its requests under one lock, and the receiver copies straight out of
- * the sender's buffer once both sides show the same (lane, sequence number). A request that is not found
- * although its rank has started it is complete, hence has nothing to do with whoever looks for it: that is
- * how sizes that do not agree are noticed even when one of them is zero. */
+ * There is no queue. Each rank publishes its requests under one lock. When both sides have published the same
+ * (lane, sequence number), the receiver copies from the sender's buffer. If a rank has started a request and it is no
+ * longer published, it is complete and had nothing for the rank that looks for it. That reveals sizes that do not
+ * agree, even if one of them is zero. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "tagc/transport.h"
@@ -16,8 +16,8 @@ enum { N_LANES = 8 };
 
 typedef enum part_state {
     PART_DONE = 0,
-    PART_OPEN = 1,  /* to be copied, by whoever receives it */
-    PART_AGREED = 2 /* the same, of a send whose receiver is known to expect as much */
+    PART_OPEN = 1,  /* to be copied by the receiver */
+    PART_AGREED = 2 /* sends whose receiver is known to expect as many bytes */
 } part_state;
 
 typedef struct request {
@@ -26,8 +26,8 @@ typedef struct request {
     uint32_t n_pending;           /* parts that are not done */
     unsigned char *receive_state; /* (transfer.n_receives) part_state */
     unsigned char *send_state;    /* (transfer.n_sends) */
-    uint32_t capacity;            /* of both, as they lie behind this struct */
-    int n_copying;                /* peers that are reading our buffer right now, without the lock */
+    uint32_t capacity;            /* parts of both directions, stored behind this struct */
+    int n_copying;                /* peers that now read our buffer without the lock */
     tagc_status status;
     char error[TAGC_ERROR_TEXT_BYTES];
     struct request *next;
@@ -51,7 +51,7 @@ struct tagc_local_group {
     local_rank ranks[]; /* (W,) */
 };
 
-/* With the lock. The first reason stays. */
+/* Call with the lock. Keeps the first reason. */
 static void group_break(tagc_local_group *group, int rank, const char *reason) {
     if (group->broken) return;
     group->broken = 1;
@@ -79,8 +79,7 @@ static void mismatch(int from, uint64_t n_sent, int to, uint64_t n_expected, req
     memcpy(b->error, a->error, sizeof b->error);
 }
 
-/* With the lock, which it gives up while it copies; `theirs` cannot go away meanwhile because of n_copying.
- */
+/* Call with the lock, which it releases while it copies. n_copying keeps `theirs` alive meanwhile. */
 static void copy_part(local_rank *self, request *mine, uint32_t i, request *theirs, const tagc_part *sent) {
     tagc_local_group *group = self->group;
     const tagc_part *part = &mine->transfer.receives[i];
@@ -96,7 +95,7 @@ static void copy_part(local_rank *self, request *mine, uint32_t i, request *thei
     theirs->n_pending--;
 }
 
-/* With the lock. Whether `peer` has started this transfer; *theirs is NULL where that is complete there. */
+/* Call with the lock. Whether `peer` has started this transfer. *theirs is NULL if it is complete there. */
 static int has_started(local_rank *self, const request *mine, int peer, request **theirs) {
     local_rank *other = &self->group->ranks[peer];
     if (other->n_started[mine->transfer.lane] <= mine->sequence) {
@@ -107,7 +106,7 @@ static int has_started(local_rank *self, const request *mine, int peer, request 
     return 1;
 }
 
-/* With the lock. Takes the i-th part to be received if it is there. Returns 0 when its peer has not come yet. */
+/* Call with the lock. Copies the i-th part to receive. Returns 0 if its peer has not started the transfer. */
 static int receive_part(local_rank *self, request *mine, uint32_t i) {
     const tagc_part *part = &mine->transfer.receives[i], *sent = NULL;
     request *theirs;
@@ -121,7 +120,7 @@ static int receive_part(local_rank *self, request *mine, uint32_t i) {
     return 1;
 }
 
-/* With the lock. Checks that the peer wants what is sent to it. Returns 0 when it has not come yet. */
+/* Call with the lock. Checks that the peer expects what is sent to it. Returns 0 if it has not started the transfer. */
 static int check_send(local_rank *self, request *mine, uint32_t i) {
     const tagc_part *part = &mine->transfer.sends[i], *wanted = NULL;
     request *theirs;
@@ -135,7 +134,8 @@ static int check_send(local_rank *self, request *mine, uint32_t i) {
     return 1;
 }
 
-/* With the lock. Goes through what is open, up to the first failure; returns a rank that has not come yet, or -1. */
+/* Call with the lock. Tries all open parts, up to the first failure. Returns a rank that has not started the transfer, or
+ * -1. */
 static int advance(local_rank *self, request *mine) {
     tagc_local_group *group = self->group;
     const tagc_transfer *t = &mine->transfer;
@@ -158,7 +158,7 @@ static void hide(local_rank *self, request *mine) {
 
 /* ---- the table ---- */
 
-/* One with room for n_states parts of both directions together. */
+/* A request with room for n_states parts of both directions together. */
 static tagc_status take_request(local_rank *self, uint32_t n_states, request **out) {
     for (request **link = &self->pool; *link; link = &(*link)->next)
         if ((*link)->capacity >= n_states) {
@@ -223,7 +223,7 @@ static tagc_status local_test(void *context, void *handle, tagc_progress *progre
     return status;
 }
 
-/* Once broken, nobody begins to copy; those who have begun are waited for. */
+/* After a break nobody starts to copy. Waits for those that have started. */
 static void local_cancel(void *context, const char *reason) {
     local_rank *self = context;
     tagc_local_group *group = self->group;

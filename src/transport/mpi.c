@@ -1,9 +1,8 @@
-/* Ranks as MPI processes. A library of its own on top of libtagc's public surface, so that libtagc does not
- * need MPI.
+/* Ranks as MPI processes. A library of its own on top of libtagc's public functions, so that libtagc does not need MPI.
  *
- * The lane is the tag: MPI keeps the order of messages between two ranks within one tag. Messages are cut
- * into pieces: counts are int in MPI, and a complete piece is the only sign of movement that MPI gives to the
- * comm thread, which rests when nothing moves. */
+ * The tag is the lane, because MPI keeps the order of messages between two ranks within a tag. Messages are cut into
+ * pieces for two reasons: MPI's counts are int, and a complete piece is the only sign of movement that the comm thread
+ * gets from MPI. */
 #include "tagc/transport.h"
 #include "transport/mpi_internal.h"
 
@@ -14,20 +13,20 @@
 
 static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_bytes = (uint64_t)1 << 30;
 
-/* MPI sends what it has in the order in which it got it: with all of a long transfer in its hands, a short message of
- * another lane waits until that has left. So a lane gives it no more than leaves in about this time, besides what a piece
- * takes that waits for none: on a link with latency MPI asks before it sends, and only many pieces at once fill it. */
+/* MPI sends messages in the order in which it got them. If it holds all of a long transfer, a short message of another
+ * lane waits until that has left. So a lane hands MPI no more than leaves in about this time, beyond the time that a single
+ * piece takes: on a link with latency MPI asks the receiver first, and only many pieces at once fill the link. */
 static const double window_s = 5e-3;
 static const int least_window = 4, largest_window = 256; /* pieces */
 
 enum { TEXT_BYTES = 256, N_LANES = 8 };
 
-/* One transfer under way: its pieces, receives first. Sends that have not begun have no handle yet. */
+/* One transfer: its pieces, receives first. Sends that have not started have no handle yet. */
 typedef struct request {
     int n_pieces, capacity;
     MPI_Request *pieces;  /* (capacity,); MPI_REQUEST_NULL when complete */
     MPI_Status *statuses; /* (capacity,) */
-    int *indices;         /* (capacity,) of those that complete in one poll */
+    int *indices;         /* (capacity,): pieces that complete in one poll */
     int *peers;           /* (capacity,) */
     int *n_bytes;         /* (capacity,) */
     const char **from;    /* (capacity,) of sends */
@@ -41,8 +40,8 @@ typedef struct request {
 } request;
 
 typedef struct lane {
-    request *unsent, **unsent_end; /* those with sends that have not begun, in order */
-    int n_leaving, window;         /* sends that have begun and not ended; and how many may */
+    request *unsent, **unsent_end; /* requests with sends that have not started, in order */
+    int n_leaving, window;         /* sends in progress, and their limit */
 } lane;
 
 typedef struct mpi_rank {
@@ -52,7 +51,7 @@ typedef struct mpi_rank {
     int cancelled;
     request *active; /* under way */
     request *pool;   /* for reuse */
-    double least_s;  /* that a whole piece has taken to leave */
+    double least_s;  /* the time that a whole piece took to leave */
     lane lanes[N_LANES];
 } mpi_rank;
 
@@ -78,7 +77,7 @@ static void request_destroy(request *r) {
     free(r);
 }
 
-/* Room for n pieces; what a pooled request holds is not needed any more. */
+/* Makes room for n pieces and discards what a pooled request holds. */
 static tagc_status request_reserve(request *r, uint64_t n) {
     if (n <= (uint64_t)r->capacity) return TAGC_OK;
     if (n > 1u << 24) return tagc_report(TAGC_ERR_ARGUMENT, "transfer needs more than 2^24 MPI messages");
@@ -103,7 +102,7 @@ static uint64_t count_pieces(const mpi_rank *self, const tagc_part *parts, uint3
     return n;
 }
 
-/* The first part of a peer above this rank. Every rank begins there and goes round, so that not all send to rank 0
+/* The first part of a peer above this rank. Every rank starts there and wraps around, so that not all send to rank 0
  * first. */
 static uint32_t first_part(const mpi_rank *self, const tagc_part *parts, uint32_t n_parts) {
     uint32_t i = 0;
@@ -152,8 +151,8 @@ static void plan_sends(const mpi_rank *self, request *r, const tagc_transfer *tr
         }
 }
 
-/* Begins what the lane has room for. MPI keeps the order of messages between two ranks within one tag, so
- * that a transfer's sends begin after all of the one before it. */
+/* Starts the sends for which the lane has room. MPI keeps the order of messages between two ranks within a tag, so a
+ * transfer's sends start after all sends of the one before it. */
 static int push(mpi_rank *self, int number) {
     lane *l = &self->lanes[number];
     for (request *r; (r = l->unsent) != NULL && l->n_leaving < l->window;) {
@@ -170,7 +169,7 @@ static int push(mpi_rank *self, int number) {
     return MPI_SUCCESS;
 }
 
-/* The window matters where more is to be sent than it lets through. MPI copies short pieces and takes no time for them. */
+/* The window applies if more is to be sent than it admits. MPI copies short pieces at once, so they do not count. */
 static void end_send(mpi_rank *self, const request *r, int i) {
     lane *l = &self->lanes[r->lane];
     double took_s = MPI_Wtime() - r->begun_s[i];
@@ -216,7 +215,7 @@ static tagc_status mpi_start(void *context, const tagc_transfer *transfer, void 
     r->n_pieces = 0;
     r->lane = (int)transfer->lane;
     r->next = self->active;
-    self->active = r; /* from here on cancel and destroy find it */
+    self->active = r; /* cancel and destroy can find it from here on */
     tagc_status status = request_reserve(r, count_pieces(self, transfer->sends, transfer->n_sends) +
                                                 count_pieces(self, transfer->receives, transfer->n_receives));
     if (status != TAGC_OK) return status;
@@ -253,7 +252,8 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     int class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
     if (class != MPI_SUCCESS && class != MPI_ERR_IN_STATUS) return fail_mpi("MPI_Testsome", code);
-    if (n_completed == MPI_UNDEFINED) n_completed = 0; /* none has begun, or all that have are complete */
+    if (n_completed == MPI_UNDEFINED)
+        n_completed = 0; /* none has started, or all started ones are complete */
     for (int i = 0; i < n_completed; i++) {
         int error = class == MPI_ERR_IN_STATUS ? r->statuses[i].MPI_ERROR : MPI_SUCCESS;
         tagc_status status = check_piece(self, r, r->indices[i], &r->statuses[i], error);
@@ -277,15 +277,15 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     return TAGC_OK;
 }
 
-/* Receives are taken back. MPI 4 has no way left to take a send back: what a peer has not fetched by now
- * stays with MPI, which is why a comm that broke is meant to be followed by the end of the job. */
+/* Cancels the receives. MPI 4 cannot cancel a send: what a peer has not received stays with MPI. The job should
+ * therefore end after a comm broke. */
 static void mpi_cancel(void *context, const char *reason) {
     mpi_rank *self = context;
-    (void)reason; /* MPI cannot tell one peer without a message it would have to wait for */
+    (void)reason; /* MPI cannot inform one peer without a message that this rank would have to wait for */
     self->cancelled = 1;
     while (self->active) {
         request *r = self->active;
-        for (int i = 0; i < r->n_pieces; i++) { /* those that have not begun have no handle */
+        for (int i = 0; i < r->n_pieces; i++) { /* those that have not started have no handle */
             if (r->pieces[i] == MPI_REQUEST_NULL) continue;
             if (i < r->n_receives) MPI_Cancel(&r->pieces[i]);
             MPI_Request_free(&r->pieces[i]);
@@ -296,13 +296,13 @@ static void mpi_cancel(void *context, const char *reason) {
 
 static void mpi_abort(void *context, const char *reason) {
     mpi_rank *self = context;
-    /* Nothing to say means that the caller has said it. */
+    /* If the reason is empty, the caller has printed it. */
     if (*reason) fprintf(stderr, "tagc: rank %d gave up: %s\n", self->rank, reason);
     fflush(stderr);
     MPI_Abort(self->comm, 1);
 }
 
-/* MPI_Comm_free is collective: after a failure the peers may not be there for it. */
+/* MPI_Comm_free is collective, and after a failure the peers may not call it. */
 static void mpi_destroy(void *context) {
     mpi_rank *self = context;
     int finalized = 0;
@@ -328,8 +328,8 @@ static const tagc_transport_ops mpi_ops = {
 
 /* ---- before MPI starts ---- */
 
-/* Open MPI's put over TCP asks for every message in the stream that carries the other direction's data, so that
- * the two directions take turns: half of the link. Plain sends fill it. */
+/* With Open MPI's put protocol over TCP, requests for data share a stream with the other direction's data. The directions
+ * then take turns, which halves the rate. Plain sends use both directions at once. */
 void tagc_mpi_prepare(void) {
     (void)setenv("OMPI_MCA_btl_tcp_flags", "send,inplace", 0);
 }

@@ -1,4 +1,4 @@
-/* What tests need of the MPI transport: a split size small enough to be reached. */
+/* For tests of the MPI transport: a split size small enough to be reached. */
 #ifndef TAGC_TRANSPORT_MPI_INTERNAL_H
 #define TAGC_TRANSPORT_MPI_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* Spare residuals, which reducers of one size share. */
+/* Spare residuals, shared by reducers of one size. */
 #include "core/memory.h"
 #include "transport/comm_private.h"
 
@@ -31,8 +31,8 @@ static tagc_spares *find(tagc_comm *comm, uint64_t n_elems, const tagc_heap *hea
     return spares;
 }
 
-/* Memory is made without the lock, which the comm thread needs. The new user is counted before, so that the spares that it
- * found stay; others may have made some meanwhile. */
+/* Allocates without the lock, which the comm thread needs. The new user is counted first, so that the spares it found
+ * stay. Others may have made some meanwhile. */
 tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const tagc_heap *heap,
                                      tagc_spares **out) {
     *out = NULL;
@@ -70,7 +70,7 @@ tagc_status tagc_comm_spares_acquire(tagc_comm *comm, uint64_t n_elems, const ta
     return TAGC_OK;
 }
 
-/* Whoever releases has no step under way, so one of too many is free. */
+/* The releasing reducer has no step in progress, so if there is one spare too many, one is free. */
 void tagc_comm_spares_release(tagc_comm *comm, tagc_spares *spares) {
     if (!spares) return;
     float *values = NULL;

@@ -1,4 +1,4 @@
-/* What a transfer must look like before a transport sees it. */
+/* Checks of transfers before they reach a transport. */
 #include "transport/comm_private.h"
 
 enum { N_LANES = 8 };

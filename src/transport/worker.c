@@ -1,4 +1,4 @@
-/* The workers of a comm: the codec stream beside the caller, and another one for gathers. */
+/* The workers of a comm: one runs the codec for reducers, another for gathers. */
 #include "core/clock.h"
 #include "transport/comm_private.h"
 
@@ -18,7 +18,7 @@ static uint32_t lane_set(const tagc_comm *comm, uint32_t lanes) {
     return tagc_comm_has_lanes(comm) ? lanes : lanes != 0;
 }
 
-/* The oldest that can go on, as the link to it; NULL: none can. */
+/* The link to the oldest job that can go on, or NULL if none can. */
 static tagc_job **find_ready(tagc_comm *comm, tagc_job **active) {
     uint32_t taken = 0; /* by older jobs */
     for (; *active; active = &(*active)->next) {
@@ -40,7 +40,7 @@ static void run(tagc_comm *comm, tagc_job **link, double idle_s) {
     pthread_mutex_lock(&comm->lock);
     *link = job->next;
     job->status = status;
-    job->state = JOB_DONE; /* from here on the memory is the submitter's */
+    job->state = JOB_DONE; /* the submitter may free the memory from here on */
     pthread_cond_broadcast(&comm->ended);
     pthread_mutex_unlock(&comm->lock);
 }
