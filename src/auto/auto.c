@@ -1,12 +1,11 @@
 /* What all steps of --exchange auto share: windows of steps, and the switch from one setting to another. What is
- * measured before the first step is in machine.c. */
+ * measured before the first step is in measure/machine.c. */
 #include "auto/auto.h"
 
-#include "auto/machine.h"
-#include "bench/bench.h"
+#include "auto/candidates.h"
 #include "core/status.h"
+#include "launch/over_ranks.h"
 #include "plan/choose.h"
-
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -31,7 +30,7 @@ typedef enum phase { PHASE_DENSE, PHASE_CHOICE, PHASE_SETTLED } phase;
 struct tagc_auto {
     tagc_auto_setup setup;
     tagc_machine machine;
-    tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES];
+    tagc_candidate candidates[TAGC_MACHINE_MAX_CANDIDATES];
     int n_candidates, n_flats;
     tagc_reducer_options *dense, *chosen; /* (n_flats) */
     uint8_t *is_chosen;                   /* (n_flats) the choice differs from dense there */
@@ -148,7 +147,7 @@ static tagc_status choose(tagc_auto *a) {
 
 /* The slowest rank's: all wait for it. */
 static tagc_status agree_on_time(const tagc_auto *a, double *seconds) {
-    return tagc_bench_max(a->setup.comm, seconds, 1);
+    return tagc_max_over_ranks(a->setup.comm, seconds, 1);
 }
 
 static tagc_status end_dense(tagc_auto *a, double median_s) {
@@ -186,7 +185,7 @@ static tagc_status look(tagc_auto *a, double median_s) {
     a->n_changed = fabs(median_s / a->settled_s - 1) > changed ? a->n_changed + 1 : 0;
     if (a->n_changed < CHANGED_LOOKS) return TAGC_OK;
     say(a, "auto: a step takes %.3g s where it took %.3g s: measuring again", median_s, a->settled_s);
-    TAGC_TRY(tagc_auto_measure_link(a->setup.comm, &a->machine));
+    TAGC_TRY(tagc_machine_measure_link(a->setup.comm, &a->machine));
     return begin(a);
 }
 
@@ -236,8 +235,8 @@ static tagc_status make(tagc_auto *a) {
         a->is_chosen[i] = 1;
     }
     if (tagc_comm_world_size(a->setup.comm) == 1) return TAGC_OK;
-    TAGC_TRY(tagc_auto_measure_codec(&a->setup.engine, a->candidates, a->n_candidates, &a->machine));
-    return tagc_auto_find_hosts(a->setup.comm, &a->machine);
+    TAGC_TRY(tagc_machine_measure_codec(&a->setup.engine, a->candidates, a->n_candidates, &a->machine));
+    return tagc_machine_find_hosts(a->setup.comm, &a->machine);
 }
 
 tagc_status tagc_auto_create(const tagc_auto_setup *setup, tagc_auto **out) {
@@ -250,7 +249,7 @@ tagc_status tagc_auto_create(const tagc_auto_setup *setup, tagc_auto **out) {
         status = make(a);
     }
     if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error());
-    if (status == TAGC_OK) status = tagc_auto_measure_link(setup->comm, &a->machine);
+    if (status == TAGC_OK) status = tagc_machine_measure_link(setup->comm, &a->machine);
     if (status == TAGC_OK) status = begin(a);
     if (status == TAGC_OK && tagc_comm_world_size(setup->comm) == 1) {
         say(a, "auto: dense stays: of one rank nothing travels");

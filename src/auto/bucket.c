@@ -2,11 +2,11 @@
  * was taken then, so that a small model of the same width stands for what computing takes. */
 #include "auto/bucket.h"
 
-#include "auto/machine.h"
-#include "bench/bench.h"
+#include "auto/candidates.h"
 #include "core/clock.h"
 #include "core/status.h"
-
+#include "launch/over_ranks.h"
+#include "train/step.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -46,8 +46,7 @@ static tagc_status grad_done(void *context, int tensor) {
 static tagc_status run_probe(tagc_gpt2 *model, const tagc_params *params, int n_tokens, double *seconds) {
     int tokens[PROBE_TOKENS] = {0};
     double loss, start_s = tagc_clock_s();
-    TAGC_TRY(tagc_gpt2_forward(model, params, tokens, tokens, 1, n_tokens, &loss));
-    TAGC_TRY(tagc_gpt2_backward(model, params, 1));
+    TAGC_TRY(tagc_training_micro_step(NULL, model, params, tokens, tokens, 1, n_tokens, &loss));
     *seconds = tagc_clock_s() - start_s;
     return TAGC_OK;
 }
@@ -140,7 +139,7 @@ static void explain(const tagc_bucket_setup *setup, const tagc_machine *machine,
 static tagc_status measure(const tagc_bucket_setup *setup, const tagc_fsdp_options *engine,
                            tagc_machine *machine, double *flop_s) {
     tagc_candidate candidate = {.compressed = engine->reducer, .mild = engine->mild};
-    TAGC_TRY(tagc_auto_measure_codec(engine, &candidate, 1, machine));
+    TAGC_TRY(tagc_machine_measure_codec(engine, &candidate, 1, machine));
     return time_computing(setup, flop_s);
 }
 
@@ -158,9 +157,9 @@ tagc_status tagc_bucket_choose(const tagc_bucket_setup *setup, int64_t *bucket_e
     tagc_status status = measure(setup, &about.engine, &machine, &flop_s);
     if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error()); /* nobody is left waiting */
     TAGC_TRY(status);
-    TAGC_TRY(tagc_auto_find_hosts(setup->comm, &machine));
-    TAGC_TRY(tagc_auto_measure_link(setup->comm, &machine));
-    TAGC_TRY(tagc_bench_max(setup->comm, &flop_s, 1));
+    TAGC_TRY(tagc_machine_find_hosts(setup->comm, &machine));
+    TAGC_TRY(tagc_machine_measure_link(setup->comm, &machine));
+    TAGC_TRY(tagc_max_over_ranks(setup->comm, &flop_s, 1));
     status = choose(setup, &about, &machine, flop_s, &choice);
     if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error());
     TAGC_TRY(status);

@@ -3,6 +3,8 @@
  * stands the comparison within one kind of sharding, for whom memory binds to it. */
 #include "bench/bench.h"
 
+#include "files/result_file.h"
+#include "launch/human.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -59,18 +61,18 @@ static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
         return;
     }
     say(out, ", %s in %.0f %%", packed->name, 100 * left);
-    tagc_bench_time(packed->total_s, all);
+    tagc_human_time(packed->total_s, all);
     if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
         say(out, "; more is forbidden by its codec, which works %s of the %s (the wire is busy for less)",
-            tagc_bench_time(packed->codec_s, text), all);
+            tagc_human_time(packed->codec_s, text), all);
     else if (packed->link_s > packed->compute_s && packed->link_s < packed->total_s)
         say(out, "; more is forbidden by its bytes, which fill the link for %s of the %s",
-            tagc_bench_time(packed->link_s, text), all);
+            tagc_human_time(packed->link_s, text), all);
     else if (packed->link_s > packed->compute_s)
         say(out, "; more is forbidden by its bytes, which fill the link all the time");
     else if (packed->compute_s > 0)
         say(out, "; more is forbidden by computing, which takes %s of the %s",
-            tagc_bench_time(packed->compute_s, text), all);
+            tagc_human_time(packed->compute_s, text), all);
 }
 
 static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate *candidates, int n,
@@ -97,8 +99,8 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
     const tagc_bench_candidate *a = &candidates[plain], *b = &candidates[packed];
     tagc_result_spread gain = gain_of(a, b, n_rounds);
     char with[24], without[24], range[64];
-    tagc_bench_time(b->total_s, with);
-    tagc_bench_time(a->total_s, without);
+    tagc_human_time(b->total_s, with);
+    tagc_human_time(a->total_s, without);
     snprintf(range, sizeof range, "%.2f to %.2f in %d round%s", gain.min, gain.max, n_rounds,
              n_rounds > 1 ? "s" : "");
     out->speedup = gain.median;

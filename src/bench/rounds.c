@@ -5,17 +5,21 @@
 
 #include "auto/auto.h"
 #include "auto/bucket.h"
-#include "train/busy.h"
-#include "train/engine.h"
-#include "files/paths.h"
-#include "train/progress.h"
-#include "train/saved.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/status.h"
 #include "data/data.h"
 #include "exchange/volume.h"
+#include "files/paths.h"
 #include "fsdp/schedule.h"
+#include "launch/busy.h"
+#include "launch/human.h"
+#include "launch/over_ranks.h"
+#include "plan/plan.h"
+#include "train/engine.h"
+#include "train/progress.h"
+#include "train/saved.h"
+#include "train/step.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,7 +103,8 @@ static tagc_status check_engines(const tagc_bench *bench) {
         char what[TAGC_ARM_NAME_BYTES + 8];
         tagc_fsdp_options options;
         tagc_train_fsdp(&arm->options, &options);
-        tagc_status status = tagc_bench_layout(bench, &options, &layout);
+        tagc_status status =
+            tagc_model_layout(&bench->plan->model, &options, bench->rank->world_size, &layout);
         uint64_t n_bytes = layout ? engine_bytes(layout) + activation_bytes(bench) : 0;
         int misses = layout && arm->options.compress_names && layout->n_compressed == 0;
         tagc_layout_destroy(layout);
@@ -109,7 +114,7 @@ static tagc_status check_engines(const tagc_bench *bench) {
                              "arm %s: --compress-names is \"%.100s\", which matches no tensor", arm->name,
                              arm->options.compress_names);
         snprintf(what, sizeof what, "arm %s", arm->name);
-        TAGC_TRY(tagc_bench_check_memory(bench, what, n_bytes));
+        TAGC_TRY(tagc_check_memory(what, n_bytes, bench->hosts.n_here));
     }
     return TAGC_OK;
 }
@@ -215,12 +220,12 @@ static int draw_token(uint64_t *state, int vocab_size) {
     return token < 0 ? 0 : token >= vocab_size ? vocab_size - 1 : token;
 }
 
-static tagc_status next_batch(turn *t) {
+static tagc_status next_batch(void *context, int *tokens, int *targets) {
+    turn *t = context;
     const tagc_bench_plan *plan = t->b->bench->plan;
-    if (t->loader) return tagc_loader_next(t->loader, t->b->input, t->b->target);
+    if (t->loader) return tagc_loader_next(t->loader, tokens, targets);
     for (int64_t sequence = 0; sequence < plan->options.train.batch_size; sequence++) {
-        int *input = t->b->input + sequence * plan->n_tokens,
-            *target = t->b->target + sequence * plan->n_tokens;
+        int *input = tokens + sequence * plan->n_tokens, *target = targets + sequence * plan->n_tokens;
         for (int i = 0; i < plan->n_tokens; i++) {
             input[i] = i ? target[i - 1] : draw_token(&t->random, plan->model.vocab_size);
             target[i] = draw_token(&t->random, plan->model.vocab_size);
@@ -289,25 +294,22 @@ static void close_turn(turn *t) {
 static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *busy) {
     const tagc_bench_plan *plan = t->b->bench->plan;
     const tagc_train_options *options = &t->arm->arm->options;
-    tagc_params params = tagc_engine_params(t->fsdp);
-    int n_batch = (int)plan->options.train.batch_size;
-    tagc_busy_take(t->b->bench->rank->busy, busy);
-    for (int64_t micro = 0; micro < plan->options.train.accumulate; micro++) {
-        double loss;
-        TAGC_TRY(next_batch(t));
-        TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
-        TAGC_TRY(
-            tagc_gpt2_forward(t->model, &params, t->b->input, t->b->target, n_batch, plan->n_tokens, &loss));
-        TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
-        TAGC_TRY(tagc_gpt2_backward(t->model, &params, 1.0f));
-    }
-    double lr = tagc_schedule_cosine(++t->step, (uint64_t)options->warmup, (uint64_t)options->steps,
-                                     options->lr, options->min_lr);
-    TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
+    tagc_training training = {.fsdp = t->fsdp,
+                              .model = t->model,
+                              .busy = t->b->bench->rank->busy,
+                              .tokens = t->b->input,
+                              .targets = t->b->target,
+                              .n_batch = (int)plan->options.train.batch_size,
+                              .n_tokens = plan->n_tokens,
+                              .n_micro_steps = plan->options.train.accumulate,
+                              .next_batch = next_batch,
+                              .context = t};
+    double loss, lr = tagc_schedule_cosine(++t->step, (uint64_t)options->warmup, (uint64_t)options->steps,
+                                           options->lr, options->min_lr);
+    TAGC_TRY(tagc_training_step(&training, lr, &loss, stats, busy));
     double end_s = tagc_clock_s();
     t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;
     t->end_s = end_s;
-    tagc_busy_take(t->b->bench->rank->busy, busy);
     if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats, t->wall_s));
     if (stats->skipped)
         return tagc_fail(TAGC_ERR_CORRUPT, "step %llu has a gradient that is not finite",
@@ -363,7 +365,7 @@ static tagc_status run_steps(turn *t, int round) {
     }
     /* Nothing else was sent between the steps. */
     int n_figures = (int)(sizeof *kept / sizeof(double)) * b->n_steps;
-    return tagc_bench_mean(b->bench->rank->comm, (double *)kept, n_figures);
+    return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, n_figures);
 }
 
 static double round_median(const arms_bench *b, const arm_bench *a, int round, double *scratch) {
@@ -393,8 +395,8 @@ static tagc_status take_turn(arms_bench *b, arm_bench *a, int round, double *scr
     TAGC_TRY(status);
     a->round_s[round] = round_median(b, a, round, scratch);
     tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
-                   b->n_rounds, name_width(b), a->arm->name, tagc_bench_time(a->round_s[round], each),
-                   tagc_bench_time(made_s, made));
+                   b->n_rounds, name_width(b), a->arm->name, tagc_human_time(a->round_s[round], each),
+                   tagc_human_time(made_s, made));
     return TAGC_OK;
 }
 
@@ -433,12 +435,12 @@ static void say_table(const arms_bench *b) {
         char time[24], least[24], most[24], range[56], speedup[40], memory[16];
         double gathered = bits(b, a, TAGC_LEG_GATHER), all = 0;
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) all += bits(b, a, leg);
-        snprintf(range, sizeof range, "(%s to %s)", tagc_bench_time(a->total.min, least),
-                 tagc_bench_time(a->total.max, most));
+        snprintf(range, sizeof range, "(%s to %s)", tagc_human_time(a->total.min, least),
+                 tagc_human_time(a->total.max, most));
         snprintf(speedup, sizeof speedup, "%.2f (%.2f - %.2f)", a->speedup.median, a->speedup.min,
                  a->speedup.max);
         tagc_bench_say(b->bench, "  %-*s %10s %21s %18s %7.0f %% %7.0f %% %7.0f %% %8.2f of %8.2f %9s\n",
-                       name_width(b), a->arm->name, tagc_bench_time(a->total.median, time), range, speedup,
+                       name_width(b), a->arm->name, tagc_human_time(a->total.median, time), range, speedup,
                        100 * a->median.compute_s / a->total.median, 100 * a->exposed.median / a->total.median,
                        100 * a->median.codec_s / a->total.median, all - gathered, all,
                        tagc_human_bytes((double)memory_bytes(a), memory));
@@ -457,7 +459,7 @@ static void say_floors(const arms_bench *b) {
         char time[24] = "-";
         for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
         if (bench->all_to_all_bytes_per_s > 0)
-            tagc_bench_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
+            tagc_human_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
         tagc_bench_say(bench, "  %-*s %10s %9.0f %% %13.2f  ", name_width(b), a->arm->name, time,
                        100 * floor_s / a->total.median, a->median.comm_s / floor_s);
         for (int phase = 0; bench->floor_s_per_elem > 0 && phase < TAGC_PHASE_WAIT; phase++)

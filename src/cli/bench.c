@@ -1,10 +1,9 @@
 /* tagc bench: its options, most of them tagc train's, and its parts one after the other. */
 #include "bench/bench.h"
-
 #include "cli/commands.h"
 #include "core/status.h"
 #include "files/origin.h"
-#include "measure/host_layout.h"
+#include "launch/human.h"
 #include "options/agree.h"
 #include "train/progress.h"
 #include "train/saved.h"
@@ -141,7 +140,7 @@ static void say_headline(const tagc_bench *bench) {
     const tagc_bench_plan *plan = bench->plan;
     char params[16], names[200] = "";
     tagc_human((double)tagc_gpt2_n_params(&plan->model), params);
-    for (int i = 0; i < bench->hosts.n_hosts && strlen(names) + TAGC_BENCH_HOST_BYTES + 8 < sizeof names; i++)
+    for (int i = 0; i < bench->hosts.n_hosts && strlen(names) + TAGC_HOST_NAME_BYTES + 8 < sizeof names; i++)
         snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", i ? ", " : "",
                  bench->hosts.names[i]);
     tagc_bench_say(bench,
@@ -165,13 +164,13 @@ static tagc_status measure(tagc_bench *bench) {
 
 /* An arm's hosts must be real ones: else it measures what is not there. */
 static tagc_status check_hosts(const tagc_bench *bench) {
-    tagc_progress progress;
-    tagc_progress_init(&progress, bench->plan->options.train.quiet || bench->rank->rank != 0, 0);
+    char note[TAGC_HOSTS_NOTE_BYTES];
     for (int i = 0; i < bench->plan->n_arms; i++) {
         const tagc_arm *arm = &bench->plan->arms[i];
-        if (arm->options.ranks_per_host < 2) continue;
+        if (arm->options.ranks_per_host < 2 || !bench->is_mpi) continue;
         tagc_status status =
-            tagc_host_layout_check(bench->rank, !bench->is_mpi, (int)arm->options.ranks_per_host, &progress);
+            tagc_hosts_check_groups(bench->rank->comm, (int)arm->options.ranks_per_host, note);
+        if (*note) tagc_bench_say(bench, "%s\n", note);
         if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
     }
     return TAGC_OK;
@@ -186,7 +185,7 @@ static tagc_status open_rank(tagc_bench *bench) {
                          "tagc bench needs at least 2 ranks to exchange anything, and this is 1:"
                          " mpirun -n 2, or --ranks 2");
     if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_result_check(plan->options.json));
-    TAGC_TRY(tagc_bench_hosts_find(rank->comm, &bench->hosts));
+    TAGC_TRY(tagc_hosts_find(rank->comm, &bench->hosts));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms_check(bench));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(check_hosts(bench));
     begin_result(bench);
@@ -206,7 +205,7 @@ static tagc_status bench_rank(tagc_rank *rank, void *context) {
     }
     tagc_rank_finish(rank, status);
     json_decref(bench.result);
-    tagc_bench_hosts_destroy(&bench.hosts);
+    tagc_hosts_destroy(&bench.hosts);
     return status;
 }
 

@@ -1,6 +1,6 @@
 /* The beginning and the unhappy end that all commands share. */
 #include "cli/commands.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 
 int tagc_command_refuse(const tagc_command *command) {
     char text[TAGC_ERROR_TEXT_BYTES + 64];

@@ -1,7 +1,7 @@
 /* tagc compare: several runs in one table and one picture. */
 #include "cli/commands.h"
 #include "files/paths.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 #include "core/status.h"
 #include "report/charts.h"
 #include "report/runlog.h"

@@ -1,12 +1,13 @@
 /* tagc data: text into token files. */
 #include "cli/commands.h"
-#include "train/interrupt.h"
-#include "files/paths.h"
-#include "train/progress.h"
-#include "train/ranks.h"
-#include "train/trained.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "files/paths.h"
+#include "launch/human.h"
+#include "launch/interrupt.h"
+#include "launch/ranks.h"
+#include "train/progress.h"
+#include "train/trained.h"
 #include <unistd.h>
 
 typedef struct data_options {

@@ -1,8 +1,8 @@
 /* tagc eval: the validation loss of a model that is already there. */
 #include "cli/commands.h"
+#include "core/status.h"
 #include "train/evaluate.h"
 #include "train/trained.h"
-#include "core/status.h"
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>

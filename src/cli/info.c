@@ -1,11 +1,12 @@
 /* tagc info: what a thing on disk, or a preset, holds. */
 #include "cli/commands.h"
-#include "train/progress.h"
-#include "train/ranks.h"
-#include "train/trained.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"
+#include "launch/human.h"
+#include "launch/ranks.h"
+#include "train/progress.h"
+#include "train/trained.h"
 #include <stdlib.h>
 #include <string.h>
 

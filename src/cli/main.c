@@ -1,8 +1,8 @@
 /* The tagc command: looks at its first word and hands over. */
-#include "train/blas.h"
 #include "cli/commands.h"
-#include "train/ranks.h"
 #include "core/cpu.h"
+#include "launch/blas.h"
+#include "launch/ranks.h"
 #include "tagc/tagc.h"
 #include <fcntl.h>
 #include <stdio.h>

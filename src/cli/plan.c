@@ -2,10 +2,10 @@
 #include "cli/plan.h"
 
 #include "cli/commands.h"
-#include "train/ranks.h"
-#include "files/result_file.h"
 #include "core/status.h"
+#include "files/result_file.h"
 #include "gpt2/safetensors.h"
+#include "launch/ranks.h"
 #include <stdlib.h>
 #include <string.h>
 

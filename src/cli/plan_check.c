@@ -1,9 +1,9 @@
 /* What things cost: fitted to a profile, or given by hand; and how far predictions are from what was measured. */
 #include "cli/plan.h"
 
+#include "core/status.h"
 #include "files/result_file.h"
 #include "train/saved.h"
-#include "core/status.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

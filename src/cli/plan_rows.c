@@ -1,10 +1,11 @@
 /* One world size of a plan: what each arm holds and sends in each placement, and how long a step takes on each link. */
 #include "cli/plan.h"
 
-#include "files/origin.h"
-#include "train/progress.h"
-#include "files/result_file.h"
 #include "core/status.h"
+#include "files/origin.h"
+#include "files/result_file.h"
+#include "launch/human.h"
+#include "train/progress.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

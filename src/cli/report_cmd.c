@@ -1,7 +1,7 @@
 /* tagc report: what was measured, as one page, as pictures, and in words. */
 #include "cli/commands.h"
 #include "files/paths.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 #include "core/status.h"
 #include "report/page.h"
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* A result appears complete or not at all: whoever reads it next may be a script that looks only for the name. */
 #include "files/result_file.h"
 
-#include "files/paths.h"
 #include "core/status.h"
+#include "files/paths.h"
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>

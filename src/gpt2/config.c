@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TENSORS_PER_BLOCK = 12 };
@@ -117,6 +118,14 @@ void tagc_gpt2_tensor(const tagc_gpt2_config *config, int tensor, tagc_tensor_in
     } else {
         fill(out, "lm_head.weight", n_vocab, n_embd, TAGC_TENSOR_HEAD, head);
     }
+}
+
+tagc_status tagc_gpt2_tensors(const tagc_gpt2_config *config, tagc_tensor_info **out) {
+    int n_tensors = tagc_gpt2_n_tensors(config);
+    *out = calloc((size_t)n_tensors, sizeof **out);
+    if (!*out) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
+    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(config, i, &(*out)[i]);
+    return TAGC_OK;
 }
 
 uint64_t tagc_gpt2_n_params(const tagc_gpt2_config *config) {

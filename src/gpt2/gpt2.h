@@ -27,6 +27,8 @@ tagc_status tagc_gpt2_config_check(const tagc_gpt2_config *config);
  * untied. */
 int tagc_gpt2_n_tensors(const tagc_gpt2_config *config);
 void tagc_gpt2_tensor(const tagc_gpt2_config *config, int tensor, tagc_tensor_info *out);
+/* All of them, n_tensors; the caller frees the table. On failure *out is NULL. */
+tagc_status tagc_gpt2_tensors(const tagc_gpt2_config *config, tagc_tensor_info **out);
 uint64_t tagc_gpt2_n_params(const tagc_gpt2_config *config);
 
 /* Initial values [first, first + n) of a tensor: normal with deviation 0.02 (projections back onto the

@@ -1,14 +1,17 @@
 /* Each exchange by itself and blocking, in the size of the model's largest unit (less where the link is slow): what
  * share of the link it fills. The link itself and MPI's own collectives take turns with them, so that a busy machine
  * slows all alike. */
-#include "bench/bench.h"
-#include "exchange/options.h"
+#include "measure/exchanges.h"
 
-#include "train/progress.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "exchange/options.h"
+#include "launch/over_ranks.h"
+#include "measure/hosts.h"
+#include "measure/link.h"
+#include "measure/mpi.h"
 
 enum { FEW_TURNS = 3, MANY_TURNS = 5, MOST_TIMES = 200, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
 
@@ -57,11 +60,13 @@ static const struct {
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
+_Static_assert((int)N_CASES <= (int)TAGC_MAX_EXCHANGE_TIMES, "raise TAGC_MAX_EXCHANGE_TIMES");
+
 typedef struct exchange_bench {
-    tagc_bench *bench;
+    const tagc_exchanges_setup *setup;
     uint64_t n_elems, shard;
     float *gradient, *full, *replica; /* (n_elems) each; the last is for deltas alone */
-    tagc_bench_wire wire;
+    tagc_wire wire;
     tagc_reducer *reducers[N_CASES];
     tagc_gatherer *gatherers[N_CASES];
     int n_turns, n_times[N_CASES];       /* in a turn */
@@ -70,35 +75,18 @@ typedef struct exchange_bench {
 } exchange_bench;
 
 static int is_wanted(const exchange_bench *e, int i) {
-    return e->bench->is_mpi || cases[i].kind < MPI_REDUCE_SCATTER;
-}
-
-static tagc_status largest_unit(const tagc_bench *bench, uint64_t *out) {
-    tagc_fsdp_options options;
-    tagc_layout *layout;
-    tagc_fsdp_options_init(&options);
-    options.wrap = bench->plan->options.train.wrap;
-    options.policy = TAGC_POLICY_NONE;
-    TAGC_TRY(tagc_bench_layout(bench, &options, &layout));
-    *out = 0;
-    for (int i = 0; i < layout->n_flats; i++)
-        if (layout->flats[i].n_padded > *out) *out = layout->flats[i].n_padded;
-    tagc_layout_destroy(layout);
-    return TAGC_OK;
+    return e->setup->is_mpi || cases[i].kind < MPI_REDUCE_SCATTER;
 }
 
 /* The same on all ranks, as the measured rate is. */
-static tagc_status choose_size(exchange_bench *e) {
-    int world_size = e->bench->rank->world_size;
-    uint64_t most;
-    TAGC_TRY(largest_unit(e->bench, &most));
-    if (most > MOST_ELEMS) most = MOST_ELEMS;
+static void choose_size(exchange_bench *e) {
+    int world_size = e->setup->rank->world_size;
+    uint64_t most = e->setup->most_elems < MOST_ELEMS ? e->setup->most_elems : MOST_ELEMS;
     double bytes_per_elem = 4.0 * (world_size - 1) / world_size;
-    double in_time = e->bench->all_to_all_bytes_per_s * turn_s / bytes_per_elem;
+    double in_time = e->setup->link_bytes_per_s * turn_s / bytes_per_elem;
     if (in_time < LEAST_ELEMS) in_time = LEAST_ELEMS;
     e->n_elems = tagc_padded_elems(in_time < (double)most ? (uint64_t)in_time : most, world_size);
     e->shard = e->n_elems / (uint64_t)world_size;
-    return TAGC_OK;
 }
 
 static tagc_status open_case(exchange_bench *e, int i) {
@@ -107,7 +95,7 @@ static tagc_status open_case(exchange_bench *e, int i) {
         tagc_gatherer_options_init(&options);
         options.n_elems = e->n_elems;
         tagc_gatherer_options_choose(&options, cases[i].format);
-        return tagc_gatherer_create(e->bench->rank->comm, &options, &e->gatherers[i]);
+        return tagc_gatherer_create(e->setup->rank->comm, &options, &e->gatherers[i]);
     }
     if (cases[i].kind != REDUCER) return TAGC_OK;
     tagc_reducer_options options;
@@ -124,24 +112,25 @@ static tagc_status open_case(exchange_bench *e, int i) {
         options.format = TAGC_FORMAT_INT2; /* as their names say */
     }
     options.output = cases[i].output;
-    options.n_threads = (int)e->bench->plan->options.train.codec_threads;
-    return tagc_reducer_create(e->bench->rank->comm, &options, &e->reducers[i]);
+    options.n_threads = e->setup->n_threads;
+    return tagc_reducer_create(e->setup->rank->comm, &options, &e->reducers[i]);
 }
 
 static tagc_status open_all(exchange_bench *e) {
     void *memory;
-    const tagc_bench *bench = e->bench;
+    const tagc_exchanges_setup *setup = e->setup;
     /* Three arrays, messages of the link, residuals and their spare, buffers of the reducers. */
-    TAGC_TRY(tagc_bench_check_memory(bench, "measuring the exchanges", 12 * e->n_elems * sizeof(float)));
+    TAGC_TRY(tagc_check_memory("measuring the exchanges", 12 * e->n_elems * sizeof(float), setup->n_here));
     TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "gradient", &memory));
     e->gradient = memory;
     TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "parameters", &memory));
     e->full = memory;
     TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "replica", &memory));
     e->replica = memory;
-    uint64_t seed = (uint64_t)bench->rank->rank + 1;
+    uint64_t seed = (uint64_t)setup->rank->rank + 1;
     tagc_fill_gradient(e->gradient, e->n_elems, &seed);
-    TAGC_TRY(tagc_bench_wire_create(bench, e->shard * sizeof(float), &e->wire));
+    TAGC_TRY(tagc_wire_create(setup->rank->comm, setup->is_mpi, setup->timeout_s, e->shard * sizeof(float),
+                              &e->wire));
     for (int i = 0; i < N_CASES; i++) TAGC_TRY(open_case(e, i));
     return TAGC_OK;
 }
@@ -151,7 +140,7 @@ static void close_all(exchange_bench *e) {
         tagc_reducer_destroy(e->reducers[i]);
         tagc_gatherer_destroy(e->gatherers[i]);
     }
-    tagc_bench_wire_destroy(&e->wire);
+    tagc_wire_destroy(&e->wire);
     tagc_memory_destroy(e->gradient);
     tagc_memory_destroy(e->full);
     tagc_memory_destroy(e->replica);
@@ -166,11 +155,11 @@ static tagc_status run_case(exchange_bench *e, int i) {
                                      cases[i].format < TAGC_GATHER_DELTA8 ? e->full : e->replica));
         return tagc_gatherer_end(e->gatherers[i]);
     case MPI_REDUCE_SCATTER:
-        return tagc_bench_mpi_reduce_scatter(e->gradient, e->full, e->shard);
+        return tagc_plain_mpi_reduce_scatter(e->gradient, e->full, e->shard);
     case MPI_ALL_REDUCE:
-        return tagc_bench_mpi_all_reduce(e->gradient, e->full, e->n_elems);
+        return tagc_plain_mpi_all_reduce(e->gradient, e->full, e->n_elems);
     case MPI_ALL_GATHER:
-        return tagc_bench_mpi_all_gather(e->gradient, e->full, e->shard);
+        return tagc_plain_mpi_all_gather(e->gradient, e->full, e->shard);
     case LINK:
         break;
     }
@@ -186,19 +175,19 @@ static double sent(const tagc_comm *comm) {
 }
 
 static tagc_status time_case(exchange_bench *e, int i, int turn) {
-    tagc_comm *comm = e->bench->rank->comm;
-    double n_bytes = cases[i].n_passes * (double)e->shard * 4 * (e->bench->rank->world_size - 1), seconds;
+    tagc_comm *comm = e->setup->rank->comm;
+    double n_bytes = cases[i].n_passes * (double)e->shard * 4 * (e->setup->rank->world_size - 1), seconds;
     if (cases[i].kind == LINK) {
-        TAGC_TRY(tagc_bench_wire_all(&e->wire, e->shard * sizeof(float), e->n_times[i], &seconds));
+        TAGC_TRY(tagc_wire_all(&e->wire, e->shard * sizeof(float), e->n_times[i], &seconds));
     } else {
         TAGC_TRY(tagc_comm_barrier(comm));
         double start_s = tagc_clock_s(), before = sent(comm);
         for (int time = 0; time < e->n_times[i]; time++) TAGC_TRY(run_case(e, i));
         seconds = tagc_clock_s() - start_s;
         if (cases[i].n_passes == 0) n_bytes = (sent(comm) - before) / e->n_times[i];
-        TAGC_TRY(tagc_bench_max(comm, &seconds, 1));
+        TAGC_TRY(tagc_max_over_ranks(comm, &seconds, 1));
     }
-    TAGC_TRY(tagc_bench_mean(comm, &n_bytes, 1));
+    TAGC_TRY(tagc_mean_over_ranks(comm, &n_bytes, 1));
     e->seconds[i][turn] = seconds / e->n_times[i];
     e->n_bytes[i] = n_bytes;
     return TAGC_OK;
@@ -223,69 +212,33 @@ static tagc_status time_all(exchange_bench *e) {
 
 /* ---- results ---- */
 
-static double median_s(const exchange_bench *e, int i) {
-    return tagc_result_spread_of(e->seconds[i], e->n_turns).median;
-}
-
-static void say_case(const exchange_bench *e, int i) {
-    char n_bytes[16], time[24], rate[24];
-    double bytes_per_s = e->n_bytes[i] / median_s(e, i);
-    tagc_bench_say(e->bench, "  %-28s %9s %10s %14s %7.2f\n", cases[i].name,
-                   tagc_human_bytes(e->n_bytes[i], n_bytes), tagc_bench_time(median_s(e, i), time),
-                   tagc_bench_rate(bytes_per_s, rate), bytes_per_s / e->bench->all_to_all_bytes_per_s);
-}
-
-static void say_verdict(const exchange_bench *e) {
-    double ours = 0, theirs = 0;
+static void collect(const exchange_bench *e, tagc_exchange_times *out) {
+    double ours_s = 0;
+    *out = (tagc_exchange_times){.n_elems = e->n_elems};
     for (int i = 0; i < N_CASES; i++) {
-        if (cases[i].kind == MPI_REDUCE_SCATTER) theirs = median_s(e, i);
-        if (cases[i].kind == REDUCER && ours == 0) ours = median_s(e, i);
+        if (!is_wanted(e, i)) continue;
+        tagc_exchange_time *time = &out->items[out->n++];
+        *time = (tagc_exchange_time){.name = cases[i].name,
+                                     .n_bytes = e->n_bytes[i],
+                                     .total_s = tagc_result_spread_of(e->seconds[i], e->n_turns)};
+        if (cases[i].kind == REDUCER && ours_s == 0) ours_s = time->total_s.median;
+        if (cases[i].kind == MPI_REDUCE_SCATTER) out->to_mpi = ours_s / time->total_s.median;
     }
-    tagc_bench_say(e->bench,
-                   "  reduce-scatter goes point to point, which took %.2f of the time of MPI's own here\n",
-                   ours / theirs);
-}
-
-static json_t *exchanges_json(const exchange_bench *e) {
-    json_t *list = json_array();
-    for (int i = 0; i < N_CASES; i++) {
-        if (cases[i].kind == LINK || !is_wanted(e, i)) continue;
-        tagc_result_spread total = tagc_result_spread_of(e->seconds[i], e->n_turns);
-        double bytes_per_s = e->n_bytes[i] / total.median;
-        json_array_append_new(
-            list, json_pack("{s:s, s:I, s:I, s:o, s:o, s:o}", "name", cases[i].name, "n_elems",
-                            (json_int_t)e->n_elems, "n_bytes_sent", (json_int_t)(e->n_bytes[i] + 0.5),
-                            "total_s", tagc_json_spread(&total), "bytes_per_s", tagc_json_real(bytes_per_s),
-                            "share", tagc_json_real(bytes_per_s / e->bench->all_to_all_bytes_per_s)));
-    }
-    return list;
+    /* The link as it was in these very turns is what shares are of. */
+    out->link_bytes_per_s = out->items[0].n_bytes / out->items[0].total_s.median;
 }
 
 static tagc_status measure(exchange_bench *e) {
-    tagc_bench *bench = e->bench;
-    if (bench->all_to_all_bytes_per_s <= 0) TAGC_TRY(tagc_bench_link(bench));
-    TAGC_TRY(choose_size(e));
+    choose_size(e);
     TAGC_TRY(open_all(e));
-    TAGC_TRY(time_all(e));
-    /* The link as it was in these very turns is what shares are of. */
-    bench->all_to_all_bytes_per_s = e->n_bytes[0] / median_s(e, 0);
-    if (bench->result)
-        json_object_set_new(json_object_get(bench->result, "link"), "all_to_all_bytes_per_s",
-                            tagc_json_real(bench->all_to_all_bytes_per_s));
-    char n_elems[16];
-    tagc_bench_say(bench, "\nExchanges by themselves, %s values\n  %-28s %9s %10s %14s %7s\n",
-                   tagc_human((double)e->n_elems, n_elems), "", "sent", "time", "rate", "of link");
-    for (int i = 0; i < N_CASES; i++)
-        if (is_wanted(e, i)) say_case(e, i);
-    if (bench->is_mpi) say_verdict(e);
-    tagc_bench_put(bench, "exchanges", exchanges_json(e));
-    return TAGC_OK;
+    return time_all(e);
 }
 
-tagc_status tagc_bench_exchanges(tagc_bench *bench) {
-    exchange_bench e = {.bench = bench};
+tagc_status tagc_measure_exchanges(const tagc_exchanges_setup *setup, tagc_exchange_times *out) {
+    exchange_bench e = {.setup = setup};
     tagc_status status = measure(&e);
-    tagc_rank_finish(bench->rank, status);
+    if (status == TAGC_OK) collect(&e, out);
+    tagc_rank_finish(setup->rank, status);
     close_all(&e);
     return status;
 }

@@ -2,17 +2,17 @@
  *
  * A host is what has an address on the network: containers and network namespaces of one machine count apart, which
  * its name alone would not tell. */
-#include "bench/bench.h"
+#include "measure/hosts.h"
 
-#include "files/origin.h"
-#include "train/progress.h"
 #include "core/status.h"
+#include "files/origin.h"
+#include "launch/human.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct identity {
-    char name[TAGC_BENCH_HOST_BYTES];
+    char name[TAGC_HOST_NAME_BYTES];
     char boot[40];    /* of the kernel, different for every start of every machine */
     char network[40]; /* of the namespace */
 } identity;
@@ -33,12 +33,12 @@ static void find_identity(identity *own) {
     memset(own->boot + strlen(own->boot), 0, sizeof own->boot - strlen(own->boot));
 }
 
-tagc_status tagc_bench_hosts_find(tagc_comm *comm, tagc_bench_hosts *out) {
+tagc_status tagc_hosts_find(tagc_comm *comm, tagc_hosts *out) {
     size_t world_size = (size_t)tagc_comm_world_size(comm);
     identity own, *all = calloc(world_size, sizeof *all);
-    *out = (tagc_bench_hosts){.of_rank = calloc(world_size, sizeof *out->of_rank),
-                              .leaders = calloc(world_size, sizeof *out->leaders),
-                              .names = calloc(world_size, sizeof *out->names)};
+    *out = (tagc_hosts){.of_rank = calloc(world_size, sizeof *out->of_rank),
+                        .leaders = calloc(world_size, sizeof *out->leaders),
+                        .names = calloc(world_size, sizeof *out->names)};
     if (!all || !out->of_rank || !out->leaders || !out->names) {
         free(all);
         return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the hosts of %zu ranks", world_size);
@@ -51,7 +51,7 @@ tagc_status tagc_bench_hosts_find(tagc_comm *comm, tagc_bench_hosts *out) {
         if (host == out->n_hosts) {
             out->leaders[out->n_hosts++] = (int)rank;
             memcpy(out->names[host], all[rank].name, sizeof all[rank].name);
-            out->names[host][TAGC_BENCH_HOST_BYTES - 1] = '\0';
+            out->names[host][TAGC_HOST_NAME_BYTES - 1] = '\0';
         }
         out->of_rank[rank] = host;
     }
@@ -61,11 +61,62 @@ tagc_status tagc_bench_hosts_find(tagc_comm *comm, tagc_bench_hosts *out) {
     return status;
 }
 
-void tagc_bench_hosts_destroy(tagc_bench_hosts *hosts) {
+void tagc_hosts_destroy(tagc_hosts *hosts) {
     free(hosts->of_rank);
     free(hosts->leaders);
     free(hosts->names);
-    *hosts = (tagc_bench_hosts){0};
+    *hosts = (tagc_hosts){0};
+}
+
+/* ---- groups of ranks against the hosts that they are on ---- */
+
+/* Ranks of the largest number of neighbouring ranks from 0 on that share a host, when all hosts have as many; else 0. */
+static int real_ranks_per_host(const tagc_hosts *hosts, int world_size) {
+    int n = 1;
+    while (n < world_size && hosts->of_rank[n] == hosts->of_rank[0]) n++;
+    if (world_size % n != 0 || world_size / n != hosts->n_hosts) return 0;
+    for (int rank = 0; rank < world_size; rank++)
+        if (hosts->of_rank[rank] != hosts->of_rank[rank - rank % n]) return 0;
+    return n;
+}
+
+static tagc_status refuse(const tagc_hosts *hosts, int world_size, int ranks_per_host, int rank) {
+    int first = rank - rank % ranks_per_host, real = real_ranks_per_host(hosts, world_size);
+    char advice[64];
+    if (real > 0)
+        snprintf(advice, sizeof advice, "as started it is %d", real);
+    else
+        snprintf(advice, sizeof advice, "start neighbouring ranks on one host");
+    return tagc_fail(
+        TAGC_ERR_ARGUMENT,
+        "--ranks-per-host is %d, but ranks %d and %d, which it puts together, are on the hosts %s and"
+        " %s: %s",
+        ranks_per_host, first, rank, hosts->names[hosts->of_rank[first]], hosts->names[hosts->of_rank[rank]],
+        advice);
+}
+
+tagc_status tagc_hosts_check_groups(tagc_comm *comm, int ranks_per_host, char note[TAGC_HOSTS_NOTE_BYTES]) {
+    tagc_hosts hosts;
+    int world_size = tagc_comm_world_size(comm);
+    *note = '\0';
+    if (world_size % ranks_per_host != 0) return TAGC_OK; /* the engine refuses that */
+    tagc_status status = tagc_hosts_find(comm, &hosts);
+    for (int r = 0; status == TAGC_OK && r < world_size; r++)
+        if (hosts.of_rank[r] != hosts.of_rank[r - r % ranks_per_host])
+            status = refuse(&hosts, world_size, ranks_per_host, r);
+    int most = 0;
+    for (int host = 0; status == TAGC_OK && host < hosts.n_hosts; host++) {
+        int n = 0;
+        for (int r = 0; r < world_size; r++) n += hosts.of_rank[r] == host;
+        most = n > most ? n : most;
+    }
+    if (most > ranks_per_host)
+        snprintf(note, TAGC_HOSTS_NOTE_BYTES,
+                 "note: --ranks-per-host is %d, but %d ranks share a host: between some of them gradients"
+                 " travel as between hosts",
+                 ranks_per_host, most);
+    tagc_hosts_destroy(&hosts);
+    return status;
 }
 
 /* ---- memory ---- */
@@ -99,15 +150,15 @@ static double free_bytes(void) {
     return least;
 }
 
-tagc_status tagc_bench_check_memory(const tagc_bench *bench, const char *what, uint64_t n_bytes) {
-    double available = free_bytes(), needed = (double)n_bytes * bench->hosts.n_here;
+tagc_status tagc_check_memory(const char *what, uint64_t n_bytes, int n_here) {
+    double available = free_bytes(), needed = (double)n_bytes * n_here;
     if (available < 0 || needed <= available) return TAGC_OK;
-    char each[16], all[16], has[16], host[TAGC_BENCH_HOST_BYTES];
+    char each[16], all[16], has[16], host[TAGC_HOST_NAME_BYTES];
     tagc_origin_host(host, sizeof host);
     return tagc_fail(
         TAGC_ERR_MEMORY,
         "%s needs about %s per rank, %s for the %d ranks of host %s, which has %s free: take a smaller"
         " model, a shorter --seq-len or fewer ranks per host",
-        what, tagc_human_bytes((double)n_bytes, each), tagc_human_bytes(needed, all), bench->hosts.n_here,
-        host, tagc_human_bytes(available, has));
+        what, tagc_human_bytes((double)n_bytes, each), tagc_human_bytes(needed, all), n_here, host,
+        tagc_human_bytes(available, has));
 }

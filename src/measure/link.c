@@ -2,36 +2,30 @@
  * be timed, so that a slow link costs no minutes and a fast one no precision.
  *
  * Over MPI these are plain MPI messages; within one process the local transport copies them. */
-#include "bench/bench.h"
+#include "measure/link.h"
 
 #include "core/clock.h"
 #include "core/memory.h"
 #include "core/status.h"
+#include "files/result_file.h"
+#include "launch/over_ranks.h"
+#include "measure/mpi.h"
 #include "transport/comm.h"
 #include <math.h>
 #include <stdlib.h>
 
-enum {
-    N_TURNS = 5,
-    MAX_PAIRS = 3,
-    FIRST_BYTES = 16 << 10,
-    LARGE_BYTES = 128 << 10,
-    MOST_BYTES = 32 << 20,
-    ALL_BYTES = 256 << 20
-};
+enum { N_TURNS = 5, FIRST_BYTES = 16 << 10, MOST_BYTES = 32 << 20, ALL_BYTES = 256 << 20 };
 
 static const double long_enough_s = 0.04; /* for one message more than for one of a quarter of its size */
 static const double turn_s = 0.15;
 
 /* ---- transfers ---- */
 
-tagc_status tagc_bench_wire_create(const tagc_bench *bench, uint64_t n_max, tagc_bench_wire *out) {
-    size_t world_size = (size_t)bench->rank->world_size;
+tagc_status tagc_wire_create(tagc_comm *comm, int is_mpi, double timeout_s, uint64_t n_max, tagc_wire *out) {
+    size_t world_size = (size_t)tagc_comm_world_size(comm);
     void *send = NULL, *recv = NULL;
-    *out = (tagc_bench_wire){.comm = bench->rank->comm,
-                             .is_mpi = bench->is_mpi,
-                             .timeout_s = bench->plan->options.train.timeout,
-                             .n_max = n_max};
+    if (n_max == 0) n_max = ALL_BYTES / world_size < MOST_BYTES ? ALL_BYTES / world_size : MOST_BYTES;
+    *out = (tagc_wire){.comm = comm, .is_mpi = is_mpi, .timeout_s = timeout_s, .n_max = n_max};
     out->n_send = calloc(world_size, sizeof *out->n_send);
     out->n_recv = calloc(world_size, sizeof *out->n_recv);
     out->sends = calloc(world_size, sizeof *out->sends);
@@ -45,18 +39,18 @@ tagc_status tagc_bench_wire_create(const tagc_bench *bench, uint64_t n_max, tagc
     return TAGC_OK;
 }
 
-void tagc_bench_wire_destroy(tagc_bench_wire *wire) {
+void tagc_wire_destroy(tagc_wire *wire) {
     tagc_memory_destroy(wire->send);
     tagc_memory_destroy(wire->recv);
     free(wire->n_send);
     free(wire->n_recv);
     free(wire->sends);
     free(wire->receives);
-    *wire = (tagc_bench_wire){0};
+    *wire = (tagc_wire){0};
 }
 
-static tagc_status exchange(const tagc_bench_wire *wire) {
-    if (wire->is_mpi) return tagc_bench_mpi_exchange(wire);
+static tagc_status exchange(const tagc_wire *wire) {
+    if (wire->is_mpi) return tagc_plain_mpi_exchange(wire);
     uint32_t n_sends = 0, n_receives = 0;
     for (int peer = 0; peer < tagc_comm_world_size(wire->comm); peer++) {
         if (wire->n_send[peer])
@@ -77,12 +71,12 @@ static tagc_status exchange(const tagc_bench_wire *wire) {
     return tagc_comm_wait(wire->comm, &ticket);
 }
 
-static void clear(tagc_bench_wire *wire) {
+static void clear(tagc_wire *wire) {
     for (int rank = 0; rank < tagc_comm_world_size(wire->comm); rank++)
         wire->n_send[rank] = wire->n_recv[rank] = 0;
 }
 
-static tagc_status one_way(tagc_bench_wire *wire, int from, int to, uint64_t n_bytes) {
+static tagc_status one_way(tagc_wire *wire, int from, int to, uint64_t n_bytes) {
     int rank = tagc_comm_rank(wire->comm);
     clear(wire);
     if (rank == from) wire->n_send[to] = n_bytes;
@@ -94,7 +88,7 @@ static tagc_status one_way(tagc_bench_wire *wire, int from, int to, uint64_t n_b
 
 typedef enum pattern { PING_PONG, ONE_WAY, BOTH_WAYS, ALL } pattern;
 
-static tagc_status run(tagc_bench_wire *wire, pattern kind, int a, int b, uint64_t n_bytes, int n_times) {
+static tagc_status run(tagc_wire *wire, pattern kind, int a, int b, uint64_t n_bytes, int n_times) {
     int rank = tagc_comm_rank(wire->comm);
     for (int i = 0; i < n_times; i++) {
         if (kind == PING_PONG || kind == ONE_WAY) {
@@ -114,16 +108,16 @@ static tagc_status run(tagc_bench_wire *wire, pattern kind, int a, int b, uint64
 }
 
 /* Seconds of the slowest rank. */
-static tagc_status timed(tagc_bench_wire *wire, pattern kind, int a, int b, uint64_t n_bytes, int n_times,
+static tagc_status timed(tagc_wire *wire, pattern kind, int a, int b, uint64_t n_bytes, int n_times,
                          double *seconds) {
     TAGC_TRY(tagc_comm_barrier(wire->comm));
     double start_s = tagc_clock_s();
     TAGC_TRY(run(wire, kind, a, b, n_bytes, n_times));
     *seconds = tagc_clock_s() - start_s;
-    return tagc_bench_max(wire->comm, seconds, 1);
+    return tagc_max_over_ranks(wire->comm, seconds, 1);
 }
 
-tagc_status tagc_bench_wire_all(tagc_bench_wire *wire, uint64_t n_bytes, int n_times, double *seconds) {
+tagc_status tagc_wire_all(tagc_wire *wire, uint64_t n_bytes, int n_times, double *seconds) {
     return timed(wire, ALL, 0, 0, n_bytes, n_times, seconds);
 }
 
@@ -133,7 +127,7 @@ static int times_in(double budget_s, double once_s, int most) {
 }
 
 /* The faster of two: the first message of a size opens TCP's window. */
-static tagc_status timed_twice(tagc_bench_wire *wire, pattern kind, int a, int b, uint64_t n_bytes,
+static tagc_status timed_twice(tagc_wire *wire, pattern kind, int a, int b, uint64_t n_bytes,
                                double *seconds) {
     double again_s;
     TAGC_TRY(timed(wire, kind, a, b, n_bytes, 1, seconds));
@@ -144,7 +138,7 @@ static tagc_status timed_twice(tagc_bench_wire *wire, pattern kind, int a, int b
 
 /* There and back again, the way there with n_bytes: the median of turns. Rank a's time, from when both are there: after a
  * barrier one rank goes on up to a latency before the other. */
-static tagc_status measure_ping(tagc_bench_wire *wire, int a, int b, uint64_t n_bytes, double *out) {
+static tagc_status measure_ping(tagc_wire *wire, int a, int b, uint64_t n_bytes, double *out) {
     double pings[N_TURNS], once_s = 0;
     for (int i = -1; i < N_TURNS; i++) {
         int n_times = i < 0 ? 3 : times_in(turn_s / 3, once_s, 2000);
@@ -152,7 +146,7 @@ static tagc_status measure_ping(tagc_bench_wire *wire, int a, int b, uint64_t n_
         double start_s = tagc_clock_s(), seconds = 0;
         TAGC_TRY(run(wire, PING_PONG, a, b, n_bytes, n_times));
         if (tagc_comm_rank(wire->comm) == a) seconds = tagc_clock_s() - start_s;
-        TAGC_TRY(tagc_bench_max(wire->comm, &seconds, 1));
+        TAGC_TRY(tagc_max_over_ranks(wire->comm, &seconds, 1));
         if (i < 0)
             once_s = seconds / n_times;
         else
@@ -165,8 +159,7 @@ static tagc_status measure_ping(tagc_bench_wire *wire, int a, int b, uint64_t n_
 /* Bytes per second of one direction: what a message takes more than one of a quarter of its size, so that latency, which
  * both have, is not taken for a slow link. Messages grow until that is well above a latency, too, by which ranks may begin
  * apart. */
-static tagc_status measure_rate(tagc_bench_wire *wire, pattern kind, int a, int b, double latency_s,
-                                double *out) {
+static tagc_status measure_rate(tagc_wire *wire, pattern kind, int a, int b, double latency_s, double *out) {
     uint64_t n_bytes = FIRST_BYTES < wire->n_max ? FIRST_BYTES : wire->n_max;
     double before_s, once_s, rates[N_TURNS];
     TAGC_TRY(run(wire, kind, a, b, n_bytes, 1)); /* makes the connection */
@@ -189,101 +182,25 @@ static tagc_status measure_rate(tagc_bench_wire *wire, pattern kind, int a, int 
     return TAGC_OK;
 }
 
-/* ---- the part ---- */
-
-typedef struct pair_result {
-    int a, b;
-    double latency_s, large_latency_s, there_bytes_per_s, back_bytes_per_s, both_bytes_per_s;
-} pair_result;
+/* ---- figures ---- */
 
 /* The latency of a large message is what it takes besides its bytes at the link's rate. MPI asks whether it may send one,
  * so that its bytes arrive after three ways where a small one takes one. */
-static tagc_status measure_pair(tagc_bench_wire *wire, pair_result *pair) {
+tagc_status tagc_measure_pair(tagc_wire *wire, tagc_pair *pair) {
     double small_s, large_s;
     TAGC_TRY(measure_ping(wire, pair->a, pair->b, 1, &small_s));
-    TAGC_TRY(measure_ping(wire, pair->a, pair->b, LARGE_BYTES, &large_s));
+    TAGC_TRY(measure_ping(wire, pair->a, pair->b, TAGC_LINK_LARGE_BYTES, &large_s));
     pair->latency_s = small_s / 2;
     TAGC_TRY(measure_rate(wire, ONE_WAY, pair->a, pair->b, pair->latency_s, &pair->there_bytes_per_s));
-    pair->large_latency_s = large_s - small_s / 2 - LARGE_BYTES / pair->there_bytes_per_s;
+    pair->large_latency_s = large_s - small_s / 2 - TAGC_LINK_LARGE_BYTES / pair->there_bytes_per_s;
     if (!(pair->large_latency_s > pair->latency_s)) pair->large_latency_s = pair->latency_s;
     TAGC_TRY(measure_rate(wire, ONE_WAY, pair->b, pair->a, pair->latency_s, &pair->back_bytes_per_s));
     return measure_rate(wire, BOTH_WAYS, pair->a, pair->b, pair->latency_s, &pair->both_bytes_per_s);
 }
 
-static json_t *direction_json(int from, int to, double one_way_bytes_per_s, const pair_result *pair) {
-    return json_pack("{s:i, s:i, s:o, s:o, s:o}", "from", from, "to", to, "latency_s",
-                     tagc_json_real(pair->latency_s), "one_way_bytes_per_s",
-                     tagc_json_real(one_way_bytes_per_s), "both_ways_bytes_per_s",
-                     tagc_json_real(pair->both_bytes_per_s));
-}
-
-static json_t *link_json(const tagc_bench *bench, const pair_result *pairs, int n_pairs) {
-    json_t *list = json_array();
-    for (int i = 0; i < n_pairs; i++) {
-        const pair_result *p = &pairs[i];
-        json_array_append_new(list, direction_json(p->a, p->b, p->there_bytes_per_s, p));
-        json_array_append_new(list, direction_json(p->b, p->a, p->back_bytes_per_s, p));
-    }
-    return json_pack("{s:o, s:o, s:i, s:o, s:o, s:o, s:o}", "latency_s", tagc_json_real(pairs[0].latency_s),
-                     "large_latency_s", tagc_json_real(pairs[0].large_latency_s), "large_bytes", LARGE_BYTES,
-                     "one_way_bytes_per_s", tagc_json_real(pairs[0].there_bytes_per_s),
-                     "both_ways_bytes_per_s", tagc_json_real(pairs[0].both_bytes_per_s),
-                     "all_to_all_bytes_per_s", tagc_json_real(bench->all_to_all_bytes_per_s), "pairs", list);
-}
-
-static void say_pair(const tagc_bench *bench, const pair_result *p) {
-    char latency[24], large[24], there[24], back[24], both[24];
-    tagc_bench_say(bench,
-                   "  rank %d (%s), rank %d (%s): latency %s, of %d kB %s, one way %s there, %s back, both "
-                   "ways at once %s each\n",
-                   p->a, bench->hosts.names[bench->hosts.of_rank[p->a]], p->b,
-                   bench->hosts.names[bench->hosts.of_rank[p->b]], tagc_bench_time(p->latency_s, latency),
-                   LARGE_BYTES >> 10, tagc_bench_time(p->large_latency_s, large),
-                   tagc_bench_rate(p->there_bytes_per_s, there), tagc_bench_rate(p->back_bytes_per_s, back),
-                   tagc_bench_rate(p->both_bytes_per_s, both));
-}
-
-/* One rank of each host speaks for it; a host by itself has two. */
-static int choose_pairs(const tagc_bench *bench, pair_result pairs[MAX_PAIRS], int *n_all) {
-    const tagc_bench_hosts *hosts = &bench->hosts;
-    int n = 0;
-    *n_all = hosts->n_hosts > 1 ? hosts->n_hosts * (hosts->n_hosts - 1) / 2 : 1;
-    if (hosts->n_hosts == 1) {
-        pairs[0] = (pair_result){.a = 0, .b = 1};
-        return 1;
-    }
-    for (int i = 0; i < hosts->n_hosts; i++)
-        for (int k = i + 1; k < hosts->n_hosts && n < MAX_PAIRS; k++)
-            pairs[n++] = (pair_result){.a = hosts->leaders[i], .b = hosts->leaders[k]};
-    return n;
-}
-
-static tagc_status measure_link(tagc_bench *bench, tagc_bench_wire *wire) {
-    pair_result pairs[MAX_PAIRS] = {{0}};
-    int n_all, n_pairs = choose_pairs(bench, pairs, &n_all);
-    tagc_bench_say(bench, "\nLink, %s\n",
-                   bench->is_mpi ? "plain MPI messages" : "messages of the local transport");
-    for (int i = 0; i < n_pairs; i++) {
-        TAGC_TRY(measure_pair(wire, &pairs[i]));
-        say_pair(bench, &pairs[i]);
-    }
-    if (n_pairs < n_all) tagc_bench_say(bench, "  (%d of %d pairs of hosts)\n", n_pairs, n_all);
+tagc_status tagc_measure_all_to_all(tagc_wire *wire, double latency_s, double *bytes_per_s) {
     double per_peer;
-    char rate[24];
-    TAGC_TRY(measure_rate(wire, ALL, 0, 0, pairs[0].latency_s, &per_peer));
-    bench->all_to_all_bytes_per_s = per_peer * (bench->rank->world_size - 1);
-    tagc_bench_say(bench, "  all ranks to all: %s sent by each\n",
-                   tagc_bench_rate(bench->all_to_all_bytes_per_s, rate));
-    tagc_bench_put(bench, "link", link_json(bench, pairs, n_pairs));
+    TAGC_TRY(measure_rate(wire, ALL, 0, 0, latency_s, &per_peer));
+    *bytes_per_s = per_peer * (tagc_comm_world_size(wire->comm) - 1);
     return TAGC_OK;
-}
-
-tagc_status tagc_bench_link(tagc_bench *bench) {
-    tagc_bench_wire wire;
-    uint64_t n_max = (uint64_t)ALL_BYTES / (uint64_t)bench->rank->world_size;
-    tagc_status status = tagc_bench_wire_create(bench, n_max < MOST_BYTES ? n_max : MOST_BYTES, &wire);
-    if (status == TAGC_OK) status = measure_link(bench, &wire);
-    tagc_rank_finish(bench->rank, status);
-    tagc_bench_wire_destroy(&wire);
-    return status;
 }

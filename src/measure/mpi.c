@@ -1,5 +1,5 @@
 /* Plain MPI as any program would call it: point to point, and the library's own collectives. */
-#include "bench/bench.h"
+#include "measure/mpi.h"
 
 #include "core/clock.h"
 #include "core/status.h"
@@ -36,7 +36,7 @@ static int piece_at(uint64_t n_bytes, uint64_t at) {
 }
 
 /* In pieces, all posted at once: over Open MPI's TCP, one large message each way fills the directions in turn. */
-tagc_status tagc_bench_mpi_exchange(const tagc_bench_wire *wire) {
+tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire) {
     int world_size = tagc_comm_world_size(wire->comm), rank = tagc_comm_rank(wire->comm), n = 0;
     size_t most = n_pieces(wire->n_send, world_size) + n_pieces(wire->n_recv, world_size);
     MPI_Request *requests = malloc((most + 1) * sizeof *requests); /* NOLINT: handles */
@@ -66,7 +66,7 @@ static tagc_status check(uint64_t n, int code) {
                                : tagc_fail(TAGC_ERR_TRANSPORT, "an MPI collective failed (%d)", code);
 }
 
-tagc_status tagc_bench_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
+tagc_status tagc_plain_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
     int world_size;
     TAGC_TRY(check(shard, MPI_SUCCESS));
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
@@ -78,12 +78,12 @@ tagc_status tagc_bench_mpi_reduce_scatter(const float *send, float *recv, uint64
     return check(shard, code);
 }
 
-tagc_status tagc_bench_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
+tagc_status tagc_plain_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
     TAGC_TRY(check(n, MPI_SUCCESS));
     return check(n, MPI_Allreduce(send, recv, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
 }
 
-tagc_status tagc_bench_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
+tagc_status tagc_plain_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
     TAGC_TRY(check(shard, MPI_SUCCESS));
     return check(shard,
                  MPI_Allgather(send, (int)shard, MPI_FLOAT, recv, (int)shard, MPI_FLOAT, MPI_COMM_WORLD));
@@ -94,22 +94,22 @@ static tagc_status absent(void) {
     return tagc_fail(TAGC_ERR_UNSUPPORTED, "this tagc was built without MPI");
 }
 
-tagc_status tagc_bench_mpi_exchange(const tagc_bench_wire *wire) {
+tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire) {
     (void)wire;
     return absent();
 }
 
-tagc_status tagc_bench_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
+tagc_status tagc_plain_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
     (void)send, (void)recv, (void)shard;
     return absent();
 }
 
-tagc_status tagc_bench_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
+tagc_status tagc_plain_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
     (void)send, (void)recv, (void)n;
     return absent();
 }
 
-tagc_status tagc_bench_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
+tagc_status tagc_plain_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
     (void)send, (void)recv, (void)shard;
     return absent();
 }

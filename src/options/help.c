@@ -1,6 +1,5 @@
 /* Help and the machine-readable list of options, printed from the table that parses them. */
 #include "options/options.h"
-
 #include <string.h>
 
 enum { HELP_COLUMN = 31, LINE_BYTES = 100 };

@@ -1,9 +1,9 @@
 /* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
 #include "options/train_options.h"
-#include "files/paths.h"
-#include "exchange/options.h"
-#include "gpt2/safetensors.h"
 
+#include "exchange/options.h"
+#include "files/paths.h"
+#include "gpt2/safetensors.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

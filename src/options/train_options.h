@@ -2,9 +2,9 @@
 #ifndef TAGC_OPTIONS_TRAIN_OPTIONS_H
 #define TAGC_OPTIONS_TRAIN_OPTIONS_H
 
-#include "options/options.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
+#include "options/options.h"
 
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
 enum { TAGC_TRAIN_EXCHANGE_AUTO = TAGC_EXCHANGE_DIRECT + 1 }; /* the word after those of tagc_exchange */

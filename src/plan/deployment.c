@@ -174,18 +174,21 @@ static tagc_status plan_flat(const tagc_deployment *d, int flat, tagc_flat_plan 
     return plan_reduction(d, &reducer, &to->reduction);
 }
 
+tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
+                              tagc_layout **out) {
+    tagc_tensor_info *tensors;
+    *out = NULL;
+    TAGC_TRY(tagc_gpt2_tensors(model, &tensors));
+    tagc_status status = tagc_layout_create(tensors, tagc_gpt2_n_tensors(model), engine, world_size, out);
+    free(tensors);
+    return status;
+}
+
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
     *out = NULL;
     TAGC_TRY(tagc_setup_check(setup));
-    const tagc_gpt2_config *model = &setup->model;
     tagc_fsdp_options engine = engine_of(setup);
-    int n_tensors = tagc_gpt2_n_tensors(model);
-    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
-    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a table of %d tensors", n_tensors);
-    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(model, i, &tensors[i]);
-    tagc_status status = tagc_layout_create(tensors, n_tensors, &engine, setup->world_size, out);
-    free(tensors);
-    return status;
+    return tagc_model_layout(&setup->model, &engine, setup->world_size, out);
 }
 
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {

@@ -53,6 +53,9 @@ double tagc_setup_flops(const tagc_setup *setup);
 int tagc_setup_senders(const tagc_setup *setup);
 /* The density that counts: union_density, or 1 - (1 - p)^senders. */
 double tagc_setup_union(const tagc_setup *setup);
+/* The layout of an engine for this model. */
+tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
+                              tagc_layout **out);
 /* The layout of the engine that the setup's placement makes; flat_reducers is not read. */
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);
 

@@ -7,12 +7,11 @@
 
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,
                                const tagc_fsdp_options *options, tagc_fsdp **out) {
+    tagc_tensor_info *tensors;
     *out = NULL;
-    int n_tensors = tagc_gpt2_n_tensors(config);
-    tagc_tensor_info *tensors = calloc((size_t)n_tensors, sizeof *tensors);
-    if (!tensors) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a table of %d tensors", n_tensors);
-    for (int i = 0; i < n_tensors; i++) tagc_gpt2_tensor(config, i, &tensors[i]);
-    tagc_status status = tagc_fsdp_create(rank->comm, tensors, n_tensors, options, rank->trace, out);
+    TAGC_TRY(tagc_gpt2_tensors(config, &tensors));
+    tagc_status status =
+        tagc_fsdp_create(rank->comm, tensors, tagc_gpt2_n_tensors(config), options, rank->trace, out);
     free(tensors);
     return status;
 }

@@ -4,7 +4,7 @@
 
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 
 /* Collective. An engine over the tensors of `config`. */
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,

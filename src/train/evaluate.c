@@ -2,8 +2,8 @@
 #include "train/evaluate.h"
 
 #include "core/status.h"
+#include "launch/over_ranks.h"
 #include "train/engine.h"
-#include <stdlib.h>
 
 int tagc_evaluate_batch(const tagc_tokens *tokens, int n_batch, int n_tokens, int world_size) {
     uint64_t most = (tagc_tokens_n(tokens) - 1) / (uint64_t)n_tokens / (uint64_t)world_size;
@@ -15,17 +15,6 @@ uint64_t tagc_evaluate_batches(const tagc_loader *loader, int n_batch, int world
     uint64_t whole = tagc_loader_n_windows(loader) / ((uint64_t)n_batch * (uint64_t)world_size);
     if (whole == 0) whole = 1;
     return wanted < whole ? wanted : whole;
-}
-
-tagc_status tagc_mean_over_ranks(tagc_comm *comm, double value, double *mean) {
-    int world_size = tagc_comm_world_size(comm);
-    double *all = calloc((size_t)world_size, sizeof *all), sum = 0;
-    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d losses", world_size);
-    tagc_status status = tagc_comm_all_gather(comm, &value, sizeof value, all);
-    for (int rank = 0; rank < world_size; rank++) sum += all[rank];
-    free(all);
-    *mean = sum / world_size;
-    return status;
 }
 
 tagc_status tagc_evaluate(const tagc_evaluation *e, double *loss) {
@@ -40,5 +29,6 @@ tagc_status tagc_evaluate(const tagc_evaluation *e, double *loss) {
                                    &batch_loss));
         sum += batch_loss;
     }
-    return tagc_mean_over_ranks(e->rank->comm, sum / (double)e->n_batches, loss);
+    *loss = sum / (double)e->n_batches;
+    return tagc_mean_over_ranks(e->rank->comm, loss, 1);
 }

@@ -5,7 +5,7 @@
 #include "data/data.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 
 typedef struct tagc_evaluation {
     tagc_rank *rank;
@@ -24,8 +24,5 @@ tagc_status tagc_evaluate(const tagc_evaluation *evaluation, double *loss);
 int tagc_evaluate_batch(const tagc_tokens *tokens, int n_batch, int n_tokens, int world_size);
 /* At most this many batches are in the loader once over. */
 uint64_t tagc_evaluate_batches(const tagc_loader *loader, int n_batch, int world_size, uint64_t wanted);
-
-/* Collective: sum over ranks, in rank order, divided by W. */
-tagc_status tagc_mean_over_ranks(tagc_comm *comm, double value, double *mean);
 
 #endif

@@ -1,6 +1,7 @@
 /* The headline of a run: what is trained, how gradients travel, and which options have no say in it. */
 #include "train/greet.h"
 
+#include "launch/human.h"
 #include <stdio.h>
 #include <string.h>
 

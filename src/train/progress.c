@@ -2,11 +2,10 @@
 #include "train/progress.h"
 
 #include "core/clock.h"
-#include "train/ranks.h"
-#include <math.h>
+#include "launch/human.h"
+#include "launch/ranks.h"
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -16,21 +15,6 @@
 void tagc_progress_init(tagc_progress *progress, int quiet, uint64_t n_steps) {
     *progress = (tagc_progress){.quiet = quiet, .is_terminal = tagc_ranks_on_terminal(), .n_steps = n_steps};
     progress->shown_s = -1e9;
-}
-
-const char *tagc_human(double value, char *text) {
-    static const char *const units[] = {"", " k", " M", " G", " T"};
-    int unit = 0;
-    for (; fabs(value) >= 999.5 && unit < 4; unit++) value /= 1000;
-    int digits = value >= 99.95 || (unit == 0 && value == floor(value)) ? 0 : value >= 9.995 ? 1 : 2;
-    snprintf(text, 16, "%.*f%s", digits, value, units[unit]);
-    return text;
-}
-
-const char *tagc_human_bytes(double value, char *text) {
-    size_t n = strlen(tagc_human(value, text));
-    snprintf(text + n, 16 - n, "%s", strchr(text, ' ') ? "B" : " B");
-    return text;
 }
 
 /* Columns of the terminal; a line that is wider could not be rewritten. */

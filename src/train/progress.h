@@ -20,8 +20,4 @@ void tagc_progress_step(tagc_progress *progress, const tagc_step_report *report)
 void tagc_progress_say(tagc_progress *progress, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* "1.23 k", "4.56 M": three digits for people. text: at least 16 bytes. */
-const char *tagc_human(double value, char *text);
-const char *tagc_human_bytes(double value, char *text); /* "1.23 kB" */
-
 #endif

@@ -3,7 +3,7 @@
 #define TAGC_TRAIN_STEP_REPORT_H
 
 #include "fsdp/fsdp.h"
-#include "train/busy.h"
+#include "launch/busy.h"
 
 typedef struct tagc_step_report {
     uint64_t step; /* of this run, 1 is the first */

@@ -6,7 +6,7 @@
 #include "data/data.h"
 #include "files/paths.h"
 #include "fsdp/fsdp.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 #include "train/saved.h"
 
 typedef struct tagc_trained {

@@ -2,11 +2,10 @@
  * mistyped path does not cost the making of a model. */
 #include "train/trainer.h"
 
-#include "auto/bucket.h"
 #include "core/status.h"
 #include "files/paths.h"
 #include "fsdp/checkpoint.h"
-#include "measure/host_layout.h"
+#include "measure/hosts.h"
 #include "options/agree.h"
 #include "train/engine.h"
 #include "train/greet.h"
@@ -183,20 +182,10 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
 
-static void say_line(void *context, const char *line) {
-    tagc_progress_say(context, "%s", line);
-}
-
 /* From here on what was chosen is what was asked for, in checkpoints, too. */
 static tagc_status choose_bucket(tagc_trainer *t) {
     if (t->options.bucket_elems >= 0) return TAGC_OK;
-    tagc_bucket_setup setup = {.comm = t->rank->comm,
-                               .options = &t->options,
-                               .model = t->saved.model,
-                               .n_tokens = t->n_tokens,
-                               .say = say_line,
-                               .context = &t->progress};
-    return tagc_bucket_choose(&setup, &t->options.bucket_elems);
+    return t->automatic->choose_bucket(t, &t->options.bucket_elems);
 }
 
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
@@ -227,15 +216,7 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
 
 static tagc_status open_chooser(tagc_trainer *t) {
     if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
-    tagc_auto_setup setup = {.comm = t->rank->comm,
-                             .fsdp = t->fsdp,
-                             .model = t->saved.model,
-                             .n_batch = (int)t->options.batch_size,
-                             .n_tokens = t->n_tokens,
-                             .say = say_line,
-                             .context = &t->progress};
-    tagc_train_fsdp(&t->options, &setup.engine);
-    return tagc_auto_create(&setup, &t->chooser);
+    return t->automatic->create(t, &t->chooser);
 }
 
 static tagc_status begin_metrics(tagc_trainer *t) {
@@ -277,9 +258,20 @@ static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
                       "one rank has no peers: gradients stay dense (--exchange direct compresses them)");
 }
 
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
+/* Groups of ranks must be on the hosts that they say. */
+static tagc_status check_hosts(tagc_trainer *t) {
+    char note[TAGC_HOSTS_NOTE_BYTES];
+    if (tagc_ranks_is_local(t->options.transport)) return TAGC_OK;
+    TAGC_TRY(tagc_hosts_check_groups(t->rank->comm, (int)t->options.ranks_per_host, note));
+    if (*note) tagc_progress_say(&t->progress, "%s", note);
+    return TAGC_OK;
+}
+
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
+                              tagc_trainer *t) {
     char checkpoint[TAGC_PATH_BYTES] = "";
-    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    *t = (tagc_trainer){
+        .rank = rank, .automatic = automatic, .options = *(const tagc_train_options *)parsed->values};
     t->saved.best_val_loss = (double)INFINITY;
     tagc_progress_init(&t->progress, t->options.quiet || rank->rank != 0, 0);
     TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
@@ -291,9 +283,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;
     TAGC_TRY(open_trace(t));
-    if (t->options.ranks_per_host > 1)
-        TAGC_TRY(tagc_host_layout_check(rank, tagc_ranks_is_local(t->options.transport),
-                                        (int)t->options.ranks_per_host, &t->progress));
+    if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
     TAGC_TRY(open_data(t));
     TAGC_TRY(choose_model(t));
     TAGC_TRY(open_batches(t));
@@ -337,7 +327,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
 
 void tagc_trainer_close(tagc_trainer *t) {
     tagc_metrics_close(t->metrics);
-    tagc_auto_destroy(t->chooser);
+    if (t->automatic) t->automatic->destroy(t->chooser);
     tagc_gpt2_destroy(t->model);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);

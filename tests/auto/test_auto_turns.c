@@ -1,6 +1,6 @@
 /* --exchange auto over a link that is as slow as the test makes it, with iteration times that the test makes up: what is
  * chosen, tried, kept, dropped and looked at again, alike on all ranks. */
-#include "auto/machine.h"
+#include "auto/candidates.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

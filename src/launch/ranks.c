@@ -1,7 +1,7 @@
 /* Launching: which transport, how many ranks, and what is said when one of them fails. */
-#include "train/ranks.h"
+#include "launch/ranks.h"
 
-#include "train/blas.h"
+#include "launch/blas.h"
 
 #include "core/status.h"
 #include <pthread.h>
@@ -10,6 +10,7 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
 #if TAGC_HAVE_MPI
 #include "tagc/mpi.h"
 #endif

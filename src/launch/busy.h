@@ -2,8 +2,8 @@
  * other.
  *
  * It stands between a comm and the trace: every event is counted here and passed on. */
-#ifndef TAGC_TRAIN_BUSY_H
-#define TAGC_TRAIN_BUSY_H
+#ifndef TAGC_LAUNCH_BUSY_H
+#define TAGC_LAUNCH_BUSY_H
 
 #include "fsdp/trace.h"
 

@@ -1,12 +1,12 @@
 /* Ranks of a command: threads of this process over the local transport, or processes that mpirun started.
  *
  * Whichever rank fails first, all end, and one message is printed. */
-#ifndef TAGC_TRAIN_RANKS_H
-#define TAGC_TRAIN_RANKS_H
+#ifndef TAGC_LAUNCH_RANKS_H
+#define TAGC_LAUNCH_RANKS_H
 
 #include "fsdp/trace.h"
+#include "launch/busy.h"
 #include "tagc/tagc.h"
-#include "train/busy.h"
 
 enum { TAGC_EXIT_OK = 0, TAGC_EXIT_FAILURE = 1, TAGC_EXIT_USAGE = 2, TAGC_EXIT_INTERRUPTED = 130 };
 

@@ -1,5 +1,5 @@
 /* A handler may do no more than raise a flag; whoever steps looks at it between steps. */
-#include "train/interrupt.h"
+#include "launch/interrupt.h"
 
 #include <signal.h>
 #include <stdatomic.h>

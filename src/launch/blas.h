@@ -1,7 +1,7 @@
 /* OpenBLAS in little memory. It waits for ever where it gets no address space: for its buffers in the first matrix product, and
  * for its workers at exit. */
-#ifndef TAGC_TRAIN_BLAS_H
-#define TAGC_TRAIN_BLAS_H
+#ifndef TAGC_LAUNCH_BLAS_H
+#define TAGC_LAUNCH_BLAS_H
 
 #include "tagc/tagc.h"
 

@@ -1,5 +1,5 @@
 /* Spans of a step in a fixed table, merged when the step is over. */
-#include "train/busy.h"
+#include "launch/busy.h"
 
 #include "core/status.h"
 #include <math.h>

@@ -1,4 +1,4 @@
-#include "train/blas.h"
+#include "launch/blas.h"
 
 #include "core/status.h"
 #include <cblas.h>

@@ -1,63 +1,22 @@
 /* Measured with what the library offers to anyone: a collective for the link, and reducers among one rank for codecs. */
-#include "auto/machine.h"
+#include "measure/machine.h"
 
-#include "bench/bench.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/memory.h"
 #include "core/status.h"
 #include "exchange/options.h"
 #include "fsdp/layout.h"
-
+#include "launch/over_ranks.h"
+#include "measure/codec.h"
+#include "measure/hosts.h"
+#include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { CODEC_ELEMS = 1 << 20, CODEC_TURNS = 3, FIRST_ELEMS = 1 << 12, MOST_ELEMS = 1 << 23, LINK_TURNS = 3 };
 
 static const double long_enough_s = 0.05;
-
-/* ---- candidates ---- */
-
-static void add(tagc_candidate *candidates, int *n, const char *name, const tagc_reducer_options *compressed,
-                const tagc_reducer_options *mild) {
-    tagc_candidate *c = &candidates[(*n)++];
-    snprintf(c->name, sizeof c->name, "%s", name);
-    c->compressed = *compressed;
-    c->mild = *mild;
-}
-
-static void add_blocks(const tagc_fsdp_options *engine, int values, const char *name,
-                       tagc_candidate *candidates, int *n) {
-    tagc_reducer_options compressed = engine->reducer, mild = engine->mild;
-    if (compressed.sparsity == 0 && compressed.format == values) return; /* is asked for: comes last */
-    compressed.sparsity = mild.sparsity = 0;
-    compressed.format = mild.format = values;
-    add(candidates, n, name, &compressed, &mild);
-}
-
-int tagc_auto_candidates(const tagc_fsdp_options *engine,
-                         tagc_candidate candidates[TAGC_AUTO_MAX_CANDIDATES]) {
-    int n = 0;
-    char name[48];
-    tagc_reducer_options dense = engine->reducer, packed = engine->reducer;
-    dense.exchange = TAGC_EXCHANGE_DENSE;
-    dense.format = engine->dense_format;
-    add(candidates, &n, engine->dense_format == TAGC_FORMAT_BF16 ? "dense bf16" : "dense fp32", &dense,
-        &dense);
-    add_blocks(engine, TAGC_FORMAT_INT8, "int8 blocks", candidates, &n);
-    add_blocks(engine, TAGC_FORMAT_INT4, "int4 blocks", candidates, &n);
-    /* Before direct: the same selection, and values as they are. */
-    if (engine->reducer.sparsity > 0 && engine->ranks_per_host == 1 &&
-        engine->sharding != TAGC_SHARD_HYBRID) {
-        packed.exchange = TAGC_EXCHANGE_PACKED;
-        snprintf(name, sizeof name, "packed %.4g %%", 100 * packed.sparsity);
-        add(candidates, &n, name, &packed, &dense);
-    }
-    snprintf(name, sizeof name, "direct %.4g %% %s", 100 * engine->reducer.sparsity,
-             tagc_format_names[engine->reducer.format]);
-    add(candidates, &n, name, &engine->reducer, &engine->mild);
-    return n;
-}
 
 /* ---- codec and memory ---- */
 
@@ -80,11 +39,10 @@ static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const ta
                               .weight = CODEC_ELEMS};
     tagc_status status = TAGC_OK;
     for (int turn = 0; status == TAGC_OK && turn < CODEC_TURNS; turn++) {
-        tagc_reducer_stats stats;
-        tagc_reducer_stats_init(&stats);
-        status = tagc_reducer_run(reducer, b->gradient, b->output, &stats);
+        tagc_reducer_times times = {0};
+        status = tagc_time_reducer(alone, reducer, b->gradient, b->output, &times);
         for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
-            double elem_s = stats.time_s[phase] / CODEC_ELEMS;
+            double elem_s = times.phase_s[phase] / CODEC_ELEMS;
             if (turn == 0 || elem_s < cost->elem_s[phase]) cost->elem_s[phase] = elem_s;
         }
     }
@@ -121,8 +79,8 @@ static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, cons
     return TAGC_OK;
 }
 
-tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates, int n,
-                                    tagc_machine *machine) {
+tagc_status tagc_machine_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates,
+                                       int n, tagc_machine *machine) {
     tagc_local_group *group = NULL;
     tagc_comm *alone = NULL;
     void *memory = NULL;
@@ -143,13 +101,13 @@ tagc_status tagc_auto_measure_codec(const tagc_fsdp_options *engine, const tagc_
 
 /* ---- hosts and link ---- */
 
-tagc_status tagc_auto_find_hosts(tagc_comm *comm, tagc_machine *machine) {
-    tagc_bench_hosts hosts;
-    tagc_status status = tagc_bench_hosts_find(comm, &hosts);
+tagc_status tagc_machine_find_hosts(tagc_comm *comm, tagc_machine *machine) {
+    tagc_hosts hosts;
+    tagc_status status = tagc_hosts_find(comm, &hosts);
     machine->n_hosts = hosts.n_hosts;
     machine->n_here = hosts.n_here;
     machine->cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
-    tagc_bench_hosts_destroy(&hosts);
+    tagc_hosts_destroy(&hosts);
     if (status == TAGC_OK && tagc_comm_world_size(comm) % machine->n_hosts != 0)
         machine->n_hosts = 1; /* hosts of different sizes: taken as if every rank had its share of one link */
     return status;
@@ -162,7 +120,7 @@ static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float 
     double start_s = tagc_clock_s();
     TAGC_TRY(tagc_comm_all_gather(comm, shard, n * sizeof *shard, full));
     *seconds = tagc_clock_s() - start_s;
-    return tagc_bench_max(comm, seconds, 1);
+    return tagc_max_over_ranks(comm, seconds, 1);
 }
 
 /* The shortest of some turns. */
@@ -188,7 +146,7 @@ static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
         least_s = fmin(least_s, (tagc_clock_s() - start_s) / 2);
     }
     *latency_s = least_s;
-    return tagc_bench_max(comm, latency_s, 1);
+    return tagc_max_over_ranks(comm, latency_s, 1);
 }
 
 /* What a gather takes more than one of a quarter of its size is the rate's, in bytes of a rank to one other; what is left
@@ -214,7 +172,7 @@ static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint
     return TAGC_OK;
 }
 
-tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
+tagc_status tagc_machine_measure_link(tagc_comm *comm, tagc_machine *machine) {
     uint64_t world_size = (uint64_t)tagc_comm_world_size(comm), most = MOST_ELEMS / world_size;
     void *memory;
     machine->link = (tagc_plan_link){.bytes_per_s = (double)INFINITY};
@@ -239,36 +197,4 @@ tagc_status tagc_auto_measure_link(tagc_comm *comm, tagc_machine *machine) {
     machine->link.bytes_per_s = bytes_per_s * (n_hosts > 1 ? n_here * n_remote : n_others);
     if (n_hosts == 1) machine->link.host_bytes_per_s = bytes_per_s * n_others;
     return TAGC_OK;
-}
-
-/* ---- as a plan ---- */
-
-void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
-                    const tagc_fsdp_stats *dense_stats, tagc_setup *plan, tagc_costs *costs) {
-    int world_size = tagc_comm_world_size(setup->comm), n_here = world_size / machine->n_hosts;
-    *plan = (tagc_setup){.model = setup->model,
-                         .world_size = world_size,
-                         .n_hosts = machine->n_hosts,
-                         .n_batch = setup->n_batch,
-                         .n_tokens = setup->n_tokens,
-                         .placement = tagc_placement_of_sharding(setup->engine.sharding),
-                         .engine = setup->engine,
-                         .union_density = -1};
-    tagc_costs_init(costs);
-    int n_owners = world_size;
-    if (setup->engine.sharding == TAGC_SHARD_NONE) n_owners = 1;
-    if (setup->engine.sharding == TAGC_SHARD_HYBRID) n_owners = setup->engine.ranks_per_host;
-    double n_owned = (double)tagc_gpt2_n_params(&setup->model) / n_owners;
-    double cores = machine->cores / n_here;
-    costs->cores = machine->cores;
-    /* What the caller took, it took beside transfers; more cores than one it does not use. */
-    costs->flop_s = dense_stats->compute_s / tagc_setup_flops(plan) * (cores < 1 ? cores : 1);
-    costs->optimizer_s = dense_stats->optimizer_s / n_owned;
-    costs->byte_s = machine->byte_s;
-    costs->cpu_s_per_byte = 3e-10;
-    costs->poll_cores = 0.1;
-    costs->overhead_s = 5e-5;
-    costs->queue_bytes = 1e5;
-    costs->n_codec = machine->n_codec;
-    for (int i = 0; i < machine->n_codec; i++) costs->codec[i] = machine->codec[i];
 }

@@ -1,0 +1,29 @@
+/* Which ranks share a host, and how much memory it has for them. */
+#ifndef TAGC_MEASURE_HOSTS_H
+#define TAGC_MEASURE_HOSTS_H
+
+#include "tagc/tagc.h"
+
+enum { TAGC_HOST_NAME_BYTES = 64, TAGC_HOSTS_NOTE_BYTES = 192 };
+
+typedef struct tagc_hosts {
+    int n_hosts;
+    int *of_rank;                        /* (W) */
+    int *leaders;                        /* (n_hosts) lowest rank of each */
+    int n_here;                          /* ranks on this rank's host */
+    char (*names)[TAGC_HOST_NAME_BYTES]; /* (n_hosts) */
+} tagc_hosts;
+
+/* Collective. _destroy after success and failure alike. */
+tagc_status tagc_hosts_find(tagc_comm *comm, tagc_hosts *out);
+void tagc_hosts_destroy(tagc_hosts *hosts);
+
+/* Collective. Ranks [g * ranks_per_host, (g + 1) * ranks_per_host) must share a host: TAGC_ERR_ARGUMENT on all ranks
+ * where some do not. note: where several such groups share one, what that means; else "". Ranks that are threads may
+ * play any hosts, and need no check. */
+tagc_status tagc_hosts_check_groups(tagc_comm *comm, int ranks_per_host, char note[TAGC_HOSTS_NOTE_BYTES]);
+
+/* Local: refuses `what` when n_bytes for each of the n_here ranks of this host are more than it has free. */
+tagc_status tagc_check_memory(const char *what, uint64_t n_bytes, int n_here);
+
+#endif

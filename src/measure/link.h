@@ -1,0 +1,38 @@
+/* The link by itself: latency and bandwidth as the transport gives them. */
+#ifndef TAGC_MEASURE_LINK_H
+#define TAGC_MEASURE_LINK_H
+
+#include "tagc/tagc.h"
+
+/* Transfers between ranks by plain MPI, or by the local transport. */
+typedef struct tagc_wire {
+    tagc_comm *comm;
+    int is_mpi;
+    double timeout_s;
+    char *send, *recv;                  /* (n_max) what anyone is sent; (W, n_max) */
+    uint64_t n_max;                     /* bytes per peer */
+    uint64_t *n_send, *n_recv;          /* (W) of this transfer; from a rank r to recv + r * n_max */
+    struct tagc_part *sends, *receives; /* (W) the same, for the local transport */
+} tagc_wire;
+
+/* n_max 0: as much as measuring a link takes. _destroy after success and failure alike. */
+tagc_status tagc_wire_create(tagc_comm *comm, int is_mpi, double timeout_s, uint64_t n_max, tagc_wire *out);
+void tagc_wire_destroy(tagc_wire *wire);
+/* Collective: seconds, of the slowest rank, in which every rank sends n_bytes to each other one `n_times`. */
+tagc_status tagc_wire_all(tagc_wire *wire, uint64_t n_bytes, int n_times, double *seconds);
+
+enum { TAGC_LINK_LARGE_BYTES = 128 << 10 };
+
+typedef struct tagc_pair {
+    int a, b;               /* ranks, set by the caller */
+    double latency_s;       /* one way, of one byte */
+    double large_latency_s; /* of TAGC_LINK_LARGE_BYTES, besides its bytes */
+    double there_bytes_per_s, back_bytes_per_s, both_bytes_per_s; /* both: each direction, at once */
+} tagc_pair;
+
+/* Collective over all ranks. */
+tagc_status tagc_measure_pair(tagc_wire *wire, tagc_pair *pair);
+/* Collective: what each rank sends per second when all send to all. */
+tagc_status tagc_measure_all_to_all(tagc_wire *wire, double latency_s, double *bytes_per_s);
+
+#endif

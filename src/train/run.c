@@ -1,0 +1,207 @@
+/* The loop. Everything but the step itself happens between steps, where all ranks are at the same place. */
+#include "core/clock.h"
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
+#include "fsdp/schedule.h"
+#include "launch/human.h"
+#include "launch/interrupt.h"
+#include "launch/over_ranks.h"
+#include "train/step.h"
+#include "train/trainer.h"
+#include <stdlib.h>
+
+/* What ranks tell each other after every step. */
+typedef struct step_word {
+    double loss;
+    int64_t interrupted;
+} step_word;
+
+/* Mean loss, and whether any rank was asked to stop. */
+static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted) {
+    int world_size = t->rank->world_size;
+    step_word mine = {.loss = *loss, .interrupted = tagc_interrupt_asked()};
+    step_word *all = calloc((size_t)world_size, sizeof *all);
+    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d losses", world_size);
+    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    double sum = 0;
+    *interrupted = 0;
+    for (int rank = 0; rank < world_size; rank++) {
+        sum += all[rank].loss;
+        *interrupted |= all[rank].interrupted != 0;
+    }
+    free(all);
+    *loss = sum / world_size;
+    return status;
+}
+
+/* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
+static tagc_status with_remedy(const tagc_trainer *t, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    tagc_tokens_info info;
+    tagc_tokens_get_info(t->train_tokens, &info);
+    if (status != TAGC_ERR_CORRUPT || info.vocab_size > 0 || t->options.resume) return status;
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    return tagc_fail(status, "%s; give --vocab-size, 50257 for GPT-2's tokens", text);
+}
+
+static tagc_status next_batch(void *context, int *tokens, int *targets) {
+    tagc_trainer *t = context;
+    return with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
+}
+
+/* Loss and norms are the same on all ranks, and so is what is made of them. */
+static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
+    static const char *const reasons[] = {"", "the residual has outgrown the gradient", "the loss has jumped",
+                                          "calm again"};
+    if (t->options.guard <= 0) return TAGC_OK;
+    TAGC_TRY(tagc_fsdp_residual_norm(t->fsdp, &report->residual_norm));
+    tagc_guard_change change =
+        tagc_guard_update(&t->guard, report->loss, report->stats.grad_norm, report->residual_norm);
+    report->kept_factor = t->guard.factor;
+    if (change == TAGC_GUARD_SAME) return TAGC_OK;
+    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+    tagc_progress_say(&t->progress, "step %llu  guard: %s; sends %g times what it would",
+                      (unsigned long long)t->step, reasons[change], t->guard.factor);
+    return TAGC_OK;
+}
+
+static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
+    if (t->n_gentle > 0 && report->stats.n_gentle == 0)
+        tagc_progress_say(&t->progress, "step %llu  gradients are mostly noise: they go on by --sparsity",
+                          (unsigned long long)t->step);
+    t->n_gentle = report->stats.n_gentle;
+}
+
+static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
+    double start_s = tagc_clock_s();
+    tagc_training training = {.fsdp = t->fsdp,
+                              .model = t->model,
+                              .busy = t->rank->busy,
+                              .tokens = t->tokens,
+                              .targets = t->targets,
+                              .n_batch = (int)t->options.batch_size,
+                              .n_tokens = t->n_tokens,
+                              .n_micro_steps = t->options.accumulate,
+                              .next_batch = next_batch,
+                              .context = t};
+    uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
+    report->lr = tagc_schedule_cosine(t->step + 1 - from, (uint64_t)t->options.warmup,
+                                      (uint64_t)t->options.steps - from, t->options.lr, t->options.min_lr);
+    TAGC_TRY(tagc_training_step(&training, report->lr, &report->loss, &report->stats, &report->busy));
+    report->step = ++t->step;
+    report->world_size = t->rank->world_size;
+    report->n_tokens = (uint64_t)t->rank->world_size * (uint64_t)t->options.batch_size *
+                       (uint64_t)t->options.accumulate * (uint64_t)t->n_tokens;
+    t->saved.n_tokens += report->n_tokens;
+    TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
+    TAGC_TRY(watch(t, report));
+    say_gentle(t, report);
+    report->wall_s = tagc_clock_s() - start_s;
+    return TAGC_OK;
+}
+
+static tagc_status validate(tagc_trainer *t) {
+    double loss;
+    if (!t->val_loader) return TAGC_OK;
+    TAGC_TRY(with_remedy(t, tagc_evaluate(&t->evaluation, &loss)));
+    int is_best = loss < t->saved.best_val_loss;
+    if (is_best) t->saved.best_val_loss = loss;
+    tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,
+                      (unsigned long long)t->step, loss, is_best ? "  (best)" : "");
+    return t->metrics ? tagc_metrics_eval(t->metrics, t->step, loss) : TAGC_OK;
+}
+
+static tagc_status write_trace(tagc_trainer *t) {
+    int n_units = tagc_fsdp_n_units(t->fsdp);
+    const char **names = calloc((size_t)n_units, sizeof *names);
+    if (!names) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d unit names", n_units);
+    for (int unit = 0; unit < n_units; unit++) names[unit] = tagc_fsdp_unit_name(t->fsdp, unit);
+    tagc_status status = tagc_trace_write(t->rank->trace, t->rank->comm, names, n_units, t->options.trace);
+    free(names);
+    if (status == TAGC_OK)
+        tagc_progress_say(
+            &t->progress, "timeline of steps %llu to %llu in %s; open it at https://ui.perfetto.dev",
+            (unsigned long long)t->trace_first,
+            (unsigned long long)(t->step < t->trace_last ? t->step : t->trace_last), t->options.trace);
+    return status;
+}
+
+static tagc_status stop(tagc_trainer *t, int is_saved) {
+    if (!is_saved) TAGC_TRY(tagc_trainer_save(t));
+    if (t->options.out)
+        return tagc_fail(TAGC_ERR_INTERRUPTED,
+                         "interrupted after step %llu of %lld, saved in %s; --resume goes on",
+                         (unsigned long long)t->step, (long long)t->options.steps, t->options.out);
+    return tagc_fail(TAGC_ERR_INTERRUPTED,
+                     "interrupted after step %llu of %lld; nothing saved, for want of --out",
+                     (unsigned long long)t->step, (long long)t->options.steps);
+}
+
+enum { MAX_SKIPPED_IN_ROW = 20 };
+
+/* A run that moves no weight any more ends, and does not end well. */
+static tagc_status count_step(tagc_trainer *t, int is_skipped) {
+    t->n_done++;
+    t->n_skipped += is_skipped != 0;
+    t->n_skipped_in_row = is_skipped ? t->n_skipped_in_row + 1 : 0;
+    int is_last = t->step == (uint64_t)t->options.steps;
+    if (t->n_skipped_in_row < MAX_SKIPPED_IN_ROW && !(is_last && t->n_skipped == t->n_done)) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_STATE,
+        "the gradients of the last %llu steps, %llu to %llu, were not finite: these steps changed no "
+        "weight. Try a smaller --lr (%g), a longer --warmup (%lld), or an earlier checkpoint",
+        (unsigned long long)t->n_skipped_in_row, (unsigned long long)(t->step - t->n_skipped_in_row + 1),
+        (unsigned long long)t->step, t->options.lr, (long long)t->options.warmup);
+}
+
+static int is_due(int64_t every, uint64_t step) {
+    return every > 0 && step % (uint64_t)every == 0;
+}
+
+/* Where the last step is behind a run as it begins, --out would get metrics and no checkpoint to go with them. */
+static tagc_status save_if_missing(tagc_trainer *t) {
+    double is_missing = 0;
+    if (t->options.out && t->rank->rank == 0) {
+        uint64_t newest;
+        int found;
+        TAGC_TRY(tagc_checkpoint_newest(t->options.out, &newest, &found));
+        is_missing = !found;
+    }
+    TAGC_TRY(tagc_mean_over_ranks(t->rank->comm, &is_missing, 1));
+    return is_missing > 0 ? tagc_trainer_save(t) : TAGC_OK;
+}
+
+tagc_status tagc_trainer_run(tagc_trainer *t) {
+    uint64_t n_steps = (uint64_t)t->options.steps;
+    int interrupted = 0, is_traced = 0;
+    if ((t->step == 0 && !t->options.resume) || t->options.fork) TAGC_TRY(validate(t));
+    if (t->step >= n_steps && n_steps > 0)
+        tagc_progress_say(&t->progress,
+                          "nothing left to do: step %llu of %llu is done; raise --steps to go on",
+                          (unsigned long long)t->step, (unsigned long long)n_steps);
+    if (t->step >= n_steps) return save_if_missing(t);
+    while (t->step < n_steps) {
+        tagc_step_report report = {0};
+        int trace_on = t->rank->trace && t->step + 1 >= t->trace_first && t->step + 1 <= t->trace_last;
+        if (trace_on) tagc_trace_pause(t->rank->trace, 0);
+        TAGC_TRY(one_step(t, &report, &interrupted));
+        if (trace_on) tagc_trace_pause(t->rank->trace, 1);
+        is_traced |= trace_on;
+        if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
+        tagc_progress_step(&t->progress, &report);
+        TAGC_TRY(count_step(t, report.stats.skipped));
+        if (t->chooser) TAGC_TRY(t->automatic->step(t->chooser, &report.stats, report.wall_s));
+        int is_last = t->step == n_steps, is_saved = 0;
+        if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
+        if (is_due(t->options.save_every, t->step) || is_last) {
+            TAGC_TRY(tagc_trainer_save(t));
+            is_saved = 1;
+        }
+        if (is_traced && (t->step == t->trace_last || is_last || interrupted)) {
+            TAGC_TRY(write_trace(t));
+            is_traced = 0;
+        }
+        if (interrupted && !is_last) return stop(t, is_saved);
+    }
+    return TAGC_OK;
+}
