@@ -269,7 +269,8 @@ def with_lightning(rank, world_size):
 # ---- torchtitan ----
 
 def with_torchtitan(rank, world_size):
-    """A spec as torchtitan has it; what its trainer calls, in its order: parallelize_fn on meta, to_empty(), weights, optimizers."""
+    """Specs as torchtitan 0.3 and 0.2 have them; what their trainers call, in their order: parallelize_fn on meta, to_empty(), weights,
+    optimizers."""
     import dataclasses
 
     import tagc.torch as tagc
@@ -282,32 +283,46 @@ def with_torchtitan(rank, world_size):
         parallelize_fn: object
         post_optimizer_build_fn: object
 
+    @dataclasses.dataclass
+    class TrainSpec:
+        parallelize_fn: object
+        build_optimizers_fn: object
+
     def parallelize(model, *, parallel_dims):
         assert parallel_dims == "dims"
         for layer in model.layers:
             fully_shard(layer)
         return fully_shard(model)
 
+    def optimizers_of(model_parts, *arguments):
+        assert arguments in (("options", "dims"), ())
+        return types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3) for model in model_parts])
+
     built = []
-    spec = compressed(ModelSpec("llama3", parallelize, lambda *a: built.append(a)), verbose=False)
-    with torch.device("meta"):
-        model = Small()
-    model = spec.parallelize_fn(model, parallel_dims="dims")
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for p in model.parameters():
-            p.to_local().copy_(torch.randn(p.to_local().shape, generator=torch.Generator().manual_seed(rank)) * 0.1)
-    container = types.SimpleNamespace(optimizers=[torch.optim.AdamW(model.parameters(), lr=1e-3)])
-    spec.post_optimizer_build_fn(container, [model], "dims")
-    (handle,) = spec.handles
-    assert built and "AdamW: beta1 is 0.5" in handle.moments.words
-    before = whole(model)
-    for step in range(2):
-        loss_of(model, rank, step).backward()
-        container.optimizers[0].step()
-    assert handle.n_steps == 2 and furthest(whole(model), before) > 0
-    trainer = types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}))
-    assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(handle, tagc.Compressed)
+    for spec in (ModelSpec("llama3", parallelize, lambda *a: built.append(a)), TrainSpec(parallelize, optimizers_of)):
+        spec = compressed(spec, verbose=False)
+        with torch.device("meta"):
+            model = Small()
+        model = spec.parallelize_fn(model, parallel_dims="dims")
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.to_local().copy_(torch.randn(p.to_local().shape, generator=torch.Generator().manual_seed(rank)) * 0.1)
+        if isinstance(spec, TrainSpec):
+            container = spec.build_optimizers_fn([model], "options", "dims")
+        else:
+            container = optimizers_of([model])
+            spec.post_optimizer_build_fn(container, [model], "dims")
+        (handle,) = spec.handles
+        assert len(built) == 1 and "AdamW: beta1 is 0.5" in handle.moments.words
+        before = whole(model)
+        for step in range(2):
+            loss_of(model, rank, step).backward()
+            container.optimizers[0].step()
+        assert handle.n_steps == 2 and furthest(whole(model), before) > 0
+        trainer = types.SimpleNamespace(checkpointer=types.SimpleNamespace(states={}))
+        assert checkpointed(trainer, spec).checkpointer.states == {"tagc": handle} and isinstance(handle, tagc.Compressed)
+        checkpointed(types.SimpleNamespace(checkpointer=object()), spec)  # checkpoints are off
 
 
 def recipes(rank, world_size):

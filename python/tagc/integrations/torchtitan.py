@@ -1,9 +1,11 @@
 """torchtitan: a model's spec with compressed gradients. Nothing of torchtitan is imported: a spec is a dataclass whose
-parallelize_fn wraps the model and whose post_optimizer_build_fn sees the optimizers."""
+parallelize_fn wraps the model. The optimizers come by in post_optimizer_build_fn of a ModelSpec (0.3), or are made by
+build_optimizers_fn of a TrainSpec (0.2)."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tagc.torch as tagc
@@ -13,27 +15,46 @@ def compressed(spec: Any, **options: Any) -> Any:
     """The spec, with options of tagc.compress(). Where torchtitan splits a model into pipeline stages, each of them is one model.
     Its `handles` is a list, filled when the trainer is made; checkpointed(trainer) puts them into checkpoints."""
     handles: list[tagc.Compressed] = []
-    parallelize, built = spec.parallelize_fn, spec.post_optimizer_build_fn
+    parallelize = spec.parallelize_fn
 
     def parallelized(model: Any, *arguments: Any, **named: Any) -> Any:
         wrapped = parallelize(model, *arguments, **named)
         handles.append(tagc.compress(wrapped, **options))
         return wrapped
 
-    def optimizers_built(optimizers: Any, model_parts: Any, *arguments: Any, **named: Any) -> None:
+    def adapt(optimizers: Any) -> None:
         for handle in handles:
             own = {id(parameter) for parameter in handle.model.parameters()}
             handle.adapt([one for one in optimizers.optimizers if any(id(p) in own for g in one.param_groups for p in g["params"])])
-        if built is not None:
-            built(optimizers, model_parts, *arguments, **named)
 
-    spec = dataclasses.replace(spec, parallelize_fn=parallelized, post_optimizer_build_fn=optimizers_built)
+    spec = dataclasses.replace(spec, parallelize_fn=parallelized, **_with_optimizers(spec, adapt))
     spec.handles = handles
     return spec
 
 
+def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
+    """The field of the spec by which optimizers come, so that adapt(optimizers) is called with them."""
+    if hasattr(spec, "build_optimizers_fn"):
+        build = spec.build_optimizers_fn
+
+        def build_optimizers(*arguments: Any, **named: Any) -> Any:
+            optimizers = build(*arguments, **named)
+            adapt(optimizers)
+            return optimizers
+        return {"build_optimizers_fn": build_optimizers}
+    built = spec.post_optimizer_build_fn
+
+    def optimizers_built(optimizers: Any, model_parts: Any, *arguments: Any, **named: Any) -> None:
+        adapt(optimizers)
+        if built is not None:
+            built(optimizers, model_parts, *arguments, **named)
+    return {"post_optimizer_build_fn": optimizers_built}
+
+
 def checkpointed(trainer: Any, spec: Any) -> Any:
-    """Before trainer.train(): residuals and stages are saved and loaded with torchtitan's own checkpoints."""
-    for i, handle in enumerate(spec.handles):
-        trainer.checkpointer.states["tagc" if len(spec.handles) == 1 else f"tagc{i}"] = handle
+    """Before trainer.train(): residuals and stages are saved and loaded with torchtitan's own checkpoints, where these are on."""
+    states = getattr(trainer.checkpointer, "states", None)  # a manager of 0.3 that is off has none
+    if states is not None:
+        for i, handle in enumerate(spec.handles):
+            states["tagc" if len(spec.handles) == 1 else f"tagc{i}"] = handle
     return trainer
