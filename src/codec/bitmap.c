@@ -43,8 +43,8 @@ __attribute__((target("popcnt"))) static size_t count_popcnt(const uint8_t *bits
     return count;
 }
 
-/* A word's set bits are compressed to bytes at once and widened 16 at a time: no loop over bits, whose end
- * the processor would guess wrong at every sparse word. */
+/* Compresses a word's set bits to bytes at once and widens them 16 at a time. A loop over bits would mispredict its end at
+ * every sparse word. */
 __attribute__((target("avx512f,avx512bw,avx512vbmi2,popcnt"))) static size_t
 indices_avx512(const uint8_t *bits, size_t n_bytes, uint32_t *indices) {
     uint8_t ramp[64];

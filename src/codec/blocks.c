@@ -1,12 +1,12 @@
-/* Code `blocks`: every element in order, no positions. A body is the values (values.h) and nothing else, so that its
- * length is known. The residual is made piece by piece while gradient, residual and body are in the cache. */
+/* Code `blocks`: every element in order, without positions. A body has only values (values.h), so its length is known.
+ * The residual is computed piece by piece while gradient, residual and body are in the cache. */
 #include "codec/code.h"
 #include "codec/values.h"
 
 #include <string.h>
 
 enum { RUN = TAGC_VALUES_MAX_BLOCK, INF_BITS = 0x7f800000 }; /* elements at a time: whole blocks */
-enum { PIECE = 256 };                                        /* elements that go all the way, or a block */
+enum { PIECE = 256 };                                        /* elements per piece, or one block */
 enum { BEYOND_CACHE = 1 << 21 };                             /* elements of which lines are long gone */
 
 typedef struct job {
@@ -41,8 +41,8 @@ static size_t blocks_max_bytes(const tagc_code_options *options) {
     return tagc_values_bytes(&j.format, j.n);
 }
 
-/* A piece goes all the way before the next one begins: gradient, residual and sum of it stay in the innermost cache, and
- * the reads are even enough for the processor to run ahead of them by itself. */
+/* Finishes one piece before the next, so that its gradient, residual and sum stay in the innermost cache. The reads are
+ * regular enough for the processor to prefetch. */
 static void encode_piece(job *j, size_t at, size_t n) {
     const tagc_code_kernels *k = j->format.kernels;
     const float *values = j->gradient + at;

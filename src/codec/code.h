@@ -1,12 +1,11 @@
-/* Codes of a fragment: what `direct` sends instead of an index and its values. One table per code, so that exchange,
- * bench and a later device see a few functions and no details.
+/* Codes: how `direct` encodes a fragment. There is one table of functions per code.
  *
  *   topk    the k largest of gradient + residual: positions as gaps, values in one of the formats
- *   blocks  every element, in order: no positions
+ *   blocks  every element, in order, without positions
  *
  * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
- * What rounding and selection lose goes to the residual. All paths (scalar, AVX2, AVX-512, any thread count) give the
- * same bytes and the same sums. docs/wire-format.md draws the bodies. */
+ * What rounding and selection lose goes to the residual. All processor levels and thread counts give the same bytes and
+ * the same sums. docs/wire-format.md describes the bodies. */
 #ifndef TAGC_CODEC_CODE_H
 #define TAGC_CODEC_CODE_H
 
@@ -20,15 +19,14 @@ typedef struct tagc_code_options {
     int sparse; /* 1: topk, 0: blocks */
     int values; /* tagc_format */
     int block;  /* values per scale, a power of two in [16, 4096]; integer formats */
-    int rotate; /* 1: blocks only: a Hadamard transform of each block before its scale is taken */
+    int rotate; /* blocks: 1 to apply a Hadamard transform to each block before its scale is taken */
 } tagc_code_options;
 
 typedef struct tagc_encoded {
-    size_t n_bytes; /* of the body, at most max_bytes */
-    size_t
-        n_index_bytes; /* of these, the first so many say where values belong (topk); the rest are values */
-    size_t n_kept;     /* topk: k or fewer; blocks: n */
-    int nonfinite; /* some gradient + residual is NaN or Inf: body and residual are garbage, n_bytes is 0 */
+    size_t n_bytes;       /* of the body, at most max_bytes */
+    size_t n_index_bytes; /* topk: the length of the positions at the start of the body; values follow */
+    size_t n_kept;        /* topk: k or fewer; blocks: n */
+    int nonfinite; /* some gradient + residual is NaN or Inf: body and residual are undefined, n_bytes is 0 */
 } tagc_encoded;
 
 typedef struct tagc_body {
@@ -37,25 +35,24 @@ typedef struct tagc_body {
 } tagc_body;
 
 typedef struct tagc_code {
-    /* Worst case of a body, and scratch of the other functions (TAGC_ALIGNMENT-aligned). */
+    /* The largest possible body, and the scratch of the other functions (TAGC_ALIGNMENT-aligned). */
     size_t (*max_bytes)(const tagc_code_options *options);
     size_t (*scratch_bytes)(const tagc_code_options *options, int n_threads);
-    /* gradient, residual_in, residual_out (n) as in tagc_select: residual_out = gradient + residual_in - decoded
-     * body, exactly where the body is exact. Of blocks both residuals may be NULL: nothing is carried over. */
+    /* gradient, residual_in, residual_out (n) as in tagc_select. residual_out = gradient + residual_in - decoded body; it
+     * is exact if the format is. For blocks both residuals may be NULL: then nothing is carried over. */
     void (*encode)(const tagc_code_options *options, const float *gradient, const float *residual_in,
                    float *residual_out, uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
-    /* Encodes sums (n): topk every non-zero of them (at most k are there), blocks all. sums become what a receiver
-     * decodes; what that loses is multiplied by `unscale` and added to error (n), which may be NULL. nonfinite: of the
-     * sums, or of what became of error. */
+    /* Encodes sums (n): topk every non-zero one (there are at most k), blocks all. `sums` becomes what a receiver
+     * decodes. The loss times `unscale` is added to error (n), which may be NULL. nonfinite: some sum, or some new value
+     * of error, is NaN or Inf. */
     void (*encode_sums)(const tagc_code_options *options, float *sums, float *error, float unscale,
                         uint8_t *body, void *scratch, tagc_pool *pool, tagc_encoded *out);
-    /* TAGC_ERR_CORRUPT unless decode can take these bytes without leaving body or sums and without making a
-     * non-finite value. Any bytes are allowed. */
+    /* Accepts any bytes. TAGC_ERR_CORRUPT if decode would leave the body or the sums, or make a non-finite value. */
     tagc_status (*validate)(const tagc_code_options *options, const uint8_t *body, size_t n_bytes);
-    /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order,
-     * with `add` to what sums hold, else to zero. Many at once cost fewer trips to memory than one after the other,
-     * and give the same bits. All are validated; n_bodies may be 0. Returns 1 where a sum that was added to is not
-     * finite: finite values can add up to more. */
+    /* sums (n) = scale * every value of bodies[0] + scale * every value of bodies[1] and so on, added in this order. With
+     * `add` they are added to `sums`, else to zero. Decoding many bodies at once gives the same bits as one after
+     * the other, with less memory traffic. All bodies must be validated; n_bodies may be 0. Returns 1 if a changed sum is
+     * not finite: finite values can overflow when added. */
     int (*decode)(const tagc_code_options *options, const tagc_body *bodies, int n_bodies, int add,
                   float scale, float *sums, void *scratch, tagc_pool *pool);
 } tagc_code;

@@ -92,7 +92,7 @@ ALWAYS size_t avx512_fill_singly(const uint32_t *indices, int escape, float inve
     return at;
 }
 
-/* All at once where they take at most 64 bytes: codes are moved to where escapes leave them. */
+/* If the codes take at most 64 bytes, writes them at once: moves each code to its place behind the escapes. */
 ALWAYS size_t avx512_fill(const uint32_t *indices, int escape, float inverse, uint8_t *codes, size_t at) {
     const __m512i one = _mm512_set1_epi32(1), bit = _mm512_set1_epi64(1);
     IVEC wide = avx512_gaps(indices), escapes = avx512_escapes(wide, inverse), rest = wide - escapes * escape;
@@ -109,7 +109,7 @@ ALWAYS size_t avx512_fill(const uint32_t *indices, int escape, float inverse, ui
 
 #include "codec/code_bmi2.h"
 
-/* How 16 codes lie in 2 * bits bytes: lane j begins at bit j * bits, and two 16-bit words hold all of it. */
+/* How 16 codes are packed in 2 * bits bytes: lane j begins at bit j * bits and fits into two 16-bit words. */
 typedef struct unpacking {
     __m512i words, shifts, escape;
     __mmask32 inside; /* the bytes */

@@ -1,5 +1,5 @@
-/* Writing codes of gaps where pext is there: included after code_body.h by the tables that have it, with NAME(fill), which
- * writes the bytes of WIDTH indices from codes[at] on (and at most 64) and returns where the next ones begin. */
+/* Writes codes of gaps with pext. Included after code_body.h by the tables that have it, with NAME(fill), which writes the
+ * bytes of WIDTH indices from codes[at] on (at most 64) and returns where the next ones begin. */
 
 /* Packs codes (n_codes, then zeros up to a multiple of 8). */
 INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, uint8_t *bytes) {
@@ -16,7 +16,7 @@ INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, ui
     }
 }
 
-/* Codes of at most 8 bits as bytes first, escapes being what is there already: no branch for a gap. */
+/* Codes of at most 8 bits, first as bytes. The buffer already holds escapes, so a gap needs no branch. */
 KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
                               uint8_t *bytes) {
     uint8_t codes[TAGC_CODE_MAX_CODES + 64];

@@ -1,5 +1,5 @@
-/* The loops of code_kernels.h in vectors of WIDTH lanes. Included once per instruction set with these defined, hence no
- * include guard:
+/* The loops of code_kernels.h in vectors of WIDTH lanes. Included once per instruction set, hence no include guard. The
+ * includer defines:
  *
  *   TARGET, NAME(x), WIDTH            function attribute, suffix, lanes: a divisor of TAGC_CODE_LANES
  *   VEC, UVEC, IVEC                   vectors of float, uint32_t, int32_t
@@ -7,7 +7,7 @@
  *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4, 2 or 1 bits to and from whole bytes
  *   NAME(halves)                      the lower 16 bits of each lane to 2 * WIDTH bytes
  *
- * Every operation is one IEEE operation in a fixed order, and sums are LANES partial sums, so that all sets give the same
+ * Every operation is one IEEE operation in a fixed order, and sums are LANES partial sums, so all levels give the same
  * bits. */
 
 #define INLINE TARGET static inline __attribute__((always_inline))
@@ -100,7 +100,7 @@ INLINE VEC NAME(load_of)(const float *x, size_t i, int part, size_t n) {
     return at < n ? NAME(load_part)(x + at, n - at) : (VEC){0};
 }
 
-/* Shrunk on the way, so that no sum overflows. */
+/* Scales values down first, so that no sum overflows. */
 KERNEL float NAME(mean)(const float *x, size_t n) {
     VEC sums[PARTS] = {{0}};
     for (size_t i = 0; i < n; i += LANES)
@@ -126,7 +126,7 @@ KERNEL float NAME(refit)(const float *x, size_t n, float level, float scale) {
     return NAME(sum)(sums) / (NAME(sum)(squares) - unused) * 4096.0f;
 }
 
-/* One vector: codes and what they decode to. `values` is a constant where this is called. */
+/* One vector: its codes and their decoded values. `values` is a constant at each call. */
 INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inverse, VEC x, VEC *decoded) {
     UVEC sign = (UVEC)x & 0x80000000u;
     if (values == TAGC_FORMAT_INT8 || values == TAGC_FORMAT_INT4) {
@@ -146,7 +146,7 @@ INLINE UVEC NAME(round_vector)(int values, float level, float scale, float inver
     return sign >> 31;
 }
 
-/* What is lost, zeros as -0.0f. decoded - wanted is +0.0f where they are equal, unless decoded is -0.0f alone. */
+/* The loss, with zeros as -0.0f. decoded - wanted is +0.0f if they are equal, unless decoded is -0.0f. */
 INLINE VEC NAME(lost)(VEC wanted, VEC decoded) {
     return (VEC)((UVEC)(decoded - wanted) ^ 0x80000000u);
 }
@@ -272,7 +272,7 @@ KERNEL void NAME(widen)(int values, float level, const uint8_t *scales, int bloc
         NAME(widen_as)(TAGC_FORMAT_SIGN, 1, level, scales, block, packed, first, n, out);
 }
 
-/* A transform may have made -0.0f: look at the result. */
+/* A transform may have made -0.0f, so test the result. */
 KERNEL void NAME(subtract)(const float *wanted, const float *decoded, float *errors, size_t n) {
     for (size_t i = 0; i < n; i++) {
         float error = wanted[i] - decoded[i];
@@ -289,7 +289,7 @@ KERNEL void NAME(add)(float *sums, const float *x, float scale, size_t n) {
 
 /* ---- the transform: sums and differences of elements 1, 2, 4, ... apart, then one factor ---- */
 
-/* Within a vector, where the lane's bit is set the own value is subtracted, else added. */
+/* Within a vector: subtracts the lane's own value if its bit is set, else adds it. */
 INLINE VEC NAME(transform_lanes)(VEC v) {
     UVEC lanes;
     for (unsigned i = 0; i < WIDTH; i++) lanes[i] = i;
@@ -323,7 +323,7 @@ KERNEL void NAME(transform)(float *x, size_t n) {
 
 /* ---- gaps ---- */
 
-/* gap / escape rounded down, exact for both below 2^15: the half keeps clear of what rounding can do. */
+/* gap / escape rounded down, exact for both below 2^15: the added half outweighs any rounding error. */
 INLINE IVEC NAME(escapes)(IVEC gap, float inverse) {
     return __builtin_convertvector((__builtin_convertvector(gap, VEC) + 0.5f) * inverse, IVEC);
 }
@@ -374,14 +374,14 @@ KERNEL void NAME(write_any)(const uint32_t *indices, size_t n, uint32_t next, in
     for (; bytes < end; acc >>= 8) *bytes++ = (uint8_t)acc;
 }
 
-/* Code i, of which all 8 bytes from its first may be read. */
+/* Code i. All 8 bytes from its first one must be readable. */
 INLINE uint32_t NAME(code_at)(const uint8_t *bytes, size_t bit, uint32_t escape) {
     uint64_t word;
     memcpy(&word, bytes + bit / 8, sizeof word);
     return (uint32_t)(word >> bit % 8) & escape;
 }
 
-/* How many codes can be read with 8 bytes each. */
+/* How many codes can be read by 8-byte loads. */
 INLINE size_t NAME(codes_inside)(size_t n_codes, int bits) {
     size_t n_bytes = (n_codes * (size_t)bits + 7) / 8;
     if (n_bytes < 8) return 0;
@@ -406,7 +406,7 @@ INLINE size_t NAME(read_from)(const uint8_t *bytes, size_t first, size_t n_codes
             i < n_inside ? NAME(code_at)(bytes, bit, escape) : NAME(late_code_at)(bytes, bit, bits);
         uint32_t is_item = code != escape;
         at += code;
-        positions[n] = at; /* always written, counted when it is an item: no branch to miss */
+        positions[n] = at; /* always written, counted only if it is an item, to avoid a branch */
         n += is_item;
         at += is_item;
     }

@@ -1,5 +1,5 @@
-/* The inner loops of gaps and values, one table per instruction set; all tables give the same bytes and bits. Apart
- * from gaps.c, values.c and the codes only tests look in here, to run every table that the processor has. */
+/* The inner loops of gaps and values, one table per processor level. All tables give the same bytes and bits. Only gaps.c,
+ * values.c, the codes and tests include this file. */
 #ifndef TAGC_CODEC_CODE_KERNELS_H
 #define TAGC_CODEC_CODE_KERNELS_H
 
@@ -17,21 +17,21 @@ typedef struct tagc_code_kernels {
     /* ---- gaps: indices (n) ascending, of one chunk; `next` is the chunk's first element ---- */
 
     size_t (*count_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits);
-    /* codes: what count_codes says. Writes ceil(codes * bits / 8) bytes and nothing past them. */
+    /* codes: the result of count_codes. Writes ceil(codes * bits / 8) bytes and nothing past them. */
     void (*write_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits, size_t n_codes,
                         uint8_t *bytes);
-    /* Positions in the chunk, which must be valid, and up to LANES more of garbage. Returns how many. */
+    /* Positions in the chunk, which must be valid, and up to LANES undefined ones after them. Returns their number. */
     size_t (*read_codes)(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions);
-    /* Any bytes: items among the codes, and in *end the position after the last code. */
+    /* Accepts any bytes. Returns the number of items; *end becomes the position after the last code. */
     size_t (*check_codes)(const uint8_t *bytes, size_t n_codes, int bits, size_t *end);
 
-    /* ---- values: level is the multiple of the scale that the large ones of int2 have ---- */
+    /* ---- values: `level` is int2's larger magnitude, as a multiple of the scale ---- */
 
     /* acc = gradient + residual (n); returns the bits of the largest magnitude. */
     uint32_t (*accumulate)(const float *gradient, const float *residual, float *acc, size_t n);
     uint32_t (*largest)(const float *x, size_t n); /* the same of x */
     float (*mean)(const float *x, size_t n);       /* of the magnitudes; n up to 4096 */
-    /* The scale with the least squared error for the levels that `scale` gives; n up to 4096. */
+    /* The scale with the least squared error, given the levels that result from `scale`; n up to 4096. */
     float (*refit)(const float *x, size_t n, float level, float scale);
     /* Rounds one block. decoded and errors (n) may be NULL, or x itself. Writes ceil(n * bits / 8) bytes. */
     void (*round)(int values, float level, float scale, const float *x, size_t n, float *decoded,
@@ -59,7 +59,7 @@ extern const tagc_code_kernels tagc_code_neon;
 
 #define TAGC_CODE_MAX_KERNELS 3
 
-/* What this processor can run, best first; returns how many. The scalar one is always among them. */
+/* The tables for this processor, best first; returns their number. The last one is scalar. */
 size_t tagc_code_available(const tagc_code_kernels *available[TAGC_CODE_MAX_KERNELS]);
 const tagc_code_kernels *tagc_code_best(void);
 

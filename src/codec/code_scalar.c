@@ -1,5 +1,4 @@
-/* What runs where there is no better table, and the reference of the others: no instructions beyond the compiler's
- * usual ones. */
+/* The table for processors without a better one, and the reference for the others. It uses no special instructions. */
 #include "codec/code_kernels.h"
 #include "core/cpu.h"
 

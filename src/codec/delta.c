@@ -1,4 +1,4 @@
-/* Low-bit blocks: the loops per instruction set, and the bodies around them. */
+/* Low-bit blocks: chooses the loops of the processor level, and lays out bodies. */
 #include "codec/delta.h"
 #include "codec/bf16.h"
 #include "codec/delta_kernels.h"
@@ -9,12 +9,14 @@
 #include <string.h>
 
 #define SCALE_NAN 0x7fc0u
-#define MIN_NORMAL_BITS 0x00800000u /* 2^-126: smaller scales have no inverse, such a block stays as it is */
+/* 2^-126: a smaller scale has no inverse, so such a block is left unchanged. */
+#define MIN_NORMAL_BITS 0x00800000u
 
-/* The scale over the largest magnitude. Measured as the mean square of what replica and master differ by in the steady
- * state, over that of a step, for Gaussian steps (in brackets: where each step is 0.9 of the last): 4 bits 0.011 (0.012),
- * codes from -7 to 7 would have 0.016; 2 bits 0.17 (0.27), three levels 0.24 (at best 0.58), four around 0 0.14 (0.28), but
- * those move what stands still, and have thrice the error where few values move. What is clipped comes with the next. */
+/* The scale over the largest magnitude. The figures are the mean square difference between replica and master in the
+ * steady state, over that of a step, for Gaussian steps (in brackets: if each step is 0.9 of the last). 4 bits: 0.011
+ * (0.012); with codes from -7 to 7 it would be 0.016. 2 bits: 0.17 (0.27); with three levels 0.24 (at best 0.58); with four
+ * levels around 0 0.14 (0.28). Those four would move values that do not change, and have three times the error if few values
+ * change. Clipped parts are in the next delta. */
 static inline float share_of_largest(int bits) {
     return bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f;
 }
@@ -32,7 +34,7 @@ static inline float scale_at(const uint8_t *scale) {
     return scale_from(half);
 }
 
-/* 0 for a block that holds nothing, or what cannot be said. */
+/* 0 if the block holds only zeros or values too small to encode. */
 static inline float inverse_of(uint16_t scale) {
     return scale == 0 || scale == SCALE_NAN ? 0.0f : 1.0f / scale_from(scale);
 }
@@ -135,7 +137,7 @@ tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n) {
     return TAGC_OK;
 }
 
-/* All whole blocks in place, and the rest by way of a block of its own. */
+/* All whole blocks in place, and the remainder in a block of its own. */
 static void walk(void (*kernel)(int, const uint8_t *, const uint8_t *, float *, size_t), int bits,
                  const uint8_t *scales, const uint8_t *codes, float *values, size_t n) {
     size_t n_whole = n / TAGC_DELTA_BLOCK, m = n % TAGC_DELTA_BLOCK;

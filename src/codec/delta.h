@@ -1,17 +1,18 @@
-/* Low-bit blocks: how parameters travel when bf16 is too much. A block of 256 values has one scale, the bits are fixed,
- * and so is the length of a body:
+/* Low-bit blocks: parameters in fewer bits than bf16. A block of 256 values has one scale. The number of bits is fixed, and
+ * so is the length of a body:
  *
  *   | scales: bf16 per block | codes: 256 * bits / 8 bytes per block |        the last block is padded with zeros
  *
- * value = (code - 2^(bits-1)) * scale, where the scale has the sign that puts the block's largest value at code 0.
+ * value = (code - 2^(bits-1)) * scale. The sign of the scale puts the block's largest value at code 0.
  *
- * A delta is the difference of the owner's fp32 master from the bf16 replica that all ranks hold. Everyone adds the same
- * decoded delta to the same replica and rounds to bf16, so replicas stay alike to the bit, and what a delta could not say
- * is in the next difference: error feedback without a residual. Hence not a format of values.h: what counts is the error
- * that deltas settle at, for which codes are not symmetric (figures in delta.c), nobody asks the encoder what is lost, and
- * blocks are all whole, so that they pack without shuffles.
+ * A delta is the difference of the owner's fp32 master from the bf16 replica that all ranks hold. Every rank adds the same
+ * decoded delta to the same replica and rounds to bf16, so replicas stay equal bit for bit. Rounding errors are in the next
+ * difference: error feedback without a residual.
  *
- * All instruction sets give the same bytes and the same values. */
+ * The formats of values.h do not fit here. What counts is the error in the steady state, which is smaller with asymmetric codes
+ * (figures in delta.c). The encoder does not need the loss. And all blocks are whole, so they pack without shuffles.
+ *
+ * All processor levels give the same bytes and the same values. */
 #ifndef TAGC_CODEC_DELTA_H
 #define TAGC_CODEC_DELTA_H
 
@@ -19,19 +20,19 @@
 
 #define TAGC_DELTA_BLOCK 256
 
-/* Of n values in codes of `bits` (8, 4 or 2). */
+/* Size of a body of n values in codes of `bits` (8, 4 or 2). */
 size_t tagc_delta_bytes(int bits, size_t n);
 
-/* values - base (n) as a body; base NULL: the values themselves. Returns 1 when a difference is not finite: its block
- * then has a scale of NaN, the others are as always. */
+/* Encodes values - base (n); base NULL: the values themselves. Returns 1 if a difference is not finite: its block then has
+ * a scale of NaN, and the other blocks are unaffected. */
 int tagc_delta_encode(int bits, const float *values, const float *base, size_t n, uint8_t *body);
 
-/* The same of the n values from `at` on alone, a multiple of TAGC_DELTA_BLOCK, of a body of n_all. Parts of one body may be
- * written, and read below, by several threads. All pointers are to the whole. */
+/* The same for n values starting at `at`, a multiple of TAGC_DELTA_BLOCK, of a body of n_all. Several threads may write, and
+ * read below, parts of one body. All pointers are to the whole. */
 int tagc_delta_encode_part(int bits, const float *values, const float *base, size_t n_all, size_t at,
                            size_t n, uint8_t *body);
 
-/* TAGC_ERR_CORRUPT unless all scales are finite. Any codes will do. */
+/* TAGC_ERR_CORRUPT unless all scales are finite. Any codes are valid. */
 tagc_status tagc_delta_validate(int bits, const uint8_t *body, size_t n);
 
 /* replica (n) = bf16(replica + decoded body), as fp32. */

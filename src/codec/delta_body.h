@@ -1,14 +1,14 @@
-/* The loops of delta_kernels.h. Included by delta.c once per instruction set, with TARGET (a function attribute), NAME(x)
- * (the suffix) and KERNELS_NAME defined; hence no include guard. Trip counts are constants and every operation is on one
- * element, so that compilers make vectors of any width of them and all widths give the same bits.
+/* The loops of delta_kernels.h. delta.c includes it once per instruction set, with TARGET (a function attribute), NAME(x)
+ * (the suffix) and KERNELS_NAME defined; hence no include guard. Trip counts are constants and every operation uses one
+ * element, so compilers can vectorise to any width, and all widths give the same bits.
  *
- * Bytes hold elements that lie a half or a quarter of a block apart: no shuffles, neither here nor there. */
+ * A byte holds elements that are a half or a quarter of a block apart, so neither side shuffles. */
 
 #define INLINE TARGET static inline __attribute__((always_inline))
 #define KERNEL TARGET static
 
-/* The sign says where the largest lies: at the lowest code, of which there is one more than at the other end.
- * up: the largest of the positive differences, down: the largest magnitude of the others, as bits. */
+/* The sign puts the largest value at the lowest code, because there is one more code below the middle than above.
+ * up: the largest positive difference, down: the largest magnitude of the others, as bits. */
 INLINE uint16_t NAME(choose_scale)(int bits, int32_t up, int32_t down) {
     int32_t largest = up > down ? up : down;
     if (largest >= 0x7f800000) return SCALE_NAN;
@@ -36,8 +36,8 @@ INLINE void NAME(differ)(const float *restrict values, const float *restrict bas
     *down = least;
 }
 
-/* From 0 on. To the nearest integer, ties to even: the fraction is cut off by adding 1.5 * 2^23, to which the middle code
- * is added as well. */
+/* Codes start at 0. Rounds to the nearest integer, ties to even: adding 1.5 * 2^23 cuts off the fraction, and the same
+ * addition adds the middle code. */
 INLINE uint32_t NAME(code_of)(float difference, float inverse, int32_t n_half) {
     float shifted = difference * inverse + 12582912.0f;
     int32_t code;
@@ -52,7 +52,7 @@ KERNEL uint16_t NAME(encode)(int bits, const float *restrict values, const float
     enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
     float difference[TAGC_DELTA_BLOCK];
     int32_t up = 0, down = 0;
-    if (base) /* once each, for compilers that make no vectors of a loop with a choice in it */
+    if (base) /* the choice is outside the loop, because compilers do not vectorise a loop that contains it */
         NAME(differ)(values, base, difference, &up, &down);
     else
         NAME(differ)(values, NULL, difference, &up, &down);

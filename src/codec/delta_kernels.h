@@ -1,5 +1,5 @@
-/* The inner loops of low-bit blocks, one table per instruction set; all tables give the same bits. Apart from delta.c
- * only tests look in here, to run every table that the processor has. */
+/* The inner loops of low-bit blocks, one table per processor level. All tables give the same bits. Only delta.c and tests
+ * include this file. */
 #ifndef TAGC_CODEC_DELTA_KERNELS_H
 #define TAGC_CODEC_DELTA_KERNELS_H
 
@@ -7,8 +7,8 @@
 
 typedef struct tagc_delta_kernels {
     const char *name;
-    /* One block of 256 each. codes: 256 * bits / 8 bytes. encode returns the scale as bf16, 0x7fc0 (NaN) where a value
-     * is not finite; base may be NULL. apply and decode go over n_blocks of them. */
+    /* One block of 256. codes: 256 * bits / 8 bytes. encode returns the scale as bf16, or 0x7fc0 (NaN) if a value is not
+ * finite; base may be NULL. apply and decode process n_blocks of them. */
     uint16_t (*encode)(int bits, const float *values, const float *base, uint8_t *codes);
     void (*apply)(int bits, const uint8_t *scales, const uint8_t *codes, float *replica, size_t n_blocks);
     void (*decode)(int bits, const uint8_t *scales, const uint8_t *codes, float *values, size_t n_blocks);

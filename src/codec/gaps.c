@@ -1,4 +1,4 @@
-/* Gaps with an escape, see gaps.h. A code may take more than one step for a gap, so that a decoder needs no branch. */
+/* Gaps with an escape, see gaps.h. The encoder may use several codes for a gap, so that the decoder needs no branch. */
 #include "codec/gaps.h"
 #include "codec/bitmap.h"
 #include "core/memory.h"
@@ -32,7 +32,7 @@ void tagc_gaps_init(tagc_gaps *gaps, size_t n, size_t k) {
     gaps->n_chunks = (n + gaps->chunk - 1) / gaps->chunk;
 }
 
-/* No support of k items takes more in gaps of so many bits. */
+/* The most bytes that any k items take in gaps of this width. */
 static size_t worst_bytes(const tagc_gaps *gaps, int bits) {
     size_t n_codes = gaps->k + gaps->n / ((1u << bits) - 1);
     return (size_t)(((uint64_t)n_codes * (unsigned)bits + 7) / 8) + gaps->n_chunks;
@@ -106,7 +106,7 @@ static size_t sampled_bytes(const encoder *e, size_t stride, int bits) {
     return n;
 }
 
-/* Costs fall to the best bits and rise after them, but for bumps that do not matter. */
+/* The size falls to the best width and rises after it, except for negligible bumps. */
 static int choose_bits(const encoder *e, size_t n_items) {
     size_t stride = 1 + e->gaps->n_chunks / 64, best, next;
     int bits = MIN_BITS, up;
@@ -249,7 +249,7 @@ size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cur
     return n_items;
 }
 
-/* Items of a chunk whose bits are there; SIZE_MAX when they leave the chunk. */
+/* Items of a chunk whose bits are present; SIZE_MAX if they leave the chunk. */
 static size_t count_items(const tagc_gaps *gaps, const uint8_t *bytes, const tagc_gaps_cursor *cursor) {
     const uint8_t *from = bytes + cursor->offset;
     size_t n = 0, end, n_elems = tagc_gaps_chunk_elems(gaps, cursor->chunk);

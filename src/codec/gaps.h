@@ -1,7 +1,7 @@
-/* Positions of the kept elements of a fragment, in little more than their entropy.
+/* Positions of the selected elements of a fragment, in little more than their entropy.
  *
- * The fragment is cut into chunks of `chunk` elements (the last may be shorter), so that a decoder can jump, threads
- * can split, and sums are added to while they are in the cache. Both sides know n and k, and so the chunk: the smallest
+ * The fragment is divided into chunks of `chunk` elements (the last may be shorter), so that a decoder can jump, threads can
+ * share the work, and sums are updated while they are in the cache. Both sides know n and k, and so the chunk: the smallest
  * power of two from 2048 to 32768 with chunk * k >= 1280 * n. Bytes, little-endian, unaligned:
  *
  *   0       u32   n_items, at most k
@@ -12,12 +12,12 @@
  *             bitmap: ceil(elements of the chunk / 8) bytes; element i is bit i % 8 of byte i / 8
  *             gaps:   ceil(codes * bits / 8) bytes; code j is bits [j * bits, (j + 1) * bits), lowest first
  *
- * A position starts at 0 in each chunk. Code 2^bits - 1 adds itself to the position; any smaller code v adds v, marks an
- * item there, and adds 1. Bits after the last code are zero. Gaps of a random support at density p take
- * bits / (1 - (1 - p)^(2^bits - 1)) bits per item; a clumped one less.
+ * The position starts at 0 in each chunk. Code 2^bits - 1 adds itself to the position. A smaller code v adds v, marks an item
+ * there, and adds 1. Bits after the last code are zero. Gaps of random positions at density p take
+ * bits / (1 - (1 - p)^(2^bits - 1)) bits per item; clustered ones take less.
  *
- * The sender takes the bits that take the fewest bytes (of a sample of chunks), or a bitmap where that is at most an
- * eighth larger; both are the receiver's to accept. */
+ * The sender chooses the width that takes the fewest bytes (in a sample of chunks), or a bitmap if that is at most an eighth
+ * larger. A receiver accepts both. */
 #ifndef TAGC_CODEC_GAPS_H
 #define TAGC_CODEC_GAPS_H
 
@@ -38,17 +38,17 @@ typedef struct tagc_gaps {
 void tagc_gaps_init(tagc_gaps *gaps, size_t n, size_t k);
 size_t tagc_gaps_max_bytes(const tagc_gaps *gaps);
 size_t tagc_gaps_scratch_bytes(const tagc_gaps *gaps); /* of encode */
-/* The width of codes whose worst case takes the fewest bytes; *n_bytes: so many, without the table. */
+/* The width whose worst case takes the fewest bytes; *n_bytes becomes that size, without the table. */
 int tagc_gaps_safest_bits(const tagc_gaps *gaps, size_t *n_bytes);
 
 /* indices (n_items): ascending, each < n; n_items <= k. Writes at most max_bytes; returns how many. */
 size_t tagc_gaps_encode(const tagc_gaps *gaps, const uint32_t *indices, size_t n_items, uint8_t *bytes,
                         void *scratch, tagc_pool *pool);
 
-/* How long the code at the front of `bytes` (any n_bytes of them) is, and its items; 0 when it is damaged. */
+/* The length of the code at the front of `bytes` (n_bytes of any content), and its items; 0 if it is damaged. */
 size_t tagc_gaps_validate(const tagc_gaps *gaps, const uint8_t *bytes, size_t n_bytes, size_t *n_items);
 
-/* Where a chunk begins in a code that is valid. */
+/* Where a chunk begins, in a valid code. */
 typedef struct tagc_gaps_cursor {
     size_t chunk;  /* its number */
     size_t item;   /* its first */
@@ -61,8 +61,8 @@ void tagc_gaps_seek(const tagc_gaps *gaps, const uint8_t *bytes, size_t chunk, t
 size_t tagc_gaps_chunk_elems(const tagc_gaps *gaps, size_t chunk);
 /* Items of the chunk at the cursor. */
 size_t tagc_gaps_next_items(const uint8_t *bytes, const tagc_gaps_cursor *cursor);
-/* Positions, from the chunk's first element, of the items of the chunk at the cursor, which moves on; returns how many.
- * positions: room for as many, and TAGC_GAPS_SLACK. */
+/* Writes the positions, from the chunk's first element, of the items of the cursor's chunk, and moves the cursor on.
+ * Returns their number. positions: room for them and TAGC_GAPS_SLACK more. */
 size_t tagc_gaps_next(const tagc_gaps *gaps, const uint8_t *bytes, tagc_gaps_cursor *cursor,
                       uint32_t *positions);
 

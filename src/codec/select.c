@@ -3,14 +3,14 @@
  *        0 ........ t_lo ....(k-th is here)....  t_hi ........ Inf
  *        residual       band                         kept
  *
- * The sweep writes the residual and collects everything from t_lo up as candidates; the exact threshold is
- * then found in the band alone, and a last sweep over the candidates keeps k of them and puts the others
- * back. Where the sample misled, the candidates go back first and the threshold is found by histograms of the
- * residual, which then holds acc. An array too small to sample is a band from end to end.
+ * The sweep writes the residual and collects everything from t_lo up as candidates. The exact threshold is then found
+ * in the band alone. A last sweep over the candidates keeps k of them and puts the others back. If the sample was
+ * misleading, the candidates are put back first, so that the residual holds acc, and histograms of it give the threshold. An
+ * array too small to sample is one band.
  *
- * Threads take the next block, not one long slice each: large elements come in clumps. A thread whose room for
- * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms has to be
- * enough. Each block knows where its output begins, so the result does not depend on the threads. */
+ * Threads take blocks one by one instead of one long slice each, because large elements cluster. A thread whose room for
+ * candidates is full takes no more blocks and leaves them to the others, so only the sum of the rooms must be enough. Each
+ * block knows where its output begins, so the result does not depend on the threads. */
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 #include "codec/select_sample.h"
@@ -21,7 +21,8 @@
 
 #define BLOCK 16384 /* elements; few enough that a block's candidates are still in cache after its sweep */
 #define WORTH_THREADS 4 /* blocks; fewer are not worth waking anybody */
-#define SMALL_BAND 1024 /* elements of a band whose range is halved; of larger ones digits are counted */
+/* Up to this many elements a band's range is bisected; digits of larger bands are counted. */
+#define SMALL_BAND 1024
 #define RADIX_BITS 11
 #define N_RADIX (1u << RADIX_BITS)
 #define INF_BITS 0x7f800000u
@@ -30,7 +31,7 @@ typedef struct block {
     uint32_t owner;                         /* the thread that streamed it */
     uint32_t candidate_begin, n_candidates; /* in the lists of its owner */
     uint32_t band_begin, n_band;
-    uint32_t n_kept, n_ties; /* for certain or above the threshold, and equal to it */
+    uint32_t n_kept, n_ties; /* certainly above the threshold, and equal to it */
     uint32_t out_begin;      /* in the caller's indices and values */
 } block;
 
@@ -51,7 +52,7 @@ typedef struct selector {
     uint32_t *indices;                   /* (k) */
     float *values;                       /* (k) */
     size_t n, k, n_blocks;
-    int beyond_cache; /* the residual is too large to be found in the cache later */
+    int beyond_cache; /* the residual will have left the cache before it is read again */
     int bypass;       /* and not in place: the sweep writes around the cache */
     int leave;        /* acc stays in the residual everywhere */
 
@@ -64,7 +65,7 @@ typedef struct selector {
     atomic_size_t next_block;
 
     uint32_t t_lo, t_hi; /* predicted */
-    int from_residual;   /* the band was not to be had: look at the residual, which holds acc */
+    int from_residual;   /* the band could not be used: search the residual, which holds acc */
     uint32_t base, prefix, threshold;
     int shift, shift_prefix; /* of the present radix level */
     uint32_t n_digits;
@@ -73,7 +74,7 @@ typedef struct selector {
 size_t tagc_select_count(size_t n, double sparsity) {
     if (n == 0 || !(sparsity > 0)) return n;
     size_t n_zero = sparsity < 1 ? (size_t)(sparsity * (double)n) : n;
-    /* as fractions, so that 0.9 of 10 is 9 however 0.9 is rounded */
+    /* as fractions, so that 0.9 of 10 is 9 in spite of the rounding of 0.9 */
     while (n_zero > 0 && (double)(n_zero - 1) / (double)n >= sparsity) n_zero--;
     while (n_zero < n && (double)n_zero / (double)n < sparsity) n_zero++;
     return n_zero < n || sparsity >= 1 ? n - n_zero : 1;
@@ -122,7 +123,7 @@ static size_t block_elems(const selector *s, size_t b) {
     return size_min(s->n - b * BLOCK, BLOCK);
 }
 
-/* Takes blocks until none is left or the own room is full. */
+/* Takes blocks until none is left or this thread's room is full. */
 static void stream_stage(void *arg, int index, int n_threads) {
     selector *s = arg;
     share *own = &s->shares[index];
@@ -150,7 +151,7 @@ static void stream_stage(void *arg, int index, int n_threads) {
     if (s->bypass) s->kernels->fence();
 }
 
-/* What the rooms did not take of the blocks: acc goes into the residual, where the second pass looks for it. */
+/* For blocks that no room had space for: writes acc to the residual, where the second pass looks for it. */
 static void sum_stage(void *arg, int index, int n_threads) {
     selector *s = arg;
     (void)n_threads;
@@ -173,7 +174,7 @@ static void restore_stage(void *arg, int index, int n_threads) {
         s->residual_out[own->candidate_indices[i]] = own->candidate_values[i];
 }
 
-/* Of bits - base counts the digit at `shift` where the digits above it are `prefix`. */
+/* Counts, among bits - base whose digits above `shift` are `prefix`, the digit at `shift`. */
 static void add_digits(const selector *s, const float *values, size_t n, uint32_t *radix) {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = tagc_abs_bits(values[i]) - s->base;
@@ -193,7 +194,7 @@ static void radix_stage(void *arg, int index, int n_threads) {
         add_digits(s, s->residual_out + b * BLOCK, block_elems(s, b), own->radix);
 }
 
-/* Candidates are with the block's owner; the residual is the same for everybody. */
+/* Each block's owner has the candidates; all threads share the residual. */
 static int is_mine(const selector *s, size_t b, int index, int n_threads) {
     return s->from_residual ? b % (size_t)n_threads == (size_t)index : s->blocks[b].owner == (uint32_t)index;
 }
@@ -301,7 +302,7 @@ static uint32_t halve_band(const selector *s, size_t rank) {
     return high;
 }
 
-/* Threshold and ties from the band; 0 when the prediction was bad. */
+/* Finds threshold and ties in the band; returns 0 if the prediction was bad. */
 static int threshold_from_band(selector *s, tagc_pool *pool) {
     size_t n_candidates = 0, n_band = 0;
     for (int t = 0; t < tagc_pool_n_threads(pool); t++) {
@@ -322,8 +323,7 @@ static int threshold_from_band(selector *s, tagc_pool *pool) {
     return 1;
 }
 
-/* Where each block's output begins, and how many of its ties are kept: the first ones. Returns the number
- * kept. */
+/* Computes where each block's output begins and how many of its ties are kept: the first ones. Returns the number kept. */
 static size_t share_out(selector *s) {
     size_t n_above = 0, n_out = 0;
     for (size_t b = 0; b < s->n_blocks; b++) n_above += s->blocks[b].n_kept;
@@ -339,7 +339,7 @@ static size_t share_out(selector *s) {
     return n_out;
 }
 
-/* Reads the largest |acc| off the shares; 0 when it is not finite. */
+/* Takes the largest |acc| of all threads; returns 0 if it is not finite. */
 static int all_finite(const selector *s, tagc_pool *pool, tagc_selection *result) {
     union {
         uint32_t bits;

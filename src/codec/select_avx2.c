@@ -1,5 +1,5 @@
-/* Selection, 8 elements at a time, for processors without AVX-512: the compression is a permutation out of a table,
- * and the ends of arrays go to the scalar loops. */
+/* Selection, 8 elements at a time, for processors without AVX-512. A permutation from a table compresses them, and the
+ * scalar loops process the ends of arrays. */
 #include "codec/select_kernels.h"
 
 #if defined(__x86_64__)
@@ -47,8 +47,8 @@ typedef struct stream_state {
     float *values;
 } stream_state;
 
-/* Takes 8 elements and returns their new residual. Magnitudes and t_lo - 1 are below 2^31, so signs of differences
- * compare: below - bits is negative where an element is chosen, bits - 1 where it is zero. */
+/* Processes 8 elements and returns their new residual. Magnitudes and t_lo - 1 are below 2^31, so the sign of a difference
+ * compares them: below - bits is negative for a candidate, bits - 1 is negative for a zero. */
 INLINE __m256 stream_vector(stream_state *s, const float *gradient, const float *residual, int leave) {
     __m256 acc = _mm256_add_ps(_mm256_loadu_ps(gradient), _mm256_loadu_ps(residual));
     __m256i bits = abs_bits(acc), chosen = _mm256_sub_epi32(s->below, bits);
@@ -66,7 +66,7 @@ INLINE __m256 stream_vector(stream_state *s, const float *gradient, const float 
     return _mm256_blendv_ps(acc, _mm256_set1_ps(TAGC_ZERO_RESIDUAL), _mm256_castsi256_ps(clear));
 }
 
-/* Whole vectors of (n), residual_out aligned for bypass; returns how many elements they are. */
+/* Whole vectors of (n), residual_out aligned for bypass; returns how many elements were processed. */
 INLINE size_t stream_whole(stream_state *s, const float *gradient, const float *residual_in,
                            float *residual_out, size_t n, int leave, int bypass) {
     size_t i = 0;
@@ -76,7 +76,7 @@ INLINE size_t stream_whole(stream_state *s, const float *gradient, const float *
             _mm256_storeu_ps(residual_out + i, stream_vector(s, gradient + i, residual_in + i, leave));
         return n;
     }
-    /* by way of a cached room: between other stores, streaming ones take half as long again */
+    /* through a buffer in the cache: between other stores, streaming ones take half as long again */
     float room[ROOM] __attribute__((aligned(64)));
     for (size_t n_here; i < n; i += n_here) {
         n_here = n - i < ROOM ? n - i : ROOM;
@@ -146,7 +146,7 @@ TARGET static size_t avx2_count(const float *values, size_t n, uint32_t threshol
     return n_above;
 }
 
-/* Losers lie lines apart: a plain store would fetch a whole line from memory for each. */
+/* Unselected candidates are lines apart: a plain store would fetch a whole line from memory for each. */
 INLINE void put_back(const uint32_t *indices, const float *values, size_t n, float *residual, int bypass) {
     for (size_t i = 0; i < n; i++) {
         int bits;
@@ -162,7 +162,7 @@ TARGET static void avx2_keep(const uint32_t *indices, const float *values, size_
                              size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
                              float *kept_values, size_t n_kept) {
     const __m256i limit = _mm256_set1_epi32((int)threshold);
-    /* losers are gathered first: a branch for each would be guessed wrong */
+    /* unselected candidates are collected first, because a branch for each would be mispredicted */
     uint32_t lost_indices[LOST_ROOM];
     float lost_values[LOST_ROOM];
     size_t j = 0, i = 0, n_lost = 0;

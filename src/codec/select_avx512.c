@@ -1,5 +1,5 @@
-/* Selection, 16 elements at a time. Candidates are compressed in the register and stored whole, the next
- * store overwriting the surplus: compressing straight into memory is microcode on some processors. */
+/* Selection, 16 elements at a time. Candidates are compressed in the register and stored whole; the next store overwrites
+ * the surplus. Compressing straight into memory is slow microcode on some processors. */
 #include "codec/select_kernels.h"
 
 #if defined(__x86_64__)
@@ -64,7 +64,7 @@ TARGET static size_t avx512_stream(const float *gradient, const float *residual_
         if (head > n) head = n;
         stream_part(&s, gradient, residual_in, residual_out, head, index);
         index = _mm512_add_epi32(index, _mm512_set1_epi32((int)head));
-        /* by way of a cached room: between other stores, streaming ones take half as long again */
+        /* through a buffer in the cache: between other stores, streaming ones take half as long again */
         float room[ROOM] __attribute__((aligned(64)));
         for (i = head; i + LANES <= n;) {
             size_t n_here = n - i < ROOM ? (n - i) / LANES * LANES : ROOM;
@@ -126,7 +126,7 @@ static inline __mmask16 lowest_set(__mmask16 mask, size_t n) {
     return (__mmask16)(mask & ~rest);
 }
 
-/* Losers lie lines apart: a plain store would fetch a whole line from memory for each. */
+/* Unselected candidates are lines apart: a plain store would fetch a whole line from memory for each. */
 TARGET static inline void put_back(const uint32_t *indices, const float *values, size_t n, float *residual,
                                    int bypass) {
     if (!residual) return;
@@ -145,7 +145,7 @@ TARGET static void avx512_keep(const uint32_t *indices, const float *values, siz
                                size_t n_ties, float *residual, int bypass, uint32_t *kept_indices,
                                float *kept_values, size_t n_kept) {
     const __m512i limit = _mm512_set1_epi32((int)threshold);
-    /* losers are gathered first: a branch for each would be guessed wrong */
+    /* unselected candidates are collected first, because a branch for each would be mispredicted */
     uint32_t lost_indices[LOST_ROOM];
     float lost_values[LOST_ROOM];
     size_t j = 0, n_lost = 0;

@@ -1,5 +1,5 @@
-/* The inner loops of selection, one table per instruction set; all tables give the same bits. Apart from
- * select.c only tests look in here, to run every table that the processor has. */
+/* The inner loops of selection, one table per processor level. All tables give the same bits. Only select.c and tests
+ * include this file. */
 #ifndef TAGC_CODEC_SELECT_KERNELS_H
 #define TAGC_CODEC_SELECT_KERNELS_H
 
@@ -11,15 +11,15 @@
 typedef struct tagc_select_kernels {
     const char *name;
 
-    /* acc = gradient + residual_in over (n). |acc| >= t_lo, t_lo >= 1, become candidates (first + position,
-     * acc). |acc| >= t_clear, t_lo or NONE, and zeros have a residual of -0.0f; the others are the residual. Returns
-     * the number of candidates; raises *max_bits to the largest |acc|. bypass: write residual_out around the cache. */
+    /* acc = gradient + residual_in over (n). |acc| >= t_lo, t_lo >= 1, become candidates (first + position, acc). The
+     * residual is -0.0f for zeros and for |acc| >= t_clear (t_lo or NONE), else acc. Returns the number of candidates;
+     * raises *max_bits to the largest |acc|. bypass: write residual_out around the cache. */
     size_t (*stream)(const float *gradient, const float *residual_in, float *residual_out, size_t n,
                      uint32_t first, uint32_t t_lo, uint32_t t_clear, int bypass, uint32_t *indices,
                      float *values, uint32_t *max_bits);
 
-    /* Ends a run of streams or keeps with bypass: what they wrote comes before what this thread writes next.
-     * Not at each one's end, where it would stop the flow. */
+    /* Call after a run of streams or keeps with bypass: orders what they wrote before this thread's next writes. Calling it
+     * after each would interrupt the stores. */
     void (*fence)(void);
 
     /* band = those of values (n) with |value| < t_hi, in order; returns how many. */
@@ -28,9 +28,9 @@ typedef struct tagc_select_kernels {
     /* Returns how many of values (n) have |value| > threshold, and in *n_ties how many are equal to it. */
     size_t (*count)(const float *values, size_t n, uint32_t threshold, size_t *n_ties);
 
-    /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept
-     * of them; every other value goes back to residual[index], with bypass around the cache where that can be, or
-     * nowhere where residual is NULL. Writes nothing past n_kept. */
+    /* Of candidates (n, ascending) keeps |value| > threshold and the first n_ties equal to it, exactly n_kept of them.
+     * Every other value goes back to residual[index] (with bypass around the cache if possible), or nowhere if
+     * residual is NULL. Writes nothing past n_kept. */
     void (*keep)(const uint32_t *indices, const float *values, size_t n, uint32_t threshold, size_t n_ties,
                  float *residual, int bypass, uint32_t *kept_indices, float *kept_values, size_t n_kept);
 } tagc_select_kernels;
@@ -46,7 +46,7 @@ extern const tagc_select_kernels tagc_select_neon;
 
 #define TAGC_SELECT_MAX_KERNELS 3
 
-/* What this processor can run, best first; returns how many. The scalar one is always among them. */
+/* The tables for this processor, best first; returns their number. The last one is scalar. */
 size_t tagc_select_available(const tagc_select_kernels *available[TAGC_SELECT_MAX_KERNELS]);
 
 /* tagc_select with a given table, or with `leave` tagc_select_leaving. */

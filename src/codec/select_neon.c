@@ -1,5 +1,5 @@
-/* Selection, 4 elements at a time, for aarch64: the compression is a permutation of bytes out of a table, and the ends of
- * arrays go to the scalar loops. There is no store around the cache: bypass changes nothing. */
+/* Selection, 4 elements at a time, for aarch64. A byte permutation from a table compresses them, and the scalar loops
+ * process the ends of arrays. There is no store around the cache, so bypass has no effect. */
 #include "codec/select_kernels.h"
 
 #if defined(__aarch64__)

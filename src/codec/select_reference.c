@@ -1,5 +1,5 @@
-/* Selection as one would explain it: the threshold is built bit by bit, counting the whole array for each.
- * The fast versions are tested against it. */
+/* Selection in its simplest form: builds the threshold bit by bit and counts the whole array for each. Tests compare the
+ * fast versions with it. */
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 

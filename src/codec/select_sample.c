@@ -46,16 +46,16 @@ static double margin_of(double expected, double clump) {
     return 4 * sqrt(clump * (expected + 4 * clump));
 }
 
-/* The sample puts t_lo where `reach` of its elements lie above; as many elements as the sample stands for lie
- * above it in the array, and again four standard deviations more for the worst clump. */
+/* The sample puts t_lo below its `reach` largest elements. As many elements of the array lie above t_lo as these stand for,
+ * and four more standard deviations for the worst clump. */
 double tagc_sample_candidates(const tagc_sample_shape *shape, size_t n) {
     double unit = (double)shape->unit, reach = shape->expected + margin_of(shape->expected, unit);
     if (!shape->n_windows) return (double)n;
     return (reach + margin_of(reach, unit)) * (double)n / (double)tagc_sample_elems(shape);
 }
 
-/* Unit of window w: scattered within the window, so that rows and columns of a matrix do not beat with the
- * stride. */
+/* Unit of window w: at a random place in the window, so that the stride does not interfere with rows and columns of a
+ * matrix. */
 static inline size_t sampled_unit(const tagc_sample_shape *shape, size_t w) {
     uint32_t x = (uint32_t)w;
     x = (x ^ x >> 16) * 0x85ebca6bu;
@@ -82,7 +82,7 @@ static uint32_t take_lines(const tagc_sample_shape *shape, const float *gradient
     return max_bits;
 }
 
-/* The same, without the sample, by which only clumps are measured. */
+/* The same without a sample; only clumps are measured. */
 static uint32_t take_elements(const tagc_sample_shape *shape, const float *gradient, const float *residual,
                               uint32_t *buckets) {
     uint32_t max_bits = 0;
@@ -95,7 +95,7 @@ static uint32_t take_elements(const tagc_sample_shape *shape, const float *gradi
     return max_bits;
 }
 
-/* The bucket that holds the sampled element of this rank from the top; 0 when there are not so many. */
+/* The bucket that holds the sampled element of this rank from the top; 0 if there are fewer elements. */
 static uint32_t bucket_of_rank(const uint32_t *buckets, uint32_t top, double rank) {
     double n_above = 0;
     uint32_t b = top;
@@ -103,17 +103,17 @@ static uint32_t bucket_of_rank(const uint32_t *buckets, uint32_t top, double ran
     return b;
 }
 
-/* Variance of the count of large elements in the sample, over what independent elements would have: 1 when
- * large elements are scattered, LINE when they come in whole lines. */
+/* Variance of the count of large elements in the sample, relative to independent elements: 1 if large elements are
+ * scattered, LINE if they come in whole lines. */
 static double measure_clump(const tagc_sample_shape *shape, const uint32_t *sample, uint32_t at_least) {
-    uint64_t sum = 0, sum_of_squares = 0; /* sums of double here, gcc 12 gets wrong for aarch64 at -O3 */
+    uint64_t sum = 0, sum_of_squares = 0; /* gcc 12 miscompiles sums of double here for aarch64 at -O3 */
     for (size_t w = 0; w < shape->n_windows; w++) {
         uint64_t n_large = 0;
         for (size_t i = 0; i < LINE; i++) n_large += sample[w * LINE + i] >= at_least;
         sum += n_large;
         sum_of_squares += n_large * n_large;
     }
-    if (sum < 64) return LINE; /* too few to tell, and too few for a wide band to cost */
+    if (sum < 64) return LINE; /* too few to tell, and too few for a wide band to cost much */
     double clump = (double)sum_of_squares / (double)sum - (double)sum / (double)shape->n_windows;
     return fmin(fmax(clump, 0.5), LINE);
 }

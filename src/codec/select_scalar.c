@@ -1,5 +1,4 @@
-/* The plain loops of selection: what runs where there is no vector version, and the ends of arrays elsewhere.
- */
+/* The plain loops of selection, for processors without a vector version and for the ends of arrays. */
 #include "codec/select_kernels.h"
 #include "core/cpu.h"
 
@@ -18,7 +17,7 @@ static size_t scalar_stream(const float *gradient, const float *residual_in, flo
         uint32_t chosen = magnitude >= t_lo;
         if (magnitude > max) max = magnitude;
         indices[n_candidates] =
-            first + (uint32_t)i; /* always written, counted when chosen: no branch to miss */
+            first + (uint32_t)i; /* always written, counted only if selected, to avoid a branch */
         values[n_candidates] = acc.value;
         n_candidates += chosen;
         uint32_t clear = 0u - (uint32_t)((magnitude >= t_clear) | (magnitude == 0));

@@ -1,4 +1,4 @@
-/* Plain enough for the compiler's own vectors: memory sets its pace. */
+/* Simple enough for the compiler to vectorise. Memory limits the speed. */
 #include "codec/sum.h"
 
 void tagc_sum_add(float *into, const float *from, size_t n) {

@@ -1,5 +1,5 @@
-/* Code `topk`: the k largest of gradient + residual. A body is their positions (gaps.h), then their values (values.h)
- * in the same order. */
+/* Code `topk`: the k largest of gradient + residual. A body has their positions (gaps.h), then their values (values.h) in
+ * the same order. */
 #include "codec/code.h"
 #include "codec/gaps.h"
 #include "codec/select.h"
@@ -59,8 +59,8 @@ typedef struct value_job {
     int keep_decoded, keep_errors; /* in t */
 } value_job;
 
-/* Their lines lie far apart and left the cache long ago. Fetched into the outer cache many are on their way at once; the
- * inner one has fewer places to wait in. n_known indices are known, of them n are written. */
+/* Prefetches the lines of the residual, which are far apart and have left the cache. The outer cache can fetch many
+ * at once; the inner one has fewer slots for misses. n_known indices are known, of which n are written. */
 static void put_errors(const uint32_t *indices, const float *errors, size_t n, size_t n_known,
                        float *residual) {
     for (size_t i = 0; i < n; i++) {
@@ -69,7 +69,7 @@ static void put_errors(const uint32_t *indices, const float *errors, size_t n, s
     }
 }
 
-/* Whole blocks; errors go where they belong while they are in the cache. */
+/* Whole blocks; errors are written while they are in the cache. */
 static void value_work(void *arg, int index, int n_threads) {
     const value_job *j = arg;
     const topk *t = j->t;
@@ -126,7 +126,7 @@ static void topk_encode_sums(const tagc_code_options *options, float *sums, floa
         for (size_t i = at; largest && i < end && n_kept < options->k; i++) {
             t.indices[n_kept] = (uint32_t)i;
             t.values[n_kept] = sums[i];
-            n_kept += sums[i] != 0; /* always written, counted when it counts: no branch to miss */
+            n_kept += sums[i] != 0; /* always written, counted only if it counts, to avoid a branch */
         }
     }
     if (out->nonfinite) return;
@@ -195,8 +195,8 @@ static void place_decode(const tagc_code_options *o, int n_threads, tagc_arena *
     }
 }
 
-/* Adds the cursor's chunk of one body to sums (chunk); positions: what next asks for. Returns its items. *top: the bits
- * of the largest magnitude that came of it. */
+/* Adds the cursor's chunk of one body to sums (chunk); positions: the room that _next needs. Returns its items. *top: the
+ * bits of the largest resulting magnitude. */
 static size_t add_chunk(const decode_job *job, const chunk_room *room, int body, tagc_gaps_cursor *cursor,
                         uint32_t *positions, float *sums, uint32_t *top) {
     const uint8_t *bytes = job->bodies[body].bytes;
@@ -216,8 +216,8 @@ static size_t add_chunk(const decode_job *job, const chunk_room *room, int body,
     return n;
 }
 
-/* A chunk whose sums nobody needs to read: made beside the cache's reach and written around it. room->sums is zero before
- * and after; where few were touched, they alone are made zero again. */
+/* A chunk whose old sums are not needed: made in room->sums and written around the cache. room->sums is zero before and
+ * after. If few elements were changed, only these are zeroed again. */
 static void write_chunk(const decode_job *job, const chunk_room *room, tagc_gaps_cursor *cursors, float *to,
                         size_t n, uint32_t *top) {
     size_t n_touched = 0, n_listed = n / 16;

@@ -1,14 +1,14 @@
-/* Which scale a block gets, and where its bytes lie; the loops are kernels.
+/* Chooses the scale of a block and lays out its bytes. The loops are kernels.
  *
- * Scales, by squared error and by the energy of the residual that error feedback settles at, on normal values and on
- * normal * exp(normal), blocks of 128:
- *   int8, int4  the largest value is the largest integer. Searching the best scale leaves 15 % less of int4's error when
- *               all is sent (1.2 to 1.0 % of the gradient's energy), 1 to 2 % less residual where 1 to 5 % is sent: not
- *               worth its time.
- *   int2        levels a and L a. Where all is sent L = 4: normal values alone would have 3, heavy tails 5 and more;
- *               refitting a to its levels by least squares is worth a fifth of the error on heavy tails. The largest
- *               values begin at the threshold: L = 2, and a = 0.9 of the mean magnitude leaves no more than refitting.
- *   sign        the mean magnitude, which is the least squares' choice. */
+ * The scales were chosen by squared error and by the energy of the residual in the steady state of error feedback, on normal
+ * values and on normal * exp(normal), in blocks of 128:
+ *   int8, int4  The largest value is the largest integer. If all values are sent, searching the best scale leaves 15 % less of
+ *               int4's error (1.0 instead of 1.2 % of the gradient's energy). If 1 to 5 % are sent, it leaves 1 to 2 % less
+ *               residual. That does not justify its time.
+ *   int2        Levels a and L a. If all values are sent, L = 4: normal values alone would need 3, heavy tails 5 and more.
+ *               Refitting a to its levels by least squares saves a fifth of the error on heavy tails. If only the largest
+ *               are sent, they start at the threshold: L = 2. There a = 0.9 of the mean magnitude is as good as refitting.
+ *   sign        The mean magnitude, which is the least-squares choice. */
 #include "codec/values.h"
 #include "codec/bf16.h"
 
@@ -18,7 +18,8 @@
 
 enum { N_REFITS = 2, PIECE = 1024, INF_BITS = 0x7f800000 };
 
-#define TRANSFORM_LIMIT 0x1p100f /* a block with larger values is not sent: its transform might overflow */
+/* A block with larger values is not sent, because its transform might overflow. */
+#define TRANSFORM_LIMIT 0x1p100f
 
 /* ---- formats ---- */
 
@@ -47,7 +48,7 @@ static float level_of_int2(const tagc_value_format *format) {
     return format->sparse ? 2.0f : 4.0f;
 }
 
-/* The largest multiple of a scale that any bytes can make. */
+/* The largest multiple of a scale that any bytes can decode to. */
 static float largest_multiple(const tagc_value_format *format) {
     switch (format->values) {
     case TAGC_FORMAT_INT8:
@@ -66,7 +67,7 @@ static uint32_t bf16_below(float x) {
     return tagc_float_bits(x) >> 16;
 }
 
-/* A transform adds up to `block` values divided by the root of `block`; on its way in at most all of them. */
+/* A transform divides the sum of up to `block` values by the root of `block`; its partial sums reach that of all. */
 static uint32_t largest_scale(const tagc_value_format *format) {
     float room = format->rotate ? TAGC_VALUES_MAX_BLOCK : 1;
     return bf16_below(FLT_MAX / room / largest_multiple(format));

@@ -1,5 +1,5 @@
-/* Where the cells of an element are: the one place that turns positions into hashes. Used by encoding
- * and peeling, in chunks, so that the vector versions fill whole registers. */
+/* Finds the cells of an element. Only this file turns positions into hashes. Encoding and peeling use it in chunks, so that
+ * the vector versions fill whole registers. */
 #ifndef TAGC_CODEC_PAPER_LOCATE_H
 #define TAGC_CODEC_PAPER_LOCATE_H
 
@@ -23,20 +23,19 @@ typedef struct tagc_located {
 void tagc_locator_init(tagc_locator *locator, const tagc_sketch *sketch);
 void tagc_locate(const tagc_locator *locator, const uint32_t *indices, size_t n,
                  tagc_located *out); /* n <= chunk */
-/* The plain version, and the one for processors without AVX-512 (1 when this one can run it); tests compare
+/* The plain version, and the one for processors without AVX-512 (returns 1 if this processor can run it). Tests compare
  * them. */
 void tagc_locate_reference(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
 int tagc_locate_avx2(const tagc_locator *locator, const uint32_t *indices, size_t n, tagc_located *out);
 
-/* Asks for the located cells, to be written: a chunk at once, where the adding loop would wait for each miss.
- */
+/* Prefetches the located cells for writing, a chunk at a time. Otherwise the adding loop would wait for each miss. */
 static inline void tagc_prefetch(const tagc_located *at, size_t n, const void *cells, size_t cell_bytes) {
     for (int t = 0; t < 3; t++)
         for (size_t k = 0; k < n; k++)
             __builtin_prefetch((const char *)cells + at->cell[t][k] * cell_bytes, 1);
 }
 
-/* value with the sign that table t gives it; its own inverse. */
+/* The value with its sign in table t; its own inverse. */
 static inline float tagc_signed(float value, uint32_t signs, int t) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

@@ -1,4 +1,4 @@
-/* LHC's index of kept elements: four bits each, which ranks add up. */
+/* LHC's index: four bits per element, which ranks add up. */
 #ifndef TAGC_CODEC_PAPER_NIBBLE_H
 #define TAGC_CODEC_PAPER_NIBBLE_H
 

@@ -1,4 +1,4 @@
-/* Packing and unpacking along the union index: one pass over memory each. */
+/* Packs and unpacks values in the order of the union, in one pass over memory each. */
 #include "codec/paper/pack.h"
 #include "codec/select.h"
 #include "core/cpu.h"
@@ -24,9 +24,8 @@ void tagc_pack_reference(const uint32_t *union_indices, size_t n_union, const ui
 }
 
 #if defined(__x86_64__)
-/* Of 16 union positions, those that are kept are the first few of the next 16 kept ones: compare all pairs by
- * turning one side through the other, then expand the values into the matching lanes. A merge would guess
- * wrong at every other item. */
+/* Finds which of 16 union positions are among the next 16 selected ones: compares all pairs by rotating one side, then
+ * expands the values into the matching lanes. A merge would mispredict at every other item. */
 __attribute__((target("avx512f,popcnt"))) static void pack_avx512(const uint32_t *union_indices,
                                                                   size_t n_union, const uint32_t *indices,
                                                                   const float *values, size_t n_kept,

@@ -1,13 +1,13 @@
-/* Packed values: the union index is known to all ranks, so values travel in its order without positions. */
+/* Packed values: all ranks know the union, so values travel in its order without positions. */
 #ifndef TAGC_CODEC_PAPER_PACK_H
 #define TAGC_CODEC_PAPER_PACK_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* For each of the n_union ascending positions `union_indices`: packed[j] = the kept value there (indices, values:
- * n_kept ascending pairs, a subset of the union), else, with a residual (n, the one selection wrote), the value
- * found there, which becomes TAGC_ZERO_RESIDUAL; else, without (NULL), -0.0f, which adds nothing. */
+/* For each of the n_union ascending positions `union_indices`, packed[j] is the selected value there (indices, values:
+ * n_kept ascending pairs, a subset of the union). At other positions: if `residual` (n, as selection wrote it) is
+ * given, the value found there, which becomes TAGC_ZERO_RESIDUAL; if it is NULL, -0.0f, which adds nothing. */
 void tagc_pack(const uint32_t *union_indices, size_t n_union, const uint32_t *indices, const float *values,
                size_t n_kept, float *residual, float *packed);
 

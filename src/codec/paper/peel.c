@@ -1,16 +1,15 @@
 /* Finds the order in which a sketch peels, and replays it.
  *
- * All that finding the order needs is how many of the remaining items each cell holds, one byte. A round is a sweep
- * over the remaining items in their order, a chunk at a time: those of the chunk that are alone in a cell go
- * to the order and leave their cells at once, so that a later chunk of the same round profits. Sweeps visit
- * an item more often than a queue of freed items would (1.4 times at load 0.5, 3 at 0.75), but they run
- * forward through memory, over counts that fit the cache, where a queue jumps over words eight times as
- * large; and the replay inherits the order.
+ * Finding the order only needs the number of remaining items in each cell, one byte. A round is a sweep over the remaining
+ * items in their order, a chunk at a time. Items of the chunk that are alone in a cell are appended to the order and leave
+ * their cells at once, so that a later chunk of the same round can use that. Sweeps visit an item more often than a queue of
+ * freed items would (1.4 times at load 0.5, 3 at 0.75). But they run forward through memory, over counts that fit the
+ * cache, while a queue jumps over words eight times as large. The replay has the same order.
  *
- * Rounds matter beyond speed: an item's value carries the rounding of all that had to be peeled before it,
- * and depth-first order makes those chains long enough to drown fp32 values. Measured relative rms error of
- * fp32 values: 7e-8 at load 0.5, 3e-7 at 0.75 (all of a round found before any leaves: 6e-8 and 2.5e-7, and
- * slower by 1.7). */
+ * Rounds also matter for precision. An item's value carries the rounding of all items that had to be peeled before it, and
+ * depth-first order makes these chains long enough to spoil fp32 values. Measured relative rms error of fp32 values: 7e-8
+ * at load 0.5, 3e-7 at 0.75. (If all items of a round are found before any leaves: 6e-8 and 2.5e-7, and 1.7 times as
+ * slow.) */
 #include "codec/paper/peel.h"
 #include "codec/paper/locate.h"
 #include "core/cpu.h"
@@ -21,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define FULL 255 /* a count that got this far stays: its cell never frees an item */
+#define FULL 255 /* a count that reaches this stays: its cell never frees an item */
 
 static size_t align64(size_t n_bytes) {
     return (n_bytes + 63) / 64 * 64;
@@ -40,7 +39,7 @@ void tagc_peeling_place(tagc_peeling *peeling, void *memory, size_t n_items) {
                               .round_end = (uint32_t *)(bytes + 2 * stride)};
 }
 
-/* Counts are padded by the 3 bytes that a 32-bit read of the last one takes along. */
+/* Counts are padded by 3 bytes, because a 32-bit load reads past the last one. */
 size_t tagc_peeling_scratch_bytes(const tagc_sketch *sketch, size_t n_items) {
     return align64(sketch->n_cells + 3) + align64(n_items * sizeof(uint32_t));
 }
@@ -49,7 +48,7 @@ static size_t chunk_at(size_t begin, size_t end) {
     return end - begin < TAGC_LOCATE_CHUNK ? end - begin : TAGC_LOCATE_CHUNK;
 }
 
-/* What the steps of finding the order share. remaining: (n_remaining) ascending item numbers. */
+/* State of finding the order. remaining: (n_remaining) ascending item numbers. */
 typedef struct peeler peeler;
 typedef size_t split_fn(const peeler *p, const uint32_t *items, const tagc_located *at, size_t n,
                         size_t found, size_t kept);
@@ -78,9 +77,8 @@ static void count_items(peeler *p) {
     }
 }
 
-/* Appends those of the n items that are alone in a cell to the order and puts the others back to remaining.
- * Returns how many were alone. No branches: being alone is a coin toss. What is written in vain is
- * overwritten. */
+/* Appends those of the n items that are alone in a cell to the order, and puts the others back to remaining. Returns how
+ * many were alone. There are no branches, because being alone is unpredictable: surplus writes are overwritten. */
 static size_t split_scalar(const peeler *p, const uint32_t *items, const tagc_located *at, size_t n,
                            size_t found, size_t kept) {
     size_t first = found;

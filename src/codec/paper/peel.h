@@ -1,14 +1,13 @@
-/* Peeling: takes the items of a sketch out of its cells again, by knowing their positions.
+/* Peeling: recovers the items of a sketch, whose positions are known, from its cells.
  *
- * Whether a sketch peels depends on the union index alone. So the order of peeling is found once, in rounds, from the
- * index, and replayed over the cells. Ranks that have the same shape, seed and indices find the same order, whatever
- * their processors. */
+ * The union alone decides whether a sketch peels. So the order of peeling is found once, in rounds, from the union, and
+ * replayed over the cells. Ranks with the same shape, seed and union find the same order, whatever their processors. */
 #ifndef TAGC_CODEC_PAPER_PEEL_H
 #define TAGC_CODEC_PAPER_PEEL_H
 
 #include "codec/paper/sketch.h"
 
-/* The order of peeling the n_items ascending positions of the union. Memory is the caller's. */
+/* The order of peeling the n_items ascending positions of the union. The caller owns the memory. */
 typedef struct tagc_peeling {
     size_t n_items;
     size_t n_peeled; /* order has so many entries, in rounds */
@@ -18,7 +17,8 @@ typedef struct tagc_peeling {
     uint32_t *round_end; /* (TAGC_PEELING_MAX_ROUNDS) exclusive end in order of each round */
 } tagc_peeling;
 
-#define TAGC_PEELING_MAX_ROUNDS 512 /* peeling that needs more stops there; the rest are leftovers */
+/* Peeling that needs more rounds stops; the remaining items are leftovers. */
+#define TAGC_PEELING_MAX_ROUNDS 512
 
 size_t tagc_peeling_bytes(size_t n_items); /* memory behind order, cell, round_end */
 void tagc_peeling_place(tagc_peeling *peeling, void *memory, size_t n_items);
@@ -30,9 +30,9 @@ void tagc_peeling_make(tagc_peeling *peeling, const tagc_sketch *sketch, const u
 void tagc_peeling_make_reference(tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
                                  size_t n_items, void *scratch);
 
-/* Replays the peeling: values (n_items) of the peeled items; cells are consumed (what is left in them belongs to the
- * leftovers, and is zero, in fixed point exactly, when there are none and the index was right). Leftovers' values
- * are set to 0. Fixed values stay integers: the caller scales them back by 2^-scale_exponent. */
+/* Replays the peeling: writes values (n_items) of the peeled items, and 0 for leftovers. It consumes the cells. What remains
+ * in them belongs to the leftovers; without leftovers and with the right union it is zero (exactly so in fixed point).
+ * Fixed-point values stay integers; the caller scales them by 2^-scale_exponent. */
 void tagc_peeling_replay(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
                          float *cells, float *values);
 void tagc_peeling_replay_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
@@ -44,8 +44,8 @@ void tagc_peeling_estimate(const tagc_peeling *peeling, const tagc_sketch *sketc
 void tagc_peeling_estimate_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
                                  const uint32_t *indices, const int32_t *cells, int32_t *values);
 
-/* 1 when the consumed cells contradict the peeling: with all items peeled and the right index they hold nothing
- * (fixed), or rounding only (fp32: at most `tolerance`). Never 1 when there are leftovers. */
+/* Returns 1 if the consumed cells contradict the peeling. If all items were peeled and the union is right, cells hold zero
+ * (fixed point) or rounding errors (fp32: at most `tolerance`). Never 1 if there are leftovers. */
 int tagc_peeling_dirty(const tagc_peeling *peeling, const tagc_sketch *sketch, const float *cells,
                        float tolerance);
 int tagc_peeling_dirty_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch, const int32_t *cells);
