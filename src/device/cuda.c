@@ -1,6 +1,6 @@
-/* The table of the CUDA runtime, bound by name to the library that the process has loaded already (PyTorch's,
- * as a rule), so that one build of libtagc serves machines with and without CUDA. Types and numbers below are
- * the runtime's binary interface, which its versions since 11.2 share. */
+/* The table of the CUDA runtime. It is bound by name to the library that the process has loaded (usually PyTorch's), so that
+ * one build of libtagc runs on machines with and without CUDA. Types and numbers below are the runtime's binary
+ * interface, the same in all versions since 11.2. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/runtime.h"
@@ -110,7 +110,7 @@ static int stream_destroy(void *context, void *stream) {
     return ((cuda *)context)->StreamDestroy(stream);
 }
 
-/* "Not ready" is an answer, but the runtime keeps it as an error. */
+/* "Not ready" is an answer, but the runtime stores it as an error. */
 static int answered(cuda *runtime, int code, int *done) {
     *done = code == 0;
     if (code != NOT_READY) return code;
@@ -244,7 +244,7 @@ static const tagc_runtime table = {
 
 /* ---- binding ---- */
 
-/* One that is loaded already comes first: a second runtime beside PyTorch's would know nothing of its streams. */
+/* Prefers a loaded runtime: a second one beside PyTorch's would not know its streams. */
 static void *open_library(const char *library, const char **name) {
     static const char *const usual[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0",
                                         "libcudart.so"};

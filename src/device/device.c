@@ -1,4 +1,4 @@
-/* A device: the table of its maker, and its failures in words. */
+/* A device: the table of its runtime's functions, and error texts. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/runtime.h"

@@ -1,13 +1,13 @@
-/* Kernels of a device, as a reducer uses them: batches of the codec (codec/batch.h), the memory that they work in, and the way
- * of a few bytes between it and the host.
+/* Kernels of a device, for reducers: batches of the codec (codec/batch.h), the memory that they use, and small copies between it
+ * and the host.
  *
- * All that is asked of one tagc_kernels runs in one stream of its own. So its reducers share the memory that batches work in,
- * and the pinned memory: whoever has entered has both until it leaves.
+ * A tagc_kernels has one stream. So its reducers can share the memory of batches and the pinned memory: whoever has
+ * entered has both until it leaves.
  *
  * No call here waits for other streams. A stream of the caller's may sleep in a host function until an exchange is over
- * (stager.c), and that exchange may be the one that calls. So memory of the device is taken and given back in the order of the
- * stream, pinned memory is given back at the end alone, and all kernels are loaded at the beginning: a runtime may load one at its first
- * launch, and waits for the device then. */
+ * (stager.c), and the call may be part of that exchange. So device memory is allocated and freed in the order of the stream,
+ * pinned memory is freed only at the end, and all kernels are loaded at the start: a runtime may load a kernel at its first
+ * launch, and then waits for the device. */
 #ifndef TAGC_DEVICE_KERNELS_H
 #define TAGC_DEVICE_KERNELS_H
 
@@ -28,7 +28,7 @@ struct tagc_kernels {
     int before;           /* device of whoever has entered */
     void *work;           /* (work_bytes) on the device */
     size_t work_bytes;
-    uint64_t n_moves; /* of work; batches made before the last one are void */
+    uint64_t n_moves; /* counts the allocations of `work`; batches made before the last one are void */
     char *pinned;     /* (pinned_bytes) */
     size_t pinned_bytes;
     void *outgrown; /* a list of pinned blocks */
@@ -37,15 +37,15 @@ struct tagc_kernels {
 /* tagc_kernels_open for any device and maker. */
 tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *maker, tagc_kernels **out);
 
-/* One thread at a time; on failure it has not entered. */
+/* One thread at a time. On failure it has not entered. */
 tagc_status tagc_kernels_enter(tagc_kernels *kernels);
 void tagc_kernels_leave(tagc_kernels *kernels);
 
 /* ---- having entered ---- */
 
-/* At least so much of `work` and `pinned`, whose contents are lost. */
+/* Makes `work` and `pinned` at least this large; their contents are lost. */
 tagc_status tagc_kernels_reserve(tagc_kernels *kernels, size_t work_bytes, size_t pinned_bytes);
-/* Into the stream; `pinned` has the host's side. */
+/* Copies in the stream; `pinned` is the host's side. */
 tagc_status tagc_kernels_copy(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes,
                               tagc_copy kind);
 /* Until the stream is through. */
@@ -53,7 +53,7 @@ tagc_status tagc_kernels_wait(tagc_kernels *kernels);
 /* The maker's failure as this library's. */
 tagc_status tagc_kernels_check(const tagc_kernels *kernels, tagc_status status);
 
-/* ---- without having entered: these wait until it is done ---- */
+/* ---- to call without having entered: these wait until they are done ---- */
 
 tagc_status tagc_kernels_read(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);
 tagc_status tagc_kernels_write(tagc_kernels *kernels, void *to, const void *from, size_t n_bytes);

@@ -1,8 +1,7 @@
-/* The calls of a device's runtime that tagc makes, as a table. cuda.c binds it to the CUDA runtime; another maker fills it
- * with its own.
+/* The functions of a device's runtime that tagc calls, as a table. cuda.c fills it for the CUDA runtime.
  *
- * Every member is required. A call returns 0, or the maker's own code, which error_text puts into words. Streams and events
- * are the maker's handles; stream NULL is its default stream. */
+ * Every member is required. A call returns 0 or the runtime's own code, which error_text describes. Streams and events are the
+ * runtime's handles; stream NULL is its default stream. */
 #ifndef TAGC_DEVICE_RUNTIME_H
 #define TAGC_DEVICE_RUNTIME_H
 
@@ -29,12 +28,12 @@ typedef struct tagc_runtime {
     char where[TAGC_MAKER_TEXT_BYTES]; /* which library, and its version, for people */
     void *context;                     /* first argument of every call */
 
-    /* Devices. The current one belongs to the calling thread. */
+    /* Devices. Each thread has its current one. */
     int (*device_count)(void *context, int *n);
     int (*device_get)(void *context, int *ordinal);
     int (*device_set)(void *context, int ordinal);
 
-    /* Streams run their work in order. A new one does not wait for the default stream. */
+    /* A stream runs its work in order. A new one does not wait for the default stream. */
     int (*stream_create)(void *context, void **stream);
     int (*stream_destroy)(void *context, void *stream);
     int (*stream_query)(void *context, void *stream, int *done);
@@ -50,16 +49,16 @@ typedef struct tagc_runtime {
     int (*event_synchronize)(void *context, void *event);
 
     int (*copy)(void *context, void *to, const void *from, size_t n_bytes, tagc_copy kind, void *stream);
-    /* The runtime may call functions of all streams from one thread. They must not call the runtime. After a failure of
-     * the device they are not called at all. */
+    /* The runtime may call the functions of all streams from one thread. They must not call the runtime. After a failure of
+     * the device they are not called. */
     int (*host_function)(void *context, void *stream, void (*function)(void *arg), void *arg);
 
-    /* Pinned: copies from and to it run beside the host. */
+    /* Pinned memory: copies from and to it run while the host continues. */
     int (*pinned_alloc)(void *context, void **memory, size_t n_bytes);
     int (*pinned_free)(void *context, void *memory);
 
-    /* Memory of the current device, from when the stream comes here until it does. Neither call waits for the device: one that
-     * did would wait for ever where a host function waits for whoever calls. */
+    /* Memory of the current device, allocated and freed in the order of the stream. Neither call waits for the device: it would
+     * wait forever if a host function waits for the caller. */
     int (*device_alloc)(void *context, void **memory, size_t n_bytes, void *stream);
     int (*device_free)(void *context, void *memory, void *stream);
     int (*device_fill)(void *context, void *memory, int byte, size_t n_bytes, void *stream);
@@ -67,12 +66,12 @@ typedef struct tagc_runtime {
     int (*pointer_place)(void *context, const void *pointer, tagc_place *place);
 
     const char *(*error_text)(void *context, int code);
-    void (*forget_error)(void *context); /* so that nobody else takes a failure of ours for one of theirs */
+    void (*forget_error)(void *context); /* so that no other library takes this failure for its own */
     void (*unload)(void *context);
 } tagc_runtime;
 
-/* Binds *out to the CUDA runtime; library: as in tagc_device_open. TAGC_ERR_UNSUPPORTED where it is missing, too old or
- * lacks a call. */
+/* Binds *out to the CUDA runtime; library: as in tagc_device_open. TAGC_ERR_UNSUPPORTED if it is missing, too old or lacks a
+ * call. */
 tagc_status tagc_cuda_bind(const char *library, tagc_runtime *out);
 
 struct tagc_device {
@@ -80,16 +79,16 @@ struct tagc_device {
     int ordinal;
 };
 
-/* tagc_device_open for any table, which is copied; *out owns its context from success on. */
+/* tagc_device_open for any table, which is copied. On success *out owns its context. */
 tagc_status tagc_device_create(const tagc_runtime *runtime, int ordinal, tagc_device **out);
 
-/* TAGC_ERR_ARGUMENT, naming `what`, unless the pointer leads into this device's memory. */
+/* TAGC_ERR_ARGUMENT, naming `what`, unless the pointer is in this device's memory. */
 tagc_status tagc_device_check_place(const tagc_device *device, const void *pointer, const char *what);
 
-/* TAGC_OK for 0; else TAGC_ERR_DEVICE with the maker's words, which nobody hears again from the runtime. */
+/* TAGC_OK for 0, else TAGC_ERR_DEVICE with the runtime's text. It also clears the runtime's stored error. */
 tagc_status tagc_device_check(const tagc_device *device, int code, const char *what);
 
-/* Makes `device` the current one of this thread; *before gets the one to go back to. */
+/* Makes `device` the current one of this thread; *before receives the previous one. */
 tagc_status tagc_device_enter(const tagc_device *device, int *before);
 void tagc_device_leave(const tagc_device *device, int before);
 

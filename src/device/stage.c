@@ -1,4 +1,4 @@
-/* What a stage puts into streams, and pinned memory that grows with it; the order and why it holds stand in stager.c. */
+/* What a stage puts into streams, and pinned memory that grows with it. stager.c explains the order. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/stager_private.h"
@@ -7,7 +7,7 @@
 
 /* ---- enqueueing ---- */
 
-/* The next ticket's record, with the launch lock. Waits while that is still another's. */
+/* The next ticket's record. Call with the launch lock. Waits while another exchange still uses it. */
 static ticket *issue(tagc_stage *stage) {
     tagc_stager *stager = stage->stager;
     pthread_mutex_lock(&stager->lock);
@@ -28,7 +28,7 @@ static ticket *issue(tagc_stage *stage) {
     return one;
 }
 
-/* Nothing is in a stream yet when this fails: the stager lives on. */
+/* When this fails, no stream has any work yet, so the stager stays usable. */
 static tagc_status check_arrays(const tagc_stage *stage, const void *input, const void *output,
                                 void *stream) {
     const tagc_device *device = stage->stager->device;
@@ -45,7 +45,7 @@ static tagc_status check_arrays(const tagc_stage *stage, const void *input, cons
     return tagc_device_check_place(device, output, "output");
 }
 
-/* In a stream of the stager's; a stage without copies has none. */
+/* In a stream of the stager's. A stage without copies does nothing. */
 static tagc_status put_copy(const tagc_stage *stage, void *to, const void *from, size_t n_bytes,
                             tagc_copy kind, void *stream) {
     const tagc_device *device = stage->stager->device;
@@ -55,7 +55,7 @@ static tagc_status put_copy(const tagc_stage *stage, void *to, const void *from,
                              kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
 }
 
-/* The sequence drawn at the top of this file. */
+/* The sequence drawn at the top of stager.c. */
 static tagc_status put_into_streams(tagc_stage *stage, ticket *one, const void *input, void *output,
                                     void *stream, int waits) {
     tagc_stager *stager = stage->stager;
@@ -132,7 +132,7 @@ tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, void *outpu
 
 /* ---- stages ---- */
 
-/* Pinned memory of n_bytes in place of *memory. */
+/* Replaces *memory by pinned memory of n_bytes. */
 static tagc_status replace(tagc_stager *stager, void **memory, size_t n_bytes) {
     const tagc_runtime *runtime = runtime_of(stager);
     void *larger = NULL;
@@ -160,7 +160,7 @@ static tagc_status grow(tagc_stager *stager, size_t n_bytes_in, size_t n_bytes_o
     return TAGC_OK;
 }
 
-/* Nothing is under way, and nothing of a failed exchange still uses pinned memory. */
+/* Waits until nothing is in progress and no failed exchange uses pinned memory. */
 static tagc_status wait_for_all(tagc_stager *stager) {
     pthread_mutex_lock(&stager->lock);
     while (stager->n_finished < stager->n_enqueued && !stager->is_closed)

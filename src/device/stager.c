@@ -1,38 +1,39 @@
 /* Exchanges of device arrays through pinned memory, in the order in which they were enqueued.
  *
- * Two streams of the stager's own, and what exchange k puts into them (slot = k mod n_slots):
+ * The stager has two streams. Exchange k puts this into them and into the caller's (slot = k mod n_slots):
  *
  *   caller   ... k's input | record came[slot]                                  wait back[slot] | what uses k's output
  *   out      wait came[slot], back[slot] | copy input -> slot.in | input_came(k) | record out[slot]
  *   back     wait out[slot] | wait_for_result(k) | copy slot.out -> output | record back[slot]
  *
- * input_came and wait_for_result are host functions in C, which make no call of the runtime and take no lock that is held
- * over one. The first lets tagc_stager_next return; the second sleeps until tagc_stager_finish. The thread between these two
- * exchanges; it may need Python's lock, the host functions never do.
+ * input_came and wait_for_result are host functions in C. They make no call of the runtime, and take no lock that is held
+ * over one. input_came lets tagc_stager_next return. wait_for_result sleeps until tagc_stager_finish. A thread of the caller's
+ * exchanges between these two. It may need Python's lock; the host functions never do.
  *
- * Why no deadlock. A runtime may call the host functions of all streams from one thread, in any order that the
- * streams allow, and while wait_for_result(k) sleeps there it calls no other. Let all ranks have enqueued the same
- * exchanges in the same order. Suppose that no rank goes on, and let k be the first exchange that is not finished.
- * Whatever exchange's wait_for_result a rank sleeps in is one that is not finished, so number j >= k. Stream
- * `back` waited for out[j] before, and stream `out` is in order, so input_came(k) has run there. A rank that
- * sleeps in none has a free thread, and what input_came(k) waits for is the caller's work, and result k - n_slots
- * and older ones, which are finished. So every rank's input of k is there, and its thread exchanges k: somebody
- * goes on. Without the wait for out[slot] wait_for_result(k) could be called before input_came(k), and would wait
- * for ever: the tests plant that. With streams of each unit's own, and no order between them, rank 0 could sleep
- * in the result of unit 1 and rank 1 in that of unit 2. What holds for one stager holds for several whose
- * exchanges are enqueued in one order on all ranks, since the argument needs no more than one order of all
- * exchanges; but other host functions that wait for other ranks do not belong in such a process.
+ * Why there is no deadlock. A runtime may call the host functions of all streams from one thread, in any order that the
+ * streams allow, and while wait_for_result(k) sleeps it calls no other. Let all ranks have enqueued the same exchanges in
+ * the same order. Suppose that no rank makes progress, and let k be the first unfinished exchange.
+ *   - If a rank sleeps in wait_for_result(j), exchange j is unfinished, so j >= k. Stream `back` has waited for out[j], and
+ *     stream `out` is in order, so input_came(k) has run there.
+ *   - If a rank does not sleep, its runtime thread is free. input_came(k) only waits for the caller's work and for results up
+ *     to k - n_slots, which are finished.
+ * So every rank has its input of k, and its thread exchanges k: a contradiction.
  *
- * A stage without copies leaves both copies out. What its exchange does with the device's arrays is over before its finish.
+ * Both orders are needed. Without the wait for out[slot], wait_for_result(k) could be called before input_came(k) and wait
+ * forever; the tests plant that. If each unit had streams of its own, without an order between them, rank 0 could sleep in
+ * the result of unit 1 and rank 1 in that of unit 2. Several stagers are safe if all ranks enqueue their exchanges in one
+ * order. A process must not have other host functions that wait for other ranks.
  *
- * Why slots may be shared. Before slot.in is written again, stream `out` waits for back[slot], recorded after the last use
- * of slot.in and slot.out: the exchange reads one and writes the other before its finish, wait_for_result before the copy
- * back. A slot's second ticket is handed out only after input_came, so after that wait.
+ * A stage without copies leaves out both copies. Its exchange finishes its work on the device's arrays before _finish.
  *
- * Failures. The first failure of the runtime breaks the stager: in tagc_stage_enqueue, or seen by tagc_stager_next, which
- * asks now and then because a device that failed calls no host functions. From then on every ticket is handed out at once
- * with that failure, so that this rank can tell its peers in their agreed order. A ticket is handed out only when
- * all of it was enqueued: a failure half-way is known before the exchange begins. */
+ * Why slots may be shared. Before slot.in is written again, stream `out` waits for back[slot], which is recorded after the last
+ * use of slot.in and slot.out: the exchange reads one and writes the other before its _finish, and wait_for_result precedes the
+ * copy back. A slot's second ticket is handed out only after input_came, so after that wait.
+ *
+ * Failures. The first failure of the runtime breaks the stager. tagc_stage_enqueue sees it, or tagc_stager_next, which asks
+ * now and then because a failed device calls no host functions. From then on every ticket is handed out at once with that
+ * failure, so that this rank can tell its peers in their agreed order. A ticket is handed out only after all of it was
+ * enqueued, so a failure in between is known before the exchange begins. */
 #include "core/memory.h"
 #include "core/status.h"
 #include "device/stager_private.h"
@@ -74,7 +75,7 @@ void tagc_stager_fail_ticket(ticket *one, tagc_status status, const char *text) 
     snprintf(one->text, sizeof one->text, "%s", text);
 }
 
-/* The runtime does not do what it is asked any more. */
+/* The runtime failed and can no longer be used. */
 void tagc_stager_break_down(tagc_stager *stager, tagc_status status, const char *text) {
     if (stager->broken == TAGC_OK) {
         stager->broken = status;
@@ -91,7 +92,7 @@ void tagc_stager_break_down(tagc_stager *stager, tagc_status status, const char 
 
 /* ---- the thread that exchanges ---- */
 
-/* A device that failed calls no host functions. Without the lock. */
+/* A failed device calls no host functions, so ask it. Call without the lock. */
 static void look_at_device(tagc_stager *stager) {
     const tagc_runtime *runtime = runtime_of(stager);
     int before = 0, done = 0;
@@ -108,7 +109,7 @@ static void look_at_device(tagc_stager *stager) {
     pthread_mutex_unlock(&stager->lock);
 }
 
-/* With the lock. Returns 0 when that was long. */
+/* Call with the lock. Returns 0 if the wait took long. */
 static int wait_a_while(tagc_stager *stager) {
     struct timespec end;
     clock_gettime(CLOCK_MONOTONIC, &end);
@@ -215,13 +216,13 @@ uint64_t tagc_stager_retired(tagc_stager *stager) {
     const tagc_runtime *runtime = runtime_of(stager);
     pthread_mutex_lock(&stager->launch);
     for (int i = 0; i < stager->n_slots;
-         i++) { /* results come back in order: one that is there says so of all before */
+         i++) { /* results come back in order, so one result implies all before it */
         slot *one = &stager->slots[i];
         int done = 0;
         if (one->last <= stager->retired) continue;
         int code = runtime->event_query(runtime->context, one->back, &done);
         if (code) runtime->forget_error(runtime->context);
-        if (code || done) stager->retired = one->last; /* a device that failed does nothing any more */
+        if (code || done) stager->retired = one->last; /* a failed device does nothing any more */
     }
     uint64_t retired = stager->retired;
     pthread_mutex_unlock(&stager->launch);

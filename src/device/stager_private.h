@@ -1,4 +1,4 @@
-/* Inside of the stager: stager.c has its life and what the thread that exchanges calls, stage.c what goes into streams. */
+/* Inside of the stager. stager.c has its life and the calls of the exchanging thread, stage.c the work in streams. */
 #ifndef TAGC_DEVICE_STAGER_PRIVATE_H
 #define TAGC_DEVICE_STAGER_PRIVATE_H
 
@@ -13,11 +13,11 @@ typedef struct ticket {
     tagc_stager *stager;
     uint64_t number; /* 0: free */
     uint64_t tag;
-    const void *input;  /* of a stage without copies: arrays of the device */
+    const void *input;  /* of a stage without copies: the arrays of the device */
     void *output;       /* likewise; else NULL */
     size_t n_bytes_out; /* 0: nothing is copied */
     int slot;
-    int enqueued;   /* all of it, or as much as could be */
+    int enqueued;   /* all work is enqueued, or as much of it as was possible */
     int input_came; /* or never will */
     int is_awaited; /* wait_for_result was enqueued */
     int finished;
@@ -40,10 +40,11 @@ struct tagc_stager {
     int n_slots;
     size_t n_bytes_in, n_bytes_out; /* of every slot */
 
-    pthread_mutex_t launch; /* held while work is enqueued: streams get exchanges in the order of tickets */
-    uint64_t retired;       /* with `launch` */
+    pthread_mutex_t
+        launch;       /* held while work is enqueued, so that streams get exchanges in the order of tickets */
+    uint64_t retired; /* with `launch` */
 
-    pthread_mutex_t lock; /* of what follows; never held over a call of the runtime */
+    pthread_mutex_t lock; /* guards what follows; never held over a call of the runtime */
     pthread_cond_t changed;
     ticket tickets[N_TICKETS]; /* number n at n mod N_TICKETS */
     uint64_t n_enqueued, n_taken, n_finished;
@@ -70,10 +71,11 @@ static inline ticket *ticket_of(tagc_stager *stager, uint64_t number) {
 
 /* ---- stager.c ---- */
 
-/* Host functions of an exchange: its input is in pinned memory; and sleep until it is finished. arg: its ticket. */
+/* Host functions of an exchange. The first notes that its input is in pinned memory, the second sleeps until it is
+ * finished. arg: its ticket. */
 void tagc_stager_input_came(void *arg);
 void tagc_stager_wait_for_result(void *arg);
-/* With the lock: a ticket's first failure, and the runtime does not do what it is asked any more. */
+/* Call with the lock. The first notes a ticket's first failure, the second that the runtime failed. */
 void tagc_stager_fail_ticket(ticket *one, tagc_status status, const char *text);
 void tagc_stager_break_down(tagc_stager *stager, tagc_status status, const char *text);
 

@@ -1,8 +1,8 @@
-/* How ranks agree that a step went well.
+/* How ranks agree that a step succeeded.
  *
- * It is a message of its own, behind all that can fail: whether a body is sound and whether sums are finite is known to the
- * owner alone, and only when it has added. So nothing sent before can say it, and as every rank must know before its step
- * ends and its residual changes, nothing sent later can either. */
+ * The agreement is a message of its own, after everything that can fail. Only the owner knows whether a body is sound and
+ * whether sums are finite, and only after it has added, so no earlier message can carry it. Every rank must know before its
+ * step ends and its residual changes, so no later message can either. */
 #include "exchange/reducer.h"
 
 #include <stdio.h>
@@ -43,7 +43,7 @@ void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items) {
     tagc_message_post(r, r->agreement, round, TAGC_LEG_CONTROL, r->agree_send, r->agree_recv);
 }
 
-/* What rank q says. Its k may differ: that is a failure of the step, not of the message. */
+/* Reads what rank q sent. Another k is a failure of the step, not of the message. */
 static tagc_status read_from(const tagc_reducer *r, int q, size_t max_items, tagc_wire_header *header) {
     tagc_wire_header expected = {
         .kind = TAGC_WIRE_AGREE, .rank = (uint32_t)q, .n_elems = r->shard, .step = r->now.number};
@@ -65,7 +65,7 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
     for (int q = 0; q < r->world_size; q++) {
         tagc_status status = read_from(r, q, max_items ? max_items[q] : (size_t)r->world_size, &header);
         if (status != TAGC_OK) {
-            /* Without an agreement there is no telling what the others do next, and no way to tell them. */
+            /* Without an agreement, ranks cannot know what the others do next, and cannot tell them. */
             status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged", q);
             tagc_comm_abort(r->comm, tagc_last_error());
             return status;

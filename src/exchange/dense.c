@@ -1,12 +1,11 @@
-/* The plain exchange: every value goes to its owner, who adds in rank order.
+/* The exchange dense: every value goes to its owner, which adds in rank order.
  *
- * A shard travels in chunks. While one is added the next two are on the wire, in both directions and with all
- * peers.
+ * A shard travels in chunks. While one is added, the next two are on the wire, in both directions and with all peers.
  *
  *   wire    | in 0 | in 1 | in 2 | out 0 | in 3 | out 1 | in 4 ...   in: contributions
  *   worker         | add 0 | add 1 | add 2 | add 3 ...               out: sums, all-reduce only
  *
- * Arena: | chunks under way, as format and output want them |. */
+ * Arena: | chunks in progress, in the formats of wire and output |. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -16,11 +15,11 @@
 #include <string.h>
 
 enum {
-    DEPTH = 3,            /* chunks under way: one being added, two on the wire */
+    DEPTH = 3,            /* chunks in progress: one being added, two on the wire */
     CHUNK_ELEMS = 262144, /* 1 MiB of fp32: long enough for the wire, short enough for the cache */
     MIN_CHUNK_ELEMS = 4096,
-    PIECE_ELEMS = 4096,       /* of a chunk: stays in the cache while all ranks' parts are added */
-    CHUNKS_AT_FULL_LENGTH = 8 /* ranks; with more the chunks get shorter, so that the buffers do not grow */
+    PIECE_ELEMS = 4096,       /* elements of a piece: stays in the cache while all ranks' parts are added */
+    CHUNKS_AT_FULL_LENGTH = 8 /* with more ranks, chunks get shorter, so that the buffers do not grow */
 };
 enum { ROUND_IN, ROUND_OUT, ROUND_AGREEMENT };
 
@@ -86,8 +85,8 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     d->sums_recv = tagc_arena_take(arena, is_bf16 && is_all ? n_slots : 0, sizeof *d->sums_recv);
 }
 
-/* One chunk of work, piece by piece, on as many threads as there are: every element is its own, so that their number
- * changes nothing. */
+/* Adds one chunk, piece by piece, on the threads of the pool. Elements are independent, so the number of threads changes no
+ * result. */
 typedef struct chunk_job {
     const tagc_reducer *r;
     size_t c;
@@ -110,7 +109,7 @@ static void narrow_work(void *arg, int index, int n_threads) {
                              d->send_halves + (slot * n_ranks + q) * d->chunk + at, piece_elems(n, at));
 }
 
-/* Contributions to chunk c: straight from the gradient, or rounded first. */
+/* Sends contributions to chunk c: straight from the gradient, or rounded first. */
 static void post_in(tagc_reducer *r, size_t c) {
     const dense *d = of(r);
     size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
@@ -156,7 +155,7 @@ static void add_piece(const chunk_job *job, size_t at, size_t n) {
     }
     if (r->scale != 1.0f)
         for (size_t i = 0; i < n; i++) out[i] *= r->scale;
-    /* Here, where the sums are still in the cache. */
+    /* Test for NaN and Inf here, while the sums are in the cache. */
     if (tagc_holds_nonfinite(out, n)) atomic_store_explicit(job->nonfinite, 1, memory_order_relaxed);
 }
 
@@ -167,7 +166,7 @@ static void add_work(void *arg, int index, int n_threads) {
         add_piece(job, at, piece_elems(n, at));
 }
 
-/* Chunk c of every rank, in rank order, from the first rank's bits on. */
+/* Adds chunk c of all ranks, in rank order. */
 static void add_chunk(tagc_reducer *r, size_t c, float *out) {
     atomic_int nonfinite = 0;
     chunk_job job = {r, c, out, &nonfinite};
@@ -175,7 +174,7 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
     r->now.stats.nonfinite |= atomic_load(&nonfinite);
 }
 
-/* Sums of chunk c to everybody. With a bf16 wire the owner, too, goes on with the rounded ones. */
+/* Sends the sums of chunk c to all ranks. With a bf16 wire, the owner also uses the rounded sums. */
 static void post_out(tagc_reducer *r, size_t c, float *out) {
     const dense *d = of(r);
     size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
@@ -213,7 +212,7 @@ static void widen_work(void *arg, int index, int n_threads) {
                                 r->now.output + q * r->shard + job->c * d->chunk + at, piece_elems(n, at));
 }
 
-/* Chunk c of the sums has come from everybody. */
+/* The sums of chunk c have arrived from all ranks. */
 static void finish_out(tagc_reducer *r, size_t c) {
     if (!is_half(r)) return;
     double start_s = tagc_clock_s();
@@ -230,7 +229,7 @@ static tagc_status finish(tagc_reducer *r) {
     return tagc_agree_end(r, NULL, NULL);
 }
 
-/* Of what chunk c is to be added and sent on: rounds that may still be posted in, and may be with it. */
+/* The lowest and the highest round in which the phase that adds chunk c may post. */
 static int low_of(const tagc_reducer *r, size_t c) {
     int after = r->options.output != TAGC_OUTPUT_SHARD ? ROUND_OUT : ROUND_AGREEMENT;
     return c + DEPTH < n_chunks(r) ? ROUND_IN : after;
@@ -257,7 +256,7 @@ static float *sums_of(const tagc_reducer *r, size_t c) {
     return r->now.output + own + c * of(r)->chunk;
 }
 
-/* Chunk c is added, and the sums that were in its place have come. After the last the agreement goes beside the sums. */
+/* Chunk c is added, and the sums whose place it had have arrived. After the last chunk, the agreement goes beside the sums. */
 static tagc_status send_on(tagc_reducer *r) {
     size_t c = of(r)->n_added++, n = n_chunks(r);
     int is_all = r->options.output != TAGC_OUTPUT_SHARD;

@@ -1,4 +1,4 @@
-/* Checks of options, on one rank and across ranks, from one table per object. */
+/* Checks options, on one rank and across ranks, with one table per struct. */
 #include "exchange/options.h"
 
 #include "core/memory.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Exchanges that a field means something to; for the others it must keep its default. */
+/* The exchanges to which a field applies. With others it must keep its default. */
 enum {
     DENSE = 1 << TAGC_EXCHANGE_DENSE,
     SKETCH = 1 << TAGC_EXCHANGE_SKETCH,
@@ -86,7 +86,7 @@ static const tagc_reducer_options reducer_defaults = {
 static const tagc_paper_options paper_defaults = {.fill_union = -1};
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 
-/* The least sizes are those of version 0.1: up to its last field, whatever comes behind it. */
+/* The least sizes are those of version 0.1: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, paper), &reducer_defaults};
@@ -178,7 +178,7 @@ uint64_t tagc_padded_elems(uint64_t n, int world_size) {
 
 /* ---- what one rank can see ---- */
 
-/* The value of a field as 8 bytes that compare equal when the values are. parts: options, and those in paper.h. */
+/* The value of a field as 8 bytes that are equal if the values are. parts: options, and those of paper.h. */
 static uint64_t raw_value(const field *f, const void *const parts[2]) {
     const char *at = (const char *)parts[f->part] + f->offset;
     int as_int;
@@ -254,7 +254,7 @@ static tagc_status check_numbers(const tagc_reducer_options *options, const tagc
     return TAGC_OK;
 }
 
-/* Fields that mean nothing for the exchange, whatever else there is. */
+/* Checks fields that do not apply to the exchange. */
 static tagc_status check_known(const tagc_reducer_options *options, const tagc_paper_options *paper) {
     const void *parts[2] = {options, paper};
     const char *name = tagc_exchange_names[options->exchange];
@@ -277,7 +277,7 @@ static tagc_status check_known(const tagc_reducer_options *options, const tagc_p
     return TAGC_OK;
 }
 
-/* Fields that mean something to the exchange, but not with the others beside them. `full` has its defaults resolved. */
+/* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
 static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full,
                                   const tagc_paper_options *paper, int world_size) {
     int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_SIGN
@@ -359,7 +359,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
 
 /* ---- across ranks ---- */
 
-/* What one rank tells the others when it makes an object. */
+/* What one rank sends to the others when it creates an object. */
 typedef struct report {
     uint32_t status;
     uint32_t n_fields; /* also tells a reducer from a gatherer */
@@ -404,7 +404,7 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields
     void *reports;
     tagc_status status =
         tagc_memory_create((size_t)world_size * sizeof own, "options of all ranks", &reports);
-    if (status != TAGC_OK) { /* not even room to answer: the others must not wait for it */
+    if (status != TAGC_OK) { /* no memory even for an answer: the others must not wait for it */
         tagc_comm_abort(comm, "no memory for the options of all ranks");
         return status;
     }

@@ -1,11 +1,11 @@
-/* Options as a table: one row per field says its range and default and whether all ranks must agree on it. */
+/* Options as tables: one row per field has its range and default, and whether all ranks must agree on it. */
 #ifndef TAGC_EXCHANGE_OPTIONS_H
 #define TAGC_EXCHANGE_OPTIONS_H
 
 #include "core/status.h"
 #include "tagc/paper.h"
 
-/* What parameters are gathered as, by the words of --gather. */
+/* The formats of a gather by the words of --gather. */
 typedef enum tagc_gather_kind {
     TAGC_GATHER_FP32 = 0,
     TAGC_GATHER_BF16 = 1,
@@ -29,9 +29,9 @@ int tagc_gatherer_options_kind(const tagc_gatherer_options *options);
 extern const char *const tagc_format_names[TAGC_FORMAT_SIGN + 1];
 extern const char *const tagc_exchange_names[TAGC_EXCHANGE_DIRECT + 1];
 
-/* In the place of defaults that depend on other fields (sparsity, format, block): what they mean. */
+/* Resolves defaults that depend on other fields (sparsity, format, block). */
 void tagc_reducer_options_resolve(tagc_reducer_options *options);
-/* Gives fields that mean nothing for options->exchange their defaults: for templates that several exchanges are made of. */
+/* Resets fields that do not apply to options->exchange. For templates that several exchanges are made from. */
 void tagc_reducer_options_prune(tagc_reducer_options *options);
 
 /* Local checks of everything that one rank can see. *out and *paper: the options with defaults resolved (sparsity, format,
@@ -41,9 +41,8 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
 
-/* Collective: every rank brings the status of its own preparations (its text is tagc_last_error()), and all
- * return the same: the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH
- * where options differ. */
+/* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:
+ * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. */
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                        const tagc_reducer_options *options, const tagc_paper_options *paper);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,

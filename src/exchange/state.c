@@ -1,4 +1,4 @@
-/* The residual as state: looked at, scaled, saved and loaded. */
+/* The residual as state: read, scaled, saved and loaded. */
 #include "exchange/reducer.h"
 
 #include <math.h>
@@ -44,7 +44,7 @@ static void scale(float *values, uint64_t n, double factor) {
     }
 }
 
-/* By way of the host: a loss scale changes seldom. */
+/* Through the host, because a loss scale changes seldom. */
 static tagc_status scale_there(tagc_reducer *r, double factor) {
     void *values;
     uint64_t n = r->n_residual;

@@ -1,4 +1,4 @@
-/* Phases of a step and the messages it has under way. */
+/* Phases of a step and its messages. */
 #include "exchange/step.h"
 #include "core/clock.h"
 #include "exchange/reducer.h"
@@ -80,7 +80,7 @@ static void reverse(tagc_part *parts, uint32_t n) {
     }
 }
 
-/* Partners come in the order of a ring, forwards or backwards, and a transfer wants them ascending. */
+/* Partners come in ring order, forwards or backwards, but a transfer needs them ascending. */
 static void ascend(tagc_part *parts, uint32_t n) {
     uint32_t n_falls = 0, first = 0;
     for (uint32_t i = 1; i < n; i++) n_falls += parts[i].peer < parts[i - 1].peer;
@@ -167,7 +167,7 @@ int tagc_partner_step(const tagc_reducer *r, int from) {
     return (r->rank + r->world_size - 1 - from) % r->world_size;
 }
 
-/* Largest bit pattern of |value|: NaN and Inf are on top. */
+/* Largest bit pattern of |value|: NaN and Inf are the largest. */
 int tagc_holds_nonfinite(const float *values, size_t n) {
     uint32_t largest = 0;
     for (size_t i = 0; i < n; i++) {

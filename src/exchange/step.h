@@ -1,8 +1,8 @@
-/* A step under way: its phases, the messages it posts, what it costs, and how ranks agree that it went well.
+/* A step in progress: its phases, its messages, its statistics, and the agreement that it succeeded.
  *
- * Rounds. Messages of a step travel in up to five rounds, each on a lane of its own. A step that will post nothing more in
- * a round leaves it to the next step: so several are under way at once, one in each round or waiting, and on each lane
- * messages are posted in the same order on all ranks, step after step. */
+ * Rounds. A step sends its messages in up to five rounds, each on a lane of its own. When a step will post nothing more in a
+ * round, the next step may. So several steps are in progress at once, and all ranks post the messages of a lane in the same
+ * order, step after step. */
 #ifndef TAGC_EXCHANGE_STEP_H
 #define TAGC_EXCHANGE_STEP_H
 
@@ -23,7 +23,7 @@ typedef struct tagc_message {
     uint64_t round_bytes;        /* as in tagc_transfer; 0 after _clear */
 } tagc_message;
 
-/* So many messages, each to and from so many ranks at most. */
+/* This many messages, each to and from at most this many ranks. */
 typedef struct tagc_room {
     int n_messages, n_peers;
 } tagc_room;
@@ -35,13 +35,13 @@ typedef struct tagc_step {
     double start_s;
     const float *gradient; /* (W, shard) */
     float *output;         /* (output_elems) */
-    float
-        *residual; /* (n_residual) the one that this step makes, or NULL; changes places with the reducer's */
+    float *residual;       /* (n_residual) the new residual, or NULL; swapped with the reducer's */
     tagc_reducer_stats stats;
-    tagc_status failure; /* of this rank, told to all in the next agreement */
+    tagc_status failure; /* of this rank; sent to all in the next agreement */
     char failure_text[TAGC_ERROR_TEXT_BYTES];
-    uint64_t n_told;     /* the items of the last agreement, of all ranks */
-    uint32_t longest[2]; /* bodies that this rank sent, and of sums; after the agreement of all ranks */
+    uint64_t n_told; /* all ranks' items in the last agreement */
+    uint32_t longest
+        [2]; /* longest body, and body of sums, that this rank sent; after the agreement, of all ranks */
 
     tagc_phase_fn next; /* NULL: the step is over */
     tagc_message *awaited;
@@ -50,38 +50,38 @@ typedef struct tagc_step {
 
 /* ---- phases ---- */
 
-/* `next` follows when the n messages from `awaited` on have arrived. It posts in rounds `low` to `high`, and neither it nor
- * what follows posts in rounds before `low`. TAGC_NO_ROUND as low: nothing is posted any more. */
+/* Runs `next` when the n messages from `awaited` on have arrived. It posts in rounds `low` to `high`. Neither it nor later
+ * phases post in rounds before `low`. TAGC_NO_ROUND as low: they post nothing. */
 void tagc_then(tagc_reducer *r, tagc_phase_fn next, tagc_message *awaited, int n, int low, int high);
-/* Ends a stretch of work of one phase that began at start_s: statistics and trace. Returns the time now. */
+/* Ends a stretch of work of one phase that began at start_s: updates statistics and trace. Returns the time now. */
 double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s);
 
 /* ---- messages ---- */
 
-/* r->messages, one room after the other; part of the arena. */
+/* r->messages with their arrays; part of the arena. */
 void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, const tagc_room *rooms, int n_rooms);
 /* To and from nobody. */
 void tagc_message_clear(tagc_message *message);
-/* Adds what goes to another rank, and what comes from one; offsets are those from `send` and `recv` of _post. Ranks ascend,
- * or descend, and may begin anew once. */
+/* Adds what goes to another rank, and what comes from one. Offsets count from `send` and `recv` of _post. Ranks ascend or
+ * descend, and may wrap around once. */
 void tagc_message_to(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset);
 void tagc_message_from(tagc_message *message, int rank, uint64_t n_bytes, uint64_t offset);
 void tagc_message_post(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg, const void *send,
                        void *recv);
-/* As _post; of its bytes so many count for another leg. */
+/* Like _post, but some of its bytes count as another leg. */
 void tagc_message_post_parts(tagc_reducer *r, tagc_message *message, int round, tagc_leg leg,
                              const void *send, void *recv, tagc_leg part, uint64_t part_sent,
                              uint64_t part_received);
-/* Waits, when it is under way at all, and counts its bytes. */
+/* Waits, if the message was posted, and counts its bytes. */
 tagc_status tagc_message_wait(tagc_reducer *r, tagc_message *message);
-/* Of the bytes of messages that were waited for so many belong to another leg, which their content says. */
+/* Moves bytes of received messages to another leg, which their content decides. */
 void tagc_messages_recount(tagc_reducer *r, tagc_leg from, tagc_leg to, uint64_t sent, uint64_t received);
 /* 1 when _wait would not wait. */
 int tagc_message_done(const tagc_reducer *r, const tagc_message *message);
-/* Waits for all that is under way; failures are known already. */
+/* Waits for all messages in progress after a failure. */
 void tagc_messages_drain(tagc_reducer *r);
 
-/* Rank order with all links at work: the s-th partner of this rank, and whose s-th partner it is. */
+/* The s-th partner of this rank, and the rank whose s-th partner it is. In each stage all links are in use. */
 int tagc_partner_to(const tagc_reducer *r, int s);
 int tagc_partner_from(const tagc_reducer *r, int s);
 /* The s with tagc_partner_from(r, s) == from. */

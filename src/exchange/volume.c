@@ -1,5 +1,5 @@
-/* Sizes follow from a reducer that is laid out but never given memory: the same code as for a real one decides on
- * chunks, cells and buffers. */
+/* Sizes come from a reducer that is laid out but gets no memory, so the code that decides on chunks, cells and buffers is that
+ * of real reducers. */
 #include "exchange/volume.h"
 
 #include "exchange/gatherer/gatherer.h"
@@ -16,7 +16,7 @@ void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
     v->n_within_bytes[leg] += n_bytes;
 }
 
-/* Everything of a reducer that decides on sizes, its state to be destroyed; *arena holds the bytes of its buffers. */
+/* Lays out a reducer without memory. The caller destroys its state. *arena receives the bytes of its buffers. */
 static tagc_status sketch_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
                               tagc_arena *arena) {
     *r = (tagc_reducer){.world_size = world_size, .rank = rank};

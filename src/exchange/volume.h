@@ -1,5 +1,5 @@
-/* How many bytes a reducer or a gatherer of given options sends, and how much memory it takes, without making one.
- * Where the bytes depend on the gradients, the caller says what they are like. */
+/* How many bytes a reducer or gatherer with given options sends, and how much memory it takes, without making one. If the bytes
+ * depend on the gradients, the caller describes these. */
 #ifndef TAGC_EXCHANGE_VOLUME_H
 #define TAGC_EXCHANGE_VOLUME_H
 
@@ -7,51 +7,53 @@
 #include "core/status.h"
 #include "tagc/tagc.h"
 
-/* What a step of an indexed or direct exchange depends on beside its options. */
+/* Properties of the gradients on which a step of an indexed or direct exchange depends. */
 typedef struct tagc_volume_data {
-    const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each */
-    double union_density;    /* [0, 1]; direct: of sums that come back */
-    const uint64_t *n_left;  /* (W,) items of each shard that its sketch does not give back; NULL: none */
+    const uint64_t *n_union; /* (W,) elements of each shard's union; NULL: union_density of each shard */
+    double union_density;    /* [0, 1]; direct: of the sums that are sent back */
+    const uint64_t
+        *n_left; /* (W,) items of each shard that cannot be recovered from its sketch; NULL: none */
     /* direct with positions */
     const tagc_encoded
-        *bodies; /* (W,) that `rank` sends to each owner; NULL: what kept_density of every fragment takes
-                                   on average where positions fall independently */
+        *bodies; /* (W,) bytes that `rank` sends to each owner; NULL: the expected size for kept_density
+                                   and independent positions */
     double kept_density;      /* [0, 1] */
-    const tagc_encoded *sums; /* the body of `rank`'s sums that come back; NULL: the same of union_density */
+    const tagc_encoded *sums; /* bytes of `rank`'s sums; NULL: the expected size for union_density */
 } tagc_volume_data;
 
 typedef struct tagc_volume {
-    double n_bytes[TAGC_N_LEGS];        /* sent to all other ranks together; whole where n_union is given */
-    double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host: in two levels */
+    double n_bytes[TAGC_N_LEGS]; /* bytes to all other ranks together; a whole number if n_union is given */
+    double n_within_bytes[TAGC_N_LEGS]; /* of these, to ranks of the own host (two levels) */
     uint64_t n_transfers[TAGC_N_LEGS];  /* posted, whatever the number of their messages */
-    int n_batches; /* direct: messages in which fragments go out, and as many for the rest of their bodies */
-    double eager_bytes; /* direct: of a body, that travel with its header */
-    size_t chunk_elems; /* dense: of a shard that travel at a time; 0 for the others */
-    int sketching;      /* a sketch that keeps everything sends no cells */
+    int n_batches;      /* direct: messages with fragments; there are as many for the rests of bodies */
+    double eager_bytes; /* direct: bytes of the front */
+    size_t chunk_elems; /* dense: elements of a chunk; else 0 */
+    int sketching;      /* a sketch that selects everything sends no cells */
 } tagc_volume;
 
-/* One transfer more, to ranks anywhere or to ranks of the own host. */
+/* Adds one transfer, to ranks anywhere or to ranks of the own host. */
 void tagc_volume_add(tagc_volume *volume, tagc_leg leg, double n_bytes);
 void tagc_volume_add_within(tagc_volume *volume, tagc_leg leg, double n_bytes);
 
-/* Bytes that `rank` sends in one step without values that are not finite or near it. data may be NULL for dense.
- * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED where tagc_reducer_create would say so. */
+/* Bytes that `rank` sends in one step if all values are finite and far from overflow. data may be NULL for dense. Returns
+ * TAGC_ERR_ARGUMENT or TAGC_ERR_UNSUPPORTED if tagc_reducer_create would. */
 tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_size, int rank,
                                 const tagc_volume_data *data, tagc_volume *out);
-/* Of a delta, one without checksums: neither the first nor one after a reset. */
+/* For deltas: a gather without checksums that sends a delta. */
 tagc_status tagc_gatherer_volume(const tagc_gatherer_options *options, int world_size, tagc_volume *out);
 
-/* The step's agreement on the norm: one number to every other rank. */
+/* The agreement on the gradient norm in a training step: one number to every other rank. */
 uint64_t tagc_norm_bytes(int world_size);
 
-/* Bytes that one rank holds: buffers without and with what several reducers share. */
+/* Bytes that one rank holds: its own buffers, and those that reducers share. */
 typedef struct tagc_exchange_memory {
     uint64_t buffers;
     uint64_t residual;
-    uint64_t spare; /* what making this reducer adds to the spares that reducers of one residual share */
+    uint64_t spare; /* what this reducer adds to the shared spares */
 } tagc_exchange_memory;
 
-/* n_before: reducers on the comm whose residual is as long. So the spares of several add up, see tagc_comm_n_spares. */
+/* n_before: reducers of the comm with a residual of this size. So the spares of several reducers add up, see
+ * tagc_comm_n_spares. */
 tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_size, int n_before,
                                 tagc_exchange_memory *out);
 tagc_status tagc_gatherer_memory(const tagc_gatherer_options *options, int world_size, uint64_t *n_bytes);

@@ -1,4 +1,4 @@
-/* Headers as bytes and back, and the checks on bodies whose content decides how much memory is touched. */
+/* Reads and writes headers, and checks bodies whose content decides how much memory is touched. */
 #include "exchange/wire.h"
 #include "tagc/paper.h"
 
@@ -94,7 +94,7 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
     memcpy(&header->step, bytes + AT_STEP, 8);
 }
 
-/* After the checksum: what is wrong now was sent so. */
+/* After the checksum: the sender wrote what is wrong now. */
 static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
     int max_coding = is_fragment ? TAGC_FORMAT_SIGN : TAGC_INDEX_SUM1;
@@ -130,7 +130,7 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
         return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
                          bytes[2], bytes[3]);
     read_fields(bytes, header);
-    /* A saved residual is as it was in version 1. */
+    /* A saved residual has the same format in version 1. */
     if (bytes[AT_VERSION] != TAGC_WIRE_VERSION &&
         !(bytes[AT_VERSION] == 1 && header->kind == TAGC_WIRE_STATE))
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],

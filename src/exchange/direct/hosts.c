@@ -1,7 +1,7 @@
-/* Within a host: the ranks of one host add what they have for the same destination before anything is encoded.
+/* The ranks of one host add their rows for the same destination before anything is encoded.
  *
- * Rows travel whole, bf16 or fp32: those of the first stages at once, the others while the rows before them are encoded. The
- * own part is added as it is; sums are fp32, in the order of local indices. */
+ * Rows are not compressed: bf16 or fp32. The rows of the first stages are sent at once, the others while earlier rows are
+ * encoded. The own part is added unrounded. Sums are fp32, in the order of local indices. */
 #include "codec/bf16.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -10,8 +10,8 @@
 #include <string.h>
 
 enum {
-    PIECE_ELEMS = 4096, /* of a sum: stays in the cache while all ranks' parts are added */
-    LEAST_SLOTS = 2     /* rows under way: one being added, one on the wire */
+    PIECE_ELEMS = 4096, /* elements of a piece: stays in the cache while all ranks' parts are added */
+    LEAST_SLOTS = 2     /* rows in progress: one being added, one on the wire */
 };
 static const size_t slots_bytes = (size_t)64 << 20; /* of rows under way, where that is more */
 
@@ -23,7 +23,7 @@ static size_t width_of(const tagc_reducer *r) {
     return is_wide(r) ? sizeof(float) : sizeof(uint16_t);
 }
 
-/* Whether rows are copied before they are sent; else they leave the gradient. */
+/* Whether rows are copied before they are sent. Otherwise they are sent from the gradient. */
 static int is_staged(const tagc_reducer *r) {
     return !is_wide(r) || tagc_direct_of(r)->are_rows_together;
 }
@@ -45,13 +45,13 @@ void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena) {
     d->host_sum = tagc_arena_take(arena, d->coded ? r->shard : 0, sizeof *d->host_sum);
 }
 
-/* Where the row of stage s to or from the rank `local` stands in rows_send and rows_recv, in values. */
+/* The place in rows_send and rows_recv, in values, of the row of stage s to or from the rank `local`. */
 static size_t row_at(const tagc_reducer *r, int s, int local) {
     const tagc_direct *d = tagc_direct_of(r);
     return ((size_t)local * (size_t)d->n_row_slots + (size_t)(s % d->n_row_slots)) * r->shard;
 }
 
-/* One row of work, piece by piece, on as many threads as there are. */
+/* Adds one row, piece by piece, on the threads of the pool. */
 typedef struct row_job {
     const tagc_reducer *r;
     const float *from; /* the own row */
@@ -76,7 +76,7 @@ static void narrow(const tagc_reducer *r, const float *from, uint16_t *halves) {
     tagc_pool_run(r->pool, narrow_work, &job);
 }
 
-/* The row for the counterpart of the rank `local` on the host of stage s; its place among the values that are sent. */
+/* The row for the rank `local` of the host of stage s, and its place in rows_send. */
 static size_t stage_row(tagc_reducer *r, int s, int local) {
     tagc_direct *d = tagc_direct_of(r);
     size_t row = tagc_direct_row(r, tagc_host_to(d, s), local) * r->shard, at = row_at(r, s, local);
@@ -88,7 +88,7 @@ static size_t stage_row(tagc_reducer *r, int s, int local) {
     return at;
 }
 
-/* Stages [s, end) to every local rank, in the message of s. */
+/* Sends the rows of stages [s, end) to every local rank, in the message of s. */
 static void post_rows(tagc_reducer *r, int s, int end) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->rows_in[s % d->n_row_slots];
@@ -182,7 +182,7 @@ static tagc_status shared(tagc_reducer *r) {
     return tagc_direct_agree(r);
 }
 
-/* Sums to all, in the width of the rows: the owner, too, goes on with what the others get. */
+/* Sends the sums to all, in the format of the rows. The owner uses the same rounded sums. */
 static tagc_status share_sums(tagc_reducer *r, float *sums) {
     tagc_direct *d = tagc_direct_of(r);
     size_t width = width_of(r);

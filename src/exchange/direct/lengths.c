@@ -1,11 +1,11 @@
-/* How long bodies are expected to be, and how much of them travels with their headers. */
+/* Expected lengths of bodies, and the length of the front that travels with the header. */
 #include "codec/gaps.h"
 #include "codec/values.h"
 #include "exchange/direct/direct.h"
 
 #include <math.h>
 
-/* Of gaps where every element is kept with the same chance, see gaps.h; chunks end in half a byte on average. */
+/* Size of gaps if every element is selected with the same probability, see gaps.h. Chunks end in half a byte on average. */
 static double expected_gaps(const tagc_code_options *o, double density) {
     tagc_gaps gaps;
     double best = (double)o->n * 16, n_items = density * (double)o->n;
@@ -13,7 +13,7 @@ static double expected_gaps(const tagc_code_options *o, double density) {
     for (int bits = 2; bits <= 15; bits++) {
         double escape = ldexp(1, bits) - 1, per_item = bits / (1 - pow(1 - density, escape));
         double n_bytes = n_items * per_item / 8 + 0.5 * (double)gaps.n_chunks;
-        if (density == 0) n_bytes = 0; /* what is behind the last item of a chunk is not written */
+        if (density == 0) n_bytes = 0; /* gaps after the last item of a chunk are not written */
         if (n_bytes < best) best = n_bytes;
     }
     double bitmap = ceil((double)o->n / 8);
@@ -29,13 +29,13 @@ tagc_body_bytes tagc_expected_body(const tagc_code_options *o, double density) {
                              (double)tagc_values_bytes(&format, (size_t)llround(n_items))};
 }
 
-/* A body is seldom longer by more than a thirty-second than the longest of the step before. */
+/* A body is seldom more than a thirty-second longer than the longest of the step before. */
 size_t tagc_eager_bytes(double n_bytes, size_t most) {
     double e = n_bytes * 33 / 32 + 16;
     return e < (double)most ? (size_t)e : most;
 }
 
-/* Of the first step: what a body takes whose positions are independent. Of sums enough where two ranks kept different
+/* For the first step: the size of a body with independent positions. For sums: enough if two ranks selected different
  * elements. */
 void tagc_direct_guess_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
@@ -45,14 +45,14 @@ void tagc_direct_guess_eager(tagc_reducer *r) {
     tagc_body_bytes body = tagc_expected_body(o, o->sparse ? (double)o->k / (double)o->n : 1);
     d->eager[0] = d->is_small ? tagc_eager_bytes(body.index + body.values, most) : 0;
     d->eager[1] = d->eager[0] * (o->sparse ? 2 : 1);
-    d->has_agreed = 1; /* on this; another k of this rank's does not change it */
+    d->has_agreed = 1; /* from this k; a later change of this rank's k does not change it */
 }
 
 void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes) {
     if (tagc_direct_of(r)->is_small && n_bytes > r->now.longest[i]) r->now.longest[i] = (uint32_t)n_bytes;
 }
 
-/* Where no body was sent, as after a value that is not finite, all stays. */
+/* If no body was sent, as after a value that is not finite, the lengths stay. */
 void tagc_direct_choose_eager(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     const uint32_t *longest = r->now.longest;

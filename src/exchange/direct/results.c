@@ -1,7 +1,7 @@
-/* All-reduce after a direct exchange: owners encode their sums, and everybody decodes the same bodies, the owner too.
+/* All-reduce after a direct exchange: owners encode their sums, and all ranks decode the same bodies, including the owner.
  *
- * They cross the link between hosts once, among ranks of one local index. Where the whole unit is wanted, the ranks of
- * a host then hand each other the bodies as they came. */
+ * The sums cross the link between hosts once, among ranks of one local index. If the output is the whole unit, the ranks of a
+ * host then pass the received bodies to each other. */
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 
@@ -16,7 +16,8 @@ static size_t own_row(const tagc_reducer *r) {
     return row_of(r, d->host, d->local);
 }
 
-/* Into the own row of the received ones. What rounding loses stays with the owner, as a part of its own fragment. */
+/* Encodes the sums into the own row of the received ones. The rounding error stays in the owner's residual, as part of its own
+ * fragment. */
 static void encode_sums(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     size_t own = own_row(r);
@@ -66,8 +67,8 @@ static tagc_status decode_results(tagc_reducer *r) {
 
 /* ---- within a host ---- */
 
-/* Rows of local index `local` of host `of` to, and those of the others from, the ranks of the own host: headers with what
- * of bodies is next to them, or the bodies. */
+/* To the ranks of this host, sends rows of local index `local` of host `of`, and receives theirs: headers with fronts, or
+ * bodies. */
 static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
     tagc_direct *d = tagc_direct_of(r);
     size_t own = row_of(r, of, d->local), front = TAGC_WIRE_HEADER_BYTES;
@@ -77,7 +78,7 @@ static tagc_status hand_row(tagc_reducer *r, int of, int is_body) {
     for (int l = 0; l < d->per_host; l++)
         if (l != d->local) d->rows[n++] = row_of(r, of, l);
     if (is_body && d->received[own].n_bytes > d->capacity) {
-        /* It was not kept, and the others of this host have been told of it. */
+        /* The body was not kept, and the other ranks of this host know. */
         tagc_comm_abort(r->comm, "a body of another sparsity cannot be handed on");
         return tagc_fail(TAGC_ERR_TRANSPORT, "the body from rank %d is too long to be handed on",
                          tagc_rank_of(d, of, d->local));
@@ -121,7 +122,7 @@ static tagc_status hand_headers(tagc_reducer *r) {
 
 /* ---- across hosts ---- */
 
-/* The rest of every body, of which the front is here. */
+/* Receives the rest of every body whose front is here. */
 static tagc_status post_bodies(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[1];
@@ -151,7 +152,7 @@ static tagc_status post_bodies(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* Own header and the front of the body to the ranks of the own local index on all hosts. */
+/* Sends the own header and front to the ranks with the own local index on all hosts. */
 tagc_status tagc_direct_results(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = &d->result_out[0];

@@ -6,13 +6,13 @@ static tagc_body_bytes body_of(const tagc_encoded *encoded) {
                              (double)(encoded->n_bytes - encoded->n_index_bytes)};
 }
 
-/* Bytes of `all` that do not travel with the header. */
+/* Bytes of `all` that are not in the front. */
 static double rest_of(double all, double eager) {
     return all > eager ? all - eager : 0;
 }
 
-/* What goes in front of bodies, of sums where i is 1: in the first step where they are known, else when the steps have found
- * out how long they are. */
+/* The length of the front (of sums if i is 1): from the first step's formula if it applies, else from the length that later steps
+ * have found. */
 static double eager_of(const tagc_reducer *r, int i, int is_known, tagc_body_bytes body) {
     const tagc_direct *d = tagc_direct_of(r);
     if (is_known || !d->is_small) return (double)d->eager[i];
@@ -39,7 +39,7 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
     v->n_transfers[TAGC_LEG_VALUES] += (uint64_t)d->n_batches;
 }
 
-/* Sums of other hosts, which are handed on, are taken to be as long as the own. */
+/* Relayed sums of other hosts are assumed to be as long as the own. */
 static void add_results(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
     int is_known = data && data->sums;

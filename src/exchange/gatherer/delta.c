@@ -1,10 +1,10 @@
-/* Deltas: what the owner's master has over the replica, in low-bit blocks, to all who hold the replica.
+/* Deltas: the difference between the owner's master and the replica, in low-bit blocks, sent to all holders of the replica.
  *
- * What a gather is (whole or a delta, with checksums or without) follows from what all ranks know before it: their
- * options, how many gathers there were, and the headers of the last one. So lengths are agreed without a message.
+ * All ranks know in advance what a gather sends (whole parameters or a delta, with checksums or without). It follows from
+ * their options, the number of gathers, and the headers of the last one. So they agree on lengths without a message.
  *
- * Nothing is asked twice and nobody waits for an answer: a rank that got a damaged message fails at once and says so in
- * its next one; that gather fails on all ranks, and the one after it is whole. */
+ * No rank waits for an answer. A rank that receives a damaged message fails at once and says so in its next message. That
+ * gather fails on all ranks, and the one after it sends whole parameters. */
 #include "codec/delta.h"
 #include "exchange/gatherer/gatherer.h"
 #include "exchange/wire.h"
@@ -108,7 +108,7 @@ static uint64_t checksum_of(const tagc_gatherer *g, int sender, int row) {
     return sum;
 }
 
-/* All ranks hold the same table of checksums, so all say the same. */
+/* All ranks hold the same table of checksums, so all report the same. */
 static tagc_status compare_checksums(const tagc_gatherer *g) {
     for (int row = 0; row < g->n_rows; row++)
         for (int sender = 0; sender < g->n_rows; sender++)
@@ -121,7 +121,7 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
     return TAGC_OK;
 }
 
-/* NaN is seen by whoever reads it, and mended by the next gather. */
+/* Whoever reads the row sees NaN; the next gather repairs it. */
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
     return (tagc_row){.body = body_of(g, row),
                       .values = g->full + (size_t)row * g->shard,
@@ -150,7 +150,7 @@ tagc_status tagc_gatherer_delta_decode(tagc_gatherer *g) {
     g->failure = TAGC_OK;
     if (g->device_failure != TAGC_OK) {
         if (encode_failure == TAGC_OK)
-            g->failure = g->device_failure; /* of which the others hear in the next one */
+            g->failure = g->device_failure; /* the others learn of it in the next gather */
         return tagc_fail(g->device_failure, "%s", g->device_text);
     }
     tagc_wire_header header;

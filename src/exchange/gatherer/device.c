@@ -1,9 +1,9 @@
-/* Rows of a gather of deltas whose values are in the memory of a device (device/kernels.h): what rows.c does on the processor.
+/* Rows of a gather of deltas whose values are in a device's memory (device/kernels.h). It does what rows.c does on the processor.
  *
- * Deltas are encoded and applied by kernels; bodies alone pass between host and device. A whole gather (the first one, and after a failure)
- * and checksums (one gather in check_every) go by way of the host, piece by piece.
+ * Kernels encode and apply deltas, and only bodies move between host and device. Whole parameters (the first gather, and the one after
+ * a failure) and checksums (one gather in check_every) go through the host, piece by piece.
  *
- * On the device: | results (rows) | bodies (rows, stride) |, and through pinned memory in the same order. */
+ * On the device: | results (rows) | bodies (rows, stride) |, and in pinned memory in the same order. */
 #include "codec/bf16.h"
 #include "codec/delta.h"
 #include "exchange/gatherer/gatherer.h"
@@ -64,14 +64,14 @@ static void destroy_batches(tagc_gatherer *g) {
 
 static const tagc_delta_kind kinds[N_BATCHES] = {TAGC_DELTA_ENCODE, TAGC_DELTA_APPLY, TAGC_DELTA_APPLY};
 
-/* As large as they can be; arrays are pointed at in each run. */
+/* Made for the largest sizes; each run sets the arrays. */
 static size_t shape_rows(const tagc_gatherer *g, int batch) {
     size_t n = batch == APPLY_OTHERS ? (size_t)g->n_rows - 1 : 1;
     for (size_t i = 0; i < n; i++) g->on->rows[i] = (tagc_delta_row){.bits = g->bits, .n = g->shard};
     return n;
 }
 
-/* Having entered. Again where another object has made the memory grow that they work in. */
+/* Call after entering. Makes the batches again if another object made their memory grow. */
 static tagc_status make_batches(tagc_gatherer *g) {
     tagc_gatherer_on *on = g->on;
     tagc_kernels *k = g->kernels;
@@ -157,7 +157,7 @@ static int place_of(const tagc_gatherer *g, const tagc_row *row) {
     return (int)((size_t)(row->values - g->full) / g->shard);
 }
 
-/* Those of g->decoded that count; the own body is there already. */
+/* The rows of g->decoded that count. The own body is on the device already. */
 static tagc_status apply(tagc_gatherer *g, int n_rows) {
     tagc_kernels *k = g->kernels;
     size_t n_bytes = body_bytes(g);

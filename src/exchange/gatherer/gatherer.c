@@ -1,11 +1,11 @@
-/* Parameters from their owners to all ranks.
+/* Gathers parameters from their owners to all ranks.
  *
- * A gather is a job of two halves: encode and post; then, when all rows are there, decode. With lanes the jobs run on the
- * comm's second worker, beside whatever reducers compute, and the next gather is encoded while this one is on the wire.
- * Without lanes they are jobs among the reducers', so that all ranks post in one order.
+ * A gather is a job of two halves: encode and post; then, when all rows are here, decode. With lanes, the jobs run on the comm's
+ * second worker, beside the reducers' jobs, and the next gather is encoded while this one is on the wire. Without lanes they
+ * run among the reducers' jobs, so that all ranks post in one order.
  *
- * In two levels a row crosses to another host once: to the rank of the same local index, which relays it to the ranks
- * beside it as it came. The comm starts the relays when the rows are there:
+ * In two levels, a row crosses to another host once. The rank of the same local index receives it and relays it unchanged to the
+ * other ranks of its host. The comm starts the relays when the rows are here:
  *
  *   ticket     own row -> (h', l) of the other hosts, and (h, l') of the own one
  *   relays     row (h', l) -> (h, l'), one transfer for each h' */
@@ -123,12 +123,12 @@ static const void *encode(tagc_gatherer *g) {
     return row;
 }
 
-/* Whether a row goes to the other without a rank between: within the host, and across to the same local index. */
+/* Whether this rank and the owner of `row` exchange rows without a relay: on the same host, or with the same local index. */
 static int is_direct(const tagc_gatherer *g, int row) {
     return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
 }
 
-/* The own row in its place, as the others will have it, while it travels. */
+/* Writes the own row to `full` as the others will have it, while it is on the wire. */
 static void put_own(tagc_gatherer *g) {
     float *to = g->full + (size_t)g->row * g->shard;
     if (g->options.format == TAGC_FORMAT_FP32) {
@@ -169,7 +169,7 @@ static void post(tagc_gatherer *g) {
     put_own(g);
 }
 
-/* All are waited for, whatever becomes of one: until then their memory is the comm's. */
+/* Waits for all tickets even if one fails, because the comm uses their memory until then. */
 static tagc_status wait_for_rows(tagc_gatherer *g) {
     tagc_status status = tagc_comm_wait(g->comm, &g->ticket);
     for (int i = 0; i < g->n_relays; i++) {
@@ -209,7 +209,7 @@ static tagc_status run(void *arg) {
     return TAGC_OK;
 }
 
-/* A delta is taken from the master to what the last gather left. */
+/* A delta is the master minus the result of the last gather. */
 static tagc_status check_replica(const tagc_gatherer *g, const float *shard, const float *full) {
     uintptr_t from = (uintptr_t)shard, begin = (uintptr_t)full;
     uintptr_t end = begin + (size_t)g->n_rows * g->shard * sizeof *full;

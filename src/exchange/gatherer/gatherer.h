@@ -1,5 +1,5 @@
-/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain wires),
- * relay.c (two levels), delta.c (deltas), rows.c (encoding and decoding) and device.c (the same with kernels). */
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas), rows.c
+ * (encoding and decoding) and device.c (the same with kernels). */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
@@ -16,26 +16,26 @@ typedef struct tagc_row {
     uint8_t *body;
     float *values;         /* decoding */
     int is_void;           /* decoding: NaN, whatever the body */
-    atomic_int *nonfinite; /* encoding: set where a value or difference is not finite */
+    atomic_int *nonfinite; /* encoding: set if a value or difference is not finite */
 } tagc_row;
 
 typedef struct tagc_gatherer_on tagc_gatherer_on; /* of device.c */
 
 struct tagc_gatherer {
     tagc_comm *comm;
-    tagc_kernels *kernels;      /* of the device where values are; NULL: in host memory */
+    tagc_kernels *kernels;      /* of the device that has the values; NULL: host memory */
     tagc_gatherer_on *on;       /* with kernels, else NULL */
     tagc_status device_failure; /* of this gather */
     char device_text[TAGC_ERROR_TEXT_BYTES];
     tagc_gatherer_options options; /* ranks_per_host resolved */
     int rank, world_size;
     int first_rank, n_rows, row; /* the ranks that exchange, and this one's row */
-    int per_host;                /* of these, ranks of one host: all of them, but for two levels */
-    int bits;                    /* of a code; 0 for fp32 and bf16 */
+    int per_host;                /* of these, on one host: all, except in two levels */
+    int bits;                    /* bits of a code; 0 for fp32 and bf16 */
     int is_delta;
     size_t shard;
     int begun;
-    int is_posted;    /* the first half of the job is over */
+    int is_posted;    /* the first half of the job is done */
     const float *own; /* (shard) */
     float *full;      /* (n_rows, shard) */
     tagc_ticket ticket;
@@ -46,56 +46,56 @@ struct tagc_gatherer {
 
     /* deltas */
     uint64_t n_begun;
-    int is_whole;        /* this gather; all ranks of the host know */
-    int is_whole_next;   /* or not: learnt from messages that all of them got */
+    int is_whole; /* this gather sends checksums; all ranks know */
+    int is_whole_next; /* the next gather sends whole parameters; all ranks know it from the messages of this one */
     int is_checked;      /* this gather brings checksums along */
-    int is_void;         /* this gather's own row: something in it is not finite */
-    tagc_status failure; /* of this rank in the last gather: told in the next */
+    int is_void;         /* this gather's own row has a value that is not finite */
+    tagc_status failure; /* of this rank's last gather; sent in the next */
 
-    /* One arena: | arrays of the ticket | relays and their arrays | rows |, behind this struct's own block. */
+    /* One arena behind this struct: | arrays of the ticket | relays and their arrays | rows |. */
     void *arena;
     tagc_part *sends, *receives;             /* (n_rows - 1) of the ticket */
     tagc_part *relay_sends, *relay_receives; /* (per_host - 1) of each relay */
     tagc_row *decoded;                       /* (n_rows) */
-    size_t row_bytes;                        /* at most, of one row; 0 for fp32 */
-    uint8_t *rows;                           /* (n_rows, row_bytes) as they travel; row `row` is sent */
+    size_t row_bytes;                        /* the most bytes of a row; 0 for fp32 */
+    uint8_t *rows;                           /* (n_rows, row_bytes) as on the wire; row `row` is sent */
 };
 
 static inline uint8_t *tagc_gatherer_row(const tagc_gatherer *g, int row) {
     return g->rows + (size_t)row * g->row_bytes;
 }
 
-/* Everything that decides on sizes; *arena holds the bytes of its buffers. */
+/* Decides all sizes; *arena receives the bytes of its buffers. */
 tagc_status tagc_gatherer_lay_out(tagc_gatherer *gatherer, const tagc_gatherer_options *options,
                                   int world_size, int rank, tagc_arena *arena);
 
 /* At most, of one rank's message. */
 size_t tagc_gatherer_delta_bytes(int bits, size_t shard, int n_rows);
-/* What this gather sends to each other rank of the host: known to all beforehand. */
+/* Bytes that this gather sends to each other rank; all ranks know them in advance. */
 size_t tagc_gatherer_message_bytes(const tagc_gatherer *gatherer);
 
-/* Posts the relays of a gather that is posted: rows of n_bytes, `stride` bytes apart. */
+/* Posts the relays of a posted gather: rows of n_bytes, `stride` bytes apart. */
 void tagc_gatherer_post_relays(tagc_gatherer *gatherer, uint64_t n_bytes, uint64_t stride, uint8_t *rows);
 
-/* The own row, piece by piece, as this gather's format says; 1 when something is not finite. */
+/* Encodes the own row, piece by piece, in this gather's format. Returns 1 if something is not finite. */
 int tagc_gatherer_encode_row(tagc_gatherer *gatherer, uint8_t *body);
 /* The first n_rows of gatherer->decoded. */
 void tagc_gatherer_decode_rows(tagc_gatherer *gatherer, int n_rows);
 
-/* The same with kernels, what they work in, and the checksum of a row of the replica. Failures are noted in device_failure. */
+/* The same with kernels, their memory, and the checksum of a row of the replica. Failures are noted in device_failure. */
 tagc_status tagc_gatherer_make_on(tagc_gatherer *gatherer);
 void tagc_gatherer_end_on(tagc_gatherer *gatherer);
 int tagc_gatherer_on_encode_row(tagc_gatherer *gatherer, uint8_t *body);
 void tagc_gatherer_on_decode_rows(tagc_gatherer *gatherer, int n_rows);
 uint64_t tagc_gatherer_on_checksum(tagc_gatherer *gatherer, int row);
 
-/* Decides what this gather is; before the message is written. */
+/* Decides what this gather sends. Call it before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);
 /* Writes the own message. */
 void tagc_gatherer_delta_encode(tagc_gatherer *gatherer);
-/* Row `row` of this gather, which came whole or is the own one. */
+/* Row `row` of this gather, received intact or the own one. */
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *gatherer, int row, int is_void);
-/* From messages that have arrived to `full`; the own row is there. */
+/* Decodes the received messages to `full`; the own row is there already. */
 tagc_status tagc_gatherer_delta_decode(tagc_gatherer *gatherer);
 
 #endif

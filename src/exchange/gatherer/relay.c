@@ -1,7 +1,7 @@
-/* Two levels: what came from another host goes on to the ranks of the own one. */
+/* Two levels: relays rows from other hosts to the ranks of this host. */
 #include "exchange/gatherer/gatherer.h"
 
-/* Rows (h', l) as they came to (h, l'), and (h', l') from there, straight to where they belong. */
+/* Relays row (h', l), received by this rank, to (h, l'), and receives row (h', l') from there, straight into its place. */
 void tagc_gatherer_post_relays(tagc_gatherer *g, uint64_t n_bytes, uint64_t stride, uint8_t *rows) {
     int host = g->row / g->per_host, local = g->row % g->per_host;
     uint32_t n_peers = 0;

@@ -1,5 +1,5 @@
-/* Rows of a gather, encoded and decoded piece by piece on the threads of the pool. The bytes and the values do not depend
- * on how many threads there are. */
+/* Encodes and decodes the rows of a gather, piece by piece on the threads of the pool. Bytes and values do not depend on the
+ * number of threads. */
 #include "codec/bf16.h"
 #include "codec/delta.h"
 #include "exchange/gatherer/gatherer.h"
@@ -25,7 +25,7 @@ static void work(void *arg, int index, int n_threads) {
     }
 }
 
-/* Each thread sets its own flag in its own piece; nobody reads them before all have ended. */
+/* Each thread sets its own flag in its own piece. The flags are read after all threads have ended. */
 static void encode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at, size_t n) {
     int nonfinite;
     if (!g->bits || (g->is_delta && g->is_whole)) {

@@ -1,11 +1,11 @@
-/* What sketch and packed share: select, tell each owner what was kept, learn the union of all, send its values.
+/* The common part of sketch and packed: select, send each owner an index, receive the union, send its values.
  *
  *   worker | select 0 | select 1 | ... own | OR | plan | encode 0 | encode 1 | ... own | add, decode
  *   wire              | index 0  | index 1 ...   | unions, agreement | values 0 | values 1 ...
  *
- * Shard "0" here is the next rank's, and so on round, so that no two ranks send to one owner at the same
- * time. Where shards are small, or the transport has no lanes, all of them travel in one message. The new residual grows in a
- * spare; only a step that succeeded on all ranks swaps it in.
+ * Shard "0" is the next rank's, and so on, so that no two ranks send to one owner at the same time. If shards are small or the
+ * transport has no lanes, all travel in one message. The new residual is made in a spare, and swapped in only if the step
+ * succeeded on all ranks.
  *
  * Arena, in bytes per element of the unit at W = 2, θ = 98.75 % and index or:
  *
@@ -18,13 +18,13 @@
 
 #include <string.h>
 
-enum { BATCH_BYTES = 65536 }; /* what is sent in one message at least, where there is as much */
+enum { BATCH_BYTES = 65536 }; /* a message has at least this many bytes of indices, if there are as many */
 
 static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* A sketch that keeps everything would only be larger. */
+/* With k = n a sketch would only be larger. */
 static const tagc_carrier *choose_carrier(const tagc_reducer *r) {
     int is_sketch = r->options.exchange == TAGC_EXCHANGE_SKETCH && r->k < r->shard;
     return is_sketch ? &tagc_carrier_sketch : &tagc_carrier_packed;
@@ -167,7 +167,7 @@ static tagc_status select_and_send(tagc_reducer *r) {
 
 /* ---- unions ---- */
 
-/* An index or a union as it arrived in row `from` of index_recv. */
+/* An index or a union that arrived in row `from` of index_recv. */
 static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, size_t max_items,
                               tagc_wire_header *header) {
     const tagc_paper *p = tagc_paper_of(r);
@@ -219,7 +219,7 @@ tagc_union tagc_own_union(const tagc_reducer *r) {
     return (tagc_union){.n = p->n_union[r->rank], .positions = p->own_positions};
 }
 
-/* The union of the own shard, in place of the own index. After a failure it is empty, and says so in agreement. */
+/* Makes the union of the own shard in place of the own index. After a failure it is empty, and the agreement says so. */
 static void make_union(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     double start_s = tagc_clock_s();
@@ -258,7 +258,7 @@ static void post_unions(tagc_reducer *r) {
     tagc_then(r, read_unions, p->round, 1, TAGC_ROUND_AGREE, TAGC_ROUND_AGREE);
 }
 
-/* One batch of indices is here. After the last, the union is theirs. */
+/* One batch of indices has arrived. After the last, the union is sent. */
 static tagc_status combine_next(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     int b = p->n_done++;
@@ -285,7 +285,7 @@ static tagc_status combine_next(tagc_reducer *r) {
 
 /* ---- values ---- */
 
-/* What a lossy index dropped of this rank's elements. Packed has no place for them: back to the residual. */
+/* Elements of this rank that a lossy index dropped. packed has no place for them: they return to the residual. */
 static void drop_lost(tagc_reducer *r, int d) {
     tagc_paper *p = tagc_paper_of(r);
     const uint8_t *bits = tagc_union_bits(r, d);
@@ -336,20 +336,20 @@ static void post_values(tagc_reducer *r, int b) {
     tagc_message_post(r, message, TAGC_ROUND_VALUES, TAGC_LEG_VALUES, p->value_send, p->value_recv);
 }
 
-/* The round in which something may follow the values. */
+/* The round of the transfers that follow the values, if any. */
 static int round_after_values(const tagc_reducer *r) {
     int posts = tagc_paper_of(r)->carrier->posts || r->options.output != TAGC_OUTPUT_SHARD ||
                 tagc_paper_can_overflow(r);
     return posts ? TAGC_ROUND_LAST : TAGC_NO_ROUND;
 }
 
-/* The message with what rank q sends for the own shard. */
+/* The message with the contribution of rank q to the own shard. */
 static tagc_message *contribution_of(const tagc_reducer *r, int q) {
     const tagc_paper *p = tagc_paper_of(r);
     return q == r->rank ? NULL : &p->value_out[tagc_partner_step(r, q) / p->batch];
 }
 
-/* Contributions in rank order, as many as are here. */
+/* Adds contributions in rank order, as many as have arrived. */
 static tagc_status add_values(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_union own = tagc_own_union(r);
@@ -367,7 +367,7 @@ static tagc_status add_values(tagc_reducer *r) {
     return p->carrier->decode(r);
 }
 
-/* All ranks have good unions: encodes and sends shard after shard. */
+/* All ranks have valid unions: encodes and sends shard after shard. */
 static tagc_status send_values(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
@@ -386,7 +386,7 @@ static tagc_status send_values(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* The first shard, or all of others where they travel together, is encoded while the ranks agree. */
+/* While the ranks agree, encodes the first shard, or all other ranks' shards if they travel in one message. */
 static tagc_status read_unions(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_wire_header header;

@@ -1,5 +1,5 @@
-/* What a sketch did not give back: every owner tells all ranks where, and they send those values plainly, or take them
- * back into their residuals.
+/* Values that cannot be recovered from a sketch. Every owner sends their positions to all ranks. The ranks send the values
+ * uncompressed, or return them to their residuals.
  *
  *   owners    --- positions of the leftovers of their shards ---> all
  *   all       --- policy "packed": their values, 4 bytes each ---> owners
@@ -10,8 +10,8 @@
 #include <math.h>
 #include <string.h>
 
-/* What this rank put into the sketch of shard d at `position`: acc again, which is the old residual's secret.
- */
+/* What this rank put into the sketch of shard d at `position`. Recomputed from gradient + old residual; the sum was never
+ * stored. */
 static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     const tagc_paper *p = tagc_paper_of(r);
     size_t at = (size_t)d * r->shard + position;
@@ -30,7 +30,7 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     return r->now.gradient[at] + r->residual[at];
 }
 
-/* The same as 4 bytes that the owner adds: an fp32, or an integer in fixed point. */
+/* The same as 4 bytes for the owner to add: an fp32, or a fixed-point integer. */
 static uint32_t encoded_word(const tagc_reducer *r, int d, uint32_t position) {
     float value = encoded_value(r, d, position);
     int exponent = tagc_paper_of(r)->sketch.exponent;
@@ -50,7 +50,7 @@ static uint32_t add_words(const tagc_reducer *r, uint32_t a, uint32_t b) {
     return a;
 }
 
-/* As what it is: memory that is read as a float was written as one. */
+/* Copied bytewise, because the memory was written as another type. */
 static void put_word(const tagc_reducer *r, void *to, uint32_t word) {
     float value;
     memcpy(&value, &word, sizeof value);
@@ -60,7 +60,7 @@ static void put_word(const tagc_reducer *r, void *to, uint32_t word) {
         *(float *)to = value;
 }
 
-/* Positions behind a header, in the rows of contributions, which are free by now. */
+/* Positions behind a header, in the rows of contributions, which are unused by now. */
 static const uint32_t *left_positions(const tagc_reducer *r, int d) {
     return (const uint32_t *)(tagc_contribution(r, d) + TAGC_WIRE_HEADER_BYTES);
 }
@@ -119,11 +119,11 @@ static void return_to_residual(tagc_reducer *r, int d) {
     for (size_t i = 0; i < tagc_paper_of(r)->sketch.n_left[d]; i++) {
         float value = encoded_value(r, d, positions[i]);
         if (value != 0)
-            residual[positions[i]] = value; /* with the remainder that was there: acc as a whole */
+            residual[positions[i]] = value; /* plus the remainder that was there: acc as a whole */
     }
 }
 
-/* Leftovers of shard d, plainly, into row d of value_send. */
+/* Writes the leftovers of shard d, uncompressed, to row d of value_send. */
 static void write_leftovers(tagc_reducer *r, int d, int valid) {
     const tagc_paper *p = tagc_paper_of(r);
     const uint32_t *positions = left_positions(r, d);
@@ -141,7 +141,7 @@ static void agree(tagc_reducer *r) {
     tagc_then(r, settled, r->agreement, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
 }
 
-/* Words of all ranks, added in rank order, to where the sums of what peeled are. */
+/* Adds the words of all ranks, in rank order, to the sums of the peeled values. */
 static tagc_status leftovers_here(tagc_reducer *r) {
     const tagc_sketching *s = &tagc_paper_of(r)->sketch;
     const uint32_t *positions = left_positions(r, r->rank);

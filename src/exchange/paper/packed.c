@@ -1,4 +1,4 @@
-/* Packed: all ranks know the union, so its values travel in its order, and adding them is all the owner does. */
+/* packed: all ranks know the union, so values travel in its order, and the owner only adds them. */
 #include "codec/paper/pack.h"
 #include "codec/sum.h"
 #include "exchange/paper/paper.h"

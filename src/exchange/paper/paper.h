@@ -1,7 +1,7 @@
 /* Inside of the two exchanges that send an index first: sketch (TAGC as published) and packed. See README.md.
  *
- * index.c runs the step and owns the unions, results.c ends it. How their values travel is the carrier's: packed.c or sketch.c, which with
- * leftovers.c deals with what a sketch does not give back. */
+ * index.c runs the step and owns the unions; results.c ends it. The carrier, packed.c or sketch.c, decides how the values travel.
+ * leftovers.c handles what cannot be recovered from a sketch. */
 #ifndef TAGC_EXCHANGE_PAPER_PAPER_H
 #define TAGC_EXCHANGE_PAPER_PAPER_H
 
@@ -17,21 +17,21 @@ typedef struct tagc_union {
 } tagc_union;
 
 typedef struct tagc_carrier {
-    /* Of the options and k; 4-byte words of a shard's values at most, and scratch. */
+    /* From the options and k: the most 4-byte words of a shard's values, and scratch. */
     size_t (*max_words)(const tagc_reducer *r);
     size_t (*scratch_bytes)(const tagc_reducer *r);
     void (*place)(tagc_reducer *r, tagc_arena *arena);
     /* Bytes of the values of shard d, whose union has n elements. */
     uint64_t (*shard_bytes)(const tagc_reducer *r, int d, size_t n);
-    /* The union of the own shard is known, and is sent next. */
+    /* Called when the union of the own shard is known, before it is sent. */
     void (*plan_early)(tagc_reducer *r, const tagc_union *own);
-    /* Values of the union of shard d into row d of value_send; the new residual changes to match. */
+    /* Encodes the values of the union of shard d into row d of value_send, and updates the new residual. */
     void (*encode)(tagc_reducer *r, int d, const tagc_union *of);
     /* What can be done while values travel. */
     void (*plan)(tagc_reducer *r, const tagc_union *own);
-    /* Adds the contribution of rank q, in rank order, of a union of n elements. */
+    /* Adds the contribution of rank q for a union of n elements; called in rank order. */
     void (*add)(tagc_reducer *r, int q, size_t n);
-    /* From what was added to tagc_paper_sums; a phase, whose last is tagc_paper_sums_ready. */
+    /* Decodes what was added to tagc_paper_sums. A phase; its last one is tagc_paper_sums_ready. */
     tagc_phase_fn decode;
     int posts;           /* 1: decode posts in TAGC_ROUND_LAST */
     int needs_positions; /* 1: of every union, to encode */
@@ -45,7 +45,7 @@ typedef struct tagc_sketching {
     void *plan_memory;
     int32_t *fixed;    /* (max_union) fixed-point cells only */
     uint32_t *n_left;  /* (W,) leftovers of each shard */
-    uint32_t *attempt; /* (W,) added to the seed; told with the unions */
+    uint32_t *attempt; /* (W,) added to the seed; sent with the unions */
     int exponent;      /* of fixed-point cells */
     int is_planned;
     tagc_peeling plan; /* of the own shard */
@@ -56,20 +56,21 @@ typedef struct tagc_paper {
     size_t max_union;   /* elements of a shard's union at most */
     size_t index_bytes; /* header and body */
     size_t value_bytes; /* of one row of the value buffers */
-    int batch;          /* partners whose index, and whose values, travel in one message */
+    int batch;          /* partners whose indices, and whose values, travel in one message */
     int n_batches;
-    tagc_message *round;     /* of whatever all ranks exchange at once: unions, leftovers, results */
+    tagc_message *round;     /* an exchange of all with all: unions, leftovers, results */
     tagc_message *index_out; /* (n_batches) */
     tagc_message *value_out; /* (n_batches) */
     char *index_send; /* (W, index_bytes): row d goes to d; row `rank` becomes the union of the own shard */
     char *index_recv; /* (W, index_bytes): indices from each rank, then the unions from each rank */
     char *value_send; /* (W, value_bytes): row d goes to d; row `rank` is the own contribution */
-    char *value_recv; /* (W, value_bytes): row r comes from r; row `rank` holds the sums in packed order */
+    char *
+        value_recv; /* (W, value_bytes): row r comes from r; row `rank` holds the sums in the order of the union */
     uint32_t *kept_indices;    /* (W, k) */
     float *kept_values;        /* (W, k) */
     uint32_t *own_positions;   /* (max_union) of the own union */
     uint32_t *other_positions; /* (max_union) of another, valid until the next */
-    uint8_t *bits;             /* (bitmap of a shard) for an index that is no bitmap */
+    uint8_t *bits;             /* (bitmap of a shard) for an index that is not a bitmap */
     void *scratch;             /* of selection, then of planning */
     size_t *n_kept, *n_union;  /* (W,) */
     tagc_sketching sketch;
@@ -106,27 +107,27 @@ static inline int tagc_batch_end(const tagc_reducer *r, int b) {
 
 /* Bytes of an index or a union: header and body. */
 uint64_t tagc_index_bytes(const tagc_reducer *r);
-/* The union of shard d in ascending order, in a place of the own one's or the others'. */
+/* The union of shard d in ascending order. The own union has a place of its own; the others share one. */
 tagc_union tagc_union_of(tagc_reducer *r, int d);
 
-/* The union of shard d as a bitmap; of a shard of another rank valid until the next call. */
+/* The union of shard d as a bitmap. For a shard of another rank it is valid until the next call. */
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d);
-/* The union of the own shard, from the moment it is made to the end of the step. */
+/* The union of the own shard, from its making to the end of the step. */
 tagc_union tagc_own_union(const tagc_reducer *r);
 
 /* ---- results.c, volume.c ---- */
 
-/* Values that are finite one by one can add up to more, also where cells were exact. All ranks know whether that can be. */
+/* Finite values can overflow when added, even if cells were exact. All ranks know whether that is possible. */
 int tagc_paper_can_overflow(const tagc_reducer *r);
-/* Where a carrier's decode ends: ranks agree where sums can be not finite, and finish. */
+/* The last phase of a carrier's decode: ranks agree if sums may be non-finite, and finish. */
 tagc_status tagc_paper_sums_ready(tagc_reducer *r);
-/* The sums, or NaN where something was not finite, into the output. */
+/* Writes the sums, or NaN if something was not finite, to the output. */
 tagc_status tagc_paper_finish(tagc_reducer *r);
 tagc_status tagc_paper_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 
 /* ---- leftovers.c ---- */
 
-/* All ranks know n_left of each shard, and one is not 0: a phase, whose last is tagc_sketch_to_values. */
+/* All ranks know n_left of each shard, and one is not 0. A phase; its last one is tagc_sketch_to_values. */
 tagc_status tagc_settle_leftovers(tagc_reducer *r);
 /* Sums of fixed-point cells become values. */
 tagc_status tagc_sketch_to_values(tagc_reducer *r);

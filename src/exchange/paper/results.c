@@ -1,4 +1,5 @@
-/* The end of a step of sketch and packed: packed sums become values of the output, in an all-reduce those of all ranks. */
+/* The end of a step of sketch and packed: the sums of the union become values of the output, in an all-reduce those of all
+ * ranks. */
 #include "codec/paper/pack.h"
 #include "core/clock.h"
 #include "exchange/paper/paper.h"
@@ -6,7 +7,7 @@
 #include <float.h>
 #include <math.h>
 
-/* Half of the range is for what rounding adds. */
+/* Half of the range is reserved for rounding. */
 int tagc_paper_can_overflow(const tagc_reducer *r) {
     return (double)tagc_paper_of(r)->max_abs * r->world_size > FLT_MAX / 2;
 }
@@ -28,7 +29,7 @@ static tagc_status unpack_results(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* All-reduce: everybody knows all unions, so the sums need no positions either. */
+/* All-reduce: all ranks know all unions, so the sums need no positions. */
 static tagc_status exchange_results(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_union own = tagc_own_union(r);

@@ -1,8 +1,7 @@
-/* Count sketch as the carrier of values: cells instead of values, peeled by the owner, who then deals with
- * what did not peel. Whether it peels depends on the union alone, so a small union looks for a seed that
- * works beforehand.
+/* Carries values in a count sketch: cells instead of values. The owner peels it, and then handles what did not peel. The union
+ * alone decides whether it peels, so for a small union the owner searches a seed that works in advance.
  *
- * Cells and sums are 4 bytes each: fp32, or with fixed-point cells integers until tagc_sketch_to_values. */
+ * Cells and sums have 4 bytes each: fp32, or with fixed-point cells integers until tagc_sketch_to_values. */
 #include "codec/paper/pack.h"
 #include "codec/sum.h"
 #include "core/clock.h"
@@ -12,13 +11,13 @@
 #include <math.h>
 #include <string.h>
 
-#define TARGET_LOAD 0.75   /* items per cell; the limit of peeling is 0.818 */
+#define TARGET_LOAD 0.75   /* items per cell; peeling is possible up to 0.818 */
 #define HOPELESS_LOAD 0.82 /* no seed will help */
 #define SPARE_CELLS 32     /* small sketches scatter more about the limit */
 #define EARLY_ITEMS                                                                                          \
-    65536 /* more are planned while their cells travel: large sketches do not fail by chance */
+    65536 /* above this, planned while the cells travel: large sketches do not fail by chance */
 #define MAX_ATTEMPTS 32
-#define DIRT_PER_MAX 0.01f /* fp32 cells: what may be left in one, as a part of the largest sum */
+#define DIRT_PER_MAX 0.01f /* fp32 cells: the most that may be left in one, relative to the largest sum */
 
 static size_t wanted_cells(const tagc_reducer *r, size_t n_items) {
     double wanted =
@@ -26,7 +25,7 @@ static size_t wanted_cells(const tagc_reducer *r, size_t n_items) {
     return (size_t)ceil(wanted);
 }
 
-/* Every rank comes to the same shape: all know the number of items and the attempt. */
+/* All ranks compute the same shape: all know the number of items and the attempt. */
 static tagc_sketch sketch_of(const tagc_reducer *r, int d, size_t n_items) {
     const uint32_t *attempt = tagc_paper_of(r)->sketch.attempt; /* NULL where only sizes are wanted */
     tagc_sketch sketch;
@@ -38,7 +37,7 @@ static size_t max_cells(const tagc_reducer *r) {
     tagc_sketch sketch;
     size_t wanted = wanted_cells(r, tagc_paper_of(r)->max_union);
     tagc_sketch_init(&sketch, r->shard, wanted, 0);
-    /* A smaller wish can be rounded up to more: by 1 in 4096, or to the least. */
+    /* A smaller request can be rounded up to a larger sketch: by 1 in 4096, or to the minimum. */
     return sketch.n_cells + wanted / 2048 + 96;
 }
 
@@ -94,7 +93,7 @@ static void plan(tagc_reducer *r, const tagc_union *own) {
 
 /* ---- encode ---- */
 
-/* Rounding to fixed point leaves a remainder that an fp32 holds exactly: it stays in the residual. */
+/* Rounding to fixed point leaves a remainder that fp32 holds exactly. It stays in the residual. */
 static void keep_remainders(tagc_reducer *r, int d, const uint32_t *indices, const float *values, size_t n) {
     const tagc_sketching *s = &tagc_paper_of(r)->sketch;
     float *residual = r->now.residual + (size_t)d * r->shard, unit = ldexpf(1.0f, -s->exponent);
@@ -129,7 +128,7 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
 
 /* ---- decode ---- */
 
-/* Cells of all ranks added in rank order, in the first rank's place. */
+/* Adds the cells of all ranks in rank order, in the first rank's place. */
 static void add(tagc_reducer *r, int q, size_t n) {
     if (q == 0) return;
     size_t n_cells = sketch_of(r, r->rank, n).n_cells;
@@ -142,8 +141,8 @@ static void add(tagc_reducer *r, int q, size_t n) {
     for (size_t c = 0; c < n_cells; c++) sums[c] += ((const uint32_t *)from)[c];
 }
 
-/* fp32 sums of huge values that are finite one by one. What is left of an infinity after peeling is no number
- * either, so that looking at the consumed cells is enough. */
+/* fp32 sums of huge finite values can overflow. After peeling, the rest of an infinity is not a number either, so it is enough
+ * to test the consumed cells. */
 static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cells, size_t n_items) {
     const tagc_paper *p = tagc_paper_of(r);
     if (r->paper.cells == TAGC_CELLS_FIXED) return 0;
@@ -151,7 +150,7 @@ static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cel
     return most_in_a_cell > FLT_MAX && tagc_holds_nonfinite(cells, n_cells);
 }
 
-/* Peels the cells into `sums`. Returns 1 when what is left in the cells contradicts the union. */
+/* Peels the cells into `sums`. Returns 1 if the consumed cells contradict the union. */
 static int peel(tagc_reducer *r, const tagc_sketch *sketch, const tagc_union *own, void *cells, void *sums) {
     tagc_paper *p = tagc_paper_of(r);
     int estimate = r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE;
