@@ -17,8 +17,8 @@ void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
 }
 
 /* Lays out a reducer without memory. The caller destroys its state. *arena receives the bytes of its buffers. */
-static tagc_status sketch_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
-                              tagc_arena *arena) {
+static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
+                           tagc_arena *arena) {
     *r = (tagc_reducer){.world_size = world_size, .rank = rank};
     *arena = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, &r->paper));
@@ -40,7 +40,7 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
     tagc_arena arena;
     if (rank < 0 || rank >= world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
-    TAGC_TRY(sketch_out(options, world_size, rank, &r, &arena));
+    TAGC_TRY(lay_out(options, world_size, rank, &r, &arena));
     tagc_status status = r.exchange->volume(&r, data, out);
     tagc_memory_destroy(r.state);
     return status;
@@ -68,7 +68,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
                                 tagc_exchange_memory *out) {
     tagc_reducer r;
     tagc_arena arena;
-    TAGC_TRY(sketch_out(options, world_size, 0, &r, &arena));
+    TAGC_TRY(lay_out(options, world_size, 0, &r, &arena));
     uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
     int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
     tagc_memory_destroy(r.state);

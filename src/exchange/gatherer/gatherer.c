@@ -124,7 +124,7 @@ static const void *encode(tagc_gatherer *g) {
 }
 
 /* Whether this rank and the owner of `row` exchange rows without a relay: on the same host, or with the same local index. */
-static int is_direct(const tagc_gatherer *g, int row) {
+static int needs_no_relay(const tagc_gatherer *g, int row) {
     return row / g->per_host == g->row / g->per_host || row % g->per_host == g->row % g->per_host;
 }
 
@@ -148,7 +148,7 @@ static void post(tagc_gatherer *g) {
     uint8_t *rows = is_plain ? (uint8_t *)g->full : g->rows;
     uint32_t n_peers = 0;
     for (int r = 0; r < g->n_rows; r++) {
-        if (r == g->row || !is_direct(g, r)) continue;
+        if (r == g->row || !needs_no_relay(g, r)) continue;
         int peer = g->first_rank + r;
         g->sends[n_peers] = (tagc_part){.peer = peer, .n_bytes = n_bytes};
         g->receives[n_peers++] =

@@ -52,7 +52,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_room rooms[] = {{1, r->world_size - 1}, {2 * p->n_batches, p->batch}};
     tagc_messages_place(r, arena, rooms, 2);
     if (r->messages) {
-        p->round = r->messages;
+        p->all_to_all = r->messages;
         p->index_out = r->messages + 1;
         p->value_out = p->index_out + p->n_batches;
     }
@@ -248,14 +248,14 @@ static void post_unions(tagc_reducer *r) {
     header.attempt = p->sketch.attempt[r->rank];
     header.max_abs = p->own_max_abs;
     tagc_wire_write(&header, own);
-    tagc_message_clear(p->round);
+    tagc_message_clear(p->all_to_all);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        tagc_message_to(p->round, q, tagc_index_bytes(r), 0);
-        tagc_message_from(p->round, q, tagc_index_bytes(r), (uint64_t)q * p->index_bytes);
+        tagc_message_to(p->all_to_all, q, tagc_index_bytes(r), 0);
+        tagc_message_from(p->all_to_all, q, tagc_index_bytes(r), (uint64_t)q * p->index_bytes);
     }
-    tagc_message_post(r, p->round, TAGC_ROUND_UNION, TAGC_LEG_INDEX, own, p->index_recv);
-    tagc_then(r, read_unions, p->round, 1, TAGC_ROUND_AGREE, TAGC_ROUND_AGREE);
+    tagc_message_post(r, p->all_to_all, TAGC_ROUND_UNION, TAGC_LEG_INDEX, own, p->index_recv);
+    tagc_then(r, read_unions, p->all_to_all, 1, TAGC_ROUND_AGREE, TAGC_ROUND_AGREE);
 }
 
 /* One batch of indices has arrived. After the last, the union is sent. */

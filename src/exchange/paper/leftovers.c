@@ -87,14 +87,14 @@ tagc_status tagc_settle_leftovers(tagc_reducer *r) {
                                .body_bytes = s->n_left[r->rank] * sizeof(uint32_t),
                                .step = r->now.number};
     tagc_wire_write(&header, own);
-    tagc_message_clear(p->round);
+    tagc_message_clear(p->all_to_all);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        tagc_message_to(p->round, q, positions_bytes(s->n_left[r->rank]), 0);
-        tagc_message_from(p->round, q, positions_bytes(s->n_left[q]), (uint64_t)q * p->value_bytes);
+        tagc_message_to(p->all_to_all, q, positions_bytes(s->n_left[r->rank]), 0);
+        tagc_message_from(p->all_to_all, q, positions_bytes(s->n_left[q]), (uint64_t)q * p->value_bytes);
     }
-    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, own, p->value_recv);
-    tagc_then(r, positions_here, p->round, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+    tagc_message_post(r, p->all_to_all, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, own, p->value_recv);
+    tagc_then(r, positions_here, p->all_to_all, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
     return TAGC_OK;
 }
 
@@ -165,14 +165,14 @@ static tagc_status leftovers_here(tagc_reducer *r) {
 static void post_leftovers(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     const uint32_t *n_left = p->sketch.n_left;
-    tagc_message_clear(p->round);
+    tagc_message_clear(p->all_to_all);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        tagc_message_to(p->round, q, n_left[q] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
-        tagc_message_from(p->round, q, n_left[r->rank] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
+        tagc_message_to(p->all_to_all, q, n_left[q] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
+        tagc_message_from(p->all_to_all, q, n_left[r->rank] * sizeof(uint32_t), (uint64_t)q * p->value_bytes);
     }
-    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, p->value_send, p->value_recv);
-    tagc_then(r, leftovers_here, p->round, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
+    tagc_message_post(r, p->all_to_all, TAGC_ROUND_LAST, TAGC_LEG_LEFTOVER, p->value_send, p->value_recv);
+    tagc_then(r, leftovers_here, p->all_to_all, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
 }
 
 static tagc_status positions_here(tagc_reducer *r) {

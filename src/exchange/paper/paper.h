@@ -58,9 +58,9 @@ typedef struct tagc_paper {
     size_t value_bytes; /* of one row of the value buffers */
     int batch;          /* partners whose indices, and whose values, travel in one message */
     int n_batches;
-    tagc_message *round;     /* an exchange of all with all: unions, leftovers, results */
-    tagc_message *index_out; /* (n_batches) */
-    tagc_message *value_out; /* (n_batches) */
+    tagc_message *all_to_all; /* an exchange of all with all: unions, leftovers, results */
+    tagc_message *index_out;  /* (n_batches) */
+    tagc_message *value_out;  /* (n_batches) */
     char *index_send; /* (W, index_bytes): row d goes to d; row `rank` becomes the union of the own shard */
     char *index_recv; /* (W, index_bytes): indices from each rank, then the unions from each rank */
     char *value_send; /* (W, value_bytes): row d goes to d; row `rank` is the own contribution */

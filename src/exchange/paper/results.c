@@ -33,15 +33,15 @@ static tagc_status unpack_results(tagc_reducer *r) {
 static tagc_status exchange_results(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_union own = tagc_own_union(r);
-    tagc_message_clear(p->round);
+    tagc_message_clear(p->all_to_all);
     for (int q = 0; q < r->world_size; q++) {
         if (q == r->rank) continue;
-        tagc_message_to(p->round, q, own.n * sizeof(float), 0);
-        tagc_message_from(p->round, q, p->n_union[q] * sizeof(float), (uint64_t)q * p->value_bytes);
+        tagc_message_to(p->all_to_all, q, own.n * sizeof(float), 0);
+        tagc_message_from(p->all_to_all, q, p->n_union[q] * sizeof(float), (uint64_t)q * p->value_bytes);
     }
-    tagc_message_post(r, p->round, TAGC_ROUND_LAST, TAGC_LEG_RESULT, tagc_paper_sums(r), p->value_recv);
+    tagc_message_post(r, p->all_to_all, TAGC_ROUND_LAST, TAGC_LEG_RESULT, tagc_paper_sums(r), p->value_recv);
     unpack(r, &own, tagc_paper_sums(r), r->now.output + (size_t)r->rank * r->shard);
-    tagc_then(r, unpack_results, p->round, 1, TAGC_NO_ROUND, 0);
+    tagc_then(r, unpack_results, p->all_to_all, 1, TAGC_NO_ROUND, 0);
     return TAGC_OK;
 }
 
