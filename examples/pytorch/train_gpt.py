@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 train_gpt.py
     torchrun --standalone --nproc-per-node 2 train_gpt.py --wrap ddp --no-compress
 
-On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program. What tagc
-needs is in compress(), in optimizer_of(), and the word "tagc" in state_of()."""
+On several hosts: torchrun --nnodes 2 --node-rank 0 or 1 --master-addr HOST ... as for any PyTorch program. With --resume newest it goes
+on from the last checkpoint in --save, with as many ranks as there are then (docs/elastic.md). What tagc needs is in compress(), in
+optimizer_of(), and the word "tagc" in state_of() and resume()."""
 
 import argparse
 import contextlib
@@ -43,8 +44,10 @@ def arguments():
     for name, default in dict(lr=2e-3, min_lr=2e-4, weight_decay=0.1, clip=1.0).items():
         add(f"--{name.replace('_', '-')}", type=float, default=default, help=f"({default})")
     add("--save", type=pathlib.Path, help="folder for checkpoints")
-    add("--resume", type=pathlib.Path, help="a checkpoint: one folder that --save wrote into --save's folder")
+    add("--resume", help="a checkpoint: one folder that was written into --save's folder; newest: the last one there, if there is one")
     args = parser.parse_args()
+    if args.resume == "newest" and not args.save:
+        parser.error("--resume newest looks for checkpoints in --save's folder: --save is missing")
     if args.wrap == "none":  # one process, nothing to send
         args.compress = False
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
@@ -139,8 +142,15 @@ def state_of(model, optimizer, handle, step):
     return state | {"tagc": handle} if handle else state
 
 
+def newest(folder):
+    """The last checkpoint that is whole: DCP writes .metadata when everything else is there."""
+    return max((path for path in folder.glob("step-*") if (path / ".metadata").exists()), default=None)
+
+
 def resume(path, model, optimizer, handle):
     state = state_of(model, optimizer, handle, 0)
+    if handle:  # residuals of as many ranks, or of others
+        state["tagc"] = handle.at(path)
     dcp.load(state, checkpoint_id=path)
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     return int(state["step"])
@@ -164,7 +174,10 @@ def main():
     model = wrap(model, args)
     handle = compress(model, args) if args.compress else None
     optimizer = optimizer_of(model, handle, args)
-    first = resume(args.resume, model, optimizer, handle) if args.resume else 0
+    path = newest(args.save) if args.resume == "newest" else args.resume
+    first = resume(path, model, optimizer, handle) if path else 0
+    if path:
+        say(f"goes on at step {first} from {path}")
     # FSDP casts by itself.
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.bf16 and args.wrap in ("ddp", "none"))
 

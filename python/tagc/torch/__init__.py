@@ -8,6 +8,7 @@ No patch of torch and no extension compiled against it: hooks that torch offers,
 from __future__ import annotations
 
 import datetime
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 from tagc import _library
 from tagc._library import Error
-from tagc.torch import adapt, ddp, first_words, internals, policy, streams
+from tagc.torch import adapt, ddp, first_words, internals, managed, policy, streams
 from tagc.torch.advice import advise
 from tagc.torch.bucketing import buckets
 from tagc.torch.comm import share
@@ -160,7 +161,8 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
     failure: Exception | None = None
     mine: dict[str, Any] = {}
     try:
-        if group is None:
+        manager = managed.manager_of(model)
+        if group is None and manager is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
@@ -168,12 +170,16 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
             raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
         if unknown is not None:
             raise Error("argument", unknown)
-        wrapper = _wrapper(model, between, only)
-        group = _all_of(wrapper)
+        if managed.is_managed_group(between):
+            raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel")
+        wrapper = _wrapper(model, between, only) if manager is None else managed.Wrapper(model, manager)
+        group = None if wrapper.is_managed else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
         settings = Options(**options)
         if (found := streams.of(streams.device_of(model))) is not None:
+            if wrapper.is_managed:
+                raise Error("unsupported", f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU memory")
             staging = Staging(found, settings.codec_on())
         elif settings.codec == "device":
             raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
@@ -192,8 +198,11 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
     table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table, staging)
     handle.on_step = on_step
-    for group in wrapper.groups():
-        handle.comm(group)
+    if isinstance(wrapper, managed.Wrapper):  # replicas agree when they connect
+        wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
+    else:
+        for group in wrapper.groups():
+            handle.comm(group)
     if optimizer is not None:
         try:
             handle.adapt(optimizer)
@@ -201,11 +210,11 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
             handle.close()
             raise
     handle._verbose = verbose
-    if verbose and dist.get_rank() == 0:
+    if verbose and wrapper.speaks:
         words = handle.moments.words
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
         fresh = first_words.look_fresh(rows, ((policy.clean_name(name), p) for name, p in model.named_parameters()))
-        expect = first_words.line([rank["about host"] for rank in everyone], fresh, settings.gentle)
+        expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], fresh, settings.gentle)
         print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
     return handle
 
@@ -291,8 +300,9 @@ def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
 def _agree(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
     """Collective: returns what each rank has, where all came this far with the same, else raises the same Error on all of them."""
     if group is None:
-        assert failure is not None
-        raise failure
+        if failure is not None:
+            raise failure
+        return [mine]
     status = failure.status if isinstance(failure, Error) else "argument"
     is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not looked at yet where there was a failure
     everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},

@@ -62,10 +62,8 @@ class Comm:
     """One rank's connection to the others of `group`. Collective to make."""
 
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        self.ranks = tuple(dist.get_process_group_ranks(group))
-        self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._group, self._store = _gloo(group, self.ranks, self._timeout)
+        self._connect(group)
         self._lock = threading.RLock()
         self._handle = ctypes.c_void_p()
         # They must live as long as the comm.
@@ -79,6 +77,11 @@ class Comm:
         except BaseException:
             self.close()
             raise
+
+    def _connect(self, group: dist.ProcessGroup) -> None:
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
+        self._group, self._store = _gloo(group, self.ranks, self._timeout)
 
     @property
     def handle(self) -> ctypes.c_void_p:

@@ -122,6 +122,7 @@ class _Backward:
         self.failure: BaseException | None = None
         self.is_open = True
         self.staged_by: Compressed | None = None
+        self.wrapper: Wrapper | None = None  # whose model it is, until the pass ends
         try:  # DDP queues its own after its first hook
             internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
@@ -142,8 +143,8 @@ class _Backward:
         handle, self.staged_by = self.staged_by, None
         if handle is not None:
             self.attempt(handle.synchronize)
-        failure, self.failure = self.failure, None
-        if failure is not None:
+        failure, self.failure, wrapper, self.wrapper = self.failure, None, self.wrapper, None
+        if failure is not None and not (wrapper is not None and wrapper.swallows(failure)):
             raise failure
 
 
@@ -166,6 +167,7 @@ class State:
         self._model: Callable[[], torch.nn.Module | None] = lambda: None
         self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
         self._backward: _Backward | None = None
+        self.manager: Any = None  # torchft's, where it is
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -212,12 +214,18 @@ class State:
         if is_staged:
             return self._stage(handle, backward, source, index, tensors, is_last)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        wrapper = backward.wrapper = _wrapper_of(handle)
 
         def job() -> None:
             try:
                 backward.check()  # the first failure is the one for all
+                if index == 0:
+                    wrapper.begin(handle)
+                wrapper.prepare(source)
                 result = torch.empty_like(source)
-                _exchange(handle, *self._find(handle, index, tensors), source, result)
+                bucket, layout = self._find(handle, index, tensors)
+                _exchange(handle, bucket, layout, source, result)
+                wrapper.goes_on([parameter.name for parameter in layout.parameters])
             except BaseException as failure:
                 backward.failure = backward.failure or failure
                 result = source  # in place: nothing here may fail, or DDP waits forever
@@ -288,7 +296,7 @@ def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, sourc
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
         return layout
 
-    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, ReduceOp.AVG, find_layout, waits, then)
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits, then)
 
 
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
@@ -314,10 +322,12 @@ class Wrapper(AnyWrapper):
     """A DistributedDataParallel model, for compress()."""
 
     name = "ddp"
+    op: Any = ReduceOp.AVG
 
     def __init__(self, model: DistributedDataParallel) -> None:
         self._model = model
-        hooks = [(hook, state) for hook, state in internals.ddp_hooks(model) if not isinstance(state, State) or state.is_of(model)]
+        hooks = [(hook, state) for hook, state in internals.ddp_hooks(model)
+                 if not (self._is_known(state) or isinstance(state, State) and not state.is_of(model))]
         if (state := self.hooked()) is not None:
             if (handle := state._handle()) is not None and not handle.is_closed:
                 raise Error("state", "this model is compressed already: close() its tagc handle first")
@@ -331,6 +341,23 @@ class Wrapper(AnyWrapper):
             if not internals.is_ignored_by_ddp(parameter):
                 found = self._parameters if parameter.requires_grad else self._frozen
                 found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
+
+    def _is_known(self, _state: Any) -> bool:
+        """Whether that is the state of a hook whose place tagc takes."""
+        return False
+
+    def begin(self, handle: Compressed) -> None:
+        """Before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
+
+    def prepare(self, source: torch.Tensor) -> None:
+        """Before each bucket: changes it to what is sent."""
+
+    def goes_on(self, names: Sequence[str]) -> None:
+        """After each bucket, of those parameters."""
+
+    def swallows(self, _failure: BaseException) -> bool:
+        """At the end of a pass that failed: whether nothing is raised."""
+        return False
 
     def hooked(self) -> State | None:
         """The State that is registered as this model's hook."""

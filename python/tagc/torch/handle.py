@@ -49,6 +49,7 @@ class Compressed:
         self.stages = Stages(wrapper, options)
         self.moments = Moments(model, wrapper, options, self.stages)
         self.frees: list[Callable[[], object]] = [self.moments.close]  # what close() calls, or whoever drops the handle with its model
+        self.ends: list[Callable[[], object]] = []  # connections that are not in _comms
         self.undo: list[Callable[[], object]] = []  # and what close() calls before, to take the hooks out again
         self._scaler: Any = None
         self._scale = 1.0
@@ -75,8 +76,10 @@ class Compressed:
         return [(unit, self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
                 for unit, (parameters, n_chunks, place) in ((self.units[name], c) for name, c in self._carriers.items())]
 
-    def comm(self, group: dist.ProcessGroup) -> Comm:
+    def comm(self, group: Any) -> Comm:
         """The connection over that group's ranks. Collective when it is seen for the first time."""
+        if self.wrapper.is_managed:
+            return group.connection()
         ranks = tuple(dist.get_process_group_ranks(group))
         if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
             return found
@@ -85,13 +88,24 @@ class Compressed:
                 self._comms[ranks] = Comm(group, self.options.timeout_s)
             return self._comms[ranks]
 
+    def disconnect(self) -> None:
+        """Ends all reducers. Residuals stay."""
+        with self.lock:
+            for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
+                unit.close()
+            self._dense_units.clear()
+
     def stages_for(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is exchanged by way of self.staging. Error where it should be and cannot."""
         if self.staging is None and (found := streams.of(tensor.device)) is not None:
             self.staging = Staging(found, self.options.codec_on())
         return self.staging is not None and tensor.device == self.staging.streams.device
 
-    def exchange(self, unit: Exchanged, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, op: Any,
+    def say(self, text: str) -> None:
+        if self._verbose and self.wrapper.speaks:
+            print(text, flush=True)
+
+    def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
                  find_layout: FindLayout, waits: bool = True, then: Callable[[], object] | None = None) -> None:
         """What every hook does: all ranks agree on what comes, then reduce it. Collective. Blocks for tensors in CPU memory;
         others are staged: it returns at once, and failures are raised at the end of the backward pass.
@@ -198,7 +212,7 @@ class Compressed:
 
     def _warn_of_dense(self, unit: Exchanged) -> None:
         """Once for each unit, by rank 0."""
-        if unit.name in self._warned or dist.get_rank() != 0:
+        if unit.name in self._warned or not self.wrapper.speaks:
             return
         self._warned.add(unit.name)
         held = ", ".join(sorted(unit.names_of_residuals()))
@@ -275,9 +289,9 @@ class Compressed:
             is_through = self.moments.go_on()
             stats = self._recorder.end(self.n_steps, self._scale)
             for alarm in self.stages.take_alarms():
-                if dist.get_rank() == 0:
+                if self.wrapper.speaks:
                     warnings.warn(f"tagc: {alarm}", stacklevel=2)
-            if is_through and self._verbose and dist.get_rank() == 0:
+            if is_through and self._verbose and self.wrapper.speaks:
                 print(f"tagc: {self.stages} since exchange {self.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element "
                       "until then", flush=True)
         if self.on_step:
@@ -370,7 +384,7 @@ class Compressed:
 
         scheduler: may be given, and needs nothing."""
         self.moments.adapt(optimizer)
-        if self._verbose and dist.get_rank() == 0:
+        if self._verbose and self.wrapper.speaks:
             print(f"tagc: {self.moments.words}", flush=True)
 
     def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
@@ -446,6 +460,8 @@ class Compressed:
             unit.set_residuals_on_the_wire({})
         for comm in self._comms.values():
             comm.close()
+        for end in self.ends:
+            end()
         if self.staging is not None:
             self.staging.free()
         self.is_closed = True

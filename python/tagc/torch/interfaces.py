@@ -25,6 +25,7 @@ class Wrapper:
 
     name: str  # "fsdp2", "ddp" or "fsdp1"
     between: dist.ProcessGroup | None = None  # as compress() got it
+    is_managed = False  # by torchft, under which replicas come and go: managed.py
 
     def groups(self) -> list[dist.ProcessGroup]:
         """Of ranks that exchange, in an order that is the same on all of them."""
@@ -33,6 +34,11 @@ class Wrapper:
     def n_ranks(self) -> int:
         """That train the model."""
         return self.groups()[0].size()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank says what all of them know."""
+        return dist.get_rank() == 0
 
     @property
     def has_several_meshes(self) -> bool:

@@ -44,6 +44,10 @@ SEEN = {
     "FSDPMeshInfo.shard_process_group": ALL,
     "DDPMeshInfo.replicate_process_group": ALL,
     "DistributedDataParallel._comm_hooks": ALL,
+    "DistributedDataParallel._remove_autograd_hooks": "2.13",
+    "DistributedDataParallel._build_params_for_reducer": "2.13",
+    "DistributedDataParallel._build_debug_param_to_name_mapping": "2.13",
+    "DistributedDataParallel._ddp_init_helper": "2.13",
     "Parameter._ddp_ignored": ALL,
     "torch.distributed._composable.replicate.DDP": ALL,
     "FullyShardedDataParallel._handle": ALL,
@@ -282,6 +286,15 @@ def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
     """[(hook, state)] that a DistributedDataParallel has been given: the list itself."""
     return _get(model, "DistributedDataParallel._comm_hooks")
+
+
+def renew_ddp_reducer(model: Any) -> None:
+    """A DistributedDataParallel's reducer takes one hook in its life: this gives it another reducer, with the same settings and no hook."""
+    _get(model, "DistributedDataParallel._remove_autograd_hooks")()
+    parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
+    names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
+    _get(model, "DistributedDataParallel._ddp_init_helper")(parameters, expect_sparse, names, model.static_graph)
+    ddp_hooks(model).clear()
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch import adapt, policy
@@ -115,7 +114,7 @@ class Moments:
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
         self._others |= {compressed[key] for key in ids if stays and key in compressed}
         self._stages.set_moments((), set(compressed.values()) - self._others)
-        if dist.get_rank() == 0:
+        if self._wrapper.speaks:
             then = ", and what it steps goes on with every value in 4 bits" if stays and self._options.gentle else ""
             warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
                           f"betas again{then}", stacklevel=2)

@@ -191,10 +191,10 @@ class Stages:
 
     # ---- in checkpoints ----
 
-    def state(self) -> dict[str, Any]:
+    def state(self, with_windows: bool = True) -> dict[str, Any]:
         if not self._now:
             return {}
-        return {"stages": self._now, "windows": self._watch.state(), "moment": self._has_long_moments} | {
+        return {"stages": self._now, "windows": self._watch.state() if with_windows else {}, "moment": self._has_long_moments} | {
             key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> bool:

@@ -61,7 +61,7 @@ def save(handle: Compressed) -> dict[str, Any]:
                 if wire is None:
                     wire = torch.full((_n_wire(parameter, carrier),), -0.0, dtype=torch.float32)
                 residuals[parameter.name] = _from_wire(wire, parameter, carrier)
-        return {f"rank{dist.get_rank()}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
+        return {f"rank{_place(handle)[0]}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
 
 
 def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
@@ -70,6 +70,10 @@ def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
     with handle.lock:
         _check_open(handle)
         mine, old = _about(handle), _ranks(saved)
+        for about, _ in old.values():
+            if bool(about.get("managed")) != handle.wrapper.is_managed:
+                raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean gradient: "
+                           f"load it {'there' if about.get('managed') else 'elsewhere'}")
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
         carriers = _carriers(handle, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
@@ -90,7 +94,7 @@ def save_files(handle: Compressed, folder: Any) -> None:
     """This rank's file of a folder. Local."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = _file(folder, dist.get_rank())
+    path = _file(folder, _place(handle)[0])
     part = path.with_suffix(".part")
     torch.save(save(handle), part)
     part.replace(path)
@@ -98,7 +102,7 @@ def save_files(handle: Compressed, folder: Any) -> None:
 
 def load_files(handle: Compressed, folder: Any) -> None:
     """Of the same number of ranks, this rank's file, else those of all. Local."""
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size = _place(handle)
     folder = pathlib.Path(folder)
     first = rank if _file(folder, rank).exists() else 0
     mine = _read(folder, first)
@@ -174,10 +178,17 @@ class Reader:
 
 # ---- who has what ----
 
+def _place(handle: Compressed) -> tuple[int, int]:
+    """(rank, ranks). A replica under torchft is alone: the others come and go."""
+    return (0, 1) if handle.wrapper.is_managed else (dist.get_rank(), dist.get_world_size())
+
+
 def _about(handle: Compressed) -> dict[str, Any]:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank, world_size = _place(handle)
     about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
              "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
+    if handle.wrapper.is_managed:
+        about["managed"] = 1
     between = handle.wrapper.between
     if between is not None:
         _, _, n_chunks, place = handle.carriers()[0]

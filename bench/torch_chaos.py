@@ -1,0 +1,313 @@
+"""Replicas under torchft with tagc, while they are killed, stopped and cut off: does the run end where an undisturbed one does?
+
+    python bench/torch_chaos.py --steps 300                       # a few minutes
+    python bench/torch_chaos.py --steps 12000 --every 20          # about an hour
+    sudo python bench/torch_chaos.py --links                      # each replica in a network namespace, whose link goes down, too
+
+Needs torchft (pip install torchft==0.2.0) and libtagc (make build). A small GPT learns the sources of tagc in so many steps, without
+disturbance with each of --seeds, then with it. Every few seconds one of the replicas is killed (another process takes its place), stopped by
+SIGSTOP for a while, or its link goes down for a while. It fails unless the disturbed run's evaluation loss is at most as far from the
+mean of the others as they are from each other, or --allowed. Goodput is the share of all passes of all replicas that counted, and the
+undisturbed runs' time as a share of the disturbed one's."""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "examples" / "pytorch")]
+os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--steps", type=int, default=300, help="that count (300)")
+    add("--replicas", type=int, default=4)
+    add("--every", type=float, default=8.0, help="mean seconds between disturbances (8)")
+    add("--pause", type=float, default=6.0, help="longest that a replica is stopped or cut off, in seconds (6)")
+    add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the data, of the undisturbed runs; the disturbed one has another (1 2 3)")
+    add("--allowed", type=float, default=0.01, help="distance of losses that is allowed in any case, as a share (0.01)")
+    add("--links", action="store_true", help="network namespaces, whose links go down; needs root")
+    add("--sparsity", type=float, default=0.95)
+    add("--replica", nargs=4, metavar=("NAME", "FOLDER", "SEED", "ADDRESS"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# ---- a replica ----
+
+def batch(data, rows, n, *key):
+    import torch
+
+    generator = torch.Generator().manual_seed(hash(key) % 2**31)
+    starts = torch.randint(len(data) - n - 1, (rows,), generator=generator)
+    found = torch.stack([data[i:i + n + 1] for i in starts.tolist()]).long()
+    return found[:, :-1], found[:, 1:]
+
+
+def replica(args):
+    import torch
+    import torch.distributed as dist
+    from gpt import GPT, Config
+    from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+    from train_gpt import TEXT, read_bytes
+
+    import tagc.torch as tagc
+
+    name, folder, seed, address = args.replica
+    folder, seed = pathlib.Path(folder), int(seed)
+    torch.set_num_threads(1)
+    train, evaluation = read_bytes(TEXT)
+    torch.manual_seed(1)
+    model = GPT(Config(n_positions=64, n_embd=64, n_head=4, n_layer=2))
+    inner = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    second = datetime.timedelta(seconds=1)
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+    def load(state):
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["optimizer"])
+
+    manager = Manager(pg=ProcessGroupGloo(timeout=5 * second), load_state_dict=load, min_replica_size=1, rank=0, world_size=1,
+                      state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()}, hostname=address,
+                      store_addr=address, store_port=store.port, replica_id=f"replica_{name}", timeout=10 * second,
+                      quorum_timeout=60 * second, connect_timeout=10 * second)
+    wrapped = DistributedDataParallel(manager, model)
+    handle = tagc.compress(wrapped, inner, sparsity=args.sparsity, timeout_s=4)
+    optimizer = Optimizer(manager, inner)
+    n_passes, life = 0, os.getpid()
+    with (folder / f"replica{name}.jsonl").open("a") as notes:
+        while (step := manager.current_step()) < args.steps:
+            n_passes += 1
+            for group in inner.param_groups:
+                group["lr"] = 2e-3 * min(1, (step + 1) / 50) * (1 - 0.9 * step / args.steps)
+            optimizer.zero_grad()
+            loss = wrapped(*batch(train, 8, 64, seed, int(name), life, n_passes))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            before = manager.current_step()
+            optimizer.step()
+            counts, crc = manager.current_step() > before, sum(p.detach().double().sum().item() for p in model.parameters())
+            print(json.dumps({"step": before, "counts": counts, "loss": loss.item(), "replicas": manager.num_participants(), "weights": crc,
+                              "took part": manager.is_participating(), **{f"n_{key}": n for key, n in handle.wrapper.quorum.counts.items()}}),
+                  file=notes, flush=True)
+        with torch.no_grad():
+            losses = [model(*batch(evaluation, 32, 64, "evaluation", i)).item() for i in range(20)]
+        print(json.dumps({"evaluation": sum(losses) / len(losses), "step": manager.current_step()}), file=notes, flush=True)
+    deadline = time.monotonic() + 30
+    while not (folder / "end").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)  # others may still need this one's store, or its parameters
+    os._exit(0)
+
+
+# ---- where they run ----
+
+class Place:
+    """All on this machine's loopback."""
+
+    def address(self, _i):
+        return "127.0.0.1"
+
+    def inside(self, _i, command):
+        return command
+
+    def end(self):
+        pass
+
+
+class Hosts(Place):
+    """A network namespace for each replica, and one for the lighthouse, which has a bridge between them."""
+
+    def __init__(self, n):
+        self._names = [f"tagc-chaos-{os.getpid()}-{i}" for i in range(n + 1)]  # the last one: the lighthouse's
+        self._made = []
+        try:
+            for name in self._names:
+                self._call("netns", "add", name)
+                self._made.append(name)
+            hub = self._names[n]
+            self._call("-n", hub, "link", "add", "bridge0", "type", "bridge")
+            for i, name in enumerate(self._names[:n]):
+                self._call("-n", hub, "link", "add", f"port{i}", "type", "veth", "peer", "name", "eth0", "netns", name)
+                self._call("-n", hub, "link", "set", f"port{i}", "master", "bridge0", "up")
+            for i, name in enumerate(self._names):
+                device = "bridge0" if i == n else "eth0"
+                self._call("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", device)
+                for up in ("lo", device):
+                    self._call("-n", name, "link", "set", up, "up")
+        except BaseException:
+            self.end()
+            raise
+
+    def _call(self, *words):
+        subprocess.run(["ip", *words], check=True)
+
+    def address(self, i):
+        return f"10.79.0.{i + 1}"
+
+    def inside(self, i, command):
+        return ["env", "GLOO_SOCKET_IFNAME=eth0", "ip", "netns", "exec", self._names[i], *command]
+
+    def link(self, i, state):
+        self._call("-n", self._names[-1], "link", "set", f"port{i}", state)
+
+    def end(self):
+        for name in self._made:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+
+
+class Job:
+    """A run: the lighthouse and replicas."""
+
+    def __init__(self, args, place, seed, folder):
+        self.args, self.place, self.seed, self.folder = args, place, seed, folder
+        folder.mkdir(parents=True)
+        self.n_started = 0
+        self.environment = os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error", "PYTHONHASHSEED": "0"}
+        hub = place.address(args.replicas)
+        port = 29000 + os.getpid() % 2000
+        self.lighthouse = subprocess.Popen(
+            place.inside(args.replicas, [str(pathlib.Path(sys.executable).with_name("torchft_lighthouse")), "--min_replicas", "1", "--bind",
+                                         f"[::]:{port}", "--join_timeout_ms", "3000", "--heartbeat_timeout_ms", "2000"]),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=self.environment)
+        self.environment["TORCHFT_LIGHTHOUSE"] = f"http://{hub}:{port}"
+        self.replicas = [None] * args.replicas
+        for i in range(args.replicas):
+            self.start(i)
+
+    def start(self, i):
+        command = [sys.executable, __file__, "--steps", str(self.args.steps), "--sparsity", str(self.args.sparsity), "--replica", str(i),
+                   str(self.folder), str(self.seed), self.place.address(i)]
+        log = (self.folder / f"replica{i}.log").open("a")
+        self.replicas[i] = subprocess.Popen(self.place.inside(i, command), stdout=log, stderr=subprocess.STDOUT, env=self.environment)
+        self.n_started += 1
+
+    def notes(self):
+        found = []
+        for path in self.folder.glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                try:
+                    found.append(json.loads(line))
+                except json.JSONDecodeError:
+                    pass  # killed in the middle of it
+        return found
+
+    def is_over(self):
+        """One that comes to the end waits for the others; who is left then has nobody to go on with."""
+        return any("evaluation" in note for note in self.notes())
+
+    def end(self):
+        (self.folder / "end").touch()
+        for process in [*self.replicas, self.lighthouse]:
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
+def disturb(job, chance, counts, open_pauses):
+    """One thing that happens. Pauses end by themselves, in look_after()."""
+    kinds = ["kill", "stop"] + (["link"] if job.args.links else [])
+    kind, i = chance.choice(kinds), chance.randrange(len(job.replicas))
+    if i in open_pauses or job.replicas[i].poll() is not None:
+        return
+    counts[kind] = counts.get(kind, 0) + 1
+    until = time.monotonic() + chance.uniform(0.5, job.args.pause)
+    if kind == "kill":
+        job.replicas[i].kill()
+    elif kind == "stop":
+        job.replicas[i].send_signal(signal.SIGSTOP)
+        open_pauses[i] = until, lambda: job.replicas[i].send_signal(signal.SIGCONT)
+    else:
+        job.place.link(i, "down")
+        open_pauses[i] = until, lambda: job.place.link(i, "up")
+
+
+def look_after(job, counts, open_pauses):
+    for i, (until, undo) in list(open_pauses.items()):
+        if time.monotonic() > until:
+            undo()
+            del open_pauses[i]
+    for i, process in enumerate(job.replicas):
+        if process.poll() is not None and i not in open_pauses and not job.is_over():
+            if process.returncode != -signal.SIGKILL:
+                counts["ended by an error"] = counts.get("ended by an error", 0) + 1
+            job.start(i)  # it joins
+
+
+def run(args, place, seed, folder, is_disturbed):
+    job, chance, counts, open_pauses = Job(args, place, seed, folder), random.Random(args.seeds[0]), {}, {}
+    begin = time.monotonic()
+    try:
+        while not any("step" in note and note["step"] > 5 for note in job.notes()):
+            time.sleep(0.2)
+            if all(process.poll() is not None for process in job.replicas):
+                raise SystemExit(f"all replicas ended: {(folder / 'replica0.log').read_text()[-3000:]}")
+        following = time.monotonic() + chance.expovariate(1 / args.every)
+        while not job.is_over():
+            time.sleep(0.1)
+            look_after(job, counts, open_pauses)
+            if is_disturbed and time.monotonic() > following:
+                disturb(job, chance, counts, open_pauses)
+                following = time.monotonic() + chance.expovariate(1 / args.every)
+        time.sleep(1)
+        for until, undo in open_pauses.values():
+            undo()
+    finally:
+        job.end()
+    return report(job, counts, time.monotonic() - begin)
+
+
+def report(job, counts, wall_s):
+    notes = job.notes()
+    passes = [note for note in notes if "counts" in note]
+    losses = {note["evaluation"] for note in notes if "evaluation" in note}
+    by_step = {}
+    for note in passes:
+        if note["counts"]:
+            by_step.setdefault(note["step"], set()).add(note["weights"])
+    apart = sorted(step for step, weights in by_step.items() if len(weights) > 1)
+    useful = sum(note["counts"] and note["took part"] for note in passes)
+    return {"loss": sum(losses) / len(losses), "losses of replicas": len(losses), "steps": len(by_step), "wall_s": wall_s,
+            "passes": len(passes), "useful": useful, "weights differ at": apart, "started": job.n_started, "disturbances": counts,
+            "most undone": max((note["n_undone"] for note in passes), default=0), "lost": max((note["n_lost"] for note in passes), default=0)}
+
+
+def main():
+    args = arguments()
+    if args.replica:
+        return replica(args)
+    place, results = Hosts(args.replicas) if args.links else Place(), []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for seed in args.seeds:
+                results.append(run(args, place, seed, pathlib.Path(folder) / f"seed{seed}", False))
+                print(f"undisturbed, seed {seed}: {json.dumps(results[-1])}", flush=True)
+            found = run(args, place, max(args.seeds) + 1, pathlib.Path(folder) / "disturbed", True)
+            print(f"disturbed: {json.dumps(found)}", flush=True)
+    finally:
+        place.end()
+    losses, wall = [result["loss"] for result in results], sum(result["wall_s"] for result in results) / len(results)
+    mean = sum(losses) / len(losses)
+    allowed = max(max(losses) - min(losses), args.allowed * mean)
+    away = abs(found["loss"] - mean)
+    print(f"evaluation loss: undisturbed {', '.join(f'{loss:.4f}' for loss in losses)}; disturbed {found['loss']:.4f}, {away:.4f} from their mean "
+          f"(allowed {allowed:.4f})")
+    print(f"goodput: {found['useful'] / found['passes']:.1%} of all passes counted; {wall / found['wall_s']:.1%} of the undisturbed speed")
+    apart = [result["weights differ at"] for result in [*results, found] if result["weights differ at"]]
+    if apart:
+        print(f"FAILED: replicas had other weights after the same step: {apart[0][:5]}")
+    if away > allowed:
+        print("FAILED: the loss is further away than allowed")
+    sys.exit(bool(apart) or away > allowed)
+
+
+if __name__ == "__main__":
+    main()

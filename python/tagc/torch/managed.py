@@ -1,0 +1,337 @@
+"""DDP under torchft: the ranks of an exchange are the replicas of torchft's quorum, which may be others from step to step.
+
+torchft decides who takes part, makes a process group for each quorum, gives a replica that joins the parameters and the optimizer of
+another, and says after each step whether it counts (should_commit). What is left for tagc:
+
+    a new quorum           connections and reducers are made anew; residuals stay, by parameter
+    a replica joins        stages come from a replica that takes part; its residual is empty
+    a replica is gone      so is its residual; every survivor counts it and says so
+    a step does not count  residuals and stages are what they were before it
+
+Gradients come divided by the number of replicas and are summed, so that a residual is a part of the mean gradient, and stays that
+whatever the number becomes.
+
+One case needs the others: a replica for which a step failed cannot know whether it counted elsewhere. So each replica keeps, by
+connection, the last step that counted, and all tell each other when they connect anew. Where it counted, the others have applied what
+this replica sent, and its residual after the step is the right one."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch import ddp, internals
+from tagc.torch.comm import Comm
+
+if TYPE_CHECKING:
+    from tagc.torch.handle import Compressed
+
+TIMEOUT_S = 60.0  # as torchft's Manager
+MOST_REMEMBERED = 100  # connections
+
+
+def manager_of(model: torch.nn.Module) -> Any:
+    """torchft's Manager, where torchft wrapped this model; None otherwise."""
+    if "torchft.ddp" not in sys.modules:
+        return None
+    from torchft import DistributedDataParallel, Manager
+
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    states = [state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)]
+    return next((state for state in states if isinstance(state, Manager)), None)
+
+
+def is_managed_group(group: Any) -> bool:
+    """Whether this is one of torchft's process groups."""
+    found = sys.modules.get("torchft.process_group")
+    return found is not None and isinstance(group, found.ProcessGroup)
+
+
+class _Comm(Comm):
+    """Over the ranks of a process group that torch.distributed does not know."""
+
+    def _connect(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.world_size = group.rank(), group.size()
+        self.ranks = tuple(range(self.world_size))
+        self._store = dist.PrefixStore("tagc", group.get_group_store())
+        try:
+            self._group = dist.ProcessGroupGloo(self._store, self.rank, self.world_size, self._timeout)
+        except RuntimeError as failure:
+            raise Error("transport", f"no connection to all {self.world_size} replicas: {failure}") from failure
+
+    def share(self, mine: Any) -> list[Any]:
+        """Collective: an object of every rank that JSON can hold, in rank order."""
+        text = json.dumps(mine).encode()
+        lengths = [struct.unpack("<q", length)[0] for length in self.all_gather(struct.pack("<q", len(text)))]
+        return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
+
+
+# ---- what a step changes in a handle ----
+
+def _about(handle: Compressed) -> dict[str, Any]:
+    """What all replicas have alike."""
+    return {"step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state(with_windows=False)
+
+
+def _take(handle: Compressed, about: Mapping[str, Any]) -> None:
+    """Of _about(). Windows under way are over."""
+    if about["loss_scale"] != handle.current_loss_scale:
+        handle.loss_scale(about["loss_scale"])
+    handle.n_steps = about["step"]
+    handle.moments.load(about, False)
+
+
+class _Attempt:
+    """A step that torchft has not decided on yet, and what there was before it."""
+
+    def __init__(self, handle: Compressed, name: str, step: int) -> None:
+        self.name, self.step = name, step  # of the connection; of torchft
+        self.has_failed = False
+        self._through: set[str] = set()  # names of parameters whose exchange is over
+        self._residuals = {name: unit.residuals_on_the_wire() for name, unit in handle.units.items()}
+        self._about = _about(handle)
+
+    def goes_on(self, names: Iterable[str]) -> None:
+        self._through.update(names)
+
+    def undo(self, handle: Compressed) -> None:
+        _take(handle, self._about)
+        for name, unit in handle.units.items():
+            unit.set_residuals_on_the_wire(self._residuals[name])
+
+    def keep(self, handle: Compressed) -> int:
+        """It counted elsewhere. Returns how many parameters have lost their residual: their exchange failed here, at its very end."""
+        n_lost = 0
+        for unit in handle.units.values():
+            lost = unit.names_of_residuals() - self._through
+            if lost:
+                unit.set_residuals_on_the_wire({name: values for name, values in unit.residuals_on_the_wire().items() if name not in lost})
+            n_lost += len(lost)
+        return n_lost
+
+
+class Quorum:
+    """Stands for a process group in a managed model's handle: that of the connection over the replicas that are there."""
+
+    def __init__(self, manager: Any, timeout_s: float, fingerprint: Mapping[str, str]) -> None:
+        from torchft.process_group import ManagedProcessGroup
+
+        self._manager, self._timeout_s, self._fingerprint = manager, timeout_s, fingerprint
+        self._managed = ManagedProcessGroup(manager)
+        self._group: Any = None  # torch's, of the connection
+        self._comm: _Comm | None = None
+        self._name = ""  # of the connection
+        self._attempt: _Attempt | None = None
+        self._counted: dict[str, int] = {}  # name of a connection -> the last step over it that counted
+        self._id, self._members = str(uuid.uuid4()), list[str]()
+        self.counts = {"replicas": 0, "changes": 0, "gone": 0, "joined": 0, "undone": 0, "lost": 0}
+
+    def size(self) -> int:
+        return 0 if self._comm is None else self._comm.world_size
+
+    def connection(self) -> Comm:
+        if self._comm is None:
+            raise Error("transport", "this replica is not connected to the others")
+        return self._comm
+
+    def attempt(self) -> tuple[str, int] | None:
+        """(connection, step) of the step that is not decided."""
+        return None if self._attempt is None else (self._attempt.name, self._attempt.step)
+
+    def _torchs(self) -> Any:
+        """The process group of torch's under torchft's, another one for each quorum."""
+        group = self._managed
+        while is_managed_group(group):
+            group = group.parent
+        return group
+
+    # ---- a step ----
+
+    def begin(self, handle: Compressed) -> None:
+        """Before the first bucket of a pass, in the thread that exchanges them. Collective where the quorum is another."""
+        self._manager.wait_quorum()
+        self._check()
+        step, group = self._manager.current_step(), self._torchs()
+        if self._comm is None or group is not self._group:
+            self._renew(handle, group)
+        elif self._attempt is not None and self._attempt.has_failed:
+            self._decide(handle, self._counted)
+        if self.attempt() != (self._name, step):
+            self._attempt = _Attempt(handle, self._name, step)
+
+    def _check(self) -> None:
+        if (said := self._manager.errored()) is not None:
+            raise Error("transport", f"torchft has given this step up: {getattr(said, 'original_exception', said)}")
+
+    def prepare(self, source: torch.Tensor) -> None:
+        """Changes it to this replica's part of the mean."""
+        self._check()
+        if self._manager.is_participating():
+            source.div_(max(1, self._manager.num_participants()))
+        else:  # it is being healed; with a gradient of zero its residual waits
+            source.zero_()
+
+    def goes_on(self, names: Iterable[str]) -> None:
+        if self._attempt is not None:
+            self._attempt.goes_on(names)
+
+    def decided(self, counts: bool) -> None:
+        """What should_commit() said."""
+        if self._attempt is None:
+            return
+        if counts:
+            self._counted[self._attempt.name] = self._attempt.step
+            self._attempt = None
+        else:
+            self._attempt.has_failed = True
+
+    def _decide(self, handle: Compressed, counted: Mapping[str, int]) -> None:
+        """On the attempt that is open. counted: of all replicas."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return
+        if counted.get(attempt.name, -1) >= attempt.step:
+            self.counts["lost"] += attempt.keep(handle)
+        else:
+            attempt.undo(handle)
+            self.counts["undone"] += 1
+
+    def give_up(self, failure: Error) -> None:
+        """This step fails: the others hear it from here, and torchft, too."""
+        if self._comm is not None:
+            self._comm.abort(str(failure))
+        if self._manager.errored() is None:
+            self._manager.report_error(failure)
+
+    def close(self) -> None:
+        """After all that was made on the connection."""
+        comm, self._comm, self._group = self._comm, None, None
+        if comm is not None:
+            comm.close()
+
+    # ---- a quorum ----
+
+    def _renew(self, handle: Compressed, group: Any) -> None:
+        handle.disconnect()
+        self.close()
+        comm = _Comm(group, self._timeout_s)
+        try:
+            self._join(handle, comm)
+        except BaseException:
+            comm.close()
+            raise
+        self._comm, self._group = comm, group
+
+    def _join(self, handle: Compressed, comm: _Comm) -> None:
+        everyone = comm.share({"id": self._id, "name": str(uuid.uuid4()), "fingerprint": self._fingerprint, "counted": self._counted,
+                               "takes part": self._manager.is_participating()})
+        source = next((rank for rank, theirs in enumerate(everyone) if theirs["takes part"]), 0)
+        self._compare([theirs["fingerprint"] for theirs in everyone], source)
+        counted: dict[str, int] = {}
+        for theirs in everyone:
+            for name, step in theirs["counted"].items():
+                counted[name] = max(step, counted.get(name, -1))
+        self._decide(handle, counted)
+        self._counted = dict(list(counted.items())[-MOST_REMEMBERED:])
+        _take(handle, comm.share(_about(handle) if comm.rank == source else None)[source])
+        self._name = everyone[0]["name"]
+        self._tell(handle, [theirs["id"] for theirs in everyone])
+
+    def _compare(self, fingerprints: Sequence[Mapping[str, str]], source: int) -> None:
+        """One that differs from those that take part ends by this Error; the others go on when it is gone."""
+        for rank, theirs in enumerate(fingerprints):
+            for what, value in fingerprints[source].items():
+                if theirs.get(what) != value:
+                    status = "mismatch" if self._fingerprint != fingerprints[source] else "transport"
+                    raise Error(status, f"replicas do not agree: {what} is {value} on replica {source} and {theirs.get(what)} on replica {rank}")
+
+    def _tell(self, handle: Compressed, members: list[str]) -> None:
+        gone, joined = set(self._members) - set(members), set(members) - set(self._members) if self._members else set[str]()
+        self.counts["changes"] += bool(self._members)
+        self.counts["replicas"], self._members = len(members), members
+        self.counts["gone"] += len(gone)
+        self.counts["joined"] += len(joined)
+        words = [f"{len(gone)} gone, and with {'it its residual' if len(gone) == 1 else 'them their residuals'}"] if gone else []
+        words += [f"{len(joined)} joined"] if joined else []
+        if words:
+            handle.say(f"tagc: {len(members)} replicas from exchange {handle.n_steps + 1} on: {', '.join(words)}")
+
+
+class Wrapper(ddp.Wrapper):
+    """torchft's DistributedDataParallel, for compress()."""
+
+    is_managed = True
+    speaks = True  # each replica has a log of its own
+    op = dist.ReduceOp.SUM
+
+    def __init__(self, model: Any, manager: Any) -> None:
+        self._manager = manager
+        self._quorum: Quorum | None = None
+        super().__init__(model)
+
+    def _is_known(self, state: Any) -> bool:
+        return state is self._manager
+
+    def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
+        """fingerprint: what all replicas must have alike, by name."""
+        self._quorum = Quorum(self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()})
+
+    @property
+    def quorum(self) -> Quorum:
+        assert self._quorum is not None  # start() comes before all else
+        return self._quorum
+
+    def groups(self) -> list[Any]:
+        return [] if self._quorum is None else [self._quorum]
+
+    def n_ranks(self) -> int:
+        return 0 if self._quorum is None else self._quorum.size()
+
+    def install(self, handle: Compressed) -> None:
+        if self.hooked() is None:
+            internals.renew_ddp_reducer(self._model)  # torchft's hook is in the old one for good
+        super().install(handle)
+        state = self.hooked()
+        assert state is not None
+        state.manager = self._manager
+        said = self._manager.should_commit
+
+        def should_commit(*arguments: Any, **options: Any) -> bool:
+            counts: bool = said(*arguments, **options)
+            self.quorum.decided(counts)
+            return counts
+
+        self._manager.should_commit = should_commit
+        handle.undo.append(lambda: vars(self._manager).pop("should_commit", None))
+        handle.ends.append(self.quorum.close)
+
+    # ---- what the hook calls ----
+
+    def begin(self, handle: Compressed) -> None:
+        state = self.hooked()
+        before = self.quorum.size()
+        self.quorum.begin(handle)
+        if state is not None and self.quorum.size() != before:
+            state.forget_layouts()
+
+    def prepare(self, source: torch.Tensor) -> None:
+        self.quorum.prepare(source)
+
+    def goes_on(self, names: Sequence[str]) -> None:
+        self.quorum.goes_on(names)
+
+    def swallows(self, failure: BaseException) -> bool:
+        """Whether torchft gets this failure in place of whoever called backward()."""
+        if not isinstance(failure, Error) or failure.status != "transport":
+            return False
+        self.quorum.give_up(failure)
+        return True

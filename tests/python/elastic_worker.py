@@ -1,0 +1,52 @@
+"""examples/pytorch/train_gpt.py for test_elastic.py: it writes down residuals wherever it saves and loads them, and goes or waits where
+the test wants it to."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import launch
+
+sys.path.insert(0, str(launch.EXAMPLES))
+import train_gpt
+
+notes = pathlib.Path(sys.argv.pop(1))
+KILLED = notes / "killed"
+resume, batch, save = train_gpt.resume, train_gpt.batch, train_gpt.dcp.save
+
+
+def note(what, step, handle):
+    (mine,) = handle.state_dict().values()
+    path = notes / f"{what}-{step}-of-{dist.get_world_size()}-rank{dist.get_rank()}"
+    torch.save(mine["residuals"], path.with_suffix(".part"))
+    path.with_suffix(".part").rename(path.with_suffix(".pt"))
+
+
+def noted_save(state, checkpoint_id):
+    note("saved", int(state["step"]), state["tagc"])
+    save(state, checkpoint_id=checkpoint_id)
+
+
+def noted_resume(path, model, optimizer, handle):
+    step = resume(path, model, optimizer, handle)
+    note("loaded", step, handle)
+    return step
+
+
+def batch_until_something_happens(data, args, step, *key):
+    if dist.get_world_size() == 1 and step == 5 and not KILLED.exists():
+        time.sleep(1000)  # until torchrun has a second rank
+    if step == 10 and "LEAVES" in os.environ:
+        KILLED.touch()
+        os.kill(os.getppid(), signal.SIGKILL)  # its torchrun: a host that goes
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch(data, args, step, *key)
+
+
+train_gpt.resume, train_gpt.batch, train_gpt.dcp.save = noted_resume, batch_until_something_happens, noted_save
+train_gpt.main()
