@@ -133,7 +133,7 @@ def train(name, folder, script, is_async=True, sparsity=None):
 
 
 def flat(tensors):
-    return torch.cat([tensor.detach().reshape(-1).clone() for tensor in tensors])
+    return torch.cat([torch.empty(0), *(tensor.detach().reshape(-1).clone() for tensor in tensors)])
 
 
 @contextlib.contextmanager
