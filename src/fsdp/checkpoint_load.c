@@ -84,7 +84,7 @@ static tagc_status map_file(tagc_load *load, int rank) {
 }
 
 static tagc_status stage(tagc_load *load) {
-    if (load->fsdp->micro_step != 0)
+    if (load->fsdp->order.micro_step != 0)
         return tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
     TAGC_TRY(tagc_manifest_read(load->path, &load->manifest));
     TAGC_TRY(compare_tensors(load));
@@ -205,7 +205,7 @@ static tagc_status load_replica(const tagc_load *load, int unit) {
         }
         TAGC_TRY(tagc_gatherer_set_replica(flat->gatherer, flat->full, n_gathers));
     }
-    tagc_fsdp_make_present(f, unit);
+    tagc_order_make_present(&f->order, unit);
     return TAGC_OK;
 }
 

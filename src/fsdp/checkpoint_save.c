@@ -191,13 +191,13 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
     tagc_status status = TAGC_OK;
     if (save == NULL) {
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory to save a checkpoint");
-    } else if (fsdp->micro_step != 0) {
+    } else if (fsdp->order.micro_step != 0) {
         status = tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
     } else {
         save->fsdp = fsdp;
         save->comm = comm;
         save->dir = dir;
-        status = tagc_fsdp_end_gathers(fsdp); /* replicas are saved as they come out */
+        status = tagc_order_end_gathers(&fsdp->order); /* replicas are saved as they come out */
         if (status == TAGC_OK) status = describe(save, step, extra);
     }
     status = tagc_agree(comm, status);

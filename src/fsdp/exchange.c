@@ -105,7 +105,7 @@ static void spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *va
 
 static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer_options *options) {
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
-    if (f->micro_step != 0)
+    if (f->order.micro_step != 0)
         return tagc_fail(TAGC_ERR_STATE, "a change of exchange between a backward pass and its step");
     if (flat < 0 || flat >= f->n_flats)
         return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->n_flats - 1);

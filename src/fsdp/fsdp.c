@@ -3,6 +3,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+static tagc_status make_order(tagc_fsdp *f) {
+    TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->n_units, f->n_slots,
+                               f->backward_order, &f->order));
+    for (int i = 0; i < f->n_units; i++) {
+        const tagc_unit *u = &f->units[i];
+        f->order.units[i] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
+                                              .n_uses = u->n_uses,
+                                              .n_tensors = u->n_tensors,
+                                              .spans = u->spans,
+                                              .slot = u->slot,
+                                              .gradient_slot = u->gradient_slot};
+    }
+    return TAGC_OK;
+}
+
 /* Between here and the agreement no rank leaves early, whatever went wrong with it. */
 static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors,
                            const tagc_fsdp_options *options) {
@@ -19,6 +34,7 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
     for (int i = 0; i < f->n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->flats[i]);
     f->coherences = calloc((size_t)(f->world_size + 2) * (size_t)f->n_parts, 2 * sizeof *f->coherences);
     if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
+    TAGC_TRY(make_order(f));
     return tagc_fsdp_place(f);
 }
 
@@ -68,7 +84,6 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         f->trace = trace;
         f->rank = tagc_comm_rank(comm);
         f->world_size = tagc_comm_world_size(comm);
-        f->pass = TAGC_PASS_NONE;
         f->span_unit = -1;
         f->kept_factor = 1;
         status = prepare(f, tensors, n_tensors, options);
@@ -91,13 +106,14 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
     for (int i = 0; i < f->n_flats; i++) {
         tagc_flat *flat = &f->flats[i];
         tagc_reducer_destroy(flat->reducer);
-        if (flat->gatherer != NULL && f->units[flat->unit].residency == TAGC_COMING)
+        if (flat->gatherer != NULL && f->order.units[flat->unit].residency == TAGC_COMING)
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
         tagc_fsdp_drop_carry(f, flat);
     }
     tagc_memory_destroy(f->values);
     tagc_memory_destroy(f->tables);
+    tagc_order_destroy(&f->order);
     free(f->coherences);
     free(f->names);
     free(f);

@@ -15,12 +15,11 @@
 #include "core/memory.h"
 #include "core/status.h"
 #include "fsdp/fsdp.h"
+#include "fsdp/gather_order.h"
 #include "fsdp/trace.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
 #define TAGC_LARGE_MATRIX_ELEMS 2000000u
-
-enum { TAGC_PASS_FORWARD = 0, TAGC_PASS_BACKWARD = 1, TAGC_PASS_NONE = 2 };
 
 /* Where a tensor lies, and which part of it this rank owns: elements [first, first + n) of the tensor are
  * elements [at, at + n) of the owned part of the flat. */
@@ -48,8 +47,6 @@ typedef struct tagc_flat {
     double sparsity; /* in use, or -1: as the options say */
 } tagc_flat;
 
-typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
-
 typedef struct tagc_unit {
     char name[TAGC_TENSOR_NAME_BYTES];
     int first_flat, n_flats, n_tensors;
@@ -59,20 +56,13 @@ typedef struct tagc_unit {
     int n_uses;       /* expected in a forward pass */
     uint64_t n_elems; /* without padding */
     int slot, gradient_slot;
-    int stays;         /* it was here when the pass began */
-    int used_backward; /* the last backward pass read it: worth a gather ahead of the next */
     uint64_t n_padded;
-    tagc_residency residency;
-    /* of the pass */
-    int n_in_use, n_done, n_gradients_done, gradients_open;
-    /* of the step */
-    int gradients_zeroed, exchanging, n_exchanged;
+    int n_exchanged; /* in this step */
 } tagc_unit;
 
 typedef struct tagc_slot {
     float *values;
     uint64_t n_elems; /* of the largest unit that uses it */
-    int holder;       /* unit, or -1 */
 } tagc_slot;
 
 struct tagc_fsdp {
@@ -98,14 +88,11 @@ struct tagc_fsdp {
     int n_gentle;          /* flats */
     tagc_fsdp_memory memory;
 
-    int pass, training;
-    int micro_step;                /* backward passes begun in this step */
-    int gather_next, gather_reach; /* positions: the next to be gathered, the last that may be */
-    int n_open;                    /* units that are not finished in this pass */
-    uint64_t n_updates;            /* optimizer steps taken, for the bias correction */
-    uint64_t n_steps_begun;        /* by this engine */
-    double kept_factor;            /* what is kept of compressed flats, times this */
-    tagc_status deferred;          /* of a failure in _done, which cannot return it */
+    tagc_gather_order order;
+    uint64_t n_updates;     /* optimizer steps taken, for the bias correction */
+    uint64_t n_steps_begun; /* by this engine */
+    double kept_factor;     /* what is kept of compressed flats, times this */
+    tagc_status deferred;   /* of a failure in _done, which cannot return it */
     char deferred_text[TAGC_ERROR_TEXT_BYTES];
 
     double step_start_s;
@@ -159,12 +146,7 @@ tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, int gentle);
 tagc_status tagc_fsdp_begin_kept(tagc_fsdp *fsdp); /* before the first gather of a step */
 
 /* ---- pass.c ---- */
-tagc_status tagc_fsdp_finish_backward(tagc_fsdp *fsdp);        /* units the model left out count as zero */
-tagc_status tagc_fsdp_end_exchange(tagc_fsdp *fsdp, int unit); /* waits, adds to the gradient shard */
-tagc_status tagc_fsdp_begin_gather(tagc_fsdp *fsdp, int unit);
-tagc_status tagc_fsdp_end_gathers(tagc_fsdp *fsdp); /* waits for all that are under way */
-void tagc_fsdp_make_absent(tagc_fsdp *fsdp); /* gathered parameters are out of date; none are under way */
-void tagc_fsdp_make_present(tagc_fsdp *fsdp, int unit); /* its slot holds what a gather would bring */
+extern const tagc_order_calls tagc_fsdp_order_calls;
 /* How many gathers made the replica that this flat has now; 0 where it has none, or where it is out of date. */
 uint64_t tagc_fsdp_replica_gathers(const tagc_fsdp *fsdp, int flat);
 /* Bytes of gathers since the last step was counted, which the next step counts. */
@@ -173,7 +155,6 @@ void tagc_fsdp_set_gathered(tagc_fsdp *fsdp, uint64_t sent, uint64_t received);
 /* Before masters change from outside, or where what is gathered must not depend on what was: no gather is under way,
  * and the next ones are whole. */
 tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);
-int tagc_fsdp_releases(const tagc_fsdp *fsdp); /* parameters go when their unit is done */
 /* The time since start_s was spent blocked: adds it to *total_s and to the trace. */
 void tagc_fsdp_blocked(tagc_fsdp *fsdp, double start_s, double *total_s, int unit);
 void tagc_fsdp_event(tagc_fsdp *fsdp, const char *name, double start_s, double end_s, uint64_t tag);

@@ -284,7 +284,6 @@ static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradie
         tagc_unit *u = &f->units[unit];
         int slot = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_slots++;
         *(gradients ? &u->gradient_slot : &u->slot) = slot;
-        slots[slot].holder = -1;
         if (slots[slot].n_elems < u->n_padded) slots[slot].n_elems = u->n_padded;
     }
     return n_slots;
@@ -321,7 +320,7 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     find_owned(f);
     int accumulates = o->n_micro_steps > 1 && !o->exchange_each_micro_step;
     if (o->sharding != TAGC_SHARD_NONE)
-        f->n_slots = assign_slots(f, f->slots, tagc_fsdp_releases(f) ? o->prefetch + 1 : 0, 0);
+        f->n_slots = assign_slots(f, f->slots, tagc_order_releases(o) ? o->prefetch + 1 : 0, 0);
     f->n_gradient_slots = assign_slots(f, f->gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
     return TAGC_OK;
 }

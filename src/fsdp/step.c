@@ -36,7 +36,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
                         .epsilon = o->epsilon,
                         .gradient_scale = clip / o->n_micro_steps,
                         .n_updates = ++f->n_updates};
-    tagc_fsdp_make_absent(f);
+    tagc_order_make_absent(&f->order);
     for (int unit = 0; unit < f->n_units; unit++) {
         const tagc_unit *u = &f->units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
@@ -50,7 +50,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
                                   flat->gradient + p->at, p->n);
             }
         }
-        if (o->sharding == TAGC_SHARD_GRAD) TAGC_TRY(tagc_fsdp_begin_gather(f, unit));
+        if (o->sharding == TAGC_SHARD_GRAD) TAGC_TRY(tagc_order_begin_gather(&f->order, unit));
     }
     return TAGC_OK;
 }
@@ -72,13 +72,13 @@ static void count_bytes(tagc_fsdp *f) {
 tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
     if (!isfinite(lr) || lr < 0) return tagc_fail(TAGC_ERR_ARGUMENT, "lr is %g, allowed is 0 or more", lr);
-    if (f->pass != TAGC_PASS_BACKWARD || f->micro_step != f->options.n_micro_steps)
-        return tagc_fail(TAGC_ERR_STATE, "a step after %d of %d backward passes", f->micro_step,
+    if (f->order.pass != TAGC_PASS_BACKWARD || f->order.micro_step != f->options.n_micro_steps)
+        return tagc_fail(TAGC_ERR_STATE, "a step after %d of %d backward passes", f->order.micro_step,
                          f->options.n_micro_steps);
-    TAGC_TRY(tagc_fsdp_finish_backward(f));
+    TAGC_TRY(tagc_order_finish_backward(&f->order));
     tagc_fsdp_close_span(f, tagc_time_s());
-    for (int at = 0; at < f->n_units; at++) TAGC_TRY(tagc_fsdp_end_exchange(f, f->backward_order[at]));
-    TAGC_TRY(tagc_fsdp_end_gathers(f)); /* of units that no pass has used */
+    TAGC_TRY(tagc_order_end_exchanges(&f->order));
+    TAGC_TRY(tagc_order_end_gathers(&f->order)); /* of units that no pass has used */
     double norm;
     double start_s = tagc_time_s(), waited_s = f->stats.wait_reduce_s;
     TAGC_TRY(global_norm(f, &norm));
@@ -96,8 +96,7 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     f->stats.total_s = end_s - f->step_start_s;
     f->stats.compute_s =
         f->stats.total_s - f->stats.wait_gather_s - f->stats.wait_reduce_s - f->stats.optimizer_s;
-    f->micro_step = 0;
-    f->pass = TAGC_PASS_NONE;
+    tagc_order_end_step(&f->order);
     if (stats != NULL) *stats = f->stats;
     return TAGC_OK;
 }

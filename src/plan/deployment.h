@@ -12,6 +12,7 @@
 #define TAGC_PLAN_DEPLOYMENT_H
 
 #include "exchange/volume.h"
+#include "fsdp/gather_order.h"
 #include "fsdp/layout.h"
 #include "plan/plan.h"
 
@@ -44,7 +45,8 @@ typedef struct tagc_deployment {
     const tagc_setup *setup;
     tagc_fsdp_options engine; /* with the sharding of the placement */
     tagc_layout *layout;
-    tagc_flat_plan *flats; /* (layout->n_flats) */
+    tagc_flat_plan *flats;        /* (layout->n_flats) */
+    tagc_order_observer observer; /* of simulated steps; for tests */
 } tagc_deployment;
 
 /* Bytes of a leg that leave the host. */

@@ -1,5 +1,5 @@
-/* The engine of src/fsdp in simulated time: the same decisions in the same order as pass.c and step.c, with a clock
- * where those have threads and a network. */
+/* The engine of src/fsdp in simulated time: the engine's own order of gathers and exchanges (fsdp/gather_order.h), with a
+ * clock where pass.c and step.c have threads and a network. */
 #include "core/status.h"
 #include "exchange/options.h"
 #include "plan/jobs.h"
@@ -8,24 +8,18 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { ABSENT = 0, COMING = 1, PRESENT = 2, FORWARD = 0, BACKWARD = 1, MAX_WHOLE_STEPS = 4 };
-
-typedef struct unit_state {
-    int residency, n_in_use, n_done, n_gradients_done, gradients_open;
-    int gradients_zeroed, exchanging, used_backward, stays;
-} unit_state;
+enum { MAX_WHOLE_STEPS = 4 };
 
 typedef struct simulation {
     const tagc_deployment *d;
     const tagc_layout *layout;
     const tagc_costs *costs;
+    tagc_fsdp_options options;
     tagc_program program;
     tagc_clock clock;
-    unit_state *units;             /* (n_units) */
-    int *holder, *gradient_holder; /* (n_units) of each slot: unit, or -1 */
-    tagc_sim_transfer *gathers;    /* (n_flats, TAGC_N_GATHER_LEVELS) */
-    tagc_sim_job *jobs;            /* (n_flats) */
-    int pass, micro_step, n_micro_steps, gather_next, gather_reach;
+    tagc_gather_order order;
+    tagc_sim_transfer *gathers; /* (n_flats, TAGC_N_GATHER_LEVELS) */
+    tagc_sim_job *jobs;         /* (n_flats) */
     tagc_forecast forecast;
     double remote[TAGC_N_LEGS];
 } simulation;
@@ -43,7 +37,7 @@ static void blocked(simulation *s, double start_s, double *total_s) {
     *total_s += s->clock.now_s - start_s;
 }
 
-/* ---- parameters, as in pass.c ---- */
+/* ---- what the order does, as in pass.c ---- */
 
 /* bf16 is narrowed and widened at the speed of memory; codes of few bits were measured, or read and write the master
  * and the replica. */
@@ -69,20 +63,20 @@ static void post_gather(simulation *s, int flat) {
     tagc_clock_post(&s->clock, &levels[0]);
 }
 
-static void begin_gather(simulation *s, int unit) {
+static tagc_status begin_gather(void *context, int unit) {
+    simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
-    s->holder[u->slot] = unit;
-    s->units[unit].residency = COMING;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         const tagc_gatherer_options *gather = &s->layout->flats[i].gatherer;
         tagc_clock_work(&s->clock, gather_work(s, gather, 0) * (double)s->d->flats[i].n_owned);
         post_gather(s, i);
     }
+    return TAGC_OK;
 }
 
-static void end_gather(simulation *s, int unit) {
+static tagc_status end_gather(void *context, int unit) {
+    simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
-    if (s->units[unit].residency != COMING) return;
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         const tagc_sim_transfer *levels = s->gathers + (size_t)i * TAGC_N_GATHER_LEVELS;
@@ -90,102 +84,31 @@ static void end_gather(simulation *s, int unit) {
         const tagc_layout_flat *flat = &s->layout->flats[i];
         tagc_clock_work(&s->clock, gather_work(s, &flat->gatherer, 1) * (double)flat->n_padded);
     }
-    s->units[unit].residency = PRESENT;
     blocked(s, start_s, &s->forecast.wait_gather_s);
-}
-
-static int unit_at(const simulation *s, int position) {
-    return s->pass == BACKWARD ? s->layout->backward_order[position] : position;
-}
-
-static int comes_ahead(const simulation *s, int unit) {
-    return !s->units[unit].stays && (s->pass == FORWARD || s->units[unit].used_backward);
-}
-
-static void reach_from(simulation *s, int position) {
-    for (int n = s->d->engine.prefetch; n > 0 && position + 1 < s->layout->n_units;)
-        n -= comes_ahead(s, unit_at(s, ++position));
-    if (position > s->gather_reach) s->gather_reach = position;
-}
-
-static void gather_ahead(simulation *s) {
-    for (; s->gather_next < s->layout->n_units && s->gather_next <= s->gather_reach; s->gather_next++) {
-        int unit = unit_at(s, s->gather_next);
-        if (s->units[unit].residency != ABSENT || !comes_ahead(s, unit)) continue;
-        if (s->holder[s->layout->units[unit].slot] >= 0) return;
-        begin_gather(s, unit);
-    }
-}
-
-static tagc_status need(simulation *s, int unit) {
-    const tagc_layout_unit *u = &s->layout->units[unit];
-    reach_from(s, u->position[s->pass]);
-    if (s->units[unit].residency == ABSENT) {
-        if (s->holder[u->slot] >= 0)
-            return tagc_fail(TAGC_ERR_STATE, "unit %s is used while another is in its place: prefetch is %d",
-                             u->name, s->d->engine.prefetch);
-        begin_gather(s, unit);
-    }
-    gather_ahead(s);
-    end_gather(s, unit);
     return TAGC_OK;
 }
 
-static int releases(const simulation *s) {
-    return s->d->engine.sharding == TAGC_SHARD_FULL || s->d->engine.sharding == TAGC_SHARD_HYBRID;
-}
-
-static void release(simulation *s, int unit) {
-    const tagc_layout_unit *u = &s->layout->units[unit];
-    if (!releases(s) || s->units[unit].residency == ABSENT) return;
-    if (u->spans && s->pass == FORWARD) return;
-    end_gather(s, unit);
-    s->units[unit].residency = ABSENT;
-    s->holder[u->slot] = -1;
-    reach_from(s, u->position[s->pass] + 1);
-    gather_ahead(s);
-}
-
-static void make_absent(simulation *s) {
-    for (int i = 0; i < s->layout->n_units; i++) {
-        s->units[i].residency = ABSENT;
-        s->holder[i] = -1;
-    }
-}
-
-/* ---- gradients ---- */
-
-static void end_exchange(simulation *s, int unit) {
+static tagc_status end_exchange(void *context, int unit) {
+    simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
     const tagc_fsdp_options *o = &s->d->engine;
-    if (!s->units[unit].exchanging) return;
     double start_s = s->clock.now_s;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) tagc_clock_join(&s->clock, &s->jobs[i]);
-    s->units[unit].exchanging = 0;
-    s->gradient_holder[u->gradient_slot] = -1;
     blocked(s, start_s, &s->forecast.wait_reduce_s);
-    if (!o->exchange_each_micro_step || o->n_micro_steps == 1) return;
+    if (!o->exchange_each_micro_step || o->n_micro_steps == 1) return TAGC_OK;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
         touch(s, 12 * (double)s->d->flats[i].n_owned);
-}
-
-static tagc_status open_gradients(simulation *s, int unit) {
-    const tagc_layout_unit *u = &s->layout->units[unit];
-    int *holder = &s->gradient_holder[u->gradient_slot];
-    if (*holder >= 0) end_exchange(s, *holder);
-    if (*holder >= 0 && *holder != unit)
-        return tagc_fail(TAGC_ERR_STATE, "gradients of unit %s are asked for while others are in their place",
-                         u->name);
-    *holder = unit;
-    s->units[unit].gradients_open = 1;
-    if (!s->units[unit].gradients_zeroed) touch(s, 4 * (double)u->n_padded);
-    s->units[unit].gradients_zeroed = 1;
     return TAGC_OK;
 }
 
-static void begin_exchange(simulation *s, int unit) {
+static void clear_gradients(void *context, int unit) {
+    simulation *s = context;
+    touch(s, 4 * (double)s->layout->units[unit].n_padded);
+}
+
+static tagc_status begin_exchange(void *context, int unit) {
+    simulation *s = context;
     const tagc_layout_unit *u = &s->layout->units[unit];
-    s->units[unit].exchanging = 1;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_clock_submit(&s->clock, &s->jobs[i]);
         const tagc_reduction *r = &s->d->flats[i].reduction;
@@ -194,30 +117,26 @@ static void begin_exchange(simulation *s, int unit) {
             s->remote[leg] += tagc_reduction_remote(r, leg);
         }
     }
+    return TAGC_OK;
 }
+
+static void pass_done(void *context) {
+    (void)context;
+}
+
+static const char *unit_name(const void *context, int unit) {
+    return ((const simulation *)context)->layout->units[unit].name;
+}
+
+static const tagc_order_calls order_calls = {.begin_gather = begin_gather,
+                                             .end_gather = end_gather,
+                                             .begin_exchange = begin_exchange,
+                                             .end_exchange = end_exchange,
+                                             .clear_gradients = clear_gradients,
+                                             .pass_done = pass_done,
+                                             .name = unit_name};
 
 /* ---- a micro-step ---- */
-
-static void begin_pass(simulation *s, int pass) {
-    s->pass = pass;
-    s->gather_next = 0;
-    s->gather_reach = -1;
-    for (int i = 0; i < s->layout->n_units; i++) {
-        unit_state *u = &s->units[i];
-        u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
-        u->stays = u->residency == PRESENT || (u->residency == COMING && pass == FORWARD);
-    }
-    if (s->d->engine.sharding == TAGC_SHARD_NONE) return;
-    reach_from(s, 0);
-    gather_ahead(s);
-}
-
-static void finish_unit(simulation *s, int unit) {
-    const tagc_layout_unit *u = &s->layout->units[unit];
-    const unit_state *state = &s->units[unit];
-    int finished = s->pass == FORWARD ? state->n_done == u->n_uses : state->n_gradients_done == u->n_tensors;
-    if (finished && state->n_in_use == 0) release(s, unit);
-}
 
 static tagc_status call(simulation *s, const tagc_call *c) {
     if (c->kind == TAGC_CALL_COMPUTE) {
@@ -225,59 +144,48 @@ static tagc_status call(simulation *s, const tagc_call *c) {
         return TAGC_OK;
     }
     int unit = s->layout->unit_of_tensor[c->tensor];
-    unit_state *state = &s->units[unit];
-    int exchanges = s->d->engine.exchange_each_micro_step || s->micro_step == s->n_micro_steps;
     switch (c->kind) {
     case TAGC_CALL_USE:
-        if (s->d->engine.sharding != TAGC_SHARD_NONE) TAGC_TRY(need(s, unit));
-        state->n_in_use++;
-        return TAGC_OK;
+        return tagc_order_use(&s->order, unit);
     case TAGC_CALL_DONE:
-        state->n_in_use--;
-        state->n_done++;
-        break;
+        return tagc_order_done(&s->order, unit);
     case TAGC_CALL_GRAD:
-        return state->gradients_open ? TAGC_OK : open_gradients(s, unit);
+        return tagc_order_grad(&s->order, unit);
     default:
-        state->n_gradients_done++;
-        finish_unit(s, unit);
-        if (state->n_gradients_done == s->layout->units[unit].n_tensors && exchanges) begin_exchange(s, unit);
-        return TAGC_OK;
+        return tagc_order_grad_done(&s->order, unit);
     }
-    finish_unit(s, unit);
-    return TAGC_OK;
 }
 
 static tagc_status run_micro_step(simulation *s) {
     const tagc_program *p = &s->program;
-    const tagc_fsdp_options *o = &s->d->engine;
-    if (releases(s)) make_absent(s);
-    begin_pass(s, FORWARD);
+    TAGC_TRY(tagc_order_finish_backward(&s->order));
+    TAGC_TRY(tagc_order_give_up(&s->order));
+    TAGC_TRY(tagc_order_forward(&s->order, 1));
     for (int i = 0; i < p->n_forward; i++) TAGC_TRY(call(s, &p->calls[i]));
-    s->micro_step++;
-    if (o->n_micro_steps == 1 || o->exchange_each_micro_step)
-        for (int i = 0; i < s->layout->n_units; i++) s->units[i].gradients_zeroed = 0;
-    begin_pass(s, BACKWARD);
+    TAGC_TRY(tagc_order_backward(&s->order));
     for (int i = p->n_forward; i < p->n_calls; i++) TAGC_TRY(call(s, &p->calls[i]));
     return TAGC_OK;
 }
 
 /* As in step.c: where parameters stay gathered, a unit's gather begins when its owners have updated it. */
-static void update(simulation *s) {
-    make_absent(s);
+static tagc_status update(simulation *s) {
+    tagc_order_make_absent(&s->order);
     for (int unit = 0; unit < s->layout->n_units; unit++) {
         const tagc_layout_unit *u = &s->layout->units[unit];
         double n_owned = 0;
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
             n_owned += (double)s->d->flats[i].n_owned;
         tagc_clock_work(&s->clock, n_owned * s->costs->optimizer_s);
-        if (s->d->engine.sharding == TAGC_SHARD_GRAD) begin_gather(s, unit);
+        if (s->d->engine.sharding == TAGC_SHARD_GRAD) TAGC_TRY(tagc_order_begin_gather(&s->order, unit));
     }
+    return TAGC_OK;
 }
 
-static void finish_step(simulation *s) {
+static tagc_status finish_step(simulation *s) {
     double n_ranks = s->d->setup->world_size;
-    for (int at = 0; at < s->layout->n_units; at++) end_exchange(s, s->layout->backward_order[at]);
+    TAGC_TRY(tagc_order_finish_backward(&s->order));
+    TAGC_TRY(tagc_order_end_exchanges(&s->order));
+    TAGC_TRY(tagc_order_end_gathers(&s->order));
     tagc_sim_transfer norm = {.remote_bytes = (double)tagc_norm_bytes((int)n_ranks)};
     double share = n_ranks > 1 ? (n_ranks - n_ranks / s->d->setup->n_hosts) / (n_ranks - 1) : 0;
     count(s, TAGC_LEG_CONTROL, norm.remote_bytes, norm.remote_bytes * share);
@@ -286,8 +194,10 @@ static void finish_step(simulation *s) {
     tagc_clock_wait(&s->clock, &norm);
     blocked(s, start_s, &s->forecast.wait_reduce_s);
     start_s = s->clock.now_s;
-    update(s);
+    TAGC_TRY(update(s));
     s->forecast.optimizer_s = s->clock.now_s - start_s;
+    tagc_order_end_step(&s->order);
+    return TAGC_OK;
 }
 
 /* ---- a step ---- */
@@ -295,23 +205,36 @@ static void finish_step(simulation *s) {
 static void find_used_backward(simulation *s) {
     for (int i = s->program.n_forward; i < s->program.n_calls; i++)
         if (s->program.calls[i].kind == TAGC_CALL_USE)
-            s->units[s->layout->unit_of_tensor[s->program.calls[i].tensor]].used_backward = 1;
+            s->order.units[s->layout->unit_of_tensor[s->program.calls[i].tensor]].used_backward = 1;
+}
+
+static tagc_status make_order(simulation *s) {
+    const tagc_layout *layout = s->layout;
+    TAGC_TRY(tagc_order_create(&order_calls, s, &s->options, layout->n_units, layout->n_slots,
+                               layout->backward_order, &s->order));
+    s->order.observer = s->d->observer;
+    for (int i = 0; i < layout->n_units; i++) {
+        const tagc_layout_unit *u = &layout->units[i];
+        s->order.units[i] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
+                                              .n_uses = u->n_uses,
+                                              .n_tensors = u->n_tensors,
+                                              .spans = u->spans,
+                                              .slot = u->slot,
+                                              .gradient_slot = u->gradient_slot};
+    }
+    return TAGC_OK;
 }
 
 static tagc_status prepare(simulation *s) {
     const tagc_setup *setup = s->d->setup;
-    size_t n_units = (size_t)s->layout->n_units, n_flats = (size_t)s->layout->n_flats;
-    s->units = calloc(n_units, sizeof *s->units);
-    s->holder = calloc(n_units, sizeof *s->holder);
-    s->gradient_holder = calloc(n_units, sizeof *s->gradient_holder);
+    size_t n_flats = (size_t)s->layout->n_flats;
     s->gathers = calloc(n_flats * TAGC_N_GATHER_LEVELS, sizeof *s->gathers);
     s->jobs = calloc(n_flats, sizeof *s->jobs);
-    if (!s->units || !s->holder || !s->gradient_holder || !s->gathers || !s->jobs)
+    if (!s->gathers || !s->jobs)
         return tagc_fail(TAGC_ERR_MEMORY, "no memory to simulate %d units", s->layout->n_units);
     TAGC_TRY(tagc_program_create(&setup->model, setup->n_batch, setup->n_tokens, &s->program));
+    TAGC_TRY(make_order(s));
     find_used_backward(s);
-    for (int i = 0; i < s->layout->n_units; i++) s->gradient_holder[i] = -1;
-    make_absent(s);
     for (size_t i = 0; i < n_flats; i++) {
         const tagc_reduction *r = &s->d->flats[i].reduction;
         tagc_phase_work work;
@@ -323,9 +246,7 @@ static tagc_status prepare(simulation *s) {
 
 static void destroy(simulation *s) {
     for (int i = 0; s->jobs && i < s->layout->n_flats; i++) tagc_job_destroy(&s->jobs[i]);
-    free(s->units);
-    free(s->holder);
-    free(s->gradient_holder);
+    tagc_order_destroy(&s->order);
     free(s->gathers);
     free(s->jobs);
     tagc_program_destroy(&s->program);
@@ -350,18 +271,19 @@ static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *c
 
 static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                              int n_micro_steps, tagc_forecast *forecast, double *remote) {
-    simulation s = {.d = d, .layout = d->layout, .costs = costs, .n_micro_steps = n_micro_steps};
+    simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
+    s.options.n_micro_steps = n_micro_steps; /* of which the first ones are run */
     tagc_sim_machine machine = machine_of(d, costs, link);
     tagc_clock_init(&s.clock, &machine);
     s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
     /* What the update before has left under way is the start of a step; its own leaves as much to the next. */
-    if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) update(&s);
+    if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
     double start_s = s.clock.now_s, comm_s = s.clock.comm_s, n_gathered = s.forecast.n_bytes[TAGC_LEG_GATHER],
            remote_gathered = s.remote[TAGC_LEG_GATHER];
     for (int i = 0; status == TAGC_OK && i < n_micro_steps; i++) status = run_micro_step(&s);
+    if (status == TAGC_OK) status = finish_step(&s);
     if (status == TAGC_OK) {
-        finish_step(&s);
         s.forecast.n_bytes[TAGC_LEG_GATHER] -= n_gathered;
         s.remote[TAGC_LEG_GATHER] -= remote_gathered;
         s.forecast.iteration_s = s.clock.now_s - start_s;

@@ -65,7 +65,7 @@ static uint64_t hash_residual(const tagc_fsdp *f) {
 /* Tensor by tensor, without padding: the same in any world. Once its gathers are through. */
 static uint64_t hash_replica(tagc_fsdp *f) {
     uint64_t hash = 0;
-    CHECK_OK(tagc_fsdp_end_gathers(f));
+    CHECK_OK(tagc_order_end_gathers(&f->order));
     for (int t = 0; t < f->n_tensors && f->options.gather >= TAGC_GATHER_DELTA8; t++)
         hash = XXH3_64bits_withSeed(f->flats[f->places[t].flat].full + f->places[t].offset,
                                     f->tensors[t].n_elems * sizeof(float), hash);

@@ -36,6 +36,7 @@ typedef struct small_run {
     double lr;
     const tagc_reducer_options
         *flat_reducers; /* (n_flats) or NULL: given to each flat before the first step */
+    void (*watch)(tagc_fsdp *fsdp, int rank); /* NULL, or told of each engine before the first step */
     /* results */
     tagc_fsdp_stats stats[MAX_RANKS]; /* of the last step */
     tagc_fsdp_memory memory;
@@ -116,6 +117,7 @@ static inline void *small_main(void *arg) {
     CHECK_OK(tagc_fsdp_create(comm, tensors, n_tensors, &run->options, NULL, &f));
     for (int i = 0; run->flat_reducers && i < tagc_fsdp_n_flats(f); i++)
         CHECK_OK(tagc_fsdp_set_exchange(f, i, &run->flat_reducers[i]));
+    if (run->watch) run->watch(f, self->rank);
     CHECK_OK(tagc_fsdp_fill(f, small_fill, &run->config));
     CHECK_OK(tagc_gpt2_create(&run->config, run->n_sequences, run->n_tokens, &model));
     for (int step = 0; step < run->n_steps; step++) small_step(run, self->rank, f, model, (uint64_t)step);

@@ -1,0 +1,101 @@
+/* In which order units are gathered, used and released, and their gradients exchanged: decided by the order of the
+ * model's calls alone, so that all ranks begin the same gathers and exchanges in the same order. What a gather or an
+ * exchange is, the caller says: the engine moves arrays, the cost model moves a clock. */
+#ifndef TAGC_FSDP_GATHER_ORDER_H
+#define TAGC_FSDP_GATHER_ORDER_H
+
+#include "fsdp/fsdp.h"
+
+typedef enum tagc_pass { TAGC_PASS_FORWARD = 0, TAGC_PASS_BACKWARD = 1, TAGC_PASS_NONE = 2 } tagc_pass;
+typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
+
+typedef struct tagc_order_unit {
+    /* set by the caller when the order is made */
+    int position[2]; /* in the order of the forward and of the backward pass */
+    int n_uses;      /* expected in a forward pass */
+    int n_tensors;
+    int spans;               /* its tensors are used in more than one stage */
+    int slot, gradient_slot; /* units of one slot cannot be gathered, or in backward, at once */
+    /* kept by the order */
+    tagc_residency residency;
+    int stays;         /* it was here when the pass began */
+    int used_backward; /* the last backward pass read it: worth a gather ahead of the next */
+    int n_in_use, n_done, n_gradients_done, gradients_open; /* of the pass */
+    int gradients_zeroed, exchanging;                       /* of the step */
+} tagc_order_unit;
+
+/* What the order has done. A status other than TAGC_OK ends the call that led there. */
+typedef struct tagc_order_calls {
+    tagc_status (*begin_gather)(void *context, int unit);
+    tagc_status (*end_gather)(void *context, int unit); /* waits */
+    tagc_status (*begin_exchange)(void *context, int unit);
+    tagc_status (*end_exchange)(void *context, int unit); /* waits */
+    void (*clear_gradients)(void *context, int unit);
+    void (*pass_done)(void *context); /* no unit has anything left to do in this pass */
+    const char *(*name)(const void *context, int unit);
+} tagc_order_calls;
+
+typedef enum tagc_order_event {
+    TAGC_ORDER_BEGIN_GATHER,
+    TAGC_ORDER_END_GATHER,
+    TAGC_ORDER_BEGIN_EXCHANGE,
+    TAGC_ORDER_END_EXCHANGE,
+    TAGC_ORDER_CLEAR_GRADIENTS
+} tagc_order_event;
+
+/* Told of every call of the first five. For tests. */
+typedef struct tagc_order_observer {
+    void (*see)(void *context, tagc_order_event event, int unit); /* may be NULL */
+    void *context;
+} tagc_order_observer;
+
+typedef struct tagc_gather_order {
+    const tagc_order_calls *calls;
+    void *context;
+    tagc_order_observer observer;
+    tagc_fsdp_options options;
+    int n_units, n_slots;      /* n_slots 0: every rank has all parameters */
+    const int *backward_order; /* (n_units), the caller's */
+    tagc_order_unit *units;
+    int *holders, *gradient_holders; /* (n_units) of each slot: a unit, or -1 */
+    int pass, training;
+    int micro_step;                /* backward passes begun in this step */
+    int gather_next, gather_reach; /* positions: the next to be gathered, the last that may be */
+    int n_open;                    /* units that are not finished in this pass */
+} tagc_gather_order;
+
+/* The caller fills in the first part of each of out->units. On failure nothing is left behind. */
+tagc_status tagc_order_create(const tagc_order_calls *calls, void *context, const tagc_fsdp_options *options,
+                              int n_units, int n_slots, const int *backward_order, tagc_gather_order *out);
+void tagc_order_destroy(tagc_gather_order *order);
+
+/* Parameters go when their unit is done. */
+int tagc_order_releases(const tagc_fsdp_options *options);
+/* The gradients of this micro-step are exchanged. */
+int tagc_order_exchanges_now(const tagc_gather_order *order);
+
+/* ---- a pass: as the calls of the engine, by unit instead of by tensor ---- */
+
+/* Waits for what a pass that was given up has left under way. */
+tagc_status tagc_order_give_up(tagc_gather_order *order);
+tagc_status tagc_order_forward(tagc_gather_order *order, int training);
+tagc_status tagc_order_backward(tagc_gather_order *order);
+tagc_status tagc_order_use(tagc_gather_order *order, int unit);
+tagc_status tagc_order_done(tagc_gather_order *order, int unit);
+tagc_status tagc_order_grad(tagc_gather_order *order, int unit);
+tagc_status tagc_order_grad_done(tagc_gather_order *order, int unit);
+/* Units that the model left out count as zero. */
+tagc_status tagc_order_finish_backward(tagc_gather_order *order);
+
+/* ---- the end of a step ---- */
+
+tagc_status tagc_order_end_exchanges(tagc_gather_order *order); /* waits for all that are under way */
+tagc_status tagc_order_end_gathers(tagc_gather_order *order);   /* waits for all that are under way */
+void tagc_order_make_absent(
+    tagc_gather_order *order); /* what is gathered is out of date; none are under way */
+tagc_status tagc_order_begin_gather(tagc_gather_order *order, int unit);
+void tagc_order_make_present(tagc_gather_order *order,
+                             int unit); /* its slot holds what a gather would bring */
+void tagc_order_end_step(tagc_gather_order *order);
+
+#endif
