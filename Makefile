@@ -11,9 +11,9 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g"
 # One more than there are processors: many tests wait, for a time-out or for another of their processes.
 CTEST = ctest --output-on-failure --no-tests=error -j$$(($(JOBS) + 1))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|commands|corrupt|full_disk|guard|options|paper|plan|report)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
+NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|commands|corrupt|full_disk|guard|options|paper|plan)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo check test python asan tsan aarch64 wheels bench format lint install clean
+.PHONY: help all build setup demo report check test python asan tsan aarch64 wheels bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,11 @@ setup: ## install what is missing (apt), or print the one line that does
 
 demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAGC, and compare
 	@scripts/demo.sh
+
+report: ## the page of the demo, runs/demo/report.html; needs Python
+	@test -e runs/demo/direct || scripts/demo.sh
+	@scripts/report.sh --make
+	@scripts/report.sh --out runs/demo/report.html --title "tagc: the demo" runs/demo/fsdp runs/demo/tagc-10x runs/demo/direct runs/demo/*.trace.json
 
 test: build ## compile and run the tests
 	@cd build && $(CTEST)

@@ -1,5 +1,5 @@
 /* Any bytes as a --config file and as a run's metrics.jsonl: an error, or values that keep their ranges. */
-#include "report/runlog.h"
+#include "files/runlog.h"
 #include "options/train_options.h"
 
 #include <math.h>

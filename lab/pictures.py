@@ -1,24 +1,31 @@
-"""Pictures of results, drawn by `tagc report`."""
+"""Pictures of results, drawn by tagc-report."""
 import pathlib
 import subprocess
 
 import plans
 import results
-from common import LabError
+from common import ROOT, LabError
 
 FIGURES = {"times": "time", "exchanges": "link", "bits": "bits", "losses": "loss", "quality": "pareto-all",
            "timeline": "window"}
+NO_LIBRARY = 77  # exit code of scripts/report.sh
 
 
-def draw(path, tagc):
+class NoLibrary(LabError):
+    """No Python here can draw."""
+
+
+def draw(path):
     """NAME.svg beside the result NAME.json; its path, or None where the result has no picture."""
     path = pathlib.Path(path)
     if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
         return None
     figure, units = ("plan", []) if plans.read(path) else figure_of(path)
     picture = path.with_suffix(".svg")
-    words = [str(tagc), "report", "--quiet", f"--svg={figure}={picture}", *units, str(path)]
+    words = [str(ROOT / "scripts" / "report.sh"), "--quiet", f"--svg={figure}={picture}", *units, str(path)]
     done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode == NO_LIBRARY:
+        raise NoLibrary(f"no picture of {path}: {done.stderr.strip()}")
     if done.returncode != 0:
         raise LabError(f"no picture of {path}: {' '.join(words)}: {done.stderr.strip()}")
     return picture

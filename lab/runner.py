@@ -14,7 +14,7 @@ import hosts
 import linkcheck
 import quality
 import results
-import timeline
+import traced
 import torchbench
 from common import LAB, ROOT, LabError
 from experiment import split_arm
@@ -220,7 +220,7 @@ class Runner:
         self._run(command, network)
         if self.experiment.trace:
             run |= {"world_size": case.world_size, "n_params": None, "evals": []}
-            run["timeline"] = timeline.shares(self.traces[run["trace"]], self.experiment.units)
+            run["timeline"] = traced.shares(self.traces[run["trace"]], self.experiment.units)
         else:
             run |= results.run_summary(folder / "metrics.jsonl")
         if network:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains a small GPT-2 on two ranks under plain FSDP, under TAGC as published, and with the direct exchange, on the same data
-# in the same order, and ends with a table and a picture of the loss curves. Ranks are threads of one process, so that it
+# in the same order, and ends with a table and the loss curves. Ranks are threads of one process, so that it
 # needs no MPI set-up; DEMO_STEPS changes the length.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,5 +36,6 @@ train tagc-10x --exchange sketch --ratio 10 --sparsity 0.9875 --index or --compr
 train direct --exchange direct
 
 echo
-"$tagc" compare "$runs/fsdp" "$runs/tagc-10x" "$runs/direct" --svg "$runs/losses.svg"
-echo "timelines: $runs/{fsdp,tagc-10x,direct}.trace.json; open them at https://ui.perfetto.dev"
+"$tagc" compare "$runs/fsdp" "$runs/tagc-10x" "$runs/direct"
+echo "timelines: $runs/{fsdp,tagc-10x,direct}.trace.json; open them at https://ui.perfetto.dev
+make report draws all of this as a page"

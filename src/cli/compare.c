@@ -1,30 +1,38 @@
-/* tagc compare: several runs in one table and one picture. */
+/* tagc compare: several runs in one table, and their loss curves in the terminal. */
 #include "cli/commands.h"
+<<<<<<< HEAD
 #include "files/paths.h"
 #include "launch/ranks.h"
+=======
+#include "cli/curves.h"
+>>>>>>> 68a836a (tagc report goes: tagc-report draws the page, tagc compare its curves in the terminal)
 #include "core/status.h"
-#include "report/charts.h"
-#include "report/runlog.h"
+#include "files/paths.h"
+#include "files/runlog.h"
+#include "train/ranks.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RUNS = 8, NAME_COLUMN = 34, RUN_COLUMN = 18 };
+enum { MAX_RUNS = TAGC_CURVES_MOST, NAME_COLUMN = 34, RUN_COLUMN = 18 };
 
 typedef struct compare_options {
+    int curves;
     const char *svg;
 } compare_options;
 
 static const tagc_option rows[] = {
-    {"What", "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
-     "draw the loss curves: validation where there is one, else training"},
+    {"What", "curves", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, offsetof(compare_options, curves), 0, 0, NULL,
+     "yes", NULL, "loss curves below the table: validation if every run has it, otherwise training"},
+    {NULL, "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
+     "moved: tagc-report --svg loss=FILE RUN_DIR... draws the picture"},
 };
 
 static const tagc_command command = {
     .name = "compare",
     .summary = "put runs side by side; the first is what the others are measured against",
-    .usage = "RUN_DIR... [--svg FILE]",
-    .examples = "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n",
+    .usage = "RUN_DIR...",
+    .examples = "  tagc compare runs/fsdp runs/tagc\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
     .positionals = 1,
@@ -161,50 +169,34 @@ static void print_table(const tagc_runlog *runs, int n_runs) {
     print_bits(runs, n_runs);
 }
 
-/* Where the interesting part begins: the highest loss past the first tenth of the steps. */
-static double interesting_max(const tagc_series *series, int n_series) {
-    double max = 0;
-    for (int s = 0; s < n_series; s++)
-        for (int i = 0; i < series[s].n_points; i++)
-            if (series[s].x[i] >= series[s].x[series[s].n_points - 1] / 10) max = fmax(max, series[s].y[i]);
-    return max;
-}
-
-static tagc_status draw(const tagc_runlog *runs, int n_runs, const char *path) {
-    tagc_series series[MAX_RUNS];
+/* Validation losses, or those of training where a run has no two of them. */
+static tagc_status draw(const tagc_runlog *runs, int n_runs) {
+    tagc_curve curves[MAX_RUNS];
     double *values[2 * MAX_RUNS] = {0};
     int has_evals = 1;
     for (int i = 0; i < n_runs; i++) has_evals &= runs[i].n_evals > 1;
     tagc_status status = TAGC_OK;
     for (int i = 0; i < n_runs && status == TAGC_OK; i++) {
         const tagc_runlog *run = &runs[i];
-        series[i] = (tagc_series){.label = run->label,
-                                  .color = i,
-                                  .x = run->eval_steps,
-                                  .y = run->val_losses,
-                                  .n_points = run->n_evals,
-                                  .has_points = 1};
+        curves[i] = (tagc_curve){run->label, run->eval_steps, run->val_losses, run->n_evals};
         if (has_evals) continue;
         double *x = values[2 * i] = malloc((size_t)run->n_steps * sizeof *x);
         double *y = values[2 * i + 1] = malloc((size_t)run->n_steps * sizeof *y);
         if (!x || !y) {
-            status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the picture");
+            status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the curves");
             break;
         }
         for (int step = 0; step < run->n_steps; step++) {
             x[step] = run->steps[step].step;
             y[step] = run->steps[step].loss;
         }
-        series[i] = (tagc_series){.label = run->label, .color = i, .x = x, .y = y, .n_points = run->n_steps};
+        curves[i] = (tagc_curve){run->label, x, y, run->n_steps};
     }
-    tagc_chart chart = {.title = has_evals ? "Validation loss" : "Training loss",
-                        .x_label = "optimizer step",
-                        .y_label = "loss (nats per token)",
-                        .series = series,
-                        .n_series = n_runs};
     if (status == TAGC_OK) {
-        chart.y_max = interesting_max(series, n_runs);
-        status = tagc_chart_write(&chart, path);
+        printf("\n");
+        tagc_curves_print(curves, n_runs,
+                          has_evals ? "validation loss (nats per token)" : "training loss (nats per token)",
+                          "optimizer step", stdout);
     }
     for (int i = 0; i < 2 * MAX_RUNS; i++) free(values[i]);
     return status;
@@ -239,8 +231,7 @@ static tagc_status compare(const tagc_parsed *parsed, const compare_options *opt
     int n_runs = 0;
     tagc_status status = read_runs(parsed, runs, &n_runs);
     if (status == TAGC_OK) print_table(runs, n_runs);
-    if (status == TAGC_OK && options->svg) status = draw(runs, n_runs, options->svg);
-    if (status == TAGC_OK && options->svg) printf("\npicture: %s\n", options->svg);
+    if (status == TAGC_OK && options->curves) status = draw(runs, n_runs);
     for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);
     return status;
 }
@@ -251,6 +242,14 @@ int tagc_command_compare(int argc, char **argv) {
     int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
     if (code == TAGC_GO_ON && parsed.n_words < 1) {
         tagc_fail(TAGC_ERR_ARGUMENT, "no run is named, allowed: 1 to %d", MAX_RUNS);
+        code = tagc_command_refuse(&command);
+    }
+    if (code == TAGC_GO_ON && options.svg) {
+        tagc_fail(TAGC_ERR_ARGUMENT,
+                  "--svg has moved to tagc-report (in a clone: pip install \".[report]\"): tagc-report --svg "
+                  "loss=%.200s "
+                  "RUN_DIR...",
+                  options.svg);
         code = tagc_command_refuse(&command);
     }
     if (code == TAGC_GO_ON) code = compare(&parsed, &options) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();

@@ -4,6 +4,7 @@
 #include "launch/blas.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
+#include "train/ranks.h"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,9 +19,9 @@ static const struct {
     {"train", tagc_command_train, "train a GPT-2 on one or more ranks, gradients compressed or not"},
     {"bench", tagc_command_bench, "what this machine and network give, and whether compression pays on them"},
     {"compare", tagc_command_compare,
-     "put runs side by side: losses, where time went, bits per parameter, a picture"},
+     "put runs side by side: losses and their curves, where time went, bits per parameter"},
     {"plan", tagc_command_plan, "memory, bytes and time of a deployment, without running it"},
-    {"report", tagc_command_report, "a page and pictures of runs, timelines and results"},
+    {"report", tagc_command_report, "moved: tagc-report makes a page and pictures of runs and results"},
     {"eval", tagc_command_eval, "validation loss of a checkpoint or of published weights"},
     {"generate", tagc_command_generate, "continue a text"},
     {"data", tagc_command_data, "turn files and folders of text into tokens to train on"},

@@ -48,7 +48,7 @@ fi
 
 # What cannot be printed is a failure, too.
 if [ -e /dev/full ]; then
-    for words in help version "train --help" "info tiny" "plan --model tiny" "compare small" "report small" "export --from small --out hf" \
+    for words in help version "train --help" "info tiny" "plan --model tiny" "compare small" "export --from small --out hf" \
         "data --out again text" "bench --model tiny --only floor" "train ${tiny[*]} --steps 1 --no-quiet"; do
         code=0
         "$tagc" $words >/dev/full 2>err || code=$?

@@ -8,7 +8,7 @@ import experiment  # noqa: E402
 import formulas  # noqa: E402
 import linkcheck  # noqa: E402
 import tables  # noqa: E402
-import timeline  # noqa: E402
+import traced  # noqa: E402
 from common import LabError  # noqa: E402
 
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
@@ -149,16 +149,16 @@ def check_timeline(folder):
     path = f"{folder}/hand.trace.json"
     with open(path, "w") as file:
         json.dump({"traceEvents": events}, file)
-    shares = timeline.shares(path, ["b", "a"])
+    shares = traced.shares(path, ["b", "a"])
     expected = {"window_s": 20, "n_windows": 1, "model": 10 / 20, "codec": 3 / 20, "computing": 12 / 20, "communicating": 12 / 20,
                 "gradient_exchange": 7 / 20, "gather": 6 / 20, "gradient_exchange_with_gaps": 7 / 20}
     for name, value in expected.items():
         assert abs(shares[name] - value) < 1e-9, (name, shares[name], value)
     equal(shares["shown"], ["b", "a"])
-    equal(timeline.shares(path, ["?", "a"]), shares | {"units": ["?", "a"]})
+    equal(traced.shares(path, ["?", "a"]), shares | {"units": ["?", "a"]})
     for units, said in ((["a", "b"], "nothing matches a and"), (["b", "q*"], "the order is: c, b, a, z")):
         try:
-            timeline.shares(path, units)
+            traced.shares(path, units)
         except LabError as error:
             assert said in str(error), error
         else:

@@ -46,7 +46,7 @@ grep -qa '__[at]san_init' "$tagc" && { echo "skipped: the lab is tested with a p
 
 # ---- wrong input: no hosts are needed for this ----
 # A lab of its own, so that broken experiment files can be put there.
-mkdir -p copy && cp -r "$root/lab" "$root/configs" "$root/scripts" copy/
+mkdir -p copy && cp -r "$root/lab" "$root/configs" "$root/scripts" "$root/python" copy/
 broken() { # <text in the file> <what it says>...
     printf '%s\n' "$1" >copy/lab/experiments/broken.toml
     shift
@@ -181,7 +181,10 @@ END
 timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks"
 grep -q '^base: --model=tiny' out || fail "no base was trained"
 python3 "$root/tests/lab/check_forks.py" results/forks.json || fail "the result of forks"
-grep -q '^| `half` |' out && grep -q '</svg>' results/forks.svg || fail "no table or picture of forks"
+grep -q '^| `half` |' out || fail "no table of forks"
+can_draw=yes
+grep -q 'has altair and vl-convert-python' err && can_draw=no # then the result is there all the same
+[ $can_draw = no ] || grep -q '</svg>' results/forks.svg || fail "no picture of forks"
 timeout 60 copy/lab/lab run forks --tagc "$tagc" --out results >out 2>err || fail "forks again"
 grep -q '^base: from runs/lab/cache/' out || fail "the base is trained anew"
 sed -i 's/^steps = 12/steps = 6/' copy/lab/experiments/forks.toml
@@ -198,8 +201,10 @@ fi
 lab 0 run smoke --quick --tagc "$tagc" --out results
 python3 "$root/tests/lab/check_smoke.py" results/smoke.json || fail "the result"
 no_leftovers "$ended" "after a run"
-grep -q '</svg>' results/smoke.svg || fail "no picture"
-lab 0 pictures --tagc "$tagc" results/smoke.json
+if [ $can_draw = yes ]; then
+    grep -q '</svg>' results/smoke.svg || fail "no picture"
+    lab 0 pictures results/smoke.json
+fi
 lab 0 tables results
 grep -q '^| `packed` |' out || fail "no table"
 printf 'before\n<!-- table smoke -->\nold\n<!-- end -->\nafter\n' >page.md

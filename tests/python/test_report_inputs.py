@@ -5,7 +5,7 @@ import math
 import random
 
 import pytest
-import report_files as files
+import report_inputs as files
 
 from tagc.report import inputs, pareto, reading, results, summary, tables, traces, units
 from tagc.report.model import Report, spread_of

@@ -9,10 +9,12 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-import report_files as files
+import report_inputs as files
 
 pytest.importorskip("altair", reason="altair is not installed")
 pytest.importorskip("vl_convert", reason="vl-convert-python is not installed")
+
+import vl_convert  # noqa: E402
 
 from tagc.report import command, figures, figures_bars, inputs, page, pictures, style  # noqa: E402
 from tagc.report.reading import ReportError  # noqa: E402
@@ -38,7 +40,7 @@ def marks(svg, kind):
 
 
 def test_quality(tmp_path):
-    """Worked out by hand in report_files.QUALITY."""
+    """Worked out by hand in report_inputs.QUALITY."""
     report = inputs.read_report([files.write(tmp_path / "q.json", files.quality())])
     data = draw(report, "pareto")
     points = {row["n"]: row for row in data["points"]}
@@ -152,6 +154,17 @@ def test_dark_colours():
             assert found <= set(style.DARK), figure.name
             dark = json.dumps({name: value for name, value in style.dark_spec(spec).items() if name != "datasets"})
             assert not found - set(style.DARK.values()) & set(re.findall(r"#[0-9a-f]{6}\b", dark)), figure.name
+
+
+def test_legends_hide(tmp_path):
+    """Each legend is one that clicks reach, and each figure can be zoomed."""
+    report = inputs.read_report([*files.SEED_FILES, files.write(tmp_path / "q.json", files.quality())])
+    for figure in figures.FIGURES:
+        for drawing in figure.draw(report, None):
+            vega = vl_convert.vegalite_to_vega(drawing.spec())
+            for legend in vega.get("legends", []):
+                assert legend["encode"]["labels"]["interactive"], figure.name
+            assert "zoom" in [signal["name"] for signal in vega["signals"]], figure.name
 
 
 # ---- hostile names and numbers ----

@@ -152,7 +152,8 @@ def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float
         layers.append(band.encode(y=alt.Y("low:Q", title=y_title), y2="high:Q"))
         layers.append(base("validation").mark_line(clip=True).encode(strokeDash=dashes))
         layers.append(base("validation").mark_point(clip=True, filled=True, size=42, opacity=1).encode(tooltip=tip))
-    layers[-1] = layers[-1].add_params(shown, style.zoom_param(["x", "y"])).properties(name="lines")
+    first = 1 if is_gap else 0  # the layer whose legend it is
+    layers[first] = layers[first].add_params(shown, style.zoom_param(["x", "y"])).properties(name="lines")
     chart = alt.layer(*layers).properties(width=style.WIDTH, height=420, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
     return style.Drawing(chart, by_kind | ({"zero": [{"y": 0}]} if is_gap else {}))
 

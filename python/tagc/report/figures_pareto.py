@@ -120,7 +120,7 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
     layers.append(alt.Chart(style.data("names")).transform_filter(hidden).mark_text(
         fontSize=_FONT, clip=True, dx=alt.expr("datum.dx"), dy=alt.expr("datum.dy"), align=alt.expr("datum.align"), baseline="middle",
         fontWeight=alt.expr("datum.w")).encode(x=x, y=y, text="n:N"))  # fmt: skip
-    layers[-1] = layers[-1].add_params(hidden, style.zoom_param(["x", "y"])).properties(name="points")
+    layers[-2] = layers[-2].add_params(hidden, style.zoom_param(["x", "y"])).properties(name="points")  # the layer whose legend it is
     chart = alt.layer(*layers).properties(width=style.WIDTH, height=_HEIGHT + 80, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
     return style.Drawing(chart, {"points": rows, "names": names, "whiskers": whiskers, "edge": edge, "band": [band] if band else []})
 

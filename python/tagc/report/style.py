@@ -82,7 +82,8 @@ def columns(names: list[str]) -> int:
 
 
 def legend_param(name: str, field: str, names: list[str]) -> alt.Parameter:
-    """All are shown at first; a click in the legend hides one, and another click shows it again."""
+    """All are shown at first; a click in the legend hides one, and another click shows it again. It belongs to the first layer
+    that has the legend's channel: the legend takes it from there."""
     return alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False, clear=False,
                                value=[{field: each} for each in names])  # fmt: skip
 

@@ -1,8 +1,7 @@
 /* Reading of metrics.jsonl. */
-#include "report/runlog.h"
+#include "files/runlog.h"
 
 #include "core/status.h"
-#include "report/results.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -40,15 +39,12 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
         .comm_s = number(line, "comm_s"),
         .overlap = number(line, "overlap"),
         .between_s = number(line, "wall_s") - number(line, "total_s"),
-        .sparsity = number(line, "sparsity"),
-        .n_unpeeled = number(line, "n_unpeeled"),
-        .n_lost = number(line, "n_lost"),
     };
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_names[leg]);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_name(leg));
     return TAGC_OK;
 }
 
-tagc_status tagc_runlog_add_eval(tagc_runlog *log, double step, double val_loss) {
+static tagc_status add_eval(tagc_runlog *log, double step, double val_loss) {
     double *steps = grown(log->eval_steps, log->n_evals, sizeof *steps);
     if (steps) log->eval_steps = steps;
     double *losses = grown(log->val_losses, log->n_evals, sizeof *losses);
@@ -74,7 +70,7 @@ static tagc_status add_line(tagc_runlog *log, json_t *line) {
     } else if (type && strcmp(type, "step") == 0) {
         return add_step(log, line);
     } else if (type && strcmp(type, "eval") == 0) {
-        return tagc_runlog_add_eval(log, number(line, "step"), number(line, "val_loss"));
+        return add_eval(log, number(line, "step"), number(line, "val_loss"));
     }
     return TAGC_OK;
 }
@@ -93,7 +89,6 @@ static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
         } else if (text[n - 1] == '\n') {
             status = tagc_fail(TAGC_ERR_CORRUPT, "%s line %d is no JSON: %s", path, at, error.text);
         }
-        log->is_torn = !line;
         json_decref(line);
     }
     free(text);
@@ -114,7 +109,7 @@ static void make_label(const char *dir, char *label, size_t n_bytes) {
 
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
     char path[PATH_BYTES];
-    *out = (tagc_runlog){.world_size = 1, .seed = (double)NAN};
+    *out = (tagc_runlog){.world_size = 1, .n_params = (double)NAN, .n_compressed = (double)NAN};
     struct stat about;
     int is_file = stat(dir, &about) == 0 && !S_ISDIR(about.st_mode);
     make_label(dir, out->label, sizeof out->label);
@@ -145,14 +140,15 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-int tagc_runlog_first(const tagc_runlog *log) {
+/* The first step that does not warm up. */
+static int first_step(const tagc_runlog *log) {
     return log->n_steps > 4 ? 2 : 0;
 }
 
 double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
     int n = 0;
     double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values), median = (double)NAN;
-    for (int i = tagc_runlog_first(log); values && i < log->n_steps; i++) {
+    for (int i = first_step(log); values && i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
         if (isfinite(value)) values[n++] = value;
     }
@@ -167,7 +163,7 @@ double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
 double tagc_runlog_mean(const tagc_runlog *log, size_t offset) {
     double sum = 0;
     int n = 0;
-    for (int i = tagc_runlog_first(log); i < log->n_steps; i++) {
+    for (int i = first_step(log); i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
         if (!isfinite(value)) continue;
         sum += value;

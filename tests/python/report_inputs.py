@@ -4,7 +4,7 @@ import json
 import pathlib
 
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
-SEEDS = pathlib.Path(__file__).parents[2] / "fuzz" / "seeds" / "report_files"
+SEEDS = pathlib.Path(__file__).parent / "report_files"
 SEED_FILES = [str(SEEDS / name) for name in ("metrics.jsonl", "bench.json", "plan.json", "lab.json", "trace.json")]
 
 
