@@ -1,15 +1,10 @@
 /* tagc compare: several runs in one table, and their loss curves in the terminal. */
 #include "cli/commands.h"
-<<<<<<< HEAD
-#include "files/paths.h"
-#include "launch/ranks.h"
-=======
 #include "cli/curves.h"
->>>>>>> 68a836a (tagc report goes: tagc-report draws the page, tagc compare its curves in the terminal)
 #include "core/status.h"
 #include "files/paths.h"
 #include "files/runlog.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

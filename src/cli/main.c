@@ -4,7 +4,6 @@
 #include "launch/blas.h"
 #include "launch/ranks.h"
 #include "tagc/tagc.h"
-#include "train/ranks.h"
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

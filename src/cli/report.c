@@ -1,6 +1,6 @@
 /* tagc report: moved into Python. */
 #include "cli/commands.h"
-#include "train/ranks.h"
+#include "launch/ranks.h"
 
 int tagc_command_report(int argc, char **argv) {
     (void)argc;
