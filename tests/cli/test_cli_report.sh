@@ -56,7 +56,7 @@ const at = setInterval(() => {\
 browse() { # <page> <arguments>...: what the browser says goes to browser.log
     local page=$1
     shift
-    timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$scratch/browser" --enable-logging=stderr \
+    timeout 240 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$scratch/browser" --enable-logging=stderr \
         --log-level=0 --log-net-log="$scratch/net.json" --disable-background-networking --disable-component-update \
         --disable-sync --no-first-run --host-resolver-rules="MAP * ~NOTFOUND" --virtual-time-budget=20000 "$@" "file://$scratch/$page" 2>>browser.log
 }
