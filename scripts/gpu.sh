@@ -31,7 +31,7 @@ cmake -S . -B build-gpu -DCMAKE_BUILD_TYPE=Release -DTAGC_CUDA=OFF -DTAGC_MPI=OF
 cmake --build build-gpu -j"$(nproc)" --target "${targets[@]}"
 libraries=(build-gpu/libmodule_codec.a build-gpu/libmodule_core.a)
 flags=(-std=c++17 -O3 -lineinfo -fmad=false "-arch=$arch" -Iinclude -Isrc)
-kernels=(src/cuda/batch.cu src/cuda/delta.cu)
+kernels=(src/cuda/batch.cu src/cuda/delta.cu src/cuda/slots.cu)
 "$nvcc" "${flags[@]}" -DTAGC_CUDA_THREADS=256 -DTAGC_CUDA_LINES=512 -o build-gpu/test_cuda_codec tests/cuda/test_cuda_codec.cpp \
     "${kernels[@]}" "${libraries[@]}" &
 jobs=($!)

@@ -9,7 +9,7 @@ import ctypes
 import os
 import pathlib
 import threading
-from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, TypeVar
 
 N_LEGS = 6
@@ -116,6 +116,15 @@ _FUNCTIONS = {
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
+    "tagc_slots_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
+    "tagc_slots_bytes": ([c_void_p, c_int], c_uint64),
+    "tagc_slots_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_slots_add": ([c_void_p, c_void_p, c_void_p], c_int),
+    "tagc_slots_decode": ([c_void_p, c_void_p], c_int),
+    "tagc_slots_settle": ([c_void_p], c_int),
+    "tagc_slots_end": ([c_void_p, c_void_p, POINTER(ReducerStats)], c_int),
+    "tagc_slots_failure": ([c_void_p, c_int], c_int64),
+    "tagc_kernels_stream": ([c_void_p], c_void_p),
     "tagc_device_open": ([c_char_p, c_char_p, c_int, POINTER(c_void_p)], c_int),
     "tagc_device_text": ([c_void_p], c_char_p),
     "tagc_device_close": ([c_void_p], None),

@@ -16,6 +16,7 @@ struct tagc_batch {
     tagc_batch_result *results;
     tagc_pool *pool;
     void *work;
+    tagc_body *bodies; /* (most n_bodies) of one row, with lengths of this run */
     tagc_batch_row rows[];
 };
 
@@ -42,11 +43,19 @@ static tagc_status cpu_create(tagc_batch_kind kind, const tagc_batch_row *rows, 
                               tagc_batch_result *results, void *work, tagc_pool *pool, void *stream,
                               tagc_batch **out) {
     (void)stream;
-    void *memory;
+    void *memory, *bodies;
+    int most = 1;
     *out = NULL;
-    TAGC_TRY(tagc_memory_create(sizeof **out + n_rows * sizeof *rows, "batch", &memory));
+    for (size_t i = 0; i < n_rows; i++)
+        if (kind == TAGC_BATCH_DECODE && rows[i].n_bodies > most) most = rows[i].n_bodies;
+    TAGC_TRY(tagc_memory_create((size_t)most * sizeof(tagc_body), "batch", &bodies));
+    tagc_status status = tagc_memory_create(sizeof **out + n_rows * sizeof *rows, "batch", &memory);
+    if (status != TAGC_OK) {
+        tagc_memory_destroy(bodies);
+        return status;
+    }
     *out = memory;
-    **out = (tagc_batch){.kind = kind, .n_rows = n_rows, .pool = pool, .work = work};
+    **out = (tagc_batch){.kind = kind, .n_rows = n_rows, .pool = pool, .work = work, .bodies = bodies};
     return cpu_point(*out, rows, results);
 }
 
@@ -64,9 +73,17 @@ static tagc_damage damage_of(const tagc_code_options *o, const tagc_body *body) 
                                                                             : TAGC_DAMAGE_VALUES;
 }
 
+/* With the lengths that hold now. */
+static const tagc_body *bodies_of(const tagc_batch *b, const tagc_batch_row *row, int n) {
+    if (!row->lengths) return row->bodies;
+    for (int i = 0; i < n; i++) b->bodies[i] = (tagc_body){row->bodies[i].bytes, (size_t)row->lengths[i]};
+    return b->bodies;
+}
+
 static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_result *result) {
     const tagc_code_options *o = &row->options;
     const tagc_code *code = tagc_code_of(o);
+    int n_bodies = row->stop && *row->stop ? 0 : row->n_bodies;
     *result = (tagc_batch_result){0};
     switch (b->kind) {
     case TAGC_BATCH_ENCODE:
@@ -78,11 +95,11 @@ static void run_row(const tagc_batch *b, const tagc_batch_row *row, tagc_batch_r
                           &result->encoded);
         break;
     case TAGC_BATCH_VALIDATE:
-        result->damage = damage_of(o, row->bodies);
+        result->damage = damage_of(o, bodies_of(b, row, 1));
         break;
     case TAGC_BATCH_DECODE:
-        result->nonfinite =
-            code->decode(o, row->bodies, row->n_bodies, row->add, row->scale, row->sums, b->work, b->pool);
+        result->nonfinite = code->decode(o, bodies_of(b, row, n_bodies), n_bodies, row->add, row->scale,
+                                         row->sums, b->work, b->pool);
     }
 }
 
@@ -92,6 +109,7 @@ static tagc_status cpu_run(tagc_batch *batch) {
 }
 
 static void cpu_destroy(tagc_batch *batch) {
+    if (batch) tagc_memory_destroy(batch->bodies);
     tagc_memory_destroy(batch);
 }
 
@@ -161,6 +179,7 @@ const tagc_batch_maker tagc_batch_cpu = {
     .delta_point = cpu_delta_point,
     .delta_run = cpu_delta_run,
     .delta_destroy = cpu_delta_destroy,
+    .slots = &tagc_slots_cpu,
 };
 
 /* ---- makers in libraries of their own ---- */

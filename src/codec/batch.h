@@ -11,9 +11,9 @@
 #ifndef TAGC_CODEC_BATCH_H
 #define TAGC_CODEC_BATCH_H
 
-#include "codec/code.h"
+#include "codec/slots.h"
 
-#define TAGC_BATCH_ABI 2u
+#define TAGC_BATCH_ABI 3u
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,
@@ -34,6 +34,9 @@ typedef struct tagc_batch_row {
     const tagc_body *bodies; /* decode (n_bodies); validate (1); the list itself is in host memory */
     int n_bodies;            /* decode: at most what it was when the batch was made */
     int add;                 /* decode */
+    /* Where the arrays are, and read when the batch runs: */
+    const uint64_t *lengths; /* validate, decode: (n_bodies) in place of those in `bodies`; or NULL */
+    const int *stop;         /* decode: not 0: as if n_bodies were 0; or NULL */
 } tagc_batch_row;
 
 /* What validate finds. A body with several damages has the first of them. */
@@ -70,6 +73,26 @@ typedef struct tagc_delta_row {
 typedef struct tagc_batch tagc_batch;
 typedef struct tagc_delta_batch tagc_delta_batch;
 
+/* Headers of slots (slots.h). Whatever the arguments point to is where the arrays are. The order of a step: _seal; and
+ * on their owner's rank _open, a batch that validates, _judge, a batch that decodes, _judge. */
+typedef struct tagc_slots_maker {
+    size_t (*work_bytes)(uint32_t n_slots);
+    /* In front of bodies of which results (n_slots) tell. Fragments begin the verdict anew; a body of sums is left out where the
+     * verdict says that nothing counts. */
+    tagc_status (*seal)(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
+                        tagc_slots_verdict *verdict, void *work, void *stream);
+    /* Slot i is of rank i. lengths (n_slots): of bodies that count, else 0. */
+    tagc_status (*open)(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
+                        tagc_slots_verdict *verdict, void *work, void *stream);
+    /* Damages, of bodies whose length is not 0 (lengths NULL: of all), and what is not finite. stop: 1 where the verdict says that nothing
+     * counts. */
+    tagc_status (*judge)(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
+                         const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream);
+    /* Nothing, unless the verdict says that nothing counts: then residual becomes `before`, and output NaN. */
+    tagc_status (*settle)(const tagc_slots_verdict *agreed, const float *before, float *residual,
+                          size_t n_residual, float *output, size_t n_output, void *stream);
+} tagc_slots_maker;
+
 typedef struct tagc_batch_maker {
     unsigned abi; /* TAGC_BATCH_ABI */
     const char *name;
@@ -97,9 +120,12 @@ typedef struct tagc_batch_maker {
     tagc_status (*delta_point)(tagc_delta_batch *batch, const tagc_delta_row *rows, int *results);
     tagc_status (*delta_run)(tagc_delta_batch *batch);
     void (*delta_destroy)(tagc_delta_batch *batch); /* accepts NULL */
+
+    const tagc_slots_maker *slots;
 } tagc_batch_maker;
 
 extern const tagc_batch_maker tagc_batch_cpu;
+extern const tagc_slots_maker tagc_slots_cpu;
 
 /* The maker of this name, "cpu" or "cuda". TAGC_ERR_UNSUPPORTED, with what is missing, where this machine does not have it.
  * libtagc-cuda.so is looked for in the file that TAGC_CUDA_LIBRARY names, else beside libtagc, else where the system

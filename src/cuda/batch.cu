@@ -252,6 +252,7 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
             sums_row *row = &b->sums.host[i];
             row->n_bodies = (uint32_t)bodies_of(b, from);
             row->result = &results[i];
+            row->stop = b->kind == TAGC_BATCH_DECODE ? from->stop : nullptr;
             row->add = from->add;
             row->scale = from->scale;
             row->sums = from->sums;
@@ -261,8 +262,10 @@ static tagc_status cuda_point(tagc_batch *b, const tagc_batch_row *rows, tagc_ba
                 return tagc_fail(TAGC_ERR_ARGUMENT, "row %zu of a batch: %u bodies, it was made for %zu", i,
                                  row->n_bodies, room);
             for (size_t k = 0; k < row->n_bodies; k++) {
-                b->bodies.host[row->first_body + k].bytes = from->bodies[k].bytes;
-                b->bodies.host[row->first_body + k].n_bytes = from->bodies[k].n_bytes;
+                body_row *body = &b->bodies.host[row->first_body + k];
+                body->bytes = from->bodies[k].bytes;
+                body->n_bytes = from->bodies[k].n_bytes;
+                body->length = from->lengths ? from->lengths + k : nullptr;
             }
         }
     }
@@ -360,13 +363,14 @@ static tagc_status cuda_prepare(void) {
     TAGC_TRY(load_kernel(clear_results));
     TAGC_TRY(load_kernel(add_topk));
     TAGC_TRY(load_kernel(add_blocks));
+    TAGC_TRY(cuda_slots_prepare());
     return cuda_delta_prepare();
 }
 
 static const tagc_batch_maker maker = {
     TAGC_BATCH_ABI,    "cuda",           cuda_prepare,   cuda_work_bytes,    cuda_create,
     cuda_point,        cuda_run,         cuda_destroy,   tagc_last_error,    cuda_delta_work_bytes,
-    cuda_delta_create, cuda_delta_point, cuda_delta_run, cuda_delta_destroy,
+    cuda_delta_create, cuda_delta_point, cuda_delta_run, cuda_delta_destroy, &cuda_slots,
 };
 
 extern "C" TAGC_API const tagc_batch_maker *tagc_cuda_batch_maker(void);

@@ -186,15 +186,15 @@ static __global__ void __launch_bounds__(THREADS) add_blocks(work_of<sums_row> w
     const sums_row *row = &work.rows[work.row_of_block[blockIdx.x]];
     const size_t first = (size_t)(blockIdx.x - row->first_chunk) * RUN;
     if (row->is_sparse || first >= row->n) return;
-    const uint32_t n = (uint32_t)smaller<size_t>(row->n - first, RUN);
+    const uint32_t n = (uint32_t)smaller<size_t>(row->n - first, RUN), n_bodies = bodies_of(row);
     int nonfinite = 0;
-    if (row->format.rotate && row->n_bodies) {
+    if (row->format.rotate && n_bodies) {
         add_rotated(row, bodies, shared.values, first, n, &nonfinite);
     } else {
         for (uint32_t i = threadIdx.x; i < n; i += THREADS) {
             float sum = row->add ? row->sums[first + i] : 0.0f;
             nonfinite |= magnitude(sum) >= INF_BITS;
-            for (uint32_t b = 0; b < row->n_bodies; b++)
+            for (uint32_t b = 0; b < n_bodies; b++)
                 add_to(&sum, row->scale,
                        value_at(&row->format, bodies[row->first_body + b].bytes, first + i, row->n),
                        &nonfinite);

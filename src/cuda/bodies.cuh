@@ -29,9 +29,17 @@ __device__ __forceinline__ uint32_t bytes_of_chunk(const sums_row *row, const bo
     return code_bytes(load16(body->bytes + HEADER + (size_t)ENTRY * c + 2), bits);
 }
 
+__device__ __forceinline__ unsigned long long length_of(const body_row *body) {
+    return body->length ? *body->length : body->n_bytes;
+}
+
+__device__ __forceinline__ uint32_t bodies_of(const sums_row *row) {
+    return row->stop && *row->stop ? 0 : row->n_bodies;
+}
+
 /* Whether the first bytes are those of a body. */
 __device__ __forceinline__ int is_header_sound(const sums_row *row, const body_row *body) {
-    if (body->n_bytes < HEADER + (unsigned long long)ENTRY * row->n_chunks) return 0;
+    if (length_of(body) < HEADER + (unsigned long long)ENTRY * row->n_chunks) return 0;
     const int bits = body->bytes[4];
     if (load32(body->bytes) > row->k || bits > (int)MAX_BITS || bits == 1) return 0;
     return !(body->bytes[5] | body->bytes[6] | body->bytes[7]);
@@ -59,7 +67,7 @@ __device__ __forceinline__ int index_chunks(const sums_row *row, const body_row 
         at += total;
     }
     *n_index_bytes = at;
-    return block_sum(&s->bad, bad) == 0 && at <= body->n_bytes && n_items == load32(body->bytes);
+    return block_sum(&s->bad, bad) == 0 && at <= length_of(body) && n_items == load32(body->bytes);
 }
 
 /* A block per body. checks: 0 where bodies are known to be sound. */
@@ -68,12 +76,12 @@ static __global__ void __launch_bounds__(THREADS)
     TAGC_SHARED(index_shared, shared);
     const body_row *body = &bodies[blockIdx.x];
     const sums_row *row = &rows[body->row];
-    if (blockIdx.x - row->first_body >= row->n_bodies) return; /* there were more in another run */
+    if (blockIdx.x - row->first_body >= bodies_of(row)) return; /* there were more in another run */
     body_state found = {};
     tagc_damage damage = TAGC_DAMAGE_NONE;
     if (!row->is_sparse) {
         found.n_items = row->n;
-        if (checks && body->n_bytes != values_bytes(&row->format, row->n)) damage = TAGC_DAMAGE_LENGTH;
+        if (checks && length_of(body) != values_bytes(&row->format, row->n)) damage = TAGC_DAMAGE_LENGTH;
     } else if (checks && !is_header_sound(row, body)) {
         damage = TAGC_DAMAGE_POSITIONS;
     } else if (!index_chunks(row, body, &shared, &found.n_index_bytes) && checks) {
@@ -81,7 +89,7 @@ static __global__ void __launch_bounds__(THREADS)
     } else {
         found.n_items = load32(body->bytes);
         found.bits = body->bytes[4];
-        if (checks && body->n_bytes != found.n_index_bytes + values_bytes(&row->format, found.n_items))
+        if (checks && length_of(body) != found.n_index_bytes + values_bytes(&row->format, found.n_items))
             damage = TAGC_DAMAGE_LENGTH;
     }
     found.front_damage = found.damage = damage_rank(damage);
@@ -253,10 +261,11 @@ static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> wor
     TAGC_SHARED(add_shared, shared);
     const sums_row *row = &work.rows[work.row_of_block[blockIdx.x]];
     const uint32_t c = blockIdx.x - row->first_chunk;
+    const uint32_t n_bodies = bodies_of(row);
     int nonfinite = 0;
     if (!row->is_sparse || c >= row->n_chunks) return;
     if (!row->add) clear_chunk(row, c);
-    for (uint32_t b = 0; b < row->n_bodies; b++) {
+    for (uint32_t b = 0; b < n_bodies; b++) {
         __syncthreads(); /* the body before is done with these sums */
         add_chunk(row, &bodies[row->first_body + b], c, &shared, &nonfinite);
     }

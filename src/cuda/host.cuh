@@ -71,6 +71,10 @@ tagc_status cuda_delta_point(tagc_delta_batch *batch, const tagc_delta_row *rows
 tagc_status cuda_delta_run(tagc_delta_batch *batch);
 void cuda_delta_destroy(tagc_delta_batch *batch);
 
+/* Slots, of slots.cu. */
+extern const tagc_slots_maker cuda_slots;
+tagc_status cuda_slots_prepare(void);
+
 } // namespace tagc_cuda
 
 #endif

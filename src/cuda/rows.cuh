@@ -99,7 +99,8 @@ struct body_state {
 struct body_row {
     const uint8_t *bytes;
     unsigned long long n_bytes;
-    unsigned row; /* in rows */
+    const uint64_t *length; /* where n_bytes stands instead, or NULL */
+    unsigned row;           /* in rows */
     body_state *progress;
     uint32_t *begin;            /* (n_chunks) first item of each chunk */
     unsigned long long *offset; /* (n_chunks) where its bits begin */
@@ -111,6 +112,7 @@ struct sums_row {
     uint32_t n, k, chunk, n_chunks; /* topk; of blocks a chunk is a run */
     uint32_t n_grid_chunks, first_chunk;
     uint32_t first_body, n_bodies;
+    const int *stop; /* not 0: no bodies; or NULL */
     int add;
     float scale;
     float *sums;

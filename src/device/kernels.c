@@ -1,6 +1,7 @@
 /* See kernels.h. */
 #include "device/kernels.h"
 #include "core/status.h"
+#include "tagc/slots.h"
 
 #include <string.h>
 
@@ -204,6 +205,10 @@ uint64_t tagc_kernels_bytes(tagc_kernels *k) {
     uint64_t n_bytes = k->n_live_bytes;
     pthread_mutex_unlock(&k->lock);
     return n_bytes;
+}
+
+void *tagc_kernels_stream(const tagc_kernels *k) {
+    return k ? k->stream : NULL;
 }
 
 void tagc_kernels_close(tagc_kernels *k) {

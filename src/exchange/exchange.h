@@ -25,6 +25,9 @@ typedef struct tagc_exchange_table {
      * kernels. _end_on accepts what is half-made. */
     tagc_status (*make_on)(struct tagc_reducer *r);
     void (*end_on)(struct tagc_reducer *r);
+    /* The same of a reducer whose messages the caller carries (tagc/slots.h), with kernels or without. */
+    tagc_status (*make_slots)(struct tagc_reducer *r);
+    void (*end_slots)(struct tagc_reducer *r);
     /* Begins a step: posts nothing, but says what does. The last phase leaves without tagc_then. */
     tagc_phase_fn start;
     /* The step is over, on all ranks alike, and nothing of it is under way; may be NULL. */

@@ -31,6 +31,7 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
 
 /* The state, and what belongs to it beside the arena. */
 static void destroy_state(tagc_reducer *r) {
+    if (r->by_slots && r->state && r->exchange->end_slots) r->exchange->end_slots(r);
     if (r->kernels && r->state && r->exchange->end_on) r->exchange->end_on(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
@@ -58,6 +59,7 @@ static tagc_status lay_out(tagc_reducer *r) {
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
+    if (r->by_slots) return r->exchange->make_slots(r);
     return r->kernels ? r->exchange->make_on(r) : TAGC_OK;
 }
 
@@ -105,9 +107,23 @@ static tagc_status check_on(const tagc_reducer *r) {
     return TAGC_OK;
 }
 
+static tagc_status check_by_slots(const tagc_reducer *r) {
+    if (!r->exchange->make_slots)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and slots are for %d (%s) alone",
+                         r->options.exchange, tagc_exchange_names[r->options.exchange], TAGC_EXCHANGE_DIRECT,
+                         tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
+    if (r->options.ranks_per_host != 1)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with slots",
+                         r->options.ranks_per_host);
+    if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
+                         r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
+    return TAGC_OK;
+}
+
 /* Everything that one rank does alone; *out may be half-made on failure. */
-static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
-                        tagc_reducer **out) {
+static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+                        const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
     tagc_paper_options paper;
     void *memory;
@@ -118,6 +134,7 @@ static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_reduc
     tagc_reducer *r = *out = memory;
     r->comm = comm;
     r->kernels = kernels;
+    r->by_slots = by_slots;
     r->options = checked;
     r->paper = paper;
     r->exchange = tagc_exchange_of(checked.exchange);
@@ -126,15 +143,16 @@ static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_reduc
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (kernels) TAGC_TRY(check_on(r));
+    if (by_slots) TAGC_TRY(check_by_slots(r));
     TAGC_TRY(make_residual(r));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 
-static tagc_status create(tagc_kernels *kernels, tagc_comm *comm, const tagc_reducer_options *options,
-                          tagc_reducer **out) {
+tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+                              const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
-    tagc_status status = make(kernels, comm, options, &r);
+    tagc_status status = make(kernels, by_slots, comm, options, &r);
     int is_made = status == TAGC_OK;
     status =
         tagc_reducer_options_agree(comm, status, is_made ? &r->options : NULL, is_made ? &r->paper : NULL);
@@ -150,7 +168,7 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return create(NULL, comm, options, out);
+    return tagc_reducer_make(NULL, 0, comm, options, out);
 }
 
 tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
@@ -158,12 +176,12 @@ tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm || !kernels) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
-    return create(kernels, comm, options, out);
+    return tagc_reducer_make(kernels, 0, comm, options, out);
 }
 
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
-    if (r->now.begun) (void)tagc_comm_join(r->comm, &r->now.job);
+    if (r->now.begun && !r->by_slots) (void)tagc_comm_join(r->comm, &r->now.job);
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
@@ -189,6 +207,14 @@ static void settle_residual(tagc_reducer *r, int is_taken) {
     }
     r->now.residual = NULL;
     tagc_comm_spare_give(r->comm, r->spares, other);
+}
+
+tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats) {
+    return stats ? tagc_sized_check(&stats_struct, stats) : TAGC_OK;
+}
+
+void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats) {
+    if (stats) tagc_sized_write(&stats_struct, &r->now.stats, stats);
 }
 
 static void finish(tagc_reducer *r) {
@@ -249,18 +275,27 @@ static int overlap(const float *a, uint64_t n_a, const float *b, uint64_t n_b) {
     return begin_a < begin_b + n_b * sizeof *b && begin_b < begin_a + n_a * sizeof *a;
 }
 
-tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *output) {
-    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output) {
     if (!gradient) return tagc_fail(TAGC_ERR_ARGUMENT, "gradient is NULL");
     if (!output) return tagc_fail(TAGC_ERR_ARGUMENT, "output is NULL");
     if (r->now.begun)
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
-    if (r->kernels) {
-        TAGC_TRY(tagc_device_check_place(r->kernels->device, gradient, "gradient"));
-        TAGC_TRY(tagc_device_check_place(r->kernels->device, output, "output"));
-    }
+    if (!r->kernels) return TAGC_OK;
+    TAGC_TRY(tagc_device_check_place(r->kernels->device, gradient, "gradient"));
+    return tagc_device_check_place(r->kernels->device, output, "output");
+}
+
+static tagc_status check_not_by_slots(const tagc_reducer *r) {
+    return r->by_slots ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_slots_encode")
+                       : TAGC_OK;
+}
+
+tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *output) {
+    if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    TAGC_TRY(check_not_by_slots(r));
+    TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     r->now.gradient = gradient;
     r->now.output = output;
     r->now.number++;
@@ -273,6 +308,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
 
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    TAGC_TRY(check_not_by_slots(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* while the step can still be ended */
     tagc_status status = tagc_comm_join(r->comm, &r->now.job);
@@ -285,6 +321,7 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
     *done = 0;
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
+    TAGC_TRY(check_not_by_slots(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no step is under way");
     *done = tagc_comm_has_ended(r->comm, &r->now.job);
     return TAGC_OK;

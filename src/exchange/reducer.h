@@ -13,6 +13,7 @@
 struct tagc_reducer {
     tagc_comm *comm;
     tagc_kernels *kernels; /* of the device where gradient, output and residual are; NULL: in host memory */
+    int by_slots;          /* the caller carries messages: slots.c takes the place of begin, end and phases */
     const tagc_exchange_table *exchange;
     tagc_reducer_options options; /* defaults resolved */
     tagc_paper_options paper;     /* as well; sketch and packed */
@@ -35,6 +36,17 @@ struct tagc_reducer {
 
     tagc_step now; /* the step under way */
 };
+
+/* tagc_reducer_create and its like. */
+tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+                              const tagc_reducer_options *options, tagc_reducer **out);
+
+/* TAGC_ERR_ARGUMENT unless a step can have these arrays. */
+tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);
+
+/* Whether a caller's struct, which may be NULL, can be written; and now.stats into it. */
+tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats);
+void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats);
 
 /* Lays out all buffers; twice, as tagc_arena says. */
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena);

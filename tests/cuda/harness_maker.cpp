@@ -35,7 +35,7 @@ struct rows_of_run {
         for (size_t i = 0; i < rows.size(); i++) {
             tagc_batch_row &row = rows[i];
             see(row.gradient), see(row.residual_in), see(row.residual_out), see(row.sums), see(row.error),
-                see(row.body);
+                see(row.body), see(row.lengths), see(row.stop);
             for (tagc_body &body : bodies[i]) see(body.bytes);
             row.bodies = bodies[i].data();
         }
@@ -175,6 +175,76 @@ void delta_destroy(tagc_delta_batch *b) {
 
 } // namespace
 
+/* ---- slots ---- */
+
+namespace {
+
+/* One call of the real maker, with pointers as kernels see them, when the stream comes to it. */
+template <typename F> struct later {
+    F call;
+    static void run(void *arg) {
+        std::unique_ptr<later> one(static_cast<later *>(arg));
+        harness::configure(seed++, n_resident);
+        if (one->call()) harness::stop("slots: %s", tagc_cuda_batch_maker()->last_error());
+    }
+};
+
+template <typename F> tagc_status launch_later(void *stream, F call) {
+    auto *one = new later<F>{call};
+    int code = fake_launch(stream, later<F>::run, one);
+    if (!code) return TAGC_OK;
+    delete one;
+    return tagc_fail(TAGC_ERR_DEVICE, "a launch: an illegal memory access");
+}
+
+template <typename T> T *seen(T *pointer) {
+    rows_of_run::see(pointer);
+    return pointer;
+}
+
+const tagc_slots_maker *real_slots() {
+    return tagc_cuda_batch_maker()->slots;
+}
+
+tagc_status slots_seal(const tagc_slots_form *form, uint8_t *slots, const tagc_batch_result *results,
+                       tagc_slots_verdict *verdict, void *work, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->seal(&f, seen(slots), seen(results), seen(verdict),
+                                  seen(static_cast<char *>(work)), nullptr);
+    });
+}
+
+tagc_status slots_open(const tagc_slots_form *form, const uint8_t *slots, uint64_t *lengths,
+                       tagc_slots_verdict *verdict, void *work, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->open(&f, seen(slots), seen(lengths), seen(verdict),
+                                  seen(static_cast<char *>(work)), nullptr);
+    });
+}
+
+tagc_status slots_judge(const tagc_slots_form *form, const tagc_batch_result *results, uint32_t n,
+                        const uint64_t *lengths, tagc_slots_verdict *verdict, int *stop, void *stream) {
+    return launch_later(stream, [=, f = *form] {
+        return real_slots()->judge(&f, seen(results), n, seen(lengths), seen(verdict), seen(stop), nullptr);
+    });
+}
+
+tagc_status slots_settle(const tagc_slots_verdict *agreed, const float *before, float *residual,
+                         size_t n_residual, float *output, size_t n_output, void *stream) {
+    return launch_later(stream, [=] {
+        return real_slots()->settle(seen(agreed), seen(before), seen(residual), n_residual, seen(output),
+                                    n_output, nullptr);
+    });
+}
+
+size_t slots_work_bytes(uint32_t n_slots) {
+    return real_slots()->work_bytes(n_slots);
+}
+
+const tagc_slots_maker harness_slots = {slots_work_bytes, slots_seal, slots_open, slots_judge, slots_settle};
+
+} // namespace
+
 void harness_maker_configure(uint64_t first, unsigned n) {
     seed = first;
     n_resident = n;
@@ -193,6 +263,7 @@ static tagc_batch_maker make() {
     maker.delta_point = delta_point;
     maker.delta_run = delta_run;
     maker.delta_destroy = delta_destroy;
+    maker.slots = &harness_slots;
     return maker;
 }
 

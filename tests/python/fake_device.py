@@ -12,7 +12,9 @@ import threading
 
 import torch
 
-from tagc.torch import staging, streams
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch import group, staging, streams
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
 KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"  # executed on the processor, in the order of the fake device's streams
@@ -60,6 +62,16 @@ class FakeDevice:
 
     def own(self):
         return contextlib.nullcontext()
+
+    def turn(self, stream, waits):
+        self.n_current += 1
+        return contextlib.nullcontext()
+
+    def finish(self, stream):
+        self._synchronize(stream)
+
+    def pinned(self, n):
+        return torch.zeros(n, dtype=torch.int64)
 
     def settle(self):
         """Torch's own work is done when its call returns."""
@@ -117,9 +129,26 @@ class Installed:
             return run(self, *arguments)
 
         staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = enqueue_and_wait, finish_and_wait, run_late
+        self._slots = group.SlotReducer._try, group.SlotReducer._settle
+        attempt = self._slots[0]
+
+        def try_and_wait(self, *arguments):  # torch's own work comes next, and is done at once
+            attempt(self, *arguments)
+            device._synchronize(self._kernels.stream)
+
+        def copy_late(self, output):
+            if self._failure is not None:
+                output.fill_(float("nan"))
+            with contextlib.suppress(Error):
+                lib.call("tagc_slots_settle", self._handle)
+            device._synchronize(self._kernels.stream)
+            self._copy.copy_(self._verdict)
+
+        group.SlotReducer._try, group.SlotReducer._settle = try_and_wait, copy_late
         return device
 
     def __exit__(self, *_):
         self.device.join()
         del os.environ["TAGC_CUDA_LIBRARY"]
         streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = self._before
+        group.SlotReducer._try, group.SlotReducer._settle = self._slots

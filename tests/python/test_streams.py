@@ -69,6 +69,38 @@ def test_future(recorder):
     assert recorder.calls == [("future", "cuda:0"), ("begin", 99, "cuda:0"), ("set", "sum"), ("end", 99, "cuda:0")]
 
 
+class Stream:
+    """One that tells who waits for whom."""
+
+    def __init__(self, recorder, name):
+        self.calls, self.name = recorder.calls, name
+
+    def wait_stream(self, other):
+        self.calls.append((self.name, "waits for", other.name))
+
+    def synchronize(self):
+        self.calls.append(("host waits for", self.name))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_turn(recorder, monkeypatch, waits):
+    """The kernels' stream begins after what the caller's was given; and that goes on after the kernels', where it is asked to, also after a
+    failure."""
+    here = Stream(recorder, "here")
+    monkeypatch.setattr(recorder, "current_stream", lambda device: here)
+    monkeypatch.setattr(recorder, "ExternalStream", lambda handle, device: Stream(recorder, f"{handle} of {device}"))
+    monkeypatch.setattr(recorder, "stream", lambda stream: contextlib.nullcontext(recorder.calls.append(("into", stream.name))))
+    one = streams.Cuda(torch.device("cuda", 2))
+    with contextlib.suppress(ZeroDivisionError), one.turn(99, waits):
+        recorder.calls.append("work")
+        raise ZeroDivisionError
+    there = "99 of cuda:2"
+    after = [("here", "waits for", there)] if waits else []
+    assert recorder.calls == [(there, "waits for", "here"), ("into", there), "work", *after]
+    one.finish(99)
+    assert recorder.calls[-1] == ("host waits for", there)
+
+
 def test_copy_seconds(recorder):
     """Nothing is under way when a copy begins, nor when its time is taken."""
 

@@ -52,6 +52,7 @@ def compress(
     parameters: str | None = None,
     between: dist.ProcessGroup | None = None,
     codec: str | None = "host",
+    transport: str = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -81,6 +82,9 @@ def compress(
         are then summed over it, compressed, after torch's own reduce-scatter.
     codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
         only what travels comes to the host), or None: "device" where it can be, else a line says why not. Ranks may differ.
+    transport: "host": gradients travel by a gloo group of tagc's own, as long as they come out encoded. "group": in the group that the
+        model has, in messages of a fixed size: for NCCL over NVLink or RDMA. Needs exchange "direct", and libtagc-cuda.so for gradients on a
+        GPU.
     threads: of the codec on the host. timeout_s: after which a silent peer is an error.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
@@ -88,7 +92,7 @@ def compress(
     Error, too."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
-               "codec": codec, "threads": threads,
+               "codec": codec, "transport": transport, "threads": threads,
                "timeout_s": timeout_s}
     handle = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
     try:
@@ -112,6 +116,7 @@ def ddp_state(
     exchange: str = "direct",
     sparsity_warmup: int = 0,
     codec: str | None = "host",
+    transport: str = "host",
     threads: int = 1,
     timeout_s: float | None = None,
     on_step: Callable[[dict[str, Any]], object] | None = None,
@@ -125,7 +130,7 @@ def ddp_state(
 
     Takes the options of compress(), whose handle is state.handle; an optimizer goes to state.handle.adapt()."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec, "transport": transport,
                "threads": threads, "timeout_s": timeout_s}
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
 

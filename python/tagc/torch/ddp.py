@@ -29,6 +29,7 @@ from tagc.torch.interfaces import Wrapper as AnyWrapper
 from tagc.torch.unit import Unit
 
 if TYPE_CHECKING:
+    from tagc.torch.group import Carrier, Link
     from tagc.torch.handle import Compressed
     from tagc.torch.staging import Kernels
 
@@ -46,10 +47,17 @@ class Buckets:
 
     def reduce(self, name: str, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, rests: bool,
                kernels: Kernels | None) -> Stats:
+        return self._unit(name, layout).reduce(comm, layout, source, target, op, rests, kernels)
+
+    def carry(self, name: str, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, waits: bool,
+              rests: bool) -> Callable[[], Stats]:
+        return self._unit(name, layout).carry(link, layout, source, target, op, waits, rests)
+
+    def _unit(self, name: str, layout: layouts.Layout) -> Unit:
         names = tuple(parameter.name for parameter in layout.parameters)
         if names not in self._units:
             self._make(name, names)
-        return self._units[names].reduce(comm, layout, source, target, op, rests, kernels)
+        return self._units[names]
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
@@ -107,6 +115,10 @@ class _Bucket:
                kernels: Kernels | None = None) -> Stats:
         return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests, kernels)
 
+    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool) -> Callable[[], Stats]:
+        return self._buckets.carry(self.name, link, layout, source, target, op, waits, self._rests)
+
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
 
@@ -123,6 +135,7 @@ class _Backward:
         self.is_open = True
         self.staged_by: Compressed | None = None
         self.wrapper: Wrapper | None = None  # whose model it is, until the pass ends
+        self.ends_step = False
         try:  # DDP queues its own after its first hook
             internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
@@ -143,6 +156,8 @@ class _Backward:
         handle, self.staged_by = self.staged_by, None
         if handle is not None:
             self.attempt(handle.synchronize)
+            if self.ends_step and self.failure is None:
+                self.attempt(handle.end_step)
         failure, self.failure, wrapper, self.wrapper = self.failure, None, self.wrapper, None
         if failure is not None and not (wrapper is not None and wrapper.swallows(failure)):
             raise failure
@@ -207,6 +222,8 @@ class State:
         """The hook: a future of the bucket's average."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
         index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
+        if handle.carrier is not None and not handle.is_closed:
+            return self._carry(handle, handle.carrier, backward, source, index, tensors, is_last)
         try:
             is_staged = not handle.is_closed and handle.stages_for(source)
         except Error:
@@ -261,6 +278,26 @@ class State:
         future = handle.staging.streams.future(result, handle.staging.stream)
         if not backward.is_open:
             future.wait()
+            backward.end()
+        return future
+
+    def _carry(self, handle: Compressed, carrier: Carrier, backward: _Backward, source: torch.Tensor, index: int,
+               tensors: list[torch.Tensor], is_last: bool) -> torch.futures.Future[torch.Tensor]:
+        """The same by the caller's own group. Here and not in the thread: a group's collectives come in one order on all ranks, and other
+        modules may have some in their backward."""
+        backward.staged_by, backward.ends_step, result = handle, is_last, source
+        try:
+            backward.check()
+            if source.layout == torch.strided:
+                result = torch.empty_like(source)
+            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False)
+        except BaseException as failure:
+            backward.failure = backward.failure or failure
+            result = source
+            if source.layout == torch.strided:
+                source.fill_(float("nan"))
+        future = carrier.future(result)
+        if not backward.is_open:
             backward.end()
         return future
 

@@ -14,11 +14,13 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import internals, state, streams
 from tagc.torch.call import Call, FindLayout
 from tagc.torch.comm import Comm
+from tagc.torch.group import Carrier, Link
 from tagc.torch.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
 from tagc.torch.moments import Moments
 from tagc.torch.options import Options
@@ -45,6 +47,7 @@ class Compressed:
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._warned: set[str] = set()  # names of units
         self.staging = staging  # of the device where gradients are; None: in CPU memory
+        self.carrier = Carrier(options.timeout_s) if options.transport == "group" else None
         self._recorder = Recorder()
         self.stages = Stages(wrapper, options)
         self.moments = Moments(model, wrapper, options, self.stages)
@@ -122,12 +125,14 @@ class Compressed:
             is_staged = self.stages_for(source)
         except Error as problem:
             failure = problem
-        if not is_staged and self.staging is not None:  # of several devices, in one order on all ranks
+        if not is_staged and self.staging is not None and self.carrier is None:  # of several devices, in one order on all ranks
             self.synchronize()
         scale = self._loss_scale if is_staged and self._step_open else None  # a scaler on a device would be waited for
         call = Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
         try:
-            if is_staged and self.staging is not None:
+            if self.carrier is not None:
+                self._carry(self.carrier, call, group, source, target, waits, self.staging.kernels if is_staged and self.staging else None)
+            elif is_staged and self.staging is not None:
                 self._stage(self.staging, call, source, target, waits, then)
             else:
                 self._exchange(call, source, target)
@@ -141,6 +146,8 @@ class Compressed:
             self._step_open = False
             self._units_of_step.clear()
             self._recorder.drop()
+        if self.carrier is not None:
+            self.carrier.drop()
 
     def _exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
         agree_s = call.agree()
@@ -149,6 +156,19 @@ class Compressed:
                 self._begin_step(call.scale)
             self._reduce(call, source, target, agree_s)
         if self._is_last():
+            self.end_step()
+
+    def _carry(self, carrier: Carrier, call: Call, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, waits: bool,
+               kernels: Kernels | None) -> None:
+        """The same by the caller's own group: what became of it is known when the pass ends."""
+        agree_s = call.agree()
+        self._loss_scale = call.scale
+        with self.lock:
+            if self._opens_step(call.unit):
+                self._begin_step(call.scale)
+            self._reduce(call, source, target, agree_s, kernels, carrier.link(group, call.comm, kernels), waits)
+        if self._is_last():
+            self.synchronize()
             self.end_step()
 
     def _stage(self, staging: Staging, call: Call, source: torch.Tensor, target: torch.Tensor, waits: bool,
@@ -173,16 +193,18 @@ class Compressed:
             staging.finish()
             self.end_step()
 
-    def _reduce(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None = None) -> None:
+    def _reduce(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None = None,
+                link: Link | None = None, waits: bool = True) -> None:
         """After the agreement; source and target in CPU memory, or where kernels are."""
         try:
-            self._reduce_agreed(call, source, target, agree_s, kernels)
+            self._reduce_agreed(call, source, target, agree_s, kernels, link, waits)
         except Exception as failure:
             if kernels is not None and (not isinstance(failure, Error) or isinstance(failure, LocalFailure)):
                 call.comm.abort(f"{call.unit.name}: {failure}")  # peers wait for what does not come
             raise
 
-    def _reduce_agreed(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None) -> None:
+    def _reduce_agreed(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None,
+                       link: Link | None, waits: bool) -> None:
         unit, comm, layout = call.unit, call.comm, call.layout
         begin = time.perf_counter()
         n_control = comm.agreement_bytes
@@ -191,20 +213,31 @@ class Compressed:
             unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
         else:
             n_control += self.stages.look(comm, layout, source, unit)
-        stats = unit.reduce(comm, layout, source, target, call.op, kernels=kernels)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
-        self._recorder.add(unit.name, stats, n_bytes_dense, source.numel(), comm, time.perf_counter() - begin, agree_s, n_control,
-                           self.options.stages)
+        n_elems = source.numel()
+
+        def record(stats: list[tuple[layouts.Part, lib.ReducerStats]], seconds: float) -> None:
+            self._recorder.add(unit.name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.options.stages)
+
+        if link is None:
+            stats = unit.reduce(comm, layout, source, target, call.op, kernels=kernels)
+            record(stats, time.perf_counter() - begin)
+        elif self.carrier is not None:
+            end = unit.carry(link, layout, source, target, call.op, waits)
+            seconds = time.perf_counter() - begin
+            self.carrier.later(lambda: record(end(), seconds))
 
     def synchronize(self) -> None:
         """Waits until exchanges of tensors on a device are through, and raises where one failed. backward() does so at its
         end; after a pass forward alone with `parameters` as deltas nothing else does. Local."""
-        if self.staging is not None:
-            try:
+        try:
+            if self.carrier is not None:
+                self.carrier.finish()
+            if self.staging is not None:
                 self.staging.finish()
-            except BaseException:
-                self._give_up()
-                raise
+        except BaseException:
+            self._give_up()
+            raise
 
     def record_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
                       agree_s: float) -> None:

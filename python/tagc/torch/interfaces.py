@@ -13,6 +13,7 @@ from tagc.torch.comm import Comm
 from tagc.torch.layout import Layout, Parameter, Part
 
 if TYPE_CHECKING:
+    from tagc.torch.group import Link
     from tagc.torch.handle import Compressed
     from tagc.torch.staging import Kernels
 
@@ -84,6 +85,9 @@ class Exchanged(Protocol):
 
     def reduce(self, comm: Comm, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
                kernels: Kernels | None = None) -> list[tuple[Part, lib.ReducerStats]]: ...
+
+    def carry(self, link: Link, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool) -> Callable[[], list[tuple[Part, lib.ReducerStats]]]: ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
 

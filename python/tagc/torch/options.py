@@ -17,6 +17,7 @@ from tagc.torch import policy
 WARMUP_KEPT = 0.25  # the share that is kept at first
 EVERY_VALUE = ("int4", 0)  # values and sparsity of a parameter whose gradient is not yet what selection is made for
 FEW_BITS = ("int2", 0)  # between that and what is selected
+TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options puts a value in its place
 
 Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
@@ -61,12 +62,16 @@ class Options:
     sparsity_warmup: int = 0
     gentle: bool = NOT_GIVEN
     codec: str | None = "host"
+    transport: str = "host"
 
     def __post_init__(self) -> None:
         _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
         is_direct = self.exchange == "direct"
         _choice("gentle", self.gentle, (None, True, False))
         _choice("codec", self.codec, (None, "device", "host"))
+        _choice("transport", self.transport, TRANSPORTS)
+        if self.transport == "group" and not is_direct:
+            raise Error("argument", f"transport is 'group', which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.codec == "device" and not is_direct:
             raise Error("argument", f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.gentle is None:
@@ -100,6 +105,8 @@ class Options:
 
     def codec_on(self) -> str | None:
         """For gradients on a device."""
+        if self.transport == "group":
+            return "device"
         return self.codec if self.exchange == "direct" else "host"
 
     def sparsity_at(self, step: int) -> float:

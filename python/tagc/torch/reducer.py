@@ -54,16 +54,21 @@ class Reducer:
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         self._under_way: tuple[torch.Tensor, ...] = ()
-        if kernels is None:
-            lib.call("tagc_reducer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        self._create(fields)
+
+    def _create(self, fields: lib.ReducerOptions) -> None:
+        if self._kernels is None:
+            lib.call("tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
         else:
-            lib.call("tagc_reducer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+            lib.call("tagc_reducer_create_on", self._kernels.handle, self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+
+    def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
+        return (_address(gradient, self.n_elems, "gradient", self._device),
+                _address(output, self.n_output, "output", self._device))
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         """Returns at once; both tensors must be left alone until end(). On a device the gradient must be there already."""
-        pointers = (_address(gradient, self.n_elems, "gradient", self._device),
-                    _address(output, self.n_output, "output", self._device))
-        lib.call("tagc_reducer_begin", self._handle, *pointers)
+        lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
         self._under_way = gradient, output
 
     def end(self) -> lib.ReducerStats:

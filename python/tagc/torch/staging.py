@@ -69,6 +69,11 @@ class Kernels:
         lib.call("tagc_kernels_open", device, ctypes.byref(self.handle))
 
     @property
+    def stream(self) -> int:
+        """The handle of that in which they work."""
+        return lib.load().tagc_kernels_stream(self.handle)
+
+    @property
     def n_bytes(self) -> int:
         """Of the device that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)

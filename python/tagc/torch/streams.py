@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,6 +40,27 @@ class Cuda:
     def own(self) -> contextlib.AbstractContextManager[object]:
         """A context in which this thread's work has a stream of its own. It must not wait behind streams that wait for it."""
         return torch.cuda.stream(torch.cuda.Stream(self.device))
+
+    @contextlib.contextmanager
+    def turn(self, stream: int, waits: bool) -> Iterator[None]:
+        """A context in which this thread's work goes into the stream with that handle, after what the current one was given so far. waits:
+        that waits for it then."""
+        here, there = torch.cuda.current_stream(self.device), torch.cuda.ExternalStream(stream, device=self.device)
+        there.wait_stream(here)
+        try:
+            with torch.cuda.stream(there):
+                yield
+        finally:
+            if waits:
+                here.wait_stream(there)
+
+    def finish(self, stream: int) -> None:
+        """Waits for the stream with that handle."""
+        torch.cuda.ExternalStream(stream, device=self.device).synchronize()
+
+    def pinned(self, n: int) -> torch.Tensor:
+        """Whole numbers in host memory, to which copies do not make the host wait."""
+        return torch.zeros(n, dtype=torch.int64).pin_memory()
 
     def settle(self) -> None:
         """Waits for this thread's stream."""

@@ -5,6 +5,7 @@ made anew), its reducers are made anew, too, and residuals follow their paramete
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch.comm import Comm
+from tagc.torch.group import Link, SlotReducer
 from tagc.torch.reducer import Reducer
 
 if TYPE_CHECKING:
@@ -62,15 +64,16 @@ class _Exchange:
     """A part and its reducer, with the memory that packing needs."""
 
     def __init__(self, layout: layouts.Layout, part: layouts.Part, comm: Comm, options: Mapping[str, Any],
-                 kernels: Kernels | None) -> None:
+                 kernels: Kernels | None, link: Link | None) -> None:
         self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, comm.rank)
-        on = kernels if options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
-        self.reducer = Reducer(comm, part.n_elems, on, output=lib.OUTPUTS["unit" if layout.all_reduce else "shard"], **options)
+        on = kernels if link is not None or options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
+        options = {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
+        self.reducer = Reducer(comm, part.n_elems, on, **options) if link is None else SlotReducer(link, part.n_elems, **options)
         device = torch.device("cpu") if on is None else on.device
         self.packed = None if part.is_whole(layout.n_elems) and on is kernels else (
             torch.zeros(part.n_elems, dtype=torch.float32, device=device),
             torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
-        self._on = on
+        self._on = on if link is None else None  # whose stream is the host's to wait for
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self.packed is not None:
@@ -82,9 +85,12 @@ class _Exchange:
 
     def end(self, target: torch.Tensor) -> lib.ReducerStats:
         stats = self.reducer.end()
+        self.unpack(target)
+        return stats
+
+    def unpack(self, target: torch.Tensor) -> None:
         if self.packed is not None:
             layouts.copy_runs(self.packed[1], target, self.outputs)
-        return stats
 
 
 class Unit:
@@ -94,7 +100,7 @@ class Unit:
         self.name, self.options = name, exchange_options
         self._comm: Comm | None = None
         self._layout: layouts.Layout | None = None
-        self._key: tuple[str, bool, Kernels | None] | None = None
+        self._key: tuple[str, bool, Kernels | None, Link | None] | None = None
         self._exchanges: list[_Exchange] = []
         self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters that the reducers at work do not have, wire order
 
@@ -126,9 +132,7 @@ class Unit:
                 stats.append((exchange.part, exchange.end(result)))
             except Error as error:
                 failure = failure or error
-        for exchange, values in resting:
-            residual = exchange.reducer.residual()
-            exchange.reducer.set_residual(values if residual is None else values.add_(residual))
+        self._put_back(resting)
         if failure is not None:
             raise failure
         if not mean and scale != 1.0:
@@ -137,8 +141,50 @@ class Unit:
             target.copy_(result)
         return stats
 
-    def _prepare(self, comm: Comm, layout: layouts.Layout, op: str, dtype: torch.dtype, kernels: Kernels | None) -> None:
-        key = (op, dtype == torch.bfloat16, kernels)
+    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool = True, rests: bool = False) -> Callable[[], list[tuple[layouts.Part, lib.ReducerStats]]]:
+        """reduce(), by a process group of the caller's, in the link's turn(). waits: what the current stream is given next waits for the
+        result. Returns what gives reduce()'s result, or raises its failure, when the stream is through; it is to be called."""
+        scale = scale_of(op, link.size)
+        mean = scale == 1.0 / link.size
+        self._prepare(link.comm, layout, "avg" if mean else "sum", source.dtype, link.kernels, link)
+        with link.turn(waits):
+            wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
+            result = torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+            if layout.has_gaps:
+                result.zero_()
+            resting = self._withdraw(source) if rests else []
+            begun: list[_Exchange] = []
+
+            def end() -> list[tuple[layouts.Part, lib.ReducerStats]]:
+                stats, failure = [], None
+                for exchange in begun:
+                    try:
+                        stats.append((exchange.part, exchange.reducer.end()))
+                    except Error as problem:
+                        failure = failure or problem
+                self._put_back(resting)
+                if failure is not None:
+                    raise failure
+                return stats
+
+            try:
+                for exchange in self._exchanges:
+                    begun.append(exchange)
+                    exchange.begin(wide, result)
+                    exchange.unpack(result)
+            except BaseException:
+                with contextlib.suppress(Error):
+                    end()
+                raise
+            if not mean and scale != 1.0:
+                result.mul_(scale)
+            target.copy_(result)
+        return end
+
+    def _prepare(self, comm: Comm, layout: layouts.Layout, op: str, dtype: torch.dtype, kernels: Kernels | None,
+                 link: Link | None = None) -> None:
+        key = (op, dtype == torch.bfloat16, kernels, link)
         if self._comm is comm and self._layout is layout and self._key == key:
             return
         self.close()
@@ -146,7 +192,7 @@ class Unit:
         try:
             for part in layout.parts:
                 options = self.options(part, dtype) | {"op": lib.OPS[op]}
-                made.append(_Exchange(layout, part, comm, options, kernels))
+                made.append(_Exchange(layout, part, comm, options, kernels, link))
         except BaseException:  # the next reduce() begins anew; residuals are in keeping
             for exchange in made:
                 exchange.reducer.close()
@@ -173,6 +219,13 @@ class Unit:
                 exchange.reducer.set_residual(left)
                 taken.append((exchange, values))
         return taken
+
+    @staticmethod
+    def _put_back(resting: list[tuple[_Exchange, torch.Tensor]]) -> None:
+        """What _withdraw() took."""
+        for exchange, values in resting:
+            residual = exchange.reducer.residual()
+            exchange.reducer.set_residual(values if residual is None else values.add_(residual))
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros

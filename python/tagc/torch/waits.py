@@ -141,3 +141,24 @@ class ReduceScatter(_Comm):
                  async_op: bool = False) -> dist.Work | None:
         return self._start("torch's reduce-scatter of the gradients", lambda is_async: internals.reduce_scatter(
             output_tensor, input_tensor, group=group, op=op, async_op=is_async), group, async_op)
+
+
+class Collectives(_Comm):
+    """What exchanges by the caller's own group ask of it."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
+        super().__init__(name, timeout_s)
+        self._group = group
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._start("the all-to-all", lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
+                    self._group, False)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._start("the all-gather", lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
+                    self._group, False)
+
+    def largest(self, numbers: torch.Tensor) -> None:
+        """In place, of all ranks."""
+        self._start("the agreement", lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
+                    self._group, False)

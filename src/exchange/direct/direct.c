@@ -61,6 +61,7 @@ static void choose_codes(tagc_reducer *r) {
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     d->on = NULL; /* that of a layout before belongs to it */
+    d->slots = NULL;
     d->per_host = r->options.ranks_per_host;
     d->n_hosts = r->world_size / d->per_host;
     d->host = r->rank / d->per_host;
@@ -137,6 +138,8 @@ const tagc_exchange_table tagc_exchange_direct = {
     .place = place,
     .make_on = tagc_direct_make_on,
     .end_on = tagc_direct_end_on,
+    .make_slots = tagc_direct_make_slots,
+    .end_slots = tagc_direct_end_slots,
     .start = start,
     .end = end,
     .volume = tagc_direct_volume,

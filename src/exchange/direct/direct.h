@@ -33,10 +33,12 @@ typedef struct tagc_fragment {
     int is_void; /* it does not count: its sender failed or is not finite, or its header is not what it should be */
 } tagc_fragment;
 
-typedef struct tagc_direct_on tagc_direct_on; /* of device.c */
+typedef struct tagc_direct_on tagc_direct_on;       /* of device.c */
+typedef struct tagc_direct_slots tagc_direct_slots; /* of slots.c */
 
 typedef struct tagc_direct {
-    tagc_direct_on *on; /* with kernels, else NULL */
+    tagc_direct_on *on;       /* with kernels, else NULL */
+    tagc_direct_slots *slots; /* where the caller carries messages, else NULL */
     int n_hosts, per_host, host, local;
     int coded; /* 0: all ranks are of one host, and nothing is encoded */
     tagc_code_options fragment, sums;
@@ -154,6 +156,11 @@ void tagc_on_add(tagc_reducer *r, int n);
 void tagc_on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
 /* bodies (hosts): bytes NULL where nothing counts; the own one is not looked at. */
 void tagc_on_decode_sums(tagc_reducer *r, const tagc_body *bodies);
+
+/* ---- slots.c: what tagc/slots.h needs of a reducer ---- */
+
+tagc_status tagc_direct_make_slots(tagc_reducer *r);
+void tagc_direct_end_slots(tagc_reducer *r);
 
 /* ---- lengths.c ---- */
 

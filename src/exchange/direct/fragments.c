@@ -70,7 +70,7 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->hand_out = d->result_out + 2;
         d->rows_in = d->hand_out + n_handed;
     }
-    if (!d->coded) return;
+    if (!d->coded || r->by_slots) return;
     d->scratch = tagc_arena_take(arena, r->kernels ? 0 : scratch, 1);
     d->send = tagc_arena_take(arena, own_slot(d) + 1, d->stride);
     d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
