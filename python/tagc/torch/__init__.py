@@ -182,6 +182,8 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
         settings = Options(**options)
+        if wrapper.is_managed and settings.transport == "group":
+            raise Error("unsupported", "transport is 'group': under torchft, whose groups change, tagc takes 'host'")
         if (found := streams.of(streams.device_of(model))) is not None:
             if wrapper.is_managed:
                 raise Error("unsupported", f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU memory")

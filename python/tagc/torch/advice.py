@@ -4,9 +4,10 @@ survey.py measures; forecast() and choose() are pure functions of what it found,
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import internals, streams
 from tagc.torch.comm import share
-from tagc.torch.options import Options
-from tagc.torch.survey import GRADIENTS, N_RUNS, Shape, Survey, look, name_of
+from tagc.torch.options import TRANSPORTS, Options
+from tagc.torch.survey import GRADIENTS, N_RUNS, Shape, Survey, in_ways, look, name_of
 
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
 LEAST_GAIN = 1.2  # of a step
@@ -28,14 +29,15 @@ BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, step_s: float | None = None,
            step: Callable[[], object] | None = None, seconds: float = 20, threads: int = 1, timeout_s: float = 300,
-           verbose: bool = True) -> dict[str, Any]:
+           transports: Collection[str] | None = None, verbose: bool = True) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it, before or
     after compress(); leaves model, gradients, residuals and random numbers as they are.
 
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that computes one
         forward and backward pass without exchanging gradients, as on a copy that is not wrapped; it is timed. With neither
         of them only communication is compared, not whether it matters.
-    seconds: that it may take, about. between, threads, timeout_s: as for compress(). verbose: rank 0 prints the advice.
+    seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of compress(), which to measure, such as
+        ("host", "group"); None: both where every rank has kernels for its GPU, else "host". verbose: rank 0 prints the advice.
 
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among them
     may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
@@ -58,12 +60,15 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
         if step is not None and (not callable(step) or step_s is not None):
             raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
+        if transports is not None and not set(transports) <= set(TRANSPORTS):
+            raise Error("argument", f"transports is {transports!r}, must have no others than {', '.join(map(repr, TRANSPORTS))}")
         on = streams.of(streams.device_of(model))
         Options(threads=threads, timeout_s=timeout_s)  # which checks them
         if group.size() < 2 or not shape.n_elems:
             raise Error("argument", f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange")
         mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__},
-                "options": {"seconds": seconds, "threads": threads, "step": step is not None, "step_s": step_s is None},
+                "options": {"seconds": seconds, "threads": threads, "step": step is not None, "step_s": step_s is None,
+                            "transports": transports},
                 "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)]}
     except Exception as problem:
         failure = problem
@@ -75,7 +80,7 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
         except Exception as problem:
             failure = problem
         _agree(group, {"versions": {}, "options": {}, "rows": []}, failure)
-    with Survey(group, shape, threads, timeout_s, on) as survey:
+    with Survey(group, shape, threads, timeout_s, on, transports) as survey:
         survey.run(seconds)
         found = survey.found()
     if step_s is not None:
@@ -160,10 +165,15 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
     if shape.gather != "bf16" and any(shape.n_gathers):
         add("bf16 gradients and parameters, torch's own", "off", total("torch reduce bf16"), torch_gathers("bf16"),
             torch={"reduce": "bf16", "param": "bf16"})
-    for options in GRADIENTS:
-        gradients_s = total(name_of(options), agree_s) + staged_s
-        others = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
-        for parameters in (None, *(others if shape.wrap == "fsdp2" and any(shape.n_gathers) else ())):
+    for options in itertools.chain(*map(in_ways, GRADIENTS)):
+        if name_of(options) not in found["seconds"]:
+            continue
+        is_carried, is_on_device = "transport" in options, "codec" in options
+        gradients_s = total(name_of(options), agree_s) + (0.0 if is_carried or is_on_device else staged_s)
+        others: tuple[str, ...] = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
+        if is_carried or shape.wrap != "fsdp2" or not any(shape.n_gathers):  # torch's own gathers are in the model's group, too
+            others = ()
+        for parameters in (None, *others):
             if parameters is None:
                 parameters_s = torch_gathers(shape.gather)
             elif parameters.startswith("delta"):

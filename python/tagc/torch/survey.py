@@ -6,10 +6,11 @@ with this model's mix of classes, over a connection of its own. The model is onl
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ from tagc._library import Error
 from tagc.torch import internals, policy
 from tagc.torch import layout as layouts
 from tagc.torch.comm import Comm, share
+from tagc.torch.group import Carrier
 from tagc.torch.options import Options
 from tagc.torch.reducer import Gatherer
+from tagc.torch.staging import Kernels, Staging
 from tagc.torch.streams import Cuda
 from tagc.torch.unit import Unit
 
@@ -42,6 +45,16 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
 )
 
 
+# What changes the way that gradients of a device take, of a handle of exchange direct.
+WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
+
+
+def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those options, and the same by each other way."""
+    others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
+    return [dict(options), *others]
+
+
 def name_of(options: Mapping[str, Any]) -> str:
     """options of compress(), in words."""
     if options.get("exchange") == "dense":
@@ -49,7 +62,9 @@ def name_of(options: Mapping[str, Any]) -> str:
     else:
         kept = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
-    return f"tagc, {kept}{parameters}"
+    on_device = ", codec on the device" if options.get("codec") == "device" else ""
+    in_group = ", in the model's own group" if options.get("transport") == "group" else ""
+    return f"tagc, {kept}{on_device}{in_group}{parameters}"
 
 
 @dataclasses.dataclass
@@ -171,8 +186,9 @@ class Survey:
     """Times on this rank, {what: {elements: [seconds]}}, all of them collective. group: where gradients are exchanged."""
 
     def __init__(self, group: dist.ProcessGroup, shape: Shape, threads: int = 1, timeout_s: float = 300,
-                 streams: Cuda | None = None) -> None:
-        """streams: of the device that the model is on; None: in CPU memory."""
+                 streams: Cuda | None = None, transports: Collection[str] | None = None) -> None:
+        """streams: of the device that the model is on; None: in CPU memory. transports: of compress(); None: all, where every rank has kernels
+        for its device, else "host"."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
@@ -180,19 +196,38 @@ class Survey:
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
         self.bytes: dict[str, float] = {}
+        self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
+        self._carrier = Carrier(timeout_s)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # the user's random numbers stay as they are
 
     def __enter__(self) -> Survey:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._staging is not None:
+            self._staging.close()
         self.comm.close()
+        if self._staging is not None:
+            self._staging.free()
+
+    @property
+    def _kernels(self) -> Kernels | None:
+        return None if self._staging is None else self._staging.kernels
+
+    def _is_measured(self, options: Mapping[str, Any], have_kernels: bool) -> bool:
+        """The same on all ranks."""
+        if "codec" in options:
+            return have_kernels
+        if "transport" in options:
+            is_asked = have_kernels if self._transports is None else "group" in self._transports
+            return is_asked and (self.streams is None or have_kernels)
+        return True
 
     def run(self, seconds: float) -> None:
         """Everything that forecast() needs, in about that time."""
         n = self._size(seconds)
         self._link(n)
-        all_reduce = self.shape.all_reduce
+        all_reduce, have_kernels = self.shape.all_reduce, all(share(self.group, self._kernels is not None))
         for size in (self._rounded(N_SMALL), n):
             if self.streams is not None:
                 for what, copy_s in zip(("copy out", "copy back"), self.streams.copy_seconds(4 * size)):
@@ -201,8 +236,9 @@ class Survey:
                 self.torch_reduce(size, dtype, all_reduce)
                 if any(self.shape.n_gathers):
                     self.torch_gather(size, dtype)
-            for options in GRADIENTS:
-                self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
+            for options in itertools.chain(*map(in_ways, GRADIENTS)):
+                if self._is_measured(options, have_kernels):
+                    self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)
 
@@ -293,13 +329,25 @@ class Survey:
             if n_kind:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
         layout = layouts.bucket(parameters, self.world_size) if all_reduce else layouts.chunked(parameters, self.world_size)
+        is_carried = options.transport == "group"
+        kernels = self._kernels if is_carried or options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
-        target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype)
+        source = source if kernels is None else source.to(kernels.device)
+        target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device)
+        link = self._carrier.link(self.group, self.comm, kernels) if is_carried else None
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
         stats: list[list[tuple[layouts.Part, lib.ReducerStats]]] = []
+
+        def run() -> None:
+            if link is None:
+                stats.append(unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG, kernels=kernels))
+                return
+            end = unit.carry(link, layout, source, target, dist.ReduceOp.AVG)
+            self._carrier.later(lambda: stats.append(end()))
+            self._carrier.finish()
+
         try:
-            seconds = self.time(what, n, lambda: stats.append(
-                unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG)), n_warm=2)
+            seconds = self.time(what, n, run, n_warm=2)
         finally:
             unit.close()
         self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
