@@ -154,7 +154,9 @@ class Hosts(Place):
         return f"10.79.0.{i + 1}"
 
     def inside(self, i, command):
-        return ["env", "GLOO_SOCKET_IFNAME=eth0", "ip", "netns", "exec", self._names[i], *command]
+        """torchft sends parameters from a server whose address is the host's name."""
+        return ["env", "GLOO_SOCKET_IFNAME=eth0", "ip", "netns", "exec", self._names[i], "unshare", "--uts", "sh", "-c",
+                f'hostname {self.address(i)} && exec "$@"', "sh", *command]
 
     def link(self, i, state):
         self._call("-n", self._names[-1], "link", "set", f"port{i}", state)

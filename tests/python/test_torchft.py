@@ -126,10 +126,26 @@ def train(name, folder, script, is_async=True, sparsity=None):
                          "beta1 is short": bool(handle.moments.held_off)}, notes)
             notes.flush()
             time.sleep(0.02)
+    check_saved(handle)
     handle.close()
     assert "should_commit" not in vars(manager)
     time.sleep(1)  # peers have come to the end, too
     manager.shutdown(wait=False)
+
+
+def check_saved(handle):
+    """What this replica saves it can load, and what was saved elsewhere, in other units, it refuses."""
+    import tagc.torch as tagc
+
+    saved = handle.state_dict()
+    (mine,) = saved.values()
+    before = {name: values.clone() for name, values in mine["residuals"].items()}
+    handle.load_state_dict(saved)
+    after = handle.state_dict()["rank0"]["residuals"]
+    assert all(torch.equal(values, after[name]) for name, values in before.items()) and before.keys() == after.keys()
+    (key,) = mine.keys() - {"residuals"}
+    with pytest.raises(tagc.Error, match="not saved under torchft"):
+        handle.load_state_dict({"rank0": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}})
 
 
 def flat(tensors):

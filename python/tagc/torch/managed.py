@@ -333,5 +333,7 @@ class Wrapper(ddp.Wrapper):
         """Whether torchft gets this failure in place of whoever called backward()."""
         if not isinstance(failure, Error) or failure.status != "transport":
             return False
+        if (state := self.hooked()) is not None:
+            state.handle.say(f"tagc: this step is given up: {failure}")
         self.quorum.give_up(failure)
         return True
