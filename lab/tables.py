@@ -1,5 +1,4 @@
-"""Markdown tables from results. What a result's experiment calls its `table` is the view it is shown in; nothing that
-stands in a table is typed by hand."""
+"""Markdown tables from results. An experiment's `table` names the view. No figure in a table is typed by hand."""
 import math
 import pathlib
 import re
@@ -160,7 +159,7 @@ def sweep(result):
     text = grid(["arm"] + [case_text(case) for case in cases], rows)
     notes = [f"{case_text(case)}: {note}" for case in cases
              if case["link"] and (note := linkcheck.shortfall(case["link"]))]
-    return (text + f"\nMedian iteration; behind it how many times as fast as `{names[0]}`, and as the best arm without "
+    return (text + f"\nMedian iteration; in brackets, the speed-up over `{names[0]}`, and over the best arm without "
             "compression.\n" + "".join(f"\n{note}.\n" for note in notes))
 
 
@@ -174,7 +173,7 @@ def long_sweep(cases, names):
                     [number(1e3 * statistics.median(pings), 1, " ms") if pings else "-",
                      f"{min(link['tcp_both_ways_bits_per_s']) / 1e9:.2f} Gbit/s" if link else "-"])
     return (grid(["place", *(f"`{name}`" for name in names), "round trip by ping", "plain TCP, both directions"], rows) +
-            f"\nMedian iteration (least to most); behind it how many times as fast as `{names[0]}`, and as the best arm without "
+            f"\nMedian iteration (least to most), then the speed-up over `{names[0]}`, and over the best arm without "
             "compression.\n")
 
 
@@ -392,8 +391,8 @@ def quality_case(case, is_one_of_many):
     wide = 100 * (max(base.values()) - min(base.values())) / mean
     about = case.get("base", {})
     text = grid(head, rows) + (
-        f"\n{case_text(case)}; all go on from one state of {about.get('n_steps', '?')} dense steps; seeds are orders of the "
-        f"data, between which the first arm differs by {wide:.2f} % from least to most. Bits are counted, over the whole "
+        f"\n{case_text(case)}. All runs are forks of one state after {about.get('n_steps', '?')} dense steps. Seeds are orders of the "
+        f"data; the first arm differs by {wide:.2f} % between them. Bits are counted, for the whole "
         "model, per rank and optimizer step, before the factor (W-1)/W.\n")
     return (f"\n**{case_text(case)}**\n\n" if is_one_of_many else "") + text
 
