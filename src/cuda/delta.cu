@@ -17,7 +17,7 @@ struct tagc_delta_batch {
     size_t image_bytes;
 };
 
-/* Returns all bytes of the device, which are those of the tables. */
+/* Returns the bytes of the device that the tables take. */
 static size_t lay_out(tagc_delta_batch *b, const tagc_delta_row *rows) {
     tagc_arena arena = {};
     size_t n_blocks = 0;

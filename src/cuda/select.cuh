@@ -1,13 +1,13 @@
-/* Which elements of a row are kept: the k largest of acc = gradient + residual, exactly, ties by index.
+/* Finds the elements of a row that are selected: the k largest of acc = gradient + residual, exactly, ties by index.
  *
  *   sample   predicts two bounds around the k-th largest, from a few lines of the row
- *   stream   one sweep over memory: acc to the residual; what reaches the lower bound becomes a candidate; between the bounds
- *            it is counted by its upper digit
- *   refine   counts the next digit of those whose upper digits are known to be the k-th's; three times, of which most return
- *            at once
+ *   stream   one sweep over memory: writes acc to the residual; values above the lower bound become candidates; those between
+ *            the bounds are counted by their upper digit
+ *   refine   counts the next digit of those that share the k-th's upper digits; launched three times, of which most return at
+ *            once
  *
- * The last block of a row that is done looks where in the counts the k-th largest lies. Where the sample misled, or the
- * candidates found no room, the row is dense: refine then reads all of acc. The result depends on neither. */
+ * The last block of a row that finishes finds the k-th largest in the counts. If the sample was misleading, or the candidates
+ * have no room, the row is dense: refine then reads all of acc. The result is the same in any case. */
 #ifndef TAGC_CUDA_SELECT_CUH
 #define TAGC_CUDA_SELECT_CUH
 
@@ -23,7 +23,7 @@ struct digit_shared {
     unsigned is_last;
 };
 
-/* Looks up where in the counts (N_RADIX) the element of this rank from the top lies, and clears them. One block. */
+/* Finds where in the counts (N_RADIX) the element of this rank from the top is, and clears them. One block. */
 __device__ __forceinline__ void find_digit(uint32_t *radix, uint32_t rank, digit_shared *s) {
     constexpr unsigned EACH = N_RADIX / THREADS;
     uint32_t counts[EACH], sum = 0, total;
@@ -43,8 +43,7 @@ __device__ __forceinline__ void find_digit(uint32_t *radix, uint32_t rank, digit
     __syncthreads();
 }
 
-/* The search goes on from base up to below limit, of which bits - base need n_bits, for the element of `rank` from the top.
- * Thread 0. */
+/* Continues the search in [base, limit), whose bits - base need n_bits, for the element of `rank` from the top. Thread 0. */
 __device__ __forceinline__ void begin_search(state *p, uint32_t base, uint32_t limit, int n_bits,
                                              uint32_t rank) {
     p->base = base;
@@ -55,7 +54,7 @@ __device__ __forceinline__ void begin_search(state *p, uint32_t base, uint32_t l
     p->shift = n_bits - p->n_digit_bits;
 }
 
-/* The counts are those of the present digit: takes it, and goes to the next. One block. */
+/* The counts are those of the current digit: fixes it and moves to the next. One block. */
 __device__ __forceinline__ void take_digit(const topk_row *row, digit_shared *s) {
     state *p = row->progress;
     find_digit(row->radix, p->rank, s);
@@ -88,7 +87,7 @@ struct sample_shared {
     uint32_t above, found, largest;
 };
 
-/* Lines are scattered within their windows, so that rows and columns of a matrix do not beat with the stride. */
+/* A line's place in its window is random, so that the stride does not interfere with rows and columns of a matrix. */
 __device__ __forceinline__ uint32_t sampled_line(uint32_t window, uint32_t stride) {
     uint32_t x = window;
     x = (x ^ x >> 16) * 0x85ebca6bu;
@@ -97,7 +96,7 @@ __device__ __forceinline__ uint32_t sampled_line(uint32_t window, uint32_t strid
     return window * stride + (uint32_t)((uint64_t)x * stride >> 32);
 }
 
-/* Bits, cut to 15, of the sampled element of this rank from the top; 0 where there are not so many. One block. */
+/* Bits, cut to 15, of the sampled element of this rank from the top; 0 if there are fewer elements. One block. */
 __device__ __forceinline__ uint32_t sampled_rank(sample_shared *s, float rank) {
     const uint32_t wanted = rank < 1 ? 1 : (uint32_t)rank;
     constexpr unsigned EACH = N_RADIX / THREADS;
@@ -105,7 +104,7 @@ __device__ __forceinline__ uint32_t sampled_rank(sample_shared *s, float rank) {
     if (wanted > N_LINES * LINE) return 0;
     for (
         ;
-        ;) { /* a window of N_RADIX magnitudes after another: more than one where the largest stand far out */
+        ;) { /* one window of N_RADIX magnitudes after another: more than one if the largest are far from the rest */
         for (unsigned i = threadIdx.x; i < N_RADIX; i += THREADS) s->counts[i] = 0;
         __syncthreads();
         for (unsigned i = threadIdx.x; i < N_LINES * LINE; i += THREADS) {
@@ -136,7 +135,7 @@ __device__ __forceinline__ float margin_of(float expected, float clump) {
     return 4 * sqrtf(clump * (expected + 4 * clump)); /* four standard deviations */
 }
 
-/* How much more the count of large elements scatters than if each were large by itself: up to LINE times. */
+/* Variance of the count of large elements relative to independent elements: up to LINE. */
 __device__ __forceinline__ float measure_clump(sample_shared *s, uint32_t at_least) {
     unsigned long long sums = 0; /* of counts, and in the upper half of their squares */
     for (unsigned line = threadIdx.x; line < N_LINES; line += THREADS) {
@@ -192,7 +191,7 @@ struct stream_shared {
     digit_shared digit;
 };
 
-/* Of a row that is sampled, the digit between the bounds that is counted first. */
+/* For a sampled row, the digit between the bounds that is counted first. */
 __device__ __forceinline__ int band_bits(const state *p) {
     return 32 - __clz((int)(p->t_hi - 1 - p->t_lo));
 }
@@ -270,7 +269,7 @@ __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index,
         }
 }
 
-/* The row's last block: where the k-th largest must be, or that all of acc has to be looked at. */
+/* In the row's last block: decides where the k-th largest must be, or that all of acc has to be searched. */
 __device__ __forceinline__ void after_stream(const topk_row *row, digit_shared *s) {
     state *p = row->progress;
     const uint32_t n_candidates = (uint32_t)p->n_found, n_certain = (uint32_t)(p->n_found >> 32), k = row->k;
@@ -325,7 +324,7 @@ __device__ __forceinline__ chunk_of chunk_here(const work_of<topk_row> *work) {
     return c;
 }
 
-/* Calls visit(position in the chunk, value) for each candidate, in any order; no barrier may be in it. */
+/* Calls visit(position in the chunk, value) for each candidate, in any order. visit must not contain a barrier. */
 template <typename visitor> __device__ __forceinline__ void each_candidate(const chunk_of *c, visitor visit) {
     const topk_row *row = c->row;
     if (row->sums || row->progress->is_dense) {

@@ -1,9 +1,9 @@
-/* Bodies of code topk, once the threshold of each row is known:
+/* Makes bodies of code topk, once the threshold of each row is known:
  *
- *   count    how many each chunk keeps; the row's last block shares out ties, and places in the list of what is kept
+ *   count    how many elements each chunk keeps; the row's last block distributes ties, and places in the list of kept elements
  *   gather   a bitmap per chunk, indices and values in order, and how many codes each width would take; the row's last block
- *            takes the best one, as the processor does, and writes the front of the body
- *   emit     codes of positions, and values with their scales; what is lost goes to the residual
+ *            chooses the best width, as the processor does, and writes the start of the body
+ *   emit     codes of positions, and values with their scales; the loss goes to the residual
  */
 #ifndef TAGC_CUDA_TOPK_CUH
 #define TAGC_CUDA_TOPK_CUH
@@ -28,7 +28,7 @@ struct count_shared {
     unsigned is_last;
 };
 
-/* The row's last block: ties go to the lowest indices, so to the first chunks. */
+/* In the row's last block: ties go to the lowest indices, so to the first chunks. */
 __device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) {
     state *p = row->progress;
     uint32_t n_above = 0, n_out = 0, total, n_ties;
@@ -93,7 +93,7 @@ struct gather_shared {
     unsigned is_last;
 };
 
-/* Words of this thread: neighbours, of all that a chunk has. */
+/* The words of this thread, neighbours in the chunk. */
 struct words {
     uint32_t begin, end;
 };
@@ -106,7 +106,7 @@ __device__ __forceinline__ words words_of(uint32_t n_words) {
     return w;
 }
 
-/* Of the ties the first n_kept stay. One block. */
+/* Keeps the first n_kept of the ties. One block. */
 __device__ __forceinline__ void cut_ties(gather_shared *s, words w, uint32_t n_kept) {
     uint32_t n = 0, total;
     for (uint32_t i = w.begin; i < w.end; i++) n += (uint32_t)__popc(s->ties[i]);
@@ -141,7 +141,7 @@ __device__ __forceinline__ uint32_t code_bytes(uint32_t n_codes, int bits) {
     return (n_codes * (uint32_t)bits + 7) / 8;
 }
 
-/* As gaps.c: from a guess to where the bytes of a sample of chunks rise on both sides. Thread 0. */
+/* As in gaps.c: from a guess to where the bytes of a sample of chunks rise on both sides. Thread 0. */
 __device__ __forceinline__ int choose_bits(const gather_shared *s, unsigned long long n_items,
                                            unsigned long long n) {
     int bits = (int)MIN_BITS;
@@ -225,7 +225,7 @@ __device__ __forceinline__ void write_front(const topk_row *row, gather_shared *
     *row->result = result;
 }
 
-/* The bitmap of what the chunk keeps, in shared memory, and the items in front of each of its words. */
+/* The bitmap of the chunk's kept elements, in shared memory, and the number of items before each of its words. */
 __device__ __forceinline__ void make_bitmap(const chunk_of *c, gather_shared *s, words w, uint32_t n_words) {
     const topk_row *row = c->row;
     const uint32_t threshold = row->progress->threshold, n_ties_kept = row->chunks[c->index].n_ties_kept;
@@ -306,7 +306,7 @@ struct emit_shared {
     scan_shared<uint32_t> scan;
 };
 
-/* Sets bits [at, at + n_bits) of the stream to the lowest of value, as far as they lie in the window that begins at `from`. */
+/* Sets bits [at, at + n_bits) of the stream to the lowest bits of value, as far as they are in the window that begins at `from`. */
 __device__ __forceinline__ void put_bits(emit_shared *s, uint32_t from, uint32_t at, uint32_t value,
                                          int n_bits) {
     const uint32_t end = from + WINDOW_WORDS * 32, first = at / 32 * 32;
@@ -318,7 +318,7 @@ __device__ __forceinline__ void put_bits(emit_shared *s, uint32_t from, uint32_t
     (void)n_bits;
 }
 
-/* Codes of this thread's items from code `at` on, as far as they lie in the window. */
+/* Codes of this thread's items from code `at` on, as far as they are in the window. */
 __device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last, uint32_t at, int bits,
                                           uint32_t from) {
     const uint32_t escape = (1u << bits) - 1, end = from + WINDOW_WORDS * 32;
@@ -336,7 +336,7 @@ __device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last
         }
 }
 
-/* The codes of a chunk, window after window: nearly always there is one. One block. */
+/* The codes of a chunk, window after window; usually there is one. One block. */
 __device__ __forceinline__ void write_codes(emit_shared *s, words w, int bits, uint8_t *to) {
     const uint32_t escape = (1u << bits) - 1;
     uint32_t last = 0, n_codes = 0, total;
@@ -381,7 +381,7 @@ __device__ __forceinline__ void emit_positions(const work_of<topk_row> *work, em
     write_codes(s, words_of(n_words), bits, to);
 }
 
-/* What becomes of item i: the residual gets what is lost; or sums become what a receiver has, and error gets it. */
+/* Finishes item i: the residual gets the loss; for sums, `sums` gets the decoded value and `error` the loss. */
 __device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float decoded, float error) {
     const uint32_t at = row->indices[item];
     if (!row->sums) {
@@ -393,7 +393,7 @@ __device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float
     float sum = row->error[at] + row->unscale * error;
     row->error[at] = sum;
     if (magnitude(sum) < INF_BITS) return;
-    tagc_encoded *out = &row->result->encoded; /* any thread may be the one that finds it */
+    tagc_encoded *out = &row->result->encoded; /* any thread may find it */
     atomicExch((unsigned long long *)&out->n_bytes, 0ull);
     atomicExch((unsigned long long *)&out->n_index_bytes, 0ull);
     atomicExch((unsigned long long *)&out->n_kept, 0ull);

@@ -112,7 +112,7 @@ static size_t encode_word(tagc_bpe *bpe, const uint8_t *word, uint32_t n, int *t
     while (n_heap > 0) {
         tagc_bpe_pair pair = heap_pop(bpe->heap, &n_heap);
         uint32_t at = pair.at, gone = bpe->next[at];
-        /* A pair whose tokens have changed since is stale. A place that was merged away has no next. */
+        /* A pair is stale if its tokens have changed since. A place that was merged into another has no next. */
         if (gone == NONE || bpe->token[at] != pair.left || bpe->token[gone] != pair.right) continue;
         bpe->token[at] = pair.joined;
         bpe->next[at] = bpe->next[gone];

@@ -1,8 +1,8 @@
-/* GPT-2's byte pair encoding: the tables made of vocab.json and merges.txt, and the encoder.
+/* GPT-2's byte pair encoding: the tables from vocab.json and merges.txt, and the encoder.
  *
- * A word starts as its bytes, each a token. Of all adjacent pairs that merges.txt lists, the one listed first
- * (the leftmost of equals) becomes one token, until no pair is listed. A heap of pairs makes this n log n, so
- * that a megabyte without a blank is no trap. */
+ * A word starts as its bytes, each a token. Of all adjacent pairs in merges.txt, the one listed first (the leftmost of
+ * equals) becomes one token, until no listed pair is left. A heap of pairs makes this n log n, so that a megabyte without a
+ * blank is not a problem. */
 #ifndef TAGC_DATA_BPE_H
 #define TAGC_DATA_BPE_H
 
@@ -10,7 +10,7 @@
 
 typedef struct tagc_bpe tagc_bpe;
 
-/* A file in memory and the name that messages give it. */
+/* A file in memory, and its name for messages. */
 typedef struct tagc_blob {
     const char *name;
     const char *bytes;

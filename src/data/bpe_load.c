@@ -1,5 +1,5 @@
-/* Reads GPT-2's vocab.json and merges.txt. Both spell bytes as characters: a byte that prints stands for
- * itself, the others, in order, for U+0100 and up (so the blank is U+0120). */
+/* Reads GPT-2's vocab.json and merges.txt. Both write bytes as characters: a printable byte is itself, and the others, in
+ * order, are U+0100 and up (so the blank is U+0120). */
 #include "data/bpe_table.h"
 
 #include "core/status.h"

@@ -1,5 +1,4 @@
-/* The corpus builder: a stream of text in, two token files out, in memory that does not grow with the corpus.
- */
+/* The corpus builder reads a stream of text and writes two token files, in memory that does not grow with the corpus. */
 #include "core/status.h"
 #include "data/data.h"
 #include "data/files.h"
@@ -19,7 +18,7 @@ enum { CHUNK_BYTES = 1 << 20 };
 typedef struct builder {
     const tagc_data_options *options;
     tagc_tokenizer *tokenizer, *own_tokenizer;
-    int zero_ends_text; /* the byte 0 is not text to this tokenizer */
+    int zero_ends_text; /* this tokenizer does not accept the byte 0 */
     int by_document;    /* whole documents for validation, or the tail of each */
     tagc_file_list files;
     tagc_token_writer *train, *val; /* val NULL when there is none */
@@ -59,7 +58,7 @@ static tagc_status make_folder(const char *path) {
     return status;
 }
 
-/* A val.bin of other text or another tokenizer would be taken for that of the new train.bin. */
+/* A val.bin of other text or another tokenizer would look like that of the new train.bin. */
 static tagc_status check_no_val(const char *out_dir) {
     struct stat info;
     size_t n_bytes = strlen(out_dir) + sizeof "/val.bin";
@@ -85,8 +84,7 @@ static tagc_status tell_progress(builder *b) {
     return TAGC_OK;
 }
 
-/* The first byte in text (n_bytes) that is not text, or n_bytes. Without at_end the last character may be yet
- * to come. */
+/* The first byte in text (n_bytes) that is not text, or n_bytes. Without at_end the last character may be incomplete. */
 static size_t find_invalid(const builder *b, const uint8_t *text, size_t n_bytes, int at_end) {
     size_t n_valid = tagc_utf8_valid_prefix(text, n_bytes);
     const uint8_t *zero = b->zero_ends_text ? memchr(text, 0, n_valid) : NULL;
@@ -154,7 +152,7 @@ static tagc_status end_text(const builder *b, tagc_token_writer *writer) {
 
 static tagc_status add_document(builder *b, const char *path) {
     uint64_t n_train = tagc_token_writer_n(b->train), n_val = b->val ? tagc_token_writer_n(b->val) : 0;
-    /* Decided before the document is read, so that its size cannot bias the choice. */
+    /* Decided before the document is read, so that its size does not bias the choice. */
     int to_val = b->by_document && (double)n_val < b->options->val_share * (double)(n_train + n_val);
     tagc_token_writer *writer = to_val ? b->val : b->train;
     tagc_source *source;

@@ -1,9 +1,8 @@
-/* From text to batches: tokenizers, token files, the corpus builder and the loader that feeds training.
+/* From text to batches: tokenizers, token files, the corpus builder, and the loader for training.
  *
  *   text files --tagc_data_build--> train.bin, val.bin --tagc_tokens_open--> tokens --tagc_loader--> (B, T)
  *
- * Nothing here knows models or networks; a rank is only a number that says which windows of a batch to read.
- */
+ * This module knows neither models nor networks. A rank only selects which windows of a batch to read. */
 #ifndef TAGC_DATA_DATA_H
 #define TAGC_DATA_DATA_H
 
@@ -26,16 +25,16 @@ typedef struct tagc_tokens_info {
     int format;          /* tagc_tokens_format, never AUTO */
     int token_bytes;     /* 1, 2 or 4 */
     uint64_t n_tokens;   /* >= 1 */
-    uint32_t vocab_size; /* every token is below; 0 when the format does not say (RAW16) */
-    int64_t end_of_text; /* the token between documents, -1 when the format does not say */
+    uint32_t vocab_size; /* every token is below; 0 if the format does not record it (RAW16) */
+    int64_t end_of_text; /* the token between documents, -1 if the format does not record it */
     uint64_t first_byte; /* of the payload in the file */
     char tokenizer[TAGC_TOKENIZER_NAME_BYTES]; /* tagc_tokenizer_name of the maker, "" when not known */
 } tagc_tokens_info;
 
 const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "llmc"; "?" for others */
 
-/* Maps the file and checks its header against its size; a file of our own against its checksum too (one read
- * of the whole). Failures name the file, the field, its value and what is allowed. */
+/* Maps the file and checks its header against its size; in our own format also its checksum (one read of the whole file).
+ * Failures name the file, the field, its value and what is allowed. */
 tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out);
 void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
 void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
@@ -53,13 +52,13 @@ tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n
 
 typedef struct tagc_tokenizer tagc_tokenizer;
 
-/* A token is a byte, and the byte 0 ends a text: so a vocabulary of 256, one byte per token in the file, and
- * no row of the model that exists for one token. The price is that a text must not contain the byte 0; the
- * corpus builder takes it for what it mostly is, a file that is not text. */
+/* A token is a byte, and the byte 0 ends a text. So the vocabulary is 256, a token takes one byte in the file, and no row
+ * of the model exists for a single token. A text must not contain the byte 0. If one does, it is usually not a text file,
+ * and the corpus builder says so. */
 tagc_status tagc_tokenizer_create_bytes(tagc_tokenizer **out);
 
-/* GPT-2's byte pair encoding from its usual two files. "<|endoftext|>" of the vocabulary ends a text (when
- * there is none, nothing does: end_of_text is -1); found inside a text it is text like any other. */
+/* GPT-2's byte pair encoding from its two files. "<|endoftext|>" of the vocabulary ends a text. (If there is none, end_of_text
+ * is -1.) Inside a text it is ordinary text. */
 tagc_status tagc_tokenizer_create_bpe(const char *vocab_path, const char *merges_path, tagc_tokenizer **out);
 void tagc_tokenizer_destroy(tagc_tokenizer *tokenizer); /* accepts NULL */
 
@@ -73,12 +72,11 @@ int tagc_tokenizer_end_of_text(const tagc_tokenizer *tokenizer); /* -1 when ther
 tagc_status tagc_tokenizer_encode(tagc_tokenizer *tokenizer, const char *text, size_t n_bytes, int *tokens,
                                   size_t *n_tokens);
 
-/* The bytes of one token, owned by the tokenizer; a character may be split between tokens. Nothing (NULL, 0)
- * for the end of text and for tokens that the vocabulary does not have (models pad theirs). */
+/* The bytes of one token, owned by the tokenizer. A character may be split between tokens. (NULL, 0) for the end of text and
+ * for tokens that the vocabulary does not have (models pad theirs). */
 const char *tagc_tokenizer_piece(const tagc_tokenizer *tokenizer, int token, size_t *n_bytes);
 
-/* All pieces joined and ended by '\0'; *text is malloc'ed and the caller frees it. n_bytes does not count the
- * '\0'. */
+/* All pieces joined, with a final '\0' that n_bytes does not count; *text is malloc'ed and the caller frees it. */
 tagc_status tagc_tokenizer_decode(const tagc_tokenizer *tokenizer, const int *tokens, size_t n_tokens,
                                   char **text, size_t *n_bytes);
 
@@ -89,7 +87,7 @@ typedef struct tagc_data_report {
     uint64_t n_empty_files;   /* left out */
     uint64_t n_total_files;   /* found */
     uint64_t n_text_bytes;    /* after decompression */
-    uint64_t n_invalid_bytes; /* not UTF-8, or 0 where that ends a text; can be above 0 only with lossy */
+    uint64_t n_invalid_bytes; /* not UTF-8, or 0 if that ends a text; above 0 only with lossy */
     uint64_t n_train_tokens;
     uint64_t n_val_tokens;
     const char *file; /* being read; NULL at the end */
@@ -98,10 +96,10 @@ typedef struct tagc_data_report {
 typedef struct tagc_data_options {
     const char *const *inputs; /* (n_inputs) files and folders; no default */
     size_t n_inputs;
-    const char *out_dir;       /* gets train.bin and val.bin; made when missing. No default */
+    const char *out_dir;       /* receives train.bin and val.bin; created if missing. No default */
     tagc_tokenizer *tokenizer; /* default NULL: bytes */
     double val_share;          /* [0, 0.5], default 0.1; 0 writes no val.bin */
-    int lossy; /* default 0: bytes that are not UTF-8 (or 0 where that ends a text) are an error; 1: they are
+    int lossy; /* default 0: bytes that are not UTF-8 (or 0 if that ends a text) are an error; 1: they are
                   kept as they are */
     int (*progress)(void *context,
                     const tagc_data_report *so_far); /* default NULL; non-zero stops the build */
@@ -110,23 +108,22 @@ typedef struct tagc_data_options {
 
 void tagc_data_options_init(tagc_data_options *options);
 
-/* Reads the inputs in the order given, folders recursively in byte order of their names (hidden names, links
- * to folders and what is not a file are passed over; a file that two inputs reach is read twice). A file that
- * starts like gzip is decompressed. Each file becomes one document, followed by end_of_text.
+/* Reads the inputs in the given order, folders recursively in byte order of names. It skips hidden names, links to folders,
+ * and what is not a file. A file that two inputs reach is read twice. A file that starts like gzip is decompressed. Each file
+ * becomes one document, followed by end_of_text.
  *
- * Validation: with at least 2 / val_share files a whole document goes there whenever it holds less than its
- * share; with fewer, the tail of each document. The same inputs give the same files, byte for byte.
+ * Validation: with at least 2 / val_share files, a whole document goes there whenever it has less than its share. With
+ * fewer, the tail of each document. The same inputs give the same files, byte for byte.
  *
- * Both files appear only when both are complete and on disk; whatever fails, the ones before stay as they
- * were. report may be NULL. */
+ * Both files appear only when both are complete and on disk. After a failure, older files are as they were. report may be
+ * NULL. */
 tagc_status tagc_data_build(const tagc_data_options *options, tagc_data_report *report);
 
 /* ---- loader ---- */
 
-/* Cuts the tokens into windows of T + 1 (the last is only a target) at a stride of T and hands them out in
- * batches. Window number g of a run is row g mod (B * W) of its global batch, whatever B and W: so one rank
- * with B = 4 sees what two ranks with B = 2 see. Batches run on into the next epoch; no window is left out of
- * an epoch. */
+/* Cuts the tokens into windows of T + 1 (the last is only a target) at a stride of T and returns them in batches. Window
+ * number g of a run is row g mod (B * W) of its global batch, for any B and W: one rank with B = 4 sees what two ranks with
+ * B = 2 see. Batches continue into the next epoch; an epoch leaves out no window. */
 typedef struct tagc_loader tagc_loader;
 
 typedef struct tagc_loader_options {
@@ -154,8 +151,8 @@ tagc_status tagc_loader_next(tagc_loader *loader, int *tokens, int *targets);
 /* Windows of one epoch, over all ranks. */
 uint64_t tagc_loader_n_windows(const tagc_loader *loader);
 
-/* Windows handed out since the start, over all ranks: all that a checkpoint needs, also to go on with another
- * B or W. Seek accepts [0, 2^62]; seek to 0 before each evaluation. */
+/* Windows returned since the start, over all ranks: all that a checkpoint needs, also to continue with another B or W. Seek
+ * accepts [0, 2^62]; seek to 0 before each evaluation. */
 uint64_t tagc_loader_position(const tagc_loader *loader);
 tagc_status tagc_loader_seek(tagc_loader *loader, uint64_t position);
 

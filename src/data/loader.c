@@ -1,6 +1,5 @@
-/* Batches for training and evaluation. The state is one number, how many windows all ranks have read;
- * everything else follows from it and the seed, which is what makes resuming exact and the data the same for
- * any number of ranks. */
+/* Batches for training and evaluation. The state is one number: how many windows all ranks have read. Everything else
+ * follows from it and the seed. So resuming is exact, and the data is the same for any number of ranks. */
 #include "core/status.h"
 #include "data/data.h"
 #include "data/permutation.h"
@@ -48,8 +47,8 @@ static tagc_status check_options(const tagc_tokens *tokens, const tagc_loader_op
     return TAGC_OK;
 }
 
-/* A shuffled epoch gives up one window, where there are two, for the freedom to start at any of T tokens:
- * over the epochs every token is predicted from every length of context. */
+/* A shuffled epoch gives up one window, if there are two, so that it can start at any of T tokens: over the epochs every token
+ * is predicted from every length of context. */
 static void set_windows(tagc_loader *loader) {
     uint64_t n = tagc_tokens_n(loader->tokens), n_per_window = (uint64_t)loader->options.n_tokens;
     loader->n_windows = (n - 1) / n_per_window;

@@ -1,9 +1,8 @@
-/* A random order of [0, n) that needs no table: item i of it is computed, so that a corpus of any size is
- * shuffled in no memory and a loader can go on anywhere.
+/* A random order of [0, n) without a table: item i of it is computed. So a corpus of any size is shuffled without memory, and
+ * a loader can start anywhere.
  *
- * A Feistel network permutes the smallest domain of 4^k values that holds n; a value that falls outside [0,
- * n) is permuted again until it falls inside, which keeps the map one-to-one and takes fewer than 4 turns on
- * average. */
+ * A Feistel network permutes the smallest domain of 4^k values that holds n. A result outside [0, n) is permuted again until
+ * it is inside, which keeps the map one-to-one and takes fewer than 4 turns on average. */
 #ifndef TAGC_DATA_PERMUTATION_H
 #define TAGC_DATA_PERMUTATION_H
 

@@ -1,5 +1,5 @@
-/* Reading text, plain or gzip. zlib's own file functions report neither where a file is damaged nor, always,
- * that it is cut short; hence the inflate loop here. */
+/* Reads text, plain or gzip. zlib's own file functions do not report where a file is damaged, nor always that it is cut
+ * short; hence the inflate loop here. */
 #include "data/source.h"
 
 #include "core/status.h"

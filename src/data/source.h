@@ -1,4 +1,4 @@
-/* A text file as a stream of bytes, decompressed on the way when it starts like gzip. */
+/* A text file as a stream of bytes, decompressed if it starts like gzip. */
 #ifndef TAGC_DATA_SOURCE_H
 #define TAGC_DATA_SOURCE_H
 
@@ -8,8 +8,8 @@ typedef struct tagc_source tagc_source;
 
 tagc_status tagc_source_open(const char *path, tagc_source **out);
 
-/* Sets *n_read to `capacity` unless the text ends before, then to what was left. Failures name the file, and
- * where the data is gzip and damaged or cut short, the byte of the compressed file. */
+/* Sets *n_read to `capacity`, or to what is left at the end of the text. Failures name the file, and for damaged or truncated
+ * gzip data the byte of the compressed file. */
 tagc_status tagc_source_read(tagc_source *source, uint8_t *bytes, size_t capacity, size_t *n_read);
 
 int tagc_source_compressed(const tagc_source *source);

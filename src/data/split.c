@@ -37,7 +37,7 @@ size_t tagc_split_word(const uint8_t *text, size_t n_bytes) {
     enum tagc_char_class class = tagc_char_class(code);
     if (class != TAGC_CHAR_SPACE) return n_blank + run_of(text + n_blank, n_bytes - n_blank, class, &n_last);
 
-    /* White space leaves its last character to the word that follows, if it has more than one. */
+    /* White space of more than one character leaves its last one to the word that follows. */
     size_t n_run = run_of(text, n_bytes, TAGC_CHAR_SPACE, &n_last);
     return n_run == n_bytes || n_run == n_last ? n_run : n_run - n_last;
 }

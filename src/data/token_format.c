@@ -1,5 +1,5 @@
-/* Headers of token files: three formats told apart by their first bytes, every field compared with the file's
- * size before it is believed. */
+/* Headers of token files. Their first bytes tell three formats apart. Every field is checked against the file's size before
+ * use. */
 #include "data/token_format.h"
 
 #include "core/status.h"
@@ -106,7 +106,7 @@ static tagc_status parse_ours(const uint8_t *data, uint64_t n_at_hand, uint64_t 
     if (XXH64(data, AT_HEADER_CHECKSUM, 0) != get_u64(data + AT_HEADER_CHECKSUM))
         return tagc_fail(TAGC_ERR_CORRUPT, "%s: the header's checksum is wrong: the file is damaged", name);
 
-    /* From here on the fields are as some program wrote them, which need not be ours. */
+    /* From here on the fields are as some program wrote them, not necessarily ours. */
     uint32_t token_bytes = get_u32(data + AT_TOKEN_BYTES), vocab_size = get_u32(data + AT_VOCAB_SIZE);
     uint32_t end_of_text = get_u32(data + AT_END_OF_TEXT);
     if (token_bytes != 1 && token_bytes != 2 && token_bytes != 4)

@@ -1,5 +1,5 @@
-/* See token_writer.h. The checksum is taken at the end by reading the file back, because tokens may leave it
- * again by move_tail; the pages are in memory then. */
+/* See token_writer.h. The checksum is computed at the end by reading the file back, because move_tail may remove tokens. The
+ * pages are in memory then. */
 #include "data/token_writer.h"
 
 #include "core/status.h"
@@ -175,7 +175,7 @@ tagc_status tagc_token_writer_commit(tagc_token_writer *writer) {
                          strerror(errno));
     free(writer->temporary);
     writer->temporary = NULL;
-    /* The rename itself lasts only once the folder is on disk. */
+    /* The rename is durable only when the folder is on disk. */
     int fd = open(writer->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0 || fsync(fd) != 0) {
         tagc_status status = tagc_fail(TAGC_ERR_IO, "%s: cannot sync: %s", writer->folder, strerror(errno));

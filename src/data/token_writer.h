@@ -1,5 +1,4 @@
-/* A token file being made: beside its final place until it is complete, so that it appears whole or not at
- * all. */
+/* Writes a token file under a temporary name until it is complete, so that it appears as a whole or not at all. */
 #ifndef TAGC_DATA_TOKEN_WRITER_H
 #define TAGC_DATA_TOKEN_WRITER_H
 
@@ -7,7 +6,7 @@
 
 typedef struct tagc_token_writer tagc_token_writer;
 
-/* For folder/name; what the tokens are is told by `tokenizer`. */
+/* For folder/name; `tokenizer` describes the tokens. */
 tagc_status tagc_token_writer_create(const char *folder, const char *name, const tagc_tokenizer *tokenizer,
                                      tagc_token_writer **out);
 tagc_status tagc_token_writer_append(tagc_token_writer *writer, const int *tokens, size_t n_tokens);
@@ -16,10 +15,10 @@ uint64_t tagc_token_writer_n(const tagc_token_writer *writer);
 /* Takes the last n_tokens from `from` and appends them to `to`, of the same tokenizer. */
 tagc_status tagc_token_writer_move_tail(tagc_token_writer *from, tagc_token_writer *to, uint64_t n_tokens);
 
-/* Header, checksum, and everything on disk, still under the temporary name. */
+/* Writes header and checksum and flushes everything to disk, still under the temporary name. */
 tagc_status tagc_token_writer_finish(tagc_token_writer *writer);
 
-/* After _finish: the final name, which replaces a file of that name. */
+/* After _finish: renames the file to its final name and replaces an older one. */
 tagc_status tagc_token_writer_commit(tagc_token_writer *writer);
 
 /* Accepts NULL. Without _commit nothing stays behind. */

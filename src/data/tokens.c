@@ -1,5 +1,5 @@
-/* A token file as an array in memory, by mapping it: many ranks of one host share its pages, and opening one
- * of many gigabytes costs no copy. */
+/* A token file as an array in memory, by mapping it. The ranks of one host share its pages, and opening a file of many
+ * gigabytes copies nothing. */
 #include "core/status.h"
 #include "data/token_format.h"
 #include <errno.h>

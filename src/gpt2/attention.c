@@ -1,6 +1,5 @@
-/* Attention over tiles of queries. A tile sees all keys up to its last query at once, so its scores are a
- * small (TILE, n_keys) matrix that stays in cache; the (T, T) matrix of a head never exists, neither here nor
- * kept for backward.
+/* Attention over tiles of queries. A tile sees all keys up to its last query, so its scores are a small (TILE, n_keys)
+ * matrix that stays in cache. The (T, T) matrix of a head is never made, in forward or in backward.
  *
  *   S = Q K^T / sqrt(head size)    P = exp(S - lse)              O = P V
  *   dV += P^T dO                   dS = P (dO V^T - sum dO O)    dQ = dS K,  dK += dS^T Q      (each / sqrt)

@@ -13,8 +13,8 @@ typedef struct tagc_attention {
     float *dscores; /* (TILE, n_tokens) scratch of backward */
 } tagc_attention;
 
-/* qkv (B, T, 3, n_embd) -> out (B, T, n_embd), and lse (B, n_head, T): log of the sum of exp of each row of
- * scores, all that backward needs to make the probabilities again. */
+/* qkv (B, T, 3, n_embd) -> out (B, T, n_embd) and lse (B, n_head, T), the log of the sum of exp of each row of scores.
+ * Backward recomputes the probabilities from lse. */
 void tagc_attention_forward(const tagc_attention *shape, const float *qkv, float *out, float *lse);
 
 /* dout (B, T, n_embd) -> dqkv (B, T, 3, n_embd), overwritten. */

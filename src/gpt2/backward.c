@@ -1,5 +1,5 @@
-/* The backward pass: the forward's steps in reverse, each turning the gradient of its output into that of its
- * input and adding to the gradient of its parameters. */
+/* The backward pass: the forward's steps in reverse. Each turns the gradient of its output into that of its input, and adds to
+ * the gradient of its parameters. */
 #include "gpt2/model.h"
 
 #include <cblas.h>
@@ -34,7 +34,7 @@ static tagc_status weight_gradient(tagc_gpt2 *model, const tagc_params *params, 
     return params->grad_done(params->context, tensor);
 }
 
-/* dx (rows, C) += gradient through the norm of `in`, of which dy (rows, C) is the gradient of the output. */
+/* dx (rows, C) += gradient through the norm of `in`; dy (rows, C) is the gradient of its output. */
 static tagc_status norm_gradient(tagc_gpt2 *model, const tagc_params *params, int tensor, const float *weight,
                                  const tagc_normed *in, const float *dy, float *dx) {
     size_t n_embd = (size_t)model->config.n_embd;
@@ -48,8 +48,8 @@ static tagc_status norm_gradient(tagc_gpt2 *model, const tagc_params *params, in
     return params->grad_done(params->context, tensor);
 }
 
-/* A norm followed by a linear layer: from dy (rows, n_out), the gradient behind both, to dx += (rows, C). The
- * norm's output, which the weight's gradient needs, is made again. */
+/* A norm followed by a linear layer: from dy (rows, n_out), the gradient of the output, to dx += (rows, C). Recomputes the
+ * norm's output, which the weight's gradient needs. */
 static tagc_status norm_linear_gradient(tagc_gpt2 *model, const tagc_params *params, int norm,
                                         const tagc_normed *in, int linear, const float *dy, size_t n_out) {
     size_t n_embd = (size_t)model->config.n_embd;
@@ -66,7 +66,7 @@ static tagc_status norm_linear_gradient(tagc_gpt2 *model, const tagc_params *par
     return TAGC_OK;
 }
 
-/* model->dx goes from the gradient of the block's output to that of its input. */
+/* Turns model->dx from the gradient of the block's output into that of its input. */
 static tagc_status block_backward(tagc_gpt2 *model, const tagc_params *params, int index) {
     const tagc_block *block = &model->blocks[index];
     int first = TENSOR_BLOCKS + index * BLOCK_N_TENSORS;
@@ -101,7 +101,7 @@ static tagc_status head_backward(tagc_gpt2 *model, const tagc_params *params, fl
     float *grad;
     TAGC_TRY(params->use(params->context, tensor, &head));
     TAGC_TRY(params->grad(params->context, tensor, &grad));
-    /* From the last chunk on, because its logits are still there. */
+    /* Starts with the last chunk, because its logits are still in the buffer. */
     for (int chunk = (int)((n_rows - 1) / chunk_rows); chunk >= 0; chunk--) {
         size_t first = (size_t)chunk * chunk_rows, n = tagc_gpt2_chunk_logits(model, head, chunk);
         for (size_t i = 0; i < n; i++) {

@@ -43,7 +43,7 @@ static tagc_status norm(tagc_gpt2 *model, const tagc_params *params, int tensor,
     return TAGC_OK;
 }
 
-/* y (rows, n_out) = x (rows, n_in) weight + bias, plus `add` (rows, n_out) when there is one. */
+/* y (rows, n_out) = x (rows, n_in) weight + bias, plus `add` (rows, n_out) unless it is NULL. */
 static tagc_status linear(tagc_gpt2 *model, const tagc_params *params, int tensor, const float *x,
                           size_t n_in, const float *add, float *y, size_t n_out) {
     size_t n_rows = tagc_gpt2_rows(model);
@@ -124,7 +124,7 @@ static double loss_sum(tagc_gpt2 *model, const float *head) {
     return sum;
 }
 
-/* Copies (B, T) token numbers after a look at each: a wrong one would read outside of the embedding. */
+/* Checks and copies (B, T) token numbers: a wrong one would read outside of the embedding. */
 static tagc_status take_tokens(const tagc_gpt2 *model, const char *what, const int *from, int *to) {
     for (size_t i = 0; i < tagc_gpt2_rows(model); i++) {
         if (from[i] < 0 || from[i] >= model->config.vocab_size)

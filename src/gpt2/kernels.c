@@ -1,5 +1,5 @@
-/* One set of loops, compiled per instruction set and chosen at run time, so that a release build runs
- * everywhere. */
+/* One set of loops, compiled for several instruction sets and chosen at run time, so that a release build runs on every
+ * processor. */
 #include "gpt2/kernels.h"
 #include "core/cpu.h"
 

@@ -39,7 +39,7 @@ typedef struct tagc_kernels {
     void (*softmax_backward)(float lse, float delta, float factor, float *s, float *dp, size_t n);
 } tagc_kernels;
 
-/* The best table of this processor, and all that it can run (best first, NULL at the end). */
+/* The best table of this processor, and all tables that it can run (best first, NULL at the end). */
 const tagc_kernels *tagc_kernels_best(void);
 const tagc_kernels *const *tagc_kernels_all(void);
 

@@ -1,4 +1,4 @@
-/* Life of a model: one arena for activations and scratch, laid out for the largest batch. */
+/* Creates and destroys a model: one arena for activations and scratch, laid out for the largest batch. */
 #include "gpt2/model.h"
 
 #include "core/memory.h"
@@ -6,7 +6,7 @@
 #include <limits.h>
 #include <stdlib.h>
 
-enum { MAX_LOGITS_BYTES = 1 << 29 }; /* above this, logits are made in chunks, twice per step */
+enum { MAX_LOGITS_BYTES = 1 << 29 }; /* above this, logits are computed in chunks, twice per step */
 
 int tagc_gpt2_head_tensor(const tagc_gpt2_config *config) {
     return config->tied ? TENSOR_WTE : tagc_gpt2_n_tensors(config) - 1;

@@ -1,8 +1,7 @@
-/* The inside of a model: what a forward keeps for its backward, and the scratch both share.
+/* Inside of a model: what a forward keeps for its backward, and the scratch of both.
  *
- * Rows are the B * T positions, C is n_embd, V the vocabulary. What is cheap to make again from these
- * (outputs of layer norms and of gelu, attention probabilities) is made again in backward instead of being
- * kept. */
+ * Rows are the B * T positions, C is n_embd, V the vocabulary. Backward recomputes what is cheap (outputs of layer norms and
+ * of gelu, attention probabilities) instead of keeping it. */
 #ifndef TAGC_GPT2_MODEL_H
 #define TAGC_GPT2_MODEL_H
 
@@ -45,15 +44,14 @@ struct tagc_gpt2 {
     const tagc_kernels *kernels;
     int max_batch, max_tokens;
     int n_batch, n_tokens; /* of the last forward */
-    int can_backward;      /* the last forward had targets and was not yet followed by a backward */
+    int can_backward;      /* the last forward had targets, and no backward has followed */
     int *tokens, *targets; /* (rows) of the last forward */
     tagc_block *blocks;    /* (n_layer) */
     tagc_normed out;       /* the residual stream after the last block */
     float *final;          /* (rows, C) after the last norm */
 
-    /* The head works on chunk_rows positions at a time. `chunk` is the one whose logits are in the buffer, -1
-     * for none: when all rows fit into one chunk, backward finds its logits there and need not make them
-     * again. */
+    /* The head works on chunk_rows positions at a time. `chunk` is the one whose logits are in the buffer, -1 for none.
+     * If all rows fit into one chunk, backward finds its logits there and need not recompute them. */
     int chunk_rows, chunk;
     float *logits;     /* (chunk_rows, V) */
     float *logits_lse; /* (rows) */

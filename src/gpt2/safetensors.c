@@ -1,5 +1,5 @@
-/* The reader. A file is not trusted: every number of the header is checked against the file before it is
- * used, and tensors must fill the data part without gap or overlap. */
+/* The reader. It does not trust the file: it checks every number of the header against the file before use, and tensors
+ * must fill the data part without gap or overlap. */
 #include "gpt2/safetensors.h"
 
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* Reading and writing of .safetensors files, tensor by tensor, because no rank need hold a whole model.
+/* Reads and writes .safetensors files tensor by tensor, so that no rank needs memory for a whole model.
  *
  *   8 bytes   n, little-endian: length of the header
  *   n bytes   JSON: {"name": {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}, ...}
@@ -34,17 +34,17 @@ tagc_status tagc_safetensors_read(tagc_safetensors *file, int entry, uint64_t fi
 
 /* ---- GPT-2 checkpoints ---- */
 
-/* A safetensors file seen as the tensors of one config: names with or without "transformer.", attention mask
- * buffers ignored, shapes checked. A file without lm_head.weight gives wte.weight in its place. */
+/* A safetensors file as the tensors of one config. Names may start with "transformer.", attention mask buffers are ignored,
+ * and shapes are checked. If the file has no lm_head.weight, wte.weight replaces it. */
 typedef struct tagc_gpt2_weights tagc_gpt2_weights;
 tagc_status tagc_gpt2_weights_open(const char *path, const tagc_gpt2_config *config, tagc_gpt2_weights **out);
 void tagc_gpt2_weights_close(tagc_gpt2_weights *weights); /* accepts NULL */
 tagc_status tagc_gpt2_weights_read(tagc_gpt2_weights *weights, int tensor, size_t first, size_t n,
                                    float *out);
 
-/* Writes <path> with every tensor of `config` in order: _create, then _append with the values of tensor 0, 1,
- * ... (in pieces of any size), then _commit, which makes it durable and moves it into place. _destroy before
- * a successful _commit leaves what was at `path` before and removes the temporary file. */
+/* Writes <path> with every tensor of `config` in order: _create, then _append with the values of tensor 0, 1, ... (in pieces
+ * of any size), then _commit, which makes the file durable and moves it into place. _destroy before a successful _commit
+ * removes the temporary file and leaves an older file at `path` as it was. */
 typedef struct tagc_gpt2_writer tagc_gpt2_writer;
 tagc_status tagc_gpt2_writer_create(const char *path, const tagc_gpt2_config *config, tagc_gpt2_writer **out);
 tagc_status tagc_gpt2_writer_append(tagc_gpt2_writer *writer, const float *values, size_t n);

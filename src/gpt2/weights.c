@@ -1,5 +1,5 @@
-/* GPT-2 checkpoints as Hugging Face lays them out: a safetensors file seen as the tensors of a config.
- * Matrices of linear layers are (in, out) there as here, so nothing is transposed. */
+/* GPT-2 checkpoints in Hugging Face's layout: a safetensors file as the tensors of a config. Matrices of linear layers are
+ * (in, out) there and here, so nothing is transposed. */
 #include "gpt2/safetensors.h"
 
 #include <stdio.h>
@@ -52,8 +52,8 @@ static int ends_with(const char *text, const char *end) {
     return n_text >= n_end && strcmp(text + n_text - n_end, end) == 0;
 }
 
-/* A tensor without a place would be lost in silence: a deeper model, say. Mask buffers of old files are no
- * weights. */
+/* A tensor that the config does not have must not be ignored, since the file may be a deeper model. Mask buffers of old files
+ * are not weights. */
 static tagc_status check_nothing_left(const tagc_safetensors *file, const int *entries, int n_tensors) {
     for (int i = 0; i < tagc_safetensors_n_entries(file); i++) {
         tagc_safetensors_entry entry;
@@ -67,7 +67,7 @@ static tagc_status check_nothing_left(const tagc_safetensors *file, const int *e
     return TAGC_OK;
 }
 
-/* A tied model may come with its head written out, but then it must be the embedding. */
+/* A tied model's file may contain the head, but it must equal the embedding. */
 static tagc_status check_tied_head(tagc_safetensors *file, int wte) {
     int head = tagc_safetensors_find(file, "lm_head.weight");
     tagc_safetensors_entry a, b;

@@ -1,5 +1,5 @@
-/* Writing a checkpoint: whole or not at all. Bytes go to "<path>.tmp", which takes the place of <path> only
- * when all of it is on the disk. */
+/* Writes a checkpoint as a whole or not at all. Bytes go to "<path>.tmp", which replaces <path> when all of it is on the
+ * disk. */
 #include "gpt2/safetensors.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static tagc_status new_file_write(new_file *file, const void *bytes, size_t n_by
     return fwrite(bytes, 1, n_bytes, file->stream) == n_bytes ? TAGC_OK : io_error(file->temporary);
 }
 
-/* The folder is synchronised too: a rename that is not on the disk is no rename after a power failure. */
+/* Synchronises the folder too: otherwise a power failure may undo the rename. */
 static tagc_status sync_folder(const char *path) {
     char *copy = strdup(path);
     if (!copy) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
@@ -78,7 +78,7 @@ static json_t *header_of(const tagc_gpt2_config *config) {
         tagc_tensor_info info;
         char name[TAGC_TENSOR_NAME_BYTES + 16];
         tagc_gpt2_tensor(config, i, &info);
-        /* The head belongs to the language model, the rest to the transformer inside of it. */
+        /* In these files the head belongs to the language model, and the rest to the transformer inside it. */
         snprintf(name, sizeof name, "%s%s", info.kind == TAGC_TENSOR_HEAD ? "" : "transformer.", info.name);
         json_t *shape = json_pack("[I]", (json_int_t)info.n_rows);
         if (info.decay) json_array_append_new(shape, json_integer((json_int_t)info.n_cols));
@@ -153,7 +153,7 @@ tagc_status tagc_gpt2_config_write(const char *path, const tagc_gpt2_config *con
         "vocab_size", config->vocab_size, "tie_word_embeddings", config->tied, "activation_function",
         "gelu_new", "layer_norm_epsilon", 1e-5, "initializer_range", 0.02, "attn_pdrop", 0.0, "embd_pdrop",
         0.0, "resid_pdrop", 0.0, "torch_dtype", "float32");
-    /* Readers take GPT-2's end of text, 50256, for granted, which a smaller vocabulary does not have. */
+    /* Readers assume GPT-2's end of text, 50256, which a smaller vocabulary does not have. */
     if (json && config->vocab_size <= 50256) {
         json_object_set_new(json, "bos_token_id", json_null());
         json_object_set_new(json, "eos_token_id", json_null());
@@ -181,7 +181,7 @@ static tagc_status read_int(const json_t *json, const char *field, int *out) {
     return TAGC_OK;
 }
 
-/* Variants of GPT-2 that this model does not compute. An absent field has GPT-2's value. */
+/* Variants of GPT-2 that this model does not support. An absent field has GPT-2's value. */
 static tagc_status check_arithmetic(const json_t *json, int n_embd) {
     const json_t *type = json_object_get(json, "model_type"),
                  *gelu = json_object_get(json, "activation_function");
