@@ -178,7 +178,7 @@ def check_quality():
     equal(row_of(text, "`topk`"), ["`topk`", "0.60", "3.00", "3.60", "0.002", "3.0700", "+2.00 % (+1.00 % to +3.00 %)",
                                     "1.41 %", "2"])
     equal(row_of(text, "`dense`")[6:], ["-", "-", "2"])
-    assert "one state of 70 dense steps" in text and "differs by 66.67 %" in text
+    assert "one state after 70 dense steps" in text and "differs by 66.67 %" in text
     runs[3]["evals"][-1]["val_loss"] = None
     equal(row_of(tables.markdown(lab("quality-x", "quality", [one])), "`topk`")[6], "no finite loss in 1 of 2")
 
