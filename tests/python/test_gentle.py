@@ -208,6 +208,8 @@ def switches_off(rank, world_size):
     resumed = tagc.compress(third, another, verbose=False)
     resumed.load_state_dict(saved)
     assert resumed.moments.held_off == {id(third.module.noisy)} and handle.moments.held_off == {id(noisy)}
+    goes_back_without_an_optimizer(saved, "noisy", rank)
+    steps_with_a_closure(resumed, third, another, rank)
     for step in range(2 * WINDOW):
         backward(model, rank, 100 + step, noisy=True)
         optimizer.step()
@@ -221,6 +223,7 @@ def switches_off(rank, world_size):
     for step in range(2 * WINDOW):
         backward(model, rank, 200 + step, noisy=True)
     assert handle.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
+    goes_back_without_an_optimizer(handle.state_dict(), "noisy and 1 more", rank)
     handle.close()
     assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks  # this test's
     other = DistributedDataParallel(Given())
@@ -232,6 +235,41 @@ def switches_off(rank, world_size):
     for step in range(2 * WINDOW):
         backward(other, rank, 200 + step, noisy=True)
     assert second.stages._now == handle.stages._now
+
+
+def steps_with_a_closure(handle, model, optimizer, rank):
+    """Groups are split before a closure runs, and what its backward pass decides holds from the next step on: the first that gets a
+    gradient of selection."""
+    from tagc.torch.watch import WINDOW
+
+    seen = []  # (names that are stepped short, names of which every value travelled)
+    optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
+    for step in range(2 * WINDOW):
+        def closure():
+            first = {name for name, stage in handle.stages._now.items() if stage == 0}
+            backward(model, rank, 400 + step, noisy=True)
+            seen[-1] = seen[-1][0], first
+        optimizer.step(closure)
+    assert all(name in short or name in first for short, first in seen for name in ("noisy", "steady"))
+    assert "steady" in seen[0][1] and "steady" not in seen[-1][1]
+
+
+def goes_back_without_an_optimizer(saved, names, rank):
+    """In a run whose optimizer tagc does not know, no first moment is short, whatever the checkpoint says."""
+    import tagc.torch as tagc
+    from tagc.torch.watch import WINDOW
+
+    model = DistributedDataParallel(Given())
+    handle = tagc.compress(model, verbose=False)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        handle.load_state_dict(copy.deepcopy(saved))
+    said = [str(warning.message) for warning in said if "tagc: " in str(warning.message)]
+    assert len(said) == (rank == 0) and all(f"was short for {names}, " in text and "before the checkpoint" in text for text in said), said
+    for step in range(2 * WINDOW):
+        backward(model, rank, 300 + step, noisy=True)
+    assert set(handle.stages._now.values()) == {0} and not handle.stages.with_short_moment()
+    handle.close()
 
 
 def switches_off_of_shards(rank, world_size):

@@ -44,6 +44,12 @@ class Moments:
         if self._stages.load(about, with_windows):
             self._shorten()
         self._follow_stages()
+        if self._stages.unknown and dist.get_rank() == 0:
+            name, n = min(self._stages.unknown), len(self._stages.unknown) - 1
+            warnings.warn(f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
+                          f"{f' and {n} more' if n else ''}, and tagc has not been given this run's optimizer: every value of them travels "
+                          "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or handle.adapt(optimizer), "
+                          "or handle.param_groups(), before the checkpoint is loaded", stacklevel=4)
 
     def adapt(self, optimizer: Any) -> None:
         """Compressed.adapt()."""

@@ -70,6 +70,7 @@ class Stages:
         self._never_long: frozenset[str] = frozenset()  # and of those that have none
         self._short: set[str] = set()  # names of those whose has
         self._now = dict.fromkeys(self._kinds, 0)
+        self.unknown: frozenset[str] = frozenset()  # of load()
         self._next: dict[str, int] = {}  # name -> the stage from the next exchange of the whole model on
         self._seen: set[str] = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
         self._noisy: set[str] = set()  # of these, whose last window was mostly noise
@@ -199,13 +200,19 @@ class Stages:
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> bool:
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
-        the first moment of all that is compressed was short already."""
+        the first moment of all that is compressed was short already. That of `unknown` was, and is not known to be here: these
+        begin anew, and with them all that is not compressed."""
         if not self._now:
             return False
+        were_short = not about.get("moment", True)
+        short = self._compressed(self._kinds) if were_short else self._kinds.keys() & set(about.get("without_moment", ()))
+        self.unknown = frozenset(short - self._can_shorten - self._never_long) if self._has_long_moments else frozenset()
+        anew = self.unknown | (self._kinds.keys() - self._compressed(self._kinds) if self.unknown else set())
         self._next, stages = {}, about.get("stages", {})
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
-        self._put({name: min(stages.get(name, n), n) for name, n in last.items()})
+        self._put({name: 0 if name in anew else min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
         for key, attribute in _SETS.items():
             setattr(self, attribute, self._kinds.keys() & set(about.get(key, ())))
-        return not about.get("moment", False)
+        self._short -= self.unknown
+        return were_short and not self.unknown
