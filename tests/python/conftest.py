@@ -1,5 +1,6 @@
 """Run by hand, the tests take the package from this source tree and the library from build/, as ctest does."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -11,6 +12,14 @@ if "TAGC_LIBRARY" not in os.environ:
     os.environ["TAGC_LIBRARY"] = str(_ROOT / "build" / "libtagc.so")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT / "python"), os.environ.get("PYTHONPATH", "")])
     sys.path.insert(0, str(_ROOT / "python"))
+
+
+gc.disable()  # while torch is imported, of which nothing is garbage
+
+
+def pytest_collection_finish():
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish(session, exitstatus):

@@ -5,6 +5,7 @@ The processes are forks of one that has imported torch and done nothing with it:
 import functools
 import importlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import sys
@@ -15,9 +16,7 @@ import traceback
 TIMEOUT_S = 200
 
 _fresh = multiprocessing.get_context("forkserver")
-# torch imports _dynamo by itself when a model is wrapped, which takes as long as all that a short test does.
-_fresh.set_forkserver_preload(["numpy", "pytest", "torch", "torch._dynamo", "torch.distributed.fsdp",
-                               "torch.distributed.checkpoint", "torch.nn.parallel"])  # fmt: skip
+_fresh.set_forkserver_preload(["preloaded"])
 
 
 def run(function, world_size, *arguments, timeout_s=TIMEOUT_S):
@@ -43,9 +42,30 @@ def _each(rank, world_size, module, names):
 
 
 @functools.cache
+def _start_server():
+    """Of the process that ranks are forks of. Only by PYTHONPATH does it find preloaded.py."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), before]))
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+@functools.cache
 def _bytecode():
     """A folder for what ranks compile of tagc and of the tests, so that only the first of them does. Goes with this process."""
     return tempfile.TemporaryDirectory()
+
+
+def _store():
+    """Outlives ranks that end, as torchrun's does. Not a file: ranks look into that a hundred times a second while they wait."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
 def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
@@ -54,9 +74,11 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         with open(f"{folder}/job", "wb") as file:
             pickle.dump((sys.modules[function.__module__].__file__, function.__name__, arguments), file)
         open(f"{folder}/output", "x").close()
+        _start_server()
+        store = _store()
         environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
         ranks = [
-            _fresh.Process(target=_main, args=(folder, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
+            _fresh.Process(target=_main, args=(folder, store.port, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
             for rank in range(world_size)
         ]
         try:
@@ -85,7 +107,7 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         return outcomes
 
 
-def _main(folder, bytecode, cwd, environment):
+def _main(folder, port, bytecode, cwd, environment):
     sys.pycache_prefix, sys.dont_write_bytecode = bytecode, False
     os.environ.clear()
     os.environ.update(environment)
@@ -102,7 +124,7 @@ def _main(folder, bytecode, cwd, environment):
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        store = dist.FileStore(f"{folder}/store", world_size)
+        store = dist.TCPStore("127.0.0.1", port, world_size, False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         module = __import__(os.path.basename(path)[: -len(".py")])
         outcome = getattr(module, name)(rank, world_size, *arguments), None

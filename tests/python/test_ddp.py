@@ -1,8 +1,10 @@
 """DDP with tagc against gradients of one process over the whole batch."""
 
+import contextlib
 import copy
 import gc
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -364,8 +366,13 @@ def copies(rank, world_size):
 
 
 def end_of_life(rank, world_size):
-    """A model goes with its handle and its thread, closed or not, though DDP's reducer keeps the hook's state."""
-    for is_closed in (True, False):
+    """A model goes with its handle and its thread, closed or not, though DDP's reducer keeps the hook's state. Where the garbage
+    collector finds them while torch traces, tensors cannot be made."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    unraised = []
+    sys.unraisablehook = lambda failure: unraised.append(str(failure.exc_value))
+    for is_closed, is_tracing in ((True, False), (False, False), (False, True)):
         model = wrapped(Odd)
         handle = compress(model)
         backward(model, rank)
@@ -375,10 +382,12 @@ def end_of_life(rank, world_size):
         gone = weakref.ref(model)
         del model, handle
         end = time.monotonic() + 30
-        while gone() is not None and time.monotonic() < end:  # the thread may still be putting its last bucket away
-            gc.collect()
-            time.sleep(0.01)
-        assert gone() is None
+        with FakeTensorMode() if is_tracing else contextlib.nullcontext():
+            while gone() is not None and time.monotonic() < end:  # the thread may still be putting its last bucket away
+                gc.collect()
+                time.sleep(0.01)
+        assert gone() is None and not unraised, unraised
+    sys.unraisablehook = sys.__unraisablehook__
     for thread in threading.enumerate():
         if thread.name == "tagc-ddp":
             thread.join(30)

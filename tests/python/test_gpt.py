@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 
 import ranks
 
@@ -33,65 +34,90 @@ def batch(data, *key):
     return rows[:, :-1], rows[:, 1:]
 
 
-def wrapped():
+def model_of_all():
     from gpt import GPT, Config
-    from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)
-    model = GPT(Config(n_positions=CONTEXT, n_embd=64, n_head=2, n_layer=2))
+    return GPT(Config(n_positions=CONTEXT, n_embd=64, n_head=2, n_layer=2))
+
+
+def sharded():
+    from torch.distributed.fsdp import fully_shard
+
+    model = model_of_all()
     for block in model.transformer.h:
         fully_shard(block)
     return fully_shard(model)
 
 
-def steps(model, optimizer, data, order, n, is_last):
+def steps(model, optimizer, data, order, n, is_last, ranks_here):
+    """ranks_here: whose batches this process trains on, their mean."""
     for step in range(n):
         for group in optimizer.param_groups:
             group["lr"] = LR * (1 - 0.95 * step / n) if is_last else LR * min(1, (step + 1) / 20)
-        model(*batch(data, order, step, dist.get_rank())).backward()
+        x, y = (torch.cat(rows) for rows in zip(*(batch(data, order, step, rank) for rank in ranks_here)))
+        model(x, y).backward()
         optimizer.step()
         optimizer.zero_grad()
 
 
-def validation_loss(model, data):
+def validation_loss(model, data, ranks_here):
     with torch.no_grad():
-        loss = sum(model(*batch(data, i, dist.get_rank())) for i in range(20)) / 20
-    dist.all_reduce(loss)
-    return loss.item() / dist.get_world_size()
+        return sum(model(*batch(data, i, rank)).item() for i in range(20) for rank in ranks_here) / 20 / len(ranks_here)
+
+
+def dense(data, order, weights=None, state=None):
+    """(model, optimizer, loss) of a process alone that trains on what the two ranks train on; without weights: the trunk."""
+    train, validation = data
+    model = model_of_all()
+    optimizer = torch.optim.AdamW(model.parameters())
+    if weights is not None:
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(copy.deepcopy(state))
+    steps(model, optimizer, train, order, N_TRUNK if weights is None else N_FORK, weights is not None, range(2))
+    return model, optimizer, validation_loss(model, validation, range(2))
+
+
+def compressed(rank, data, order, weights, state, **options):
+    """(loss, bits) of two ranks with tagc."""
+    import tagc.torch as tagc
+    from torch.distributed.checkpoint import state_dict as states
+
+    train, validation = data
+    whole = states.StateDictOptions(full_state_dict=True)
+    model = sharded()
+    states.set_model_state_dict(model, weights, options=whole)
+    with tagc.compress(model, verbose=False, **options) as handle:
+        optimizer = torch.optim.AdamW(handle.param_groups())
+        for (name, parameter), moments in zip(model.named_parameters(), state["state"].values(), strict=True):
+            optimizer.state[parameter] = {key: value.clone() if value.dim() == 0 else
+                                          distribute_tensor(value, parameter.device_mesh, parameter.placements)
+                                          for key, value in moments.items()}
+        steps(model, optimizer, train, order, N_FORK, True, [rank])
+        loss = torch.tensor(validation_loss(model, validation, [rank]))
+        dist.all_reduce(loss, dist.ReduceOp.AVG)
+        return loss.item(), handle.stats()["bits_per_param"]
 
 
 def forks(rank, world_size):
-    import tagc.torch as tagc
-
-    train, validation = text()
-    trunk = wrapped()
-    optimizer = torch.optim.AdamW(trunk.parameters())
-    steps(trunk, optimizer, train, 0, N_TRUNK, False)
-    weights = copy.deepcopy(trunk.state_dict())
-    moments = {name: optimizer.state[parameter] for name, parameter in trunk.named_parameters()}
-
-    def fork(order, **options):
-        model = wrapped()
-        model.load_state_dict(weights)
-        handle = tagc.compress(model, verbose=False, **options) if options else None
-        optimizer = torch.optim.AdamW(handle.param_groups() if handle else model.parameters())
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = copy.deepcopy(moments[name])
-        steps(model, optimizer, train, order, N_FORK, True)
-        bits = handle.stats()["bits_per_param"] if handle else 32
-        if handle:
-            handle.close()
-        return validation_loss(model, validation), bits
-
-    return {"trunk": (validation_loss(trunk, validation), 32), "dense": [fork(order) for order in ORDERS],
-            "0.9": [fork(order, sparsity=0.9) for order in ORDERS]}
+    data, trunk = text(), [None]
+    if rank == 0:
+        model, optimizer, loss = dense(data, 0)
+        trunk = [(model.state_dict(), optimizer.state_dict(), loss)]
+    dist.broadcast_object_list(trunk)
+    weights, state, loss = trunk[0]
+    mine = {order: dense(data, order, weights, state)[2] for order in ORDERS if order % world_size == rank}
+    everyone = [None] * world_size
+    dist.all_gather_object(everyone, mine)
+    return {"trunk": loss, "dense": [loss for one in everyone for loss in one.values()],
+            "0.9": [compressed(rank, data, order, weights, state, sparsity=0.9) for order in ORDERS]}
 
 
 @pytest.mark.slow
 def test_loss_within_the_spread_of_dense_runs():
     runs = ranks.run(forks, 2, timeout_s=280)[0]
     print(runs)
-    dense, compressed = ([loss for loss, _ in runs[arm]] for arm in ("dense", "0.9"))
-    gap = (sum(compressed) - sum(dense)) / len(ORDERS)
-    assert gap < max(max(dense) - min(dense), 0.01 * min(dense)), runs
-    assert max(compressed) < runs["trunk"][0] and runs["0.9"][0][1] < 1.6, runs
+    losses, (compressed_losses, bits) = runs["dense"], zip(*runs["0.9"])
+    gap = (sum(compressed_losses) - sum(losses)) / len(ORDERS)
+    assert gap < max(max(losses) - min(losses), 0.01 * min(losses)), runs
+    assert max(compressed_losses) < runs["trunk"] and bits[0] < 1.6, runs

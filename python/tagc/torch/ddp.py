@@ -7,7 +7,6 @@ compress() takes it over."""
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import weakref
@@ -97,11 +96,10 @@ class Buckets:
         for unit in self._units.values():
             unit.set_sparsity(sparsity)
 
-    def close(self) -> None:
-        """The residuals stay, and go into the units that a later reduce() makes."""
-        with contextlib.ExitStack() as all_of_them:
-            for unit in self._units.values():
-                all_of_them.callback(unit.close)
+    def free(self) -> None:
+        for unit in self._units.values():
+            unit.free()
+        self._kept = {}
 
 
 class _Bucket:

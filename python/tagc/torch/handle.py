@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
@@ -488,9 +487,7 @@ class Compressed:
         for free in self.frees:
             free()
         for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
-            with contextlib.suppress(LocalFailure):
-                unit.close()
-            unit.set_residuals_on_the_wire({})
+            unit.free()
         for comm in self._comms.values():
             comm.close()
         for end in self.ends:

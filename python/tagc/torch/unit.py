@@ -303,6 +303,13 @@ class Unit:
             if exchange.part.kind == "compressed":
                 exchange.reducer.set_sparsity(sparsity)
 
+    def free(self) -> None:
+        """Reducers and residuals end. No tensor is made: the garbage collector comes by while torch traces, too."""
+        for exchange in self._exchanges:
+            exchange.reducer.close()
+        self._exchanges, self._kept = [], {}
+        self._comm = self._layout = self._key = None
+
     def close(self) -> None:
         """The residuals stay, and go into the reducers that a later reduce() makes."""
         try:
