@@ -42,8 +42,8 @@ def _each(rank, world_size, module, names):
 
 
 @functools.cache
-def _start_server():
-    """Of the process that ranks are forks of. Only by PYTHONPATH does it find preloaded.py."""
+def fresh():
+    """The context of multiprocessing whose processes are those forks. Only by PYTHONPATH does their origin find preloaded.py."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), before]))
     try:
@@ -53,6 +53,7 @@ def _start_server():
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+    return _fresh
 
 
 @functools.cache
@@ -74,11 +75,10 @@ def attempt(function, world_size, *arguments, timeout_s=TIMEOUT_S):
         with open(f"{folder}/job", "wb") as file:
             pickle.dump((sys.modules[function.__module__].__file__, function.__name__, arguments), file)
         open(f"{folder}/output", "x").close()
-        _start_server()
         store = _store()
         environment = os.environ | {"WORLD_SIZE": str(world_size), "OMP_NUM_THREADS": "1"}
         ranks = [
-            _fresh.Process(target=_main, args=(folder, store.port, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
+            fresh().Process(target=_main, args=(folder, store.port, _bytecode().name, os.getcwd(), environment | {"RANK": str(rank)}))
             for rank in range(world_size)
         ]
         try:

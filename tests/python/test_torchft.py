@@ -27,7 +27,7 @@ class Replica:
     def __init__(self, name, folder, lighthouse, script, **options):
         self.notes = folder / f"replica{name}"
         environment = os.environ | {"TORCHFT_LIGHTHOUSE": lighthouse, "OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
-        self.process = ranks._fresh.Process(target=_main, args=(name, folder, script, options, environment, os.path.dirname(__file__)))
+        self.process = ranks.fresh().Process(target=_main, args=(name, folder, script, options, environment, os.path.dirname(__file__)))
         self.process.start()
 
     def passes(self):

@@ -7,6 +7,7 @@ compress() takes it over."""
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
@@ -95,6 +96,12 @@ class Buckets:
     def set_sparsity(self, sparsity: float) -> None:
         for unit in self._units.values():
             unit.set_sparsity(sparsity)
+
+    def close(self) -> None:
+        """The residuals stay, and go into the units that a later reduce() makes."""
+        with contextlib.ExitStack() as all_of_them:
+            for unit in self._units.values():
+                all_of_them.callback(unit.close)
 
     def free(self) -> None:
         for unit in self._units.values():

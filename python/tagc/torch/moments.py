@@ -44,7 +44,7 @@ class Moments:
         if self._stages.load(about, with_windows):
             self._shorten()
         self._follow_stages()
-        if self._stages.unknown and dist.get_rank() == 0:
+        if self._stages.unknown and self._wrapper.speaks:
             name, n = min(self._stages.unknown), len(self._stages.unknown) - 1
             warnings.warn(f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
                           f"{f' and {n} more' if n else ''}, and tagc has not been given this run's optimizer: every value of them travels "
