@@ -1,6 +1,6 @@
 /* The owner's update. Operations are in the order of torch.optim.AdamW, so that the two agree to fp32
  * rounding; loops are plain so that the compiler turns them into vectors. */
-#include "fsdp/internal.h"
+#include "fsdp/adamw.h"
 #include <math.h>
 #if defined(__SSE2__)
 #include <emmintrin.h>
@@ -62,11 +62,6 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
     for (size_t at = 0; at < n; at += BLOCK_ELEMS)
         update_block(&f, master + at, moment1 + at, moment2 + at, gradient + at,
                      n - at < BLOCK_ELEMS ? n - at : BLOCK_ELEMS);
-}
-
-double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) {
-    return flat->class_ == TAGC_CLASS_COMPRESSED && !flat->gentle ? options->beta1_compressed
-                                                                  : options->beta1;
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {

@@ -1,6 +1,8 @@
 /* One failure for all: a rank that fails alone would leave the others waiting in their next collective. So
  * every rank tells how it fared at agreed places, and all leave together with one text. */
-#include "fsdp/internal.h"
+#include "fsdp/agree.h"
+
+#include "core/status.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -17,7 +17,7 @@
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
-#include "fsdp/tensor.h"
+#include "model/tensor.h"
 
 /* 1: without hybrid sharding and residuals of hosts. 2: without replicas, and still written where there are none. */
 #define TAGC_CHECKPOINT_VERSION 3

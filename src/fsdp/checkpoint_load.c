@@ -34,19 +34,19 @@ typedef struct tagc_load {
 static tagc_status compare_tensors(const tagc_load *load) {
     const tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
-    if (m->n_tensors != f->n_tensors)
+    if (m->n_tensors != f->tables.n_tensors)
         return tagc_fail(TAGC_ERR_MISMATCH, "%s has %d tensors, this model has %d", load->path, m->n_tensors,
-                         f->n_tensors);
-    for (int i = 0; i < f->n_tensors; i++) {
+                         f->tables.n_tensors);
+    for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_manifest_tensor *old = &m->tensors[i];
-        const tagc_tensor_info *now = &f->tensors[i];
+        const tagc_tensor_info *now = &f->tables.tensors[i];
         if (strcmp(old->name, now->name) != 0 || old->n_rows != now->n_rows || old->n_cols != now->n_cols)
             return tagc_fail(TAGC_ERR_MISMATCH,
                              "%s has tensor %s (%llu x %llu) where this model has %s (%zu x %zu)", load->path,
                              old->name, (unsigned long long)old->n_rows, (unsigned long long)old->n_cols,
                              now->name, now->n_rows, now->n_cols);
         uint64_t n_residual;
-        tagc_reducer_residual(f->flats[f->places[i].flat].reducer, &n_residual);
+        tagc_reducer_residual(f->tables.flats[f->tables.places[i].flat].reducer, &n_residual);
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
@@ -121,9 +121,9 @@ static void copy_values(const tagc_load *load, int flat, uint64_t begin, uint64_
 
 static void load_values(tagc_load *load) {
     tagc_fsdp *f = load->fsdp;
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_place *p = &f->places[i];
-        const tagc_flat *flat = &f->flats[p->flat];
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        const tagc_place *p = &f->tables.places[i];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
         const tagc_manifest_tensor *old = &load->manifest->tensors[i];
         uint64_t begin = old->offset + p->first;
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MASTER, flat->master + p->at);
@@ -142,10 +142,10 @@ static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual,
     const tagc_manifest *m = load->manifest;
     const tagc_manifest_tensor *old = &m->tensors[tensor];
     const tagc_manifest_flat *before = &m->flats[old->flat];
-    const tagc_place *place = &f->places[tensor];
+    const tagc_place *place = &f->tables.places[tensor];
     float factor = (float)f->world_size / (float)m->world_size;
     for (uint64_t i = 0, n; i < old->n_elems; i += n) {
-        tagc_cover to = tagc_residual_cover(f->flats[place->flat].n_padded, n_residual, f->world_size,
+        tagc_cover to = tagc_residual_cover(f->tables.flats[place->flat].n_padded, n_residual, f->world_size,
                                             f->n_owners, f->rank, place->offset + i);
         n = old->n_elems - i < to.n_run ? old->n_elems - i : to.n_run;
         for (int rank = 0; rank < m->world_size; rank++) {
@@ -164,7 +164,7 @@ static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual,
 /* What this rank takes over; other copies of what it had are forgotten. */
 static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_fsdp *f = load->fsdp;
-    tagc_flat *flat = &f->flats[index];
+    tagc_flat *flat = &f->tables.flats[index];
     uint64_t n_residual;
     tagc_fsdp_drop_carry(f, flat);
     tagc_reducer_residual(flat->reducer, &n_residual);
@@ -173,8 +173,8 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     float *out = flat->full_gradient;                         /* free between steps, and no smaller */
     for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* what adds nothing, not even a sign */
     for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
-        if (load->manifest->flats[load->manifest->tensors[f->members[i]].flat].n_residual > 0)
-            add_residual(load, f->members[i], n_residual, out);
+        if (load->manifest->flats[load->manifest->tensors[f->tables.members[i]].flat].n_residual > 0)
+            add_residual(load, f->tables.members[i], n_residual, out);
     return tagc_reducer_set_residual(flat->reducer, out, n_residual);
 }
 
@@ -183,24 +183,24 @@ static tagc_status load_residual(const tagc_load *load, int index) {
 static int had_replica(const tagc_load *load, const tagc_flat *flat) {
     const tagc_fsdp *f = load->fsdp;
     for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
-        if (!load->manifest->flats[load->manifest->tensors[f->members[i]].flat].n_gathers) return 0;
+        if (!load->manifest->flats[load->manifest->tensors[f->tables.members[i]].flat].n_gathers) return 0;
     return flat->gatherer != NULL && f->options.gather >= TAGC_GATHER_DELTA8;
 }
 
 /* Deltas go on from the replica that was saved. Where a unit has none, its next gather is whole. */
 static tagc_status load_replica(const tagc_load *load, int unit) {
     tagc_fsdp *f = load->fsdp;
-    const tagc_unit *u = &f->units[unit];
+    const tagc_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        if (!had_replica(load, &f->flats[i])) return TAGC_OK;
+        if (!had_replica(load, &f->tables.flats[i])) return TAGC_OK;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        tagc_flat *flat = &f->flats[i];
+        tagc_flat *flat = &f->tables.flats[i];
         uint64_t n_gathers = 0;
         memset(flat->full, 0, flat->n_padded * sizeof *flat->full);
         for (int k = flat->first_member; k < flat->first_member + flat->n_members; k++) {
-            const tagc_manifest_tensor *old = &load->manifest->tensors[f->members[k]];
+            const tagc_manifest_tensor *old = &load->manifest->tensors[f->tables.members[k]];
             copy_values(load, old->flat, old->offset, old->n_elems, TAGC_SECTION_REPLICA,
-                        flat->full + f->places[f->members[k]].offset);
+                        flat->full + f->tables.places[f->tables.members[k]].offset);
             n_gathers = load->manifest->flats[old->flat].n_gathers;
         }
         TAGC_TRY(tagc_gatherer_set_replica(flat->gatherer, flat->full, n_gathers));
@@ -211,7 +211,7 @@ static tagc_status load_replica(const tagc_load *load, int unit) {
 
 static tagc_status load_replicas(const tagc_load *load) {
     tagc_fsdp *f = load->fsdp;
-    for (int unit = 0; unit < f->n_units; unit++) TAGC_TRY(load_replica(load, unit));
+    for (int unit = 0; unit < f->tables.n_units; unit++) TAGC_TRY(load_replica(load, unit));
     if (load->manifest->world_size == f->world_size)
         tagc_fsdp_set_gathered(f, load->manifest->files[f->rank].gather_sent,
                                load->manifest->files[f->rank].gather_received);
@@ -222,9 +222,9 @@ static tagc_status load_replicas(const tagc_load *load) {
 static int was_gentle(const tagc_load *load, int index) {
     const tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
-    for (int i = f->flats[index].first_member; i < f->flats[index].first_member + f->flats[index].n_members;
-         i++)
-        if (!m->flats[m->tensors[f->members[i]].flat].gentle) return 0;
+    for (int i = f->tables.flats[index].first_member;
+         i < f->tables.flats[index].first_member + f->tables.flats[index].n_members; i++)
+        if (!m->flats[m->tensors[f->tables.members[i]].flat].gentle) return 0;
     return 1;
 }
 
@@ -234,11 +234,11 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     *extra = NULL;
     tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++)
+    for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++)
         status = tagc_fsdp_load_gentle(fsdp, i, was_gentle(&load, i));
     if (status == TAGC_OK) {
         load_values(&load);
-        for (int i = 0; status == TAGC_OK && i < fsdp->n_flats; i++) status = load_residual(&load, i);
+        for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);
         if (status == TAGC_OK && !forks) status = load_replicas(&load);
         status = tagc_agree(comm, status); /* a residual that is not finite is found by one rank */
     }

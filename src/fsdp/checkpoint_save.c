@@ -22,7 +22,7 @@ typedef struct tagc_save {
 
 static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     const tagc_fsdp *f = save->fsdp;
-    TAGC_TRY(tagc_manifest_create(f->world_size, f->n_tensors, f->n_flats, &save->manifest));
+    TAGC_TRY(tagc_manifest_create(f->world_size, f->tables.n_tensors, f->tables.n_flats, &save->manifest));
     tagc_manifest *m = save->manifest;
     m->step = step;
     m->n_updates = f->n_updates;
@@ -31,23 +31,23 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
     int has_replicas = 0;
-    for (int i = 0; i < f->n_flats; i++) {
-        m->flats[i].n_elems = f->flats[i].n_elems;
-        m->flats[i].n_padded = f->flats[i].n_padded;
-        m->flats[i].gentle = f->flats[i].gentle;
-        tagc_fsdp_residual(&f->flats[i], &m->flats[i].n_residual);
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        m->flats[i].n_elems = f->tables.flats[i].n_elems;
+        m->flats[i].n_padded = f->tables.flats[i].n_padded;
+        m->flats[i].gentle = f->tables.flats[i].gentle;
+        tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         has_replicas |= m->flats[i].n_gathers > 0;
     }
     if (!has_replicas) m->version = 2; /* which older programs read */
-    for (int i = 0; i < f->n_tensors; i++) {
+    for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
-        memcpy(t->name, f->tensors[i].name, sizeof t->name);
-        t->n_rows = f->tensors[i].n_rows;
-        t->n_cols = f->tensors[i].n_cols;
-        t->n_elems = f->tensors[i].n_elems;
-        t->flat = f->places[i].flat;
-        t->offset = f->places[i].offset;
+        memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);
+        t->n_rows = f->tables.tensors[i].n_rows;
+        t->n_cols = f->tables.tensors[i].n_cols;
+        t->n_elems = f->tables.tensors[i].n_elems;
+        t->flat = f->tables.places[i].flat;
+        t->offset = f->tables.places[i].offset;
     }
     TAGC_TRY(tagc_path_print(save->partial, "%s/.step-%08llu.partial", save->dir, (unsigned long long)step));
     TAGC_TRY(tagc_path_print(save->replaced, "%s/.step-%08llu.replaced.partial", save->dir,
@@ -90,8 +90,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
     unsigned char header[TAGC_RANK_HEADER_BYTES];
     tagc_rank_file_header(save->manifest, f->rank, header);
     TAGC_TRY(write_bytes(fd, header, sizeof header, hash, path));
-    for (int i = 0; i < f->n_flats; i++) {
-        const tagc_flat *flat = &f->flats[i];
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
         uint64_t first, n_owned, n_residual;
         tagc_manifest_owned(save->manifest, i, f->rank, &first, &n_owned);
         const float *residual = tagc_fsdp_residual(flat, &n_residual);
@@ -126,7 +126,7 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
     tagc_status status =
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
-    file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->n_flats, TAGC_SECTION_MASTER);
+    file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->tables.n_flats, TAGC_SECTION_MASTER);
     file->checksum = XXH3_64bits_digest(hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
     XXH3_freeState(hash);

@@ -107,8 +107,8 @@ static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
     if (f->order.micro_step != 0)
         return tagc_fail(TAGC_ERR_STATE, "a change of exchange between a backward pass and its step");
-    if (flat < 0 || flat >= f->n_flats)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->n_flats - 1);
+    if (flat < 0 || flat >= f->tables.n_flats)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->tables.n_flats - 1);
     if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     if (f->options.sharding == TAGC_SHARD_HYBRID && options->exchange != TAGC_EXCHANGE_DENSE &&
         options->exchange != TAGC_EXCHANGE_DIRECT)
@@ -146,7 +146,7 @@ static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const f
 }
 
 tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *wanted) {
-    tagc_flat *flat = &f->flats[index], changed = *wanted;
+    tagc_flat *flat = &f->tables.flats[index], changed = *wanted;
     tagc_reducer *fresh = NULL;
     int is_carried = 0;
     float *values = malloc(flat->n_padded * sizeof *values);
@@ -190,7 +190,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
 tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_options *options) {
     TAGC_TRY(tagc_agree(f->comm, check_change(f, index, options)));
     TAGC_TRY(agree_on_flat(f, index));
-    tagc_flat changed = f->flats[index];
+    tagc_flat changed = f->tables.flats[index];
     changed.asked = *options;
     changed.is_asked = 1;
     changed.gentle = 0;

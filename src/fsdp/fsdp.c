@@ -4,10 +4,10 @@
 #include <string.h>
 
 static tagc_status make_order(tagc_fsdp *f) {
-    TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->n_units, f->n_slots,
-                               f->backward_order, &f->order));
-    for (int i = 0; i < f->n_units; i++) {
-        const tagc_unit *u = &f->units[i];
+    TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->tables.n_units, f->tables.n_slots,
+                               f->tables.backward_order, &f->order));
+    for (int i = 0; i < f->tables.n_units; i++) {
+        const tagc_unit *u = &f->tables.units[i];
         f->order.units[i] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
                                               .n_uses = u->n_uses,
                                               .n_tensors = u->n_tensors,
@@ -31,7 +31,7 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         f->options.names = f->names;
     }
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
-    for (int i = 0; i < f->n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->flats[i]);
+    for (int i = 0; i < f->tables.n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->tables.flats[i]);
     f->coherences = calloc((size_t)(f->world_size + 2) * (size_t)f->n_parts, 2 * sizeof *f->coherences);
     if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     TAGC_TRY(make_order(f));
@@ -81,17 +81,17 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     } else {
         f->comm = comm;
-        f->trace = trace;
+        f->account.trace = trace;
         f->rank = tagc_comm_rank(comm);
         f->world_size = tagc_comm_world_size(comm);
-        f->span_unit = -1;
+        f->account.span_unit = -1;
         f->kept_factor = 1;
         status = prepare(f, tensors, n_tensors, options);
     }
     status = tagc_agree(comm, status);
     if (status == TAGC_OK) status = check_agreement(f);
-    for (int i = 0; status == TAGC_OK && i < f->n_flats; i++)
-        status = tagc_fsdp_make_exchange(f, &f->flats[i]);
+    for (int i = 0; status == TAGC_OK && i < f->tables.n_flats; i++)
+        status = tagc_fsdp_make_exchange(f, &f->tables.flats[i]);
     if (status != TAGC_OK) {
         tagc_fsdp_destroy(f);
         return status;
@@ -103,16 +103,16 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
 void tagc_fsdp_destroy(tagc_fsdp *f) {
     if (f == NULL) return;
     /* The exchange objects first: they wait for what still reads or writes the arrays. */
-    for (int i = 0; i < f->n_flats; i++) {
-        tagc_flat *flat = &f->flats[i];
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        tagc_flat *flat = &f->tables.flats[i];
         tagc_reducer_destroy(flat->reducer);
         if (flat->gatherer != NULL && f->order.units[flat->unit].residency == TAGC_COMING)
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
         tagc_fsdp_drop_carry(f, flat);
     }
-    tagc_memory_destroy(f->values);
-    tagc_memory_destroy(f->tables);
+    tagc_memory_destroy(f->values_memory);
+    tagc_memory_destroy(f->tables_memory);
     tagc_order_destroy(&f->order);
     free(f->coherences);
     free(f->names);
@@ -121,10 +121,10 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
 
 tagc_status tagc_fsdp_fill(tagc_fsdp *f, tagc_fill_fn fill, void *context) {
     TAGC_TRY(tagc_fsdp_renew(f));
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_place *p = &f->places[i];
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        const tagc_place *p = &f->tables.places[i];
         if (p->n == 0) continue;
-        TAGC_TRY(fill(context, i, p->first, p->n, f->flats[p->flat].master + p->at));
+        TAGC_TRY(fill(context, i, p->first, p->n, f->tables.flats[p->flat].master + p->at));
     }
     return TAGC_OK;
 }
@@ -142,11 +142,12 @@ static uint64_t part_of(const tagc_fsdp *f, const tagc_flat *flat, const tagc_pl
 }
 
 tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
-    if (tensor < 0 || tensor >= f->n_tensors)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor, f->n_tensors - 1);
-    const tagc_place *p = &f->places[tensor];
-    const tagc_flat *flat = &f->flats[p->flat];
-    uint64_t n = f->tensors[tensor].n_elems, n_part = flat->n_owned;
+    if (tensor < 0 || tensor >= f->tables.n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor,
+                         f->tables.n_tensors - 1);
+    const tagc_place *p = &f->tables.places[tensor];
+    const tagc_flat *flat = &f->tables.flats[p->flat];
+    uint64_t n = f->tables.tensors[tensor].n_elems, n_part = flat->n_owned;
     if (f->options.sharding == TAGC_SHARD_NONE) {
         memcpy(values, flat->master + p->at, n * sizeof *values);
         return TAGC_OK;
@@ -154,7 +155,8 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
     n_part = n < n_part ? n : n_part;
     float *parts = malloc(((size_t)f->world_size + 1) * n_part * sizeof *parts); /* (W + 1, n_part) */
     tagc_status status = TAGC_OK;
-    if (parts == NULL) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to read %s", f->tensors[tensor].name);
+    if (parts == NULL)
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory to read %s", f->tables.tensors[tensor].name);
     status = tagc_agree(f->comm, status);
     if (status == TAGC_OK) {
         float *own = parts + (uint64_t)f->world_size * n_part;
@@ -172,13 +174,14 @@ tagc_status tagc_fsdp_read_tensor(tagc_fsdp *f, int tensor, float *values) {
 
 uint64_t tagc_fsdp_n_params(const tagc_fsdp *f) {
     uint64_t n = 0;
-    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].n_elems;
+    for (int i = 0; i < f->tables.n_flats; i++) n += f->tables.flats[i].n_elems;
     return n;
 }
 
 static uint64_t n_of_class(const tagc_fsdp *f, tagc_class class_) {
     uint64_t n = 0;
-    for (int i = 0; i < f->n_flats; i++) n += f->flats[i].class_ == (int)class_ ? f->flats[i].n_elems : 0;
+    for (int i = 0; i < f->tables.n_flats; i++)
+        n += f->tables.flats[i].class_ == (int)class_ ? f->tables.flats[i].n_elems : 0;
     return n;
 }
 
@@ -191,21 +194,21 @@ uint64_t tagc_fsdp_n_mild(const tagc_fsdp *f) {
 }
 
 int tagc_fsdp_n_units(const tagc_fsdp *f) {
-    return f->n_units;
+    return f->tables.n_units;
 }
 
 const char *tagc_fsdp_unit_name(const tagc_fsdp *f, int unit) {
-    return unit >= 0 && unit < f->n_units ? f->units[unit].name : "?";
+    return unit >= 0 && unit < f->tables.n_units ? f->tables.units[unit].name : "?";
 }
 
 int tagc_fsdp_n_flats(const tagc_fsdp *f) {
-    return f->n_flats;
+    return f->tables.n_flats;
 }
 
 tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_fsdp_flat *out) {
-    if (flat < 0 || flat >= f->n_flats)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->n_flats - 1);
-    const tagc_flat *from = &f->flats[flat];
+    if (flat < 0 || flat >= f->tables.n_flats)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->tables.n_flats - 1);
+    const tagc_flat *from = &f->tables.flats[flat];
     tagc_gatherer_options gatherer;
     *out = (tagc_fsdp_flat){
         .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};

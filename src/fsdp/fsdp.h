@@ -10,8 +10,8 @@
 #define TAGC_FSDP_FSDP_H
 
 #include "exchange/options.h"
-#include "fsdp/tensor.h"
 #include "fsdp/trace.h"
+#include "model/tensor.h"
 #include "tagc/tagc.h"
 
 typedef struct tagc_fsdp tagc_fsdp;

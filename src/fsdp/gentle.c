@@ -39,7 +39,8 @@ typedef struct tagc_coherence {
 static int end_of_part(const tagc_fsdp *f, const tagc_flat *flat, int first) {
     int end = first + 1;
     while (end < flat->first_member + flat->n_members &&
-           f->tensors[f->members[end]].stage == f->tensors[f->members[first]].stage)
+           f->tables.tensors[f->tables.members[end]].stage ==
+               f->tables.tensors[f->tables.members[first]].stage)
         end++;
     return end;
 }
@@ -54,7 +55,7 @@ int tagc_fsdp_n_parts(const tagc_fsdp *f, const tagc_flat *flat) {
 static tagc_coherence squares_of(const tagc_fsdp *f, const tagc_flat *flat, int first, int end) {
     tagc_coherence own = {0};
     for (int i = first; i < end; i++) {
-        const tagc_place *p = &f->places[f->members[i]];
+        const tagc_place *p = &f->tables.places[f->tables.members[i]];
         for (uint64_t k = 0; k < p->n; k++) own.signal += (double)flat->moment2[p->at + k];
         own.count += (double)p->n;
     }
@@ -66,7 +67,7 @@ static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, in
                                    double least) {
     tagc_coherence own = {0};
     for (int i = first; i < end; i++) {
-        const tagc_place *p = &f->places[f->members[i]];
+        const tagc_place *p = &f->tables.places[f->tables.members[i]];
         for (uint64_t k = 0; k < p->n; k++) {
             double v = (double)flat->moment2[p->at + k], m = (double)flat->moment1[p->at + k];
             if (v <= least) continue;
@@ -80,8 +81,8 @@ static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, in
 /* Sums of all parts of gentle flats, in their order: of v where mean_squares is NULL, else of m^2 / v. Returns how many. */
 static int sum_up(const tagc_fsdp *f, const double *mean_squares, tagc_coherence *own) {
     int n = 0;
-    for (int i = 0; i < f->n_flats; i++) {
-        const tagc_flat *flat = &f->flats[i];
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
         if (!flat->gentle) continue;
         for (int first = flat->first_member, end; first < flat->first_member + flat->n_members; first = end) {
             end = end_of_part(f, flat, first);
@@ -116,10 +117,10 @@ static double noise(const tagc_fsdp_options *o, uint64_t n_updates) {
 }
 
 static tagc_status go_on(tagc_fsdp *f, int index) {
-    tagc_flat changed = f->flats[index];
+    tagc_flat changed = f->tables.flats[index];
     changed.gentle = 0;
     TAGC_TRY(tagc_fsdp_change_exchange(f, index, &changed));
-    tagc_flat *flat = &f->flats[index];
+    tagc_flat *flat = &f->tables.flats[index];
     if (tagc_fsdp_beta1(&f->options, flat) == 0) memset(flat->moment1, 0, flat->n_owned * sizeof(float));
     return TAGC_OK;
 }
@@ -132,10 +133,10 @@ tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
     TAGC_TRY(mean_of(f, own, n, all, means));
     sum_up(f, means, own);
     TAGC_TRY(mean_of(f, own, n, all, means));
-    for (int i = 0; i < f->n_flats; i++) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
         int is_noise = 1, is_known = 0;
-        if (!f->flats[i].gentle) continue;
-        for (int k = tagc_fsdp_n_parts(f, &f->flats[i]); k > 0; k--, means++) {
+        if (!f->tables.flats[i].gentle) continue;
+        for (int k = tagc_fsdp_n_parts(f, &f->tables.flats[i]); k > 0; k--, means++) {
             is_noise &= *means < most;
             is_known |= *means > 0;
         }
@@ -145,5 +146,5 @@ tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
 }
 
 tagc_status tagc_fsdp_load_gentle(tagc_fsdp *f, int index, int gentle) {
-    return f->flats[index].gentle && !gentle ? go_on(f, index) : TAGC_OK;
+    return f->tables.flats[index].gentle && !gentle ? go_on(f, index) : TAGC_OK;
 }

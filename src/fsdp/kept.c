@@ -28,20 +28,20 @@ static tagc_status set_sparsity(tagc_fsdp *f, tagc_flat *flat) {
 
 tagc_status tagc_fsdp_begin_kept(tagc_fsdp *f) {
     TAGC_TRY(tagc_fsdp_begin_gentle(f));
-    for (int i = 0; i < f->n_flats; i++)
-        if (f->flats[i].class_ == TAGC_CLASS_COMPRESSED && !f->flats[i].gentle)
-            TAGC_TRY(set_sparsity(f, &f->flats[i]));
+    for (int i = 0; i < f->tables.n_flats; i++)
+        if (f->tables.flats[i].class_ == TAGC_CLASS_COMPRESSED && !f->tables.flats[i].gentle)
+            TAGC_TRY(set_sparsity(f, &f->tables.flats[i]));
     f->n_steps_begun++;
     return TAGC_OK;
 }
 
 tagc_status tagc_fsdp_residual_norm(tagc_fsdp *f, double *norm) {
     double sum = 0;
-    for (int i = 0; i < f->n_flats; i++) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
         uint64_t n;
-        const float *residual = tagc_fsdp_residual(&f->flats[i], &n);
+        const float *residual = tagc_fsdp_residual(&f->tables.flats[i], &n);
         /* A host's residual is of the sum over its ranks, of which each holds a part. */
-        sum += tagc_sum_of_squares(residual, n) / f->flats[i].ranks_per_host;
+        sum += tagc_sum_of_squares(residual, n) / f->tables.flats[i].ranks_per_host;
     }
     TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
     sum = 0;

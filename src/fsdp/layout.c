@@ -59,44 +59,44 @@ static tagc_status check_tensor(const tagc_tensor_info *t, int i) {
 }
 
 static void place_tables(tagc_fsdp *f, tagc_arena *arena) {
-    size_t n = (size_t)f->n_tensors;
-    f->tensors = tagc_arena_take(arena, n, sizeof *f->tensors);
-    f->places = tagc_arena_take(arena, n, sizeof *f->places);
-    f->members = tagc_arena_take(arena, n, sizeof *f->members);
-    f->units = tagc_arena_take(arena, n, sizeof *f->units);
-    f->backward_order = tagc_arena_take(arena, n, sizeof *f->backward_order);
-    f->flats = tagc_arena_take(arena, n + 1, sizeof *f->flats); /* one more to try out */
-    f->slots = tagc_arena_take(arena, n, sizeof *f->slots);
-    f->gradient_slots = tagc_arena_take(arena, n, sizeof *f->gradient_slots);
+    size_t n = (size_t)f->tables.n_tensors;
+    f->tables.tensors = tagc_arena_take(arena, n, sizeof *f->tables.tensors);
+    f->tables.places = tagc_arena_take(arena, n, sizeof *f->tables.places);
+    f->tables.members = tagc_arena_take(arena, n, sizeof *f->tables.members);
+    f->tables.units = tagc_arena_take(arena, n, sizeof *f->tables.units);
+    f->tables.backward_order = tagc_arena_take(arena, n, sizeof *f->tables.backward_order);
+    f->tables.flats = tagc_arena_take(arena, n + 1, sizeof *f->tables.flats); /* one more to try out */
+    f->tables.slots = tagc_arena_take(arena, n, sizeof *f->tables.slots);
+    f->tables.gradient_slots = tagc_arena_take(arena, n, sizeof *f->tables.gradient_slots);
     f->norms = tagc_arena_take(arena, (size_t)f->world_size, sizeof *f->norms);
 }
 
 /* Units are numbered by their first tensor, which is the order in which a forward pass meets them. */
 static void assign_units(tagc_fsdp *f) {
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_tensor_info *t = &f->tensors[i];
-        int alone = f->options.wrap == TAGC_WRAP_MATRIX && is_large_matrix(t), unit = f->n_units;
-        for (int j = 0; j < i && !alone && unit == f->n_units; j++) {
-            int together = f->options.wrap == TAGC_WRAP_STAGE ? f->tensors[j].stage == t->stage
-                                                              : !is_large_matrix(&f->tensors[j]);
-            if (together) unit = f->places[j].unit;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tables.tensors[i];
+        int alone = f->options.wrap == TAGC_WRAP_MATRIX && is_large_matrix(t), unit = f->tables.n_units;
+        for (int j = 0; j < i && !alone && unit == f->tables.n_units; j++) {
+            int together = f->options.wrap == TAGC_WRAP_STAGE ? f->tables.tensors[j].stage == t->stage
+                                                              : !is_large_matrix(&f->tables.tensors[j]);
+            if (together) unit = f->tables.places[j].unit;
         }
-        f->n_units += unit == f->n_units;
-        f->places[i].unit = unit;
-        f->units[unit].n_tensors++;
-        f->units[unit].n_elems += t->n_elems;
+        f->tables.n_units += unit == f->tables.n_units;
+        f->tables.places[i].unit = unit;
+        f->tables.units[unit].n_tensors++;
+        f->tables.units[unit].n_elems += t->n_elems;
     }
 }
 
 /* "h.3" for a block (what all names begin with, up to a dot), else the names' first words with + between. */
 static void name_unit(tagc_fsdp *f, int unit) {
-    char *name = f->units[unit].name;
+    char *name = f->tables.units[unit].name;
     size_t common = 0;
     const char *first = NULL;
     int n = 0;
-    for (int i = 0; i < f->n_tensors; i++) {
-        if (f->places[i].unit != unit) continue;
-        const char *other = f->tensors[i].name;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        if (f->tables.places[i].unit != unit) continue;
+        const char *other = f->tables.tensors[i].name;
         if (n++ == 0) {
             first = other;
             common = strlen(first);
@@ -113,10 +113,10 @@ static void name_unit(tagc_fsdp *f, int unit) {
         snprintf(name, TAGC_TENSOR_NAME_BYTES, "%.*s", (int)common, first);
     } else {
         const char *last = "";
-        for (int i = 0; i < f->n_tensors; i++) {
-            const char *word = f->tensors[i].name;
+        for (int i = 0; i < f->tables.n_tensors; i++) {
+            const char *word = f->tables.tensors[i].name;
             size_t n_word = strcspn(word, ".");
-            if (f->places[i].unit != unit ||
+            if (f->tables.places[i].unit != unit ||
                 (strncmp(word, last, n_word) == 0 && strcspn(last, ".") == n_word))
                 continue;
             size_t used = strlen(name);
@@ -130,9 +130,9 @@ static void name_unit(tagc_fsdp *f, int unit) {
 /* An embedding is not read in backward and would be gathered there for nothing; what the head shares with it stays for
  * the whole pass. Both keep a unit of their own. */
 static int stays_alone(const tagc_fsdp *f, int unit) {
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_tensor_info *t = &f->tensors[i];
-        if (f->places[i].unit != unit) continue;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tables.tensors[i];
+        if (f->tables.places[i].unit != unit) continue;
         if (t->kind == TAGC_TENSOR_EMBEDDING || t->last_stage != t->stage) return 1;
     }
     return 0;
@@ -140,16 +140,16 @@ static int stays_alone(const tagc_fsdp *f, int unit) {
 
 /* All of `from` becomes part of `to`, the unit before it. */
 static void join(tagc_fsdp *f, int to, int from) {
-    tagc_unit *u = &f->units[to];
+    tagc_unit *u = &f->tables.units[to];
     char first[TAGC_TENSOR_NAME_BYTES], last[TAGC_TENSOR_NAME_BYTES];
     snprintf(first, sizeof first, "%s", u->name);
-    snprintf(last, sizeof last, "%s", f->units[from].name);
+    snprintf(last, sizeof last, "%s", f->tables.units[from].name);
     first[strcspn(first, "-")] = 0;
     snprintf(u->name, sizeof u->name, "%.22s-%.22s", first, last);
-    u->n_tensors += f->units[from].n_tensors;
-    u->n_elems += f->units[from].n_elems;
-    for (int i = 0; i < f->n_tensors; i++)
-        if (f->places[i].unit == from) f->places[i].unit = to;
+    u->n_tensors += f->tables.units[from].n_tensors;
+    u->n_elems += f->tables.units[from].n_elems;
+    for (int i = 0; i < f->tables.n_tensors; i++)
+        if (f->tables.places[i].unit == from) f->tables.places[i].unit = to;
 }
 
 /* Buckets: a unit of fewer than bucket_elems values takes the next one in, as long as both are units of one stage; what is
@@ -157,30 +157,30 @@ static void join(tagc_fsdp *f, int to, int from) {
 static void join_neighbours(tagc_fsdp *f) {
     uint64_t least = f->options.bucket_elems;
     int n_units = 0, can_join = 0; /* the unit before */
-    for (int unit = 0; unit < f->n_units; unit++) {
+    for (int unit = 0; unit < f->tables.n_units; unit++) {
         int joins = !stays_alone(f, unit);
         uint64_t n_left = 0; /* from here to the end of this run of units that may join */
-        for (int next = unit; next < f->n_units && !stays_alone(f, next) && n_left < least; next++)
-            n_left += f->units[next].n_elems;
-        if (joins && can_join && (f->units[n_units - 1].n_elems < least || n_left < least)) {
+        for (int next = unit; next < f->tables.n_units && !stays_alone(f, next) && n_left < least; next++)
+            n_left += f->tables.units[next].n_elems;
+        if (joins && can_join && (f->tables.units[n_units - 1].n_elems < least || n_left < least)) {
             join(f, n_units - 1, unit);
             continue;
         }
         can_join = joins;
-        f->units[n_units] = f->units[unit];
-        for (int i = 0; n_units != unit && i < f->n_tensors; i++)
-            if (f->places[i].unit == unit) f->places[i].unit = n_units;
+        f->tables.units[n_units] = f->tables.units[unit];
+        for (int i = 0; n_units != unit && i < f->tables.n_tensors; i++)
+            if (f->tables.places[i].unit == unit) f->tables.places[i].unit = n_units;
         n_units++;
     }
-    f->n_units = n_units;
+    f->tables.n_units = n_units;
 }
 
 static void describe_unit(tagc_fsdp *f, int unit) {
-    tagc_unit *u = &f->units[unit];
+    tagc_unit *u = &f->tables.units[unit];
     int first = -1, last = -1; /* stages */
-    for (int i = 0; i < f->n_tensors; i++) {
-        const tagc_tensor_info *t = &f->tensors[i];
-        if (f->places[i].unit != unit) continue;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        const tagc_tensor_info *t = &f->tables.tensors[i];
+        if (f->tables.places[i].unit != unit) continue;
         int is_shared = t->last_stage != t->stage;
         u->n_uses += 1 + is_shared;
         first = first < 0 || t->stage < first ? t->stage : first;
@@ -195,10 +195,10 @@ static void describe_unit(tagc_fsdp *f, int unit) {
 /* A backward pass meets a unit first where it was used last; a tensor shared with the head is used after all
  * others of that stage. */
 static uint64_t backward_key(const tagc_fsdp *f, int unit) {
-    uint64_t key = 0, n = (uint64_t)f->n_tensors;
-    for (int i = 0; i < f->n_tensors; i++) {
-        if (f->places[i].unit != unit) continue;
-        const tagc_tensor_info *t = &f->tensors[i];
+    uint64_t key = 0, n = (uint64_t)f->tables.n_tensors;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        if (f->tables.places[i].unit != unit) continue;
+        const tagc_tensor_info *t = &f->tables.tensors[i];
         uint64_t k = (uint64_t)t->last_stage * 2 * n + (t->last_stage != t->stage ? n : 0) + (uint64_t)i;
         key = k > key ? k : key;
     }
@@ -206,14 +206,15 @@ static uint64_t backward_key(const tagc_fsdp *f, int unit) {
 }
 
 static void order_backward(tagc_fsdp *f) {
-    for (int unit = 0; unit < f->n_units; unit++) {
-        uint64_t key = f->units[unit].backward_key = backward_key(f, unit);
+    for (int unit = 0; unit < f->tables.n_units; unit++) {
+        uint64_t key = f->tables.units[unit].backward_key = backward_key(f, unit);
         int at = unit;
-        for (; at > 0 && f->units[f->backward_order[at - 1]].backward_key < key; at--)
-            f->backward_order[at] = f->backward_order[at - 1];
-        f->backward_order[at] = unit;
+        for (; at > 0 && f->tables.units[f->tables.backward_order[at - 1]].backward_key < key; at--)
+            f->tables.backward_order[at] = f->tables.backward_order[at - 1];
+        f->tables.backward_order[at] = unit;
     }
-    for (int at = 0; at < f->n_units; at++) f->units[f->backward_order[at]].position[TAGC_PASS_BACKWARD] = at;
+    for (int at = 0; at < f->tables.n_units; at++)
+        f->tables.units[f->tables.backward_order[at]].position[TAGC_PASS_BACKWARD] = at;
 }
 
 void tagc_fsdp_owned(const tagc_fsdp *f, uint64_t n_padded, int rank, uint64_t *first, uint64_t *n_owned) {
@@ -229,23 +230,23 @@ uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int
 static void make_flats(tagc_fsdp *f) {
     static const int order[TAGC_N_CLASSES] = {TAGC_CLASS_COMPRESSED, TAGC_CLASS_MILD, TAGC_CLASS_DENSE};
     int n_members = 0;
-    for (int unit = 0; unit < f->n_units; unit++) {
-        tagc_unit *u = &f->units[unit];
-        u->first_flat = f->n_flats;
+    for (int unit = 0; unit < f->tables.n_units; unit++) {
+        tagc_unit *u = &f->tables.units[unit];
+        u->first_flat = f->tables.n_flats;
         for (int k = 0; k < TAGC_N_CLASSES; k++) {
-            tagc_flat *flat = &f->flats[f->n_flats];
+            tagc_flat *flat = &f->tables.flats[f->tables.n_flats];
             flat->unit = unit;
             flat->class_ = order[k];
             flat->first_member = n_members;
             flat->unit_offset = u->n_padded;
-            for (int i = 0; i < f->n_tensors; i++) {
-                if (f->places[i].unit != unit ||
-                    (int)tagc_fsdp_class(&f->options, &f->tensors[i]) != order[k])
+            for (int i = 0; i < f->tables.n_tensors; i++) {
+                if (f->tables.places[i].unit != unit ||
+                    (int)tagc_fsdp_class(&f->options, &f->tables.tensors[i]) != order[k])
                     continue;
-                f->places[i].flat = f->n_flats;
-                f->places[i].offset = flat->n_elems;
-                flat->n_elems += f->tensors[i].n_elems;
-                f->members[n_members++] = i;
+                f->tables.places[i].flat = f->tables.n_flats;
+                f->tables.places[i].offset = flat->n_elems;
+                flat->n_elems += f->tables.tensors[i].n_elems;
+                f->tables.members[n_members++] = i;
             }
             flat->n_members = n_members - flat->first_member;
             if (flat->n_members == 0) continue;
@@ -253,16 +254,16 @@ static void make_flats(tagc_fsdp *f) {
             tagc_fsdp_owned(f, flat->n_padded, f->rank, &flat->first_owned, &flat->n_owned);
             u->n_padded += flat->n_padded;
             u->n_flats++;
-            f->n_flats++;
+            f->tables.n_flats++;
         }
     }
 }
 
 static void find_owned(tagc_fsdp *f) {
-    for (int i = 0; i < f->n_tensors; i++) {
-        tagc_place *p = &f->places[i];
-        const tagc_flat *flat = &f->flats[p->flat];
-        uint64_t begin = p->offset, end = p->offset + f->tensors[i].n_elems;
+    for (int i = 0; i < f->tables.n_tensors; i++) {
+        tagc_place *p = &f->tables.places[i];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
+        uint64_t begin = p->offset, end = p->offset + f->tables.tensors[i].n_elems;
         uint64_t owned_end = flat->first_owned + flat->n_owned;
         begin = begin < flat->first_owned ? flat->first_owned : begin;
         end = end > owned_end ? owned_end : end;
@@ -276,12 +277,13 @@ static void find_owned(tagc_fsdp *f) {
 /* Slots [0, n_shared) go round among the units of one stage, the others have one user each. */
 static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradients) {
     int n_slots = 0, n_transient = 0;
-    for (int unit = 0; unit < f->n_units; unit++) n_transient += n_shared > 0 && !f->units[unit].spans;
+    for (int unit = 0; unit < f->tables.n_units; unit++)
+        n_transient += n_shared > 0 && !f->tables.units[unit].spans;
     n_shared = n_shared < n_transient ? n_shared : n_transient;
     n_slots = n_shared;
     n_transient = 0;
-    for (int unit = 0; unit < f->n_units; unit++) {
-        tagc_unit *u = &f->units[unit];
+    for (int unit = 0; unit < f->tables.n_units; unit++) {
+        tagc_unit *u = &f->tables.units[unit];
         int slot = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_slots++;
         *(gradients ? &u->gradient_slot : &u->slot) = slot;
         if (slots[slot].n_elems < u->n_padded) slots[slot].n_elems = u->n_padded;
@@ -300,28 +302,30 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     f->n_owners = o->sharding == TAGC_SHARD_NONE     ? 1
                   : o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host
                                                      : f->world_size;
-    f->n_tensors = n_tensors;
+    f->tables.n_tensors = n_tensors;
     tagc_arena arena = {0};
     place_tables(f, &arena);
-    TAGC_TRY(tagc_memory_create(arena.n_bytes, "tables of the engine", &f->tables));
-    arena = (tagc_arena){.base = f->tables};
+    TAGC_TRY(tagc_memory_create(arena.n_bytes, "tables of the engine", &f->tables_memory));
+    arena = (tagc_arena){.base = f->tables_memory};
     place_tables(f, &arena);
     for (int i = 0; i < n_tensors; i++) {
         TAGC_TRY(check_tensor(&tensors[i], i));
-        f->tensors[i] = tensors[i];
-        if (f->tensors[i].last_stage < f->tensors[i].stage) f->tensors[i].last_stage = f->tensors[i].stage;
+        f->tables.tensors[i] = tensors[i];
+        if (f->tables.tensors[i].last_stage < f->tables.tensors[i].stage)
+            f->tables.tensors[i].last_stage = f->tables.tensors[i].stage;
     }
     assign_units(f);
-    for (int unit = 0; unit < f->n_units; unit++) name_unit(f, unit);
+    for (int unit = 0; unit < f->tables.n_units; unit++) name_unit(f, unit);
     if (o->bucket_elems > 0) join_neighbours(f);
-    for (int unit = 0; unit < f->n_units; unit++) describe_unit(f, unit);
+    for (int unit = 0; unit < f->tables.n_units; unit++) describe_unit(f, unit);
     order_backward(f);
     make_flats(f);
     find_owned(f);
     int accumulates = o->n_micro_steps > 1 && !o->exchange_each_micro_step;
     if (o->sharding != TAGC_SHARD_NONE)
-        f->n_slots = assign_slots(f, f->slots, tagc_order_releases(o) ? o->prefetch + 1 : 0, 0);
-    f->n_gradient_slots = assign_slots(f, f->gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
+        f->tables.n_slots = assign_slots(f, f->tables.slots, tagc_order_releases(o) ? o->prefetch + 1 : 0, 0);
+    f->tables.n_gradient_slots =
+        assign_slots(f, f->tables.gradient_slots, accumulates ? 0 : o->grads_in_flight, 1);
     return TAGC_OK;
 }
 
@@ -329,23 +333,25 @@ static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     const tagc_fsdp_options *o = &f->options;
     int each = o->exchange_each_micro_step && o->n_micro_steps > 1;
     size_t before = arena->n_bytes;
-    for (int i = 0; i < f->n_slots; i++)
-        f->slots[i].values = tagc_arena_take(arena, f->slots[i].n_elems, sizeof(float));
-    for (int i = 0; i < f->n_flats; i++)
-        f->flats[i].master = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+    for (int i = 0; i < f->tables.n_slots; i++)
+        f->tables.slots[i].values = tagc_arena_take(arena, f->tables.slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->tables.n_flats; i++)
+        f->tables.flats[i].master = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
     f->memory.parameters = arena->n_bytes - before;
     before = arena->n_bytes;
-    for (int i = 0; i < f->n_gradient_slots; i++)
-        f->gradient_slots[i].values = tagc_arena_take(arena, f->gradient_slots[i].n_elems, sizeof(float));
-    for (int i = 0; i < f->n_flats; i++) {
-        f->flats[i].gradient = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
-        f->flats[i].received = each ? tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float)) : NULL;
+    for (int i = 0; i < f->tables.n_gradient_slots; i++)
+        f->tables.gradient_slots[i].values =
+            tagc_arena_take(arena, f->tables.gradient_slots[i].n_elems, sizeof(float));
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        f->tables.flats[i].gradient = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
+        f->tables.flats[i].received =
+            each ? tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float)) : NULL;
     }
     f->memory.gradients = arena->n_bytes - before;
     before = arena->n_bytes;
-    for (int i = 0; i < f->n_flats; i++) {
-        f->flats[i].moment1 = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
-        f->flats[i].moment2 = tagc_arena_take(arena, f->flats[i].n_owned, sizeof(float));
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        f->tables.flats[i].moment1 = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
+        f->tables.flats[i].moment2 = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
     }
     f->memory.optimizer = arena->n_bytes - before;
 }
@@ -361,14 +367,15 @@ tagc_status tagc_fsdp_measure(tagc_fsdp *f, size_t *n_bytes) {
 tagc_status tagc_fsdp_place(tagc_fsdp *f) {
     size_t n_bytes = 0;
     TAGC_TRY(tagc_fsdp_measure(f, &n_bytes));
-    TAGC_TRY(tagc_memory_create(n_bytes, "parameters, gradients and moments", &f->values));
-    tagc_arena arena = {.base = f->values};
+    TAGC_TRY(tagc_memory_create(n_bytes, "parameters, gradients and moments", &f->values_memory));
+    tagc_arena arena = {.base = f->values_memory};
     place_values(f, &arena);
-    for (int i = 0; i < f->n_flats; i++) {
-        tagc_flat *flat = &f->flats[i];
-        const tagc_unit *u = &f->units[flat->unit];
-        flat->full = f->n_slots == 0 ? flat->master : f->slots[u->slot].values + flat->unit_offset;
-        flat->full_gradient = f->gradient_slots[u->gradient_slot].values + flat->unit_offset;
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        tagc_flat *flat = &f->tables.flats[i];
+        const tagc_unit *u = &f->tables.units[flat->unit];
+        flat->full =
+            f->tables.n_slots == 0 ? flat->master : f->tables.slots[u->slot].values + flat->unit_offset;
+        flat->full_gradient = f->tables.gradient_slots[u->gradient_slot].values + flat->unit_offset;
     }
     return TAGC_OK;
 }

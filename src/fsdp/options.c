@@ -117,8 +117,8 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
     const tagc_fsdp_options *o = &fsdp->options;
     memset(text, 0, TAGC_OPTIONS_TEXT_BYTES);
     uint64_t tensors = 0, names = o->names == NULL ? 0 : XXH3_64bits(o->names, strlen(o->names));
-    for (int i = 0; i < fsdp->n_tensors; i++) {
-        const tagc_tensor_info *t = &fsdp->tensors[i];
+    for (int i = 0; i < fsdp->tables.n_tensors; i++) {
+        const tagc_tensor_info *t = &fsdp->tables.tensors[i];
         uint64_t numbers[] = {t->n_rows,
                               t->n_cols,
                               (uint64_t)t->kind,
@@ -136,7 +136,7 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d gentle=%d",
-             fsdp->n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
+             fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
              (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,

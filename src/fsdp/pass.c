@@ -3,65 +3,31 @@
 #include "fsdp/internal.h"
 #include <string.h>
 
-#define SHORT_S 1e-6 /* spans below are not worth an event */
-
 static const char *const pass_names[] = {"forward", "backward", "between passes"};
-
-/* ---- the compute stream of the trace ---- */
-
-void tagc_fsdp_event(tagc_fsdp *f, const char *name, double start_s, double end_s, uint64_t tag) {
-    if (f->trace == NULL || end_s - start_s < SHORT_S) return;
-    tagc_event event = {.stream = "compute", .name = name, .start_s = start_s, .end_s = end_s, .tag = tag};
-    tagc_trace_add(f->trace, &event);
-}
-
-void tagc_fsdp_close_span(tagc_fsdp *f, double end_s) {
-    if (f->span_unit >= 0)
-        tagc_fsdp_event(f, pass_names[f->order.pass], f->span_start_s, end_s, (uint64_t)f->span_unit);
-    f->span_unit = -1;
-}
-
-/* Compute time belongs to the unit that was asked for last: spans of one stream must not overlap. */
-static void enter_span(tagc_fsdp *f, int unit) {
-    if (f->trace == NULL || f->span_unit == unit) return;
-    double now_s = tagc_time_s();
-    tagc_fsdp_close_span(f, now_s);
-    f->span_unit = unit;
-    f->span_start_s = now_s;
-}
-
-void tagc_fsdp_blocked(tagc_fsdp *f, double start_s, double *total_s, int unit) {
-    double end_s = tagc_time_s();
-    *total_s += end_s - start_s;
-    int span_unit = f->span_unit;
-    tagc_fsdp_close_span(f, start_s);
-    tagc_fsdp_event(f, "wait", start_s, end_s, (uint64_t)unit);
-    f->span_unit = span_unit;
-    f->span_start_s = end_s;
-}
 
 /* ---- what the order does ---- */
 
 static tagc_status begin_gather(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->units[unit];
+    const tagc_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        TAGC_TRY(tagc_gatherer_begin(f->flats[i].gatherer, f->flats[i].master, f->flats[i].full));
+        TAGC_TRY(tagc_gatherer_begin(f->tables.flats[i].gatherer, f->tables.flats[i].master,
+                                     f->tables.flats[i].full));
     return TAGC_OK;
 }
 
 static tagc_status end_gather(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->units[unit];
+    const tagc_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
-        TAGC_TRY(tagc_gatherer_end(f->flats[i].gatherer));
-    tagc_fsdp_blocked(f, start_s, &f->stats.wait_gather_s, unit);
+        TAGC_TRY(tagc_gatherer_end(f->tables.flats[i].gatherer));
+    tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_gather_s, unit, f->order.pass);
     return TAGC_OK;
 }
 
 static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_stats *s) {
-    tagc_fsdp_stats *sum = &f->stats;
+    tagc_fsdp_stats *sum = &f->account.stats;
     for (int phase = 0; phase < TAGC_N_PHASES; phase++) sum->phase_s[phase] += s->time_s[phase];
     uint64_t n_kept = s->n_kept * (uint64_t)flat->ranks_per_host;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) sum->n_class_bytes_sent[flat->class_] += s->n_bytes_sent[leg];
@@ -81,19 +47,19 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_st
 
 static tagc_status end_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
-    tagc_unit *u = &f->units[unit];
+    tagc_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        TAGC_TRY(tagc_reducer_end(f->flats[i].reducer, &stats));
-        add_stats(f, &f->flats[i], &stats);
-        if (f->flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->flats[i]);
-        f->flats[i].carry_sent = 0;
+        TAGC_TRY(tagc_reducer_end(f->tables.flats[i].reducer, &stats));
+        add_stats(f, &f->tables.flats[i], &stats);
+        if (f->tables.flats[i].carry_sent && !stats.nonfinite) tagc_fsdp_drop_carry(f, &f->tables.flats[i]);
+        f->tables.flats[i].carry_sent = 0;
     }
-    tagc_fsdp_blocked(f, start_s, &f->stats.wait_reduce_s, unit);
+    tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, unit, f->order.pass);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        tagc_flat *flat = &f->flats[i];
+        tagc_flat *flat = &f->tables.flats[i];
         if (flat->received == NULL) continue;
         if (u->n_exchanged == 0) memset(flat->gradient, 0, flat->n_owned * sizeof *flat->gradient);
         for (uint64_t j = 0; j < flat->n_owned; j++) flat->gradient[j] += flat->received[j];
@@ -111,10 +77,10 @@ static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
 
 static tagc_status begin_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->units[unit];
-    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) add_carry(f, &f->flats[i]);
+    const tagc_unit *u = &f->tables.units[unit];
+    for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) add_carry(f, &f->tables.flats[i]);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-        tagc_flat *flat = &f->flats[i];
+        tagc_flat *flat = &f->tables.flats[i];
         float *output = flat->received != NULL ? flat->received : flat->gradient;
         TAGC_TRY(tagc_reducer_begin(flat->reducer, flat->full_gradient, output));
     }
@@ -123,11 +89,13 @@ static tagc_status begin_exchange(void *context, int unit) {
 
 static void clear_gradients(void *context, int unit) {
     tagc_fsdp *f = context;
-    memset(f->flats[f->units[unit].first_flat].full_gradient, 0, f->units[unit].n_padded * sizeof(float));
+    memset(f->tables.flats[f->tables.units[unit].first_flat].full_gradient, 0,
+           f->tables.units[unit].n_padded * sizeof(float));
 }
 
 static void pass_done(void *context) {
-    tagc_fsdp_close_span(context, tagc_time_s());
+    tagc_fsdp *f = context;
+    tagc_account_close(&f->account, tagc_time_s(), f->order.pass);
 }
 
 static const char *unit_name(const void *context, int unit) {
@@ -146,52 +114,54 @@ const tagc_order_calls tagc_fsdp_order_calls = {.begin_gather = begin_gather,
 
 uint64_t tagc_fsdp_replica_gathers(const tagc_fsdp *f, int flat) {
     uint64_t n_gathers = 0;
-    if (f->flats[flat].gatherer != NULL && f->order.units[f->flats[flat].unit].residency == TAGC_PRESENT)
-        tagc_gatherer_replica(f->flats[flat].gatherer, &n_gathers);
+    if (f->tables.flats[flat].gatherer != NULL &&
+        f->order.units[f->tables.flats[flat].unit].residency == TAGC_PRESENT)
+        tagc_gatherer_replica(f->tables.flats[flat].gatherer, &n_gathers);
     return n_gathers;
 }
 
 void tagc_fsdp_gathered(const tagc_fsdp *f, uint64_t *sent, uint64_t *received) {
     uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
     tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
-    *sent = n_sent[TAGC_LEG_GATHER] - f->sent_before[TAGC_LEG_GATHER];
-    *received = n_received[TAGC_LEG_GATHER] - f->received_before[TAGC_LEG_GATHER];
+    *sent = n_sent[TAGC_LEG_GATHER] - f->account.sent_before[TAGC_LEG_GATHER];
+    *received = n_received[TAGC_LEG_GATHER] - f->account.received_before[TAGC_LEG_GATHER];
 }
 
 void tagc_fsdp_set_gathered(tagc_fsdp *f, uint64_t sent, uint64_t received) {
     uint64_t n_sent[TAGC_N_LEGS], n_received[TAGC_N_LEGS];
     tagc_comm_bytes(f->comm, n_sent, n_received, TAGC_N_LEGS);
-    f->sent_before[TAGC_LEG_GATHER] = n_sent[TAGC_LEG_GATHER] - sent;
-    f->received_before[TAGC_LEG_GATHER] = n_received[TAGC_LEG_GATHER] - received;
+    f->account.sent_before[TAGC_LEG_GATHER] = n_sent[TAGC_LEG_GATHER] - sent;
+    f->account.received_before[TAGC_LEG_GATHER] = n_received[TAGC_LEG_GATHER] - received;
 }
 
 tagc_status tagc_fsdp_renew(tagc_fsdp *f) {
     TAGC_TRY(tagc_order_end_gathers(&f->order));
     tagc_order_make_absent(&f->order);
-    for (int i = 0; i < f->n_flats; i++)
-        if (f->flats[i].gatherer != NULL) TAGC_TRY(tagc_gatherer_reset(f->flats[i].gatherer));
+    for (int i = 0; i < f->tables.n_flats; i++)
+        if (f->tables.flats[i].gatherer != NULL) TAGC_TRY(tagc_gatherer_reset(f->tables.flats[i].gatherer));
     return TAGC_OK;
 }
 
 /* ---- a pass begins ---- */
 
 static tagc_status begin_step(tagc_fsdp *f) {
-    f->step_start_s = tagc_time_s();
-    memset(&f->stats, 0, sizeof f->stats);
-    uint64_t sent = f->sent_before[TAGC_LEG_GATHER], received = f->received_before[TAGC_LEG_GATHER];
-    tagc_comm_bytes(f->comm, f->sent_before, f->received_before, TAGC_N_LEGS);
+    f->account.step_start_s = tagc_time_s();
+    memset(&f->account.stats, 0, sizeof f->account.stats);
+    uint64_t sent = f->account.sent_before[TAGC_LEG_GATHER],
+             received = f->account.received_before[TAGC_LEG_GATHER];
+    tagc_comm_bytes(f->comm, f->account.sent_before, f->account.received_before, TAGC_N_LEGS);
     if (f->options.sharding == TAGC_SHARD_GRAD) { /* its gathers are counted from the last update on */
-        f->sent_before[TAGC_LEG_GATHER] = sent;
-        f->received_before[TAGC_LEG_GATHER] = received;
+        f->account.sent_before[TAGC_LEG_GATHER] = sent;
+        f->account.received_before[TAGC_LEG_GATHER] = received;
     }
-    for (int i = 0; i < f->n_units; i++) f->units[i].n_exchanged = 0;
+    for (int i = 0; i < f->tables.n_units; i++) f->tables.units[i].n_exchanged = 0;
     return tagc_fsdp_begin_kept(f);
 }
 
 tagc_status tagc_fsdp_forward_begin(tagc_fsdp *f, int training) {
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
     TAGC_TRY(tagc_order_finish_backward(&f->order));
-    tagc_fsdp_close_span(f, tagc_time_s());
+    tagc_account_close(&f->account, tagc_time_s(), f->order.pass);
     TAGC_TRY(tagc_order_give_up(&f->order));
     if (training && f->order.micro_step == 0) TAGC_TRY(begin_step(f));
     return tagc_order_forward(&f->order, training);
@@ -204,7 +174,7 @@ tagc_status tagc_fsdp_backward_begin(tagc_fsdp *f) {
     if (f->order.micro_step == f->options.n_micro_steps)
         return tagc_fail(TAGC_ERR_STATE, "backward pass %d of a step of %d micro-steps",
                          f->order.micro_step + 1, f->options.n_micro_steps);
-    tagc_fsdp_close_span(f, tagc_time_s());
+    tagc_account_close(&f->account, tagc_time_s(), f->order.pass);
     return tagc_order_backward(&f->order);
 }
 
@@ -212,10 +182,11 @@ tagc_status tagc_fsdp_backward_begin(tagc_fsdp *f) {
 
 static tagc_status check_call(tagc_fsdp *f, int tensor, int pass) {
     if (f->deferred != TAGC_OK) return tagc_fail(f->deferred, "%s", f->deferred_text);
-    if (tensor < 0 || tensor >= f->n_tensors)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor, f->n_tensors - 1);
+    if (tensor < 0 || tensor >= f->tables.n_tensors)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "tensor is %d, allowed is 0 to %d", tensor,
+                         f->tables.n_tensors - 1);
     if (f->order.pass == TAGC_PASS_NONE || (pass == TAGC_PASS_BACKWARD && f->order.pass != pass))
-        return tagc_fail(TAGC_ERR_STATE, "%s is asked for %s", f->tensors[tensor].name,
+        return tagc_fail(TAGC_ERR_STATE, "%s is asked for %s", f->tables.tensors[tensor].name,
                          pass_names[f->order.pass]);
     return TAGC_OK;
 }
@@ -223,37 +194,38 @@ static tagc_status check_call(tagc_fsdp *f, int tensor, int pass) {
 tagc_status tagc_fsdp_use(void *context, int tensor, const float **values) {
     tagc_fsdp *f = context;
     TAGC_TRY(check_call(f, tensor, TAGC_PASS_FORWARD));
-    int unit = f->places[tensor].unit;
+    int unit = f->tables.places[tensor].unit;
     TAGC_TRY(tagc_order_use(&f->order, unit));
-    enter_span(f, unit);
-    *values = f->flats[f->places[tensor].flat].full + f->places[tensor].offset;
+    tagc_account_enter(&f->account, unit, f->order.pass);
+    *values = f->tables.flats[f->tables.places[tensor].flat].full + f->tables.places[tensor].offset;
     return TAGC_OK;
 }
 
 void tagc_fsdp_done(void *context, int tensor) {
     tagc_fsdp *f = context;
-    if (f->deferred != TAGC_OK || tensor < 0 || tensor >= f->n_tensors) return;
-    f->deferred = tagc_order_done(&f->order, f->places[tensor].unit);
+    if (f->deferred != TAGC_OK || tensor < 0 || tensor >= f->tables.n_tensors) return;
+    f->deferred = tagc_order_done(&f->order, f->tables.places[tensor].unit);
     if (f->deferred != TAGC_OK) strncpy(f->deferred_text, tagc_last_error(), sizeof f->deferred_text - 1);
 }
 
 tagc_status tagc_fsdp_grad(void *context, int tensor, float **gradient) {
     tagc_fsdp *f = context;
     TAGC_TRY(check_call(f, tensor, TAGC_PASS_BACKWARD));
-    int unit = f->places[tensor].unit;
+    int unit = f->tables.places[tensor].unit;
     TAGC_TRY(tagc_order_grad(&f->order, unit));
-    enter_span(f, unit);
-    *gradient = f->flats[f->places[tensor].flat].full_gradient + f->places[tensor].offset;
+    tagc_account_enter(&f->account, unit, f->order.pass);
+    *gradient =
+        f->tables.flats[f->tables.places[tensor].flat].full_gradient + f->tables.places[tensor].offset;
     return TAGC_OK;
 }
 
 tagc_status tagc_fsdp_grad_done(void *context, int tensor) {
     tagc_fsdp *f = context;
     TAGC_TRY(check_call(f, tensor, TAGC_PASS_BACKWARD));
-    int unit = f->places[tensor].unit;
+    int unit = f->tables.places[tensor].unit;
     const tagc_order_unit *u = &f->order.units[unit];
     if (!u->gradients_open || u->n_gradients_done == u->n_tensors)
         return tagc_fail(TAGC_ERR_STATE, "gradient of %s is done without having been asked for",
-                         f->tensors[tensor].name);
+                         f->tables.tensors[tensor].name);
     return tagc_order_grad_done(&f->order, unit);
 }

@@ -16,15 +16,20 @@ static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
 /* Added in rank order: the same bits, and the same verdict on non-finite gradients, on every rank. */
 static tagc_status global_norm(tagc_fsdp *f, double *norm) {
     double sum = 0, begin_s = tagc_time_s();
-    for (int i = 0; i < f->n_flats; i++) sum += own_squares(f, &f->flats[i]);
+    for (int i = 0; i < f->tables.n_flats; i++) sum += own_squares(f, &f->tables.flats[i]);
     double start_s = tagc_time_s();
-    tagc_fsdp_event(f, "optimizer", begin_s, start_s, UINT64_MAX);
+    tagc_account_event(&f->account, "optimizer", begin_s, start_s, UINT64_MAX);
     TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));
-    tagc_fsdp_blocked(f, start_s, &f->stats.wait_reduce_s, -1);
+    tagc_account_blocked(&f->account, start_s, &f->account.stats.wait_reduce_s, -1, f->order.pass);
     sum = 0;
     for (int rank = 0; rank < f->world_size; rank++) sum += f->norms[rank];
     *norm = sqrt(sum) / f->options.n_micro_steps;
     return TAGC_OK;
+}
+
+double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) {
+    return flat->class_ == TAGC_CLASS_COMPRESSED && !flat->gentle ? options->beta1_compressed
+                                                                  : options->beta1;
 }
 
 /* Unit by unit in the order of the forward pass. Where parameters stay gathered (sharding GRAD) a unit's gather begins as
@@ -37,15 +42,15 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
                         .gradient_scale = clip / o->n_micro_steps,
                         .n_updates = ++f->n_updates};
     tagc_order_make_absent(&f->order);
-    for (int unit = 0; unit < f->n_units; unit++) {
-        const tagc_unit *u = &f->units[unit];
+    for (int unit = 0; unit < f->tables.n_units; unit++) {
+        const tagc_unit *u = &f->tables.units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
-            const tagc_flat *flat = &f->flats[i];
+            const tagc_flat *flat = &f->tables.flats[i];
             adamw.beta1 = tagc_fsdp_beta1(o, flat);
             for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
-                int tensor = f->members[member];
-                const tagc_place *p = &f->places[tensor];
-                adamw.weight_decay = f->tensors[tensor].decay ? o->weight_decay : 0;
+                int tensor = f->tables.members[member];
+                const tagc_place *p = &f->tables.places[tensor];
+                adamw.weight_decay = f->tables.tensors[tensor].decay ? o->weight_decay : 0;
                 tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
                                   flat->gradient + p->at, p->n);
             }
@@ -57,16 +62,16 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
 
 /* Everything of this step has been sent, and nothing of the next. */
 static void count_bytes(tagc_fsdp *f) {
-    tagc_fsdp_stats *s = &f->stats;
+    tagc_fsdp_stats *s = &f->account.stats;
     tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received, TAGC_N_LEGS);
     uint64_t sent = s->n_bytes_sent[TAGC_LEG_GATHER], received = s->n_bytes_received[TAGC_LEG_GATHER];
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-        s->n_bytes_sent[leg] -= f->sent_before[leg];
-        s->n_bytes_received[leg] -= f->received_before[leg];
+        s->n_bytes_sent[leg] -= f->account.sent_before[leg];
+        s->n_bytes_received[leg] -= f->account.received_before[leg];
         s->bits_per_param[leg] = (double)s->n_bytes_sent[leg] * 8 / (double)tagc_fsdp_n_params(f);
     }
-    f->sent_before[TAGC_LEG_GATHER] = sent;
-    f->received_before[TAGC_LEG_GATHER] = received;
+    f->account.sent_before[TAGC_LEG_GATHER] = sent;
+    f->account.received_before[TAGC_LEG_GATHER] = received;
 }
 
 tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
@@ -76,27 +81,27 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
         return tagc_fail(TAGC_ERR_STATE, "a step after %d of %d backward passes", f->order.micro_step,
                          f->options.n_micro_steps);
     TAGC_TRY(tagc_order_finish_backward(&f->order));
-    tagc_fsdp_close_span(f, tagc_time_s());
+    tagc_account_close(&f->account, tagc_time_s(), f->order.pass);
     TAGC_TRY(tagc_order_end_exchanges(&f->order));
     TAGC_TRY(tagc_order_end_gathers(&f->order)); /* of units that no pass has used */
     double norm;
-    double start_s = tagc_time_s(), waited_s = f->stats.wait_reduce_s;
+    double start_s = tagc_time_s(), waited_s = f->account.stats.wait_reduce_s;
     TAGC_TRY(global_norm(f, &norm));
     double update_s = tagc_time_s();
-    f->stats.grad_norm = norm;
-    f->stats.skipped = !isfinite(norm);
-    f->stats.n_gentle = f->n_gentle;
+    f->account.stats.grad_norm = norm;
+    f->account.stats.skipped = !isfinite(norm);
+    f->account.stats.n_gentle = f->n_gentle;
     double clip_norm = f->options.clip_norm;
     double clip = clip_norm > 0 && clip_norm < norm + 1e-6 ? clip_norm / (norm + 1e-6) : 1.0;
     count_bytes(f);
-    if (!f->stats.skipped) TAGC_TRY(update(f, lr, clip));
+    if (!f->account.stats.skipped) TAGC_TRY(update(f, lr, clip));
     double end_s = tagc_time_s();
-    tagc_fsdp_event(f, "optimizer", update_s, end_s, UINT64_MAX);
-    f->stats.optimizer_s = end_s - start_s - (f->stats.wait_reduce_s - waited_s);
-    f->stats.total_s = end_s - f->step_start_s;
-    f->stats.compute_s =
-        f->stats.total_s - f->stats.wait_gather_s - f->stats.wait_reduce_s - f->stats.optimizer_s;
+    tagc_account_event(&f->account, "optimizer", update_s, end_s, UINT64_MAX);
+    f->account.stats.optimizer_s = end_s - start_s - (f->account.stats.wait_reduce_s - waited_s);
+    f->account.stats.total_s = end_s - f->account.step_start_s;
+    f->account.stats.compute_s = f->account.stats.total_s - f->account.stats.wait_gather_s -
+                                 f->account.stats.wait_reduce_s - f->account.stats.optimizer_s;
     tagc_order_end_step(&f->order);
-    if (stats != NULL) *stats = f->stats;
+    if (stats != NULL) *stats = f->account.stats;
     return TAGC_OK;
 }

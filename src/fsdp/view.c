@@ -6,13 +6,14 @@
 #include <string.h>
 
 static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
-    size_t n_tensors = (size_t)f->n_tensors, n_units = (size_t)f->n_units, n_flats = (size_t)f->n_flats;
+    size_t n_tensors = (size_t)f->tables.n_tensors, n_units = (size_t)f->tables.n_units,
+           n_flats = (size_t)f->tables.n_flats;
     *out = (tagc_layout){.world_size = f->world_size,
-                         .n_tensors = f->n_tensors,
-                         .n_units = f->n_units,
-                         .n_flats = f->n_flats,
-                         .n_slots = f->n_slots,
-                         .n_gradient_slots = f->n_gradient_slots,
+                         .n_tensors = f->tables.n_tensors,
+                         .n_units = f->tables.n_units,
+                         .n_flats = f->tables.n_flats,
+                         .n_slots = f->tables.n_slots,
+                         .n_gradient_slots = f->tables.n_gradient_slots,
                          .n_params = tagc_fsdp_n_params(f),
                          .n_compressed = tagc_fsdp_n_compressed(f),
                          .n_mild = tagc_fsdp_n_mild(f),
@@ -22,11 +23,11 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
     out->units = calloc(n_units, sizeof *out->units);
     out->flats = calloc(n_flats, sizeof *out->flats);
     if (!out->unit_of_tensor || !out->backward_order || !out->units || !out->flats)
-        return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d tensors", f->n_tensors);
-    for (int i = 0; i < f->n_tensors; i++) out->unit_of_tensor[i] = f->places[i].unit;
-    memcpy(out->backward_order, f->backward_order, n_units * sizeof *out->backward_order);
-    for (int i = 0; i < f->n_units; i++) {
-        const tagc_unit *u = &f->units[i];
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d tensors", f->tables.n_tensors);
+    for (int i = 0; i < f->tables.n_tensors; i++) out->unit_of_tensor[i] = f->tables.places[i].unit;
+    memcpy(out->backward_order, f->tables.backward_order, n_units * sizeof *out->backward_order);
+    for (int i = 0; i < f->tables.n_units; i++) {
+        const tagc_unit *u = &f->tables.units[i];
         out->units[i] = (tagc_layout_unit){.first_flat = u->first_flat,
                                            .n_flats = u->n_flats,
                                            .n_tensors = u->n_tensors,
@@ -39,8 +40,8 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         memcpy(out->units[i].name, u->name, sizeof u->name);
     }
     out->paper = f->options.paper;
-    for (int i = 0; i < f->n_flats; i++) {
-        const tagc_flat *flat = &f->flats[i];
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
         tagc_layout_flat *to = &out->flats[i];
         to->unit = flat->unit;
         to->class_ = flat->class_;
@@ -74,7 +75,7 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
     }
     if (status == TAGC_OK) status = tagc_fsdp_measure(f, &n_bytes);
     if (status == TAGC_OK) status = copy(f, layout);
-    if (f) tagc_memory_destroy(f->tables);
+    if (f) tagc_memory_destroy(f->tables_memory);
     free(f);
     if (status != TAGC_OK) {
         tagc_layout_destroy(layout);

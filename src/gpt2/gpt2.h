@@ -1,13 +1,13 @@
 /* The GPT-2 family: embeddings, n_layer blocks of attention and feed-forward, a head. Forward, backward,
  * sampling.
  *
- * The model owns activations only. Parameters and gradients come through tagc_params (fsdp/tensor.h), and
+ * The model owns activations only. Parameters and gradients come through tagc_params (model/tensor.h), and
  * nothing here knows whether other ranks exist. Matrices of linear layers are (in, out), row-major, as
  * Hugging Face stores them; embeddings and the head are (vocabulary, n_embd). */
 #ifndef TAGC_GPT2_GPT2_H
 #define TAGC_GPT2_GPT2_H
 
-#include "fsdp/tensor.h"
+#include "model/tensor.h"
 
 typedef struct tagc_gpt2_config {
     int n_layer;    /* [1, 1000] */

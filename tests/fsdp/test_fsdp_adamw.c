@@ -3,7 +3,7 @@
 #include "toy.h"
 
 #include "fsdp/internal.h"
-#include "fsdp/schedule.h"
+#include "fsdp/learning_rate.h"
 
 static const float initial[8] = {-0x1.2ca2e8p-3f, 0x1.92811cp-1f,  0x1.e4c5cep-1f,  -0x1.1d45a6p+0f,
                                  0x1.b0d7a0p+0f,  -0x1.ca26e2p-1f, -0x1.6c28f8p-2f, 0x1.3b7da2p+0f};
@@ -85,17 +85,17 @@ static void sums_squares_in_double(void **state) {
 
 static void schedule_rises_and_falls(void **state) {
     (void)state;
-    assert_true(tagc_schedule_cosine(0, 0, 100, 1.0, 0.1) == 1.0);
-    assert_true(tagc_schedule_cosine(0, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_schedule_cosine(9, 9, 100, 1.0, 0.1) == 1.0);
-    assert_true(fabs(tagc_schedule_cosine(60, 20, 100, 1.0, 0.1) - 0.55) < 1e-12);
-    assert_true(fabs(tagc_schedule_cosine(40, 20, 100, 1.0, 0.0) - 0.8535533905932737) < 1e-12);
-    assert_true(tagc_schedule_cosine(100, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_schedule_cosine(1000000, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_schedule_cosine(5, 10, 10, 1.0, 0.1) > 0.1); /* all warm-up */
+    assert_true(tagc_learning_rate_cosine(0, 0, 100, 1.0, 0.1) == 1.0);
+    assert_true(tagc_learning_rate_cosine(0, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_learning_rate_cosine(9, 9, 100, 1.0, 0.1) == 1.0);
+    assert_true(fabs(tagc_learning_rate_cosine(60, 20, 100, 1.0, 0.1) - 0.55) < 1e-12);
+    assert_true(fabs(tagc_learning_rate_cosine(40, 20, 100, 1.0, 0.0) - 0.8535533905932737) < 1e-12);
+    assert_true(tagc_learning_rate_cosine(100, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_learning_rate_cosine(1000000, 9, 100, 1.0, 0.1) == 0.1);
+    assert_true(tagc_learning_rate_cosine(5, 10, 10, 1.0, 0.1) > 0.1); /* all warm-up */
     for (uint64_t step = 20; step < 110; step++)
-        assert_true(tagc_schedule_cosine(step, 20, 100, 1.0, 0.1) >=
-                    tagc_schedule_cosine(step + 1, 20, 100, 1.0, 0.1));
+        assert_true(tagc_learning_rate_cosine(step, 20, 100, 1.0, 0.1) >=
+                    tagc_learning_rate_cosine(step + 1, 20, 100, 1.0, 0.1));
 }
 
 int main(void) {

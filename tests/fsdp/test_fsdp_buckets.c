@@ -231,8 +231,8 @@ static void add_state(resume *r, const tagc_fsdp *f) {
     size_t first = 0;
     pthread_mutex_lock(&r->lock);
     for (int t = 0; t < r->model.n_tensors; first += r->model.tensors[t].n_elems, t++) {
-        const tagc_place *p = &f->places[t];
-        const tagc_flat *flat = &f->flats[p->flat];
+        const tagc_place *p = &f->tables.places[t];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
         uint64_t n_residual;
         const float *residual = tagc_reducer_residual(flat->reducer, &n_residual);
         for (uint64_t i = 0; i < p->n; i++)

@@ -38,11 +38,11 @@ typedef struct script {
 static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
     for (int t = 0; t < s->model.n_tensors; t++) {
         uint64_t n;
-        const tagc_flat *flat = &f->flats[f->places[t].flat];
+        const tagc_flat *flat = &f->tables.flats[f->tables.places[t].flat];
         const float *residual = tagc_reducer_residual(flat->reducer, &n);
         for (size_t i = 0; i < s->model.tensors[t].n_elems; i++) {
             tagc_cover c = tagc_residual_cover(flat->n_padded, n, f->world_size, f->n_owners, f->rank,
-                                               f->places[t].offset + i);
+                                               f->tables.places[t].offset + i);
             *out++ = c.covers ? (double)residual[c.at] : 0;
         }
     }
@@ -50,9 +50,9 @@ static void read_residual(const script *s, const tagc_fsdp *f, double *out) {
 
 static uint64_t hash_residual(const tagc_fsdp *f) {
     uint64_t hash = 0;
-    for (int i = 0; i < f->n_flats; i++) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
         uint64_t n;
-        const float *residual = tagc_reducer_residual(f->flats[i].reducer, &n);
+        const float *residual = tagc_reducer_residual(f->tables.flats[i].reducer, &n);
         for (uint64_t j = 0; j < n; j++) { /* zero is -0 in padding, too */
             uint32_t bits;
             memcpy(&bits, &residual[j], sizeof bits);
@@ -66,9 +66,10 @@ static uint64_t hash_residual(const tagc_fsdp *f) {
 static uint64_t hash_replica(tagc_fsdp *f) {
     uint64_t hash = 0;
     CHECK_OK(tagc_order_end_gathers(&f->order));
-    for (int t = 0; t < f->n_tensors && f->options.gather >= TAGC_GATHER_DELTA8; t++)
-        hash = XXH3_64bits_withSeed(f->flats[f->places[t].flat].full + f->places[t].offset,
-                                    f->tensors[t].n_elems * sizeof(float), hash);
+    for (int t = 0; t < f->tables.n_tensors && f->options.gather >= TAGC_GATHER_DELTA8; t++)
+        hash =
+            XXH3_64bits_withSeed(f->tables.flats[f->tables.places[t].flat].full + f->tables.places[t].offset,
+                                 f->tables.tensors[t].n_elems * sizeof(float), hash);
     return hash;
 }
 
@@ -395,15 +396,15 @@ static void moments_move_too(void **state) {
 /* Master and moments of a tensor on every rank, end to end: (3, n_params) with zeros where others own. */
 static void read_owned(const tagc_fsdp *f, float *out) {
     size_t n_params = 0, at = 0;
-    for (int t = 0; t < f->n_tensors; t++) n_params += f->tensors[t].n_elems;
+    for (int t = 0; t < f->tables.n_tensors; t++) n_params += f->tables.tensors[t].n_elems;
     memset(out, 0, 3 * n_params * sizeof *out);
-    for (int t = 0; t < f->n_tensors; t++) {
-        const tagc_place *p = &f->places[t];
-        const tagc_flat *flat = &f->flats[p->flat];
+    for (int t = 0; t < f->tables.n_tensors; t++) {
+        const tagc_place *p = &f->tables.places[t];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
         const float *from[] = {flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at};
         for (int i = 0; i < 3 && p->n > 0; i++)
             memcpy(out + (size_t)i * n_params + at + p->first, from[i], p->n * sizeof *out);
-        at += f->tensors[t].n_elems;
+        at += f->tables.tensors[t].n_elems;
     }
 }
 
@@ -427,8 +428,8 @@ static void fork_rank(tagc_comm *comm, void *arg) {
         CHECK_OK(tagc_checkpoint_find(comm, s->dir, path, sizeof path));
         CHECK_OK(tagc_checkpoint_fork(f, comm, path, &step, &extra));
         CHECK(step == 3 && f->n_updates == 3);
-        for (int i = 0; i < f->n_flats; i++) {
-            const float *residual = tagc_reducer_residual(f->flats[i].reducer, &n);
+        for (int i = 0; i < f->tables.n_flats; i++) {
+            const float *residual = tagc_reducer_residual(f->tables.flats[i].reducer, &n);
             for (uint64_t j = 0; j < n; j++) CHECK(residual[j] == 0);
         }
         free(extra);

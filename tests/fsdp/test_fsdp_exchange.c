@@ -36,8 +36,8 @@ static void sum_pending(run *r, tagc_comm *comm, const tagc_fsdp *f) {
     pthread_mutex_lock(&r->lock);
     for (int t = 0; t < r->model.n_tensors; t++)
         for (size_t i = 0; i < r->model.tensors[t].n_elems; i++, at++) {
-            const tagc_place *p = &f->places[t];
-            const tagc_flat *flat = &f->flats[p->flat];
+            const tagc_place *p = &f->tables.places[t];
+            const tagc_flat *flat = &f->tables.flats[p->flat];
             uint64_t n_residual;
             const float *residual = tagc_fsdp_residual(flat, &n_residual);
             tagc_cover c = tagc_residual_cover(flat->n_padded, n_residual, f->world_size, f->n_owners,
@@ -73,9 +73,9 @@ static void sum_received(run *r, tagc_comm *comm, const tagc_fsdp *f) {
     pthread_mutex_lock(&r->lock);
     double *out = r->received;
     for (int t = 0; t < r->model.n_tensors; out += r->model.tensors[t].n_elems, t++) {
-        const tagc_place *p = &f->places[t];
+        const tagc_place *p = &f->tables.places[t];
         for (size_t i = 0; i < p->n; i++)
-            out[p->first + i] += (double)f->flats[p->flat].gradient[p->at + i] * world_size;
+            out[p->first + i] += (double)f->tables.flats[p->flat].gradient[p->at + i] * world_size;
     }
     pthread_mutex_unlock(&r->lock);
 }
@@ -136,11 +136,11 @@ static void keep_accounts(tagc_comm *comm, void *arg) {
         tagc_fsdp_memory memory;
         tagc_fsdp_memory_used(f, &memory);
         uint64_t n_residuals = 0;
-        for (int i = 0; i < f->n_flats; i++) {
+        for (int i = 0; i < f->tables.n_flats; i++) {
             uint64_t n_residual;
-            tagc_reducer_residual(f->flats[i].reducer, &n_residual);
-            n_residuals += n_residual + (f->flats[i].carry != NULL ? f->flats[i].n_padded : 0);
-            CHECK(stats.skipped || f->flats[i].carry == NULL);
+            tagc_reducer_residual(f->tables.flats[i].reducer, &n_residual);
+            n_residuals += n_residual + (f->tables.flats[i].carry != NULL ? f->tables.flats[i].n_padded : 0);
+            CHECK(stats.skipped || f->tables.flats[i].carry == NULL);
         }
         CHECK(memory.residuals == n_residuals * sizeof(float));
         pthread_barrier_wait(&r->barrier);
@@ -274,7 +274,7 @@ static void fail_alike(tagc_comm *comm, void *arg) {
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
     toy_step(&m, comm, f, 1, 0, 0.01, NULL);
     uint64_t n;
-    const tagc_reducer *before = f->flats[0].reducer;
+    const tagc_reducer *before = f->tables.flats[0].reducer;
     const float *residual = tagc_reducer_residual(before, &n);
     float *copy = malloc(n * sizeof *copy);
     memcpy(copy, residual, n * sizeof *copy);
@@ -287,14 +287,14 @@ static void fail_alike(tagc_comm *comm, void *arg) {
         tagc_reducer_options o = direct;
         int flat = 0;
         tagc_status expected = TAGC_ERR_ARGUMENT;
-        if (last && kind == 0) flat = f->n_flats;
+        if (last && kind == 0) flat = f->tables.n_flats;
         if (last && kind == 1) flat = -1;
         if (last && kind == 2) flat = 1, expected = TAGC_ERR_MISMATCH;
         if (last && kind == 3) o.block = 17;
         if (last && kind == 4) o.format = TAGC_FORMAT_SIGN;
         if (kind == 2 || kind == 4) expected = TAGC_ERR_MISMATCH;
         CHECK(tagc_fsdp_set_exchange(f, flat, last && kind == 5 ? NULL : &o) == expected);
-        CHECK(f->flats[0].reducer == before && tagc_reducer_residual(before, NULL) == residual);
+        CHECK(f->tables.flats[0].reducer == before && tagc_reducer_residual(before, NULL) == residual);
         CHECK(memcmp(copy, residual, n * sizeof *copy) == 0);
         tagc_fsdp_memory_used(f, &after);
         CHECK(memcmp(&memory, &after, sizeof memory) == 0);
@@ -328,8 +328,8 @@ static void add_pending(saved_run *r, const toy_model *m, const tagc_fsdp *f, do
     for (int t = 0; t < m->n_tensors; t++)
         for (size_t i = 0; i < m->tensors[t].n_elems; i++) {
             uint64_t n;
-            const float *residual = tagc_fsdp_residual(&f->flats[f->places[t].flat], &n);
-            if (n > 0) *out += (double)residual[f->places[t].offset + i];
+            const float *residual = tagc_fsdp_residual(&f->tables.flats[f->tables.places[t].flat], &n);
+            if (n > 0) *out += (double)residual[f->tables.places[t].offset + i];
             out++;
         }
     pthread_mutex_unlock(&r->lock);
@@ -349,7 +349,7 @@ static void save_while_it_waits(tagc_comm *comm, void *arg) {
     toy_step(&m, comm, f, 1, 0, 0.01, NULL);
     tagc_reducer_options dense = options.reducer;
     dense.exchange = TAGC_EXCHANGE_DENSE;
-    for (int i = 0; i < f->n_flats; i++) CHECK_OK(tagc_fsdp_set_exchange(f, i, &dense));
+    for (int i = 0; i < f->tables.n_flats; i++) CHECK_OK(tagc_fsdp_set_exchange(f, i, &dense));
     add_pending(r, &m, f, r->pending);
     CHECK_OK(tagc_checkpoint_save(f, comm, r->dir, 1, ""));
     tagc_fsdp_destroy(f);

@@ -24,11 +24,11 @@ static void train(tagc_comm *comm, void *arg) {
         if (r->leave_out && step == r->bad_step) continue;
         model.poison = last && step == r->bad_step ? 4 : 0; /* one tensor on one rank */
         tagc_fsdp_stats stats;
-        float before = f->flats[0].master[0];
+        float before = f->tables.flats[0].master[0];
         toy_step(&model, comm, f, r->options.n_micro_steps, (uint64_t)step, 0.01, &stats);
         CHECK(stats.skipped == (step == r->bad_step));
         CHECK(isfinite(stats.grad_norm) == !stats.skipped);
-        CHECK((before == f->flats[0].master[0]) == stats.skipped);
+        CHECK((before == f->tables.flats[0].master[0]) == stats.skipped);
         pthread_mutex_lock(&r->lock);
         r->n_skipped += stats.skipped;
         pthread_mutex_unlock(&r->lock);
@@ -82,9 +82,9 @@ typedef struct ledger {
 static void add_residual(const tagc_fsdp *f, const toy_model *m, double sign, double *sum) {
     for (int t = 0; t < m->n_tensors; t++) {
         uint64_t n;
-        const float *residual = tagc_reducer_residual(f->flats[f->places[t].flat].reducer, &n);
+        const float *residual = tagc_reducer_residual(f->tables.flats[f->tables.places[t].flat].reducer, &n);
         for (size_t i = 0; i < m->tensors[t].n_elems; i++, sum++)
-            *sum += n > 0 ? sign * (double)residual[f->places[t].offset + i] : 0;
+            *sum += n > 0 ? sign * (double)residual[f->tables.places[t].offset + i] : 0;
     }
 }
 
@@ -107,8 +107,8 @@ static void keep_accounts(tagc_comm *comm, void *arg) {
     pthread_mutex_lock(&l->lock);
     double *in = l->in, *out = l->out;
     for (int t = 0; t < m->n_tensors; in += m->tensors[t].n_elems, out += m->tensors[t].n_elems, t++) {
-        const tagc_place *p = &f->places[t];
-        const tagc_flat *flat = &f->flats[p->flat];
+        const tagc_place *p = &f->tables.places[t];
+        const tagc_flat *flat = &f->tables.flats[p->flat];
         for (size_t i = 0; i < m->tensors[t].n_elems; i++)
             in[i] += (double)flat->full_gradient[p->offset + i];
         for (size_t i = 0; i < p->n; i++)

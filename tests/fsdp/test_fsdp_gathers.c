@@ -25,11 +25,11 @@ typedef struct run {
 
 static uint64_t planned(const tagc_fsdp *f) {
     double n_bytes = 0;
-    for (int i = 0; i < f->n_flats; i++) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_reducer_options reducer;
         tagc_gatherer_options gatherer;
         tagc_volume volume;
-        CHECK(tagc_fsdp_exchange_options(f, &f->flats[i], &reducer, &gatherer) == 1);
+        CHECK(tagc_fsdp_exchange_options(f, &f->tables.flats[i], &reducer, &gatherer) == 1);
         CHECK_OK(tagc_gatherer_volume(&gatherer, f->world_size, &volume));
         n_bytes += volume.n_bytes[TAGC_LEG_GATHER];
     }

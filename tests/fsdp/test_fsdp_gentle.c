@@ -229,11 +229,11 @@ static void look_once(tagc_comm *comm, void *arg) {
     for (uint64_t step = 0; step < 20; step++) toy_step(&v->model, comm, f, 1, step, 0, &stats);
     if (tagc_comm_rank(comm) == 0) v->n_before = stats.n_gentle;
     for (int t = 0; t < v->model.n_tensors; t++) {
-        const tagc_place *p = &f->places[t];
+        const tagc_place *p = &f->tables.places[t];
         float m = v->model.tensors[t].stage == v->directed_stage ? 0.387f : 0.1f;
         for (uint64_t i = 0; i < p->n; i++) {
-            f->flats[p->flat].moment1[p->at + i] = m;
-            f->flats[p->flat].moment2[p->at + i] = 1;
+            f->tables.flats[p->flat].moment1[p->at + i] = m;
+            f->tables.flats[p->flat].moment2[p->at + i] = 1;
         }
     }
     toy_step(&v->model, comm, f, 1, 20, 0, &stats);

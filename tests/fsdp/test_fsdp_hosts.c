@@ -17,8 +17,8 @@ typedef struct run {
 
 /* Masters and moments of this rank are those of the same rank of every other host. */
 static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
-    for (int i = 0; i < f->n_flats; i++) {
-        const tagc_flat *flat = &f->flats[i];
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        const tagc_flat *flat = &f->tables.flats[i];
         size_t n = (size_t)flat->n_owned;
         float *own = malloc(3 * n * sizeof *own), *all = malloc(3 * n * (size_t)f->world_size * sizeof *all);
         memcpy(own, flat->master, n * sizeof *own);

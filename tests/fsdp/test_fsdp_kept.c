@@ -26,16 +26,16 @@ static int by_magnitude(const void *a, const void *b) { /* largest first, then l
 
 /* What the gradient of a flat was: the toy's formula on parameters that do not move. */
 static void gradient_of(const script *s, const tagc_fsdp *f, int index, uint64_t step, float *out) {
-    const tagc_flat *flat = &f->flats[index];
+    const tagc_flat *flat = &f->tables.flats[index];
     memset(out, 0, flat->n_padded * sizeof *out);
     for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
-        int t = f->members[i];
+        int t = f->tables.members[i];
         for (size_t j = 0; j < s->model.tensors[t].n_elems; j++) {
             float sum = 0;
             for (int sample = 0; sample < s->model.n_samples; sample++)
                 sum += toy_initial(t, j) -
                        toy_target(t, j, step * (uint64_t)s->model.n_samples + (uint64_t)sample);
-            out[f->places[t].offset + j] = toy_stiffness(t) * sum / (float)s->model.n_samples;
+            out[f->tables.places[t].offset + j] = toy_stiffness(t) * sum / (float)s->model.n_samples;
         }
     }
 }
@@ -72,14 +72,14 @@ static void run_alone(tagc_comm *comm, void *arg) {
     CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
     shadow shadows[64] = {0};
-    for (int i = 0; i < f->n_flats; i++) {
-        size_t n = f->flats[i].n_padded;
+    for (int i = 0; i < f->tables.n_flats; i++) {
+        size_t n = f->tables.flats[i].n_padded;
         shadows[i] = (shadow){calloc(n, sizeof(float)), calloc(n, sizeof(float))};
     }
     for (int step = 0; step < s->n_steps; step++) {
         toy_step(&s->model, comm, f, 1, (uint64_t)step, 0, NULL);
-        for (int i = 0; i < f->n_flats; i++) {
-            const tagc_flat *flat = &f->flats[i];
+        for (int i = 0; i < f->tables.n_flats; i++) {
+            const tagc_flat *flat = &f->tables.flats[i];
             float *g = calloc(flat->n_padded, sizeof *g);
             gradient_of(s, f, i, (uint64_t)step, g);
             shadow_step(s, flat, (uint64_t)step, g, &shadows[i]);
@@ -90,11 +90,11 @@ static void run_alone(tagc_comm *comm, void *arg) {
     }
     double norm, sum = 0;
     CHECK_OK(tagc_fsdp_residual_norm(f, &norm));
-    for (int i = 0; i < f->n_flats; i++)
-        for (size_t j = 0; j < f->flats[i].n_padded; j++)
+    for (int i = 0; i < f->tables.n_flats; i++)
+        for (size_t j = 0; j < f->tables.flats[i].n_padded; j++)
             sum += (double)shadows[i].residual[j] * (double)shadows[i].residual[j];
     CHECK(fabs(norm - sqrt(sum)) <= 1e-9 * norm);
-    for (int i = 0; i < f->n_flats; i++) {
+    for (int i = 0; i < f->tables.n_flats; i++) {
         free(shadows[i].residual);
         free(shadows[i].out);
     }

@@ -2,8 +2,8 @@
  *
  * The model above reaches every parameter and gradient through tagc_params only, so that the engine may
  * gather parameters just in time and exchange a gradient as soon as it is complete. */
-#ifndef TAGC_FSDP_TENSOR_H
-#define TAGC_FSDP_TENSOR_H
+#ifndef TAGC_MODEL_TENSOR_H
+#define TAGC_MODEL_TENSOR_H
 
 #include "tagc/tagc.h"
 

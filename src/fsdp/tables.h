@@ -1,0 +1,72 @@
+/* The tables of an engine's layout: where tensors lie, what a flat and a unit are, and which memory they use.
+ *
+ * What a rank holds, all of it in one arena made once:
+ *
+ *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
+ *   slots      parameters (n_padded) of the units that are gathered at present; absent for SHARD_NONE, where
+ *              the master is the whole flat
+ *   slots      gradients (W, shard) of the units that are in backward or under way
+ *
+ * A unit's slot never changes. Units of one stage share a few slots by position, so that neighbours never
+ * meet; units that span several stages, and all units where nothing is released, have a slot of their own. */
+#ifndef TAGC_FSDP_TABLES_H
+#define TAGC_FSDP_TABLES_H
+
+#include "fsdp/fsdp.h"
+
+/* Where a tensor lies, and which part of it this rank owns: elements [first, first + n) of the tensor are
+ * elements [at, at + n) of the owned part of the flat. */
+typedef struct tagc_place {
+    int unit, flat;
+    uint64_t offset; /* in the flat */
+    uint64_t first, at, n;
+} tagc_place;
+
+typedef struct tagc_flat {
+    int unit, class_;            /* tagc_class */
+    int first_member, n_members; /* in tagc_fsdp.members */
+    uint64_t n_elems, n_padded;  /* without and with padding */
+    uint64_t first_owned, n_owned;
+    uint64_t unit_offset;                                    /* in the unit's slots */
+    float *full, *full_gradient;                             /* (n_padded), in the slots */
+    float *master, *moment1, *moment2, *gradient, *received; /* (n_owned) */
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+    tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
+    int is_asked, carry_sent;
+    int gentle;         /* every value travels, in 4 bits, and the first moment is on: gentle.c */
+    int ranks_per_host; /* that add before they select: each selects from one part in so many */
+    float *carry;    /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
+    double sparsity; /* in use, or -1: as the options say */
+} tagc_flat;
+
+typedef struct tagc_unit {
+    char name[TAGC_TENSOR_NAME_BYTES];
+    int first_flat, n_flats, n_tensors;
+    int spans;       /* its tensors are used in more than one stage */
+    int position[2]; /* in the order of the forward and of the backward pass */
+    uint64_t backward_key;
+    int n_uses;       /* expected in a forward pass */
+    uint64_t n_elems; /* without padding */
+    int slot, gradient_slot;
+    uint64_t n_padded;
+    int n_exchanged; /* in this step */
+} tagc_unit;
+
+typedef struct tagc_slot {
+    float *values;
+    uint64_t n_elems; /* of the largest unit that uses it */
+} tagc_slot;
+
+typedef struct tagc_tables {
+    int n_tensors, n_units, n_flats, n_slots, n_gradient_slots;
+    tagc_tensor_info *tensors; /* (n_tensors) */
+    tagc_place *places;        /* (n_tensors) */
+    int *members;              /* (n_tensors) tensors, flat by flat */
+    tagc_unit *units;          /* in the order of the forward pass */
+    int *backward_order;       /* (n_units) */
+    tagc_flat *flats;
+    tagc_slot *slots, *gradient_slots;
+} tagc_tables;
+
+#endif
