@@ -41,6 +41,9 @@ typedef struct tagc_option {
     const char *initial; /* default; NULL: none */
     const char *value;   /* what the help calls the value */
     const char *help;
+    /* NULL, or what the option needs in order to have an effect: returns NULL where it has one, else the rest of "note:
+     * --NAME is for ...". facts: what the command knows when it has begun. */
+    const char *(*lacks)(const void *facts);
 } tagc_option;
 
 typedef struct tagc_command {

@@ -10,17 +10,86 @@
 
 enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
 
+/* ---- what rows need ---- */
+
+static int is_automatic(const tagc_train_options *o) {
+    return o->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+}
+
+int tagc_train_compresses(const tagc_train_options *o) {
+    return o->exchange != TAGC_EXCHANGE_DENSE && o->compress != TAGC_POLICY_NONE;
+}
+
+static int is_direct(const tagc_train_options *o) {
+    return tagc_train_compresses(o) && (o->exchange == TAGC_EXCHANGE_DIRECT || is_automatic(o));
+}
+
+int tagc_train_is_coded(const tagc_train_facts *facts) {
+    return is_direct(facts->options) || facts->has_mild;
+}
+
+#define HERE " and has no effect here"
+/* A function of the name that tells what is missing unless `met`. f: facts, o: options. */
+#define LACKS(name, met, what)                                                                               \
+    static const char *name(const void *facts) {                                                             \
+        const tagc_train_facts *f = facts;                                                                   \
+        const tagc_train_options *o = f->options;                                                            \
+        return (void)o, (met) ? NULL : (what);                                                               \
+    }
+
+LACKS(lacks_exchange, o->exchange == TAGC_EXCHANGE_DENSE || f->has_mild || o->compress != TAGC_POLICY_NONE,
+      "--compress other than none" HERE)
+LACKS(lacks_compression, tagc_train_compresses(o),
+      o->compress == TAGC_POLICY_NONE ? "compressed gradients and has no effect with --compress none"
+                                      : "compressed gradients and has no effect with --exchange dense")
+/* Also what is compressed by name alone has its first moment. */
+LACKS(lacks_policy, o->compress != TAGC_POLICY_NONE, lacks_compression(f))
+LACKS(lacks_sketch, o->exchange == TAGC_EXCHANGE_SKETCH && tagc_train_compresses(o),
+      o->exchange == TAGC_EXCHANGE_SKETCH ? lacks_compression(f) : "--exchange sketch" HERE)
+LACKS(lacks_index,
+      tagc_train_compresses(o) &&
+          (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED),
+      tagc_train_compresses(o) ? "--exchange sketch and packed" HERE : lacks_compression(f))
+LACKS(lacks_direct, is_direct(o), "--exchange direct" HERE)
+LACKS(lacks_coded, tagc_train_is_coded(f), "--exchange direct and --mild" HERE)
+LACKS(lacks_blocks, (is_direct(o) && o->sparsity == 0) || (f->has_mild && o->mild_sparsity == 0),
+      "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0," HERE)
+LACKS(lacks_matrices, f->has_mild || o->mild == 0, "matrices that --compress leaves out" HERE)
+LACKS(lacks_mild, f->has_mild, "--mild" HERE)
+LACKS(lacks_levels,
+      o->ranks_per_host > 1 &&
+          (tagc_train_is_coded(f) || o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD),
+      o->ranks_per_host > 1 ? "direct exchanges and sharded parameters" HERE
+                            : "--ranks-per-host of 2 or more" HERE)
+LACKS(lacks_hosts, o->sharding == TAGC_SHARD_HYBRID || o->two_level, "--sharding hybrid and --two-level" HERE)
+LACKS(lacks_sharding, o->sharding != TAGC_SHARD_NONE, "sharded parameters" HERE)
+LACKS(lacks_deltas, o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2" HERE)
+LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
+      "compressed gradients with --sparsity above 0.75" HERE)
+LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
+      "compressed gradients with --sparsity above 0" HERE)
+LACKS(lacks_fork, o->schedule_from == 0 || o->fork || o->resume, "--fork" HERE)
+LACKS(lacks_trace, o->trace != NULL, "--trace" HERE)
+LACKS(lacks_out, o->out != NULL, "--out" HERE)
+
+/* ---- rows ---- */
+
 #define AT(field) offsetof(tagc_train_options, field)
-#define INT(section, name, role, field, min, max, word, initial, help)                                       \
-    { section, name, TAGC_OPTION_INT, role, AT(field), min, max, word, initial, "N", help }
-#define REAL(section, name, role, field, min, max, word, initial, help)                                      \
-    { section, name, TAGC_OPTION_REAL, role, AT(field), min, max, word, initial, "X", help }
-#define TEXT(section, name, role, field, bare, initial, value, help)                                         \
-    { section, name, TAGC_OPTION_TEXT, role, AT(field), 0, 0, bare, initial, value, help }
-#define FLAG(section, name, role, field, initial, help)                                                      \
-    { section, name, TAGC_OPTION_FLAG, role, AT(field), 0, 0, NULL, initial, NULL, help }
-#define CHOICE(section, name, role, field, words, initial, help)                                             \
-    { section, name, TAGC_OPTION_CHOICE, role, AT(field), 0, 0, words, initial, NULL, help }
+#define INT(section_, name_, role_, field, min_, max_, word, initial_, help_)                                \
+    .section = section_, .name = name_, .type = TAGC_OPTION_INT, .role = role_, .offset = AT(field),         \
+    .min = min_, .max = max_, .words = word, .initial = initial_, .value = "N", .help = help_
+#define REAL(section_, name_, role_, field, min_, max_, word, initial_, help_)                               \
+    .section = section_, .name = name_, .type = TAGC_OPTION_REAL, .role = role_, .offset = AT(field),        \
+    .min = min_, .max = max_, .words = word, .initial = initial_, .value = "X", .help = help_
+#define TEXT(section_, name_, role_, field, bare, initial_, value_, help_)                                   \
+    .section = section_, .name = name_, .type = TAGC_OPTION_TEXT, .role = role_, .offset = AT(field),        \
+    .words = bare, .initial = initial_, .value = value_, .help = help_
+#define FLAG(section_, name_, role_, field, initial_, help_)                                                 \
+    .section = section_, .name = name_, .type = TAGC_OPTION_FLAG, .role = role_, .offset = AT(field),        \
+    .initial = initial_, .help = help_
+#define CHOICE(section_, name_, role_, field, words_, initial_, help_)                                       \
+    .section = section_, .name = name_, .type = TAGC_OPTION_CHOICE, .role = role_, .offset = AT(field),      \
+    .words = words_, .initial = initial_, .help = help_
 #define FREE TAGC_ROLE_FREE
 #define FIXED TAGC_ROLE_FIXED
 #define PLACE TAGC_ROLE_PLACE
@@ -29,141 +98,141 @@ enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_for
 
 /* clang-format off */
 static const tagc_option rows[] = {
-    TEXT("Data", "data", PLACE, data, NULL, NULL, "DIR|FILE",
-         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file"),
-    TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin"),
+    {TEXT("Data", "data", PLACE, data, NULL, NULL, "DIR|FILE",
+         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file")},
+    {TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin")},
 
-    TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
+    {TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
          "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-162m (the paper's, untied), demo or tiny; gpt2-124m is gpt2; the"
-         " options below change single numbers of it"),
-    INT(NULL, "n-layer", FIXED, n_layer, 1, 1000, "preset", "preset", "transformer blocks"),
-    INT(NULL, "n-head", FIXED, n_head, 1, 65536, "preset", "preset", "attention heads; divides --n-embd"),
-    INT(NULL, "n-embd", FIXED, n_embd, 1, 65536, "preset", "preset", "width of the model"),
-    INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence"),
-    INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows"),
-    CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding"),
-    TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
+         " options below change single numbers of it")},
+    {INT(NULL, "n-layer", FIXED, n_layer, 1, 1000, "preset", "preset", "transformer blocks")},
+    {INT(NULL, "n-head", FIXED, n_head, 1, 65536, "preset", "preset", "attention heads; divides --n-embd")},
+    {INT(NULL, "n-embd", FIXED, n_embd, 1, 65536, "preset", "preset", "width of the model")},
+    {INT(NULL, "block-size", FIXED, block_size, 1, 1048576, "preset", "preset", "most positions in a sequence")},
+    {INT(NULL, "vocab-size", FIXED, vocab_size, 1, 16777216, "preset", "preset", "tokens the model knows")},
+    {CHOICE(NULL, "tied", FIXED, tied, "preset|yes|no", "preset", "whether the head shares the token embedding")},
+    {TEXT(NULL, "init-from", PLACE, init_from, NULL, NULL, "FILE",
          "start from these weights (safetensors, Hugging Face's GPT-2 names) instead of random ones; the model is that of the"
-         " config.json beside them, where there is one and --model is not given"),
+         " config.json beside them, where there is one and --model is not given")},
 
-    INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run"),
-    INT(NULL, "batch-size", FREE, batch_size, 1, 65536, NULL, "8",
-        "sequences per rank and micro-step; a step sees batch-size x ranks x accumulate of them"),
-    INT(NULL, "seq-len", FREE, seq_len, 1, 1048576, "block-size", "block-size", "tokens per sequence"),
-    INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step"),
-    INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data"),
+    {INT("Steps", "steps", FREE, steps, 0, 1000000000, NULL, "1000", "optimizer steps, from the very start of the run")},
+    {INT(NULL, "batch-size", FREE, batch_size, 1, 65536, NULL, "8",
+        "sequences per rank and micro-step; a step sees batch-size x ranks x accumulate of them")},
+    {INT(NULL, "seq-len", FREE, seq_len, 1, 1048576, "block-size", "block-size", "tokens per sequence")},
+    {INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step")},
+    {INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data")},
 
-    REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate"),
-    REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step"),
-    INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr"),
-    CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
+    {REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate")},
+    {REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step")},
+    {INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr")},
+    {CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
            "where warm-up and cosine begin: at step 0, so that a fork with the options of its origin goes on along the same"
-           " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"),
-    REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none"),
-    REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment"),
-    REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
+           " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"), .lacks = lacks_fork},
+    {REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none")},
+    {REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment")},
+    {REAL(NULL, "compressed-beta1", FREE, compressed_beta1, 0, 0.999999, "auto=-1", "auto",
          "decay of the first moment of compressed tensors; auto: 0 for direct above --sparsity 0, whose residual averages"
-         " already, else --beta1"),
-    REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment"),
-    REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip"),
+         " already, else --beta1"), .lacks = lacks_policy},
+    {REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment")},
+    {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
-    TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
-         "options of an arm of tagc bench, as fsdp, fsdp-bf16, zero2-bf16 or all-legs; options that are given win"),
-    CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
+    {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
+         "options of an arm of tagc bench, as fsdp, fsdp-bf16, zero2-bf16 or all-legs; options that are given win")},
+    {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
-           " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts"),
-    CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
-           "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone"),
-    INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, "auto=-1", "0",
+           " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},
+    {CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
+           "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone")},
+    {INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, "auto=-1", "0",
         "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links; auto: as many"
-        " as pay on this link with this machine, measured before the first step and kept in checkpoints"),
-    CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
-           "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"),
-    INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
-        "gathers between comparisons of the ranks' replicas by checksum; for deltas"),
-    INT(NULL, "ranks-per-host", FIXED, ranks_per_host, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
-        "neighbouring ranks that share a host, for --sharding hybrid and --two-level"),
-    FLAG(NULL, "two-level", FREE, two_level, "no",
+        " as pay on this link with this machine, measured before the first step and kept in checkpoints")},
+    {CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
+           "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"), .lacks = lacks_sharding},
+    {INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
+        "gathers between comparisons of the ranks' replicas by checksum; for deltas"), .lacks = lacks_deltas},
+    {INT(NULL, "ranks-per-host", FIXED, ranks_per_host, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "neighbouring ranks that share a host, for --sharding hybrid and --two-level"), .lacks = lacks_hosts},
+    {FLAG(NULL, "two-level", FREE, two_level, "no",
          "parameters cross to each host once; direct: gradients of a host's ranks are added first and compressed only"
-         " between hosts"),
-    INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use"),
-    INT(NULL, "grads-in-flight", FREE, grads_in_flight, 1, 8, NULL, "2",
+         " between hosts"), .lacks = lacks_levels},
+    {INT(NULL, "prefetch", FREE, prefetch, 0, 64, NULL, "1", "units gathered ahead of their use")},
+    {INT(NULL, "grads-in-flight", FREE, grads_in_flight, 1, 8, NULL, "2",
         "units whose whole gradients are in memory at once, being computed or exchanged: so many exchanges share their latency;"
-        " with accumulation it is all units"),
-    FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
-         "send gradients at every micro-step, as the paper's loop does, not only at the last"),
+        " with accumulation it is all units")},
+    {FLAG(NULL, "exchange-each-micro-step", FREE, exchange_each_micro_step, "no",
+         "send gradients at every micro-step, as the paper's loop does, not only at the last")},
 
-    CHOICE("Compression of gradients", "compress", FIXED, compress, "none|non-attention-linear|paper|all|names",
+    {CHOICE("Compression of gradients", "compress", FIXED, compress, "none|non-attention-linear|paper|all|names",
            "non-attention-linear",
            "which tensors: feed-forward, embedding, head and the projection after attention; every matrix above 2 M"
-           " elements; everything; or what --compress-names matches. The rest: --mild"),
-    TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
-         "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\""),
-    CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "direct",
+           " elements; everything; or what --compress-names matches. The rest: --mild")},
+    {TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
+         "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\"")},
+    {CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "direct",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
            " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
-           " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"),
-    CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
+           " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"), .lacks = lacks_exchange},
+    {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
            "direct: how a value travels; what rounding loses stays in the residual; auto: what measured best, told as the"
-           " run begins"),
-    INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"),
-    FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"),
-    CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
+           " run begins"), .lacks = lacks_direct},
+    {INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"), .lacks = lacks_coded},
+    {FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"), .lacks = lacks_blocks},
+    {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",
            "how the matrices travel that --compress leaves out (attention, positions): dense, or direct with these values;"
-           " auto: dense for dense, sketch and packed, else low-bit values as they measured best"),
-    REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
-         "of those; 0 sends every element; auto: 0.85, or --sparsity where that is less"),
-    REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
+           " auto: dense for dense, sketch and packed, else low-bit values as they measured best"), .lacks = lacks_matrices},
+    {REAL(NULL, "mild-sparsity", FREE, mild_sparsity, 0, 1, "auto=-1", "auto",
+         "of those; 0 sends every element; auto: 0.85, or --sparsity where that is less"), .lacks = lacks_mild},
+    {REAL(NULL, "sparsity", FREE, sparsity, 0, 1, "auto=-1", "auto",
          "least share of a gradient that stays behind as residual; auto: 0.95 for direct, 0.9875 for sketch and packed;"
-         " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"),
-    REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
-         "sketch: values per cell; auto takes as many cells as the index says are needed"),
-    CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
-           "1 bit per element and a true OR; LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"),
-    CHOICE(NULL, "cells", FREE, cells, "fp32|fixed", "fp32", "sketch: fixed point peels without any rounding"),
-    CHOICE(NULL, "unpeeled", FREE, unpeeled, "packed|residual|estimate", "packed",
+         " sketch at ratio 2, 4, 10 is made for 0.8, 0.9, 0.9875"), .lacks = lacks_compression},
+    {REAL(NULL, "ratio", FREE, ratio, 1, 1000, "auto", "auto",
+         "sketch: values per cell; auto takes as many cells as the index says are needed"), .lacks = lacks_sketch},
+    {CHOICE(NULL, "index", FREE, index, "or|sum4|sum1", "or",
+           "1 bit per element and a true OR; LHC's 4 bits, summed; sum1 reproduces a LOSSY published index"), .lacks = lacks_index},
+    {CHOICE(NULL, "cells", FREE, cells, "fp32|fixed", "fp32", "sketch: fixed point peels without any rounding"), .lacks = lacks_sketch},
+    {CHOICE(NULL, "unpeeled", FREE, unpeeled, "packed|residual|estimate", "packed",
            "sketch: values it cannot give back are sent plainly, stay in the residual, or are estimated (the paper,"
-           " LOSSY)"),
-    CHOICE(NULL, "fill-union", FREE, fill_union, "auto|yes|no", "auto",
-           "send also what other ranks selected: costs no bytes; auto: yes for packed"),
-    CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32"),
+           " LOSSY)"), .lacks = lacks_sketch},
+    {CHOICE(NULL, "fill-union", FREE, fill_union, "auto|yes|no", "auto",
+           "send also what other ranks selected: costs no bytes; auto: yes for packed"), .lacks = lacks_index},
+    {CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32")},
 
-    CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
+    {CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
            "direct: begin with every value in 4 bits, and go on to --sparsity and --mild-sparsity, unit by unit, when gradients"
-           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"),
-    INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
-        "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"),
-    REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
+           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"), .lacks = lacks_direct},
+    {INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
+        "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"), .lacks = lacks_selection},
+    {REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
-         " jumps"),
+         " jumps"), .lacks = lacks_residual},
 
-    INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
-        "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved"),
-    CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local"),
-    REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead"),
-    INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank"),
-    INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, "auto", "auto",
+    {INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
+        "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved")},
+    {CHOICE(NULL, "transport", LOCAL, transport, "auto|local|mpi", "auto", "auto: mpi when started by mpirun, else local")},
+    {REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead")},
+    {INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank")},
+    {INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, "auto", "auto",
         "threads of a matrix product, per process; auto: the processors of this host, divided by its ranks. Results may depend on it in"
-        " the last bits; a checkpoint records it"),
+        " the last bits; a checkpoint records it")},
 
-    TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
-         "gets metrics.jsonl and checkpoints; without it nothing is written"),
-    INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses"),
-    INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss"),
-    INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"),
-    INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"),
-    TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
-         "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's"),
-    TEXT(NULL, "fork", RUN, fork, NULL, NULL, "PATH",
+    {TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",
+         "gets metrics.jsonl and checkpoints; without it nothing is written")},
+    {INT(NULL, "eval-every", FREE, eval_every, 1, 1000000000, "never", "100", "steps between validation losses")},
+    {INT(NULL, "eval-batches", FREE, eval_batches, 1, 1000000, NULL, "20", "batches per rank and validation loss")},
+    {INT(NULL, "save-every", FREE, save_every, 1, 1000000000, "end", "end", "steps between checkpoints"), .lacks = lacks_out},
+    {INT(NULL, "keep", FREE, keep, 1, 1000000, NULL, "2", "checkpoints that are kept"), .lacks = lacks_out},
+    {TEXT(NULL, "resume", RUN, resume, "latest", NULL, "PATH",
+         "go on from the newest checkpoint of --out, or from the one at PATH; options not given are the checkpoint's")},
+    {TEXT(NULL, "fork", RUN, fork, NULL, NULL, "PATH",
          "a new run that begins with the weights, moments and step number of another run's checkpoint; any other option"
-         " and the number of ranks may differ, residuals start empty, data from their beginning; the model is the checkpoint's"),
-    TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
-         "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev"),
-    TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, NULL, "FIRST-LAST",
-         "steps in the timeline; without it the third to the fifth from where the run starts or goes on"),
-    FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures"),
-    TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
-         "lines of name = value, # before comments; the command line wins"),
+         " and the number of ranks may differ, residuals start empty, data from their beginning; the model is the checkpoint's")},
+    {TEXT(NULL, "trace", RUN, trace, NULL, NULL, "FILE",
+         "timeline of compute, codec and communication of every rank; open it at ui.perfetto.dev")},
+    {TEXT(NULL, "trace-steps", RUN, trace_steps, NULL, NULL, "FIRST-LAST",
+         "steps in the timeline; without it the third to the fifth from where the run starts or goes on"), .lacks = lacks_trace},
+    {FLAG(NULL, "quiet", LOCAL, quiet, "no", "print nothing but failures")},
+    {TEXT(NULL, "config", LOCAL, config, NULL, NULL, "FILE",
+         "lines of name = value, # before comments; the command line wins")},
 };
 /* clang-format on */
 

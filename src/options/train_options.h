@@ -40,7 +40,17 @@ typedef struct tagc_train_options {
     int quiet;
 } tagc_train_options;
 
+/* The rows' `lacks` take a tagc_train_facts. */
 extern const tagc_command tagc_train_command;
+
+typedef struct tagc_train_facts {
+    const tagc_train_options *options; /* resolved */
+    int has_mild;                      /* the model has matrices in the class mild */
+} tagc_train_facts;
+
+/* Some gradients are compressed; some travel as fragments of direct exchanges. */
+int tagc_train_compresses(const tagc_train_options *options);
+int tagc_train_is_coded(const tagc_train_facts *facts);
 
 /* The model's shape: the preset with what was given in its place, checked. */
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);

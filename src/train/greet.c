@@ -7,81 +7,25 @@
 
 static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
 
-static int is_compressing(const tagc_trainer *t) {
-    return t->options.exchange != TAGC_EXCHANGE_DENSE && t->options.compress != TAGC_POLICY_NONE;
-}
-
 static int is_auto(const tagc_trainer *t) {
     return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
 }
 
-/* Some gradients travel as fragments of direct exchanges. */
-static int is_coded(const tagc_trainer *t) {
-    int is_direct = t->options.exchange == TAGC_EXCHANGE_DIRECT || is_auto(t);
-    return (is_compressing(t) && is_direct) || tagc_fsdp_n_mild(t->fsdp) > 0;
+static tagc_train_facts facts_of(const tagc_trainer *t) {
+    return (tagc_train_facts){.options = &t->options, .has_mild = tagc_fsdp_n_mild(t->fsdp) > 0};
 }
 
-typedef struct use {
-    const char *option;
-    int has_effect;
-    const char *is_for;
-} use;
-
 static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
-    const tagc_train_options *o = &t->options;
-    int compresses = is_compressing(t);
-    int sketch = o->exchange == TAGC_EXCHANGE_SKETCH, indexed = sketch || o->exchange == TAGC_EXCHANGE_PACKED;
-    int direct = compresses && (o->exchange == TAGC_EXCHANGE_DIRECT || is_auto(t));
-    int mild = tagc_fsdp_n_mild(t->fsdp) > 0, coded = is_coded(t);
-    int by_hosts = o->sharding == TAGC_SHARD_HYBRID || o->two_level;
-    int gathers_across = o->sharding == TAGC_SHARD_FULL || o->sharding == TAGC_SHARD_GRAD;
-    int dense = o->exchange == TAGC_EXCHANGE_DENSE;
-    const use uses[] = {
-        {"exchange", dense || mild || o->compress != TAGC_POLICY_NONE, "--compress other than none"},
-        {"ratio", sketch, "--exchange sketch"},
-        {"cells", sketch, "--exchange sketch"},
-        {"unpeeled", sketch, "--exchange sketch"},
-        {"index", indexed || !compresses, "--exchange sketch and packed"},
-        {"fill-union", indexed || !compresses, "--exchange sketch and packed"},
-        {"values", direct, "--exchange direct"},
-        {"block", coded, "--exchange direct and --mild"},
-        {"rotate", (direct && o->sparsity == 0) || (mild && o->mild_sparsity == 0),
-         "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0,"},
-        {"mild", mild || o->mild == 0, "matrices that --compress leaves out"},
-        {"mild-sparsity", mild, "--mild"},
-        {"two-level", (coded || gathers_across) && o->ranks_per_host > 1,
-         o->ranks_per_host > 1 ? "direct exchanges and sharded parameters" : "--ranks-per-host of 2 or more"},
-        {"ranks-per-host", by_hosts, "--sharding hybrid and --two-level"},
-        {"gather", o->sharding != TAGC_SHARD_NONE, "sharded parameters"},
-        {"gentle", direct, "--exchange direct"},
-        {"sparsity-warmup", compresses && o->sparsity > 0.75,
-         "compressed gradients with --sparsity above 0.75"},
-        {"guard", compresses && o->sparsity > 0, "compressed gradients with --sparsity above 0"},
-        {"gather-check-every", o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2"},
-        {"schedule-from", o->schedule_from == 0 || o->fork || o->resume, "--fork"},
-        {"trace-steps", o->trace != NULL, "--trace"},
-        {"save-every", o->out != NULL, "--out"},
-        {"keep", o->out != NULL, "--out"},
-    };
-    static const char *const of_compression[] = {"ratio", "cells",      "unpeeled",        "sparsity",
-                                                 "index", "fill-union", "compressed-beta1"};
-    for (size_t i = 0; i < sizeof uses / sizeof uses[0]; i++)
-        if (tagc_options_given(parsed, uses[i].option) && !uses[i].has_effect)
-            tagc_progress_say(&t->progress, "note: --%s is for %s and has no effect here", uses[i].option,
-                              uses[i].is_for);
-    if (compresses && o->sparsity == 1)
+    tagc_train_facts facts = facts_of(t);
+    for (int i = 0; i < parsed->command->n_options; i++) {
+        const tagc_option *option = &parsed->command->options[i];
+        const char *lacks = parsed->given[i] && option->lacks ? option->lacks(&facts) : NULL;
+        if (lacks) tagc_progress_say(&t->progress, "note: --%s is for %s", option->name, lacks);
+    }
+    if (tagc_train_compresses(&t->options) && t->options.sparsity == 1)
         tagc_progress_say(&t->progress,
                           "note: --sparsity 1 never sends a compressed gradient: those weights change"
                           " by weight decay alone");
-    for (size_t i = sketch ? 0 : 3; i < sizeof of_compression / sizeof of_compression[0]; i++) {
-        int by_class = i == 6; /* has its effect also on what is compressed by name alone */
-        if (!tagc_options_given(parsed, of_compression[i]) ||
-            (by_class ? o->compress != TAGC_POLICY_NONE : compresses))
-            continue;
-        tagc_progress_say(&t->progress, "note: --%s is for compressed gradients and has no effect with %s",
-                          of_compression[i],
-                          o->compress == TAGC_POLICY_NONE ? "--compress none" : "--exchange dense");
-    }
 }
 
 /* "direct int4, sparsity 95 %" and the like. */
@@ -107,10 +51,10 @@ static void say_gradients(tagc_trainer *t) {
     const char *dense = o->wire == TAGC_FORMAT_BF16 ? "dense, bf16" : "dense";
     char compressed[128] = "", mild[128] = "", exchange[96];
     print_exchange(o, exchange, sizeof exchange);
-    if (is_compressing(t) && n_compressed == 0)
+    if (tagc_train_compresses(&t->options) && n_compressed == 0)
         tagc_progress_say(&t->progress, "note: --compress %s matches no tensor of this model",
                           policies[o->compress]);
-    if (is_compressing(t) && n_compressed > 0)
+    if (tagc_train_compresses(&t->options) && n_compressed > 0)
         snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
                  100 * n_compressed / n_params);
     if (n_mild > 0)
@@ -129,7 +73,7 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
                                         "mild",     "mild-sparsity", "gentle"};
     int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
     char line[256] = "", text[64];
-    if (!is_compressing(t) || t->options.resume) return; /* resumed: the checkpoint's */
+    if (!tagc_train_compresses(&t->options) || t->options.resume) return; /* resumed: the checkpoint's */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         int row = tagc_options_find(parsed->command, names[i]);
         size_t n = strlen(line);
@@ -169,6 +113,7 @@ static void say_buckets(tagc_trainer *t) {
 }
 
 static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
+    tagc_train_facts facts = facts_of(t);
     static const char *const shardings[] = {"fully sharded (ZeRO-3)",
                                             "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
     int n = (int)t->options.ranks_per_host;
@@ -177,7 +122,7 @@ static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
                  t->rank->world_size / n, t->rank->world_size > n ? "s" : "");
     else
         snprintf(text, n_bytes, "%s%s", shardings[t->options.sharding],
-                 t->options.two_level && n > 1 && is_coded(t) ? ", hosts add first" : "");
+                 t->options.two_level && n > 1 && tagc_train_is_coded(&facts) ? ", hosts add first" : "");
 }
 
 void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {

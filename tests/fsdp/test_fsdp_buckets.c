@@ -48,22 +48,23 @@ static void units_are_runs_of_stages(void **state) {
             f.options.bucket_elems = least;
             assert_int_equal(tagc_fsdp_layout(&f, m.tensors, m.n_tensors), TAGC_OK);
             int n_units = expected_units(&m, least, unit_of);
-            assert_int_equal(f.n_units, n_units);
+            assert_int_equal(f.tables.n_units, n_units);
             n_seen[n_units]++;
             for (int t = 0; t < m.n_tensors; t++)
-                assert_int_equal(f.places[t].unit, unit_of[m.tensors[t].stage]);
+                assert_int_equal(f.tables.places[t].unit, unit_of[m.tensors[t].stage]);
             int n_tensors = 0, n_uses = 0;
             for (int unit = 0; unit < n_units; unit++) {
-                const tagc_unit *u = &f.units[unit];
+                const tagc_unit *u = &f.tables.units[unit];
                 n_tensors += u->n_tensors;
                 n_uses += u->n_uses;
                 assert_int_equal(u->spans, tied && unit == 0); /* buckets go when they are done */
                 if (unit > 0 && n_units > 2) assert_true(u->n_elems >= least);
-                assert_int_equal(f.backward_order[n_units - 1 - unit], tied ? (unit + 1) % n_units : unit);
+                assert_int_equal(f.tables.backward_order[n_units - 1 - unit],
+                                 tied ? (unit + 1) % n_units : unit);
             }
             assert_int_equal(n_tensors, m.n_tensors);
             assert_int_equal(n_uses, m.n_tensors + tied);
-            tagc_memory_destroy(f.tables);
+            tagc_memory_destroy(f.tables_memory);
         }
     }
     assert_true(n_seen[2] > 0 && n_seen[3] > 0 && n_seen[4] > 0 && n_seen[LAYERS + 1] > 0);
@@ -77,11 +78,11 @@ static void names_say_from_where_to_where(void **state) {
     tagc_fsdp_options_init(&f.options);
     f.options.bucket_elems = 3 * stage_elems(&m, 1);
     assert_int_equal(tagc_fsdp_layout(&f, m.tensors, m.n_tensors), TAGC_OK);
-    assert_int_equal(f.n_units, 3);
+    assert_int_equal(f.tables.n_units, 3);
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte+wpe");
     assert_string_equal(tagc_fsdp_unit_name(&f, 1), "h.0-h.2");
     assert_string_equal(tagc_fsdp_unit_name(&f, 2), "h.3-ln_f+lm_head");
-    tagc_memory_destroy(f.tables);
+    tagc_memory_destroy(f.tables_memory);
 }
 
 static void bad_sizes_are_refused(void **state) {

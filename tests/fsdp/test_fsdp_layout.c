@@ -69,9 +69,10 @@ static uint64_t count_compressed(const table *t, int policy, const char *names) 
     assert_int_equal(lay_out(&f, t, 0, 2, TAGC_WRAP_STAGE, policy, names), TAGC_OK);
     uint64_t n = tagc_fsdp_n_compressed(&f), sum = 0;
     for (int i = 0; i < t->n; i++)
-        if (f.flats[f.places[i].flat].class_ == TAGC_CLASS_COMPRESSED) sum += t->tensors[i].n_elems;
+        if (f.tables.flats[f.tables.places[i].flat].class_ == TAGC_CLASS_COMPRESSED)
+            sum += t->tensors[i].n_elems;
     assert_true(sum == n);
-    tagc_memory_destroy(f.tables);
+    tagc_memory_destroy(f.tables_memory);
     return n;
 }
 
@@ -119,10 +120,10 @@ static void mild_takes_the_other_matrices(void **state) {
         assert_int_equal(tagc_fsdp_n_mild(&f), n_mild[policy]);
         uint64_t n_dense = tagc_fsdp_n_params(&f) - tagc_fsdp_n_mild(&f) - tagc_fsdp_n_compressed(&f);
         assert_int_equal(n_dense, policy == TAGC_POLICY_ALL ? 0 : n_vectors);
-        for (int i = 0; i < f.n_flats; i++) {
+        for (int i = 0; i < f.tables.n_flats; i++) {
             tagc_fsdp_flat flat;
             assert_int_equal(tagc_fsdp_flat_info(&f, i, &flat), TAGC_OK);
-            const tagc_tensor_info *first = &t.tensors[f.members[f.flats[i].first_member]];
+            const tagc_tensor_info *first = &t.tensors[f.tables.members[f.tables.flats[i].first_member]];
             assert_int_equal(flat.class_, tagc_fsdp_class(&f.options, first));
             assert_int_equal(flat.reducer.exchange, flat.class_ == TAGC_CLASS_MILD    ? TAGC_EXCHANGE_DIRECT
                                                     : flat.class_ == TAGC_CLASS_DENSE ? TAGC_EXCHANGE_DENSE
@@ -130,8 +131,8 @@ static void mild_takes_the_other_matrices(void **state) {
             if (flat.class_ == TAGC_CLASS_MILD) assert_true(flat.reducer.sparsity == 0.8);
         }
         int n_classes = policy == TAGC_POLICY_ALL ? 1 : policy == TAGC_POLICY_NONE ? 2 : 3;
-        assert_int_equal(f.units[3].n_flats, n_classes); /* a block */
-        tagc_memory_destroy(f.tables);
+        assert_int_equal(f.tables.units[3].n_flats, n_classes); /* a block */
+        tagc_memory_destroy(f.tables_memory);
     }
 }
 
@@ -142,14 +143,14 @@ static void check_ownership(const table *t, int world_size, int wrap, int policy
         for (int rank = 0; rank < world_size; rank++) {
             tagc_fsdp f;
             assert_int_equal(lay_out(&f, t, rank, world_size, wrap, policy, NULL), TAGC_OK);
-            const tagc_place *p = &f.places[tensor];
-            const tagc_flat *flat = &f.flats[p->flat];
+            const tagc_place *p = &f.tables.places[tensor];
+            const tagc_flat *flat = &f.tables.flats[p->flat];
             if (p->n > 0) {
                 assert_true(p->first == next && p->at + p->n <= flat->n_owned);
                 assert_true(p->offset + p->first == flat->first_owned + p->at);
                 next += p->n;
             }
-            tagc_memory_destroy(f.tables);
+            tagc_memory_destroy(f.tables_memory);
         }
         assert_true(next == t->tensors[tensor].n_elems);
     }
@@ -161,30 +162,30 @@ static void units_cover_the_model(void **state) {
     make_gpt2_162m(&t);
     tagc_fsdp f;
     assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_STAGE, TAGC_POLICY_PAPER, NULL), TAGC_OK);
-    assert_int_equal(f.n_units, 14);
+    assert_int_equal(f.tables.n_units, 14);
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte+wpe");
     assert_string_equal(tagc_fsdp_unit_name(&f, 4), "h.3");
     assert_string_equal(tagc_fsdp_unit_name(&f, 13), "ln_f+lm_head");
-    for (int i = 0; i < 14; i++) assert_int_equal(f.backward_order[i], 13 - i);
-    assert_int_equal(f.n_slots, 2); /* prefetch 1 */
-    for (int i = 1; i < 14; i++) assert_int_not_equal(f.units[i].slot, f.units[i - 1].slot);
-    tagc_memory_destroy(f.tables);
+    for (int i = 0; i < 14; i++) assert_int_equal(f.tables.backward_order[i], 13 - i);
+    assert_int_equal(f.tables.n_slots, 2); /* prefetch 1 */
+    for (int i = 1; i < 14; i++) assert_int_not_equal(f.tables.units[i].slot, f.tables.units[i - 1].slot);
+    tagc_memory_destroy(f.tables_memory);
 
     assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_MATRIX, TAGC_POLICY_PAPER, NULL), TAGC_OK);
-    assert_int_equal(f.n_units, 1 + 2 + 24);
+    assert_int_equal(f.tables.n_units, 1 + 2 + 24);
     assert_string_equal(tagc_fsdp_unit_name(&f, 0), "wte.weight");
     assert_string_equal(tagc_fsdp_unit_name(&f, 1), "root");
-    assert_true(f.units[1].spans && !f.units[2].spans);
-    assert_int_equal(f.n_slots, 3); /* and the root's own */
-    tagc_memory_destroy(f.tables);
+    assert_true(f.tables.units[1].spans && !f.tables.units[2].spans);
+    assert_int_equal(f.tables.n_slots, 3); /* and the root's own */
+    tagc_memory_destroy(f.tables_memory);
 
     t.tensors[0].last_stage = 13; /* shared with the head */
     t.n--;
     assert_int_equal(lay_out(&f, &t, 0, 3, TAGC_WRAP_STAGE, TAGC_POLICY_PAPER, NULL), TAGC_OK);
-    assert_true(f.units[0].spans);
-    assert_int_equal(f.backward_order[0], 0);
-    assert_int_equal(f.backward_order[1], 13);
-    tagc_memory_destroy(f.tables);
+    assert_true(f.tables.units[0].spans);
+    assert_int_equal(f.tables.backward_order[0], 0);
+    assert_int_equal(f.tables.backward_order[1], 13);
+    tagc_memory_destroy(f.tables_memory);
     for (int world_size = 1; world_size <= 5; world_size++)
         check_ownership(&t, world_size, world_size % 2, world_size % 3 + 1);
 }
@@ -216,7 +217,7 @@ static void bad_tables_are_refused(void **state) {
             break;
         }
         assert_int_equal(lay_out(&f, &t, 0, 2, 0, 0, NULL), TAGC_ERR_ARGUMENT);
-        tagc_memory_destroy(f.tables);
+        tagc_memory_destroy(f.tables_memory);
     }
 }
 
