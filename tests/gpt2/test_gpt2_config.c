@@ -21,7 +21,8 @@ static void test_presets(void **state) {
         assert_int_equal(tagc_gpt2_n_params(&config), known[i].n_params);
     }
     assert_int_equal(tagc_gpt2_preset("gpt3", &config), TAGC_ERR_ARGUMENT);
-    assert_string_equal(tagc_last_error(), "model \"gpt3\" is not one of gpt2-162m, gpt2-124m, demo, tiny");
+    assert_string_equal(tagc_last_error(), "model \"gpt3\" is not one of gpt2-162m, gpt2-124m, gpt2, "
+                                           "gpt2-medium, gpt2-large, gpt2-xl, demo, tiny");
 }
 
 static void test_check(void **state) {
