@@ -1,7 +1,7 @@
-/* The table of exchanges: what a reducer needs to know of one. reducer.c, step.c and volume.c know nothing else of them.
+/* The table of exchanges. It is all that reducer.c, step.c and volume.c know of an exchange.
  *
- * A step is a sequence of phases. A phase posts messages and says in tagc_then which phase follows and which messages it
- * waits for; meanwhile the worker runs phases of other steps. */
+ * A step is a sequence of phases. A phase posts messages, and calls tagc_then to name the next phase and the messages that it waits
+ * for. Meanwhile the worker runs phases of other steps. */
 #ifndef TAGC_EXCHANGE_EXCHANGE_H
 #define TAGC_EXCHANGE_EXCHANGE_H
 
@@ -14,25 +14,25 @@ typedef tagc_status (*tagc_phase_fn)(struct tagc_reducer *r);
 
 typedef struct tagc_exchange_table {
     int id;             /* tagc_exchange */
-    size_t state_bytes; /* of its own state, r->state, zeroed when a reducer is made */
+    size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
     int is_selective;   /* 1: sparsity means something */
-    /* Of checked options: values of the residual, 0 where nothing is ever left, and of the output. */
+    /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
     uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
-    /* Shapes and buffers; twice, as tagc_arena says. r->comm is NULL where only sizes are wanted. */
+    /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
-    /* What a reducer with kernels has beside its arena, made after _place and ended with the state; NULL: it cannot have
+    /* What a reducer with kernels has beside its arena. Made after _place and destroyed with the state. NULL: no support for
      * kernels. _end_on accepts what is half-made. */
     tagc_status (*make_on)(struct tagc_reducer *r);
     void (*end_on)(struct tagc_reducer *r);
     /* The same of a reducer whose messages the caller carries (tagc/slots.h), with kernels or without. */
     tagc_status (*make_slots)(struct tagc_reducer *r);
     void (*end_slots)(struct tagc_reducer *r);
-    /* Begins a step: posts nothing, but says what does. The last phase leaves without tagc_then. */
+    /* Starts a step: posts nothing, but names the first phase. The last phase returns without tagc_then. */
     tagc_phase_fn start;
-    /* The step is over, on all ranks alike, and nothing of it is under way; may be NULL. */
+    /* Called when the step has ended on all ranks and no message is in progress; may be NULL. */
     void (*end)(struct tagc_reducer *r, int succeeded);
-    /* What the rank of a reducer that is laid out sends in a step. */
+    /* What the rank of a laid-out reducer sends in a step. */
     tagc_status (*volume)(struct tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 } tagc_exchange_table;
 

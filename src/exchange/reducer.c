@@ -1,10 +1,10 @@
-/* Life of a reducer: made once with all its memory, then one job per step.
+/* Creates and destroys reducers, and runs each step as one job. A reducer allocates all its memory when it is made.
  *
- * What it has of memory: the state of its exchange, the residual, a share in spares (transport/comm.h) and one arena,
+ * Its memory is the state of its exchange, the residual, a share in spares (transport/comm.h) and one arena,
  *
- *   | messages | agreement | what the exchange asked for, see the opening of its file |
+ *   | messages | agreement | what the exchange asked for, see the comment at the top of its file |
  *
- * The residual and the spare it takes turns with are blocks of their own, because they change places. */
+ * The residual and its spare are blocks of their own, because they are swapped. */
 #include "exchange/reducer.h"
 #include "core/clock.h"
 #include "core/cpu.h"
@@ -29,7 +29,7 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_agreement_place(r, arena);
 }
 
-/* The state, and what belongs to it beside the arena. */
+/* Destroys the state and its memory beside the arena. */
 static void destroy_state(tagc_reducer *r) {
     if (r->by_slots && r->state && r->exchange->end_slots) r->exchange->end_slots(r);
     if (r->kernels && r->state && r->exchange->end_on) r->exchange->end_on(r);
@@ -42,7 +42,7 @@ static const tagc_heap *heap_of(const tagc_reducer *r) {
     return r->kernels ? &r->kernels->heap : NULL;
 }
 
-/* Buffers, and a state that goes on from r->state, which stays. */
+/* Makes buffers, and a state that continues r->state, which stays. */
 static tagc_status lay_out(tagc_reducer *r) {
     void *before = r->state, *memory = NULL;
     tagc_arena arena = {0};
@@ -121,7 +121,7 @@ static tagc_status check_by_slots(const tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* Everything that one rank does alone; *out may be half-made on failure. */
+/* The part of _create that does not communicate. On failure *out may be half-made. */
 static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
                         const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
@@ -197,7 +197,7 @@ static void start(tagc_reducer *r) {
     r->now.longest[0] = r->now.longest[1] = 0;
 }
 
-/* What the step made takes the residual's place, or is forgotten. */
+/* Swaps in the new residual, or discards it. */
 static void settle_residual(tagc_reducer *r, int is_taken) {
     float *other = r->now.residual;
     if (!other) return;
@@ -226,7 +226,7 @@ static void finish(tagc_reducer *r) {
     stats->total_s = tagc_clock_s() - r->now.start_s;
 }
 
-/* After a failure nothing of the step may be under way when its memory goes back to the caller. */
+/* After a failure, waits until no message of the step is in progress, because the caller gets its memory back. */
 static tagc_status fail(tagc_reducer *r, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     memcpy(text, tagc_last_error(), sizeof text);
@@ -236,7 +236,7 @@ static tagc_status fail(tagc_reducer *r, tagc_status status) {
     return tagc_fail(status, "%s", text);
 }
 
-/* The first phase waits for a place for what stays of the step, the others for messages. */
+/* The first phase waits for a spare for the new residual, the others for messages. */
 static int is_ready(void *arg) {
     tagc_reducer *r = arg;
     tagc_step *step = &r->now;
@@ -301,7 +301,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
     r->now.number++;
     r->now.begun = 1;
     r->now.job = (tagc_job){.run = run_phase, .is_ready = is_ready, .arg = r};
-    tagc_then(r, NULL, NULL, 0, 0, -1); /* where the exchange begins to post is for its start to say */
+    tagc_then(r, NULL, NULL, 0, 0, -1); /* the exchange's start decides where it posts */
     tagc_comm_submit(r->comm, &r->now.job);
     return TAGC_OK;
 }

@@ -1,5 +1,5 @@
-/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h
- * (messages, phases, agreement) and the exchanges, each with a state of its own, see exchange.h. */
+/* Inside of a reducer: what all exchanges share. reducer.c (life, begin and end), state.c (the residual), step.h (messages, phases,
+ * agreement) and the exchanges, each with a state of its own, see exchange.h. */
 #ifndef TAGC_EXCHANGE_REDUCER_H
 #define TAGC_EXCHANGE_REDUCER_H
 
@@ -12,14 +12,14 @@
 
 struct tagc_reducer {
     tagc_comm *comm;
-    tagc_kernels *kernels; /* of the device where gradient, output and residual are; NULL: in host memory */
-    int by_slots;          /* the caller carries messages: slots.c takes the place of begin, end and phases */
+    tagc_kernels *kernels; /* of the device that has gradient, output and residual; NULL: host memory */
+    int by_slots;          /* the caller carries messages; slots.c replaces begin, end and phases */
     const tagc_exchange_table *exchange;
     tagc_reducer_options options; /* defaults resolved */
     tagc_paper_options paper;     /* as well; sketch and packed */
     int rank, world_size;
     size_t shard;
-    size_t k;            /* kept of a shard at most; 0 where nothing is selected */
+    size_t k;            /* the most elements selected in a shard; 0 if nothing is selected */
     float scale;         /* of the sum: 1 or 1/W */
     tagc_pool *pool;     /* NULL with one thread */
     tagc_spares *spares; /* NULL where there is no residual */
@@ -41,14 +41,14 @@ struct tagc_reducer {
 tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out);
 
-/* TAGC_ERR_ARGUMENT unless a step can have these arrays. */
+/* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
 tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);
 
-/* Whether a caller's struct, which may be NULL, can be written; and now.stats into it. */
+/* Whether a caller's struct, which may be NULL, can be written; and writes now.stats to it. */
 tagc_status tagc_reducer_check_stats(const tagc_reducer_stats *stats);
 void tagc_reducer_write_stats(const tagc_reducer *r, tagc_reducer_stats *stats);
 
-/* Lays out all buffers; twice, as tagc_arena says. */
+/* Lays out all buffers; called twice, see tagc_arena. */
 void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena);
 
 #endif

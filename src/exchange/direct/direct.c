@@ -1,10 +1,10 @@
-/* The direct exchange: its shapes, and the way of a step.
+/* The exchange direct: sizes, and the course of a step.
  *
  *   worker | encode batch 0 | batch 1 | ... own | add in rank order | agreement
  *   wire                    | headers 0 | headers 1, bodies 0 | headers 2, bodies 1 ...
  *
- * Fragment 0 is the next rank's, and so on round, so that no two ranks send to one owner at the same time; the own one
- * comes last, beside the last bodies.
+ * Fragment 0 is the next rank's, and so on, so that no two ranks send to one owner at the same time. The own one comes last, during
+ * the last transfer of bodies.
  *
  * Arena: | fragments going out | coming in, one per rank or host | rows of the host | scratch |. */
 #include "exchange/direct/direct.h"
@@ -50,7 +50,7 @@ static void choose_codes(tagc_reducer *r) {
                                       .values = r->options.format,
                                       .block = r->options.block,
                                       .rotate = r->options.rotate};
-    /* Sparse, too, where all could come: in 2 bits or 1 a code of every element cannot say zero, which is what padding is. */
+    /* topk even if sums could have every element: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
     uint64_t most = (uint64_t)r->k * (uint64_t)d->n_hosts;
     d->sums = d->fragment;
     d->sums.k = most < r->shard ? (size_t)most : r->shard;
@@ -96,7 +96,7 @@ tagc_status tagc_direct_added(tagc_reducer *r) {
     return r->options.output != TAGC_OUTPUT_SHARD ? tagc_direct_results(r) : tagc_direct_agree(r);
 }
 
-/* Of several batches, bodies of one go out before headers of another. */
+/* With several batches, bodies of one are sent before headers of another. */
 static int first_high(const tagc_direct *d) {
     return d->n_batches > 1 ? TAGC_ROUND_BODIES : TAGC_ROUND_HEADERS;
 }

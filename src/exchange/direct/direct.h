@@ -1,16 +1,16 @@
-/* Direct: every rank's own encoded fragments go straight to their owners, who decode and add.
+/* The exchange direct: every rank sends its encoded fragments straight to their owners, which decode and add them.
  *
- * Ranks are counted over hosts: rank = host * per_host + local. With one rank per host a "host" is a rank. With more,
- * the ranks of a host first add what they have for one destination (hosts.c), and only that sum is encoded:
+ * Ranks are counted by hosts: rank = host * per_host + local. With one rank per host, a "host" is a rank. With more, the ranks
+ * of a host first add their rows for one destination (hosts.c), and only the sum is encoded:
  *
  *   rank (h, l)  <- rows for hosts' ranks of local index l <-  its host's ranks      plain values
  *   rank (h, l)  -> fragment of the host's sum             ->  ranks (h', l)         encoded
  *
- * All-reduce (results.c): the owner encodes its sums and sends them back the same way.
+ * All-reduce (results.c): the owner encodes its sums and sends them back in the same way.
  *
- * Only the encoder knows how long a body is. So a fragment travels as a header with the first `eager` bytes of its body, and
- * when both sides have it, as the rest. Small fragments fit into the first message; of large ones, and where the transport
- * has no lanes, eager is 0. Fragments travel in batches, one message per batch; small ones all in one. */
+ * Only the encoder knows the length of a body. So a fragment travels as its header with the front of the body, the first `eager`
+ * bytes, and then the rest, when both sides know its length. Small fragments fit into the front. For large ones, and on
+ * transports without lanes, eager is 0. Fragments travel in batches, one message per batch; small ones are one batch. */
 #ifndef TAGC_EXCHANGE_DIRECT_DIRECT_H
 #define TAGC_EXCHANGE_DIRECT_DIRECT_H
 
@@ -25,12 +25,12 @@ enum {
     TAGC_ROUND_DIRECT_AGREEMENT
 };
 
-/* A fragment as its header tells of it. */
+/* A fragment as its header describes it. */
 typedef struct tagc_fragment {
     size_t n_bytes, index_bytes; /* the first index_bytes are positions */
     size_t n_items;
     uint64_t sum; /* checksum */
-    int is_void; /* it does not count: its sender failed or is not finite, or its header is not what it should be */
+    int is_void;  /* not to be added: its sender failed or is not finite, or its header is wrong */
 } tagc_fragment;
 
 typedef struct tagc_direct_on tagc_direct_on;       /* of device.c */
@@ -40,22 +40,22 @@ typedef struct tagc_direct {
     tagc_direct_on *on;       /* with kernels, else NULL */
     tagc_direct_slots *slots; /* where the caller carries messages, else NULL */
     int n_hosts, per_host, host, local;
-    int coded; /* 0: all ranks are of one host, and nothing is encoded */
+    int coded; /* 0: all ranks are on one host, and nothing is encoded */
     tagc_code_options fragment, sums;
     const tagc_code *fragment_code, *sums_code;
-    /* How fragments travel. All ranks must come to the same. So it follows from what they agreed on when the reducer was
-     * made, and from the last step that succeeded: the k of this rank may be another since. */
-    int is_small; /* one batch, of which the front of every body travels with its header */
+    /* How fragments travel, the same on all ranks. So it follows from the options that they agreed on when the reducer was
+     * made, and from the last step that succeeded; this rank's k may have changed since. */
+    int is_small; /* one batch, with the front of every body beside its header */
     int batch;    /* fragments per message */
     int n_batches;
-    int n_slots; /* batches under way: as many as slots_bytes hold, so that waiting for a header costs less than moving
-                           what is under way meanwhile; 4 at least */
+    int n_slots; /* batches in progress: as many as slots_bytes hold, so that waiting for a header costs less
+                           than moving the others meanwhile; at least 4 */
     size_t slots_bytes; /* 0: the default */
-    size_t eager[2];    /* bytes of a body, and of one of sums, that travel with its header; agreed */
+    size_t eager[2];    /* size of the front of a body, and of a body of sums; the same on all ranks */
     int has_agreed;
-    size_t stride;   /* of a row: header, and a body of any length */
+    size_t stride;   /* size of a row: a header and the largest body */
     size_t capacity; /* of a body in a row */
-    size_t n_rows;   /* received: hosts, or ranks where results of other local indices come, too */
+    size_t n_rows;   /* rows received: hosts, or ranks if results of other local indices come, too */
 
     tagc_message *header_out, *body_out; /* (n_slots) */
     tagc_message *result_out;            /* (2) headers, bodies */
@@ -71,13 +71,14 @@ typedef struct tagc_direct {
     int n_encoded, n_batches_out; /* stages; batches whose bodies are under way */
     int n_added;                  /* hosts */
     size_t *rows;                 /* (n_rows) that a message brings */
-    void *discarded; /* a list of blocks with bodies too long for their rows, of a step that fails */
+    void *discarded; /* of a step that fails: a list of blocks for bodies that are too long for their rows */
 
     /* more than one rank per host */
     int n_row_slots;       /* stages under way within the host */
     int are_rows_together; /* all of them in one message */
     tagc_message *rows_in; /* (n_row_slots) */
-    char *rows_send; /* (per_host, n_row_slots, shard) bf16; or fp32 together, else rows leave the gradient */
+    char *
+        rows_send; /* (per_host, n_row_slots, shard) bf16, or fp32 together; else rows are sent from the gradient */
     char *rows_recv; /* (per_host, n_row_slots, shard) bf16, or fp32 */
     float *host_sum; /* (shard) */
 } tagc_direct;
@@ -85,7 +86,7 @@ typedef struct tagc_direct {
 static inline tagc_direct *tagc_direct_of(const tagc_reducer *r) {
     return r->state;
 }
-/* The host that stage s sends to, and the one it receives from; the last stage is the own host's. */
+/* The host that stage s sends to, and the one it receives from. The last stage is the own host. */
 static inline int tagc_host_to(const tagc_direct *d, int s) {
     return (d->host + 1 + s) % d->n_hosts;
 }
@@ -97,64 +98,64 @@ static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
 }
 /* Row of the unit that the rank `local` of `host` owns. */
 size_t tagc_direct_row(const tagc_reducer *r, int host, int local);
-/* Where the sums of the own row stand. */
+/* The place of the sums of the own row. */
 float *tagc_direct_sums(const tagc_reducer *r);
 
 /* ---- fragments.c ---- */
 
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena);
-/* A phase: sends all fragments and adds those that come, up to tagc_direct_added. */
+/* A phase: sends all fragments and adds those that arrive, up to tagc_direct_added. */
 tagc_status tagc_fragments_send(tagc_reducer *r);
 
-/* Writes the header of a body that stands behind it, and zeros where the message ends before `eager` bytes of it. */
+/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. */
 void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
                           tagc_fragment *out);
-/* The header in row `row` as sent by `from`. One that can be read but is not what it should be is noted, and its body void;
- * after another the comm is broken, since nobody knows what follows. */
+/* Reads the header in row `row`, sent by `from`. If it is readable but wrong, notes that and ignores its body. If it is not
+ * readable, the comm breaks, because the length of what follows is unknown. */
 tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code *code,
                                     const tagc_code_options *options);
 /* Bytes that follow the first message. */
 static inline uint64_t tagc_fragment_rest(const tagc_fragment *fragment, size_t eager) {
     return fragment->n_bytes > eager ? fragment->n_bytes - eager : 0;
 }
-/* Where the rests of announced bodies go that one message brings. */
+/* Where to receive the rests of announced bodies that one message brings. */
 typedef struct tagc_rests {
-    char *to;         /* `recv` of the message */
-    int is_packed;    /* one after the other, in memory of their own that nobody reads; else in their rows */
-    uint64_t n_bytes; /* of those added so far */
+    char *to;             /* `recv` of the message */
+    int is_packed;        /* one after the other, in memory that is not read; else in their rows */
+    uint64_t n_bytes;     /* of those added so far */
     uint64_t index_bytes; /* of these, positions */
 } tagc_rests;
-/* For `rows` (n): in their place, unless one is too long for that. */
+/* For `rows` (n): in their rows, unless one is too long for that. */
 tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t eager, tagc_rests *out);
-/* The rest of row `row` comes from `rank` in the message. */
+/* Adds the rest of row `row`, from `rank`, to the message. */
 void tagc_rests_add(const tagc_reducer *r, tagc_rests *rests, tagc_message *message, int rank, size_t row,
                     size_t eager);
 /* Of the rest of a fragment, positions. */
 static inline uint64_t tagc_rest_index(const tagc_fragment *fragment, size_t eager) {
     return fragment->index_bytes > eager ? fragment->index_bytes - eager : 0;
 }
-/* Nothing of the step is under way any more. */
+/* Call when no message of the step is in progress. */
 void tagc_fragments_end(tagc_reducer *r);
-/* 1 when the body in row `row` can be decoded; what is wrong with it is noted. */
+/* Returns 1 if the body in row `row` can be decoded; notes what is wrong with it. */
 int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code *code,
                            const tagc_code_options *options);
-/* Row `row` of what arrived, as the codes take it. */
+/* The received row `row`, for the codes. */
 tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row);
 
-/* Where the fragment of stage s leaves from, and the stage after the last one of batch b. */
+/* Where the fragment of stage s is sent from, and the stage after the last one of batch b. */
 char *tagc_direct_row_out(const tagc_direct *d, int s);
 int tagc_direct_batch_end(const tagc_direct *d, int b);
 
-/* ---- device.c: what codes do where r->kernels are; failures are noted ---- */
+/* ---- device.c: replaces the codes if r->kernels is set; failures are noted ---- */
 
 tagc_status tagc_direct_make_on(tagc_reducer *r);
 void tagc_direct_end_on(tagc_reducer *r);
-/* Of stage s; the body stands in its row, unless it is the own one, which stays on the device. */
+/* Encodes stage s. The body is in its row; the own one stays on the device. */
 void tagc_on_encode(tagc_reducer *r, int s, tagc_encoded *out);
-/* The first n of d->bodies, which are all there are. */
+/* Decodes all n bodies of d->bodies. */
 void tagc_on_add(tagc_reducer *r, int n);
 void tagc_on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
-/* bodies (hosts): bytes NULL where nothing counts; the own one is not looked at. */
+/* bodies (hosts): bytes is NULL for those that are not added; the own one is ignored. */
 void tagc_on_decode_sums(tagc_reducer *r, const tagc_body *bodies);
 
 /* ---- slots.c: what tagc/slots.h needs of a reducer ---- */
@@ -164,19 +165,19 @@ void tagc_direct_end_slots(tagc_reducer *r);
 
 /* ---- lengths.c ---- */
 
-/* Bytes of a body whose elements are kept with one chance each, on average: positions, and values. */
+/* The expected size of a body whose elements are selected with the same probability: positions, and values. */
 typedef struct tagc_body_bytes {
     double index, values;
 } tagc_body_bytes;
 tagc_body_bytes tagc_expected_body(const tagc_code_options *options, double density);
 
-/* Of bodies that took n_bytes in the step before, and can take `most`. */
+/* The front for bodies of n_bytes in the step before and at most `most`. */
 size_t tagc_eager_bytes(double n_bytes, size_t most);
-/* d->eager for the first step; later ones go by what _choose_eager found. */
+/* Sets d->eager for the first step; _choose_eager sets it for later ones. */
 void tagc_direct_guess_eager(tagc_reducer *r);
-/* This rank sends a body, or where i is 1 one of sums, of so many bytes. */
+/* Notes the size of a body that this rank sends, or if i is 1, of its body of sums. */
 void tagc_direct_note_length(tagc_reducer *r, int i, size_t n_bytes);
-/* d->eager, from the longest bodies of a step that succeeded. */
+/* Sets d->eager from the longest bodies of a step that succeeded. */
 void tagc_direct_choose_eager(tagc_reducer *r);
 
 /* ---- hosts.c ---- */
@@ -187,17 +188,17 @@ void tagc_hosts_place(tagc_reducer *r, tagc_arena *arena);
 void tagc_hosts_post_first(tagc_reducer *r);
 /* Of stage s: what its rows come in. */
 tagc_message *tagc_hosts_rows(const tagc_reducer *r, int s);
-/* The host's sum for stage s, whose rows are here, in host_sum. Posts a stage after it. */
+/* Writes the host's sum for stage s, whose rows are here, to host_sum. Posts the rows of a later stage. */
 tagc_status tagc_hosts_add(tagc_reducer *r, int s);
-/* A phase: all of a step where all ranks are of one host and rows are here, up to tagc_direct_agree. */
+/* A phase: the whole step if all ranks are on one host and rows are here, up to tagc_direct_agree. */
 tagc_status tagc_hosts_step(tagc_reducer *r);
 
 /* ---- direct.c, results.c, volume.c ---- */
 
-/* Sums stand in the output: results where they are asked for, then the agreement. */
+/* The sums are in the output: sends results if the output needs them, then agrees. */
 tagc_status tagc_direct_added(tagc_reducer *r);
 tagc_status tagc_direct_agree(tagc_reducer *r);
-/* A phase: sums to all who want them, and theirs back, up to tagc_direct_agree. */
+/* A phase: sends the sums and receives those of others, up to tagc_direct_agree. */
 tagc_status tagc_direct_results(tagc_reducer *r);
 tagc_status tagc_direct_volume(tagc_reducer *r, const tagc_volume_data *data, tagc_volume *out);
 

@@ -1,14 +1,14 @@
-/* Fragments: encoded and sent batch by batch, received, checked, decoded and added in rank order. */
+/* Encodes fragments and sends them batch by batch; receives, checks, decodes and adds them in rank order. */
 #include "core/clock.h"
 #include "exchange/direct/direct.h"
 
 #include <string.h>
 
 enum {
-    SMALL_UNIT = 1 << 20,  /* elements up to which a unit's fragments travel all at once */
-    BATCH_ELEMS = 1 << 17, /* that larger units send in one message at least */
+    SMALL_UNIT = 1 << 20,  /* elements; up to this size a unit's fragments are one batch */
+    BATCH_ELEMS = 1 << 17, /* elements of a batch of larger units, at least */
     LEAST_SLOTS = 4,
-    MARGIN = 64 /* bytes that a body may be longer than it ever should, to be read and refused */
+    MARGIN = 64 /* bytes by which a body may exceed any valid size, so that it can be received and refused */
 };
 static const size_t slots_bytes = (size_t)64 << 20;
 
@@ -129,7 +129,7 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
     if (n_bytes < eager) memset(body + n_bytes, 0, eager - n_bytes);
 }
 
-/* After a failure, or with something that is not finite, nothing of this step counts: empty bodies. */
+/* After a failure, or if something is not finite, this rank sends empty bodies. */
 static void encode(tagc_reducer *r, int s) {
     tagc_direct *d = tagc_direct_of(r);
     int host = tagc_host_to(d, s);
@@ -173,7 +173,7 @@ static void post_headers(tagc_reducer *r, int b) {
 
 /* ---- headers in ---- */
 
-/* What it says, as far as it can be known beforehand. */
+/* Its fields that the receiver knows in advance. */
 static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *header, int from,
                                 const tagc_code_options *options) {
     tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
@@ -217,7 +217,7 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, most);
     if (status != TAGC_OK) {
-        /* Its sender sends a body of a length that only it knows, and nothing can be said to it before. */
+        /* Its sender will send a body whose length only it knows, and cannot be told before. */
         status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d", from);
         tagc_comm_abort(r->comm, tagc_last_error());
         return status;
@@ -239,8 +239,8 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
 
 /* ---- the rest of bodies ---- */
 
-/* Too long a body comes of another sparsity than this rank's: the step will fail, on all ranks alike, once everything that
- * is sent has been received. */
+/* A body is too long if its sender has another sparsity. The step will fail on all ranks, after everything that was sent has
+ * been received. */
 tagc_status tagc_rests_begin(tagc_reducer *r, const size_t *rows, int n, size_t eager, tagc_rests *out) {
     tagc_direct *d = tagc_direct_of(r);
     uint64_t n_bytes = sizeof(void *);
@@ -337,7 +337,7 @@ int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_cod
     return status == TAGC_OK;
 }
 
-/* What `host` sends comes with this; NULL where it came before its slot was used again, and for the own host. */
+/* The message that completes the body from `host`. NULL if it came before its slot was reused, and for the own host. */
 static tagc_message *message_from(const tagc_direct *d, int host) {
     if (host == d->host) return NULL;
     int b = (d->host + d->n_hosts - 1 - host) % d->n_hosts /
@@ -345,7 +345,7 @@ static tagc_message *message_from(const tagc_direct *d, int host) {
     return b + d->n_slots < d->n_batches ? NULL : body_of(d, b);
 }
 
-/* Puts what `host` sent behind the n bodies that are to be decoded; returns their number. */
+/* Appends the body from `host` to the n bodies to decode; returns the new number. */
 static int take_body(tagc_reducer *r, int host, int n) {
     tagc_direct *d = tagc_direct_of(r);
     if (host == d->host) {
@@ -365,7 +365,7 @@ static int round_after_bodies(const tagc_reducer *r) {
     return r->options.output != TAGC_OUTPUT_SHARD ? TAGC_ROUND_RESULTS : TAGC_ROUND_DIRECT_AGREEMENT;
 }
 
-/* What is to come. On a device all is added at once, which costs less there than to begin anew with each body. */
+/* The messages still to come. On a device all bodies are added at once, which is cheaper there than one call per body. */
 static tagc_message *first_missing(const tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
     for (int host = d->n_added; host < d->n_hosts; host++) {
@@ -375,8 +375,7 @@ static tagc_message *first_missing(const tagc_reducer *r) {
     return NULL;
 }
 
-/* In the order of hosts, whatever the order of arrivals; as many at once as are there. The own one goes through the
- * code, too. */
+/* Adds in the order of hosts, whatever the order of arrival, as many at once as have arrived. The own fragment is decoded, too. */
 static tagc_status add_fragments(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     while (d->n_added < d->n_hosts) {
@@ -424,24 +423,24 @@ static tagc_status send_bodies(tagc_reducer *r) {
     return TAGC_OK;
 }
 
-/* What has to be there before stage s can be encoded: the rows of this host, and the place of an older batch. NULL: all
- * is. */
+/* The message that stage s has to wait for before it is encoded: the rows of this host, or a slot that an older batch uses. NULL:
+ * none. */
 static tagc_message *needed(const tagc_reducer *r, int s) {
     const tagc_direct *d = tagc_direct_of(r);
     tagc_message *message = d->per_host > 1 ? tagc_hosts_rows(r, s) : NULL;
     if (message && !tagc_message_done(r, message)) return message;
-    /* Nobody waits for the own fragment: bodies that are long travel meanwhile. */
+    /* No rank waits for the own fragment, so long bodies are sent first. */
     if (s == d->n_hosts - 1 && !d->is_small && d->n_batches_out < d->n_batches)
         return header_of(d, d->n_batches_out);
     int is_first = s < d->n_hosts - 1 && s % d->batch == 0, older = is_first ? s / d->batch - d->n_slots : -1;
     if (older < 0) return NULL;
-    /* Its bodies go out after the wait for its header, also where that has come by now. */
+    /* Its bodies are sent after the wait for its header, even if that has arrived by now. */
     if (d->n_batches_out <= older) return header_of(d, d->n_batches_out);
     message = body_of(d, older);
     return tagc_message_done(r, message) ? NULL : message;
 }
 
-/* Sends on what can be, and makes room for stage s. */
+/* Sends the bodies that can be sent, and frees a slot for stage s. */
 static tagc_status make_room(tagc_reducer *r, int s) {
     tagc_direct *d = tagc_direct_of(r);
     int is_own = s == d->n_hosts - 1, n_out = is_own ? d->n_batches : d->n_batches > 1 ? s / d->batch : 0;
@@ -451,8 +450,8 @@ static tagc_status make_room(tagc_reducer *r, int s) {
     return TAGC_OK;
 }
 
-/* Goes on with the next stage when the message is here: it may post rows, headers and, where bodies are long, those of the
- * stages before it. */
+/* Runs the next stage when the message has arrived. It may post rows, headers and, if bodies are long, those of earlier
+ * stages. */
 static void then_encode(tagc_reducer *r, tagc_message *awaited) {
     const tagc_direct *d = tagc_direct_of(r);
     int s = d->n_encoded, is_own = s == d->n_hosts - 1;
