@@ -44,15 +44,30 @@ TOLERANCE = 5e-4  # of the loss, at every step; a change of all weights by 5 % d
 
 
 def name_of(wrapper, codec):
-    """codec: where tagc's is, or None without tagc."""
-    return wrapper if codec is None else f"{wrapper}-tagc" + ("-device" if codec == "device" else "")
+    """codec: where tagc's is, or "group": there as well, and in the model's own group; None without tagc."""
+    return wrapper if codec is None else f"{wrapper}-tagc" + ("" if codec == "host" else f"-{codec}")
 
 
 def codecs_on(device):
-    """Of tagc: always the processor's, and the kernels where they were built."""
+    """Of tagc: always the processor's, the kernels where they were built, and the model's own group where there is a codec for it."""
+    if device == "cpu":
+        return ["host", "group"]
     named = os.environ.get("TAGC_CUDA_LIBRARY")
     beside = tagc._library.library_path().parent / "libtagc-cuda.so"
-    return ["host", "device"] if device != "cpu" and (named or beside.exists()) else ["host"]
+    return ["host", "device", "group"] if named or beside.exists() else ["host"]
+
+
+def carries(device):
+    """Whether this gloo does for tensors on the device what transport="group" asks of it; NCCL refuses two ranks on one GPU."""
+    sent, numbers = torch.zeros(2 * N_RANKS, dtype=torch.uint8, device=device), torch.zeros(2, dtype=torch.int64, device=device)
+    try:
+        dist.all_to_all_single(torch.empty_like(sent), sent)
+        dist.all_gather_into_tensor(torch.empty(2 * N_RANKS, dtype=torch.uint8, device=device), sent[:2])
+        dist.all_reduce(numbers, dist.ReduceOp.MAX)
+    except (RuntimeError, ValueError) as why:
+        print(f"no arm in the model's own group: {why}", file=sys.stderr)
+        return False
+    return True
 
 
 class Run:
@@ -72,7 +87,8 @@ class Run:
             model = DistributedDataParallel(model)
         self.model = model
         if codec is not None:
-            self.handle = tagc.torch.compress(model, sparsity=0.95, threads=threads, codec=codec, verbose=False)
+            way = {"transport": "group"} if codec == "group" else {"codec": codec}
+            self.handle = tagc.torch.compress(model, sparsity=0.95, threads=threads, verbose=False, **way)
         groups = self.handle.param_groups() if self.handle else model.parameters()
         self.optimizer = torch.optim.AdamW(groups, lr=1e-3)
 
@@ -241,6 +257,8 @@ def train(rank, args, store, out, wrapper):
     start(args)
     dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:gloo", init_method=f"file://{store}", rank=rank,
                             world_size=N_RANKS, timeout=datetime.timedelta(seconds=120))
+    if "group" in args.codecs and not carries(args.device):
+        args.codecs.remove("group")
     found = {"losses": compare_losses(args, rank, args.device, wrapper),
              "steps": time_steps(args, rank, args.device, wrapper)}
     dist.barrier()

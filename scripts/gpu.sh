@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu.sh [folder for results]: on a machine with nvcc and a GPU, in less than eight minutes, the most important first: the tests of the kernels
 # on the device; reducers with kernels against those of the processor, bits and times (bench_device); where a Python has torch with
-# CUDA, bench/torch_gpu.py: two processes that share the GPU over gloo; the bench of the kernels; the tests again under
+# CUDA, bench/torch_gpu.py: two processes that share the GPU over gloo, with each codec and with transport="group"; the bench of the kernels; the tests again under
 # compute-sanitizer (memcheck and racecheck) where that is there. gpu.json and the table gpu.txt are written as parts end.
 # TAGC_PYTHON: the Python (python3). A part that fails or runs out of time is named, the others go on, and the script exits with 1.
 # Exits with 77, and says why, where nvcc or a GPU is missing; without a GPU it compiles all of it first.

@@ -299,3 +299,17 @@ def several_share_a_model(rank, world_size):
 
 def test_optimizers_and_schedulers():
     ranks.run_each((schedulers, resumes_with_and_without, groups_of_an_unwrapped_model, others_are_left_alone, several_share_a_model), 2)
+
+
+def test_models_beside_each_other():
+    """Each waits for its own optimizer's first step, whose hooks torch keeps in one list."""
+    from tagc.torch import adapt
+
+    models = [torch.nn.Linear(2, 2) for _ in range(3)]
+    awaited = [adapt.Awaited({id(p): None for p in model.parameters()}, lambda *_: None) for model in models]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    for optimizer in optimizers:
+        optimizer.step()
+    assert [optimizer.param_groups[0]["betas"] for optimizer in optimizers] == [(0.5, 0.999)] * 3
+    for one in awaited:
+        one.remove()

@@ -220,6 +220,8 @@ class Awaited:
         self._hook.remove()
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._waiting:  # the hook stays until remove(): torch walks through all models' hooks, and none may go meanwhile
+            return
         seen: set[int] = set()
         for group in optimizer.param_groups:
             own = self._waiting.intersection(map(id, group["params"]))
@@ -232,8 +234,6 @@ class Awaited:
                 group["betas"] = short(betas) if is_adam(optimizer) else betas
             seen |= own if not is_short(optimizer, group) else set()
             self._waiting -= own
-        if not self._waiting:
-            self.remove()
         if seen:
             self._on_other(optimizer, seen)
 
