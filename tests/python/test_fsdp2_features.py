@@ -40,6 +40,18 @@ def unfrozen_after_an_evaluation(rank, world_size):
         handle.close()
 
 
+def nothing_deprecated(rank, world_size):
+    """torch 2.13 gave collectives other names, and warns of the old ones."""
+    import tagc.torch as tagc
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = sharded(Even)
+        with tagc.compress(model, verbose=False):
+            loss_of(model, batch_of(rank)).backward()
+    assert not [str(warning.message) for warning in said if "deprecated" in str(warning.message)]
+
+
 class Own:
     """A user's communication, which counts."""
 
@@ -272,7 +284,7 @@ def replicas_on_fsdp2(rank, world_size):
     assert found["n_units"] == 3 and not any("parameters" in row["options"] for row in found["rows"])
 
 
-TWO = [unfrozen_after_an_evaluation, what_is_a_users_own, a_group_of_its_own, unused_parameters_reduced, gradients_of_two_dtypes,
+TWO = [nothing_deprecated, unfrozen_after_an_evaluation, what_is_a_users_own, a_group_of_its_own, unused_parameters_reduced, gradients_of_two_dtypes,
        ended_by_hand, parameters_of_two_dtypes, after_a_failure, replicas_on_fsdp2]
 
 
