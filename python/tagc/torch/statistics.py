@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tagc import _library as lib
 from tagc.torch.comm import Comm
 from tagc.torch.layout import Part
+
+if TYPE_CHECKING:
+    from tagc.torch import fragments
 
 
 class Recorder:
@@ -111,6 +114,44 @@ class Recorder:
                 "nonfinite_units": {}, "_kept": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
+
+
+class RoundRecorder:
+    """Of local steps: LocalSteps.stats() names the keys."""
+
+    def __init__(self, n_sites: int) -> None:
+        self._n_sites, self._share = n_sites, (n_sites - 1) / n_sites
+        self.n_elems = self.n_steps = 0  # of the model, on this rank; since the handle was made
+        self._n_bytes = 0
+        self._last: dict[str, Any] = {}
+
+    def last(self) -> dict[str, Any]:
+        return copy.deepcopy(self._last)
+
+    def add(self, stats: Iterable[tuple[fragments.Part, lib.ReducerStats]], n_bytes_control: int, counts: Mapping[str, float]) -> dict[str, Any]:
+        """stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: that its agreement sent. counts: what else there is to tell."""
+        now: dict[str, Any] = dict(counts) | {"world_size": self._n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
+                                              "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
+        now["bytes_by_leg"]["control"] = n_bytes_control
+        kept = 0
+        for part, one in stats:
+            for leg, sent in zip(lib.LEGS, one.n_bytes_sent):
+                now["bytes_by_leg"][leg] += sent
+            now["bytes_received"] += sum(one.n_bytes_received)
+            for phase, seconds in zip(lib.PHASES, one.time_s):
+                now["time_s"][phase] += seconds
+            now["exchange_s"] = max(now["exchange_s"], one.total_s)
+            if part.kind == "compressed":
+                kept += min(one.n_kept, part.n_real)
+                now["n_compressed"] += part.n_real
+        now["sparsity"] = 1 - kept / now["n_compressed"] if now["n_compressed"] else 0.0
+        now["bytes_sent"] = sum(now["bytes_by_leg"].values())
+        self._n_bytes += now["bytes_sent"]
+        now["bits_per_param"] = 8 * now["bytes_sent"] / now["n_elems"] / self._share if now["n_elems"] and self._share else 0.0
+        n = self.n_elems * self.n_steps
+        now["bits_per_param_and_step"] = 8 * self._n_bytes / n / self._share if n and self._share else 0.0
+        self._last = now
+        return self.last()
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:

@@ -1,0 +1,272 @@
+"""A part of the model that the sites of LocalSteps synchronise together: how far each went, exchanged, and the outer step.
+
+    anchor  (n,) fp32   what all sites agreed on last, the same bits on all of them
+    base                the anchor in the parameter's dtype: what was put into the parameter
+    delta   (n,) fp32   the pseudo-gradient: base - parameter
+    mean    (n,) fp32   of what arrived of all sites' deltas and residuals, the same bits on all of them
+
+    velocity <- momentum * velocity + mean        the outer step: SGD with Nesterov's momentum
+    anchor   <- anchor - lr * (mean + momentum * velocity)
+
+Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. On a rank n is what it
+exchanges of the fragment's parameters, each with padding behind it. Sums and products are separate calls of torch: one that does both at
+once rounds once on some processors and twice on others, and sites may differ in theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.comm import Comm
+from tagc.torch.reducer import Gatherer, Reducer
+from tagc.torch.sites import Site, Trained
+
+
+class Outer(NamedTuple):
+    lr: float
+    momentum: float
+
+
+class Slot(NamedTuple):
+    """Where a parameter is in a fragment's arrays: `length` elements from `start`, which are those from `first` of what the rank has of it.
+    All ranks of a DDP site leave `room` for their slice."""
+
+    trained: Trained
+    kind: str  # "compressed" or "dense"
+    start: int
+    first: int
+    length: int
+    room: int
+
+    @property
+    def at(self) -> slice:
+        return slice(self.start, self.start + self.length)
+
+    def read(self) -> torch.Tensor:
+        """(length,) in the parameter's dtype, on its device."""
+        return self.trained.local().reshape(-1)[self.first:self.first + self.length]
+
+    def rounded(self, anchor: torch.Tensor) -> torch.Tensor:
+        """(length,) fp32: what the parameter is where the anchor (n,) was put into it."""
+        values, dtype = anchor[self.at], self.trained.parameter.dtype
+        return values if dtype == torch.float32 else values.to(dtype).float()
+
+
+class Part(NamedTuple):
+    """What one reducer exchanges."""
+
+    kind: str
+    start: int
+    n_elems: int  # with padding
+    n_real: int
+
+    @property
+    def at(self) -> slice:
+        return slice(self.start, self.start + self.n_elems)
+
+
+class Flight:
+    """A fragment under way. Its arrays are made once, and used by one fragment after the other."""
+
+    def __init__(self, n_elems: int) -> None:
+        self.delta, self.mean, self.residual = (torch.zeros(n_elems, dtype=torch.float32) for _ in range(3))
+        self.fragment: Fragment
+        self.step = 0  # of begin()
+        self.failure: Exception | None = None  # what this rank has to tell the others
+        self.is_launched = False
+        self._begun: list[tuple[Part, Reducer]] = []
+
+    def begin(self, fragment: Fragment, step: int) -> None:
+        """Takes the pseudo-gradient. Local."""
+        self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
+        fragment.take_delta(self.delta)
+
+    def launch(self) -> None:
+        """Starts the exchange, and returns. Collective in effect."""
+        self.is_launched = True
+        self.fragment.copy_residual(self.residual)
+        for part, reducer in zip(self.fragment.parts, self.fragment.reducers):
+            reducer.begin(self.delta[part.at], self.mean[part.at])
+            self._begun.append((part, reducer))
+
+    def end(self) -> list[tuple[Part, lib.ReducerStats]]:
+        """Waits for all of it, whatever happens: peers wait. Raises the first failure."""
+        stats, failure = [], None
+        for part, reducer in self._begun:
+            try:
+                stats.append((part, reducer.end()))
+            except Error as problem:
+                failure = failure or problem
+        self._begun = []
+        if failure is not None:
+            raise failure
+        return stats
+
+    def undo(self) -> None:
+        """After end(): the residual is what it was before launch()."""
+        self.fragment.set_residual(self.residual)
+
+    def drop(self) -> None:
+        """Ends it, however it ends, and undoes it."""
+        if self.is_launched:
+            with contextlib.suppress(Error):
+                self.end()
+            self.undo()
+
+    def resume(self, fragment: Fragment, step: int, delta: torch.Tensor) -> None:
+        """As begin(), with the delta that it had then, (n,)."""
+        self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
+        self.delta[:delta.numel()].copy_(delta)
+
+    def residual_before(self) -> torch.Tensor:
+        """(n,) of the fragment, as launch() found it."""
+        if not self.is_launched:
+            self.fragment.copy_residual(self.residual)
+        return self.residual
+
+
+class Fragment:
+    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class."""
+
+    def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm, inner: Comm | None,
+                 fields: Callable[[str], dict[str, Any]], outer: Outer) -> None:
+        self.index, self.outer, self._n_slices = index, outer, site.n_slices
+        self.slots, self.parts, self.n_elems = _lay_out(trained, kinds, site)
+        self.n_real = sum(slot.length for slot in self.slots)
+        self.anchor = torch.zeros(self.n_elems, dtype=torch.float32)
+        self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32)
+        self.reducers: list[Reducer] = []
+        self._gatherer: Gatherer | None = None
+        try:
+            for part in self.parts:
+                self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], op=lib.OPS["avg"], tag=index, **fields(part.kind)))
+            if self._n_slices > 1 and inner is not None:
+                self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32)
+                self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- the anchor and the way from it ----
+
+    def take_anchor(self) -> None:
+        for slot in self.slots:
+            self.anchor[slot.at].copy_(slot.read())
+
+    def take_delta(self, delta: torch.Tensor) -> None:
+        for slot in self.slots:
+            delta[slot.at].copy_(slot.read())
+            torch.sub(slot.rounded(self.anchor), delta[slot.at], out=delta[slot.at])
+        self._clear_padding(delta)
+
+    def _clear_padding(self, values: torch.Tensor) -> None:
+        end = 0
+        for slot in self.slots:
+            values[end:slot.start].zero_()
+            end = slot.start + slot.length
+        values[end:self.n_elems].zero_()
+
+    # ---- the outer step ----
+
+    def apply(self, flight: Flight, is_now: bool) -> None:
+        """Of what arrived. is_now: the parameters are as they were at begin() and become the base, the same bits everywhere. Otherwise
+        what they did meanwhile stays in them, and the next delta has it."""
+        mean = flight.mean[:self.n_elems]
+        old = [] if is_now else [slot.rounded(self.anchor).clone() for slot in self.slots]
+        if self.outer.momentum:
+            self.velocity.mul_(self.outer.momentum).add_(mean)
+            mean.add_(self.velocity * self.outer.momentum)
+        self.anchor.sub_(mean.mul_(self.outer.lr) if self.outer.lr != 1 else mean)
+        news = mean  # from here on what is put into the parameters, or added to them
+        for i, slot in enumerate(self.slots):
+            base = slot.rounded(self.anchor)
+            news[slot.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[slot.at]))
+        if self._gatherer is not None:
+            self._gatherer.run(news, self._gathered.view(-1))
+        rows = news.view(1, -1) if self._gatherer is None else self._gathered
+        for slot in self.slots:
+            local = slot.trained.local()
+            values = rows[:, slot.start:slot.start + slot.room].reshape(-1)[:local.numel()].view(local.shape).to(local.device)
+            local.copy_(values if is_now else local.float().add_(values))
+
+    # ---- residuals ----
+
+    def copy_residual(self, target: torch.Tensor) -> None:
+        """(n,); zeros where nothing is fed back. Not while it is under way."""
+        for part, reducer in zip(self.parts, self.reducers):
+            residual = reducer.residual()
+            target[part.at].zero_() if residual is None else target[part.at].copy_(residual)
+
+    def set_residual(self, values: torch.Tensor) -> None:
+        for part, reducer in zip(self.parts, self.reducers):
+            if reducer.residual() is not None:
+                reducer.set_residual(values[part.at])
+
+    def decay_residual(self, factor: float) -> None:
+        for reducer in self.reducers:
+            if reducer.residual() is not None:
+                reducer.scale_residual(factor)
+
+    def checksum(self) -> int:
+        """Of the anchor's bits."""
+        return _crc(self.anchor)
+
+    def close(self) -> None:
+        for reducer in self.reducers:
+            reducer.close()
+        self.reducers = []
+        if self._gatherer is not None:
+            self._gatherer.close()
+            self._gatherer = None
+
+
+def _crc(values: torch.Tensor) -> int:
+    n_bytes = values.numel() * values.element_size()
+    return zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr())) if n_bytes else 0
+
+
+def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site) -> tuple[list[Slot], list[Part], int]:
+    """Compressed parameters first, a part for each; then the dense ones, all in one part."""
+    slots: list[Slot] = []
+    parts: list[Part] = []
+    multiple, at = 16 * site.n_sites, 0
+    for kind in ("compressed", "dense"):
+        begin, n_real = at, 0
+        for one in trained:
+            n = one.local().numel()
+            if kinds[one.name] != kind or n == 0:
+                continue
+            room = -(-n // site.n_slices)
+            first = min(n, site.slice * room)
+            slots.append(Slot(one, kind, at, first, min(room, n - first), room))
+            n_real += slots[-1].length
+            at += room
+            if kind == "compressed":
+                at = begin + -(-(at - begin) // multiple) * multiple
+                parts.append(Part(kind, begin, at - begin, n_real))
+                begin, n_real = at, 0
+        if at > begin:
+            at = begin + -(-(at - begin) // multiple) * multiple
+            parts.append(Part(kind, begin, at - begin, n_real))
+    return slots, parts, at
+
+
+def cut(sizes: Sequence[int], n: int) -> list[range]:
+    """Neighbours together, in n ranges of about the same sum, none of them empty. n is at most len(sizes)."""
+    total, done, at = sum(sizes), 0, 0
+    ranges = []
+    for i in range(n):
+        begin = at
+        most = len(sizes) - (n - i - 1)
+        while at < most and (at == begin or i == n - 1 or (done + sizes[at] / 2) * n <= (i + 1) * total):
+            done += sizes[at]
+            at += 1
+        ranges.append(range(begin, at))
+    return ranges
