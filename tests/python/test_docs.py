@@ -149,7 +149,7 @@ def model(take):
         return tiny_gpt2()
     torch.manual_seed(7)
     made = Model()
-    if "fully_shard(" not in take.text:
+    if not re.search(r"fully_shard\(|LocalSteps\(", take.text):
         for layer in made.layers:
             take("fully_shard")(layer)
         take("fully_shard")(made)
@@ -212,8 +212,14 @@ def wandb(take):
     return types.SimpleNamespace(log=log)
 
 
+@provides
+def batches(take):
+    return torch.randn(31, 4, 64, generator=torch.Generator().manual_seed(take.rank))
+
+
 PROVIDED |= {"torch": lambda take: torch, "dist": lambda take: dist, "nn": lambda take: nn, "lr": lambda take: 1e-3,
-             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1}  # fmt: skip
+             "n_hosts": lambda take: take.world_size, "ranks_per_host": lambda take: 1, "n_sites": lambda take: take.world_size,
+             "ranks_per_site": lambda take: 1}  # fmt: skip
 
 
 # ---- loops that others own ----
@@ -321,6 +327,23 @@ def trains(take, names):
     if "handle" in names:
         stats = names["handle"].stats()
         assert stats["n_units"] >= 1 and 0 < stats["bits_per_param"] < 12, stats
+
+
+@after("LocalSteps(")
+def takes_local_steps(take, names):
+    """What the snippet does not do itself is done here: 30 steps, and whatever is exchanged comes to the same on both."""
+    handle = names["handle"]
+    for step in range(handle.n_steps, 30):
+        names["optimizer"].zero_grad()
+        backward(names["model"], take.rank, step)
+        names["optimizer"].step()
+    handle.synchronize()
+    assert handle.n_rounds >= 2 and 0 < handle.stats()["bits_per_param"] < 3, handle.stats()
+    values = torch.cat([p.detach().full_tensor().flatten() if hasattr(p, "full_tensor") else p.detach().flatten() for p in names["model"].parameters()])
+    everyone = [torch.empty_like(values) for _ in range(take.world_size)]
+    dist.all_gather(everyone, values)
+    assert torch.equal(everyone[0], everyone[1])
+    handle.close()
 
 
 @after("param_groups")
