@@ -55,7 +55,7 @@ def save(handle: LocalSteps) -> dict[str, Any]:
                 for kind, named in tensors.items():
                     if kind != "residual" or slot.kind == "compressed":
                         named[slot.trained.name] = sources[kind][slot.at].clone()
-        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps + 1, "rounds": handle.n_rounds,
+        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "rounds": handle.n_rounds,
                  "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
                  "begun": {str(index): flight.step for index, flight in flights.items()}}
         return {f"rank{dist.get_rank()}": {"about": json.dumps(about), **tensors}}
