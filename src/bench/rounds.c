@@ -11,7 +11,6 @@
 #include "data/data.h"
 #include "exchange/volume.h"
 #include "files/paths.h"
-#include "fsdp/learning_rate.h"
 #include "launch/busy.h"
 #include "launch/human.h"
 #include "launch/over_ranks.h"
@@ -304,8 +303,8 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
                               .n_micro_steps = plan->options.train.accumulate,
                               .next_batch = next_batch,
                               .context = t};
-    double loss, lr = tagc_learning_rate_cosine(++t->step, (uint64_t)options->warmup,
-                                                (uint64_t)options->steps, options->lr, options->min_lr);
+    tagc_learning_rate rate = tagc_train_learning_rate(options, 0);
+    double loss, lr = tagc_learning_rate_at(&rate, ++t->step);
     TAGC_TRY(tagc_training_step(&training, lr, &loss, stats, busy));
     double end_s = tagc_clock_s();
     t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;

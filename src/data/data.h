@@ -41,6 +41,10 @@ void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
 const char *tagc_tokens_path(const tagc_tokens *tokens);
 uint64_t tagc_tokens_n(const tagc_tokens *tokens);
 
+/* A hash of the number of tokens and of 1,024 pieces of the file at even distances (of all of it where it is small): equal files have equal ones, and a
+ * file of other text has another one. */
+uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens);
+
 uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n_tokens */
 
 /* out (n) = tokens [first, first + n). A token that is not below vocab_size (1 to 2^31 - 1) is

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 struct tagc_tokens {
     char *path;
@@ -81,6 +82,18 @@ const char *tagc_tokens_path(const tagc_tokens *tokens) {
 
 uint64_t tagc_tokens_n(const tagc_tokens *tokens) {
     return tokens->info.n_tokens;
+}
+
+uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens) {
+    enum { PIECES = 1024, PIECE_BYTES = 4096 };
+    const uint8_t *data = tokens->map + tokens->info.first_byte;
+    size_t n_bytes = (size_t)tokens->info.n_tokens * (size_t)tokens->info.token_bytes;
+    uint64_t hash = XXH3_64bits_withSeed(&tokens->info.n_tokens, sizeof tokens->info.n_tokens,
+                                         (XXH64_hash_t)tokens->info.token_bytes);
+    if (n_bytes <= (size_t)PIECES * PIECE_BYTES) return XXH3_64bits_withSeed(data, n_bytes, hash);
+    size_t stride = (n_bytes - PIECE_BYTES) / (PIECES - 1);
+    for (size_t i = 0; i < PIECES; i++) hash = XXH3_64bits_withSeed(data + i * stride, PIECE_BYTES, hash);
+    return hash;
 }
 
 uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index) {

@@ -1,12 +1,24 @@
-/* Learning rate by step. */
+/* The learning rate of each step. */
 #ifndef TAGC_FSDP_LEARNING_RATE_H
 #define TAGC_FSDP_LEARNING_RATE_H
 
 #include <stdint.h>
 
-/* Rises linearly over the first n_warmup steps to max_lr (reached at step n_warmup), then falls along half a
- * cosine to min_lr at step n_steps, and stays there. Steps count from 0. */
-double tagc_learning_rate_cosine(uint64_t step, uint64_t n_warmup, uint64_t n_steps, double max_lr,
-                                 double min_lr);
+typedef enum tagc_schedule {
+    TAGC_SCHEDULE_COSINE = 0, /* half a cosine */
+    TAGC_SCHEDULE_WSD = 1     /* warm-up, stable, decay: a straight line over the last n_decay steps */
+} tagc_schedule;
+
+typedef struct tagc_learning_rate {
+    tagc_schedule schedule; /* how it falls from `highest` to `last` after the warm-up */
+    uint64_t n_warmup;      /* steps of a straight line from 0 to `highest` */
+    uint64_t n_decay;
+    uint64_t n_steps;
+    double highest;
+    double last; /* of step n_steps and later ones */
+} tagc_learning_rate;
+
+/* Of step 1, 2, ..., n_steps. Never 0 unless `last` is. */
+double tagc_learning_rate_at(const tagc_learning_rate *rate, uint64_t step);
 
 #endif

@@ -68,6 +68,7 @@ LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
       "compressed gradients with --sparsity above 0.75" HERE)
 LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
       "compressed gradients with --sparsity above 0" HERE)
+LACKS(lacks_wsd, o->schedule == TAGC_SCHEDULE_WSD, "--schedule wsd" HERE)
 LACKS(lacks_fork, o->schedule_from == 0 || o->fork || o->resume, "--fork" HERE)
 LACKS(lacks_trace, o->trace != NULL, "--trace" HERE)
 LACKS(lacks_out, o->out != NULL, "--out" HERE)
@@ -122,11 +123,16 @@ static const tagc_option rows[] = {
     {INT(NULL, "accumulate", FREE, accumulate, 1, 65536, NULL, "1", "micro-steps per optimizer step")},
     {INT(NULL, "seed", FIXED, seed, 0, 4294967295.0, NULL, "0", "of the initial weights and the order of the data")},
 
-    {REAL("Optimizer (AdamW, cosine schedule)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate")},
+    {REAL("Optimizer (AdamW)", "lr", FREE, lr, 0, 10, NULL, "6e-4", "highest learning rate")},
     {REAL(NULL, "min-lr", FREE, min_lr, 0, 10, NULL, "6e-5", "learning rate at the last step")},
     {INT(NULL, "warmup", FREE, warmup, 0, 1000000000, NULL, "100", "steps in which the learning rate rises to --lr")},
+    {CHOICE(NULL, "schedule", FREE, schedule, "cosine|wsd", "cosine",
+           "learning rate after the warm-up: half a cosine from --lr to --min-lr; or --lr, and in the last --decay-steps a straight line to"
+           " --min-lr (warm-up, stable, decay)")},
+    {INT(NULL, "decay-steps", FREE, decay_steps, 0, 1000000000, "tenth", "tenth",
+        "last steps, in which the learning rate falls; tenth: a tenth of --steps"), .lacks = lacks_wsd},
     {CHOICE(NULL, "schedule-from", FREE, schedule_from, "start|fork", "start",
-           "where warm-up and cosine begin: at step 0, so that a fork with the options of its origin goes on along the same"
+           "where the warm-up and the schedule begin: at step 0, so that a fork with the options of its origin goes on along the same"
            " curve, or at the fork; either ends at --steps. A constant rate: --min-lr equal to --lr"), .lacks = lacks_fork},
     {REAL(NULL, "weight-decay", FREE, weight_decay, 0, 10, NULL, "0.1", "of matrices; norms and biases have none")},
     {REAL(NULL, "beta1", FREE, beta1, 0, 0.999999, NULL, "0.9", "decay of the first moment")},
@@ -317,6 +323,16 @@ static void set_paper(const tagc_train_options *options, tagc_paper_options *out
     out->cells = options->cells;
     out->unpeeled = options->unpeeled;
     out->seed = (uint64_t)options->seed;
+}
+
+tagc_learning_rate tagc_train_learning_rate(const tagc_train_options *options, uint64_t from) {
+    uint64_t n_steps = (uint64_t)options->steps - from, n_decay = (uint64_t)options->decay_steps;
+    return (tagc_learning_rate){.schedule = options->schedule,
+                                .n_warmup = (uint64_t)options->warmup,
+                                .n_decay = n_decay > 0 ? n_decay : (n_steps + 9) / 10,
+                                .n_steps = n_steps,
+                                .highest = options->lr,
+                                .last = options->min_lr};
 }
 
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) {

@@ -3,6 +3,7 @@
 #define TAGC_OPTIONS_TRAIN_OPTIONS_H
 
 #include "fsdp/fsdp.h"
+#include "fsdp/learning_rate.h"
 #include "gpt2/gpt2.h"
 #include "options/options.h"
 
@@ -14,7 +15,9 @@ typedef struct tagc_train_options {
     const char *model, *init_from;
     int64_t n_layer, n_head, n_embd, block_size, vocab_size; /* 0: the preset's */
     int tied;                                                /* 0 the preset's, 1 yes, 2 no */
-    int64_t batch_size, seq_len, accumulate, steps, warmup, seed;
+    int64_t batch_size, seq_len, accumulate, steps, warmup, decay_steps,
+        seed;     /* decay_steps 0: a tenth of the steps */
+    int schedule; /* tagc_schedule */
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
     const char *preset;
     int sharding, wrap, gather, exchange_each_micro_step;
@@ -57,6 +60,9 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
 
 /* The shape in the config.json beside --init-from, where there is one, for what is not given of the shape. */
 tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options);
+
+/* Of the steps behind step `from`, counted from there. */
+tagc_learning_rate tagc_train_learning_rate(const tagc_train_options *options, uint64_t from);
 
 /* Options of the engine, resolved. */
 void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out);

@@ -32,15 +32,16 @@ static void show(tagc_progress *progress, const tagc_step_report *last) {
     int left_s = (int)(total / n * (double)(progress->n_steps - last->step));
     if (last->step < progress->n_steps)
         snprintf(left, sizeof left, "  %d:%02d left", left_s / 60, left_s % 60);
-    snprintf(
-        line, sizeof line,
-        "step %*llu/%llu  loss %.4f%s  %s tok/s  compute %2.0f %%  exposed gather %2.0f %%, reduce %2.0f %%"
-        "  optimizer %2.0f %%  %.2f bits/param%s",
-        progress->n_steps >= 10000 ? 6 : 4, (unsigned long long)last->step,
-        (unsigned long long)progress->n_steps, last->loss, left,
-        tagc_human(total > 0 ? (double)progress->n_tokens / total : 0, rate), progress->compute_s * share,
-        progress->gather_s * share, progress->reduce_s * share, progress->optimizer_s * share,
-        progress->bits / n, last->stats.skipped ? "  SKIPPED: gradient not finite" : "");
+    snprintf(line, sizeof line,
+             "step %*llu/%llu  loss %.4f  lr %.2e  grad norm %.3g%s  %s tok/s  compute %2.0f %%  exposed "
+             "gather %2.0f %%, reduce %2.0f %%"
+             "  optimizer %2.0f %%  %.2f bits/param%s",
+             progress->n_steps >= 10000 ? 6 : 4, (unsigned long long)last->step,
+             (unsigned long long)progress->n_steps, last->loss, last->lr, last->stats.grad_norm, left,
+             tagc_human(total > 0 ? (double)progress->n_tokens / total : 0, rate),
+             progress->compute_s * share, progress->gather_s * share, progress->reduce_s * share,
+             progress->optimizer_s * share, progress->bits / n,
+             last->stats.skipped ? "  SKIPPED: gradient not finite" : "");
     if (progress->is_terminal)
         printf("\r\033[K%.*s", n_columns(progress), line);
     else

@@ -2,7 +2,6 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "fsdp/checkpoint.h"
-#include "fsdp/learning_rate.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
@@ -85,9 +84,8 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
                               .next_batch = next_batch,
                               .context = t};
     uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
-    report->lr =
-        tagc_learning_rate_cosine(t->step + 1 - from, (uint64_t)t->options.warmup,
-                                  (uint64_t)t->options.steps - from, t->options.lr, t->options.min_lr);
+    tagc_learning_rate rate = tagc_train_learning_rate(&t->options, from);
+    report->lr = tagc_learning_rate_at(&rate, t->step + 1 - from);
     TAGC_TRY(tagc_training_step(&training, report->lr, &report->loss, &report->stats, &report->busy));
     report->step = ++t->step;
     report->world_size = t->rank->world_size;

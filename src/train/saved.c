@@ -1,6 +1,7 @@
 /* The command's part of a checkpoint, as JSON. */
 #include "train/saved.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +119,10 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016" PRIx64, saved->data_hash);
+    json_object_set_new(root, "data_n_tokens", json_integer((json_int_t)saved->data_n_tokens));
+    json_object_set_new(root, "data_hash", json_string(hash));
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     json_decref(root);
     return text;
@@ -145,6 +150,12 @@ static tagc_status read_fields(const json_t *root, tagc_saved *out) {
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
+    const char *hash = json_string_value(json_object_get(root, "data_hash"));
+    if (hash) {
+        TAGC_TRY(read_count(root, "data_n_tokens", (json_int_t)1 << 62, &value));
+        out->data_n_tokens = (uint64_t)value;
+        out->data_hash = strtoull(hash, NULL, 16);
+    }
     json_t *options = json_object_get(root, "options"), *option;
     const char *name;
     if (!json_is_object(options))

@@ -13,11 +13,12 @@ typedef struct tagc_saved {
     uint64_t position; /* of the loader */
     uint64_t n_tokens; /* seen so far */
     int world_size;
-    uint64_t fork_step;   /* where this run left another one; 0: it did not */
-    double best_val_loss; /* infinity before the first evaluation */
-    tagc_guard guard;     /* n_seen is 0 without one; its limits are the options' */
-    char tokenizer[64];   /* of the token file, "" when it does not say */
-    json_t *options;      /* {name: text}; texts of merged options live here */
+    uint64_t fork_step;                /* where this run left another one; 0: it did not */
+    double best_val_loss;              /* infinity before the first evaluation */
+    tagc_guard guard;                  /* n_seen is 0 without one; its limits are the options' */
+    char tokenizer[64];                /* of the token file, "" when it does not say */
+    uint64_t data_n_tokens, data_hash; /* of the training tokens; both 0: a build before saved none */
+    json_t *options;                   /* {name: text}; texts of merged options live here */
 } tagc_saved;
 
 json_t *tagc_saved_model(const tagc_gpt2_config *config);

@@ -76,15 +76,23 @@ static tagc_status open_trace(tagc_trainer *t) {
  * validate. */
 static tagc_status agree_on_data(tagc_trainer *t) {
     typedef struct amounts {
-        uint64_t n_train, n_val;
+        uint64_t n_train, n_val, hash, val_hash;
     } amounts;
     int world_size = t->rank->world_size;
-    amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0};
+    amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0,
+                    tagc_tokens_fingerprint(t->train_tokens),
+                    t->val_tokens ? tagc_tokens_fingerprint(t->val_tokens) : 0};
     amounts *all = calloc((size_t)world_size, sizeof *all);
     if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the data of %d ranks", world_size);
     tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
     for (int rank = 1; status == TAGC_OK && rank < world_size; rank++)
-        if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
+        if (memcmp(&all[rank], &all[0], 2 * sizeof mine.n_train) == 0 &&
+            memcmp(&all[rank], &all[0], sizeof mine) != 0)
+            status = tagc_fail(TAGC_ERR_MISMATCH,
+                               "the data of rank 0 and of rank %d have as many tokens, but other ones; all "
+                               "ranks need the same",
+                               rank);
+        else if (memcmp(&all[rank], &all[0], sizeof mine) != 0)
             status =
                 tagc_fail(TAGC_ERR_MISMATCH,
                           "the data of rank 0 are %llu tokens and %llu for validation, of rank %d %llu and"
@@ -95,12 +103,32 @@ static tagc_status agree_on_data(tagc_trainer *t) {
     return status;
 }
 
-static tagc_status open_data(tagc_trainer *t) {
+/* A resumed run goes on in the middle of its text: another one is what somebody asked for, or a mistake. */
+static tagc_status check_data(tagc_trainer *t, int is_given) {
+    uint64_t n_tokens = tagc_tokens_n(t->train_tokens), hash = tagc_tokens_fingerprint(t->train_tokens);
+    uint64_t n_before = t->saved.data_n_tokens, hash_before = t->saved.data_hash;
+    t->saved.data_n_tokens = n_tokens;
+    t->saved.data_hash = hash;
+    if (!t->options.resume || n_before == 0 || (n_before == n_tokens && hash_before == hash)) return TAGC_OK;
+    if (!is_given)
+        return tagc_fail(
+            TAGC_ERR_MISMATCH,
+            "%s is not the text that the run has trained on: %llu tokens with hash %016llx, it was %llu with"
+            " %016llx; to go on with it, give --data",
+            tagc_tokens_path(t->train_tokens), (unsigned long long)n_tokens, (unsigned long long)hash,
+            (unsigned long long)n_before, (unsigned long long)hash_before);
+    tagc_progress_say(&t->progress, "note: %s is another text than the run has trained on",
+                      tagc_tokens_path(t->train_tokens));
+    return TAGC_OK;
+}
+
+static tagc_status open_data(tagc_trainer *t, const tagc_parsed *parsed) {
     char path[TAGC_PATH_BYTES];
     if (!t->options.data)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
     TAGC_TRY(tagc_path_data(t->options.data, "train.bin", path));
     TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->train_tokens));
+    TAGC_TRY(check_data(t, tagc_options_given(parsed, "data")));
     int has_val = 1;
     if (t->options.val_data)
         TAGC_TRY(tagc_path_data(t->options.val_data, "val.bin", path));
@@ -284,7 +312,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const 
     t->saved.world_size = rank->world_size;
     TAGC_TRY(open_trace(t));
     if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
-    TAGC_TRY(open_data(t));
+    TAGC_TRY(open_data(t, parsed));
     TAGC_TRY(choose_model(t));
     TAGC_TRY(open_batches(t));
     TAGC_TRY(open_out(t, checkpoint));

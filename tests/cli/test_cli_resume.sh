@@ -66,3 +66,16 @@ run 1 train --quiet --out nowhere --resume --ranks 2
 says "nowhere"
 run 1 train --quiet --resume --ranks 2
 says "--resume needs --out"
+
+# Tokens that were made anew under the run are told apart from those it has trained on, also where they are as many.
+cp -r data moved
+run 0 train "${tiny[@]}" --data moved --steps 2 --batch-size 2 --ranks 2 --out text
+run 0 train --quiet --out text --resume --steps 3
+mkdir other-text
+tr a-m n-z <text/a.txt >other-text/a.txt
+run 0 data --quiet --force --out moved other-text
+run 1 train --quiet --out text --resume --steps 4
+says "moved/train.bin is not the text that the run has trained on" "give --data"
+run 0 train --out text --resume --steps 4 --data moved --no-quiet
+grep -q "note: moved/train.bin is another text" out || fail "no note about another text: $(cat out)"
+run 0 train --quiet --out text --resume --steps 5

@@ -83,19 +83,39 @@ static void sums_squares_in_double(void **state) {
     free(x);
 }
 
+static double rate_of(tagc_schedule schedule, uint64_t step, uint64_t n_warmup, uint64_t n_decay,
+                      uint64_t n_steps, double last) {
+    tagc_learning_rate rate = {schedule, n_warmup, n_decay, n_steps, 1.0, last};
+    return tagc_learning_rate_at(&rate, step);
+}
+
+/* Of 100 steps, 20 of them warm-up. */
+static double cosine_at(uint64_t step) {
+    return rate_of(TAGC_SCHEDULE_COSINE, step, 20, 0, 100, 0.1);
+}
+
+static double wsd_at(uint64_t step) {
+    return rate_of(TAGC_SCHEDULE_WSD, step, 20, 10, 100, 0.1);
+}
+
 static void schedule_rises_and_falls(void **state) {
     (void)state;
-    assert_true(tagc_learning_rate_cosine(0, 0, 100, 1.0, 0.1) == 1.0);
-    assert_true(tagc_learning_rate_cosine(0, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_learning_rate_cosine(9, 9, 100, 1.0, 0.1) == 1.0);
-    assert_true(fabs(tagc_learning_rate_cosine(60, 20, 100, 1.0, 0.1) - 0.55) < 1e-12);
-    assert_true(fabs(tagc_learning_rate_cosine(40, 20, 100, 1.0, 0.0) - 0.8535533905932737) < 1e-12);
-    assert_true(tagc_learning_rate_cosine(100, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_learning_rate_cosine(1000000, 9, 100, 1.0, 0.1) == 0.1);
-    assert_true(tagc_learning_rate_cosine(5, 10, 10, 1.0, 0.1) > 0.1); /* all warm-up */
-    for (uint64_t step = 20; step < 110; step++)
-        assert_true(tagc_learning_rate_cosine(step, 20, 100, 1.0, 0.1) >=
-                    tagc_learning_rate_cosine(step + 1, 20, 100, 1.0, 0.1));
+    for (uint64_t step = 1; step <= 20; step++) { /* nanoGPT's: iteration 0 has 1 / (n + 1) */
+        assert_true(fabs(cosine_at(step) - (double)step / 21) < 1e-12);
+        assert_true(wsd_at(step) == cosine_at(step));
+    }
+    assert_true(fabs(cosine_at(40) - (0.1 + 0.9 * 0.8535533905932737)) < 1e-12);
+    assert_true(fabs(cosine_at(60) - 0.55) < 1e-12);
+    assert_true(cosine_at(100) == 0.1 && cosine_at(1000000) == 0.1);
+    for (uint64_t step = 21; step < 110; step++) assert_true(cosine_at(step) >= cosine_at(step + 1));
+    for (uint64_t step = 21; step <= 90; step++) assert_true(wsd_at(step) == 1.0);
+    assert_true(fabs(wsd_at(91) - 0.91) < 1e-12 && fabs(wsd_at(99) - 0.19) < 1e-12 && wsd_at(100) == 0.1);
+    /* No warm-up, all warm-up, and more decay than there are steps behind the warm-up. */
+    assert_true(rate_of(TAGC_SCHEDULE_WSD, 1, 0, 10, 100, 0.1) == 1.0);
+    assert_true(rate_of(TAGC_SCHEDULE_COSINE, 1, 0, 0, 100, 0.1) > 0.999);
+    assert_true(fabs(rate_of(TAGC_SCHEDULE_COSINE, 5, 10, 0, 10, 0.1) - 5.0 / 11) < 1e-12);
+    assert_true(fabs(rate_of(TAGC_SCHEDULE_WSD, 60, 20, 500, 100, 0.1) - 0.55) < 1e-12);
+    assert_true(rate_of(TAGC_SCHEDULE_COSINE, 1, 0, 0, 1, 0.1) == 0.1); /* one step is the last */
 }
 
 int main(void) {
