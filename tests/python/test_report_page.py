@@ -118,6 +118,16 @@ def test_timeline_of_many_spans():
     assert last == pytest.approx(80.009, abs=0.05)
 
 
+def test_every_row_of_a_timeline_has_its_name():
+    report = inputs.read_report([files.SEED_FILES[4]])
+    (drawing,) = figures.find("timeline").draw(report, None)
+    names = [param["value"] for param in drawing.spec()["params"] if param["name"] == "labels"][0]
+    svg = pictures.render([drawing], figures.find("timeline"), False)
+    shown = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    for name in {name for name in names if name}:
+        assert shown.count(name) == names.count(name), name
+
+
 def test_window_by_name():
     report = inputs.read_report([files.SEED_FILES[4]])
     assert {span["u"] for span in draw(report, "window", ["h.1", "h.2"])["spans"] if span["k"] == "backward"} <= {"h.1", "h.2"}

@@ -114,7 +114,8 @@ def _draw(report: Report, is_all: bool) -> style.Drawing | None:
         band = {}
     layers.append(alt.Chart(style.data("edge")).mark_line(interpolate="step-after", color=style.LINES[2], strokeWidth=1.2, opacity=0.6, clip=True)
                   .encode(x=x, y=y))  # fmt: skip
-    layers.append(alt.Chart(style.data("whiskers")).transform_filter(hidden).mark_rule(clip=True, strokeWidth=1.2).encode(x=x, y=alt.Y("a:Q"), y2="b:Q"))
+    if whiskers:
+        layers.append(alt.Chart(style.data("whiskers")).transform_filter(hidden).mark_rule(clip=True, strokeWidth=1.2).encode(x=x, y=alt.Y("a:Q"), y2="b:Q"))
     layers.append(alt.Chart(style.data("points")).transform_filter(hidden).mark_point(filled=True, size=70, opacity=1, clip=True).encode(
         x=x, y=y, color=color, tooltip=[alt.Tooltip("n:N", title="arm"), alt.Tooltip("g:N", title="loss"), alt.Tooltip("b:N", title="bits")]))
     layers.append(alt.Chart(style.data("names")).transform_filter(hidden).mark_text(

@@ -68,7 +68,7 @@ def _lines(report: Report, is_over_rate: bool) -> style.Drawing | None:
     color = style.arm_color(arms, [style.line_color(report.color(arm)) for arm in arms])
     dashes = alt.StrokeDash("arm:N", sort=None, title=None, scale=alt.Scale(domain=arms, range=[style.dash(report.color(arm)) for arm in arms]))
     values = sorted({row["x"] for row in rows})
-    x = alt.X("x:Q", title=title, scale=alt.Scale(type="log", nice=False, domain=[values[0] / 1.15, values[-1] * 1.15]), axis=alt.Axis(values=values, format="~g", labelOverlap="greedy"))
+    x = alt.X("x:Q", title=title, scale=alt.Scale(type="log", nice=False, domain=[values[0] / 1.15, values[-1] * 1.15]), axis=alt.Axis(values=values, tickCount=len(values), format="~g", labelOverlap="greedy"))
     most = max(row["y"] for row in rows + dots)
     y = alt.Y("y:Q", title="time of an optimizer step (s)", scale=alt.Scale(domain=[0, 1.05 * most], nice=False))
 
@@ -81,6 +81,7 @@ def _lines(report: Report, is_over_rate: bool) -> style.Drawing | None:
         alt.Chart(style.data("measured")).transform_filter(shown).mark_point(filled=False, shape="diamond", size=110, strokeWidth=2, clip=True)
         .encode(x=x, y=y, color=color, tooltip=tip("measured")),
     ]  # fmt: skip
+    layers = layers if dots else layers[:2]
     layers[0] = layers[0].add_params(shown, style.zoom_param(["x", "y"])).properties(name="lines")
     drawn = alt.layer(*layers).properties(width=style.WIDTH, height=440, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
     return style.Drawing(drawn, {"lines": rows, "measured": dots})

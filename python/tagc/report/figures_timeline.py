@@ -102,7 +102,8 @@ def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | N
     met = [name for name, _ in _LOOKS if any(span["k"] == name for span in rows.spans)]
     hidden = style.legend_param("shown", "k", met)
     x = alt.X("a:Q", title=f"time ({unit})", scale=alt.Scale(domain=[0, length_s / scale], nice=False), axis=alt.Axis(grid=False))
-    axis = alt.Axis(values=list(range(n)), labelExpr="labels[datum.value]", domain=False, ticks=False, grid=False, title=None, labelPadding=6, labelOverlap=False)
+    named = [row for row, label in enumerate(rows.labels) if label]
+    axis = alt.Axis(values=named, tickCount=len(named), labelExpr="labels[datum.value]", domain=False, ticks=False, grid=False, title=None, labelPadding=6, labelOverlap=False)
     y = alt.Y("y:Q", axis=axis, scale=alt.Scale(domain=[n - 0.5, -0.5], nice=False, zero=False))
     color = alt.Color("k:N", title=None, sort=None, legend=alt.Legend(columns=style.columns(met), symbolType="square"),
                       scale=alt.Scale(domain=met, range=[_COLORS[name] for name in met]))

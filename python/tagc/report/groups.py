@@ -139,3 +139,6 @@ def finish(report: Report) -> None:
             result.part_s[:other] = [max(part, 0.0) if math.isfinite(part) else part for part in result.part_s[:other]]
             if result.total_s.n:
                 result.part_s[other] = max(result.total_s.middle - sum(part for part in result.part_s[:other] if math.isfinite(part)), 0.0)
+    # Runs have the first colours: eight differ, and lines of runs need them most.
+    names = [group.name for group in report.groups] + list(report.names)
+    report.names = {name: color for color, name in enumerate(dict.fromkeys(names))}
