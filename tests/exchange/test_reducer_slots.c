@@ -95,9 +95,10 @@ static int same_residual(both *b) {
 
 /* ---- collectives ---- */
 
-static void seal_again(char *slot) {
+static void seal_again(char *slot, size_t stride) {
     tagc_slot_header *header = (tagc_slot_header *)(void *)slot;
-    if (header->body_bytes < 1 << 20)
+    if (header->body_bytes <=
+        stride - TAGC_SLOT_HEADER_BYTES) /* a sum of what is not there would fit nothing */
         header->body_sum = tagc_slot_sum((const uint8_t *)(header + 1), header->body_bytes);
     header->sum = tagc_slot_header_sum(header);
 }
@@ -114,7 +115,7 @@ static void do_harm(both *b, char *slots, size_t stride) {
     if (t->harm == HARM_SWAPPED) memcpy(slot, slots, stride);
     if (t->harm == HARM_LENGTH) header->body_bytes = stride + t->bit % 1000;
     if (t->harm == HARM_VALUES) memset(header + 1, 0xff, header->body_bytes);
-    if (t->harm == HARM_LENGTH || t->harm == HARM_VALUES) seal_again(slot);
+    if (t->harm == HARM_LENGTH || t->harm == HARM_VALUES) seal_again(slot, stride);
 }
 
 /* Every rank's `from` (n_slots, stride) to all; slot q of mine is what rank q meant for me. */
