@@ -14,10 +14,13 @@ extern void blas_memory_free(void *buffer) __attribute__((weak));
 enum { MAX_BUFFERS = 64, MAX_THREADS = 256 };
 static const size_t buffer_bytes = (size_t)128 << 20; /* and what comes with it */
 
+static const char restarted[] = "TAGC_BLAS_RESTARTED"; /* set where the number of threads is not the user's */
+
 void tagc_blas_without_workers(char **argv) {
     char path[4096];
     ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1); /* by its own name, which ps shows */
-    if (n <= 0 || getenv("OPENBLAS_NUM_THREADS") || setenv("OPENBLAS_NUM_THREADS", "1", 0) != 0) return;
+    if (n <= 0 || getenv("OPENBLAS_NUM_THREADS")) return;
+    if (setenv("OPENBLAS_NUM_THREADS", "1", 0) != 0 || setenv(restarted, "1", 1) != 0) return;
     path[n] = '\0';
     execv(path, argv);
 }
@@ -32,6 +35,8 @@ static int has_room(size_t n_bytes) {
 /* A launcher that binds a process to some processors has divided them already. */
 static int share_of_processors(int n_ranks) {
     cpu_set_t set;
+    const char *asked = getenv(restarted) ? NULL : getenv("OPENBLAS_NUM_THREADS");
+    if (asked && atoi(asked) > 0) return atoi(asked) < MAX_THREADS ? atoi(asked) : MAX_THREADS;
     int n_all = (int)sysconf(_SC_NPROCESSORS_ONLN);
     int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : n_all;
     if (n >= n_all) n = n_all / n_ranks;

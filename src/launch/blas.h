@@ -9,7 +9,7 @@
  * as it is loaded. Returns where that has been done or cannot be done. */
 void tagc_blas_without_workers(char **argv);
 
-/* Before the first product: n_threads threads for each (0: the processors that this process may use, or its share of them where
+/* Before the first product: n_threads threads for each (0: OPENBLAS_NUM_THREADS where the user set it, else the processors that this process may use, or its share of them where
  * n_ranks ranks of this host may use all), and a buffer for each of n_callers threads at once. TAGC_ERR_MEMORY where the address space
  * does not suffice. */
 tagc_status tagc_blas_prepare(int n_callers, int n_ranks, int n_threads);

@@ -218,7 +218,7 @@ static const tagc_option rows[] = {
     {REAL(NULL, "timeout", FREE, timeout, 0.001, 1e6, NULL, "120", "seconds after which a silent peer counts as dead")},
     {INT(NULL, "codec-threads", LOCAL, codec_threads, 1, 256, NULL, "1", "threads that compress, per rank")},
     {INT(NULL, "blas-threads", LOCAL, blas_threads, 1, 256, "auto", "auto",
-        "threads of a matrix product, per process; auto: the processors of this host, divided by its ranks. Results may depend on it in"
+        "threads of a matrix product, per process; auto: OPENBLAS_NUM_THREADS, else the processors of this host, divided by its ranks. Results may depend on it in"
         " the last bits; a checkpoint records it")},
 
     {TEXT("The run", "out", RUN, out, NULL, NULL, "DIR",

@@ -41,6 +41,9 @@ says() {
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none
 
+# One thread for products: tests run side by side, and thread sanitizers do not see how OpenBLAS synchronises its own.
+export OPENBLAS_NUM_THREADS=1
+
 has_mpirun() {
     command -v mpirun >/dev/null && "$tagc" version | grep -q 'with MPI'
 }
@@ -82,4 +85,4 @@ near_losses() {
 }
 
 # A tiny run: quick, but with every part of a real one.
-tiny=(--data data --model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --eval-every 3 --eval-batches 2 --blas-threads 1 --quiet)
+tiny=(--data data --model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --eval-every 3 --eval-batches 2 --quiet)

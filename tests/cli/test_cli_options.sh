@@ -163,6 +163,19 @@ grep -q "^gradients: direct int2, sparsity 95 %" out || fail "two ranks: $(cat o
 run 0 train "${tiny[@]}" --ranks 2 --steps 1 --no-quiet --sparsity 1
 grep -q "^note: --sparsity 1 never sends" out || fail "no word about --sparsity 1: $(cat out)"
 
+# Threads of a product: what is given, what the environment says, this rank's share of the processors.
+threads() { # <number> <tagc's options>...
+    local wanted=$1
+    shift
+    run 0 train "${tiny[@]}" --ranks 1 --steps 1 --out "threads-$wanted" "$@"
+    grep -qF "\\\"blas-threads\\\":\\\"$wanted\\\"" "threads-$wanted"/step-*/manifest.json || fail "not $wanted threads"
+    rm -r "threads-$wanted"
+}
+threads 1
+threads 3 --blas-threads 3
+OPENBLAS_NUM_THREADS=2 threads 2
+[ "$sanitized" = yes ] || (unset OPENBLAS_NUM_THREADS && threads "$(nproc)") || exit 1
+
 # Weights tell their shape.
 run 0 export --from preset --out exported
 run 0 train --data data --init-from exported/model.safetensors --steps 1 --no-quiet --batch-size 2
