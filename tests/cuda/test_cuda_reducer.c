@@ -285,6 +285,8 @@ static void test_share_memory(void **state) {
 
 /* ---- what is refused, and a rank that leaves ---- */
 
+static pthread_barrier_t step_is_over; /* on all ranks: one that is still in it would hear of the abort */
+
 static void rank_leaves(rank_run *run) {
     trial *t = run->shared;
     side own = {0};
@@ -294,6 +296,7 @@ static void rank_leaves(rank_run *run) {
     run_step(run, t, &own, &b, 0);
     fill_gradient(t, run, 1, b.gradient);
     CHECK(run, write_to(&own, own.gradient, b.gradient, (size_t)t->options.n_elems));
+    pthread_barrier_wait(&step_is_over);
     if (run->rank == 0)
         tagc_comm_abort(run->comm, "rank 0 has had enough");
     else
@@ -334,7 +337,9 @@ static void rank_is_refused(rank_run *run) {
 static void test_failures(void **state) {
     (void)state;
     trial t = make_trial(4, 3, 500);
+    pthread_barrier_init(&step_is_over, NULL, 3);
     run_trial(&t, 3, rank_leaves, FAKE_EAGER);
+    pthread_barrier_destroy(&step_is_over);
     t = make_trial(5, 2, 32); /* 64 values */
     t.options.output = TAGC_OUTPUT_SHARD;
     run_trial(&t, 2, rank_is_refused, FAKE_EAGER);
