@@ -7,13 +7,8 @@ static tagc_status make_order(tagc_fsdp *f) {
     TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->tables.n_units, f->tables.n_slots,
                                f->tables.backward_order, &f->order));
     for (int i = 0; i < f->tables.n_units; i++) {
-        const tagc_unit *u = &f->tables.units[i];
-        f->order.units[i] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
-                                              .n_uses = u->n_uses,
-                                              .n_tensors = u->n_tensors,
-                                              .spans = u->spans,
-                                              .slot = u->slot,
-                                              .gradient_slot = u->gradient_slot};
+        tagc_layout_unit unit = tagc_fsdp_unit_layout(&f->tables.units[i]);
+        tagc_order_set_unit(&f->order, i, &unit);
     }
     return TAGC_OK;
 }

@@ -25,6 +25,15 @@ tagc_status tagc_order_create(const tagc_order_calls *calls, void *context, cons
     return TAGC_OK;
 }
 
+void tagc_order_set_unit(tagc_gather_order *o, int unit, const tagc_layout_unit *u) {
+    o->units[unit] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
+                                       .n_uses = u->n_uses,
+                                       .n_tensors = u->n_tensors,
+                                       .spans = u->spans,
+                                       .slot = u->slot,
+                                       .gradient_slot = u->gradient_slot};
+}
+
 void tagc_order_destroy(tagc_gather_order *o) {
     free(o->units);
     free(o->holders);

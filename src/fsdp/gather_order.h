@@ -5,12 +5,13 @@
 #define TAGC_FSDP_GATHER_ORDER_H
 
 #include "fsdp/fsdp.h"
+#include "fsdp/layout.h"
 
 typedef enum tagc_pass { TAGC_PASS_FORWARD = 0, TAGC_PASS_BACKWARD = 1, TAGC_PASS_NONE = 2 } tagc_pass;
 typedef enum tagc_residency { TAGC_ABSENT = 0, TAGC_COMING = 1, TAGC_PRESENT = 2 } tagc_residency;
 
 typedef struct tagc_order_unit {
-    /* set by the caller when the order is made */
+    /* as in the layout */
     int position[2]; /* in the order of the forward and of the backward pass */
     int n_uses;      /* expected in a forward pass */
     int n_tensors;
@@ -64,9 +65,10 @@ typedef struct tagc_gather_order {
     int n_open;                    /* units that are not finished in this pass */
 } tagc_gather_order;
 
-/* The caller fills in the first part of each of out->units. On failure nothing is left behind. */
+/* Before the first pass the caller sets each unit. On failure nothing is left behind. */
 tagc_status tagc_order_create(const tagc_order_calls *calls, void *context, const tagc_fsdp_options *options,
                               int n_units, int n_slots, const int *backward_order, tagc_gather_order *out);
+void tagc_order_set_unit(tagc_gather_order *order, int unit, const tagc_layout_unit *layout);
 void tagc_order_destroy(tagc_gather_order *order);
 
 /* Parameters go when their unit is done. */

@@ -13,6 +13,7 @@
 #define TAGC_FSDP_TABLES_H
 
 #include "fsdp/fsdp.h"
+#include "fsdp/layout.h"
 
 /* Where a tensor lies, and which part of it this rank owns: elements [first, first + n) of the tensor are
  * elements [at, at + n) of the owned part of the flat. */
@@ -52,6 +53,9 @@ typedef struct tagc_unit {
     uint64_t n_padded;
     int n_exchanged; /* in this step */
 } tagc_unit;
+
+/* What others may know of it. */
+tagc_layout_unit tagc_fsdp_unit_layout(const tagc_unit *unit);
 
 typedef struct tagc_slot {
     float *values;

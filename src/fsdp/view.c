@@ -5,6 +5,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+tagc_layout_unit tagc_fsdp_unit_layout(const tagc_unit *u) {
+    tagc_layout_unit out = {.first_flat = u->first_flat,
+                            .n_flats = u->n_flats,
+                            .n_tensors = u->n_tensors,
+                            .n_uses = u->n_uses,
+                            .spans = u->spans,
+                            .position = {u->position[0], u->position[1]},
+                            .slot = u->slot,
+                            .gradient_slot = u->gradient_slot,
+                            .n_padded = u->n_padded};
+    memcpy(out.name, u->name, sizeof u->name);
+    return out;
+}
+
 static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
     size_t n_tensors = (size_t)f->tables.n_tensors, n_units = (size_t)f->tables.n_units,
            n_flats = (size_t)f->tables.n_flats;
@@ -26,19 +40,7 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d tensors", f->tables.n_tensors);
     for (int i = 0; i < f->tables.n_tensors; i++) out->unit_of_tensor[i] = f->tables.places[i].unit;
     memcpy(out->backward_order, f->tables.backward_order, n_units * sizeof *out->backward_order);
-    for (int i = 0; i < f->tables.n_units; i++) {
-        const tagc_unit *u = &f->tables.units[i];
-        out->units[i] = (tagc_layout_unit){.first_flat = u->first_flat,
-                                           .n_flats = u->n_flats,
-                                           .n_tensors = u->n_tensors,
-                                           .n_uses = u->n_uses,
-                                           .spans = u->spans,
-                                           .position = {u->position[0], u->position[1]},
-                                           .slot = u->slot,
-                                           .gradient_slot = u->gradient_slot,
-                                           .n_padded = u->n_padded};
-        memcpy(out->units[i].name, u->name, sizeof u->name);
-    }
+    for (int i = 0; i < f->tables.n_units; i++) out->units[i] = tagc_fsdp_unit_layout(&f->tables.units[i]);
     out->paper = f->options.paper;
     for (int i = 0; i < f->tables.n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];

@@ -213,15 +213,7 @@ static tagc_status make_order(simulation *s) {
     TAGC_TRY(tagc_order_create(&order_calls, s, &s->options, layout->n_units, layout->n_slots,
                                layout->backward_order, &s->order));
     s->order.observer = s->d->observer;
-    for (int i = 0; i < layout->n_units; i++) {
-        const tagc_layout_unit *u = &layout->units[i];
-        s->order.units[i] = (tagc_order_unit){.position = {u->position[0], u->position[1]},
-                                              .n_uses = u->n_uses,
-                                              .n_tensors = u->n_tensors,
-                                              .spans = u->spans,
-                                              .slot = u->slot,
-                                              .gradient_slot = u->gradient_slot};
-    }
+    for (int i = 0; i < layout->n_units; i++) tagc_order_set_unit(&s->order, i, &layout->units[i]);
     return TAGC_OK;
 }
 
