@@ -115,6 +115,8 @@ _FUNCTIONS = {
     "tagc_gatherer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_gatherer_end": ([c_void_p], c_int),
     "tagc_gatherer_reset": ([c_void_p], c_int),
+    "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
+    "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
     "tagc_slots_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_slots_bytes": ([c_void_p, c_int], c_uint64),

@@ -2,6 +2,7 @@
 of ranks changes."""
 
 import copy
+import functools
 import gc
 import json
 import os
@@ -20,7 +21,7 @@ from models import Even, Odd, batch_of, loss_of
 OPTIONS = dict(sparsity=0.9, values="int2", layers="all", verbose=False)
 
 
-def wrapped(kind, model_class=Even, mesh=None, columns=False):
+def wrapped(kind, model_class=Even, mesh=None, columns=False, **fully):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.tensor import Shard
     from torch.nn.parallel import DistributedDataParallel
@@ -33,7 +34,7 @@ def wrapped(kind, model_class=Even, mesh=None, columns=False):
         for i, layer in enumerate(model.layers):
             model.layers[i] = FullyShardedDataParallel(layer, use_orig_params=True, device_id=torch.device("cpu"))
         return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
-    options = {"mesh": mesh}
+    options = {"mesh": mesh, **fully}
     if columns:
         options["shard_placement_fn"] = lambda parameter: Shard(1) if parameter.ndim == 2 else Shard(0)
     for layer in model.layers:
@@ -45,11 +46,12 @@ def wrapped(kind, model_class=Even, mesh=None, columns=False):
 class Run:
     """A training run of few steps."""
 
-    def __init__(self, kind="fsdp2", between=None, **shape):
+    def __init__(self, kind="fsdp2", between=None, options=OPTIONS, **shape):
         import tagc.torch as tagc
 
         self.model = wrapped(kind, **shape)
-        self.handle = tagc.compress(self.model, between=between, **OPTIONS)
+        self.sent = []  # bytes of each step, by leg
+        self.handle = tagc.compress(self.model, between=between, on_step=lambda stats: self.sent.append(stats["bytes_by_leg"]), **options)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
 
     def steps(self, *steps):
@@ -164,6 +166,137 @@ def files(rank, world_size):
     with pytest.raises(tagc.Error, match="rank0.pt cannot be read"):
         after.handle.load(folder)
     assert same(residuals_of(after.handle.state_dict()).values(), saved.values())
+
+
+def goes_on_alike(options, n_steps, save, other_saves=(), **shape):
+    """A run of n_steps, and one that is saved in the middle, loaded anew and goes on: the same bits and the same bytes. Returns the run."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if shape.pop("is_mixed", False):
+        shape["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    half, steps = n_steps // 2, range(n_steps)
+    first = Run(options=options, **shape).steps(*steps)
+    before = Run(options=options, **shape).steps(*steps[:half])
+    for leave in other_saves:  # which changes nothing
+        leave(before)
+    load = save(before)
+    before.steps(*steps[half:])
+    after = Run(options=options, **shape)
+    load(after)
+    after.steps(*steps[half:])
+    for run, sent in ((before, first.sent), (after, first.sent[half:])):
+        assert run.sent == sent, (options, run.sent, sent)
+        assert same(run.bits(), first.bits()) and run.handle.n_steps == n_steps
+        ours, theirs = run.handle.state_dict(), first.handle.state_dict()
+        assert str(ours) == str(theirs) and all(same(ours[name][kind].values(), theirs[name][kind].values())
+                                                for name in ours for kind in ours[name] if isinstance(ours[name][kind], dict))
+        one, other = run.states()["optimizer"]["state"], first.states()["optimizer"]["state"]
+        assert str(one) == str(other)
+    return first
+
+
+def saved_plain(run):
+    folder = shared_folder()
+    torch.save([run.handle.state_dict(), run.states()], f"{folder}/{dist.get_rank()}")
+
+    def load(other):
+        saved, states = torch.load(f"{folder}/{dist.get_rank()}", weights_only=False)
+        other.handle.load_state_dict(saved)
+        other.set_states(states)  # after tagc's, and it must not undo that
+
+    return load
+
+
+def saved_dcp(run, at=False):
+    folder = shared_folder()
+    dcp.save({**run.states(), "tagc": run.handle}, checkpoint_id=folder)
+
+    def load(other):
+        states = other.states()
+        dcp.load({**states, "tagc": other.handle.at(folder) if at else other.handle}, checkpoint_id=folder)
+        other.set_states(states)
+
+    return load
+
+
+def deltas_resume(rank, world_size):
+    """Where parameters travel as deltas, a run that is saved and resumed is the one that goes on: bits, and bytes of every step."""
+    import tagc.torch as tagc
+
+    options = OPTIONS | {"parameters": "delta4"}
+    run = goes_on_alike(options, 20, saved_plain, [lambda run: run.handle.state_dict()], model_class=Odd)
+    assert sum(sent["gather"] for sent in run.sent[1:]) / 19 < 0.5 * run.sent[0]["gather"], "no deltas"
+    goes_on_alike(options | {"parameters": "delta2"}, 8, saved_dcp, columns=True, is_mixed=True)
+    goes_on_alike(options | {"parameters": "delta8"}, 8, functools.partial(saved_dcp, at=True), reshard_after_forward=False)
+    evaluated(rank, options)
+    # What was saved is not what the parameters are now: they travel whole, as they do for a user who asks for it, and without replicas.
+    states, saved = copy.deepcopy(run.states()), run.handle.state_dict()
+    whole = run.sent[0]["gather"]
+
+    def first_gather(change=lambda other: None, saved=saved):
+        other = Run(options=options, model_class=Odd)
+        other.set_states(copy.deepcopy(states))
+        other.handle.load_state_dict(copy.deepcopy(saved))
+        change(other)
+        return other.steps(20).sent[0]["gather"]
+
+    def changed(other):
+        with torch.no_grad():
+            other.model.embed.weight.to_local().view(-1)[:rank].add_(1)  # on rank 1 alone
+
+    small = first_gather()
+    assert small < 0.5 * whole
+    assert small < first_gather(changed) < whole  # this module alone
+    assert first_gather(lambda other: other.handle.reset_parameters()) == whole
+    without = {name: {key: value for key, value in entry.items() if not key.startswith("replicas")} for name, entry in saved.items()}
+    for entry in without.values():
+        about_key = next(key for key in entry if key != "residuals")
+        about = json.loads(entry[about_key])
+        del about["gathered"]
+        entry[about_key] = json.dumps(about)
+    assert first_gather(saved=without) == whole
+    refused_replicas(run, saved)
+    with pytest.raises(BaseException, match="handle.at.path"):  # a checkpoint without them
+        saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0))(Run(options=options, model_class=Odd))
+    saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0), at=True)(other := Run(options=options, model_class=Odd))
+    assert other.steps(1).sent[0]["gather"] == whole
+    assert isinstance(tagc.Error, type)
+
+
+def evaluated(rank, options):
+    """Saved after a gather of the same parameters, an evaluation's: the next gather sends nothing, in a resumed run too."""
+    first = Run(options=options, model_class=Odd).steps(0, 1)
+    with torch.no_grad():
+        loss_of(first.model, batch_of(rank, 1))
+    second = Run(options=options, model_class=Odd)
+    saved_plain(first)(second)
+    assert second.steps(2).sent[-1]["gather"] == 0
+    assert same(first.steps(2).bits(), second.bits())
+
+
+def refused_replicas(run, saved):
+    import tagc.torch as tagc
+
+    (name, entry), = saved.items()
+    about_key, rows_key = (next(key for key in entry if key.startswith(start)) for start in ("about", "replicas"))
+    about, rows = json.loads(entry[about_key]), entry[rows_key]
+    module = next(iter(rows))
+    spoilt = rows[module].clone()
+    spoilt[0] = float("inf")
+    n = rows[module].numel()
+    before = run.handle.state_dict()
+    for change, counts, words in (
+        (rows[module].float(), None, "must be torch.bfloat16"), (rows[module][1:], None, rf"must be torch.bfloat16 \({n},\)"),
+        (spoilt, None, "not finite"), ([1], None, "is list"), (rows[module], [-1, "", ""], "count"), (rows[module], 7, "count"),
+        (rows[module], [1, 2, ""], "count"), (rows[module], [2**60, "", ""], "count"),
+    ):  # fmt: skip
+        gathered = about["gathered"] | ({} if counts is None else {module: counts})
+        bad = {name: entry | {about_key: json.dumps(about | {"gathered": gathered}), rows_key: rows | {module: change}}}
+        with pytest.raises(tagc.Error, match=words):
+            run.handle.load_state_dict(bad)
+    with pytest.raises(tagc.Error, match="gathered"):
+        run.handle.load_state_dict({name: entry | {rows_key: {}}})
+    assert str(run.handle.state_dict()) == str(before)
 
 
 def refusals(rank, world_size):
@@ -335,7 +468,7 @@ def saved_without_a_handle(rank, world_size):
 
 
 def test_two_ranks():
-    ranks.run_each((kinds, dcp_resume, refusals, warm_up, with_tensor_parallelism, saved_without_a_handle), 2, timeout_s=400)
+    ranks.run_each((kinds, deltas_resume, dcp_resume, refusals, warm_up, with_tensor_parallelism, saved_without_a_handle), 2, timeout_s=400)
 
 
 @pytest.mark.parametrize("check", [default_dtype, end_of_life])
@@ -406,6 +539,8 @@ def between(rank, world_size, folder, n_hosts, is_first):
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (n_hosts, world_size // n_hosts), mesh_dim_names=("host", "local"))
+    if is_first:
+        goes_on_alike(OPTIONS | {"parameters": "delta4"}, 6, saved_dcp, between=mesh["host"].get_group(), mesh=mesh["local"], model_class=Odd)
     run = Run(between=mesh["host"].get_group(), mesh=mesh["local"], model_class=Odd)
     if is_first:
         run.steps(0, 1)

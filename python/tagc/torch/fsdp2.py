@@ -6,7 +6,6 @@ other, padded. Which parameters those are it does not say; _Module finds out."""
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +19,13 @@ from torch.distributed.fsdp import FSDPModule
 from tagc._library import Error
 from tagc.torch import internals, policy, waits
 from tagc.torch import layout as layouts
-from tagc.torch.comm import Comm
+from tagc.torch.gathers import AllGather, FsdpComm, Replica
 from tagc.torch.interfaces import Exchanged, Kinds
 from tagc.torch.interfaces import Wrapper as AnyWrapper
-from tagc.torch.reducer import Gatherer
-from tagc.torch.unit import DTYPES, Unit, check_tensors
+from tagc.torch.unit import Unit
 
 if TYPE_CHECKING:
     from tagc.torch.handle import Compressed
-    from tagc.torch.staging import Kernels
 
 
 class _Module:
@@ -53,6 +50,15 @@ class _Module:
         group = self.group.replica_group if self.group.shard_group is None else self.group.shard_group
         assert group is not None  # there is one or the other
         return group
+
+    def n_shard(self) -> int:
+        """Elements that this rank owns, with padding: what it gives to a gather."""
+        world_size = 1 if self.group.shard_group is None else self.group.shard_group.size()
+        return sum(layouts.chunked_elems(parameter, world_size) for parameter in self.parameters) // world_size
+
+    def own(self) -> list[torch.Tensor]:
+        """What this rank owns of the parameters, as the optimizer has it."""
+        return [parameter.detach().to_local() for parameter in self.group.sharded_parameters]
 
     def set_kinds(self, kinds: Kinds) -> None:
         self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
@@ -105,14 +111,7 @@ def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_siz
     return None if n > 1 else [parameter for i, parameter in enumerate(parameters) if i not in left_out]
 
 
-class _Comm:
-    """What FSDP2 wants of either."""
-
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class ReduceScatter(_Comm):
+class ReduceScatter(FsdpComm):
     """For set_custom_reduce_scatter(): one per module. Complete when it returns."""
 
     def __init__(self, handle: Compressed, unit: Exchanged, module: _Module) -> None:
@@ -137,110 +136,6 @@ class AllReduce:
         op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
         self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, op,
                               lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
-
-
-_CHANGED, _RESET = 1, 2
-
-
-class AllGather(_Comm):
-    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
-    and a second gather of the same values (backward after forward) sends nothing at all."""
-
-    def __init__(self, handle: Compressed, module: _Module, wire: str, tag: int) -> None:
-        self._handle, self._module, self._wire, self._tag = handle, module, wire, tag
-        self._gathers: dict[tuple[tuple[int, ...], int], _Gather] = {}  # by ranks and size
-
-    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
-                 async_op: bool = False) -> None:
-        comm, is_staged = self._handle.comm(group), False
-        failure: BaseException | None = None
-        try:
-            is_staged = self._handle.stages_for(input_tensor)
-            check_tensors(input_tensor, output_tensor, "parameters")
-        except Exception as problem:
-            failure = problem
-        if is_staged:
-            staging, kernels = self._handle.staging, self._kernels()
-            assert staging is not None  # stages_for() has made it
-            staging.enqueue(input_tensor, output_tensor, lambda source, target, failure: self._run(comm, source, target, failure, kernels),
-                            failure, stays=kernels is not None)
-        else:
-            self._run(comm, input_tensor, output_tensor, failure)
-
-    def _kernels(self) -> Kernels | None:
-        """For deltas, where the user has asked for them: replicas take 4 bytes per parameter, on the device then."""
-        is_asked = self._handle.options.codec == "device" and self._wire.startswith("delta")
-        return self._handle.staging.kernels if is_asked and self._handle.staging is not None else None
-
-    def _run(self, comm: Comm, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None,
-             kernels: Kernels | None = None) -> None:
-        """source, target: None where there is a failure, which this rank then only tells the others."""
-        gather, vote, numbers = None, 0, {}
-        try:
-            if failure is None and source is not None:
-                gather = self._gathers.setdefault((comm.ranks, source.numel()), _Gather())
-                vote = gather.vote(source)
-                numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
-        except Exception as problem:
-            failure = problem
-        begin = time.perf_counter()
-        votes = comm.agree(f"parameters of {self._module.name}", numbers, failure, vote)
-        agreed = time.perf_counter()
-        assert gather is not None and source is not None and target is not None  # or agree() has raised
-        with self._handle.lock:
-            if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads, kernels)
-            sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
-            gather.run(gather.gatherer, source, target, kernels, max(vote & _CHANGED for vote in votes), max(vote & _RESET for vote in votes))
-            self._handle.record_gather(self._module.name, comm.bytes_sent()["gather"] - sent,
-                                       comm.bytes_received()["gather"] - received, target.numel(), comm,
-                                       time.perf_counter() - agreed, agreed - begin)
-
-    def reset(self) -> None:
-        """Parameters were changed from outside: next time all of them travel."""
-        for gather in self._gathers.values():
-            gather.wants_reset = True
-
-    def close(self) -> None:
-        for gather in self._gathers.values():
-            if gather.gatherer is not None:
-                gather.gatherer.close()
-        self._gathers = {}
-
-
-class _Gather:
-    def __init__(self) -> None:
-        self.gatherer: Gatherer | None = None  # made at the first run
-        self.wants_reset = False
-        self._shard: torch.Tensor | None = None
-        self._full: torch.Tensor | None = None  # with deltas, what came last
-
-    def vote(self, shard: torch.Tensor) -> int:
-        """Whether this rank's shard is another than at the last gather, and whether all of it must travel."""
-        changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
-        return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
-
-    def run(self, gatherer: Gatherer, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, changed: int,
-            reset: int) -> None:
-        """gatherer: self.gatherer. shard may be part of output. kernels: where both are on their device."""
-        if self._full is None or changed or reset:
-            with torch.inference_mode(False):  # they outlive an evaluation
-                full = torch.zeros(output.numel(), dtype=torch.float32, device=shard.device) if self._full is None else self._full
-                if self._shard is None:
-                    self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
-            if reset:
-                gatherer.reset()
-            self.wants_reset = True  # unless this goes well
-            self._shard.copy_(shard)
-            if kernels is not None:
-                kernels.streams.settle()
-            gatherer.run(self._shard, full)
-            self.wants_reset = False
-            if gatherer.is_delta:
-                self._full = full
-        else:
-            full = self._full
-        output.copy_(full)
 
 
 def modules_of(model: torch.nn.Module) -> list[_Module]:
@@ -338,7 +233,7 @@ class Wrapper(AnyWrapper):
             module.group.set_comms(*comms)
         self._warn_of_outsiders()
         if self._gathers:
-            loaded = self._model.register_load_state_dict_post_hook(lambda *_: self.reset_parameters())
+            loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
             handle.undo.append(loaded.remove)
         if self.between is not None:
             shards = self.modules[0].group.shard_group
@@ -356,7 +251,7 @@ class Wrapper(AnyWrapper):
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
         gather: waits.AllGather | AllGather | None = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
         if handle.options.parameters is not None:
-            gather = AllGather(handle, module, handle.options.parameters, tag)
+            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), handle.options.parameters, tag)
             self._gathers.append(gather)
             handle.frees.append(gather.close)
         if self.between is not None:
@@ -373,6 +268,20 @@ class Wrapper(AnyWrapper):
     def reset_parameters(self) -> None:
         for gather in self._gathers:
             gather.reset()
+
+    def _parameters_loaded(self) -> None:
+        for gather in self._gathers:
+            gather.loaded()
+
+    def replicas(self) -> dict[str, Replica]:
+        return {gather.name: gather.replica() for gather in self._gathers if gather.is_delta}
+
+    def replica_sizes(self) -> dict[str, int]:
+        return {gather.name: gather.n_shard for gather in self._gathers if gather.is_delta}
+
+    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
+        for gather in self._gathers:
+            gather.set_replica(replicas.get(gather.name))
 
 
 def _warn(text: str) -> None:

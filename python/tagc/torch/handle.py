@@ -45,6 +45,7 @@ class Compressed:
         self._carriers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._warned: set[str] = set()  # names of units
+        self._said: set[str] = set()
         self.staging = staging  # of the device where gradients are; None: in CPU memory
         self.carrier = Carrier(options.timeout_s) if options.transport == "group" else None
         self._recorder = Recorder()
@@ -106,6 +107,11 @@ class Compressed:
     def say(self, text: str) -> None:
         if self._verbose and self.wrapper.speaks:
             print(text, flush=True)
+
+    def say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
 
     def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
                  find_layout: FindLayout, waits: bool = True, then: Callable[[], object] | None = None) -> None:

@@ -13,6 +13,7 @@ from tagc.torch.comm import Comm
 from tagc.torch.layout import Layout, Parameter, Part
 
 if TYPE_CHECKING:
+    from tagc.torch.gathers import Replica
     from tagc.torch.group import Link
     from tagc.torch.handle import Compressed
     from tagc.torch.staging import Kernels
@@ -75,6 +76,17 @@ class Wrapper:
 
     def reset_parameters(self) -> None:
         """All parameters travel whole next time, where they travel as deltas."""
+
+    def replicas(self) -> dict[str, Replica]:
+        """Name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
+        return {}
+
+    def replica_sizes(self) -> dict[str, int]:
+        """Name of a module -> elements of its replica that this rank owns."""
+        return {}
+
+    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
+        """Of modules that are not named the next gather sends whole parameters. Local."""
 
 
 class Exchanged(Protocol):

@@ -135,6 +135,16 @@ class Gatherer:
         """The next run sends everything, not what changed."""
         lib.call("tagc_gatherer_reset", self._handle)
 
+    def n_gathers(self) -> int:
+        """So far, where the next run sends a delta; else 0."""
+        n_gathers = ctypes.c_uint64()
+        lib.load().tagc_gatherer_replica(self._handle, ctypes.byref(n_gathers))
+        return n_gathers.value
+
+    def set_replica(self, full: torch.Tensor, n_gathers: int) -> None:
+        """The next run sends a delta to `full`, as the one after n_gathers of them. The same on all ranks."""
+        lib.call("tagc_gatherer_set_replica", self._handle, _address(full, self.n_elems, "full", self._device), n_gathers)
+
     def close(self) -> None:
         if self._handle:
             lib.load().tagc_gatherer_destroy(self._handle)

@@ -1,6 +1,6 @@
-"""Residuals in checkpoints: what is not sent yet must survive, or a resumed run loses it.
+"""Residuals in checkpoints: what is not sent yet must survive, or a resumed run loses it. And replicas, to which deltas are differences.
 
-    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}}}
+    {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module: (shard,), bf16}}}
 
 One form serves torch.save and torch.distributed.checkpoint (DCP). Each rank has other residuals, so keys carry the rank:
 DCP would take equal ones for copies of the same thing and write one of them.
@@ -14,6 +14,9 @@ DCP would take equal ones for copies of the same thing and write one of them.
     about["step"], ["loss_scale"]     exchanges so far, for the warm-up; what gradients were multiplied with
     about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of tagc before it had them, which
                                       go on in the last stage. Windows under way only with as many ranks as before
+    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of what this rank gave to the last one, of what
+                                      it owned when this was saved]; only with `parameters` as deltas. With another number of ranks, and
+                                      where parameters are not those that were saved, the first gather sends them whole
 
 Another world size: 1/W times the sum over ranks stays what it was, so new rank r' of W' takes W'/W times the sum of all
 old r with r mod W' = r'. Where W' > W, an old residual is split evenly between the new ranks that are r modulo W. It could
@@ -38,6 +41,7 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch import layout as layouts
 from tagc.torch import policy, stages
+from tagc.torch.gathers import Replica
 
 if TYPE_CHECKING:
     from tagc.torch.handle import Compressed
@@ -46,11 +50,15 @@ if TYPE_CHECKING:
 # DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
 OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of tagc before it knew the second case
+REPLICAS = ("replicas (not there: saved without deltas, by a tagc that did not keep them, or by ranks that are others now: load "
+            "handle.at(path))")
 _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
 def save(handle: Compressed) -> dict[str, Any]:
-    """This rank's residuals, as copies. Local."""
+    """This rank's residuals, and its rows of replicas, as copies. Local."""
+    if not handle.is_closed and handle.staging is not None:
+        handle.synchronize()  # gathers of forward passes alone
     with handle.lock:
         _check_open(handle)
         residuals = {}
@@ -61,7 +69,11 @@ def save(handle: Compressed) -> dict[str, Any]:
                 if wire is None:
                     wire = torch.full((_n_wire(parameter, carrier),), -0.0, dtype=torch.float32)
                 residuals[parameter.name] = _from_wire(wire, parameter, carrier)
-        return {f"rank{_place(handle)[0]}": {ABOUT: json.dumps(_about(handle)), "residuals": residuals}}
+        about, entry = _about(handle), {"residuals": residuals}
+        if replicas := handle.wrapper.replicas():
+            about["gathered"] = {name: list(replica[1:]) for name, replica in replicas.items()}
+            entry[REPLICAS] = {name: replica.row for name, replica in replicas.items()}
+        return {f"rank{_place(handle)[0]}": {ABOUT: json.dumps(about), **entry}}
 
 
 def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
@@ -83,11 +95,17 @@ def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
             raise Error("unsupported", f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are {mine['world_size']} "
                         "now; parameters of this model are on several meshes, and which ranks have the same of them is not known: load it "
                         "with as many ranks, or leave it out")
+        about, is_alike = sources[0].about, sources[0].factor is None
+        replicas = _replicas(handle, saved, about) if is_alike else {}
         for carrier in carriers:
             carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
-        about = sources[0].about
+        if handle.wrapper.replica_sizes():
+            handle.wrapper.set_replicas(replicas)
+            if not replicas:
+                why = "it has no replicas" if is_alike else f"{about['world_size']} ranks saved it"
+                handle.say(f"tagc: the next gather sends all parameters whole, not what changed: this state was loaded, and {why}")
         handle.resume(about["step"], about["loss_scale"])
-        handle.moments.load(about, sources[0].factor is None)
+        handle.moments.load(about, is_alike)
 
 
 def save_files(handle: Compressed, folder: Any) -> None:
@@ -166,11 +184,18 @@ class Reader:
         return {rank: about for rank, (about, _) in _ranks(nested, residuals=False).items()}
 
     def state_dict(self) -> dict[str, Any]:
-        residuals: dict[str, dict[str, torch.Tensor]] = {f"rank{rank}": {} for rank in _sources(_about(self._handle), self._abouts)}
-        for fqn, path in self._metadata.planner_data.items():
-            if isinstance(path, tuple) and path[:-3] == self._key and path[-2] == "residuals" and path[-3] in residuals:
-                residuals[path[-3]][path[-1]] = torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=torch.float32)
-        return {name: {self._about: "", "residuals": tensors} for name, tensors in residuals.items()}
+        entries: dict[str, Any] = {}
+        for rank, factor in _sources(_about(self._handle), self._abouts).items():
+            entries[f"rank{rank}"] = {self._about: "", "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32)}
+            if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
+                entries[f"rank{rank}"][REPLICAS] = replicas
+        return entries
+
+    def _tensors(self, rank: str, kind: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Empty ones, for what the checkpoint has there."""
+        return {path[-1]: torch.empty(self._metadata.state_dict_metadata[fqn].size, dtype=dtype)
+                for fqn, path in self._metadata.planner_data.items()
+                if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)}
 
     def load_state_dict(self, saved: Any) -> None:
         load(self._handle, saved, is_selected=True)
@@ -328,6 +353,28 @@ def _check(carriers: Iterable[_Carrier], rank: int, about: Mapping[str, Any], re
                 raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
             if not values.isfinite().all():
                 raise _bad(f"{what} is not finite")
+
+
+def _replicas(handle: Compressed, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
+    """This rank's rows, as they were saved, of the modules that keep one here."""
+    rank = f"rank{about['rank']}"
+    entry = next(part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part)
+    rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
+    if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
+        raise _bad(f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module that 'gathered' names")
+    for name, n_shard in handle.wrapper.replica_sizes().items():
+        if name not in rows:
+            continue
+        row, numbers = rows[name], gathered[name]
+        if not isinstance(row, torch.Tensor) or row.dtype != torch.bfloat16 or row.shape != (n_shard,):
+            what = f"{row.dtype} {tuple(row.shape)}" if isinstance(row, torch.Tensor) else type(row).__name__
+            raise _bad(f"replica of {name} of {rank} is {what}, must be torch.bfloat16 ({n_shard},)")
+        if not row.isfinite().all():
+            raise _bad(f"replica of {name} of {rank} is not finite")
+        if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, str, str] or not 0 <= numbers[0] < 2**50:
+            raise _bad(f"'gathered' of {name} of {rank} is {numbers!r}, must be a count and two checksums")
+        found[name] = Replica(row, *numbers)
+    return found
 
 
 class _Source(NamedTuple):
