@@ -25,6 +25,7 @@ typedef struct delaying_options {
     double latency_s;   /* one way */
     double jitter_s;    /* and so much more at most, drawn for each message */
     double bytes_per_s; /* what a rank sends, all its peers together; 0: no limit */
+    int n_first;        /* a rank receives nothing before it has begun so many transfers */
     int has_lanes;      /* 0: over tagc_comm_create_callback, one blocking call after the other */
     int is_echo;        /* 1: only rank 0 is real */
 } delaying_options;
@@ -152,6 +153,7 @@ static inline int delaying_take(delaying_rank *self, int lane, const delaying_re
     delaying_queue *queue = &self->queues[receive->from * DELAYING_LANES + lane];
     delaying_message *m = queue->first;
     if (!m || queue->n_taken != receive->turn || m->due_s > tagc_clock_s()) return 0;
+    if (self->n_transfers < self->network->options.n_first) return 0;
     if (m->n_bytes != receive->n_bytes) {
         self->network->is_broken = 1;
         snprintf(self->network->error, sizeof self->network->error,

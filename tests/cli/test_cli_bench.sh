@@ -102,14 +102,22 @@ says "folder" "Is a directory"
 run 1 bench --model gpt2-162m --n-layer 640 --n-embd 16384 --n-head 16 --arms fsdp
 says "arm fsdp needs about" "TB" "which has"
 
-# Interrupted: the end comes at once, what was there stays.
+# Interrupted: the end comes within a round, of a thousand; what was there stays.
 echo before >kept.json
-interrupt() { # <pid>
-    for _ in $(seq 100); do grep -q 'round 1' out && break; sleep 0.1; done
-    kill -"$2" "$1"
-    for _ in $(seq 50); do kill -0 "$1" 2>/dev/null || return 0; sleep 0.1; done
+begun() { # <pid>: waits for the first round
+    for _ in $(seq 1200); do
+        grep -q 'round 1' out && return
+        kill -0 "$1" 2>/dev/null || break
+        sleep 0.1
+    done
+    fail "no round of 1000 has begun"
+}
+interrupt() { # <pid> <signal>
+    begun "$1"
+    kill -"$2" "$1" || fail "1000 rounds were over before the signal came"
+    for _ in $(seq 600); do kill -0 "$1" 2>/dev/null || return 0; sleep 0.1; done
     kill -KILL "$1"
-    fail "still there 5 s after SIG$2"
+    fail "still there a minute after SIG$2"
 }
 "$tagc" bench "${quick[@]}" --rounds 1000 --only arms --json kept.json >out 2>err &
 interrupt $! TERM
@@ -133,12 +141,11 @@ grep -qF -e '--arms is "fsdp" on rank 0 and "fsdp,packed" on rank 1' err || fail
 # One rank dies.
 timeout 120 mpirun --oversubscribe -n 2 "$tagc" bench "${quick[@]}" --rounds 1000 --only arms --json kept.json >out 2>err &
 pid=$!
-for _ in $(seq 300); do grep -q 'round 1' out && break; sleep 0.1; done
+begun "$pid"
 victim=$(pgrep -P "$(pgrep -P "$pid" | head -n 1)" -x tagc | tail -n 1)
 [ -n "$victim" ] || fail "no rank to kill"
 kill -KILL "$victim"
-start=$SECONDS code=0
+code=0
 wait "$pid" || code=$?
-[ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank was killed"
-[ $((SECONDS - start)) -le 40 ] || fail "it took $((SECONDS - start)) s to notice"
+[ $code != 0 ] && [ $code != 124 ] || fail "exit code $code after a rank was killed" # 124: not noticed within two minutes
 [ "$(cat kept.json)" = before ] || fail "a bench that lost a rank touched its file"

@@ -74,6 +74,7 @@ wait "$first" && fail "an interrupted run ends well"
 kills=8
 [ $sanitized = yes ] && kills=3
 more=()
+RANDOM=63 # the same pauses in each run
 for i in $(seq $kills); do
     "$tagc" train "${tiny[@]}" --batch-size 1 --steps 1000000 --save-every 1 --ranks 2 --out killed "${more[@]}" \
         >killed.out 2>killed.err &

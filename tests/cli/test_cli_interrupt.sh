@@ -41,12 +41,25 @@ for how in "--sharding full" "--sharding grad --exchange direct --sparsity 0.9 -
     same_losses whole cut
 done
 
-# A second one ends at once: threads that still run are then no leak to report.
-TSAN_OPTIONS="${TSAN_OPTIONS:-}:report_thread_leaks=0" "$tagc" train "${options[@]}" --steps 100000 --out twice >out 2>err &
+# The first one waits for the end of the step, which takes minutes here; a second one ends the run at once, and nothing is
+# saved. Threads that still run are then no leak to report.
+TSAN_OPTIONS="${TSAN_OPTIONS:-}:report_thread_leaks=0" "$tagc" train "${options[@]}" --accumulate 65536 --steps 2 --out twice >out 2>err &
 pid=$!
-reaches 2 twice
-kill -INT $pid
-kill -INT $pid 2>/dev/null
+for _ in $(seq 1500); do
+    grep -q '"type":"eval"' twice/metrics.jsonl 2>/dev/null && break
+    sleep 0.02
+done
+kill -INT $pid || fail "the run has ended before its first step"
+sleep 0.5
+kill -INT $pid 2>/dev/null || fail "the first signal does not wait for the end of the step"
+for _ in $(seq 300); do
+    sleep 0.1
+    kill -INT $pid 2>/dev/null || break # signals that come while one is pending count once
+done
+kill -KILL $pid 2>/dev/null && fail "still there half a minute after the second signal"
 code=0
 wait $pid || code=$?
 [ $code = 130 ] || fail "exit code $code instead of 130 after two signals"
+grep -q "interrupted after step" err && fail "the second signal waits for the end of the step"
+ls twice | grep -q '^step-' && fail "a step that was not done is saved"
+true

@@ -128,7 +128,7 @@ static void test_timeout(void **state) {
     if (rank < W - 1) {
         assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
         assert_true(has(part));
-        assert_true(tagc_time_s() - start_s < 5);
+        assert_true(tagc_time_s() - start_s < 60);
         tagc_comm_destroy(comm);
     } else {
         usleep(900000);

@@ -34,8 +34,13 @@ class Net(torch.nn.Module):
         self.c = torch.nn.Parameter(torch.randn(100, 64))
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
 @pytest.fixture
-def net():
+def net(seeded):
     torch.manual_seed(3)
     return Net()
 
@@ -219,7 +224,6 @@ def test_demo_sends_everything_when_asked_to(net):
 
 
 def test_sparsify_sends_the_largest_in_two_bits():
-    torch.manual_seed(0)
     x = torch.randn(10000)
     arrived, n_bits = local.sparsify(x)
     for begin in range(0, 10000, local.CHUNK):

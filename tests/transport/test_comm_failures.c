@@ -46,7 +46,8 @@ static void silent_body(rank_run *run) {
         CHECK(run, tagc_comm_barrier(comm) == TAGC_ERR_TRANSPORT); /* for good, with the first reason */
         CHECK(run, has("no answer within 0.3 s"));
     }
-    CHECK(run, tagc_clock_s() - start_s < 3);
+    CHECK(run, tagc_clock_s() - start_s <
+                   60); /* half the 120 s that hold where none are set, on a machine however busy */
     pthread_barrier_wait(&shared->end);
     tagc_comm_destroy(comm);
 }
