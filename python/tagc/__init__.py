@@ -1,7 +1,6 @@
 """tagc: compressed gradient exchange for sharded data parallel training.
 
-This package is a thin layer over libtagc. `import tagc.torch` is what PyTorch users want; `tagc` itself does not
-need torch."""
+This package is a thin layer over libtagc. PyTorch users import tagc.torch; `tagc` itself does not need torch."""
 
 from __future__ import annotations
 

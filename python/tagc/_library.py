@@ -1,7 +1,7 @@
-"""libtagc by ctypes: where it is, its structs, and calls that raise Error instead of returning a status.
+"""libtagc by ctypes: finds the library, declares its structs, and raises Error in place of returning a status.
 
-Every call releases the GIL, so hooks on several threads do not stand in each other's way; a transport written in
-Python takes it back for its own few lines. What the fields mean stands in include/tagc/tagc.h."""
+Every call releases the GIL, so hooks on several threads do not block each other. A transport written in Python takes
+it only for its own few lines. include/tagc/tagc.h describes the fields."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXCHANGES = {"dense": 0, "sketch": 1, "packed": 2, "direct": 3}
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 4, "sign": 5}
 OPS = {"avg": 0, "sum": 1}
 OUTPUTS = {"shard": 0, "unit": 1, "host shard": 2}
-# The ways in which parameters are gathered: (format, delta).
+# Kinds of parameter gathers: (format, delta).
 GATHERS = {"fp32": ("fp32", 0), "bf16": ("bf16", 0), "int8": ("int8", 0),
            "delta8": ("int8", 1), "delta4": ("int4", 1), "delta2": ("int2", 1)}  # fmt: skip
 STATUSES = ("ok", "argument", "state", "memory", "mismatch", "transport", "corrupt", "unsupported", "io", "interrupted", "device")
 
 
 class Error(RuntimeError):
-    """What went wrong, in words; `status` is one of STATUSES."""
+    """A failure of libtagc or of this package. `status` is one of STATUSES."""
 
     def __init__(self, status: int | str, text: str) -> None:
         super().__init__(text)
@@ -151,15 +151,15 @@ _Struct = TypeVar("_Struct", bound=Structure)
 
 
 def library_path() -> pathlib.Path:
-    """The libtagc that this package uses: $TAGC_LIBRARY, or the one beside it."""
+    """Path of the libtagc in use: $TAGC_LIBRARY, or the one in this package."""
     named = os.environ.get("TAGC_LIBRARY")
     return pathlib.Path(named) if named else pathlib.Path(__file__).parent / "lib" / "libtagc.so"
 
 
 def load() -> ctypes.CDLL:
-    """The library, loaded once. Error where it is missing, cannot be loaded, or is another version's."""
+    """The library, loaded once. Error if it is missing, cannot be loaded, or has another version."""
     global _loaded
-    if _loaded is not None:  # without the lock, which whoever is interrupted by the garbage collector may hold
+    if _loaded is not None:  # without the lock: the garbage collector may interrupt a thread that holds it
         return _loaded
     with _lock:
         if _loaded is None:
@@ -185,7 +185,7 @@ def version() -> str:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that returns a status; raises Error with the library's text where it is not OK."""
+    """Calls a function that returns a status; raises Error with the library's text if it is not OK."""
     library = load()
     status = getattr(library, name)(*arguments)
     if status:
@@ -193,7 +193,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def initialised(kind: type[_Struct], init: str) -> _Struct:
-    """A struct with the library's defaults in it, whatever fields the library has beside those that are known here."""
+    """A struct with the library's defaults, also if the library has more fields than this package knows."""
     fields = kind()
     getattr(load(), init + "_sized")(ctypes.byref(fields), ctypes.sizeof(kind))
     return fields

@@ -1,5 +1,5 @@
-/* What all steps of --exchange auto share: windows of steps, and the switch from one setting to another. What is
- * measured before the first step is in measure/machine.c. */
+/* --exchange auto while training runs: windows of steps, and the switch from one setting to another. measure/machine.c
+ * measures before the first step. */
 #include "auto/auto.h"
 
 #include "auto/candidates.h"
@@ -13,16 +13,16 @@
 #include <string.h>
 
 enum {
-    SKIPPED_STEPS = 2, /* after a switch: new buffers are touched for the first time */
+    SKIPPED_STEPS = 2, /* after a switch, because they touch new buffers for the first time */
     MEASURED_STEPS = 3,
-    MOST_TURNS = 3,     /* of dense and choice, while they are too close to tell */
-    WATCHED_STEPS = 20, /* per look at a settled run */
-    CHANGED_LOOKS = 3   /* that must agree before the search starts again */
+    MOST_TURNS = 3,     /* of dense and choice, if their times are too close to decide */
+    WATCHED_STEPS = 20, /* per window of a settled run */
+    CHANGED_LOOKS = 3   /* windows that must agree before the search starts again */
 };
 
-static const double tolerance = 0.02; /* so much slower than the fastest a milder exchange may be */
+static const double tolerance = 0.02; /* a milder exchange may be so much slower than the fastest */
 static const double least_gain = 0.01;
-static const double clear_gain = 0.05; /* beyond it one turn is enough */
+static const double clear_gain = 0.05; /* if the gain is larger, one turn decides */
 static const double changed = 0.15;
 
 typedef enum phase { PHASE_DENSE, PHASE_CHOICE, PHASE_SETTLED } phase;
@@ -33,11 +33,11 @@ struct tagc_auto {
     tagc_candidate candidates[TAGC_MACHINE_MAX_CANDIDATES];
     int n_candidates, n_flats;
     tagc_reducer_options *dense, *chosen; /* (n_flats) */
-    uint8_t *is_chosen;                   /* (n_flats) the choice differs from dense there */
+    uint8_t *is_chosen;                   /* (n_flats) 1 if the choice differs from dense */
     tagc_choice choice;
     phase phase;
     int turn, n_seen, n_changed;
-    double total_s[WATCHED_STEPS];         /* of the steps of this window */
+    double total_s[WATCHED_STEPS];         /* of each step of this window */
     tagc_fsdp_stats stats[MEASURED_STEPS]; /* of these steps */
     tagc_fsdp_stats dense_stats;           /* of its median dense step */
     double dense_s, chosen_s;              /* sums of medians over turns */
@@ -82,7 +82,7 @@ static void settle(tagc_auto *a, double settled_s) {
 
 /* ---- choosing ---- */
 
-/* Rank 0 chooses for all: forecasts are sums of doubles, and hosts may differ in their last bits. */
+/* Rank 0 chooses for all: forecasts are sums of doubles, which may differ in their last bits between hosts. */
 static tagc_status share_choice(tagc_auto *a) {
     tagc_comm *comm = a->setup.comm;
     size_t n_bytes = sizeof a->choice + (size_t)a->n_flats * sizeof *a->chosen;
@@ -129,7 +129,7 @@ static tagc_status choose(tagc_auto *a) {
     tagc_auto_plan(&a->setup, &a->machine, &a->dense_stats, &setup, &costs);
     tagc_status status = tagc_plan_choose(&setup, &costs, &a->machine.link, a->candidates, a->n_candidates,
                                           tolerance, a->chosen, &a->choice);
-    if (status != TAGC_OK) { /* the same inputs fail everywhere; nobody is left waiting in any case */
+    if (status != TAGC_OK) { /* the same inputs fail on all ranks; the abort makes sure that none waits */
         tagc_comm_abort(a->setup.comm, tagc_last_error());
         return status;
     }
@@ -145,7 +145,7 @@ static tagc_status choose(tagc_auto *a) {
 
 /* ---- windows ---- */
 
-/* The slowest rank's: all wait for it. */
+/* The time of the slowest rank, because all wait for it. */
 static tagc_status agree_on_time(const tagc_auto *a, double *seconds) {
     return tagc_max_over_ranks(a->setup.comm, seconds, 1);
 }
@@ -189,7 +189,7 @@ static tagc_status look(tagc_auto *a, double median_s) {
     return begin(a);
 }
 
-/* Of an odd number of steps one is the median. */
+/* The number of steps is odd, so one of them is the median. */
 static void keep_median(tagc_auto *a, double median_s) {
     for (int i = 0; i < MEASURED_STEPS; i++)
         if (a->total_s[i] == median_s) a->dense_stats = a->stats[i];

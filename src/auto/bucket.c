@@ -1,5 +1,5 @@
-/* What --exchange auto measures, measured once more before the engine is made, since buckets are part of its layout. No step
- * was taken then, so that a small model of the same width stands for what computing takes. */
+/* Makes the measurements of --exchange auto before the engine exists, since buckets are part of its layout. There is no
+ * step to time yet, so a small model of the same width gives the speed of computing. */
 #include "auto/bucket.h"
 
 #include "auto/candidates.h"
@@ -12,12 +12,12 @@
 
 enum { PROBE_LAYERS = 2, PROBE_TOKENS = 128, PROBE_WORDS = 512 };
 
-static const double tolerance = 0.02;        /* so much slower than the fastest a smaller bucket may be */
-static const double optimizer_elem_s = 2e-9; /* of AdamW, about what memory takes */
+static const double tolerance = 0.02;        /* a smaller bucket may be so much slower than the fastest */
+static const double optimizer_elem_s = 2e-9; /* of AdamW, about the time of its memory accesses */
 
 /* ---- computing ---- */
 
-/* One array stands for all tensors, another for all gradients. */
+/* All tensors share one array, all gradients another: only the time counts. */
 typedef struct probe {
     float *values, *gradient; /* of the largest tensor */
 } probe;
@@ -72,7 +72,8 @@ static tagc_status time_computing(const tagc_bucket_setup *setup, double *flop_s
     if (!p.values || !p.gradient) status = tagc_fail(TAGC_ERR_MEMORY, "no memory to time a model");
     for (size_t i = 0; status == TAGC_OK && i < most; i++) p.values[i] = i % 2 ? 0.01f : -0.01f;
     if (status == TAGC_OK) status = tagc_gpt2_create(&small.model, 1, small.n_tokens, &model);
-    for (int turn = 0; status == TAGC_OK && turn < 2; turn++) /* the first touches memory */
+    for (int turn = 0; status == TAGC_OK && turn < 2;
+         turn++) /* the first turn touches memory for the first time */
         status = run_probe(model, &params, small.n_tokens, &seconds);
     *flop_s = seconds / tagc_setup_flops(&small);
     tagc_gpt2_destroy(model);
@@ -83,7 +84,7 @@ static tagc_status time_computing(const tagc_bucket_setup *setup, double *flop_s
 
 /* ---- choosing ---- */
 
-/* Dense and compressed units want different buckets; where auto will decide which they are, the faster's counts. */
+/* Dense and compressed units have different best buckets. If auto will choose between them, take that of the faster. */
 static tagc_status choose(const tagc_bucket_setup *setup, const tagc_auto_setup *about,
                           const tagc_machine *machine, double flop_s, tagc_bucket_choice *out) {
     tagc_setup plan = {.model = setup->model, .n_batch = about->n_batch, .n_tokens = setup->n_tokens};
@@ -103,7 +104,7 @@ static tagc_status choose(const tagc_bucket_setup *setup, const tagc_auto_setup 
     return TAGC_OK;
 }
 
-/* Rank 0's: forecasts are sums of doubles, and hosts may differ in their last bits. */
+/* Rank 0 chooses for all: forecasts are sums of doubles, which may differ in their last bits between hosts. */
 static tagc_status share(tagc_comm *comm, tagc_bucket_choice *choice) {
     tagc_bucket_choice *all = calloc((size_t)tagc_comm_world_size(comm), sizeof *all);
     tagc_status status = TAGC_OK;
@@ -135,7 +136,7 @@ static void explain(const tagc_bucket_setup *setup, const tagc_machine *machine,
     if (setup->say && tagc_comm_rank(setup->comm) == 0) setup->say(setup->context, line);
 }
 
-/* Everything local before the first collective call after the measurement of the link. */
+/* All local work comes before the first collective call that follows the measurement of the link. */
 static tagc_status measure(const tagc_bucket_setup *setup, const tagc_fsdp_options *engine,
                            tagc_machine *machine, double *flop_s) {
     tagc_candidate candidate = {.compressed = engine->reducer, .mild = engine->mild};
@@ -155,7 +156,7 @@ tagc_status tagc_bucket_choose(const tagc_bucket_setup *setup, int64_t *bucket_e
     if (tagc_comm_world_size(setup->comm) == 1) return TAGC_OK; /* nothing travels */
     tagc_train_fsdp(setup->options, &about.engine);
     tagc_status status = measure(setup, &about.engine, &machine, &flop_s);
-    if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error()); /* nobody is left waiting */
+    if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error()); /* so that no rank waits */
     TAGC_TRY(status);
     TAGC_TRY(tagc_machine_find_hosts(setup->comm, &machine));
     TAGC_TRY(tagc_machine_measure_link(setup->comm, &machine));

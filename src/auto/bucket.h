@@ -1,4 +1,4 @@
-/* --bucket-elems auto: how large units should be on this link with this machine, measured before there is an engine. */
+/* --bucket-elems auto: chooses the size of units for this link and machine, before the engine is made. */
 #ifndef TAGC_AUTO_BUCKET_H
 #define TAGC_AUTO_BUCKET_H
 
@@ -14,8 +14,8 @@ typedef struct tagc_bucket_setup {
     void *context;
 } tagc_bucket_setup;
 
-/* Collective. Measures the link, the codec and what computing takes, for about a second, and lets the cost model choose
- * bucket_elems; 0 where no size is forecast to gain 2 %. All ranks return the same. */
+/* Collective. Measures link, codec and computing for about a second, then the cost model chooses bucket_elems: 0 if no
+ * size is forecast to gain 2 %. All ranks return the same. */
 tagc_status tagc_bucket_choose(const tagc_bucket_setup *setup, int64_t *bucket_elems);
 
 #endif

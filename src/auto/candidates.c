@@ -1,4 +1,4 @@
-/* From what may be chosen, and from what was measured, to what the cost model reads. */
+/* Lists what may be chosen, and converts measurements to inputs of the cost model. */
 #include "auto/candidates.h"
 
 #include "core/status.h"
@@ -18,7 +18,8 @@ static void add(tagc_candidate *candidates, int *n, const char *name, const tagc
 static void add_blocks(const tagc_fsdp_options *engine, int values, const char *name,
                        tagc_candidate *candidates, int *n) {
     tagc_reducer_options compressed = engine->reducer, mild = engine->mild;
-    if (compressed.sparsity == 0 && compressed.format == values) return; /* is asked for: comes last */
+    if (compressed.sparsity == 0 && compressed.format == values)
+        return; /* the user's own setting, which comes last */
     compressed.sparsity = mild.sparsity = 0;
     compressed.format = mild.format = values;
     add(candidates, n, name, &compressed, &mild);
@@ -35,7 +36,7 @@ int tagc_auto_candidates(const tagc_fsdp_options *engine,
         &dense);
     add_blocks(engine, TAGC_FORMAT_INT8, "int8 blocks", candidates, &n);
     add_blocks(engine, TAGC_FORMAT_INT4, "int4 blocks", candidates, &n);
-    /* Before direct: the same selection, and values as they are. */
+    /* Before direct: the same selection with unquantised values. */
     if (engine->reducer.sparsity > 0 && engine->ranks_per_host == 1 &&
         engine->sharding != TAGC_SHARD_HYBRID) {
         packed.exchange = TAGC_EXCHANGE_PACKED;
@@ -68,7 +69,7 @@ void tagc_auto_plan(const tagc_auto_setup *setup, const tagc_machine *machine,
     double n_owned = (double)tagc_gpt2_n_params(&setup->model) / n_owners;
     double cores = machine->cores / n_here;
     costs->cores = machine->cores;
-    /* What the caller took, it took beside transfers; more cores than one it does not use. */
+    /* The caller's measured time includes the cost of transfers beside it; it uses one core at most. */
     costs->flop_s = dense_stats->compute_s / tagc_setup_flops(plan) * (cores < 1 ? cores : 1);
     costs->optimizer_s = dense_stats->optimizer_s / n_owned;
     costs->byte_s = machine->byte_s;

@@ -1,6 +1,6 @@
-/* From iteration times to advice. Compression has to beat the fastest arm without it, whatever that one's sharding
- * and wire, by more than 2 %, in every round, and by more than rounds differ: else it is left off. Beside that
- * stands the comparison within one kind of sharding, for whom memory binds to it. */
+/* Turns iteration times into advice. Compression is recommended only if it beats the fastest arm without it, of any
+ * sharding and wire, by more than 2 %, in every round, and by more than rounds differ. A second comparison stays within
+ * one kind of sharding, for users whose memory requires it. */
 #include "bench/bench.h"
 
 #include "files/result_file.h"
@@ -14,7 +14,7 @@ static const double least_gain = 1.02;
 
 static const char *const shardings[] = {"full sharding", "ZeRO-2", "replication", "hybrid sharding"};
 
-/* Fastest arm of a kind, of one sharding or (-1) of any; -1: there is none. */
+/* The fastest arm with or without compression, of one sharding or (-1) of any; -1 if there is none. */
 static int fastest(const tagc_bench_candidate *candidates, int n, int is_compressed, int sharding) {
     int best = -1;
     for (int i = 0; i < n; i++) {
@@ -25,7 +25,7 @@ static int fastest(const tagc_bench_candidate *candidates, int n, int is_compres
     return best;
 }
 
-/* How much faster `fast` is than `slow`, round by round. */
+/* The speed-up of `fast` over `slow`, round by round. */
 static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_bench_candidate *fast,
                                   int n_rounds) {
     enum { MAX_ROUNDS = 1000 };
@@ -35,7 +35,7 @@ static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_b
     return tagc_result_spread_of(gains, n);
 }
 
-/* A gain in every round is little to go by where rounds differ by more than the gain. */
+/* A gain in every round proves little if rounds differ by more than the gain. */
 static int pays(const tagc_result_spread *gain) {
     return gain->median >= least_gain && gain->min > 1 && gain->median - 1 > (gain->max - gain->min) / 2;
 }
@@ -48,31 +48,30 @@ static void say(tagc_bench_advice *out, const char *format, ...) {
     va_end(arguments);
 }
 
-/* What an iteration without compression waits for, and what forbids the compressed one to be faster: the largest of what
- * must be done in any case. */
+/* Says what an iteration without compression waits for, and what limits the compressed one: the largest of codec, link and
+ * computing. */
 static void say_limit(tagc_bench_advice *out, const tagc_bench_candidate *plain,
                       const tagc_bench_candidate *packed) {
     double exposed = plain->exposed_s / plain->total_s, left = packed->exposed_s / packed->total_s;
     char text[24], all[24];
-    say(out, "; %s stands still for parameters and gradients in %.0f %% of its time", plain->name,
-        100 * exposed);
+    say(out, "; %s waits for parameters and gradients for %.0f %% of its time", plain->name, 100 * exposed);
     if (exposed < 0.05) {
-        say(out, ", so that computing is the limit");
+        say(out, ", so computing is the limit");
         return;
     }
     say(out, ", %s in %.0f %%", packed->name, 100 * left);
     tagc_human_time(packed->total_s, all);
     if (packed->codec_s > packed->comm_s && packed->codec_s > packed->compute_s)
-        say(out, "; more is forbidden by its codec, which works %s of the %s (the wire is busy for less)",
+        say(out, "; its codec is the limit: it works %s of the %s (the wire is busy for less)",
             tagc_human_time(packed->codec_s, text), all);
     else if (packed->link_s > packed->compute_s && packed->link_s < packed->total_s)
-        say(out, "; more is forbidden by its bytes, which fill the link for %s of the %s",
+        say(out, "; the link is the limit: its bytes fill it for %s of the %s",
             tagc_human_time(packed->link_s, text), all);
     else if (packed->link_s > packed->compute_s)
-        say(out, "; more is forbidden by its bytes, which fill the link all the time");
+        say(out, "; the link is the limit: its bytes fill it all the time");
     else if (packed->compute_s > 0)
-        say(out, "; more is forbidden by computing, which takes %s of the %s",
-            tagc_human_time(packed->compute_s, text), all);
+        say(out, "; computing is the limit: it takes %s of the %s", tagc_human_time(packed->compute_s, text),
+            all);
 }
 
 static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate *candidates, int n,
@@ -92,8 +91,8 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
         return;
     }
     if (plain < 0) {
-        say(out,
-            "no arm leaves compression off, so nothing says whether it pays; add fsdp-bf16 or zero2-bf16");
+        say(out, "no arm leaves compression off, so there is nothing to compare with; add fsdp-bf16 or "
+                 "zero2-bf16");
         return;
     }
     const tagc_bench_candidate *a = &candidates[plain], *b = &candidates[packed];
@@ -109,14 +108,13 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
         say(out, "%s: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
             b->name, with, gain.median, a->name, without, range);
     } else {
-        int is_unsteady =
-            gain.median >= least_gain; /* more is gained in the middle than in the worst round */
+        int is_unsteady = gain.median >= least_gain; /* the median round decides */
         say(out,
             "leave compression off%s: the best with it, %s, takes %s an iteration, %s %s without (%.2fx; %s)",
-            is_unsteady ? ", for rounds differ too much to tell a gain" : "", b->name, with, a->name, without,
+            is_unsteady ? "; rounds differ too much to show a gain" : "", b->name, with, a->name, without,
             gain.median, range);
     }
     say_limit(out, a, b);
     if (a->sharding != b->sharding) say_same_sharding(out, candidates, n, n_rounds, b->sharding, plain);
-    if (out->arm >= 0) say(out, "; what it costs in loss, only training shows");
+    if (out->arm >= 0) say(out, "; this does not measure its cost in loss, only training does");
 }

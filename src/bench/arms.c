@@ -1,5 +1,5 @@
-/* The table of arms, and how one becomes options: its words go through the same parser as a command line, so that an
- * arm can say whatever tagc train can, and wrong words get the same errors. */
+/* The table of arms. The parser of the command line turns the words of an arm into options, so that an arm accepts all
+ * options of tagc train and reports the same errors. */
 #include "bench/arms.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ static const struct {
 } table[] = {
     {"fsdp", "--sharding=full --compress=none --exchange=dense", "FSDP (ZeRO-3), everything fp32"},
     {"fsdp-bf16", "--sharding=full --compress=none --exchange=dense --wire=bf16 --gather=bf16",
-     "FSDP, gradients and parameters travel as bf16"},
+     "FSDP, gradients and parameters as bf16"},
     {"zero2-bf16", "--sharding=grad --compress=none --exchange=dense --wire=bf16 --gather=bf16",
      "ZeRO-2 with a bf16 wire: parameters stay after the forward pass"},
     {"ddp", "--sharding=none --compress=none --exchange=dense", "replicas, gradients all-reduced in fp32"},
@@ -21,25 +21,25 @@ static const struct {
     {"tagc-10x-all", "--sharding=full --exchange=sketch --sparsity=0.9875 --ratio=10 --compress=all",
      "the same, every tensor compressed"},
     {"packed", "--sharding=full --exchange=packed --sparsity=0.9875",
-     "packed values behind the same index: nothing to peel"},
+     "packed values with the same index, without a sketch"},
     {"packed-bf16", "--sharding=full --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
-     "packed gradients; parameters and what stays dense travel as bf16"},
+     "packed gradients; parameters and dense gradients as bf16"},
     {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
-     "packed gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
-    {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients over replicas"},
+     "packed gradients with ZeRO-2; parameters and dense gradients as bf16"},
+    {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients with replicas"},
     {"direct", "--sharding=full --exchange=direct", "FSDP with direct gradients; the rest fp32"},
     {"direct-bf16", "--sharding=full --wire=bf16 --gather=bf16 --exchange=direct",
-     "the same; parameters and what stays dense travel as bf16"},
+     "the same; parameters and dense gradients as bf16"},
     {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=direct",
-     "direct gradients over ZeRO-2; parameters and what stays dense travel as bf16"},
+     "direct gradients with ZeRO-2; parameters and dense gradients as bf16"},
     {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 --exchange=direct",
-     "direct gradients over ZeRO-2, parameters as 4-bit deltas once per step"},
+     "direct gradients with ZeRO-2; parameters as 4-bit deltas once per step"},
     {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct",
      "the same with 2-bit deltas"},
     {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto",
      "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
      "faster"},
-    {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients over replicas"},
+    {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 
@@ -89,7 +89,7 @@ static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
                      known);
 }
 
-/* What an arm cannot have for itself: it would stand in its name and change nothing. */
+/* Refuses options that an arm cannot set: they would appear in its name and change nothing. */
 static tagc_status check_extra(const tagc_arm *arm, const char *name, size_t n) {
     static const char *const refused[] = {"config",     "data",        "val-data",   "init-from",
                                           "ranks",      "transport",   "timeout",    "blas-threads",
@@ -119,7 +119,7 @@ static tagc_status add_extras(tagc_arm *arm, const char *text, const char *end) 
     return TAGC_OK;
 }
 
-/* A long path says less than its last part. */
+/* Of a path only the last part goes into the name. */
 static tagc_status set_name(tagc_arm *arm, const char *text, size_t n) {
     size_t n_base = strcspn(text, "+,");
     const char *shown = text;
@@ -147,7 +147,7 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_ba
         tagc_options_parse(&tagc_train_command, arm->n_words, arm->words, &arm->options, &arm->parsed);
     if (status == TAGC_OK) status = tagc_train_check(&arm->options);
     if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
-    arm->options.gentle = 2; /* what a run comes to, not how it begins */
+    arm->options.gentle = 2; /* measure the settled run, not its gentle start */
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 

@@ -1,9 +1,9 @@
-/* Arms: named ways to train the same model, to be put side by side.
+/* Arms: named ways to train the same model, which a bench compares.
  *
  *   ARM = NAME[+option=value]...     NAME is one of a table, or a config file of tagc train (it has a slash or ends
  *                                    in .conf)
  *
- * as in "fsdp,packed,packed+sparsity=0.9,configs/mine.conf". What stands behind a plus is any option of tagc train. */
+ *  Example: "fsdp,packed,packed+sparsity=0.9,configs/mine.conf". `option` is any option of tagc train. */
 #ifndef TAGC_BENCH_ARMS_H
 #define TAGC_BENCH_ARMS_H
 
@@ -12,25 +12,25 @@
 enum { TAGC_ARM_NAME_BYTES = 96 };
 
 typedef struct tagc_arm {
-    char name[TAGC_ARM_NAME_BYTES]; /* as it was asked for; of a config file without folder and ending */
-    tagc_train_options options;     /* texts in it live as long as the arm */
+    char name[TAGC_ARM_NAME_BYTES]; /* as in the list; of a config file without folder and ending */
+    tagc_train_options options;     /* its texts live as long as the arm */
     tagc_parsed parsed;             /* private */
     char **words;                   /* private */
     int n_words;
 } tagc_arm;
 
-/* list: ARMs with commas between. base (n_base): words of tagc train's command line, as "--model=tiny", that hold for
- * every arm and win over its NAME, not over what stands behind a plus. Two arms of one name are refused.
- * On failure *out is NULL. */
+/* list: ARMs, separated by commas. base (n_base): words of tagc train's command line, such as "--model=tiny", for every
+ * arm. They override its NAME but not its +options. Two arms of one name are refused. On failure *out is NULL. */
 tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *base, tagc_arm **out,
                             int *n_out);
 void tagc_arms_destroy(tagc_arm *arms, int n);
 
-/* Options of tagc train that `parsed` was not given get the values of the arm NAME of the table, and count as given. */
+/* Sets the options of tagc train that are not given in `parsed` to those of the arm `name` of the table, and marks them as
+ * given. */
 tagc_status tagc_arms_preset(const char *name, tagc_parsed *parsed);
 
-/* A row of tagc train in the table of another command whose options begin with a tagc_train_options, and whether its
- * value is said to the arms. */
+/* A row of tagc train in the table of another command, whose options begin with a tagc_train_options, and whether the arms
+ * get its value. */
 typedef enum tagc_to_arms {
     TAGC_TO_ARMS_GIVEN = 0,
     TAGC_TO_ARMS_ALWAYS = 1,
@@ -42,16 +42,16 @@ typedef struct tagc_shared_row {
     tagc_to_arms to_arms;
 } tagc_shared_row;
 
-/* rows (n_own + n_shared): the own ones, then the shared. */
+/* rows (n_own + n_shared): own rows first. */
 void tagc_arms_rows(const tagc_option *own, int n_own, const tagc_shared_row *shared, int n_shared,
                     tagc_option *rows);
 
-/* tagc_arms_parse with the base that `parsed` makes of the shared rows. An arm that brings a model other than `model` is
- * refused. */
+/* tagc_arms_parse with the base that the shared rows of `parsed` give. It refuses an arm that sets a model other than
+ * `model`. */
 tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_shared_row *shared,
                            int n_shared, const tagc_gpt2_config *model, tagc_arm **out, int *n_out);
 
-/* The table: one name and what it is per line, for the help. */
+/* Prints the table for the help: a name and its text per line. */
 void tagc_arms_print(FILE *out);
 
 #endif

@@ -1,14 +1,15 @@
-/* tagc bench: what this link, this memory and this codec give, and whether compression pays here.
+/* tagc bench: measures link, memory and codec, and whether compression makes training faster here.
  *
- *   cli/bench.c    options, the order of the parts
- *   link.c         the link, as src/measure finds it
- *   exchanges.c    each exchange alone: what share of the link it fills
- *   codec.c        the memory floor, and the codec beside it
- *   rounds.c       iterations of the real engine, arms taking turns
+ *   cli/bench.c    options, and the order of the parts
+ *   link.c         the link, measured by src/measure
+ *   exchanges.c    each exchange alone: the share of the link that it fills
+ *   codec.c        the time of memory alone, and the codec compared with it
+ *   check.c        memory and options of the arms, before the first of them runs
+ *   rounds.c       iterations of the real engine; the arms take turns
+ *   report.c       their tables and the result
  *   advice.c       the recommendation
  *
- * Every part is collective; all ranks see the same figures and come to the same decisions, rank 0 prints and keeps the
- * result. */
+ * Every part is collective. All ranks get the same figures and decide alike; rank 0 prints and keeps the result. */
 #ifndef TAGC_BENCH_BENCH_H
 #define TAGC_BENCH_BENCH_H
 
@@ -18,7 +19,7 @@
 #include "measure/hosts.h"
 
 typedef struct tagc_bench_options {
-    tagc_train_options train; /* first: rows shared with tagc train have the offsets of its struct */
+    tagc_train_options train; /* must come first: rows shared with tagc train use its offsets */
     const char *arms, *only, *json;
     int64_t rounds, warmup_steps, steps_per_round;
 } tagc_bench_options;
@@ -31,7 +32,7 @@ typedef enum tagc_bench_part {
     TAGC_BENCH_ARMS = 16
 } tagc_bench_part;
 
-/* What all ranks of a process read. */
+/* Read-only for all ranks of a process. */
 typedef struct tagc_bench_plan {
     const tagc_command *command;
     tagc_bench_options options;
@@ -39,7 +40,7 @@ typedef struct tagc_bench_plan {
     char **argv;
     tagc_gpt2_config model;
     int n_tokens; /* per sequence */
-    int parts;    /* tagc_bench_part, together */
+    int parts;    /* tagc_bench_part, combined by | */
     tagc_arm *arms;
     int n_arms;
 } tagc_bench_plan;
@@ -56,7 +57,7 @@ typedef struct tagc_bench {
 
 /* Prints on rank 0. */
 void tagc_bench_say(const tagc_bench *bench, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Takes `value` over and puts it into the result, where there is one. */
+/* Adds `value` to the result if there is one. Takes ownership of it. */
 void tagc_bench_put(tagc_bench *bench, const char *name, json_t *value);
 
 tagc_status tagc_bench_link(tagc_bench *bench);
@@ -64,7 +65,7 @@ tagc_status tagc_bench_exchanges(tagc_bench *bench);
 tagc_status tagc_bench_floor(tagc_bench *bench);
 tagc_status tagc_bench_codec(tagc_bench *bench);
 tagc_status tagc_bench_arms(tagc_bench *bench);
-/* Local: what would end the arms' turns only after minutes of other work. */
+/* Local: finds errors that would otherwise end the arms' turns after minutes of other work. */
 tagc_status tagc_bench_arms_check(const tagc_bench *bench);
 
 /* ---- recommendation ---- */
@@ -74,7 +75,7 @@ typedef struct tagc_bench_candidate {
     int sharding, is_compressed;
     const double *round_s; /* (n_rounds) median iteration of each */
     double total_s, exposed_s, compute_s, codec_s, comm_s;
-    double link_s; /* its bytes at the link's full rate; 0: not known */
+    double link_s; /* time of its bytes at the link's full rate; 0: not known */
     uint64_t memory_bytes;
 } tagc_bench_candidate;
 

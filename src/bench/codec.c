@@ -1,4 +1,4 @@
-/* tagc bench --only floor and codec: which exchanges of the arms are measured, on which flats, and the table. */
+/* tagc bench --only floor and codec: chooses the exchanges and flats to measure, and prints the table. */
 #include "bench/bench.h"
 
 #include "core/status.h"
@@ -11,7 +11,7 @@
 enum { MAX_SETTINGS = 64, MAX_SIZES = 3, LEAST_ELEMS = 1 << 14 };
 
 static const double dense_s =
-    0.5; /* on the wire at most, for a dense step: its codec is the same for every value */
+    0.5; /* longest time on the wire of a dense step; its codec treats all values alike, so a smaller flat will do */
 
 /* ---- the floor ---- */
 
@@ -51,14 +51,14 @@ typedef struct setting {
     tagc_reducer_options options; /* n_elems and tag mean nothing */
     tagc_paper_options paper;     /* sketch and packed */
     int n_sizes;
-    flat_size sizes[MAX_SIZES]; /* those that hold the most elements together */
+    flat_size sizes[MAX_SIZES]; /* the sizes that hold the most elements in total */
 } setting;
 
 typedef struct setting_list {
     int n;
     setting items[MAX_SETTINGS];
-    flat_size
-        gathers[TAGC_N_GATHER_KINDS]; /* the largest flat that travels so, and how many of these; 0: none */
+    flat_size gathers
+        [TAGC_N_GATHER_KINDS]; /* the largest flat gathered so, and the number of such flats; 0: none */
 } setting_list;
 
 static uint64_t weight(const flat_size *size) {
@@ -95,7 +95,7 @@ static int same_exchange(const tagc_reducer_options *a, const tagc_reducer_optio
            (p->ratio == q->ratio && p->cells == q->cells && p->unpeeled == q->unpeeled);
 }
 
-/* Arms that exchange in the same way are measured once; the codec of two levels is that of one. */
+/* Arms with the same exchange are measured once. Two levels use the codec of one. */
 static setting *find_setting(setting_list *list, const tagc_reducer_options *asked) {
     tagc_reducer_options one_level = *asked, *options = &one_level;
     one_level.ranks_per_host = 1;
@@ -105,7 +105,7 @@ static setting *find_setting(setting_list *list, const tagc_reducer_options *ask
     if (list->n == MAX_SETTINGS) return NULL;
     setting *s = &list->items[list->n++];
     s->options = *options;
-    if (options->paper) { /* the layout's, which goes */
+    if (options->paper) { /* points into the layout, which is destroyed */
         s->paper = *options->paper;
         s->options.paper = &s->paper;
     }
@@ -154,7 +154,7 @@ static void describe(const tagc_reducer_options *o, char what[48]) {
         snprintf(what, 48, "%s %s%s", name, indexes[o->paper->index], all);
 }
 
-/* One line, and the members that all entries have. */
+/* Prints one line, and makes the members that all entries have. */
 static json_t *say_entry(codec_table *c, const char *what, const char *sparsity, int n_flats,
                          const tagc_codec_time *r) {
     char n_elems[16];
@@ -193,7 +193,7 @@ static void report(codec_table *c, const setting *s, int n_flats, const tagc_cod
     json_array_append_new(c->list, about);
 }
 
-/* Dense flats become no larger than a slow link carries in time, and those that are alike then are one. */
+/* Cuts dense flats to what a slow link carries in time, and merges those that become equal. */
 static void shorten(const tagc_bench *bench, setting *s) {
     const tagc_reducer_options *o = &s->options;
     double n_bytes = (o->format == TAGC_FORMAT_BF16 ? 2 : 4) * (o->output != TAGC_OUTPUT_SHARD ? 2 : 1);

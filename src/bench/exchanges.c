@@ -1,4 +1,4 @@
-/* tagc bench --only exchanges: what share of the link each exchange fills. */
+/* tagc bench --only exchanges: the share of the link that each exchange fills. */
 #include "bench/bench.h"
 
 #include "core/status.h"
@@ -50,9 +50,8 @@ static void say_table(const tagc_bench *bench, const tagc_exchange_times *times)
                        rate_of(time) / times->link_bytes_per_s);
     }
     if (times->to_mpi > 0)
-        tagc_bench_say(
-            bench, "  reduce-scatter goes point to point, which took %.2f of the time of MPI's own here\n",
-            times->to_mpi);
+        tagc_bench_say(bench, "  tagc's point-to-point reduce-scatter took %.2f times as long as MPI's own\n",
+                       times->to_mpi);
 }
 
 tagc_status tagc_bench_exchanges(tagc_bench *bench) {

@@ -1,4 +1,4 @@
-/* tagc bench --only link: which pairs of ranks are measured, and the table. */
+/* tagc bench --only link: chooses the pairs of ranks to measure, and prints the table. */
 #include "bench/bench.h"
 
 #include "core/status.h"
@@ -40,7 +40,7 @@ static void say_pair(const tagc_bench *bench, const tagc_pair *p) {
                    tagc_human_rate(p->both_bytes_per_s, both));
 }
 
-/* One rank of each host speaks for it; a host by itself has two. */
+/* One rank represents each host. A single host has two. */
 static int choose_pairs(const tagc_bench *bench, tagc_pair pairs[MAX_PAIRS], int *n_all) {
     const tagc_hosts *hosts = &bench->hosts;
     int n = 0;

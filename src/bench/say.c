@@ -1,4 +1,4 @@
-/* What the parts of tagc bench share: printing, the result. */
+/* Printing, and adding to the result, for all parts of tagc bench. */
 #include "bench/bench.h"
 
 #include <stdarg.h>

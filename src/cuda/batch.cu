@@ -1,7 +1,7 @@
-/* The maker "cuda" of codec/batch.h: lays a batch out, copies what kernels know of it to the device, and launches them.
+/* The maker "cuda" of codec/batch.h: lays out the memory of a batch, copies its tables to the device, and launches kernels.
  *
- * A run is eight launches to encode fragments of code topk, two for those of code blocks, two to validate, and three or four to
- * decode; none of them depends on the number of rows. Nothing is allocated in a run, and nothing is read by the host. */
+ * A run takes eight launches to encode fragments of code topk, two for those of code blocks, two to validate, and three or
+ * four to decode, whatever the number of rows. A run allocates nothing, and the host reads nothing back. */
 #include "cuda/blocks.cuh"
 #include "cuda/host.cuh"
 extern "C" {
@@ -23,7 +23,7 @@ struct tagc_batch {
     table<sums_row> sums;
     table<body_row> bodies;
     table<uint32_t> row_of_tile, row_of_chunk, row_of_task, row_of_run;
-    table<uint32_t> index; /* (n_rows) of topk or blocks where this row stands */
+    table<uint32_t> index; /* (n_rows) index of this row among those of topk or of blocks */
     char *image, *work;    /* tables on the host, and all memory of the device */
     size_t image_bytes;
 };
@@ -41,7 +41,7 @@ static double margin_at_most(double expected) {
     return 4 * sqrt(LINE * (expected + 4 * LINE));
 }
 
-/* Candidates that find room: what the sample promises where large elements come in lines, and again as much spread. */
+/* Capacity for candidates: the sample's prediction if large elements come in clusters, plus as much again for its spread. */
 static void plan_sample(topk_row *row) {
     const double n_sampled = (double)N_LINES * LINE;
     row->n_room = 0;
@@ -136,7 +136,7 @@ struct totals {
     size_t tiles, chunks, tasks, runs, topk, blocks, sums, bodies;
 };
 
-/* What each row needs, and where it stands in the grids; with an image, the rows of tables, too. */
+/* The memory of each row and its blocks in the grids. If there is an image, fills the rows of the tables, too. */
 static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *arena, totals *t) {
     *t = totals();
     for (size_t i = 0; i < b->n_rows; i++) {
@@ -189,11 +189,11 @@ static void lay_out_rows(tagc_batch *b, const tagc_batch_row *rows, tagc_arena *
     }
 }
 
-/* Tables in front, then what kernels make. Returns all bytes of the device. */
+/* Tables come first, then the kernels' own memory. Returns the bytes on the device. */
 static size_t lay_out(tagc_batch *b, const tagc_batch_row *rows) {
     totals t, again;
     tagc_arena measure = {}, arena = {};
-    lay_out_rows(b, rows, &measure, &t); /* no image: counts */
+    lay_out_rows(b, rows, &measure, &t); /* without an image: only counts */
     arena.base = b->work;
     take_table(b->image, &arena, &b->topk, t.topk);
     take_table(b->image, &arena, &b->blocks, t.blocks);
@@ -284,7 +284,7 @@ static tagc_status cuda_create(tagc_batch_kind kind, const tagc_batch_row *rows,
     b->n_rows = n_rows;
     b->work = static_cast<char *>(work);
     b->stream = static_cast<cudaStream_t>(stream);
-    lay_out(b, rows); /* how large the image is */
+    lay_out(b, rows); /* to find the size of the image */
     b->image = static_cast<char *>(calloc(b->image_bytes ? b->image_bytes : 1, 1));
     if (!b->image) {
         size_t n_bytes = b->image_bytes;

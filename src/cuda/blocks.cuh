@@ -1,4 +1,4 @@
-/* Code blocks: every value in order. A block of threads takes a run of 4096 elements, which are whole blocks of values: it
+/* Code blocks: all values in order. A block of threads takes a run of 4096 elements, a whole number of blocks of values. It
  * encodes them, or adds those of all bodies of a row. */
 #ifndef TAGC_CUDA_BLOCKS_CUH
 #define TAGC_CUDA_BLOCKS_CUH
@@ -9,7 +9,7 @@ namespace tagc_cuda {
 
 constexpr unsigned RUN = 4096;
 constexpr uint32_t TRANSFORM_LIMIT =
-    0x71800000u; /* 2^100: a block with larger values is not sent when transformed */
+    0x71800000u; /* 2^100: a transformed block with larger values is sent as zeros */
 
 /* Hadamard, orthonormal, of each whole block in x (n): sums and differences of elements 1, 2, 4, ... apart. One block. */
 __device__ __forceinline__ void transform_run(float *x, uint32_t n, uint32_t block) {
@@ -59,7 +59,7 @@ __device__ __forceinline__ void settle_run(const blocks_row *row, size_t at, flo
     *nonfinite |= magnitude(sum) >= INF_BITS;
 }
 
-/* Values that have scales. The half warps take blocks in turn; all lanes of a warp go through the same rounds. */
+/* Values with scales. The half warps take blocks in turn; all lanes of a warp make the same number of turns. */
 __device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s, size_t first, uint32_t n,
                                            int *nonfinite) {
     const value_format *f = &row->format;
@@ -79,7 +79,7 @@ __device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s,
         const int is_too_large = f->rotate && half_largest(most) >= TRANSFORM_LIMIT;
         if (lane_of() % HALF == 0 && n_here) s->is_too_large[index] = (uint8_t)is_too_large;
         const float *from = is_rotated ? s->rotated : s->acc;
-        /* a block that is too large has a scale of zero, and so have zeros */
+        /* a block that is too large gets a scale of zero, as a block of zeros does */
         auto get = [&](unsigned i) { return is_too_large ? 0.0f : from[begin + i]; };
         value_block<decltype(get)> here = {n_here, n_rounds, get};
         const size_t at = first + begin;
@@ -89,14 +89,14 @@ __device__ __forceinline__ void encode_run(const blocks_row *row, run_shared *s,
                          if (is_too_large)
                              settle_run(row, at + i, 0, zero_as_negative(s->acc[begin + i]), nonfinite);
                          else if (is_rotated)
-                             s->rotated[begin + i] = decoded; /* until it is turned back */
+                             s->rotated[begin + i] = decoded; /* settle_rotated transforms it back */
                          else
                              settle_run(row, at + i, decoded, error, nonfinite);
                      });
     }
 }
 
-/* Rounds of what was rotated are turned back; what is lost shows there. */
+/* Transforms decoded values back, and settles them: the loss is known only then. */
 __device__ __forceinline__ void settle_rotated(const blocks_row *row, run_shared *s, size_t first, uint32_t n,
                                                int *nonfinite) {
     const uint32_t block = (uint32_t)row->format.block, n_whole = n / block * block;

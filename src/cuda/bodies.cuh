@@ -1,10 +1,10 @@
-/* Bodies of code topk on their way in: checked, and added to sums.
+/* Received bodies of code topk: checks them, and adds them to sums.
  *
- *   index   where each chunk's items and bits begin in a body; whether its front is sound
- *   check   whether codes, scales and values are sound
- *   add     the bodies of a row, one after the other, chunk by chunk
+ *     index   finds where each chunk's items and bits begin in a body, and checks its header and chunk table
+ *   check   checks codes, scales and values
+ *   add     adds the bodies of a row, one after the other, chunk by chunk
  *
- * The bytes of a body may be anything until check has passed: nothing is read outside of n_bytes. */
+ * Until check has passed, a body may hold any bytes: nothing outside of n_bytes is read. */
 #ifndef TAGC_CUDA_BODIES_CUH
 #define TAGC_CUDA_BODIES_CUH
 
@@ -12,7 +12,7 @@
 
 namespace tagc_cuda {
 
-/* The first damage is the largest, so that atomicMax keeps it. */
+/* Orders damages so that atomicMax keeps the one that the processor would report first. */
 __device__ __forceinline__ int damage_rank(tagc_damage damage) {
     return damage == TAGC_DAMAGE_NONE ? 0 : 4 - (int)damage;
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t bodies_of(const sums_row *row) {
     return row->stop && *row->stop ? 0 : row->n_bodies;
 }
 
-/* Whether the first bytes are those of a body. */
+/* Whether the header is that of a body of this row. */
 __device__ __forceinline__ int is_header_sound(const sums_row *row, const body_row *body) {
     if (length_of(body) < HEADER + (unsigned long long)ENTRY * row->n_chunks) return 0;
     const int bits = body->bytes[4];
@@ -45,7 +45,7 @@ __device__ __forceinline__ int is_header_sound(const sums_row *row, const body_r
     return !(body->bytes[5] | body->bytes[6] | body->bytes[7]);
 }
 
-/* Begins of chunks. Returns 1 in all threads when the table agrees with the length, else 0. One block. */
+/* Finds the starts of chunks. Returns 1 in all threads if the table agrees with the length, else 0. One block. */
 __device__ __forceinline__ int index_chunks(const sums_row *row, const body_row *body, index_shared *s,
                                             unsigned long long *n_index_bytes) {
     const int bits = body->bytes[4];
@@ -70,13 +70,13 @@ __device__ __forceinline__ int index_chunks(const sums_row *row, const body_row 
     return block_sum(&s->bad, bad) == 0 && at <= length_of(body) && n_items == load32(body->bytes);
 }
 
-/* A block per body. checks: 0 where bodies are known to be sound. */
+/* A block per body. checks: 0 if bodies are known to be sound. */
 static __global__ void __launch_bounds__(THREADS)
     index_bodies(const sums_row *rows, const body_row *bodies, int checks) {
     TAGC_SHARED(index_shared, shared);
     const body_row *body = &bodies[blockIdx.x];
     const sums_row *row = &rows[body->row];
-    if (blockIdx.x - row->first_body >= bodies_of(row)) return; /* there were more in another run */
+    if (blockIdx.x - row->first_body >= bodies_of(row)) return; /* an earlier run had more bodies */
     body_state found = {};
     tagc_damage damage = TAGC_DAMAGE_NONE;
     if (!row->is_sparse) {
@@ -98,13 +98,13 @@ static __global__ void __launch_bounds__(THREADS)
 
 /* ---- codes of positions ---- */
 
-constexpr unsigned CODES_EACH = 4; /* that a thread reads at a time */
+constexpr unsigned CODES_EACH = 4; /* codes that a thread reads at a time */
 
 struct codes_shared {
     scan_shared<unsigned long long> scan;
 };
 
-/* Code j, of bytes that it lies in alone. */
+/* Code j; reads only the bytes that hold it. */
 __device__ __forceinline__ uint32_t code_at(const uint8_t *bytes, uint32_t j, int bits) {
     const uint32_t bit = j * (uint32_t)bits, last = (bit + (uint32_t)bits - 1) / 8;
     uint32_t word = 0;
@@ -122,7 +122,7 @@ __device__ __forceinline__ void each_code(const uint8_t *bytes, uint32_t n_codes
     for (uint32_t from = 0; from < n_codes; from += THREADS * CODES_EACH) {
         const uint32_t first = from + threadIdx.x * CODES_EACH;
         uint32_t codes[CODES_EACH];
-        unsigned long long sum = 0, total; /* of steps, and in the upper half of items */
+        unsigned long long sum = 0, total; /* of steps; the upper half is the sum of items */
         for (uint32_t i = 0; i < CODES_EACH; i++) {
             codes[i] = first + i < n_codes ? code_at(bytes, first + i, bits) : escape;
             if (first + i >= n_codes) continue;
@@ -145,7 +145,7 @@ __device__ __forceinline__ void each_code(const uint8_t *bytes, uint32_t n_codes
 
 /* ---- check ---- */
 
-/* Items of a chunk's bitmap; 1 in *bad of threads that find bits past its end. */
+/* Counts the items of a chunk's bitmap; sets *bad to 1 in threads that find bits past its end. */
 __device__ __forceinline__ uint32_t count_bits(const uint8_t *bytes, uint32_t n, int *bad) {
     uint32_t n_items = 0;
     for (uint32_t i = threadIdx.x; i < (n + 7) / 8; i += THREADS) {
@@ -161,7 +161,7 @@ struct check_shared {
     unsigned is_last;
 };
 
-/* Whether the chunk's codes mark as many items as its entry says, all of them inside. One block. */
+/* Whether the chunk's codes mark as many items as its entry in the table, all of them inside the chunk. One block. */
 __device__ __forceinline__ int are_codes_sound(const sums_row *row, const body_row *body, uint32_t c,
                                                check_shared *s) {
     const uint32_t n = chunk_elems(row->n, row->chunk, c);
@@ -177,7 +177,7 @@ __device__ __forceinline__ int are_codes_sound(const sums_row *row, const body_r
     return !bad && end <= n && n_items == load16(entry);
 }
 
-/* A block per chunk of each body, which looks at a part of the values, too. Rows have one body each. */
+/* A block per chunk of each body; it checks a part of the values, too. Rows have one body each. */
 static __global__ void __launch_bounds__(THREADS)
     check_bodies(work_of<sums_row> work, const body_row *bodies) {
     TAGC_SHARED(check_shared, shared);
@@ -207,7 +207,7 @@ static __global__ void __launch_bounds__(THREADS)
 struct add_shared {
     codes_shared codes;
     scan_shared<uint32_t> scan;
-    uint8_t bits[MAX_CHUNK / 8]; /* a bitmap, at an address of our own */
+    uint8_t bits[MAX_CHUNK / 8]; /* a copy of the bitmap, aligned */
 };
 
 /* Calls visit(position, item) for each item of a bitmap. One block. */
@@ -225,7 +225,7 @@ __device__ __forceinline__ void each_bit(const uint8_t *bytes, uint32_t n, add_s
             visit(i * 8 + (uint32_t)__ffs((int)byte) - 1, item++);
 }
 
-/* sum + scale * value; 1 in *nonfinite where that is not finite. */
+/* *sum += scale * value; sets *nonfinite to 1 if the sum is not finite. */
 __device__ __forceinline__ void add_to(float *sum, float scale, float value, int *nonfinite) {
     const float added = *sum + scale * value;
     *sum = added;
@@ -255,8 +255,8 @@ __device__ __forceinline__ void clear_chunk(const sums_row *row, uint32_t c) {
     for (size_t i = (size_t)c * row->chunk + threadIdx.x; i < end; i += THREADS) row->sums[i] = 0;
 }
 
-/* A block per chunk. Its sums are in the second cache after the first touch; a chunk of them would not fit the shared
- * memory of all devices. */
+/* A block per chunk. Its sums stay in the L2 cache after the first access; the shared memory of some devices is too small
+ * for them. */
 static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> work, const body_row *bodies) {
     TAGC_SHARED(add_shared, shared);
     const sums_row *row = &work.rows[work.row_of_block[blockIdx.x]];
@@ -266,7 +266,7 @@ static __global__ void __launch_bounds__(THREADS) add_topk(work_of<sums_row> wor
     if (!row->is_sparse || c >= row->n_chunks) return;
     if (!row->add) clear_chunk(row, c);
     for (uint32_t b = 0; b < n_bodies; b++) {
-        __syncthreads(); /* the body before is done with these sums */
+        __syncthreads(); /* all threads have added the body before */
         add_chunk(row, &bodies[row->first_body + b], c, &shared, &nonfinite);
     }
     if (nonfinite) atomicOr(&row->result->nonfinite, 1);

@@ -1,4 +1,4 @@
-/* Batches of deltas: two launches, whatever the number of rows. */
+/* Batches of deltas: two launches for any number of rows. */
 #include "cuda/delta.cuh"
 #include "cuda/host.cuh"
 

@@ -1,5 +1,5 @@
-/* Low-bit blocks of deltas (codec/delta.h): a warp per block of 256. Bytes hold elements that lie a half or a quarter of a
- * block apart, so that a lane packs its own 8. Each element goes through the operations of codec/delta_body.h. */
+/* Low-bit blocks of deltas (codec/delta.h): a warp per block of 256. The elements in a byte are a half or a quarter of a
+ * block apart, so each lane packs its own 8 elements. The operations on an element are those of codec/delta_body.h. */
 #ifndef TAGC_CUDA_DELTA_CUH
 #define TAGC_CUDA_DELTA_CUH
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ float largest_share(int bits) {
     return bits == 8 ? 1.0f / 128 : bits == 4 ? 1.0f / 8.5f : 0.375f;
 }
 
-/* up, down: the largest positive difference, and the largest magnitude of the others, as bits. */
+/* up, down: the bits of the largest positive difference and of the largest magnitude among the others. */
 __device__ __forceinline__ uint32_t delta_scale(int bits, int up, int down) {
     const int most = larger(up, down);
     if (most >= (int)INF_BITS) return SCALE_NAN;

@@ -1,9 +1,9 @@
-/* What all kernels stand on. Compiled by nvcc for a device; tests compile the same sources as C++ over
+/* The base of all kernels. nvcc compiles them for a device. Tests compile the same sources as C++ with
  * tests/cuda/harness.h, which executes them.
  *
- * Rules that keep both true: kernels are launched by TAGC_LAUNCH, each has one struct of shared memory, taken with
- * TAGC_SHARED, of at most 48 KiB, and blocks learn that others are done from take_ticket alone. Built with -fmad=false:
- * every operation is one IEEE operation, as on the processor. */
+ * Rules for both: TAGC_LAUNCH launches kernels. A kernel has one struct of shared memory, at most 48 KiB, declared with
+ * TAGC_SHARED. Blocks learn only from take_ticket that others are done. Build with -fmad=false: every operation is then one
+ * IEEE operation, as on the processor. */
 #ifndef TAGC_CUDA_DEVICE_CUH
 #define TAGC_CUDA_DEVICE_CUH
 
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #ifndef TAGC_CUDA_THREADS
-#define TAGC_CUDA_THREADS 256 /* of a block; tests run fewer, too */
+#define TAGC_CUDA_THREADS 256 /* per block; tests use fewer, too */
 #endif
 
 #ifdef TAGC_CUDA_HARNESS
@@ -52,8 +52,8 @@ __device__ __forceinline__ unsigned warp_of() {
     return threadIdx.x / LANES;
 }
 
-/* The order of those who take one; what a thread and, before a barrier, its block wrote before it took its ticket, all who take a
- * later one see. */
+/* Takes the next number of a counter. All that a thread wrote before it took its ticket, and all that its block wrote before
+ * a preceding barrier, is visible to takers of later tickets. */
 __device__ __forceinline__ unsigned take_ticket(unsigned *counter) {
 #ifdef TAGC_CUDA_HARNESS
     return harness_add_ordered(counter, 1);
@@ -65,7 +65,7 @@ __device__ __forceinline__ unsigned take_ticket(unsigned *counter) {
 #endif
 }
 
-/* 1 in all threads of the last of n blocks that come here. flag: in shared memory. */
+/* Returns 1 in all threads of the last of n blocks to call it, else 0. flag: in shared memory. */
 __device__ __forceinline__ int is_last_block(unsigned *counter, unsigned n, unsigned *flag) {
     __syncthreads();
     if (threadIdx.x == 0) *flag = take_ticket(counter) == n - 1;
@@ -115,7 +115,7 @@ template <typename T> __device__ __forceinline__ T warp_sum(T value) {
     return value;
 }
 
-/* Of those before this lane. */
+/* The sum over the lanes before this one. */
 template <typename T> __device__ __forceinline__ T warp_before(T value, T *total) {
     T sum = value;
     for (unsigned by = 1; by < LANES; by *= 2) {
@@ -128,7 +128,7 @@ template <typename T> __device__ __forceinline__ T warp_before(T value, T *total
 
 template <typename T> struct scan_shared { T of_warp[WARPS]; };
 
-/* Of those before this thread; sums may overflow as T does. */
+/* The sum over the threads before this one; it wraps as T does. */
 template <typename T> __device__ T block_before(scan_shared<T> *s, T value, T *total) {
     T of_warp, before = warp_before(value, &of_warp), sum = 0;
     if (lane_of() == 0) s->of_warp[warp_of()] = of_warp;
@@ -152,7 +152,7 @@ template <typename T> __device__ T block_sum(scan_shared<T> *s, T value) {
     return sum;
 }
 
-/* The largest value of a thread before this one, 0 where there is none. */
+/* The largest value of the threads before this one, 0 if there is none. */
 __device__ __forceinline__ uint32_t block_largest_before(scan_shared<uint32_t> *s, uint32_t value) {
     uint32_t sum = value;
     for (unsigned by = 1; by < LANES; by *= 2) {

@@ -1,4 +1,4 @@
-/* What batches do on the host: tables that stand at the same place here and on the device, copies, errors. */
+/* The host's side of batches: tables at equal offsets in the image here and on the device, copies, errors. */
 #ifndef TAGC_CUDA_HOST_CUH
 #define TAGC_CUDA_HOST_CUH
 
@@ -11,14 +11,14 @@ extern "C" {
 
 namespace tagc_cuda {
 
-/* Arrays that the host fills and kernels read: here, and on the device. */
+/* An array that the host fills and kernels read: its address here and on the device. */
 template <typename T> struct table {
     T *host;
     T *device;
     size_t n;
 };
 
-/* The next n of the image, whose copy begins where the arena does. image: NULL while measuring. */
+/* Takes the next n elements of the image, whose copy starts where the arena does. image: NULL while measuring. */
 template <typename T> void take_table(char *image, tagc_arena *arena, table<T> *t, size_t n) {
     size_t at = arena->n_bytes;
     t->device = static_cast<T *>(tagc_arena_take(arena, n, sizeof(T)));
@@ -27,7 +27,7 @@ template <typename T> void take_table(char *image, tagc_arena *arena, table<T> *
 }
 
 inline uint32_t parts_of(size_t n,
-                         size_t part) { /* at least one, so that a row without elements has a block, too */
+                         size_t part) { /* at least one block, also for a row without elements */
     return n ? (uint32_t)((n + part - 1) / part) : 1;
 }
 
@@ -55,14 +55,14 @@ inline tagc_status copy_to_device(void *to, const void *from, size_t n_bytes, cu
 inline tagc_status check_launches(void) {
     return check_cuda(cudaGetLastError(), "launches of a batch");
 }
-/* What asks for a kernel's attributes loads it. */
+/* Asking for a kernel's attributes loads it. */
 template <typename Kernel> tagc_status load_kernel(Kernel *kernel) {
     cudaFuncAttributes attributes;
     return check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
 }
 #endif
 
-/* Deltas, of delta.cu. */
+/* Deltas: delta.cu. */
 tagc_status cuda_delta_prepare(void);
 size_t cuda_delta_work_bytes(const tagc_delta_row *rows, size_t n_rows);
 tagc_status cuda_delta_create(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
@@ -71,7 +71,7 @@ tagc_status cuda_delta_point(tagc_delta_batch *batch, const tagc_delta_row *rows
 tagc_status cuda_delta_run(tagc_delta_batch *batch);
 void cuda_delta_destroy(tagc_delta_batch *batch);
 
-/* Slots, of slots.cu. */
+/* Slots: slots.cu. */
 extern const tagc_slots_maker cuda_slots;
 tagc_status cuda_slots_prepare(void);
 

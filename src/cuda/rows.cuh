@@ -1,5 +1,5 @@
-/* What kernels know of a batch: rows, and the memory that they share. batch.cu fills the rows and copies them to the device;
- * everything else is made there, anew in every run. */
+/* The rows of a batch as kernels see them, and the memory that they share. batch.cu fills the rows and copies them to the
+ * device. Kernels compute everything else there, anew in every run. */
 #ifndef TAGC_CUDA_ROWS_CUH
 #define TAGC_CUDA_ROWS_CUH
 
@@ -13,14 +13,14 @@ namespace tagc_cuda {
 constexpr unsigned SPAN = 512;          /* elements that a warp streams at a time; chunks are whole spans */
 constexpr unsigned TILE = WARPS * SPAN; /* elements that a block streams */
 #ifndef TAGC_CUDA_LINES
-#define TAGC_CUDA_LINES 512 /* tests take fewer, to have rows that are sampled and small */
+#define TAGC_CUDA_LINES 512 /* tests use fewer, so that small rows are sampled, too */
 #endif
 constexpr unsigned LINE = 16, N_LINES = TAGC_CUDA_LINES; /* of the sample: elements per line, lines */
 constexpr unsigned RADIX_BITS = 11, N_RADIX = 1u << RADIX_BITS;
 constexpr unsigned MAX_CHUNK = 32768; /* elements */
 constexpr unsigned MIN_BITS = 2, MAX_BITS = 15,
                    N_WIDTHS = MAX_BITS - MIN_BITS + 1; /* of codes of positions */
-constexpr unsigned NO_BOUND = 0x80000000u;             /* that no magnitude reaches */
+constexpr unsigned NO_BOUND = 0x80000000u;             /* above the bits of any magnitude */
 
 /* Formats of values (codec/values.h). */
 struct value_format {
@@ -28,52 +28,52 @@ struct value_format {
     uint32_t largest_scale;                   /* bits of a bf16 */
 };
 
-/* Where the candidates of a span lie among those of its row. */
+/* The place of a span's candidates among those of its row. */
 struct span {
     uint32_t begin, n;
 };
 
-/* How far the search for the k-th largest has come, and what a row's blocks tell each other. */
+/* The progress of the search for the k-th largest, and what the blocks of a row share. */
 struct state {
-    uint32_t t_lo, t_hi;    /* candidates; those that are kept for certain */
-    int is_dense;           /* 1: the candidates are no use, every element of acc is one */
+    uint32_t t_lo, t_hi;    /* lower bounds: of candidates; of elements certain to be kept */
+    int is_dense;           /* 1: the bounds failed, so every element of acc is a candidate */
     int is_done;            /* 1: the threshold is known */
-    int nonfinite, is_full; /* is_full: no room for candidates */
+    int nonfinite, is_full; /* is_full: the candidates exceed n_room */
     uint32_t base, limit, prefix,
-        rank; /* bits from base to below limit; of bits - base the digits above those of
-                                           n_digit_bits at `shift` are prefix */
+        rank; /* searches bits in [base, limit); of bits - base, the digits above the
+                                           current one (n_digit_bits at `shift`) are `prefix` */
     int shift, n_digit_bits;
-    uint32_t threshold; /* larger ones are kept, and of equal ones the first n_ties */
+    uint32_t threshold; /* larger bits are kept, and the first n_ties equal ones */
     uint32_t n_ties, n_kept;
-    unsigned long long n_found; /* candidates, and in the upper half those of t_hi or more */
+    unsigned long long n_found; /* candidates; the upper half counts those of t_hi or more */
     unsigned tickets[8];
-    int bits; /* of codes of positions; 0 a bitmap */
+    int bits; /* width of codes of positions; 0: a bitmap */
     unsigned long long n_index_bytes;
 };
 
 struct chunk_state {
-    uint32_t n_above, n_ties; /* larger than the threshold, and equal to it */
+    uint32_t n_above, n_ties; /* items above the threshold, and equal to it */
     uint32_t n_ties_kept, begin;
-    uint32_t codes[(N_WIDTHS + 1) / 2]; /* how many at each width, two to a word */
-    unsigned long long offset;          /* of its codes in the body */
+    uint32_t codes[(N_WIDTHS + 1) / 2]; /* number of codes at each width, two per word */
+    unsigned long long offset;          /* bit offset of its codes in the body */
 };
 
-/* A fragment of code topk to be encoded. */
+/* A fragment of code topk to encode. */
 struct topk_row {
     const float *gradient, *residual_in;
     float *residual_out;
-    float *sums, *error; /* encode_sums: sums in place of the three */
+    float *sums, *error; /* encode_sums: `sums` replaces the three above */
     float unscale;
     uint8_t *body;
     tagc_batch_result *result;
     uint32_t n, k, chunk, n_chunks;
-    uint32_t n_tiles, n_grid_chunks, n_value_tasks; /* blocks that work for it, at least 1 */
+    uint32_t n_tiles, n_grid_chunks, n_value_tasks; /* blocks of the grids for it, at least 1 each */
     uint32_t first_tile, first_chunk, first_value_task;
-    uint32_t n_room;  /* candidates; 0: the row is not sampled */
+    uint32_t n_room;  /* capacity for candidates; 0: the row is not sampled */
     uint32_t stride;  /* of the sample, in lines */
-    float n_expected; /* of the sampled elements among the k largest */
+    float n_expected; /* expected number of sampled elements among the k largest */
     int safest_bits;
-    unsigned long long safest_bytes; /* no support takes more at that width */
+    unsigned long long safest_bytes; /* of the width that is safe for any set of positions */
     value_format format;
     state *progress;
     uint32_t *radix;     /* (N_RADIX) */
@@ -86,12 +86,12 @@ struct topk_row {
     float *values;       /* (k) */
 };
 
-/* A body to be validated or decoded. */
+/* A body to validate or decode. */
 struct body_state {
     uint32_t n_items;
     int bits;
-    int front_damage; /* of its front and its length, and then of all of it: ranks of tagc_damage turned round, so that */
-    int damage; /* the first of them is the largest */
+    int front_damage; /* of its header, chunk table and length; see damage_rank */
+    int damage; /* of the whole body */
     unsigned ticket;
     unsigned long long n_index_bytes;
 };
@@ -99,20 +99,20 @@ struct body_state {
 struct body_row {
     const uint8_t *bytes;
     unsigned long long n_bytes;
-    const uint64_t *length; /* where n_bytes stands instead, or NULL */
+    const uint64_t *length; /* if not NULL: holds n_bytes instead */
     unsigned row;           /* in rows */
     body_state *progress;
     uint32_t *begin;            /* (n_chunks) first item of each chunk */
-    unsigned long long *offset; /* (n_chunks) where its bits begin */
+    unsigned long long *offset; /* (n_chunks) first bit of each chunk */
 };
 
-/* A fragment to be added up, of either code; for validation one body of each. */
+/* A fragment of either code whose bodies are added; for validation it has one body. */
 struct sums_row {
     int is_sparse;
-    uint32_t n, k, chunk, n_chunks; /* topk; of blocks a chunk is a run */
+    uint32_t n, k, chunk, n_chunks; /* of topk; for blocks, a chunk is a run */
     uint32_t n_grid_chunks, first_chunk;
     uint32_t first_body, n_bodies;
-    const int *stop; /* not 0: no bodies; or NULL */
+    const int *stop; /* NULL, or a flag: if it is not 0, no body is added */
     int add;
     float scale;
     float *sums;
@@ -120,7 +120,7 @@ struct sums_row {
     value_format format;
 };
 
-/* A fragment of code blocks to be encoded. */
+/* A fragment of code blocks to encode. */
 struct blocks_row {
     const float *gradient, *residual_in; /* residual_in and residual_out may be NULL */
     float *residual_out;
@@ -135,7 +135,7 @@ struct blocks_row {
     int *nonfinite;
 };
 
-/* Blocks of a launch to rows: block b works for row row_of_block[b]. */
+/* Maps the blocks of a launch to rows: block b works for row row_of_block[b]. */
 template <typename row> struct work_of {
     const row *rows;
     const uint32_t *row_of_block;

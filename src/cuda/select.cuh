@@ -23,7 +23,7 @@ struct digit_shared {
     unsigned is_last;
 };
 
-/* Finds where in the counts (N_RADIX) the element of this rank from the top is, and clears them. One block. */
+/* Finds the digit of the element of this rank from the top in the counts (N_RADIX), and clears them. One block. */
 __device__ __forceinline__ void find_digit(uint32_t *radix, uint32_t rank, digit_shared *s) {
     constexpr unsigned EACH = N_RADIX / THREADS;
     uint32_t counts[EACH], sum = 0, total;
@@ -43,7 +43,8 @@ __device__ __forceinline__ void find_digit(uint32_t *radix, uint32_t rank, digit
     __syncthreads();
 }
 
-/* Continues the search in [base, limit), whose bits - base need n_bits, for the element of `rank` from the top. Thread 0. */
+/* Narrows the search for the element of `rank` from the top to bits in [base, limit), whose distance from base has n_bits.
+ * Thread 0. */
 __device__ __forceinline__ void begin_search(state *p, uint32_t base, uint32_t limit, int n_bits,
                                              uint32_t rank) {
     p->base = base;
@@ -54,7 +55,7 @@ __device__ __forceinline__ void begin_search(state *p, uint32_t base, uint32_t l
     p->shift = n_bits - p->n_digit_bits;
 }
 
-/* The counts are those of the current digit: fixes it and moves to the next. One block. */
+/* Fixes the current digit from its counts, and moves to the next digit. One block. */
 __device__ __forceinline__ void take_digit(const topk_row *row, digit_shared *s) {
     state *p = row->progress;
     find_digit(row->radix, p->rank, s);
@@ -87,7 +88,7 @@ struct sample_shared {
     uint32_t above, found, largest;
 };
 
-/* A line's place in its window is random, so that the stride does not interfere with rows and columns of a matrix. */
+/* The place of a line in its window is random, so that the stride does not coincide with rows or columns of a matrix. */
 __device__ __forceinline__ uint32_t sampled_line(uint32_t window, uint32_t stride) {
     uint32_t x = window;
     x = (x ^ x >> 16) * 0x85ebca6bu;
@@ -104,7 +105,7 @@ __device__ __forceinline__ uint32_t sampled_rank(sample_shared *s, float rank) {
     if (wanted > N_LINES * LINE) return 0;
     for (
         ;
-        ;) { /* one window of N_RADIX magnitudes after another: more than one if the largest are far from the rest */
+        ;) { /* one window of N_RADIX magnitudes per turn; more than one if the largest are far above the rest */
         for (unsigned i = threadIdx.x; i < N_RADIX; i += THREADS) s->counts[i] = 0;
         __syncthreads();
         for (unsigned i = threadIdx.x; i < N_LINES * LINE; i += THREADS) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ float margin_of(float expected, float clump) {
 
 /* Variance of the count of large elements relative to independent elements: up to LINE. */
 __device__ __forceinline__ float measure_clump(sample_shared *s, uint32_t at_least) {
-    unsigned long long sums = 0; /* of counts, and in the upper half of their squares */
+    unsigned long long sums = 0; /* of counts; the upper half is the sum of their squares */
     for (unsigned line = threadIdx.x; line < N_LINES; line += THREADS) {
         unsigned n_large = 0;
         for (unsigned i = 0; i < LINE; i++) n_large += s->sample[line * (LINE + 1) + i] >= at_least;
@@ -269,7 +270,7 @@ __device__ __forceinline__ void stream_span(const topk_row *row, uint32_t index,
         }
 }
 
-/* In the row's last block: decides where the k-th largest must be, or that all of acc has to be searched. */
+/* In the row's last block: finds the range of the k-th largest, or decides to search all of acc. */
 __device__ __forceinline__ void after_stream(const topk_row *row, digit_shared *s) {
     state *p = row->progress;
     const uint32_t n_candidates = (uint32_t)p->n_found, n_certain = (uint32_t)(p->n_found >> 32), k = row->k;

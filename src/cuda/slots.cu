@@ -1,17 +1,17 @@
-/* Slots (codec/slots.h): two launches to seal them, two to open them, one to judge and one to settle, whatever their number.
+/* Slots (codec/slots.h): two launches to seal, two to open, one to judge and one to settle any number of slots.
  *
- *   sum     checksums of bodies, TAGC_SLOT_PARTS blocks to each
- *   seal    headers; one block, which knows of all rows whether anything is not finite
- *   open    lengths, and what is wrong with headers and checksums; one block
- *   judge   what was found in bodies and sums joins the verdict; one block
- *   settle  returns at once, unless nothing of the step counts */
+ *   sum     computes checksums of bodies, TAGC_SLOT_PARTS blocks per body
+ *   seal    writes headers; one block, which sees for all rows whether a value is not finite
+ *   open    reads lengths, and checks headers and checksums; one block
+ *   judge   adds damage in bodies and non-finite sums to the verdict; one block
+ *   settle  undoes the step if it does not count; else returns at once */
 #include "cuda/host.cuh"
 
 using namespace tagc_cuda;
 
 namespace {
 
-/* With results what was encoded, else what headers say, which may be anything. */
+/* The bytes of a body: of the encoder's result if there is one, else of the received header, which may hold anything. */
 __device__ __forceinline__ uint64_t summed_bytes(const tagc_slots_form *form, const uint8_t *slots,
                                                  const tagc_batch_result *results, uint32_t i) {
     if (!results) return tagc_slot_summed(form, tagc_slot_at(form, slots, i)->body_bytes);
@@ -48,14 +48,14 @@ struct verdict_shared {
     int64_t failures[THREADS];
 };
 
-/* What threads have found joins the verdict; returns it to all of them. One block. */
+/* Combines what the threads found with the verdict, and returns it to all of them. One block. */
 __device__ __forceinline__ tagc_slots_verdict join(verdict_shared *s, tagc_slots_verdict *verdict,
                                                    int64_t failure, int nonfinite,
                                                    unsigned long long n_items) {
     tagc_slots_verdict all = *verdict;
     s->failures[threadIdx.x] = failure;
     nonfinite =
-        block_sum(&s->flags, nonfinite); /* and whoever looks at the list comes after those who wrote it */
+        block_sum(&s->flags, nonfinite); /* its barrier orders the writes of the list before the reads */
     all.n_items += (int64_t)block_sum(&s->count, n_items);
     for (unsigned t = 0; t < THREADS; t++) all.failure = larger(all.failure, s->failures[t]);
     all.nonfinite |= nonfinite != 0;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 constexpr unsigned MOST_SETTLERS = 2048,
-                   SETTLED_EACH = 8192; /* blocks; elements to a block where there are few */
+                   SETTLED_EACH = 8192; /* blocks at most; elements per block if there are few */
 
 __global__ void __launch_bounds__(THREADS)
     settle_slots(const tagc_slots_verdict *agreed, const float *before, float *residual, size_t n_residual,

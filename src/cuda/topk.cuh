@@ -1,9 +1,10 @@
-/* Makes bodies of code topk, once the threshold of each row is known:
+/* Makes bodies of code topk from the threshold of each row:
  *
- *   count    how many elements each chunk keeps; the row's last block distributes ties, and places in the list of kept elements
- *   gather   a bitmap per chunk, indices and values in order, and how many codes each width would take; the row's last block
- *            chooses the best width, as the processor does, and writes the start of the body
- *   emit     codes of positions, and values with their scales; the loss goes to the residual
+ *    count    counts the kept elements of each chunk; the row's last block distributes ties, and places in the list of kept
+ *            elements
+ *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
+ *            block chooses the best width, as the processor does, and writes the start of the body
+ *   emit     writes codes of positions, and values with their scales; the residual gets the loss
  */
 #ifndef TAGC_CUDA_TOPK_CUH
 #define TAGC_CUDA_TOPK_CUH
@@ -28,7 +29,7 @@ struct count_shared {
     unsigned is_last;
 };
 
-/* In the row's last block: ties go to the lowest indices, so to the first chunks. */
+/* In the row's last block: keeps the ties with the lowest indices, so those of the first chunks. */
 __device__ __forceinline__ void share_out(const topk_row *row, count_shared *s) {
     state *p = row->progress;
     uint32_t n_above = 0, n_out = 0, total, n_ties;
@@ -93,7 +94,7 @@ struct gather_shared {
     unsigned is_last;
 };
 
-/* The words of this thread, neighbours in the chunk. */
+/* The adjacent words of the chunk that this thread handles. */
 struct words {
     uint32_t begin, end;
 };
@@ -141,7 +142,7 @@ __device__ __forceinline__ uint32_t code_bytes(uint32_t n_codes, int bits) {
     return (n_codes * (uint32_t)bits + 7) / 8;
 }
 
-/* As in gaps.c: from a guess to where the bytes of a sample of chunks rise on both sides. Thread 0. */
+/* As in gaps.c: starts from a guess and moves while the bytes of a sample of chunks decrease. Thread 0. */
 __device__ __forceinline__ int choose_bits(const gather_shared *s, unsigned long long n_items,
                                            unsigned long long n) {
     int bits = (int)MIN_BITS;
@@ -179,7 +180,7 @@ __device__ __forceinline__ int choose_form(const topk_row *row, gather_shared *s
     __syncthreads();
     int bits = s->bits;
     unsigned long long n_bytes = all_bytes(row, s, bits), bitmap = ((unsigned long long)row->n + 7) / 8;
-    if (n_bytes > row->safest_bytes) { /* the sample misled */
+    if (n_bytes > row->safest_bytes) { /* the sample was misleading */
         bits = row->safest_bits;
         n_bytes = all_bytes(row, s, bits);
     }
@@ -277,7 +278,7 @@ static __global__ void __launch_bounds__(THREADS) gather_rows(work_of<topk_row> 
         const uint32_t word = s->kept[position / 32], bit = 1u << position % 32;
         if (!(word & bit)) return;
         const uint32_t item = first_item + s->before[position / 32] + (uint32_t)__popc(word & (bit - 1));
-        if (item >= row->k) return; /* sums of more than k elements */
+        if (item >= row->k) return; /* sums may have more than k elements */
         row->indices[item] = (uint32_t)(c.begin + position);
         row->values[item] = value;
     });
@@ -302,11 +303,11 @@ constexpr unsigned WINDOW_WORDS = 2048;
 
 struct emit_shared {
     uint32_t kept[CHUNK_WORDS];
-    uint32_t window[WINDOW_WORDS]; /* bits of the body on their way */
+    uint32_t window[WINDOW_WORDS]; /* bits of the body, before they are written */
     scan_shared<uint32_t> scan;
 };
 
-/* Sets bits [at, at + n_bits) of the stream to the lowest bits of value, as far as they are in the window that begins at `from`. */
+/* Sets bits [at, at + n_bits) of the stream to the lowest bits of value, but only inside the window that begins at `from`. */
 __device__ __forceinline__ void put_bits(emit_shared *s, uint32_t from, uint32_t at, uint32_t value,
                                          int n_bits) {
     const uint32_t end = from + WINDOW_WORDS * 32, first = at / 32 * 32;
@@ -318,7 +319,7 @@ __device__ __forceinline__ void put_bits(emit_shared *s, uint32_t from, uint32_t
     (void)n_bits;
 }
 
-/* Codes of this thread's items from code `at` on, as far as they are in the window. */
+/* Writes the codes of this thread's items, from code `at` on, but only inside the window. */
 __device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last, uint32_t at, int bits,
                                           uint32_t from) {
     const uint32_t escape = (1u << bits) - 1, end = from + WINDOW_WORDS * 32;
@@ -336,7 +337,7 @@ __device__ __forceinline__ void put_codes(emit_shared *s, words w, uint32_t last
         }
 }
 
-/* The codes of a chunk, window after window; usually there is one. One block. */
+/* Writes the codes of a chunk, window after window; one is usual. One block. */
 __device__ __forceinline__ void write_codes(emit_shared *s, words w, int bits, uint8_t *to) {
     const uint32_t escape = (1u << bits) - 1;
     uint32_t last = 0, n_codes = 0, total;
@@ -393,16 +394,16 @@ __device__ __forceinline__ void settle(const topk_row *row, uint32_t item, float
     float sum = row->error[at] + row->unscale * error;
     row->error[at] = sum;
     if (magnitude(sum) < INF_BITS) return;
-    tagc_encoded *out = &row->result->encoded; /* any thread may find it */
+    tagc_encoded *out = &row->result->encoded; /* several threads may set it */
     atomicExch((unsigned long long *)&out->n_bytes, 0ull);
     atomicExch((unsigned long long *)&out->n_index_bytes, 0ull);
     atomicExch((unsigned long long *)&out->n_kept, 0ull);
     atomicOr(&out->nonfinite, 1);
 }
 
-constexpr unsigned TASK_BLOCKS = THREADS / HALF; /* blocks of values to a block of threads */
+constexpr unsigned TASK_BLOCKS = THREADS / HALF; /* blocks of values per block of threads */
 
-/* Values that task `task` of a row has, from `first` on. */
+/* The number of values of a task. */
 __host__ __device__ __forceinline__ uint32_t task_values(const value_format *f) {
     return TASK_BLOCKS * (has_scales(f->values) ? (uint32_t)f->block : 128u);
 }

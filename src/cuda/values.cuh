@@ -1,5 +1,5 @@
-/* Formats of values (codec/values.h): one operation after the other as in codec/code_body.h, so that bytes are the same. 16
- * lanes work on a block of values: lane i holds elements i, i + 16 and so on, as the 16 partial sums of the processor do. */
+/* Formats of values (codec/values.h). The operations are in the order of codec/code_body.h, so that the bytes are the same.
+ * 16 lanes work on a block of values: lane i holds elements i, i + 16 and so on, as the 16 partial sums of the processor do. */
 #ifndef TAGC_CUDA_VALUES_CUH
 #define TAGC_CUDA_VALUES_CUH
 
@@ -10,7 +10,7 @@ extern "C" {
 
 namespace tagc_cuda {
 
-constexpr unsigned HALF = 16; /* lanes: a half of a warp */
+constexpr unsigned HALF = 16; /* lanes: half a warp */
 constexpr float MIN_NORMAL = 1.17549435e-38f;
 
 __host__ __device__ __forceinline__ int bits_per_value(int values) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ float level_of(const value_format *f) {
 
 /* ---- scales ---- */
 
-/* Over the 16 lanes, in the order of the processor: halves are added, then quarters. */
+/* The sum over the 16 lanes in the processor's order: halves are added, then quarters. */
 __device__ __forceinline__ float half_sum(float value) {
     for (int by = HALF / 2; by > 0; by /= 2) value += __shfl_xor_sync(ALL, value, by);
     return value;
@@ -50,8 +50,8 @@ __device__ __forceinline__ float multiple_of(float x, float level, float scale) 
     return float_of(magnitude(x)) > scale * ((1 + level) / 2) ? level : 1.0f;
 }
 
-/* A block of values, seen by one of its lanes; both halves of a warp go through the same number of rounds. get(i): element
- * i, called for i < n. */
+/* A block of values as one of its lanes sees it. Both halves of a warp make the same number of turns. get(i): element i,
+ * called for i < n. */
 template <typename getter> struct value_block {
     unsigned n, n_rounds;
     getter get;
@@ -79,7 +79,7 @@ __device__ __forceinline__ float wanted_scale(const value_format *f, const value
         float sums = 0, squares = 0;
         for (unsigned r = 0; r < block->n_rounds; r++) {
             if (r * HALF >= block->n)
-                break; /* here lanes without an element count; rounds without any do not */
+                break; /* lanes without an element add zero; turns without any element are left out */
             float x = block->at(r), multiple = multiple_of(x, level, scale);
             sums += float_of(magnitude(x)) * 0x1p-12f * multiple;
             squares += multiple * multiple;
@@ -92,7 +92,7 @@ __device__ __forceinline__ float wanted_scale(const value_format *f, const value
     return scale;
 }
 
-/* As bf16; 0 where 1 / scale would overflow. */
+/* The scale as bf16; 0 if 1 / scale would overflow. */
 template <typename getter>
 __device__ __forceinline__ uint32_t scale_of(const value_format *f, const value_block<getter> *block) {
     float wanted = wanted_scale(f, block);
@@ -106,7 +106,7 @@ __device__ __forceinline__ float zero_as_negative(float x) {
     return x == 0 ? -0.0f : x;
 }
 
-/* What is lost; zeros as -0.0f. */
+/* The loss; zero is returned as -0.0f. */
 __device__ __forceinline__ float lost(float wanted, float decoded) {
     return float_of(bits_of(decoded - wanted) ^ SIGN);
 }
@@ -135,14 +135,14 @@ __device__ __forceinline__ uint32_t round_value(const value_format *f, float sca
 
 __device__ __forceinline__ uint32_t half_of(float x) {
     uint32_t half = TAGC_BF16_NEAREST(magnitude(x));
-    half -= (half + 0x80u) >> 15; /* not up to Inf */
+    half -= (half + 0x80u) >> 15; /* do not round up to Inf */
     return half | (bits_of(x) & SIGN) >> 16;
 }
 
-/* Codes of 16 lanes, of elements [first, first + 16) of which n are there, to whole bytes. */
+/* Packs the codes of 16 lanes, of elements [first, first + 16), into whole bytes; elements from n on do not exist. */
 __device__ __forceinline__ void store_codes(int bits, uint32_t code, unsigned first, unsigned n,
                                             uint8_t *packed) {
-    const unsigned each = 8u / (unsigned)bits, own = threadIdx.x % HALF; /* values to a byte */
+    const unsigned each = 8u / (unsigned)bits, own = threadIdx.x % HALF; /* values per byte */
     uint32_t byte = first + own < n ? code << own % each * (unsigned)bits : 0;
     for (unsigned by = 1; by < each; by *= 2) byte |= __shfl_xor_sync(ALL, byte, (int)by);
     if (own % each == 0 && first + own < n) packed[(size_t)(first + own) / each] = (uint8_t)byte;
@@ -165,8 +165,8 @@ __device__ __forceinline__ float value_at(const value_format *f, const uint8_t *
 
 /* ---- a block of values ---- */
 
-/* Encodes the values of a block; put(i, decoded, error) gets what becomes of each. scale_bytes and packed: the block's own,
- * in the body. */
+/* Encodes the values of a block and calls put(i, decoded, error) for each. scale_bytes and packed: the block's bytes in the
+ * body. */
 template <typename getter, typename putter>
 __device__ __forceinline__ void encode_block(const value_format *f, const value_block<getter> *block,
                                              uint8_t *scale_bytes, uint8_t *packed, putter put) {
@@ -188,9 +188,9 @@ __device__ __forceinline__ void encode_block(const value_format *f, const value_
     }
 }
 
-/* ---- what any bytes may not be ---- */
+/* ---- validation ---- */
 
-/* A share of the bytes of n values: this block is number `part` of n_parts. Returns 1 in threads that find damage. */
+/* Checks part `part` of n_parts of the bytes of n values. Returns 1 in threads that find damage. */
 __device__ __forceinline__ int values_damaged(const value_format *f, const uint8_t *bytes, size_t n,
                                               unsigned part, unsigned n_parts) {
     const size_t step = (size_t)n_parts * THREADS, first = (size_t)part * THREADS + threadIdx.x;

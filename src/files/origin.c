@@ -1,4 +1,4 @@
-/* What the build and the system say of themselves. What they do not say is null: a result must not fail for it. */
+/* Describes the build and the system. What is unknown becomes null, so that a result never fails for it. */
 #include "files/origin.h"
 
 #include "tagc/tagc.h"
@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* json_string refuses what is not UTF-8, as words of a command line may be: such bytes become '?'. */
+/* Words of a command line may not be UTF-8, which json_string refuses. Such bytes become '?'. */
 static json_t *any_text(const char *text) {
     json_t *json = json_string(text);
     if (json) return json;
@@ -27,7 +27,7 @@ void tagc_origin_host(char *name, int n_bytes) {
     name[n_bytes - 1] = '\0';
 }
 
-/* As /proc/cpuinfo names it, else the kind of processor. */
+/* The name in /proc/cpuinfo, else the architecture. */
 static json_t *cpu(const struct utsname *system) {
     char line[512];
     json_t *found = NULL;

@@ -1,11 +1,12 @@
-/* Where a result comes from: version and commit of this build, the command line, the machine. Part of every result
- * file (docs/results-format.md). */
+/* The origin of a result, part of every result file (docs/results-format.md): version and commit of this build, the command
+ * line, the machine. */
 #ifndef TAGC_FILES_ORIGIN_H
 #define TAGC_FILES_ORIGIN_H
 
 #include <jansson.h>
 
-/* "tagc <command> <argv>...". hosts: an array of names, taken over; NULL: this host alone. NULL when out of memory. */
+/* The command line is "tagc <command> <argv>...". hosts: an array of names, of which it takes ownership; NULL: this host
+ * alone. Returns NULL if out of memory. */
 json_t *tagc_origin(const char *command, int argc, char *const *argv, json_t *hosts);
 
 /* This host's name, never empty. */

@@ -1,4 +1,4 @@
-/* Paths and folders, with errors that name them. */
+/* Paths and folders. Error texts name them. */
 #include "files/paths.h"
 
 #include "core/status.h"

@@ -9,16 +9,16 @@ enum { TAGC_PATH_BYTES = 4096 };
 int tagc_path_is_dir(const char *path);
 int tagc_path_exists(const char *path);
 
-/* "<dir>/<name>" into out (TAGC_PATH_BYTES); TAGC_ERR_IO when it is too long. */
+/* Writes "<dir>/<name>" to out (TAGC_PATH_BYTES); TAGC_ERR_IO if it is too long. */
 tagc_status tagc_path_join(const char *dir, const char *name, char *out);
 
 /* The file `name` in the folder that holds `path`. */
 tagc_status tagc_path_beside(const char *path, const char *name, char *out);
 
-/* A folder's file `name`, which must exist, or the file itself. */
+/* The file `name` of a folder, which must exist; or the path itself if it is a file. */
 tagc_status tagc_path_data(const char *dir_or_file, const char *name, char *out);
 
-/* Makes a folder and those above it. */
+/* Makes a folder and its parents. */
 tagc_status tagc_path_make_dirs(const char *dir);
 
 #endif

@@ -1,4 +1,4 @@
-/* A result appears complete or not at all: whoever reads it next may be a script that looks only for the name. */
+/* A result file appears complete or not at all, because a script may read it as soon as it exists. */
 #include "files/result_file.h"
 
 #include "core/status.h"
@@ -69,7 +69,7 @@ static tagc_status cannot_write(const char *path, int error) {
     return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
 }
 
-/* Where to write first. A pipe, a device or a link is written to as it is: renaming would put a file in its place. */
+/* The path to write to first. A pipe, a device or a link is written directly, because a rename would replace it by a file. */
 static tagc_status find_partial(const char *path, char partial[TAGC_PATH_BYTES], int *is_plain) {
     struct stat about;
     int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0;

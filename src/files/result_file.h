@@ -1,5 +1,5 @@
-/* What the files of docs/results-format.md share: numbers by leg and by phase, spreads, and writing a file whole or
- * not at all. */
+/* Shared by all files of docs/results-format.md: numbers by leg and by phase, spreads, and writing a file completely or not
+ * at all. */
 #ifndef TAGC_FILES_RESULT_FILE_H
 #define TAGC_FILES_RESULT_FILE_H
 
@@ -17,13 +17,13 @@ typedef struct tagc_result_spread {
     int n;
 } tagc_result_spread;
 
-/* Of values (n), which keep their order; NaN throughout when n is 0 or a value is NaN. */
+/* Median, least and largest of values (n), which keep their order; all NaN if n is 0 or a value is NaN. */
 tagc_result_spread tagc_result_spread_of(const double *values, int n);
 json_t *tagc_json_spread(const tagc_result_spread *spread);
 
-/* Can `path` be written? Asked before the work whose result goes there. */
+/* Fails if `path` cannot be written. Call it before the work whose result it will hold. */
 tagc_status tagc_result_check(const char *path);
-/* Beside its place first, then renamed. TAGC_ERR_IO names the file. */
+/* Writes to a temporary name, then renames. TAGC_ERR_IO names the file. */
 tagc_status tagc_result_write(const json_t *result, const char *path);
 
 #endif

@@ -1,4 +1,4 @@
-/* Reading of metrics.jsonl. */
+/* Reads metrics.jsonl. */
 #include "files/runlog.h"
 
 #include "core/status.h"
@@ -16,7 +16,7 @@ static double number(const json_t *object, const char *name) {
 }
 
 static void *grown(void *array, int n, size_t item_bytes) {
-    if (n & (n - 1)) return array; /* full only at powers of two */
+    if (n & (n - 1)) return array; /* the capacity is a power of two, so it is full only there */
     return realloc(array, (n ? 2 * (size_t)n : 1) * item_bytes);
 }
 
@@ -95,7 +95,7 @@ static tagc_status read_lines(tagc_runlog *log, FILE *file, const char *path) {
     return status;
 }
 
-/* The last part of a path, as people name runs. */
+/* The last part of a path, which usually names the run. */
 static void make_label(const char *dir, char *label, size_t n_bytes) {
     size_t end = strlen(dir);
     static const char file[] = "/metrics.jsonl";
@@ -140,7 +140,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The first step that does not warm up. */
+/* The first step after the warm-up. */
 static int first_step(const tagc_runlog *log) {
     return log->n_steps > 4 ? 2 : 0;
 }

@@ -1,4 +1,4 @@
-/* A run's metrics.jsonl read back: what tagc compare works on. */
+/* The metrics.jsonl of a run in memory, for tagc compare. */
 #ifndef TAGC_FILES_RUNLOG_H
 #define TAGC_FILES_RUNLOG_H
 
@@ -7,7 +7,7 @@
 
 typedef struct tagc_runlog_step {
     double step, loss, wall_s, total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, overlap;
-    double between_s;         /* wall_s less total_s: reading data, agreeing with the other ranks */
+    double between_s;         /* wall_s minus total_s: reading data, agreeing with the other ranks */
     double bits[TAGC_N_LEGS]; /* before the factor (W-1)/W */
 } tagc_runlog_step;
 
@@ -21,12 +21,12 @@ typedef struct tagc_runlog {
     double *eval_steps, *val_losses; /* (n_evals) */
 } tagc_runlog;
 
-/* dir: a run's folder, or its metrics.jsonl. TAGC_ERR_IO, or TAGC_ERR_CORRUPT with the line. A torn last line is
- * passed over. */
+/* dir: a run's folder, or its metrics.jsonl. TAGC_ERR_IO; TAGC_ERR_CORRUPT names the line. Ignores an incomplete last
+ * line. */
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out);
 void tagc_runlog_destroy(tagc_runlog *log);
 
-/* Median and mean of the field at `offset` over the steps but the first two, which warm caches up. */
+/* Median and mean of the field at `offset` over all steps but the first two, which warm up caches. */
 double tagc_runlog_median(const tagc_runlog *log, size_t offset);
 double tagc_runlog_mean(const tagc_runlog *log, size_t offset);
 

@@ -1,7 +1,7 @@
 /* Spans of the compute stream, and waits. */
 #include "fsdp/account.h"
 
-#define SHORT_S 1e-6 /* spans below are not worth an event */
+#define SHORT_S 1e-6 /* shorter spans get no event */
 
 static const char *const pass_names[] = {"forward", "backward", "between passes"};
 

@@ -1,5 +1,5 @@
-/* The owner's update. Operations are in the order of torch.optim.AdamW, so that the two agree to fp32
- * rounding; loops are plain so that the compiler turns them into vectors. */
+/* The owner's update. Operations are in the order of torch.optim.AdamW, so that the results differ by fp32
+ * rounding at most. The loops are simple enough for the compiler to vectorise. */
 #include "fsdp/adamw.h"
 #include <math.h>
 #if defined(__SSE2__)
@@ -8,7 +8,7 @@
 
 #define BLOCK_ELEMS 1024 /* stays in the first-level cache between the three loops */
 
-/* sqrtf may set errno, which keeps a compiler from making vectors of it. Both round correctly. */
+/* sqrtf may set errno, so a compiler does not vectorise it. Both versions round correctly. */
 static void take_roots(float *x, size_t n) {
     size_t i = 0;
 #if defined(__SSE2__)
@@ -24,11 +24,12 @@ typedef struct factors {
 static void update_block(const factors *f, float *restrict master, float *restrict moment1,
                          float *restrict moment2, const float *restrict gradient, size_t n) {
     float scaled[BLOCK_ELEMS], root[BLOCK_ELEMS];
-    const float *mean = scaled; /* the gradient itself where there is no first moment */
+    const float *mean = scaled; /* the gradient itself if beta1 is 0 */
     if (f->weight1 < 1.0f) {
         mean = moment1;
         for (size_t i = 0; i < n; i++) {
-            float g = gradient[i] * f->scale, change = g - moment1[i]; /* from the nearer end */
+            float g = gradient[i] * f->scale,
+                  change = g - moment1[i]; /* starts from the nearer end, as torch's lerp does */
             moment1[i] =
                 f->weight1 < 0.5f ? moment1[i] + f->weight1 * change : g - change * (1.0f - f->weight1);
             root[i] = moment2[i] = moment2[i] * f->beta2 + f->weight2 * g * g;
@@ -65,7 +66,7 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
 }
 
 double tagc_sum_of_squares(const float *x, size_t n) {
-    enum { LANES = 16 }; /* independent sums, for the compiler's vectors */
+    enum { LANES = 16 }; /* independent sums, so that the compiler can vectorise */
     double sums[LANES] = {0}, total = 0;
     size_t i = 0;
     for (; i + LANES <= n; i += LANES)

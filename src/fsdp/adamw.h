@@ -8,11 +8,11 @@
 typedef struct tagc_adamw {
     double lr, beta1, beta2, epsilon, weight_decay;
     double gradient_scale; /* clipping and the mean over micro-steps */
-    uint64_t n_updates;    /* this one included */
+    uint64_t n_updates;    /* including this one */
 } tagc_adamw;
-/* With beta1 = 0 the first moment is not touched. */
+/* If beta1 is 0, moment1 is neither read nor written. */
 void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, float *moment2,
                        const float *gradient, size_t n);
-double tagc_sum_of_squares(const float *x, size_t n); /* in double, order fixed */
+double tagc_sum_of_squares(const float *x, size_t n); /* in double, in a fixed order */
 
 #endif

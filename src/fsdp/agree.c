@@ -1,5 +1,5 @@
-/* One failure for all: a rank that fails alone would leave the others waiting in their next collective. So
- * every rank tells how it fared at agreed places, and all leave together with one text. */
+/* A rank that leaves alone after a failure would let the others wait in their next collective. So all ranks exchange
+ * their status at agreed places, and all return the same failure. */
 #include "fsdp/agree.h"
 
 #include "core/status.h"
@@ -13,7 +13,8 @@ typedef struct verdict {
 
 tagc_status tagc_agree(tagc_comm *comm, tagc_status status) {
     int world_size = tagc_comm_world_size(comm);
-    if (world_size == 1 || status == TAGC_ERR_TRANSPORT) return status; /* nobody to tell, or no way to */
+    if (world_size == 1 || status == TAGC_ERR_TRANSPORT)
+        return status; /* no other rank, or none can be reached */
     verdict mine = {.status = (int)status};
     if (status != TAGC_OK) strncpy(mine.text, tagc_last_error(), sizeof mine.text - 1);
     verdict *all = calloc((size_t)world_size, sizeof *all);

@@ -1,4 +1,4 @@
-/* Which checkpoints are there, and which may go. */
+/* Finds checkpoints and removes old ones. */
 #include "fsdp/checkpoint_files.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/internal.h"
@@ -29,7 +29,7 @@ tagc_status tagc_folder_make(const char *path) {
     for (char *at = part + 1; *at != 0; at++) {
         if (*at != '/') continue;
         *at = 0;
-        mkdir(part, 0777); /* what fails here shows below */
+        mkdir(part, 0777); /* a failure shows in the last mkdir */
         *at = '/';
     }
     if (mkdir(part, 0777) == 0 || errno == EEXIST) return TAGC_OK;
@@ -42,7 +42,7 @@ tagc_status tagc_folder_remove(const char *path) {
     if (folder == NULL) return tagc_fail(TAGC_ERR_IO, "cannot remove %s: %s", path, strerror(errno));
     for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
         if (strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0)
-            unlinkat(dirfd(folder), entry->d_name, 0); /* what stays makes rmdir fail */
+            unlinkat(dirfd(folder), entry->d_name, 0); /* if this fails, rmdir fails, too */
     closedir(folder);
     if (rmdir(path) == 0) return TAGC_OK;
     return tagc_fail(TAGC_ERR_IO, "cannot remove %s: %s", path, strerror(errno));

@@ -1,4 +1,4 @@
-/* The bytes of a checkpoint, apart from how they are moved: manifest text and layout of the ranks' files.
+/* The bytes of a checkpoint: the text of the manifest and the layout of the ranks' files.
  *
  *   manifest.json   {"checksum": "<xxh3-64 of the rest, compact, keys sorted>", "content": {...}}
  *
@@ -6,20 +6,21 @@
  *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
  *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
  *                   then per flat, fp32: master (n_owned), first moment (n_owned), second moment (n_owned),
- *                   residual (n_residual). Where parameters travel as deltas, the replica (n_owned) lies before the
- *                   residual, in bf16, and zeros up to a multiple of 4 bytes
+ *                   residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
+ *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
  *
- * Sharded: n_owned = n_padded / W. Rank R = h * L + l of hosts of L ranks (hybrid; else L = W) holds n_owned values
- * of every flat from l * n_padded / L + h * n_owned on.
- * Replicated: rank 0 holds all, the others only residuals.
- * A residual is a rank's own and covers the whole flat; or, where the ranks of a host add first, every L-th piece of
- * it: pieces are n_padded / L long (hybrid: one each) or n_padded / W. */
+ * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
+ * values of every flat from l * n_padded / L + h * n_owned on.
+ * Replicated: rank 0 holds everything, the others only residuals.
+ * Each rank has its own residual, which covers the whole flat. If the ranks of a host add their gradients first, it
+ * covers every L-th piece instead: pieces are n_padded / L long (hybrid: one per rank) or n_padded / W. */
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
 #include "model/tensor.h"
 
-/* 1: without hybrid sharding and residuals of hosts. 2: without replicas, and still written where there are none. */
+/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas; it is still written if there
+ * are none. */
 #define TAGC_CHECKPOINT_VERSION 3
 #define TAGC_RANK_HEADER_BYTES 64
 
@@ -32,21 +33,20 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 where the exchange keeps none */
-    uint64_t n_gathers;  /* that made the replica; 0: no replica is saved */
-    int gentle;          /* it still began gently (gentle.c); manifests without the word say no */
+    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
+    uint64_t n_gathers;  /* gathers that made the replica; 0: no replica is saved */
+    int gentle;          /* 1: still in its gentle start (gentle.c); 0 if the manifest lacks it */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {
-    uint64_t n_bytes, checksum; /* xxh3-64 */
-    uint64_t gather_sent,
-        gather_received; /* by this rank since the last step was counted: of the next step */
+    uint64_t n_bytes, checksum;            /* xxh3-64 */
+    uint64_t gather_sent, gather_received; /* by this rank since the last step; the next step counts them */
 } tagc_manifest_file;
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
     int version, world_size, sharded, n_tensors, n_flats;
-    int n_owners; /* ranks that hold one copy together: the world size unless hybrid; no more than that */
+    int n_owners; /* ranks that hold one copy together: the world size, less if hybrid */
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;
     tagc_manifest_file *files; /* (world_size) */
@@ -59,8 +59,7 @@ void tagc_manifest_destroy(tagc_manifest *manifest); /* accepts NULL */
 
 /* *text is malloc'ed. extra must be UTF-8. */
 tagc_status tagc_manifest_print(const tagc_manifest *manifest, char **text);
-/* Accepts only what describes files that can exist. verify = 0 skips the checksum (for fuzzing what is behind
- * it). */
+/* Accepts only what describes files that can exist. verify = 0 skips the checksum, for fuzzers. */
 tagc_status tagc_manifest_parse(const char *text, size_t n_bytes, int verify, tagc_manifest **out);
 
 /* ---- rank files ---- */
@@ -74,24 +73,23 @@ typedef enum tagc_section {
     TAGC_N_SECTIONS = 5
 } tagc_section;
 
-/* Where rank's values of a flat begin, and how many they are, the same for all sections but the residual. */
+/* Where the values of `rank` begin in a flat, and how many they are. The same for all sections but the residual. */
 void tagc_manifest_owned(const tagc_manifest *manifest, int flat, int rank, uint64_t *first,
                          uint64_t *n_owned);
-/* Residual of `flat` on `rank` at `position` of the flat, with n_residual values where n_padded is: does it cover that
- * position, where in the residual, and for how many positions from there on is the answer of the same kind. A rank
- * covers a position together with those of the same local index; *copy: which of them it is, of *n_copies. */
+/* Tells, for `position` of a flat of n_padded values and the residual of `rank` with n_residual values: whether the
+ * residual covers that position, where in the residual it is, and for how many positions from there the answer holds.
+ * Ranks of the same local index cover the same positions; *copy is the number of this one among *n_copies. */
 typedef struct tagc_cover {
     int covers, copy, n_copies;
     uint64_t at, n_run;
 } tagc_cover;
 tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
                                uint64_t position);
-/* Byte offset of a section; with flat = n_flats the size of the file. */
+/* Byte offset of a section; the size of the file if flat = n_flats. */
 uint64_t tagc_rank_file_offset(const tagc_manifest *manifest, int rank, int flat, tagc_section section);
 void tagc_rank_file_header(const tagc_manifest *manifest, int rank,
                            unsigned char header[TAGC_RANK_HEADER_BYTES]);
-/* Is this the file of `rank` that the manifest speaks of? Checks header and size, and with verify the
- * checksum. */
+/* Checks that this is the file of `rank` that the manifest describes: header and size, and with verify the checksum. */
 tagc_status tagc_rank_file_check(const tagc_manifest *manifest, int rank, const void *bytes, size_t n_bytes,
                                  int verify);
 

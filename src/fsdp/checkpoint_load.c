@@ -1,9 +1,9 @@
-/* Loading: files are mapped and proven whole by all ranks before the first value is changed.
+/* Loading: all ranks map and verify the files before any of them changes a value.
  *
- * Values are found tensor by tensor, so that another world size, wrap, sharding or policy finds them too.
- * A residual e on one of W ranks adds e / W to the mean gradient. Of the C copies in which a position is held (one per
- * rank, or one per host) copy c goes on with those of the old copies c, c + C, ..., times W' / W where W' ranks go on:
- * what is still to come stays the same. */
+ * Values are looked up tensor by tensor, so that the engine may have another world size, wrap, sharding or policy.
+ * A residual e on one of W ranks adds e / W to the mean gradient. A position has C copies (one per rank, or one per
+ * host). The new copy c gets the sum of the old copies c, c + C, ..., times W' / W for W' new ranks. So the sum of the
+ * gradients that have not been sent stays the same. */
 #include "codec/bf16.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
@@ -24,7 +24,7 @@ typedef struct tagc_mapping {
 typedef struct tagc_load {
     tagc_fsdp *fsdp;
     const char *path;
-    int forks; /* residuals stay behind */
+    int forks; /* residuals are not loaded */
     tagc_manifest *manifest;
     tagc_mapping *files; /* (old W) */
 } tagc_load;
@@ -50,7 +50,8 @@ static tagc_status compare_tensors(const tagc_load *load) {
         if (!load->forks && m->flats[old->flat].n_residual > 0 && n_residual == 0)
             return tagc_fail(
                 TAGC_ERR_MISMATCH,
-                "%s holds a residual of %s, which would be lost: it is not compressed here, or all ranks are "
+                "%s holds a residual of %s, which would be lost: this run does not compress it, or all ranks "
+                "are "
                 "of"
                 " one host. Go on with what it was compressed by, or fork it, which leaves residuals behind",
                 load->path, now->name);
@@ -78,7 +79,7 @@ static tagc_status map_file(tagc_load *load, int rank) {
     close(fd);
     TAGC_TRY(status);
     load->files[rank] = (tagc_mapping){bytes, n_bytes};
-    int verify = rank % load->fsdp->world_size == load->fsdp->rank; /* every file by one rank */
+    int verify = rank % load->fsdp->world_size == load->fsdp->rank; /* one rank verifies each file */
     status = tagc_rank_file_check(load->manifest, rank, bytes, n_bytes, verify);
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
 }
@@ -101,7 +102,7 @@ static const float *section_of(const tagc_load *load, int rank, int flat, tagc_s
                            tagc_rank_file_offset(load->manifest, rank, flat, section));
 }
 
-/* Values [begin, begin + n) of an old flat, from whichever ranks owned them. */
+/* Copies values [begin, begin + n) of an old flat, from the ranks that owned them. */
 static void copy_values(const tagc_load *load, int flat, uint64_t begin, uint64_t n, tagc_section section,
                         float *out) {
     for (int rank = 0; rank < load->manifest->world_size; rank++) {
@@ -129,14 +130,14 @@ static void load_values(tagc_load *load) {
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MASTER, flat->master + p->at);
         if (tagc_fsdp_beta1(&f->options, flat) > 0)
             copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT1, flat->moment1 + p->at);
-        else /* not kept up to date: better none than an old one for whoever goes on with it */
+        else /* it is not kept up to date, and a stale value must not be used later */
             memset(flat->moment1 + p->at, 0, p->n * sizeof *flat->moment1);
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT2, flat->moment2 + p->at);
     }
     f->n_updates = load->manifest->n_updates;
 }
 
-/* Adds what the old copies that are this rank's hold of one tensor; out (n_residual) of the flat as it is now. */
+/* Adds what this rank's share of the old copies holds of one tensor to out (n_residual), laid out as the new flat. */
 static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual, float *out) {
     const tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
@@ -161,7 +162,7 @@ static void add_residual(const tagc_load *load, int tensor, uint64_t n_residual,
     }
 }
 
-/* What this rank takes over; other copies of what it had are forgotten. */
+/* Loads the residual that this rank takes over. */
 static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_fsdp *f = load->fsdp;
     tagc_flat *flat = &f->tables.flats[index];
@@ -170,8 +171,8 @@ static tagc_status load_residual(const tagc_load *load, int index) {
     tagc_reducer_residual(flat->reducer, &n_residual);
     if (n_residual == 0) return TAGC_OK;
     if (load->forks) return tagc_reducer_scale_residual(flat->reducer, 0);
-    float *out = flat->full_gradient;                         /* free between steps, and no smaller */
-    for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* what adds nothing, not even a sign */
+    float *out = flat->full_gradient;                         /* unused between steps, and large enough */
+    for (uint64_t i = 0; i < n_residual; i++) out[i] = -0.0f; /* adding -0 changes no bit, not even a sign */
     for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++)
         if (load->manifest->flats[load->manifest->tensors[f->tables.members[i]].flat].n_residual > 0)
             add_residual(load, f->tables.members[i], n_residual, out);
@@ -187,7 +188,7 @@ static int had_replica(const tagc_load *load, const tagc_flat *flat) {
     return flat->gatherer != NULL && f->options.gather >= TAGC_GATHER_DELTA8;
 }
 
-/* Deltas go on from the replica that was saved. Where a unit has none, its next gather is whole. */
+/* Deltas continue from the saved replica. If a unit has none, its next gather sends whole values. */
 static tagc_status load_replica(const tagc_load *load, int unit) {
     tagc_fsdp *f = load->fsdp;
     const tagc_unit *u = &f->tables.units[unit];
@@ -218,7 +219,7 @@ static tagc_status load_replicas(const tagc_load *load) {
     return TAGC_OK;
 }
 
-/* Whether all that is in this flat was in gentle ones. */
+/* Whether all tensors of this flat were in flats of a gentle start. */
 static int was_gentle(const tagc_load *load, int index) {
     const tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
@@ -240,7 +241,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);
         if (status == TAGC_OK && !forks) status = load_replicas(&load);
-        status = tagc_agree(comm, status); /* a residual that is not finite is found by one rank */
+        status = tagc_agree(comm, status); /* one rank alone may find a residual that is not finite */
     }
     if (status == TAGC_OK) {
         *step = load.manifest->step;

@@ -1,5 +1,5 @@
-/* Saving: everything goes into a folder under another name, which gets its true name only when every rank has
- * written and synced its part. Whoever fails tells the others, and the unfinished folder goes. */
+/* Saving: ranks write into a folder with a temporary name. Rank 0 renames it when every rank has written and synced its
+ * part. If a rank fails, all ranks learn it and the unfinished folder is removed. */
 #include "codec/bf16.h"
 #include "fsdp/checkpoint.h"
 #include "fsdp/checkpoint_files.h"
@@ -39,7 +39,7 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         has_replicas |= m->flats[i].n_gathers > 0;
     }
-    if (!has_replicas) m->version = 2; /* which older programs read */
+    if (!has_replicas) m->version = 2; /* older programs can read it */
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);
@@ -72,14 +72,14 @@ static tagc_status write_bytes(int fd, const void *bytes, size_t n_bytes, XXH3_s
     return TAGC_OK;
 }
 
-/* Its values are bf16's, so that no bit is lost. */
+/* The values are exact in bf16. */
 static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_state_t *hash,
                                  const char *path) {
     uint16_t halves[4096];
     for (uint64_t at = 0, n_now; at < n; at += n_now) {
         n_now = n - at < 4096 ? n - at : 4096;
         tagc_bf16_narrow(values + at, halves, n_now);
-        if (n_now % 2 == 1) halves[n_now] = 0; /* the last ones: 4096 is even */
+        if (n_now % 2 == 1) halves[n_now] = 0; /* only in the last piece: 4096 is even */
         TAGC_TRY(write_bytes(fd, halves, (n_now + n_now % 2) * sizeof *halves, hash, path));
     }
     return TAGC_OK;
@@ -106,7 +106,7 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
     return TAGC_OK;
 }
 
-/* Makes what was written durable and closes; keeps the first failure. */
+/* Syncs and closes the file; keeps the first failure. */
 static tagc_status close_file(int fd, tagc_status status, const char *path) {
     if (status == TAGC_OK && fsync(fd) != 0)
         status = tagc_fail(TAGC_ERR_IO, "cannot sync %s: %s", path, strerror(errno));
@@ -157,14 +157,15 @@ static tagc_status publish(tagc_save *save) {
     TAGC_TRY(write_manifest(save));
     TAGC_TRY(tagc_folder_sync(save->partial));
     TAGC_TRY(tagc_folder_remove(save->replaced));
-    int again = rename(save->final, save->replaced) == 0; /* this step was saved before */
+    int again = rename(save->final, save->replaced) == 0; /* an older save of this step exists */
     tagc_status status = TAGC_OK;
     if (rename(save->partial, save->final) != 0)
         status = tagc_fail(TAGC_ERR_IO, "cannot rename %s: %s", save->partial, strerror(errno));
     else if ((status = tagc_folder_sync(save->dir)) != TAGC_OK)
         rename(save->final, save->partial);
     if (status != TAGC_OK && again) rename(save->replaced, save->final);
-    if (status == TAGC_OK && again) tagc_folder_remove(save->replaced); /* if it stays, prune takes it */
+    if (status == TAGC_OK && again)
+        tagc_folder_remove(save->replaced); /* if this fails, prune removes it later */
     return status;
 }
 
@@ -177,7 +178,7 @@ static tagc_status save_all(tagc_save *save) {
         status = tagc_comm_all_gather(save->comm, &file, sizeof file, save->manifest->files);
     if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
     if (status != TAGC_OK && first) {
-        char text[TAGC_ERROR_TEXT_BYTES]; /* the reason matters, not how tidying up went */
+        char text[TAGC_ERROR_TEXT_BYTES]; /* keep the text of the first failure */
         snprintf(text, sizeof text, "%s", tagc_last_error());
         tagc_folder_remove(save->partial);
         tagc_fail(status, "%s", text);
@@ -197,7 +198,7 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
         save->fsdp = fsdp;
         save->comm = comm;
         save->dir = dir;
-        status = tagc_order_end_gathers(&fsdp->order); /* replicas are saved as they come out */
+        status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
         if (status == TAGC_OK) status = describe(save, step, extra);
     }
     status = tagc_agree(comm, status);

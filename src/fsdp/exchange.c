@@ -1,7 +1,7 @@
-/* How each flat's gradient travels: what the engine's options say, and what was asked for since.
+/* Which exchange each flat uses: that of the engine's options, or the one set since by tagc_fsdp_set_exchange.
  *
- * A change of exchange loses nothing of a residual. It moves where the new exchange has one; else, or where only the
- * ranks of a host together hold one, it waits as the flat's carry and is added to the next gradient. */
+ * A change of exchange loses nothing of a residual. If the new exchange has one of the same layout, it gets the values.
+ * Otherwise the flat keeps them (`carry`) and adds them to the next gradient. */
 #include "exchange/options.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Between hosts only direct knows how, which sends all values where dense was asked for. */
+/* Only direct has two levels. In place of dense it sends all values. */
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *r) {
     int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;
@@ -91,7 +91,7 @@ const float *tagc_fsdp_residual(const tagc_flat *flat, uint64_t *n_elems) {
     return flat->carry;
 }
 
-/* What is still to come of this flat from this rank, laid out as its gradient. values (n_padded). */
+/* The values of this flat that this rank has not sent yet, laid out as its gradient. values (n_padded). */
 static void spread_residual(const tagc_fsdp *f, const tagc_flat *flat, float *values) {
     uint64_t n_residual;
     const float *residual = tagc_fsdp_residual(flat, &n_residual);
@@ -120,7 +120,7 @@ static tagc_status check_change(const tagc_fsdp *f, int flat, const tagc_reducer
 
 /* Every rank's number must be the same. */
 static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
-    double own = flat, *all = f->norms; /* (W), free between steps */
+    double own = flat, *all = f->norms; /* (W), unused between steps */
     TAGC_TRY(tagc_comm_all_gather(f->comm, &own, sizeof own, all));
     for (int rank = 1; rank < f->world_size; rank++)
         if (all[rank] != all[0])
@@ -129,7 +129,7 @@ static tagc_status agree_on_flat(tagc_fsdp *f, int flat) {
     return TAGC_OK;
 }
 
-/* Puts what is still to come into `fresh`, or says in *is_carried that it has to wait for the next gradient. */
+/* Puts the unsent values into `fresh`. If that is not possible, sets *is_carried: the next gradient gets them. */
 static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const float *values,
                              int *is_carried) {
     uint64_t n_before, n_after;
@@ -141,7 +141,7 @@ static tagc_status hand_over(const tagc_flat *flat, tagc_reducer *fresh, const f
         return tagc_reducer_set_residual(fresh, values, n_after);
     }
     if (n_before == 0 || n_before != n_after) return TAGC_OK;
-    *is_carried = flat->carry != NULL; /* then `before` is zero: carries go with the next step */
+    *is_carried = flat->carry != NULL; /* then the reducer's own residual is zero */
     return tagc_reducer_set_residual(fresh, before, n_after);
 }
 

@@ -1,4 +1,4 @@
-/* The engine's life, and its parameters in and out. */
+/* Creates and destroys the engine, and reads and fills its parameters. */
 #include "fsdp/internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@ static tagc_status make_order(tagc_fsdp *f) {
     return TAGC_OK;
 }
 
-/* Between here and the agreement no rank leaves early, whatever went wrong with it. */
+/* A rank that fails in here must still reach the agreement below. */
 static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors,
                            const tagc_fsdp_options *options) {
     if (options == NULL) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
@@ -33,7 +33,7 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
     return tagc_fsdp_place(f);
 }
 
-/* Names the first word in which this rank's options differ from rank 0's. */
+/* The error names the first option in which this rank differs from rank 0. */
 static tagc_status compare_options(const tagc_fsdp *f, char (*texts)[TAGC_OPTIONS_TEXT_BYTES]) {
     for (int rank = 1; rank < f->world_size; rank++) {
         const char *a = texts[0], *b = texts[rank];
@@ -97,7 +97,7 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
 
 void tagc_fsdp_destroy(tagc_fsdp *f) {
     if (f == NULL) return;
-    /* The exchange objects first: they wait for what still reads or writes the arrays. */
+    /* Exchange objects first: destroying them waits for threads that still use the arrays. */
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
         tagc_reducer_destroy(flat->reducer);

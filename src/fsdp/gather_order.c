@@ -1,4 +1,5 @@
-/* Parameters come just ahead of their use and go after it; gradients leave as soon as a unit has all of its own. */
+/* A unit's parameters are gathered just before their use and released after it. Its gradients are exchanged as soon as
+ * all of them are complete. */
 #include "fsdp/gather_order.h"
 
 #include "core/status.h"
@@ -75,17 +76,17 @@ static int unit_at(const tagc_gather_order *o, int position) {
     return o->pass == TAGC_PASS_BACKWARD ? o->backward_order[position] : position;
 }
 
-/* An embedding is not read in backward: such units come on demand only. */
+/* Backward does not read an embedding, so such units are gathered only on demand. */
 static int comes_ahead(const tagc_gather_order *o, const tagc_order_unit *u) {
     return !u->stays && (o->pass == TAGC_PASS_FORWARD || u->used_backward);
 }
 
-/* Has nothing left to do in this pass. */
+/* Whether the unit has nothing left to do in this pass. */
 static int is_finished(const tagc_gather_order *o, const tagc_order_unit *u) {
     return o->pass == TAGC_PASS_FORWARD ? u->n_done == u->n_uses : u->n_gradients_done == u->n_tensors;
 }
 
-/* Gathers may reach `prefetch` units past `position`, not counting those that need none. */
+/* Lets gathers run `prefetch` units past `position`, not counting units that need none. */
 static void reach_from(tagc_gather_order *o, int position) {
     for (int n = o->options.prefetch; n > 0 && position + 1 < o->n_units;)
         n -= comes_ahead(o, &o->units[unit_at(o, ++position)]);
@@ -104,7 +105,7 @@ static tagc_status gather_ahead(tagc_gather_order *o) {
     return TAGC_OK;
 }
 
-/* A unit that came ahead and was not used yet makes way, and comes again when it is needed. */
+/* Releases a unit that was gathered ahead and not used yet. It is gathered again when it is needed. */
 static tagc_status make_way(tagc_gather_order *o, int slot) {
     int holder = o->holders[slot];
     if (holder < 0 || o->units[holder].n_in_use > 0 || o->units[holder].n_done > 0) return TAGC_OK;
@@ -136,10 +137,10 @@ static tagc_status release(tagc_gather_order *o, int unit) {
     tagc_order_unit *u = &o->units[unit];
     if (!tagc_order_releases(&o->options) || u->residency == TAGC_ABSENT) return TAGC_OK;
     if (u->spans && o->pass == TAGC_PASS_FORWARD && o->training) return TAGC_OK;
-    TAGC_TRY(end_gather(o, unit)); /* when it came for nothing */
+    TAGC_TRY(end_gather(o, unit)); /* if the gather was not needed */
     u->residency = TAGC_ABSENT;
     o->holders[u->slot] = -1;
-    reach_from(o, u->position[o->pass] + 1); /* the next is about to be used */
+    reach_from(o, u->position[o->pass] + 1); /* the next unit is about to be used */
     return gather_ahead(o);
 }
 
@@ -176,7 +177,7 @@ tagc_status tagc_order_end_exchanges(tagc_gather_order *o) {
     return TAGC_OK;
 }
 
-/* Makes the unit's gradient buffer its own: ends what is still being sent from there, clears it. */
+/* Gives the unit its gradient slot: ends the exchange that still reads it, and clears it. */
 tagc_status tagc_order_grad(tagc_gather_order *o, int unit) {
     tagc_order_unit *u = &o->units[unit];
     int *holder = &o->gradient_holders[u->gradient_slot];
@@ -227,7 +228,7 @@ static tagc_status begin_pass(tagc_gather_order *o, tagc_pass pass) {
     for (int i = 0; i < o->n_units; i++) {
         tagc_order_unit *u = &o->units[i];
         u->n_in_use = u->n_done = u->n_gradients_done = u->gradients_open = 0;
-        /* In forward what is coming was begun by the last step. */
+        /* In forward, the last step began the gathers that are under way. */
         u->stays = u->residency == TAGC_PRESENT || (u->residency == TAGC_COMING && pass == TAGC_PASS_FORWARD);
     }
     if (o->n_slots == 0) return TAGC_OK;
@@ -264,7 +265,7 @@ void tagc_order_end_step(tagc_gather_order *o) {
 
 /* ---- the four calls of a model ---- */
 
-/* Once a unit has nothing left to do in this pass, its place is free. */
+/* Frees the slot of a unit that has nothing left to do in this pass. */
 static tagc_status finish_unit(tagc_gather_order *o, int unit) {
     const tagc_order_unit *u = &o->units[unit];
     if (!is_finished(o, u) || u->n_in_use > 0) return TAGC_OK;
@@ -287,7 +288,7 @@ tagc_status tagc_order_done(tagc_gather_order *o, int unit) {
 tagc_status tagc_order_grad_done(tagc_gather_order *o, int unit) {
     tagc_order_unit *u = &o->units[unit];
     u->n_gradients_done++;
-    /* Parameters that the next units need leave before gradients, which nobody needs before the step. */
+    /* Begin the gathers first: the next units wait for parameters, but only the step waits for gradients. */
     TAGC_TRY(finish_unit(o, unit));
     return u->n_gradients_done == u->n_tensors && tagc_order_exchanges_now(o) ? begin_exchange(o, unit)
                                                                               : TAGC_OK;

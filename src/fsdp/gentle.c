@@ -1,21 +1,21 @@
-/* Flats that begin gently: every value travels, in 4 bits, and Adam's first moment is on, until their gradients are what
- * selection is made for.
+/* The gentle start: a flat first sends every value in 4 bits and uses Adam's first moment. It begins to select values when
+ * its gradients are mostly noise.
  *
- * A selected value waits in the residual until it is large. Where gradients are mostly noise that costs nothing. Where
- * they point the same way step after step, as in a model that has just begun to learn, Adam makes one step of what
- * would have been many, and training falls behind. Adam's own moments tell which it is: m^2 / v of an element is
- * (1 - beta1) / (1 + beta1) for noise and 1 for a gradient that does not change. Elements count alike, as in Adam's
- * steps, but for those whose gradient is next to nothing, such as rows of an embedding that the text never uses. A bucket goes
- * on when each of its stages may: a mean over all of them would hide one that still learns fast. All ranks decide from
- * the same sums, and those of all flats travel together. */
+ * A value that is not selected waits in the residual. If gradients are mostly noise, waiting costs nothing. If they point
+ * the same way step after step, as in a model that has just begun to learn, Adam takes one step for the waiting sum in
+ * place of many, and training falls behind. Adam's moments tell the two cases apart: m^2 / v of an element is
+ * (1 - beta1) / (1 + beta1) for noise and 1 for a constant gradient. All elements count alike, as in Adam's steps, except
+ * those with almost no gradient, such as rows of an embedding that the text never uses. A bucket ends its start when each
+ * of its stages may: a mean over the bucket would hide a stage that still learns fast. All ranks decide from the same
+ * sums. One message carries the sums of all flats. */
 #include "exchange/options.h"
 #include "fsdp/internal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FAINT 0.03         /* elements below this times the root mean square of their stage do not count */
-#define MOST_COHERENCE 1.3 /* of a stage that may go on, times that of noise */
+#define FAINT 0.03         /* times the root mean square of the stage: smaller elements do not count */
+#define MOST_COHERENCE 1.3 /* times that of noise: a stage with more stays gentle */
 enum { LOOK_EVERY = 20 };  /* updates */
 
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
@@ -32,10 +32,11 @@ void tagc_fsdp_gentle_options(tagc_reducer_options *options) {
 }
 
 typedef struct tagc_coherence {
-    double signal, count; /* a sum, over so many elements */
+    double signal, count; /* a sum, and the number of its elements */
 } tagc_coherence;
 
-/* A part: the members [first, end) of a flat that are of one stage. Returns the end of the one that begins at `first`. */
+/* A part is the members [first, end) of a flat that belong to one stage. Returns the end of the part that begins at
+ * `first`. */
 static int end_of_part(const tagc_fsdp *f, const tagc_flat *flat, int first) {
     int end = first + 1;
     while (end < flat->first_member + flat->n_members &&
@@ -51,7 +52,7 @@ int tagc_fsdp_n_parts(const tagc_fsdp *f, const tagc_flat *flat) {
     return n;
 }
 
-/* The sum of v over what this rank owns of a part. */
+/* The sum of v over this rank's share of a part. */
 static tagc_coherence squares_of(const tagc_fsdp *f, const tagc_flat *flat, int first, int end) {
     tagc_coherence own = {0};
     for (int i = first; i < end; i++) {
@@ -62,7 +63,7 @@ static tagc_coherence squares_of(const tagc_fsdp *f, const tagc_flat *flat, int 
     return own;
 }
 
-/* The sum of m^2 / v where v is above `least`. */
+/* The sum of m^2 / v over elements with v above `least`. */
 static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, int first, int end,
                                    double least) {
     tagc_coherence own = {0};
@@ -78,7 +79,7 @@ static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, in
     return own;
 }
 
-/* Sums of all parts of gentle flats, in their order: of v where mean_squares is NULL, else of m^2 / v. Returns how many. */
+/* Sums of all parts of gentle flats, in order: of v if mean_squares is NULL, else of m^2 / v. Returns their number. */
 static int sum_up(const tagc_fsdp *f, const double *mean_squares, tagc_coherence *own) {
     int n = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
@@ -94,7 +95,8 @@ static int sum_up(const tagc_fsdp *f, const double *mean_squares, tagc_coherence
     return n;
 }
 
-/* Means (n) over all ranks, in rank order: the same bits on each. 0 of nothing. own (n), all (W, n). */
+/* Means (n) over all ranks, added in rank order, so that all ranks get the same bits; 0 if there are no elements.
+ * own (n), all (W, n). */
 static tagc_status mean_of(tagc_fsdp *f, const tagc_coherence *own, int n, tagc_coherence *all,
                            double *means) {
     TAGC_TRY(tagc_comm_all_gather(f->comm, own, (size_t)n * sizeof *own, all));
@@ -109,7 +111,7 @@ static tagc_status mean_of(tagc_fsdp *f, const tagc_coherence *own, int n, tagc_
     return TAGC_OK;
 }
 
-/* What m^2 / v is for noise after so many updates, both moments having begun at zero. */
+/* m^2 / v of noise after so many updates of two moments that began at zero. */
 static double noise(const tagc_fsdp_options *o, uint64_t n_updates) {
     double t = (double)n_updates, b1 = o->beta1, b2 = o->beta2;
     double m = (1 - b1) / (1 + b1) * (1 - pow(b1, 2 * t)), v = 1 - pow(b2, t);

@@ -1,14 +1,14 @@
-/* When the guard doubles what is sent, and when it goes back. */
+/* Decides when the guard doubles the share that is sent, and when it halves it again. */
 #include "fsdp/guard.h"
 #include <math.h>
 
-#define NORM_MEMORY 0.9    /* weight of the past in smoothed norms */
-#define LOSS_MEMORY 0.95   /* and in the loss */
-#define LOSS_JUMP 6.0      /* spreads above the mean that are an alarm */
+#define NORM_MEMORY 0.9    /* weight of earlier steps in smoothed norms */
+#define LOSS_MEMORY 0.95   /* the same, of the loss */
+#define LOSS_JUMP 6.0      /* alarm at so many spreads above the mean */
 #define LEAST_SPREAD 0.005 /* of the mean */
 enum {
-    LEARN_STEPS = 20, /* before which the loss's spread says nothing */
-    ACT_STEPS = 5,    /* that a change is given to show */
+    LEARN_STEPS = 20, /* the spread of the loss is unreliable before */
+    ACT_STEPS = 5,    /* a change gets so many to take effect */
     CALM_STEPS = 100  /* without an alarm before the factor is halved */
 };
 
@@ -29,7 +29,7 @@ static double mix(double memory, double past, double now, uint64_t n_seen) {
     return n_seen == 0 ? now : memory * past + (1 - memory) * now;
 }
 
-/* Takes the loss in; a jump only as far as it was expected, so that it does not become normal at once. */
+/* Updates mean and spread of the loss. A jump is cut at the limit first, so that it does not become normal at once. */
 static int loss_jumps(tagc_guard *g, double loss) {
     double most = g->loss + LOSS_JUMP * fmax(g->spread, LEAST_SPREAD * g->loss);
     int jumps = g->n_seen >= LEARN_STEPS && !(loss <= most);
@@ -41,8 +41,7 @@ static int loss_jumps(tagc_guard *g, double loss) {
 }
 
 tagc_guard_change tagc_guard_update(tagc_guard *g, double loss, double grad_norm, double residual_norm) {
-    if (!isfinite(grad_norm) || !isfinite(residual_norm))
-        return TAGC_GUARD_SAME; /* a step that was skipped */
+    if (!isfinite(grad_norm) || !isfinite(residual_norm)) return TAGC_GUARD_SAME; /* the step was skipped */
     g->residual_norm = mix(NORM_MEMORY, g->residual_norm, residual_norm, g->n_seen);
     g->grad_norm = mix(NORM_MEMORY, g->grad_norm, grad_norm, g->n_seen);
     int jumps = loss_jumps(g, loss), outgrown = g->residual_norm > g->max_ratio * g->grad_norm;

@@ -1,9 +1,9 @@
-/* How much of compressed flats is kept: falling to its target in a warm-up (deep gradient compression), and more of it
- * while a guard asks for that; and the norm of what is not sent yet, which a guard wants to know. */
+/* The share that compressed flats keep: it falls to its target in a warm-up (deep gradient compression) and is raised
+ * while the guard asks for more. Also the norm of the residuals, which the guard reads. */
 #include "fsdp/internal.h"
 #include <math.h>
 
-#define WARMUP_KEPT 0.25 /* the share that is kept at first */
+#define WARMUP_KEPT 0.25 /* the share kept at first */
 
 static double kept_share(const tagc_fsdp *f, double target) {
     uint64_t n = (uint64_t)f->options.sparsity_warmup;
@@ -40,7 +40,7 @@ tagc_status tagc_fsdp_residual_norm(tagc_fsdp *f, double *norm) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         uint64_t n;
         const float *residual = tagc_fsdp_residual(&f->tables.flats[i], &n);
-        /* A host's residual is of the sum over its ranks, of which each holds a part. */
+        /* Each rank of a host holds a part of the residual of the host's sum. */
         sum += tagc_sum_of_squares(residual, n) / f->tables.flats[i].ranks_per_host;
     }
     TAGC_TRY(tagc_comm_all_gather(f->comm, &sum, sizeof sum, f->norms));

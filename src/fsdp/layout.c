@@ -1,5 +1,5 @@
-/* Who lies where: tensors into units by the wrap, into one flat per unit and class by the policy,
- * units into slots by their order. A pure function of table, options, rank and world size. */
+/* The layout: the wrap assigns tensors to units, the policy assigns them to one flat per unit and class, and the order of
+ * units assigns slots. It is a pure function of table, options, rank and world size. */
 #include "fsdp/internal.h"
 #include <fnmatch.h>
 #include <stdio.h>
@@ -65,7 +65,7 @@ static void place_tables(tagc_fsdp *f, tagc_arena *arena) {
     f->tables.members = tagc_arena_take(arena, n, sizeof *f->tables.members);
     f->tables.units = tagc_arena_take(arena, n, sizeof *f->tables.units);
     f->tables.backward_order = tagc_arena_take(arena, n, sizeof *f->tables.backward_order);
-    f->tables.flats = tagc_arena_take(arena, n + 1, sizeof *f->tables.flats); /* one more to try out */
+    f->tables.flats = tagc_arena_take(arena, n + 1, sizeof *f->tables.flats); /* one spare, to try a tensor */
     f->tables.slots = tagc_arena_take(arena, n, sizeof *f->tables.slots);
     f->tables.gradient_slots = tagc_arena_take(arena, n, sizeof *f->tables.gradient_slots);
     f->norms = tagc_arena_take(arena, (size_t)f->world_size, sizeof *f->norms);
@@ -88,7 +88,7 @@ static void assign_units(tagc_fsdp *f) {
     }
 }
 
-/* "h.3" for a block (what all names begin with, up to a dot), else the names' first words with + between. */
+/* "h.3" for a block (the common start of all names, up to a dot), else the first words of the names, joined by +. */
 static void name_unit(tagc_fsdp *f, int unit) {
     char *name = f->tables.units[unit].name;
     size_t common = 0;
@@ -127,8 +127,8 @@ static void name_unit(tagc_fsdp *f, int unit) {
     }
 }
 
-/* An embedding is not read in backward and would be gathered there for nothing; what the head shares with it stays for
- * the whole pass. Both keep a unit of their own. */
+/* Backward does not read an embedding, so a bucket would gather it there for nothing. A tensor that head and embedding
+ * share stays gathered for the whole pass. Both keep a unit of their own. */
 static int stays_alone(const tagc_fsdp *f, int unit) {
     for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_tensor_info *t = &f->tables.tensors[i];
@@ -138,7 +138,7 @@ static int stays_alone(const tagc_fsdp *f, int unit) {
     return 0;
 }
 
-/* All of `from` becomes part of `to`, the unit before it. */
+/* Moves all tensors of unit `from` into `to`, the unit before it. */
 static void join(tagc_fsdp *f, int to, int from) {
     tagc_unit *u = &f->tables.units[to];
     char first[TAGC_TENSOR_NAME_BYTES], last[TAGC_TENSOR_NAME_BYTES];
@@ -152,14 +152,14 @@ static void join(tagc_fsdp *f, int to, int from) {
         if (f->tables.places[i].unit == from) f->tables.places[i].unit = to;
 }
 
-/* Buckets: a unit of fewer than bucket_elems values takes the next one in, as long as both are units of one stage; what is
- * left at the end, too small for a bucket of its own, goes to the one before. */
+/* Buckets: a unit of fewer than bucket_elems values is joined with the next, if both are units of one stage. If the last
+ * bucket stays too small, it is joined with the one before. */
 static void join_neighbours(tagc_fsdp *f) {
     uint64_t least = f->options.bucket_elems;
     int n_units = 0, can_join = 0; /* the unit before */
     for (int unit = 0; unit < f->tables.n_units; unit++) {
         int joins = !stays_alone(f, unit);
-        uint64_t n_left = 0; /* from here to the end of this run of units that may join */
+        uint64_t n_left = 0; /* values from here to the end of this run of units that may join */
         for (int next = unit; next < f->tables.n_units && !stays_alone(f, next) && n_left < least; next++)
             n_left += f->tables.units[next].n_elems;
         if (joins && can_join && (f->tables.units[n_units - 1].n_elems < least || n_left < least)) {
@@ -187,13 +187,13 @@ static void describe_unit(tagc_fsdp *f, int unit) {
         last = t->last_stage > last ? t->last_stage : last;
         u->spans |= is_shared;
     }
-    /* A bucket is used from its first to its last stage, and nothing else in between. */
+    /* From its first to its last stage, a bucket is the only unit in use. */
     if (f->options.wrap != TAGC_WRAP_STAGE) u->spans = first != last;
     u->position[TAGC_PASS_FORWARD] = unit;
 }
 
-/* A backward pass meets a unit first where it was used last; a tensor shared with the head is used after all
- * others of that stage. */
+/* A backward pass reaches a unit first at its last use. A tensor shared with the head is used after all others of that
+ * stage. */
 static uint64_t backward_key(const tagc_fsdp *f, int unit) {
     uint64_t key = 0, n = (uint64_t)f->tables.n_tensors;
     for (int i = 0; i < f->tables.n_tensors; i++) {
@@ -267,14 +267,14 @@ static void find_owned(tagc_fsdp *f) {
         uint64_t owned_end = flat->first_owned + flat->n_owned;
         begin = begin < flat->first_owned ? flat->first_owned : begin;
         end = end > owned_end ? owned_end : end;
-        if (begin >= end) continue; /* nothing of it here */
+        if (begin >= end) continue; /* this rank owns nothing of it */
         p->first = begin - p->offset;
         p->at = begin - flat->first_owned;
         p->n = end - begin;
     }
 }
 
-/* Slots [0, n_shared) go round among the units of one stage, the others have one user each. */
+/* Units of one stage share slots [0, n_shared) in turn. Every other unit has a slot of its own. */
 static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradients) {
     int n_slots = 0, n_transient = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++)

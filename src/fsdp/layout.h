@@ -1,5 +1,5 @@
-/* What an engine would look like, without making one: units, flats, slots and memory of any model, world size and
- * options, from the same code that lays out a real engine. For planning. */
+/* The layout of an engine without the engine: units, flats, slots and memory of any model, world size and options, computed
+ * by the code that lays out a real engine. For planning. */
 #ifndef TAGC_FSDP_LAYOUT_H
 #define TAGC_FSDP_LAYOUT_H
 
@@ -8,7 +8,7 @@
 typedef struct tagc_layout_flat {
     int unit, class_;             /* tagc_class */
     uint64_t n_elems, n_padded;   /* without and with padding */
-    tagc_reducer_options reducer; /* as the engine asks for it */
+    tagc_reducer_options reducer; /* as the engine would create it */
     int has_gatherer;             /* 0 where parameters are replicated */
     tagc_gatherer_options gatherer;
 } tagc_layout_flat;
@@ -17,9 +17,9 @@ typedef struct tagc_layout_unit {
     char name[TAGC_TENSOR_NAME_BYTES];
     int first_flat, n_flats, n_tensors;
     int n_uses;              /* in a forward pass */
-    int spans;               /* used in more than one stage: stays between forward and backward */
+    int spans;               /* used in more than one stage: stays gathered between forward and backward */
     int position[2];         /* in the order of the forward and of the backward pass */
-    int slot, gradient_slot; /* units of one slot cannot be gathered, or in backward, at once */
+    int slot, gradient_slot; /* two units of one slot cannot be gathered, or in backward, at once */
     uint64_t n_padded;
 } tagc_layout_unit;
 
@@ -29,10 +29,10 @@ typedef struct tagc_layout {
     int *backward_order; /* (n_units) */
     tagc_layout_unit *units;
     tagc_layout_flat *flats;
-    tagc_paper_options paper; /* of the reducers of flats that have them */
+    tagc_paper_options paper; /* of the reducers that use them */
     uint64_t n_params, n_compressed, n_mild;
-    tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used tells of the engine; the same on every rank */
-    uint64_t n_owned;        /* elements of the masters of one rank, padding included */
+    tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used reports; the same on every rank */
+    uint64_t n_owned;        /* elements of the masters of one rank, with padding */
 } tagc_layout;
 
 /* Local. On failure *out is NULL. */
@@ -40,9 +40,9 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
                                const tagc_fsdp_options *options, int world_size, tagc_layout **out);
 void tagc_layout_destroy(tagc_layout *layout); /* accepts NULL */
 
-/* The fields of a flat's reducer that are the engine's and no caller's choice, as tagc_fsdp_set_exchange sets them.
- * Fields that mean nothing for its exchange get their defaults, others that were left to the exchange what it chooses.
- * reducer->paper may point into `engine` afterwards. */
+/* Sets the fields of a flat's reducer that the engine decides, as tagc_fsdp_set_exchange does. Fields without a meaning for
+ * its exchange get their defaults, and fields that are left to the exchange get its choice. reducer->paper may point into
+ * `engine` afterwards. */
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *reducer);
 

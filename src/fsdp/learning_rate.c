@@ -1,4 +1,4 @@
-/* The schedules that GPT-2 is usually trained with. */
+/* The usual learning-rate schedules of GPT-2. */
 #include "fsdp/learning_rate.h"
 
 #include <math.h>
@@ -6,7 +6,7 @@
 double tagc_learning_rate_at(const tagc_learning_rate *rate, uint64_t step) {
     if (step <= rate->n_warmup) return rate->highest * (double)step / (double)(rate->n_warmup + 1);
     if (step >= rate->n_steps) return rate->last;
-    uint64_t n_fall = rate->n_steps - rate->n_warmup; /* steps in which it may fall */
+    uint64_t n_fall = rate->n_steps - rate->n_warmup; /* steps after the warm-up */
     if (rate->schedule == TAGC_SCHEDULE_WSD && rate->n_decay < n_fall) n_fall = rate->n_decay;
     if (rate->n_steps - step >= n_fall) return rate->highest;
     double left = (double)(rate->n_steps - step) / (double)n_fall;

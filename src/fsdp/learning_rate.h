@@ -10,7 +10,7 @@ typedef enum tagc_schedule {
 } tagc_schedule;
 
 typedef struct tagc_learning_rate {
-    tagc_schedule schedule; /* how it falls from `highest` to `last` after the warm-up */
+    tagc_schedule schedule; /* of the fall from `highest` to `last` after the warm-up */
     uint64_t n_warmup;      /* steps of a straight line from 0 to `highest` */
     uint64_t n_decay;
     uint64_t n_steps;
@@ -18,7 +18,7 @@ typedef struct tagc_learning_rate {
     double last; /* of step n_steps and later ones */
 } tagc_learning_rate;
 
-/* Of step 1, 2, ..., n_steps. Never 0 unless `last` is. */
+/* The rate of step 1, 2, ..., n_steps. It is 0 only if `last` is. */
 double tagc_learning_rate_at(const tagc_learning_rate *rate, uint64_t step);
 
 #endif

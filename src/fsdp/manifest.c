@@ -1,5 +1,4 @@
-/* Checkpoint bytes: every number read from outside is checked against what files can hold before it is used.
- */
+/* Checkpoint bytes. Every number read from a file is checked against what files can hold before it is used. */
 #include "core/status.h"
 #include "fsdp/checkpoint_format.h"
 #include "fsdp/internal.h"
@@ -105,7 +104,7 @@ static tagc_status corrupt(const char *what) {
     return tagc_fail(TAGC_ERR_CORRUPT, "manifest: %s", what);
 }
 
-/* A whole number in [0, max], or corrupt. */
+/* Reads a whole number in [0, max]; anything else is corrupt. */
 static tagc_status get_number(const json_t *object, const char *key, uint64_t max, uint64_t *out) {
     const json_t *value = json_object_get(object, key);
     if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) > max)
@@ -114,7 +113,7 @@ static tagc_status get_number(const json_t *object, const char *key, uint64_t ma
     return TAGC_OK;
 }
 
-/* What the ranks of a host hold together: every L-th piece, L a divisor of the world size. */
+/* Whether n_residual is a valid size: n_padded / L for a divisor L of the world size. */
 static int is_residual(const tagc_manifest_flat *f, uint64_t world_size) {
     if (f->n_residual == 0 || f->n_residual == f->n_padded) return 1;
     if (f->n_padded % f->n_residual != 0) return 0;
@@ -251,7 +250,7 @@ void tagc_manifest_owned(const tagc_manifest *m, int flat, int rank, uint64_t *f
 tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world_size, int n_owners, int rank,
                                uint64_t position) {
     int n_local = n_residual > 0 ? (int)(n_padded / n_residual) : 1;
-    /* hybrid sharding has one piece per rank of a host */
+    /* hybrid sharding: one piece per rank of a host */
     uint64_t piece = n_local == 1          ? n_padded
                      : n_local == n_owners ? n_residual
                                            : n_padded / (uint64_t)world_size;
@@ -263,7 +262,7 @@ tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world
                         .n_run = piece - position % piece};
 }
 
-/* In values of 4 bytes: what lies before a section of a flat, or before what follows the flat. */
+/* The offset of a section in its flat, or of the end of the flat, in values of 4 bytes. */
 static uint64_t before_section(const tagc_manifest_flat *f, uint64_t n_owned, int section) {
     if (section <= TAGC_SECTION_REPLICA) return (uint64_t)section * n_owned;
     uint64_t n_replica = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0;
@@ -283,7 +282,7 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
 
-/* Ties a rank's file to the tables its values were laid out by. */
+/* A hash that ties a rank's file to the tables of its layout. */
 static uint64_t layout_hash(const tagc_manifest *m) {
     uint64_t hash =
         (uint64_t)m->sharded + (uint64_t)(m->world_size / m->n_owners - 1) * 2; /* as in version 1 */

@@ -1,5 +1,4 @@
-/* Options of the engine: defaults, ranges, and the text by which ranks find out that they were started
- * differently. */
+/* Options of the engine: defaults, ranges, and the text that ranks compare to find different options. */
 #include "exchange/options.h"
 #include "fsdp/internal.h"
 #include <math.h>

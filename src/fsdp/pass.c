@@ -1,11 +1,11 @@
-/* The forward and the backward pass: what the order of gathers and exchanges (gather_order.h) means for this engine's
- * arrays, and the calls of the model. */
+/* The forward and the backward pass: the callbacks of the order of gathers and exchanges (gather_order.h), and the calls of
+ * the model. */
 #include "fsdp/internal.h"
 #include <string.h>
 
 static const char *const pass_names[] = {"forward", "backward", "between passes"};
 
-/* ---- what the order does ---- */
+/* ---- callbacks of the order ---- */
 
 static tagc_status begin_gather(void *context, int unit) {
     tagc_fsdp *f = context;
@@ -68,7 +68,7 @@ static tagc_status end_exchange(void *context, int unit) {
     return TAGC_OK;
 }
 
-/* Once per step: with the gradient that the optimizer will see. */
+/* Once per step, in the micro-step whose gradient the optimizer gets. */
 static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
     if (flat->carry == NULL || f->order.micro_step != f->options.n_micro_steps) return;
     for (uint64_t i = 0; i < flat->n_padded; i++) flat->full_gradient[i] += flat->carry[i];
@@ -150,7 +150,7 @@ static tagc_status begin_step(tagc_fsdp *f) {
     uint64_t sent = f->account.sent_before[TAGC_LEG_GATHER],
              received = f->account.received_before[TAGC_LEG_GATHER];
     tagc_comm_bytes(f->comm, f->account.sent_before, f->account.received_before, TAGC_N_LEGS);
-    if (f->options.sharding == TAGC_SHARD_GRAD) { /* its gathers are counted from the last update on */
+    if (f->options.sharding == TAGC_SHARD_GRAD) { /* the step counts its gathers from the last update on */
         f->account.sent_before[TAGC_LEG_GATHER] = sent;
         f->account.received_before[TAGC_LEG_GATHER] = received;
     }

@@ -1,10 +1,9 @@
-/* The end of a step: what is still under way comes in, all ranks agree on the norm, every owner updates its
- * part. */
+/* The end of a step: waits for the exchanges, agrees on the norm over all ranks, and updates the owned parts. */
 #include "fsdp/internal.h"
 #include <math.h>
 #include <string.h>
 
-/* What replicas hold alike is summed by one of them, and padding by nobody. */
+/* Of equal replicas one adds its values. Padding is left out. */
 static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
     uint64_t n = flat->n_padded / (uint64_t)f->world_size,
              begin = tagc_fsdp_own_part(flat->n_padded, f->world_size, f->n_owners, f->rank);
@@ -13,7 +12,7 @@ static double own_squares(const tagc_fsdp *f, const tagc_flat *flat) {
     return tagc_sum_of_squares(flat->gradient + (begin - flat->first_owned), n);
 }
 
-/* Added in rank order: the same bits, and the same verdict on non-finite gradients, on every rank. */
+/* Adds in rank order, so that all ranks get the same bits and agree on non-finite gradients. */
 static tagc_status global_norm(tagc_fsdp *f, double *norm) {
     double sum = 0, begin_s = tagc_time_s();
     for (int i = 0; i < f->tables.n_flats; i++) sum += own_squares(f, &f->tables.flats[i]);
@@ -32,8 +31,8 @@ double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) 
                                                                   : options->beta1;
 }
 
-/* Unit by unit in the order of the forward pass. Where parameters stay gathered (sharding GRAD) a unit's gather begins as
- * soon as its owners have updated it, and travels beside the rest of the update and the next forward pass. */
+/* Unit by unit in the order of the forward pass. With sharding GRAD a unit's gather begins as soon as its owners have
+ * updated it, and overlaps with the rest of the update and the next forward pass. */
 static tagc_status update(tagc_fsdp *f, double lr, double clip) {
     const tagc_fsdp_options *o = &f->options;
     tagc_adamw adamw = {.lr = lr,
@@ -60,7 +59,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
     return TAGC_OK;
 }
 
-/* Everything of this step has been sent, and nothing of the next. */
+/* Call it when all of this step has been sent and nothing of the next. */
 static void count_bytes(tagc_fsdp *f) {
     tagc_fsdp_stats *s = &f->account.stats;
     tagc_comm_bytes(f->comm, s->n_bytes_sent, s->n_bytes_received, TAGC_N_LEGS);

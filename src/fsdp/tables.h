@@ -1,22 +1,21 @@
-/* The tables of an engine's layout: where tensors lie, what a flat and a unit are, and which memory they use.
+/* The tables of an engine's layout: the places of tensors, the flats and units, and the memory that they use.
  *
- * What a rank holds, all of it in one arena made once:
+ * One arena holds everything that a rank keeps:
  *
  *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
- *   slots      parameters (n_padded) of the units that are gathered at present; absent for SHARD_NONE, where
- *              the master is the whole flat
- *   slots      gradients (W, shard) of the units that are in backward or under way
+ *   slots       parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
+ *   slots       gradients (W, shard) of the units in backward or under way
  *
- * A unit's slot never changes. Units of one stage share a few slots by position, so that neighbours never
- * meet; units that span several stages, and all units where nothing is released, have a slot of their own. */
+ * A unit's slot never changes. Units of one stage take turns with a few slots, so that neighbours have different ones.
+ * A unit that spans several stages has a slot of its own, and so have all units if nothing is released. */
 #ifndef TAGC_FSDP_TABLES_H
 #define TAGC_FSDP_TABLES_H
 
 #include "fsdp/fsdp.h"
 #include "fsdp/layout.h"
 
-/* Where a tensor lies, and which part of it this rank owns: elements [first, first + n) of the tensor are
- * elements [at, at + n) of the owned part of the flat. */
+/* The place of a tensor, and the part that this rank owns: elements [first, first + n) of the tensor are elements
+ * [at, at + n) of the owned part of the flat. */
 typedef struct tagc_place {
     int unit, flat;
     uint64_t offset; /* in the flat */
@@ -33,12 +32,12 @@ typedef struct tagc_flat {
     float *master, *moment1, *moment2, *gradient, *received; /* (n_owned) */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
-    tagc_reducer_options asked; /* by _set_exchange, with is_asked, in place of the engine's options */
+    tagc_reducer_options asked; /* if is_asked: set by _set_exchange, in place of the engine's options */
     int is_asked, carry_sent;
-    int gentle;         /* every value travels, in 4 bits, and the first moment is on: gentle.c */
-    int ranks_per_host; /* that add before they select: each selects from one part in so many */
-    float *carry;    /* (n_padded) or NULL: residual of a former exchange, to be added to the next gradient */
-    double sparsity; /* in use, or -1: as the options say */
+    int gentle;         /* 1: in its gentle start (gentle.c) */
+    int ranks_per_host; /* that add before they select: each rank selects from one part in so many */
+    float *carry;       /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
+    double sparsity;    /* in use, or -1: that of the options */
 } tagc_flat;
 
 typedef struct tagc_unit {
@@ -54,12 +53,12 @@ typedef struct tagc_unit {
     int n_exchanged; /* in this step */
 } tagc_unit;
 
-/* What others may know of it. */
+/* The part of it that layout.h makes public. */
 tagc_layout_unit tagc_fsdp_unit_layout(const tagc_unit *unit);
 
 typedef struct tagc_slot {
     float *values;
-    uint64_t n_elems; /* of the largest unit that uses it */
+    uint64_t n_elems; /* of its largest unit */
 } tagc_slot;
 
 typedef struct tagc_tables {

@@ -1,10 +1,8 @@
-/* The timeline: events are kept as they come, in memory made at the start, and become text only when asked
- * for.
+/* The timeline. Events are stored in memory that is allocated at the start; they become text only when the file is written.
  *
- * Viewers want the spans of one thread not to overlap, transfers do: those are spread over several threads.
+ * Viewers require that the spans of one thread do not overlap. Transfers overlap, so they are spread over several threads.
  *
- * Ranks hand their text to rank 0 in pieces of whole events, so that a long run needs no more than one piece
- * per rank in memory. */
+ * Ranks send their text to rank 0 in pieces of whole events, so that a long run needs memory for one piece per rank. */
 #include "fsdp/trace.h"
 #include "fsdp/internal.h"
 #include <errno.h>
@@ -18,9 +16,9 @@
 
 #define PATH_BYTES 4096
 #define PIECE_BYTES ((size_t)256 << 10)
-#define EVENT_BYTES 1024 /* more than one event can take */
+#define EVENT_BYTES 1024 /* more than any event takes */
 #define SAME_CLOCK_S                                                                                         \
-    1.0 /* ranks of one host read one clock; others differ by the time since they were started */
+    1.0 /* ranks of one host share a clock; clocks of other hosts differ by their start times */
 
 struct tagc_trace {
     pthread_mutex_t lock;
@@ -74,7 +72,7 @@ void tagc_trace_pause(tagc_trace *trace, int paused) {
 
 /* ---- writing ---- */
 
-/* Threads of a rank: those that do one thing at a time, then the lanes of transfers. */
+/* Threads of a rank: streams without overlap, then the lanes of transfers. */
 static const char *const streams[] = {"compute", "codec"};
 enum { N_STREAMS = sizeof streams / sizeof *streams, MAX_LANES = 64 };
 
@@ -86,7 +84,7 @@ typedef struct tagc_trace_writer {
     size_t next;   /* event */
     int has_header, n_lanes;
     double lane_end_s[MAX_LANES];
-    uint64_t n_dropped; /* for want of a lane */
+    uint64_t n_dropped; /* events without a free lane */
 } tagc_trace_writer;
 
 static int compare_starts(const void *a, const void *b) {
@@ -94,7 +92,7 @@ static int compare_starts(const void *a, const void *b) {
     return (x->start_s > y->start_s) - (x->start_s < y->start_s);
 }
 
-/* Events must be asked for by their start: the first free lane then makes the fewest lanes. -1: none is free. */
+/* Call it in the order of starts: the first free lane then gives the fewest lanes. -1: none is free. */
 static int thread_of(tagc_trace_writer *w, const tagc_event *e) {
     for (int i = 0; i < N_STREAMS; i++)
         if (strcmp(streams[i], e->stream) == 0) return i;
@@ -107,14 +105,14 @@ static int thread_of(tagc_trace_writer *w, const tagc_event *e) {
     return -1;
 }
 
-/* The header names the lanes before the first event is printed, so they are dealt out once for nothing. */
+/* The header names the lanes before the first event is printed, so a first pass only counts them. */
 static void count_lanes(tagc_trace_writer *w) {
     w->n_lanes = 1;
     for (size_t i = 0; i < w->trace->n_events; i++) thread_of(w, &w->trace->events[i]);
     memset(w->lane_end_s, 0, sizeof w->lane_end_s);
 }
 
-/* Only names reach the file, and those may be a user's: quotes and control characters must not break it. */
+/* Names may come from a user: quotes and control characters must not break the file. */
 static void escape(const char *text, char *out, size_t n_bytes) {
     size_t n = 0;
     for (; *text != 0 && n + 7 < n_bytes; text++) {
@@ -148,13 +146,13 @@ static int print_header(const tagc_trace_writer *w, char *out) {
     return n;
 }
 
-/* Microseconds in eighths, which binary fractions and whole nanoseconds both hold exactly: an event that begins
- * where another ends does not overlap it after a reader's arithmetic either. */
+/* Microseconds in eighths, which binary fractions and whole nanoseconds both represent exactly. So an event that begins
+ * where another ends does not overlap it after a reader's arithmetic. */
 static double event_us(const tagc_trace_writer *w, double time_s) {
     return floor((time_s - w->zero_s) * 8e6 + 0.5) / 8;
 }
 
-/* Nothing, and counted as dropped, when more is under way than there are lanes. */
+/* If no lane is free, prints nothing and counts the event as dropped. */
 static int print_event(tagc_trace_writer *w, const tagc_event *e, char *out) {
     char name[128], unit[256] = "";
     int thread = thread_of(w, e);
@@ -187,8 +185,7 @@ static void fill_piece(tagc_trace_writer *w, tagc_piece *piece) {
     piece->more = w->next < w->trace->n_events;
 }
 
-/* Zero is the earliest event of all ranks; where clocks have nothing in common, the barrier is the common
- * moment. */
+/* Zero is the earliest event of all ranks. If clocks differ, the barrier is taken as one moment on all ranks. */
 static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*times)[2]) {
     int world_size = tagc_comm_world_size(comm);
     TAGC_TRY(tagc_comm_barrier(comm));
@@ -214,8 +211,7 @@ static tagc_status cannot_write(const char *path, int error) {
     return tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
 }
 
-/* A pipe, a device or a link is written to as it is, `partial` then being `path`: renaming would put a file in
- * its place. */
+/* A pipe, a device or a link is written directly (`partial` equals `path`), because a rename would replace it by a file. */
 static tagc_status find_partial(const char *path, char partial[PATH_BYTES], int *is_plain) {
     struct stat about;
     int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0,
@@ -248,7 +244,7 @@ tagc_status tagc_trace_check_path(const char *path) {
     return TAGC_OK;
 }
 
-/* Rank 0 keeps receiving when its file has failed: the others are still sending. */
+/* Rank 0 keeps receiving after its file has failed, because the others are still sending. */
 static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file,
                                 uint64_t *n_dropped) {
     int world_size = tagc_comm_world_size(comm), more = 1;
@@ -299,9 +295,9 @@ static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *
 
 tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *const *unit_names, int n_units,
                              const char *path) {
-    size_t n = (size_t)tagc_comm_world_size(comm) + 1; /* one more for this rank's own */
+    size_t n = (size_t)tagc_comm_world_size(comm) + 1; /* one more for this rank's own piece */
     int paused = trace->paused;
-    tagc_trace_pause(trace, 1); /* events of the writing itself would never end */
+    tagc_trace_pause(trace, 1); /* writing the trace must not add events to it */
     tagc_piece *pieces = calloc(n, sizeof *pieces);
     double(*times)[2] = calloc(n, sizeof *times);
     tagc_status status = TAGC_OK;

@@ -1,4 +1,4 @@
-/* Timeline of one rank: what ran when on the compute, codec and comm streams, as Chrome trace events. */
+/* Timeline of one rank: the spans of its compute, codec and comm streams, as Chrome trace events. */
 #ifndef TAGC_FSDP_TRACE_H
 #define TAGC_FSDP_TRACE_H
 
@@ -6,17 +6,17 @@
 
 typedef struct tagc_trace tagc_trace;
 
-/* Room for n_events; later ones are counted as dropped. */
+/* Memory for n_events; later ones are counted as dropped. */
 tagc_status tagc_trace_create(size_t n_events, tagc_trace **out);
 void tagc_trace_destroy(tagc_trace *trace);
-/* Thread-safe; a tagc_trace_fn with the trace as context. Nothing when paused. */
+/* A tagc_trace_fn; the context is the trace. Thread-safe. Does nothing while paused. */
 void tagc_trace_add(void *trace, const tagc_event *event);
 void tagc_trace_pause(tagc_trace *trace, int paused);
-/* Local: can `path` be written? Asked before hours of work whose timeline goes there. */
+/* Local: fails if `path` cannot be written, so that a long run fails at its start. */
 tagc_status tagc_trace_check_path(const char *path);
-/* Collective: rank 0 writes one JSON file with all ranks as processes and streams as threads (whole or not at all).
- * Transfers that run at the same time are on threads of their own: "comm", "comm 2", ...; beyond 64 they are dropped.
- * unit_names: (n_units) by tag. The file names events "<name> <unit>", with n_bytes as an argument. */
+/* Collective: rank 0 writes one JSON file, complete or not at all, with ranks as processes and streams as threads.
+ * Simultaneous transfers have threads of their own: "comm", "comm 2", ...; those beyond 64 are dropped.
+ * unit_names: (n_units) by tag. Events are named "<name> <unit>" and have n_bytes as an argument. */
 tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *const *unit_names, int n_units,
                              const char *path);
 

@@ -1,4 +1,4 @@
-/* The layout of an engine for those who only want to look. */
+/* The layout of an engine, without the engine. */
 #include "exchange/volume.h"
 #include "fsdp/internal.h"
 #include "fsdp/layout.h"

@@ -7,18 +7,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* OpenBLAS's own, where a build exports them. It keeps a buffer that was freed for the next caller. */
+/* OpenBLAS's own allocator, exported by some builds. It keeps a freed buffer for the next caller. */
 extern void *blas_memory_alloc(int is_server) __attribute__((weak));
 extern void blas_memory_free(void *buffer) __attribute__((weak));
 
 enum { MAX_BUFFERS = 64, MAX_THREADS = 256 };
-static const size_t buffer_bytes = (size_t)128 << 20; /* and what comes with it */
+static const size_t buffer_bytes = (size_t)128 << 20; /* of a thread, with its bookkeeping */
 
-static const char restarted[] = "TAGC_BLAS_RESTARTED"; /* set where the number of threads is not the user's */
+static const char restarted[] =
+    "TAGC_BLAS_RESTARTED"; /* set if this program, not the user, set the number of threads */
 
 void tagc_blas_without_workers(char **argv) {
     char path[4096];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1); /* by its own name, which ps shows */
+    ssize_t n = readlink("/proc/self/exe", path,
+                         sizeof path - 1); /* the real path, so that ps shows the program's name */
     if (n <= 0 || getenv("OPENBLAS_NUM_THREADS")) return;
     if (setenv("OPENBLAS_NUM_THREADS", "1", 0) != 0 || setenv(restarted, "1", 1) != 0) return;
     path[n] = '\0';
@@ -32,7 +34,7 @@ static int has_room(size_t n_bytes) {
     return 1;
 }
 
-/* A launcher that binds a process to some processors has divided them already. */
+/* If a launcher bound the process to some processors, it has divided them already. */
 static int share_of_processors(int n_ranks) {
     cpu_set_t set;
     const char *asked = getenv(restarted) ? NULL : getenv("OPENBLAS_NUM_THREADS");

@@ -1,7 +1,6 @@
-/* How long the comm and codec streams were at work: the union of their spans, because transfers overlap each
- * other.
+/* The time in which the comm and codec streams worked: the union of their spans, because transfers overlap.
  *
- * It stands between a comm and the trace: every event is counted here and passed on. */
+ * A comm reports its events here. Each is counted and passed on to the trace. */
 #ifndef TAGC_LAUNCH_BUSY_H
 #define TAGC_LAUNCH_BUSY_H
 
@@ -11,7 +10,7 @@ typedef struct tagc_busy tagc_busy;
 
 typedef struct tagc_busy_times {
     double comm_s;     /* at least one transfer under way */
-    double codec_s;    /* selecting, encoding, decoding */
+    double codec_s;    /* selecting, encoding or decoding */
     double exchange_s; /* either */
     double gradient_s; /* the codec, or a transfer other than of parameters */
 } tagc_busy_times;
@@ -19,7 +18,7 @@ typedef struct tagc_busy_times {
 tagc_status tagc_busy_create(tagc_trace *trace, tagc_busy **out); /* trace may be NULL */
 void tagc_busy_destroy(tagc_busy *busy);
 void tagc_busy_event(void *busy, const tagc_event *event);  /* a tagc_trace_fn */
-void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out); /* since the last take; NaN when
-                                                               it was more than there is room for */
+void tagc_busy_take(tagc_busy *busy, tagc_busy_times *out); /* since the last take; NaN if the
+                                                               table was full */
 
 #endif

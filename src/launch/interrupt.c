@@ -1,4 +1,4 @@
-/* A handler may do no more than raise a flag; whoever steps looks at it between steps. */
+/* A signal handler may only set a flag. The training loop reads it between steps. */
 #include "launch/interrupt.h"
 
 #include <signal.h>
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-/* A signal belongs to the process, so its flag does too. */
+/* Global, because a signal is sent to the process. */
 static atomic_int asked;
 
 static void on_signal(int number) {

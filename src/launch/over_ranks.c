@@ -1,4 +1,4 @@
-/* One all-gather of doubles; every rank reduces what it got in rank order, so that all get the same. */
+/* One all-gather of doubles. Every rank then reduces them in rank order, so that all get the same bits. */
 #include "launch/over_ranks.h"
 
 #include "core/status.h"

@@ -4,7 +4,7 @@
 
 #include "tagc/tagc.h"
 
-/* Collective: in the place of each of values (n), the largest of all ranks, or the mean. */
+/* Collective: replaces each of values (n) by its maximum, or its mean, over all ranks. */
 tagc_status tagc_max_over_ranks(tagc_comm *comm, double *values, int n);
 tagc_status tagc_mean_over_ranks(tagc_comm *comm, double *values, int n);
 

@@ -1,4 +1,4 @@
-/* Launching: which transport, how many ranks, and what is said when one of them fails. */
+/* Launches ranks: chooses the transport and the number of ranks, and prints the message if one fails. */
 #include "launch/ranks.h"
 
 #include "launch/blas.h"
@@ -17,7 +17,7 @@
 
 enum { TRACE_EVENTS = 1 << 18 };
 
-/* Where launchers tell a process how many there are and which it is. */
+/* Environment variables in which launchers pass the number of processes and the rank. */
 static const char *const size_names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE",
                                          "PALS_NRANKS"};
 static const char *const rank_names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -40,13 +40,14 @@ int tagc_ranks_on_terminal(void) {
 }
 
 void tagc_ranks_complain(int rank, const char *text) {
-    /* When all ranks fail alike, rank 0 speaks and its end takes the others with it before they do. */
+    /* If all ranks fail alike, rank 0 prints, and its end kills the others before they print. */
     if (rank > 0) {
         long wait_ms = 2000 + 50 * (rank < 20 ? rank : 20);
         struct timespec pause = {.tv_sec = wait_ms / 1000, .tv_nsec = wait_ms % 1000 * 1000000};
-        if (nanosleep(&pause, NULL) != 0) return; /* a signal: the end has come, and rank 0 has spoken */
+        if (nanosleep(&pause, NULL) != 0)
+            return; /* a signal: the job is being killed, so rank 0 has printed */
     }
-    if (tagc_ranks_on_terminal()) fputs("\r\033[K", stdout); /* a progress line may stand there */
+    if (tagc_ranks_on_terminal()) fputs("\r\033[K", stdout); /* clears a progress line */
     fflush(stdout);
     fprintf(stderr, "tagc: %s\n", text);
     fflush(stderr);
@@ -57,7 +58,7 @@ static int exit_code(tagc_status status) {
     return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
 }
 
-/* Makes the trace and clock of a rank, then its comm by `connect`, and runs. */
+/* Makes the trace and clock of a rank, then its comm by `connect`, and runs it. */
 typedef tagc_status (*connect_fn)(void *how, int rank, const tagc_comm_options *options, tagc_comm **out);
 
 static tagc_status open_rank(const tagc_launch *launch, connect_fn connect, void *how, int rank, void *job,
@@ -92,7 +93,7 @@ typedef struct local_job {
     tagc_rank_fn run;
     void *context;
     pthread_mutex_t lock;
-    tagc_status first_failure; /* what the first rank to fail said; the others only echo it */
+    tagc_status first_failure; /* of the first rank to fail; the others repeat it */
     char first_text[TAGC_ERROR_TEXT_BYTES];
 } local_job;
 
@@ -125,11 +126,11 @@ static void *local_main(void *arg) {
     local_job *job = self->job;
     tagc_rank rank;
     if (open_rank(job->launch, connect_local, job->group, self->rank, job, &rank) != TAGC_OK) {
-        /* The others would wait for this one until their time-out: nothing is written yet, so leaving at once is safe. */
+        /* Other ranks would wait for this one until their time-out. Nothing has been written yet, so exiting is safe. */
         tagc_ranks_complain(0, tagc_last_error());
         _Exit(TAGC_EXIT_FAILURE);
     }
-    job->run(&rank, job->context); /* its failure is in the job by then */
+    job->run(&rank, job->context); /* a failure is already in the job */
     close_rank(&rank);
     return NULL;
 }
@@ -155,8 +156,7 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
         if (pthread_create(&threads[n_started].thread, NULL, local_main, &threads[n_started]) != 0) break;
     }
     if (n_started < n_ranks) {
-        /* The others wait for ranks that will never be: nothing is written yet, so leaving at once is safe.
-         */
+        /* Other ranks wait for ranks that will never start. Nothing has been written yet, so exiting is safe. */
         fprintf(stderr, "tagc: --ranks is %d, and this system gives no thread for rank %d\n", n_ranks,
                 n_started);
         _Exit(TAGC_EXIT_FAILURE);
@@ -178,7 +178,7 @@ static tagc_status connect_mpi(void *how, int rank, const tagc_comm_options *opt
     return tagc_comm_create_mpi(MPI_COMM_WORLD, options, out);
 }
 
-/* Says it and ends the job; comes back only after an interruption, which all ranks agreed on. */
+/* Prints the failure and ends the job. Returns only after an interruption, on which all ranks agreed. */
 static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -192,7 +192,7 @@ static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
     return status;
 }
 
-/* Said while MPI is not running, when ending is quieter than MPI_Abort. */
+/* Called while MPI is not running, so that the process can exit without MPI_Abort's banner. */
 static int refuse_ranks(int rank, int n_asked, int n_started, int is_launched) {
     char text[160];
     if (is_launched)

@@ -1,9 +1,9 @@
-/* What memory allows, and what selecting, indexing, encoding and decoding cost beside it.
+/* Times memory alone (the floor), and selecting, indexing, encoding and decoding.
  *
- * The floor is the least that error feedback can do: read a gradient and a residual, write the residual. The codec is
- * timed where it works, in reducers of all ranks at once; time that it waits for the wire is a phase of its own. Codes of
- * parameters need no partner: a shard is encoded and a unit decoded in memory. Gradients are normal * exp(normal), a tail
- * as heavy as training's, and new at every step. Each turn times the floor too: ratios are of neighbours in time. */
+ * The floor is the least work of error feedback: read a gradient and a residual, write the residual. The codec is timed
+ * in reducers of all ranks at once; waiting for the wire is a phase of its own. Codes of parameters need no other rank: a
+ * shard is encoded and a unit decoded in memory. Gradients are normal * exp(normal), whose tail is as heavy as in training,
+ * and new at every step. Each turn times the floor, too, so that ratios compare measurements close in time. */
 #include "measure/codec.h"
 
 #include "codec/delta.h"
@@ -19,7 +19,7 @@
 
 enum { N_TURNS = 3, FLOOR_LEAST = 1 << 22, FLOOR_MOST = 1 << 25 };
 
-static const double long_s = 1.5; /* a step of this is timed once only */
+static const double long_s = 1.5; /* a step that takes longer is timed once */
 
 /* ---- the floor ---- */
 
@@ -33,9 +33,7 @@ tagc_status tagc_floor_open(tagc_comm *comm, uint64_t n_params, int n_threads, t
     void *memory;
     uint64_t n = n_params / 4;
     f->comm = comm;
-    f->n = n < FLOOR_LEAST  ? FLOOR_LEAST
-           : n > FLOOR_MOST ? FLOOR_MOST
-                            : (size_t)n; /* more than caches hold */
+    f->n = n < FLOOR_LEAST ? FLOOR_LEAST : n > FLOOR_MOST ? FLOOR_MOST : (size_t)n; /* larger than caches */
     TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "gradient", &memory));
     f->gradient = memory;
     TAGC_TRY(tagc_memory_create(f->n * sizeof(float), "residual", &memory));
@@ -45,7 +43,7 @@ tagc_status tagc_floor_open(tagc_comm *comm, uint64_t n_params, int n_threads, t
     return TAGC_OK;
 }
 
-/* Seconds per element, all ranks at it together, mean over ranks. */
+/* Seconds per element, mean over ranks, which all run at once. */
 static tagc_status floor_time(tagc_floor *f, double *s_per_elem) {
     TAGC_TRY(tagc_comm_barrier(f->comm));
     *s_per_elem = tagc_time_floor(f->pool, f->gradient, f->residual, f->residual, f->n) / (double)f->n;
@@ -76,7 +74,7 @@ tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const floa
     return tagc_max_over_ranks(comm, &out->wall_s, 1);
 }
 
-/* With a new gradient. */
+/* Draws a new gradient first. */
 static tagc_status time_step(tagc_codec_bench *c, tagc_reducer *reducer, uint64_t n_elems,
                              tagc_reducer_times *out) {
     tagc_fill_gradient(c->gradient, n_elems, &c->seed);
@@ -138,7 +136,7 @@ static double time_gather(int kind, const float *values, float *replica, uint8_t
     return tagc_clock_s() - start_s;
 }
 
-/* Time is the mean over ranks, all at it together. */
+/* The time is the mean over ranks, which all run at once. */
 tagc_status tagc_measure_gather(tagc_codec_bench *c, int kind, uint64_t n_elems, tagc_codec_time *out) {
     double times[2][N_TURNS], ratios[2][N_TURNS], total[N_TURNS];
     size_t n_unit = (size_t)n_elems, n_shard = n_unit / (size_t)c->rank->world_size;
@@ -149,7 +147,7 @@ tagc_status tagc_measure_gather(tagc_codec_bench *c, int kind, uint64_t n_elems,
     for (int turn = -1; turn < N_TURNS; turn++) {
         double floor_s, spent_s[2];
         TAGC_TRY(floor_time(&c->floor, &floor_s));
-        (void)time_gather(kind, c->gradient, c->output, c->body, n_unit, 0); /* what there is to decode */
+        (void)time_gather(kind, c->gradient, c->output, c->body, n_unit, 0); /* makes the bodies to decode */
         TAGC_TRY(tagc_comm_barrier(c->rank->comm));
         spent_s[1] = time_gather(kind, NULL, c->output, c->body, n_unit, 1);
         spent_s[0] = time_gather(kind, c->gradient, c->output, c->body, n_shard, 0);

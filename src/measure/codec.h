@@ -1,4 +1,4 @@
-/* What memory allows, and what selecting, indexing, encoding and decoding cost beside it. */
+/* Times memory alone, and selecting, indexing, encoding and decoding. */
 #ifndef TAGC_MEASURE_CODEC_H
 #define TAGC_MEASURE_CODEC_H
 
@@ -14,10 +14,10 @@ typedef struct tagc_floor {
     size_t n;
 } tagc_floor;
 
-/* n_params: of the model; a quarter of that is read, within limits. _close after success and failure alike. */
+/* n_params: of the model; the arrays have a quarter of that, within limits. Call _close after failure, too. */
 tagc_status tagc_floor_open(tagc_comm *comm, uint64_t n_params, int n_threads, tagc_floor *out);
 void tagc_floor_close(tagc_floor *floor);
-/* Collective: seconds per element, all ranks at it together, mean over ranks; the median of some turns. */
+/* Collective: seconds per element, mean over ranks, which all run at once; the median of a few turns. */
 tagc_status tagc_floor_measure(tagc_floor *floor, double *s_per_elem);
 
 /* ---- reducers and gathers ---- */
@@ -29,18 +29,18 @@ typedef struct tagc_reducer_times {
     double n_kept; /* mean over ranks */
 } tagc_reducer_times;
 
-/* Collective: one step of a reducer, timed. gradient (n_elems of the reducer), output as it asks. */
+/* Collective: times one step of a reducer. gradient (n_elems of the reducer); output as the reducer requires. */
 tagc_status tagc_time_reducer(tagc_comm *comm, tagc_reducer *reducer, const float *gradient, float *output,
                               tagc_reducer_times *out);
 
 typedef struct tagc_codec_time {
-    uint64_t n_elems, n_union; /* the union of the last step; 0 where nobody knows it */
-    double n_kept;             /* in it, by one rank, mean over ranks */
+    uint64_t n_elems, n_union; /* n_union: of the last step; 0 if the exchange does not count it */
+    double n_kept;             /* by one rank in that step, mean over ranks */
     double phase_s[TAGC_N_PHASES], to_floor[TAGC_N_PHASES], total_to_floor;
 } tagc_codec_time;
 
 typedef struct tagc_codec_bench {
-    tagc_rank *rank; /* told of a failure before its objects go */
+    tagc_rank *rank; /* learns of a failure before its objects are destroyed */
     tagc_floor floor;
     float *gradient, *output; /* (n_most) */
     uint8_t *body;            /* of a gather of n_most_gathered elements */
@@ -58,7 +58,7 @@ void tagc_codec_bench_close(tagc_codec_bench *bench);
 /* Collective. A reducer with these options; n_elems is theirs. */
 tagc_status tagc_measure_reducer(tagc_codec_bench *bench, const tagc_reducer_options *options,
                                  tagc_codec_time *out);
-/* Collective. kind: a tagc_gather_kind in codes of few bits. A shard encoded, all of the unit decoded. */
+/* Collective. Encodes a shard and decodes a unit. kind: a tagc_gather_kind in codes of few bits. */
 tagc_status tagc_measure_gather(tagc_codec_bench *bench, int kind, uint64_t n_elems, tagc_codec_time *out);
 
 #endif

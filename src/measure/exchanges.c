@@ -1,6 +1,6 @@
-/* Each exchange by itself and blocking, in the size of the model's largest unit (less where the link is slow): what
- * share of the link it fills. The link itself and MPI's own collectives take turns with them, so that a busy machine
- * slows all alike. */
+/* Times each exchange alone and blocking, to find the share of the link that it fills. The size is that of the model's
+ * largest unit, or less on a slow link. Plain transfers and MPI's own collectives take turns with the exchanges, so that a
+ * busy machine slows all alike. */
 #include "measure/exchanges.h"
 
 #include "core/clock.h"
@@ -15,9 +15,10 @@
 
 enum { FEW_TURNS = 3, MANY_TURNS = 5, MOST_TIMES = 200, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
 
-static const double turn_s = 0.25;  /* for a dense fp32 reduce-scatter to take at most */
-static const double least_s = 0.05; /* of one case in a turn: bursts of a shaped link are over by then */
-static const double quick_s = 1;    /* a first turn of less leaves time for more turns */
+static const double turn_s = 0.25; /* longest time of a dense fp32 reduce-scatter */
+static const double least_s =
+    0.05; /* shortest time of a case in a turn: the burst of a shaped link is over by then */
+static const double quick_s = 1; /* if the first turn takes less, there are more turns */
 
 typedef enum kind { LINK, REDUCER, GATHERER, MPI_REDUCE_SCATTER, MPI_ALL_REDUCE, MPI_ALL_GATHER } kind;
 
@@ -25,8 +26,8 @@ static const struct {
     const char *name;
     kind kind;
     int exchange, format, output; /* of a gatherer: tagc_gather_kind as format */
-    double ratio, sparsity;       /* 0: the default, also for direct, where it is every element */
-    int n_passes;                 /* of plain MPI: how often n_elems / W values travel to or from each rank */
+    double ratio, sparsity;       /* 0: the default; for direct that is every element */
+    int n_passes; /* of plain MPI: times that n_elems / W values travel to or from each rank */
 } cases[] = {
     {.name = "link, all to all", .kind = LINK, .n_passes = 1},
     {.name = "reduce-scatter fp32",
@@ -65,7 +66,7 @@ _Static_assert((int)N_CASES <= (int)TAGC_MAX_EXCHANGE_TIMES, "raise TAGC_MAX_EXC
 typedef struct exchange_bench {
     const tagc_exchanges_setup *setup;
     uint64_t n_elems, shard;
-    float *gradient, *full, *replica; /* (n_elems) each; the last is for deltas alone */
+    float *gradient, *full, *replica; /* (n_elems) each; `replica` only for deltas */
     tagc_wire wire;
     tagc_reducer *reducers[N_CASES];
     tagc_gatherer *gatherers[N_CASES];
@@ -78,7 +79,7 @@ static int is_wanted(const exchange_bench *e, int i) {
     return e->setup->is_mpi || cases[i].kind < MPI_REDUCE_SCATTER;
 }
 
-/* The same on all ranks, as the measured rate is. */
+/* Gives the same on all ranks, because the measured rate is the same. */
 static void choose_size(exchange_bench *e) {
     int world_size = e->setup->rank->world_size;
     uint64_t most = e->setup->most_elems < MOST_ELEMS ? e->setup->most_elems : MOST_ELEMS;
@@ -193,7 +194,7 @@ static tagc_status time_case(exchange_bench *e, int i, int turn) {
     return TAGC_OK;
 }
 
-/* Once to warm up, once to see how often each fits into a turn, then in turns. */
+/* Runs each once to warm up and once to choose how often it runs in a turn, then in turns. */
 static tagc_status time_all(exchange_bench *e) {
     double first_s = 0;
     for (int turn = -2; turn < e->n_turns || turn <= 0; turn++) {
@@ -224,7 +225,7 @@ static void collect(const exchange_bench *e, tagc_exchange_times *out) {
         if (cases[i].kind == REDUCER && ours_s == 0) ours_s = time->total_s.median;
         if (cases[i].kind == MPI_REDUCE_SCATTER) out->to_mpi = ours_s / time->total_s.median;
     }
-    /* The link as it was in these very turns is what shares are of. */
+    /* Shares refer to the link in these turns, not to an earlier measurement. */
     out->link_bytes_per_s = out->items[0].n_bytes / out->items[0].total_s.median;
 }
 

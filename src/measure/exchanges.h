@@ -1,4 +1,4 @@
-/* Each exchange alone: how long it takes, beside the link itself and MPI's own collectives. */
+/* Times each exchange alone, beside plain transfers and MPI's own collectives. */
 #ifndef TAGC_MEASURE_EXCHANGES_H
 #define TAGC_MEASURE_EXCHANGES_H
 
@@ -6,12 +6,12 @@
 #include "launch/ranks.h"
 
 typedef struct tagc_exchanges_setup {
-    tagc_rank *rank; /* told of a failure before its objects go */
+    tagc_rank *rank; /* learns of a failure before its objects are destroyed */
     int is_mpi;
     double timeout_s;
     int n_threads, n_here;   /* of the codec; ranks on this rank's host */
     uint64_t most_elems;     /* of a unit */
-    double link_bytes_per_s; /* sent per rank, all to all: decides how many values fit into a turn */
+    double link_bytes_per_s; /* sent per rank, all to all; sets the number of values */
 } tagc_exchanges_setup;
 
 typedef struct tagc_exchange_time {

@@ -1,7 +1,7 @@
-/* Which ranks share a host, and how much memory it has for them.
+/* Finds the ranks that share a host, and the memory that it has for them.
  *
- * A host is what has an address on the network: containers and network namespaces of one machine count apart, which
- * its name alone would not tell. */
+ * A host is a network namespace of a running kernel: containers and namespaces of one machine count as hosts of their own,
+ * even if they have one name. */
 #include "measure/hosts.h"
 
 #include "core/status.h"
@@ -13,7 +13,7 @@
 
 typedef struct identity {
     char name[TAGC_HOST_NAME_BYTES];
-    char boot[40];    /* of the kernel, different for every start of every machine */
+    char boot[40];    /* of the kernel, different for each start of a machine */
     char network[40]; /* of the namespace */
 } identity;
 
@@ -70,7 +70,7 @@ void tagc_hosts_destroy(tagc_hosts *hosts) {
 
 /* ---- groups of ranks against the hosts that they are on ---- */
 
-/* Ranks of the largest number of neighbouring ranks from 0 on that share a host, when all hosts have as many; else 0. */
+/* The number of ranks on each host, if all hosts have as many and their ranks are neighbours; else 0. */
 static int real_ranks_per_host(const tagc_hosts *hosts, int world_size) {
     int n = 1;
     while (n < world_size && hosts->of_rank[n] == hosts->of_rank[0]) n++;
@@ -121,7 +121,7 @@ tagc_status tagc_hosts_check_groups(tagc_comm *comm, int ranks_per_host, char no
 
 /* ---- memory ---- */
 
-/* The number behind `name` in a file of lines "name number"; with name NULL the file's only number. -1: none. */
+/* The number after `name` in a file of lines "name number"; if name is NULL, the file's only number. -1: none. */
 static double number_in(const char *path, const char *name) {
     char line[160], *end;
     double found = -1;
@@ -136,7 +136,7 @@ static double number_in(const char *path, const char *name) {
     return found;
 }
 
-/* What can be had without swapping: the machine's, or less where a container says so. -1: not known. */
+/* Memory that is free without swapping: the machine's, or a container's limit if that is less. -1: not known. */
 static double free_bytes(void) {
     double free_kib = number_in("/proc/meminfo", "MemAvailable:"),
            least = free_kib < 0 ? -1 : 1024 * free_kib;

@@ -1,4 +1,4 @@
-/* Which ranks share a host, and how much memory it has for them. */
+/* Finds the ranks that share a host, and the memory that it has for them. */
 #ifndef TAGC_MEASURE_HOSTS_H
 #define TAGC_MEASURE_HOSTS_H
 
@@ -18,12 +18,12 @@ typedef struct tagc_hosts {
 tagc_status tagc_hosts_find(tagc_comm *comm, tagc_hosts *out);
 void tagc_hosts_destroy(tagc_hosts *hosts);
 
-/* Collective. Ranks [g * ranks_per_host, (g + 1) * ranks_per_host) must share a host: TAGC_ERR_ARGUMENT on all ranks
- * where some do not. note: where several such groups share one, what that means; else "". Ranks that are threads may
- * play any hosts, and need no check. */
+/* Collective. Ranks [g * ranks_per_host, (g + 1) * ranks_per_host) must share a host; otherwise TAGC_ERR_ARGUMENT on all
+ * ranks. note: a text on the effect if several such groups share a host, else "". Ranks that are threads may
+ * simulate any hosts; do not check them. */
 tagc_status tagc_hosts_check_groups(tagc_comm *comm, int ranks_per_host, char note[TAGC_HOSTS_NOTE_BYTES]);
 
-/* Local: refuses `what` when n_bytes for each of the n_here ranks of this host are more than it has free. */
+/* Local: TAGC_ERR_MEMORY, naming `what`, if n_bytes for each of the n_here ranks of this host exceed its free memory. */
 tagc_status tagc_check_memory(const char *what, uint64_t n_bytes, int n_here);
 
 #endif

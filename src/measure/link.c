@@ -1,7 +1,7 @@
-/* The link by itself: messages between two ranks and between all, in sizes that grow until one takes long enough to
- * be timed, so that a slow link costs no minutes and a fast one no precision.
+/* Measures the link: messages between two ranks and between all. Sizes grow until a message takes long enough to time, so
+ * that a slow link takes no minutes and a fast one is still measured well.
  *
- * Over MPI these are plain MPI messages; within one process the local transport copies them. */
+ * Over MPI these are plain MPI messages. Within one process the local transport copies them. */
 #include "measure/link.h"
 
 #include "core/clock.h"
@@ -16,7 +16,7 @@
 
 enum { N_TURNS = 5, FIRST_BYTES = 16 << 10, MOST_BYTES = 32 << 20, ALL_BYTES = 256 << 20 };
 
-static const double long_enough_s = 0.04; /* for one message more than for one of a quarter of its size */
+static const double long_enough_s = 0.04; /* time of a message minus that of one of a quarter of its size */
 static const double turn_s = 0.15;
 
 /* ---- transfers ---- */
@@ -93,7 +93,7 @@ static tagc_status run(tagc_wire *wire, pattern kind, int a, int b, uint64_t n_b
     for (int i = 0; i < n_times; i++) {
         if (kind == PING_PONG || kind == ONE_WAY) {
             TAGC_TRY(one_way(wire, a, b, n_bytes));
-            /* What was sent has come only when the receiver says so. */
+            /* A send is complete only when the receiver has answered. */
             if (kind == PING_PONG || i + 1 == n_times) TAGC_TRY(one_way(wire, b, a, 1));
             continue;
         }
@@ -126,7 +126,7 @@ static int times_in(double budget_s, double once_s, int most) {
     return times < 1 ? 1 : times > most ? most : (int)times;
 }
 
-/* The faster of two: the first message of a size opens TCP's window. */
+/* The faster of two runs: the first message of a size opens TCP's window. */
 static tagc_status timed_twice(tagc_wire *wire, pattern kind, int a, int b, uint64_t n_bytes,
                                double *seconds) {
     double again_s;
@@ -136,8 +136,8 @@ static tagc_status timed_twice(tagc_wire *wire, pattern kind, int a, int b, uint
     return TAGC_OK;
 }
 
-/* There and back again, the way there with n_bytes: the median of turns. Rank a's time, from when both are there: after a
- * barrier one rank goes on up to a latency before the other. */
+/* A ping of n_bytes and its empty answer: the median of turns. Rank a takes the time after a first message of both, because
+ * after a barrier one rank continues up to a latency before the other. */
 static tagc_status measure_ping(tagc_wire *wire, int a, int b, uint64_t n_bytes, double *out) {
     double pings[N_TURNS], once_s = 0;
     for (int i = -1; i < N_TURNS; i++) {
@@ -156,13 +156,13 @@ static tagc_status measure_ping(tagc_wire *wire, int a, int b, uint64_t n_bytes,
     return TAGC_OK;
 }
 
-/* Bytes per second of one direction: what a message takes more than one of a quarter of its size, so that latency, which
- * both have, is not taken for a slow link. Messages grow until that is well above a latency, too, by which ranks may begin
+/* Bytes per second of one direction, from the difference in time between a message and one of a quarter of its size, which
+ * cancels the latency. Messages grow until the difference is well above a latency, too, because ranks may start that far
  * apart. */
 static tagc_status measure_rate(tagc_wire *wire, pattern kind, int a, int b, double latency_s, double *out) {
     uint64_t n_bytes = FIRST_BYTES < wire->n_max ? FIRST_BYTES : wire->n_max;
     double before_s, once_s, rates[N_TURNS];
-    TAGC_TRY(run(wire, kind, a, b, n_bytes, 1)); /* makes the connection */
+    TAGC_TRY(run(wire, kind, a, b, n_bytes, 1)); /* opens the connection */
     TAGC_TRY(timed_twice(wire, kind, a, b, n_bytes / 4, &before_s));
     for (;;) {
         TAGC_TRY(timed_twice(wire, kind, a, b, n_bytes, &once_s));
@@ -184,8 +184,8 @@ static tagc_status measure_rate(tagc_wire *wire, pattern kind, int a, int b, dou
 
 /* ---- figures ---- */
 
-/* The latency of a large message is what it takes besides its bytes at the link's rate. MPI asks whether it may send one,
- * so that its bytes arrive after three ways where a small one takes one. */
+/* The latency of a large message is its time minus that of its bytes at the link's rate. MPI asks the receiver before it
+ * sends one, so its bytes arrive after three ways; a small message takes one. */
 tagc_status tagc_measure_pair(tagc_wire *wire, tagc_pair *pair) {
     double small_s, large_s;
     TAGC_TRY(measure_ping(wire, pair->a, pair->b, 1, &small_s));

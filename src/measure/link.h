@@ -1,4 +1,4 @@
-/* The link by itself: latency and bandwidth as the transport gives them. */
+/* Measures the link: latency and bandwidth of plain messages over the transport. */
 #ifndef TAGC_MEASURE_LINK_H
 #define TAGC_MEASURE_LINK_H
 
@@ -9,24 +9,24 @@ typedef struct tagc_wire {
     tagc_comm *comm;
     int is_mpi;
     double timeout_s;
-    char *send, *recv;                  /* (n_max) what anyone is sent; (W, n_max) */
+    char *send, *recv;                  /* (n_max), sent to every rank; (W, n_max) */
     uint64_t n_max;                     /* bytes per peer */
-    uint64_t *n_send, *n_recv;          /* (W) of this transfer; from a rank r to recv + r * n_max */
+    uint64_t *n_send, *n_recv;          /* (W) of this transfer; data of rank r arrives at recv + r * n_max */
     struct tagc_part *sends, *receives; /* (W) the same, for the local transport */
 } tagc_wire;
 
-/* n_max 0: as much as measuring a link takes. _destroy after success and failure alike. */
+/* n_max 0: the size that measuring a link needs. Call _destroy after failure, too. */
 tagc_status tagc_wire_create(tagc_comm *comm, int is_mpi, double timeout_s, uint64_t n_max, tagc_wire *out);
 void tagc_wire_destroy(tagc_wire *wire);
-/* Collective: seconds, of the slowest rank, in which every rank sends n_bytes to each other one `n_times`. */
+/* Collective: seconds of the slowest rank for n_times exchanges, in each of which every rank sends n_bytes to each other. */
 tagc_status tagc_wire_all(tagc_wire *wire, uint64_t n_bytes, int n_times, double *seconds);
 
 enum { TAGC_LINK_LARGE_BYTES = 128 << 10 };
 
 typedef struct tagc_pair {
     int a, b;               /* ranks, set by the caller */
-    double latency_s;       /* one way, of one byte */
-    double large_latency_s; /* of TAGC_LINK_LARGE_BYTES, besides its bytes */
+    double latency_s;       /* of one byte, one way */
+    double large_latency_s; /* of a message of TAGC_LINK_LARGE_BYTES, without its bytes */
     double there_bytes_per_s, back_bytes_per_s, both_bytes_per_s; /* both: each direction, at once */
 } tagc_pair;
 

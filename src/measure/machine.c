@@ -1,4 +1,4 @@
-/* Measured with what the library offers to anyone: a collective for the link, and reducers among one rank for codecs. */
+/* Measures with public parts of the library: a collective for the link, and reducers of a single rank for codecs. */
 #include "measure/machine.h"
 
 #include "core/clock.h"
@@ -50,11 +50,11 @@ static tagc_status time_codec(tagc_comm *alone, const codec_buffers *b, const ta
     return status;
 }
 
-/* Unless it is dense, or was measured for another candidate. */
+/* Skips dense candidates, and exchanges already measured for another one. */
 static tagc_status measure_one(tagc_comm *alone, const codec_buffers *b, const tagc_fsdp_options *engine,
                                const tagc_reducer_options *options, tagc_machine *machine) {
     tagc_reducer_options o = *options;
-    tagc_layout_own_fields(engine, CODEC_ELEMS, 0, &o); /* over hosts even dense is direct */
+    tagc_layout_own_fields(engine, CODEC_ELEMS, 0, &o); /* between hosts dense is replaced by direct */
     if (o.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
     for (int i = 0; i < machine->n_codec; i++) {
         const tagc_codec_cost *c = &machine->codec[i];
@@ -109,12 +109,12 @@ tagc_status tagc_machine_find_hosts(tagc_comm *comm, tagc_machine *machine) {
     machine->cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
     tagc_hosts_destroy(&hosts);
     if (status == TAGC_OK && tagc_comm_world_size(comm) % machine->n_hosts != 0)
-        machine->n_hosts = 1; /* hosts of different sizes: taken as if every rank had its share of one link */
+        machine->n_hosts = 1; /* hosts of different sizes: assume that all ranks share one link */
     return status;
 }
 
-/* Seconds of the slowest rank for a gather of n elements from each. Not by a gatherer, whose bytes would be counted among
- * the next step's. */
+/* Seconds of the slowest rank for a gather of n elements from each. A gatherer would not do: the next step would count its
+ * bytes. */
 static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float *full, double *seconds) {
     TAGC_TRY(tagc_comm_barrier(comm));
     double start_s = tagc_clock_s();
@@ -123,7 +123,7 @@ static tagc_status time_gather(tagc_comm *comm, uint64_t n, float *shard, float 
     return tagc_max_over_ranks(comm, seconds, 1);
 }
 
-/* The shortest of some turns. */
+/* The shortest of several turns. */
 static tagc_status time_least(tagc_comm *comm, uint64_t n, float *shard, float *full, int n_turns,
                               double *least_s) {
     *least_s = (double)INFINITY;
@@ -135,7 +135,8 @@ static tagc_status time_least(tagc_comm *comm, uint64_t n, float *shard, float *
     return TAGC_OK;
 }
 
-/* By pairs of barriers, which take two ways however far apart ranks enter them; one alone is shorter for who comes late. */
+/* Times pairs of barriers, which take two ways even if ranks enter the first one apart. A single barrier is shorter for the
+ * last rank to enter. */
 static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
     enum { TURNS = 20 };
     double least_s = (double)INFINITY;
@@ -149,13 +150,13 @@ static tagc_status measure_latency(tagc_comm *comm, double *latency_s) {
     return tagc_max_over_ranks(comm, latency_s, 1);
 }
 
-/* What a gather takes more than one of a quarter of its size is the rate's, in bytes of a rank to one other; what is left
- * of a large one is latency, which a small one has too. */
+/* The rate follows from the difference in time between a gather and one of a quarter of its size. The rest of the time of
+ * a large gather is latency. */
 static tagc_status measure_rate(tagc_comm *comm, float *shard, float *full, uint64_t most, double latency_s,
                                 double *bytes_per_s, double *large_latency_s) {
     double before_s, seconds;
     uint64_t n = FIRST_ELEMS < most ? FIRST_ELEMS : most;
-    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* makes the connections */
+    TAGC_TRY(time_gather(comm, n, shard, full, &seconds)); /* opens the connections */
     TAGC_TRY(time_least(comm, n / 4, shard, full, LINK_TURNS, &before_s));
     for (;;) {
         TAGC_TRY(time_least(comm, n, shard, full, 2, &seconds));
@@ -176,7 +177,7 @@ tagc_status tagc_machine_measure_link(tagc_comm *comm, tagc_machine *machine) {
     uint64_t world_size = (uint64_t)tagc_comm_world_size(comm), most = MOST_ELEMS / world_size;
     void *memory;
     machine->link = (tagc_plan_link){.bytes_per_s = (double)INFINITY};
-    if (world_size == 1) return TAGC_OK; /* nobody looked for hosts either */
+    if (world_size == 1) return TAGC_OK; /* hosts were not searched for either */
     int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
     tagc_status status = tagc_memory_create((size_t)((world_size + 1) * most) * sizeof(float),
                                             "a link's measurement", &memory);

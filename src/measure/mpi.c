@@ -1,4 +1,4 @@
-/* Plain MPI as any program would call it: point to point, and the library's own collectives. */
+/* Plain MPI without tagc: point to point, and MPI's own collectives. */
 #include "measure/mpi.h"
 
 #include "core/clock.h"
@@ -12,7 +12,7 @@
 
 enum { TAG = 77, PIECE_BYTES = 1 << 20 };
 
-/* MPI_Waitall would wait for ever for a rank that is gone. */
+/* MPI_Waitall would never return if a rank is gone. */
 static tagc_status wait_all(MPI_Request *requests, int n, double timeout_s) {
     double start_s = tagc_clock_s();
     int done = 0;
@@ -35,7 +35,7 @@ static int piece_at(uint64_t n_bytes, uint64_t at) {
     return (int)(n_bytes - at < PIECE_BYTES ? n_bytes - at : PIECE_BYTES);
 }
 
-/* In pieces, all posted at once: over Open MPI's TCP, one large message each way fills the directions in turn. */
+/* In pieces, all posted at once: over Open MPI's TCP, one large message each way uses one direction after the other. */
 tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire) {
     int world_size = tagc_comm_world_size(wire->comm), rank = tagc_comm_rank(wire->comm), n = 0;
     size_t most = n_pieces(wire->n_send, world_size) + n_pieces(wire->n_recv, world_size);

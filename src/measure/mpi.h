@@ -1,5 +1,5 @@
-/* Plain MPI, beside which our exchanges are put. To be called only while nothing of the comm's is under way, because its
- * thread calls MPI too. TAGC_ERR_UNSUPPORTED in a build without MPI. */
+/* Plain MPI, to compare exchanges with. Call it only while no transfer of the comm is under way, because the comm's thread
+ * calls MPI, too. TAGC_ERR_UNSUPPORTED in a build without MPI. */
 #ifndef TAGC_MEASURE_MPI_H
 #define TAGC_MEASURE_MPI_H
 

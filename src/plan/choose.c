@@ -1,12 +1,12 @@
-/* Uniform settings first, then flat by flat: those whose compression does not show in the forecast travel dense, small
- * ones before large ones. */
+/* Compares uniform settings first. Then, flat by flat, the smallest first, it makes a flat dense if the forecast does not
+ * get slower. */
 #include "plan/choose.h"
 
 #include "core/status.h"
 
 #include <stdlib.h>
 
-static const double shows = 0.002; /* of an iteration: less is within a forecast's error */
+static const double shows = 0.002; /* of an iteration; smaller differences are within a forecast's error */
 
 typedef struct chooser {
     tagc_setup setup;
@@ -31,7 +31,7 @@ static void fill(chooser *c, const tagc_candidate *candidate) {
     }
 }
 
-/* The next larger flat than the one before; n_flats at the end. Flats of one size go by number. */
+/* The next larger flat than `before`; n_flats at the end. Flats of equal size are in order of their numbers. */
 static int next_larger(const tagc_layout *layout, int before) {
     int best = layout->n_flats;
     for (int i = 0; i < layout->n_flats; i++) {
@@ -46,7 +46,7 @@ static int next_larger(const tagc_layout *layout, int before) {
     return best;
 }
 
-/* Steps share the worker, the link and their latency: one that becomes dense may make room for another to. So all are
+/* Reducer steps share the worker, the link and latency. So a flat that became dense may allow another one to, and all are
  * tried again until none does. */
 static tagc_status thin_out(chooser *c, const tagc_candidate *dense, tagc_choice *out) {
     double limit_s = out->chosen_s * (1 + shows), now_s;
@@ -121,7 +121,7 @@ static tagc_status count_units(const tagc_setup *setup, int *n_units) {
     return TAGC_OK;
 }
 
-/* Sizes that make the units of the one before are the one before. */
+/* A size that gives the same units as the size before is skipped. */
 tagc_status tagc_plan_choose_bucket(const tagc_setup *setup, const tagc_costs *costs,
                                     const tagc_plan_link *link, double tolerance, tagc_bucket_choice *out) {
     tagc_bucket_choice tried[MOST_SIZES];

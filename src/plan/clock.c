@@ -1,4 +1,4 @@
-/* The clock goes from event to event: between two of them all speeds are constant. */
+/* The clock advances from event to event. All speeds are constant between two events. */
 #include "plan/clock.h"
 
 #include <math.h>
@@ -7,7 +7,8 @@
 enum { IDLE = 0, MOVING = 1, TAIL = 2, DONE = 3, WAITING = 4 };
 
 static const double little_s = 1e-12, little_bytes = 1e-6;
-static const double least_share = 0.05; /* of the processors that computing keeps beside communication */
+static const double least_share =
+    0.05; /* of the processors; computing keeps at least this beside communication */
 
 typedef struct speeds {
     double remote, local;  /* bytes per second of one transfer */
@@ -24,7 +25,7 @@ void tagc_clock_init(tagc_clock *clock, const tagc_sim_machine *machine) {
 void tagc_clock_post(tagc_clock *clock, tagc_sim_transfer *t) {
     t->remote_left = t->remote_bytes;
     t->local_left = t->local_bytes;
-    t->state = t->remote_left + t->local_left > 0 ? MOVING : DONE; /* alone in the world: nothing travels */
+    t->state = t->remote_left + t->local_left > 0 ? MOVING : DONE; /* a single rank sends nothing */
     if (t->then) t->then->state = WAITING;
     if (t->state == DONE) {
         if (t->then) tagc_clock_post(clock, t->then);
@@ -45,7 +46,7 @@ static void advance_transfers(tagc_clock *clock, const speeds *v, double s) {
     }
 }
 
-/* Those that have sent their last byte, and those that have arrived. */
+/* Advances the state of transfers that have sent their last byte, and of those that have arrived. */
 static void settle_transfers(tagc_clock *clock) {
     const tagc_sim_machine *m = &clock->machine;
     for (tagc_sim_transfer **link = &clock->active; *link;) {
@@ -60,8 +61,7 @@ static void settle_transfers(tagc_clock *clock) {
         if (t->state == TAIL && t->tail_s <= little_s) {
             t->state = DONE;
             *link = t->next;
-            if (t->then)
-                tagc_clock_post(clock, t->then); /* at the front: behind the link, or where it now points */
+            if (t->then) tagc_clock_post(clock, t->then); /* inserts at the front */
             continue;
         }
         link = &t->next;
@@ -70,8 +70,8 @@ static void settle_transfers(tagc_clock *clock) {
 
 /* ---- the worker ---- */
 
-/* From behind: what each op, and all behind it, may post on. A job that will post on one lane may post on the higher ones
- * too, as far as those who come later know. */
+/* Finds, from the last op to the first, the lanes on which an op and all after it may post. Later jobs only know the lowest
+ * such lane, so all higher lanes count as well. */
 static void find_lanes(tagc_sim_job *job) {
     unsigned phase = 0, later = 0;
     for (int i = job->n_ops - 1; i >= 0; i--) {
@@ -80,7 +80,7 @@ static void find_lanes(tagc_sim_job *job) {
             phase |= 1u << op->lane;
             later |= ~0u << op->lane;
         }
-        op->phase_lanes = phase; /* of a wait: of the phase that it begins */
+        op->phase_lanes = phase; /* for a wait: those of the phase after it */
         op->later_lanes = later;
         if (op->kind == TAGC_SIM_WAIT) phase = 0;
     }
@@ -124,7 +124,7 @@ static void retire(tagc_clock *clock, tagc_sim_job *job) {
     job->state = DONE;
 }
 
-/* Takes the worker past everything that takes no time. */
+/* Runs all ops of the worker that take no time. */
 static void settle_worker(tagc_clock *clock) {
     for (;;) {
         tagc_sim_job *job = clock->running;
@@ -162,7 +162,7 @@ static speeds speeds_now(const tagc_clock *clock, int caller_works) {
     double bytes_per_s = n_remote && isfinite(v.remote) ? m->remote_bytes_per_s : 0;
     if (n_local && isfinite(v.local)) bytes_per_s += m->local_bytes_per_s;
     double moving = bytes_per_s * m->cpu_s_per_byte, polling = clock->active ? m->poll_cores : 0;
-    if (moving > m->cores) { /* the processor, not the link, is what bytes wait for */
+    if (moving > m->cores) { /* the processor, not the link, limits the transfer */
         v.remote *= m->cores / moving;
         v.local *= m->cores / moving;
         moving = m->cores;
@@ -176,7 +176,8 @@ static speeds speeds_now(const tagc_clock *clock, int caller_works) {
 }
 
 static double sooner(double dt, double left, double speed) {
-    return left > 0 && speed > 0 && left / speed < dt ? left / speed : dt; /* no speed: not before dt */
+    return left > 0 && speed > 0 && left / speed < dt ? left / speed
+                                                      : dt; /* at speed 0 it does not end before dt */
 }
 
 /* One event. caller_left_s: the caller's work, NULL while it waits. */
@@ -193,7 +194,7 @@ static void step(tagc_clock *clock, double *caller_left_s) {
         dt = sooner(dt, t->remote_left, v.remote);
         dt = sooner(dt, t->local_left, v.local);
     }
-    if (!isfinite(dt)) dt = 0; /* nothing left to happen: the settling below will show it */
+    if (!isfinite(dt)) dt = 0; /* no event is left; the settling below detects that */
     clock->now_s += dt;
     if (clock->active) clock->comm_s += dt;
     if (worker_works(clock)) {

@@ -1,4 +1,4 @@
-/* From a setup to flats with their reductions, and what all of it weighs. */
+/* Turns a setup into flats with their reductions, and computes volumes and memory. */
 #include "plan/deployment.h"
 
 #include "core/status.h"
@@ -29,7 +29,7 @@ int tagc_placement_of_sharding(int sharding) {
     return placement[sharding];
 }
 
-/* Where hybrid sharding is the placement's idea and not the engine's, its hosts are those that there are. */
+/* If the placement asks for hybrid sharding and the engine's options do not, its hosts are the real ones. */
 static tagc_fsdp_options engine_of(const tagc_setup *s) {
     static const int sharding[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
                                    [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
@@ -72,15 +72,15 @@ double tagc_setup_union(const tagc_setup *s) {
 
 /* ---- reductions ---- */
 
-/* Of a sketch with `load` items per cell, the share of items that peeling cannot reach: edges of the 2-core of a random
- * 3-uniform hypergraph. x is the chance that a cell of an item keeps other items for ever; none below 0.818. */
+/* The share of items that peeling cannot recover from a sketch with `load` items per cell: edges of the 2-core of a random
+ * 3-uniform hypergraph. x is the chance that a cell of an item keeps other items to the end; 0 below a load of 0.818. */
 static double unpeeled_share(double load) {
     double x = 1;
     for (int i = 0; i < 2000; i++) x = 1 - exp(-3 * load * x * x);
     return x < 1e-3 ? 0 : x * x * x;
 }
 
-/* A sketch too small for the union sends what does not peel plainly, or at least where it is. */
+/* A sketch that is too small for the union sends the items that do not peel as plain values, or only their positions. */
 static tagc_status add_leftovers(tagc_reduction *r) {
     size_t n_ranks = (size_t)r->n_ranks;
     double n_items = r->union_density * (double)r->options.n_elems / (double)n_ranks;
@@ -106,14 +106,15 @@ double tagc_reduction_decoded(const tagc_reduction *r) {
     return r->kept_density + (r->options.output != TAGC_OUTPUT_SHARD ? r->union_density : 0);
 }
 
-/* Of the others in a group of neighbouring ranks, those on other hosts. Groups need not be the hosts that there are. */
+/* The mean number of other ranks in a rank's group that are on other hosts. Groups of neighbouring ranks may differ from
+ * the real hosts. */
 static double remote_within(const tagc_setup *s, int per_group) {
     int per_host = s->world_size / s->n_hosts, n_near = per_group < per_host ? per_group : per_host;
     return per_group > 1 ? (double)(per_group - n_near) / (per_group - 1) : 0;
 }
 
-/* Groups of neighbouring ranks in two levels: of what a rank sends within its group, and to one rank of each other group,
- * what leaves the host. */
+/* The shares that leave the host in two levels: of the bytes that a rank sends within its group of neighbouring ranks, and
+ * of those to one rank of each other group. */
 static void find_shares(const tagc_setup *s, int per_group, double *within, double *across) {
     int per_host = s->world_size / s->n_hosts, n_groups = s->world_size / per_group;
     int n_near = per_host > per_group ? per_host / per_group : 1;
@@ -121,7 +122,7 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
-/* What was measured or given is of the engine's sparsity. */
+/* Measured or given densities apply only to flats with the engine's sparsity. */
 static void set_densities(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     int n_senders = r->n_ranks / r->options.ranks_per_host;
@@ -152,7 +153,7 @@ static tagc_status plan_gather(const tagc_setup *s, const tagc_gatherer_options 
     double inside = options->two_level ? volume.n_within_bytes[TAGC_LEG_GATHER] : n_bytes;
     double relayed = inside - inside / n_groups;
     double row =
-        volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of a rank, to whoever gets it */
+        volume.n_bytes[TAGC_LEG_GATHER] / fmax(s->world_size - 1, 1); /* of one rank, to each receiver */
     *to = (tagc_gather_plan){
         .n_bytes = {n_bytes - relayed, relayed},
         .remote_bytes = {(n_bytes - inside) * across + (inside - relayed) * within, relayed * within},
@@ -215,11 +216,12 @@ void tagc_deployment_destroy(tagc_deployment *d) {
 static uint64_t residual_of(const tagc_deployment *d, int flat) {
     tagc_exchange_memory memory = {0};
     const tagc_reduction *r = &d->flats[flat].reduction;
-    (void)tagc_reducer_memory(&r->options, r->n_ranks, 0, &memory); /* that the options hold is known */
+    (void)tagc_reducer_memory(&r->options, r->n_ranks, 0,
+                              &memory); /* cannot fail: the options were checked */
     return memory.residual;
 }
 
-/* Reducers of flats before this one with which its own shares spares. */
+/* The number of earlier flats whose reducers share their spares with this one. */
 static int n_alike_before(const tagc_deployment *d, int flat) {
     uint64_t n_bytes = residual_of(d, flat);
     int n = 0;
@@ -227,7 +229,7 @@ static int n_alike_before(const tagc_deployment *d, int flat) {
     return n;
 }
 
-/* What outlives a pass: masters, gradients and moments of the owner, and whole copies where they are replicated. */
+/* What outlives a pass: masters, gradients and moments of the owner, and whole copies if they are replicated. */
 static uint64_t state_bytes(const tagc_deployment *d, int flat) {
     uint64_t n_owned = d->flats[flat].n_owned, n_padded = d->layout->flats[flat].n_padded;
     uint64_t n_elems = 4 * n_owned;
@@ -258,13 +260,14 @@ void tagc_deployment_memory(const tagc_deployment *d, tagc_plan_memory *out) {
         n_whole += d->layout->flats[i].n_padded;
         n_owned += d->flats[i].n_owned;
     }
-    if (d->setup->placement == TAGC_PLACE_ZERO1) /* whole gradients, and the part that the update reads */
+    if (d->setup->placement ==
+        TAGC_PLACE_ZERO1) /* whole gradients, in addition to the part that the update reads */
         out->engine.gradients = (n_whole + n_owned) * sizeof(float);
     out->total = out->engine.parameters + out->engine.gradients + out->engine.optimizer +
                  out->engine.residuals + out->buffers;
 }
 
-/* Over all sketches, weighed by what they hold. */
+/* Mean over all sketches, weighted by their items. */
 static void find_unpeeled(const tagc_deployment *d, tagc_plan_volume *volume) {
     double n = 0;
     for (int i = 0; i < d->layout->n_flats; i++) {

@@ -1,17 +1,16 @@
-/* Costs from measured iterations. What was measured by itself (memory, codec, optimizer, link) is taken as it is; a
- * few numbers that only show in whole iterations are searched for, each within bounds that a machine can have:
+/* Fits costs to measured iterations. Memory, codec, optimizer and link were measured alone and are used directly. A few
+ * numbers show only in whole iterations. They are searched for, within bounds of real machines:
  *
- *   flop_s          how fast products really are, with what goes on beside them
- *   codec_factor    the codec in the company of computing and communicating
- *   overhead_s      what each transfer costs besides latency
- *   queue_bytes     what stands in the buffers of a busy link before a message
- *   link_share      what transfers reach of the rate that plain ones got
- *   cpu_s_per_byte  processor time to move bytes, taken from those who compute
+ *   flop_s          speed of matrix products, with communication beside them
+ *   codec_factor    slowdown of the codec beside computing and communication
+ *   overhead_s      cost of a transfer besides latency
+ *   queue_bytes     bytes in the buffers of a busy link, in front of a message
+ *   link_share      share of the plain rate that transfers reach
+ *   cpu_s_per_byte  processor time to move bytes, taken from computing
  *   poll_cores      and to wait for them
  *
- * The sum of squares of log(simulated / measured) of iterations, and with less weight of their computing part,
- * becomes least, with little regard for what is far off; weak pulls towards the starting values keep numbers that no
- * point speaks about where they were. */
+ * The search minimises the sum of squares of log(simulated / measured) of iterations and, with less weight, of their
+ * computing part. Outliers count less. Weak pulls towards the starting values hold numbers that no point determines. */
 #include "core/status.h"
 #include "plan/deployment.h"
 #include "plan/profile.h"
@@ -23,8 +22,8 @@
 enum { MAX_ROUNDS = 60 };
 
 static const double compute_weight = 0.1, pull_weight = 1e-5, outlier = 0.1;
-/* Of a logarithm: about as large as the jumps where events change places. A search with one may be caught by such a jump where
- * another is not. */
+/* Steps of a logarithm for numeric derivatives: about as large as the jumps where events change their order. One of them may
+ * be caught by such a jump where another is not. */
 static const double probes[] = {0.02, 0.04, 0.01};
 enum { N_PROBES = sizeof probes / sizeof probes[0] };
 
@@ -35,7 +34,7 @@ typedef struct knob {
 
 #define AT(field) offsetof(tagc_costs, field)
 static const knob knobs[] = {
-    {AT(flop_s), 0, 0, 0}, /* bounds from the points */
+    {AT(flop_s), 0, 0, 0}, /* bounds: from the points */
     {AT(codec_factor), 0.3, 1, 4},
     {AT(overhead_s), 1e-6, 5e-5, 0.02},
     {AT(queue_bytes), 1e3, 1e5, 8e6},
@@ -57,14 +56,14 @@ static double *value_of(tagc_costs *costs, const knob *k) {
     return (double *)((char *)costs + k->offset);
 }
 
-/* Grows like its root beyond `outlier`: one disturbed measurement must not bend all costs. */
+/* Beyond `outlier` it grows like the square root, so that one disturbed measurement does not distort all costs. */
 static double calm(double residual) {
     double x = residual / outlier, y = outlier * sqrt(2 * (sqrt(1 + x * x) - 1));
     return residual < 0 ? -y : y;
 }
 
-/* residuals (2 n_fitted + N_KNOBS): two of each point, one of each pull. Returns their sum of squares, or infinity
- * with f->status set; *rms of the iterations alone. */
+/* residuals (2 n_fitted + N_KNOBS): two per point, one per pull. Returns their sum of squares, or infinity
+ * with f->status set. *rms is that of the iterations alone. */
 static double measure(fit *f, tagc_costs *costs, double *residuals, double *rms) {
     double sum = 0, n = f->n_fitted;
     int at = 0;
@@ -103,14 +102,15 @@ static double median_of(double *values, int n) {
     return n == 0 ? 0 : n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
-/* Processors that a rank has of its own, at most one for one thread that computes. */
+/* The processors that a rank has to itself: at most one, for its computing thread. */
 static double speed_alone(const tagc_point *p) {
     int n_machines = p->setup.n_machines > 0 ? p->setup.n_machines : p->setup.n_hosts;
     double cores = p->cores * n_machines / p->setup.world_size;
     return cores > 0 && cores < 1 ? cores : 1;
 }
 
-/* With ZeRO-2 gathers run beside the update and slow it down: where there are others, they tell what it takes alone. */
+/* With ZeRO-2, gathers run beside the update and slow it down. If there are other points, only they give the time of an
+ * update. */
 static int updates_alone(const tagc_points *points, const tagc_point *p) {
     for (int i = 0; i < points->n_points && p->setup.engine.sharding == TAGC_SHARD_GRAD; i++)
         if (!points->points[i].is_held_out && points->points[i].setup.engine.sharding != TAGC_SHARD_GRAD)
@@ -118,7 +118,7 @@ static int updates_alone(const tagc_points *points, const tagc_point *p) {
     return 1;
 }
 
-/* What needs no search, and where the search starts. */
+/* Sets the costs that need no search, and the start of the search. */
 static tagc_status start(fit *f, tagc_costs *costs) {
     const tagc_points *points = f->points;
     double *flop_s = calloc((size_t)points->n_points * 3, sizeof *flop_s);
@@ -154,7 +154,7 @@ static tagc_status start(fit *f, tagc_costs *costs) {
     return TAGC_OK;
 }
 
-/* Solves the symmetric positive system in place; x (N_KNOBS) is the right side, then the solution. */
+/* Solves a symmetric positive definite system in place. x (N_KNOBS) is the right side, then the solution. */
 static void solve(double a[N_KNOBS][N_KNOBS], double *x) {
     for (int k = 0; k < N_KNOBS; k++)
         for (int i = k + 1; i < N_KNOBS; i++) {
@@ -174,7 +174,7 @@ static void turn(const fit *f, tagc_costs *costs, int which, double step) {
     *value = fmin(fmax(*value * exp(step), k->min), k->max);
 }
 
-/* How residuals change with the logarithm of each knob, one row each, of n; a knob at its upper bound is turned down. */
+/* Derivatives of the n residuals by the logarithm of each knob, one row per knob. A knob at its upper bound is decreased. */
 static void slopes(fit *f, const tagc_costs *costs, double probe, const double *residuals, int n,
                    double *rows, double *scratch) {
     for (int k = 0; k < N_KNOBS; k++) {
@@ -186,7 +186,7 @@ static void slopes(fit *f, const tagc_costs *costs, double probe, const double *
     }
 }
 
-/* Levenberg and Marquardt: between Newton's step and a short one downhill, the longer the better it goes. */
+/* Levenberg-Marquardt: blends Newton's step with a short step downhill. */
 static tagc_status search(fit *f, tagc_costs *costs, double probe, double *rms) {
     int n = 2 * f->n_fitted + N_KNOBS;
     double *residuals = calloc((size_t)n * (N_KNOBS + 2), sizeof *residuals), damping = 10;
@@ -226,7 +226,7 @@ static tagc_status search(fit *f, tagc_costs *costs, double probe, double *rms) 
     return f->status;
 }
 
-/* With each probe from the same start; the best counts. */
+/* Searches with each probe from the same start, and keeps the best result. */
 static tagc_status search_all(fit *f, tagc_costs *costs, double *rms) {
     tagc_costs start_costs = *costs;
     for (int i = 0; i < N_PROBES; i++) {

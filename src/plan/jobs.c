@@ -1,5 +1,5 @@
-/* The order of work and transfers in src/exchange: dense.c, paper/index.c and direct/direct.c. Many small pieces are drawn together into a
- * few: how finely a transfer is cut matters little, in which order it waits matters much. */
+/* The order of work and transfers in src/exchange: dense.c, paper/index.c and direct/direct.c. Many small pieces are merged
+ * into a few, because the order of waits matters much more than the number of pieces. */
 #include "plan/jobs.h"
 
 #include "core/status.h"
@@ -12,34 +12,35 @@ enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
 typedef struct builder {
     tagc_sim_job *job;
     int capacity_ops, capacity_transfers, failed;
-    double remote_share; /* of what is posted next */
+    double remote_share; /* of the transfers posted next */
 } builder;
 
 /* ---- work ---- */
 
-/* A dense step touches memory and little else. */
+/* The work of a dense step is memory traffic. */
 static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
     int per_host = r->options.ranks_per_host, n_senders = r->n_ranks / per_host;
     double n_unit = (double)r->options.n_elems / per_host, n_shard = n_unit / n_senders;
     int is_bf16 = r->options.format == TAGC_FORMAT_BF16;
-    double add = (is_bf16 ? 6 : 0) + 12; /* widen, then read two and write one */
+    double add = (is_bf16 ? 6 : 0) + 12; /* bytes to widen an element, then to read two and write one */
     if (is_bf16) out->phase_s[TAGC_PHASE_ENCODE] = n_unit * 6 * byte_s;
-    out->phase_s[TAGC_PHASE_DECODE] = n_shard * (n_senders * add + 12) * byte_s; /* scale, look for NaN */
+    out->phase_s[TAGC_PHASE_DECODE] =
+        n_shard * (n_senders * add + 12) * byte_s; /* 12: scale, and look for NaN */
     if (is_bf16 && r->options.output != TAGC_OUTPUT_SHARD)
         out->phase_s[TAGC_PHASE_DECODE] += n_unit * 6 * byte_s;
 }
 
-/* Codes without positions are another kind than those with. */
+/* Codes without positions differ in cost from those with positions. */
 static int is_blocks(int exchange, double sparsity) {
     return exchange == TAGC_EXCHANGE_DIRECT && sparsity == 0;
 }
 
-/* Every value as it is, or half of its bits. */
+/* Every value as fp32 or bf16. */
 static int is_plain(const tagc_reducer_options *o) {
     return is_blocks(o->exchange, o->sparsity) && o->format <= TAGC_FORMAT_BF16;
 }
 
-/* The measured setting that is nearest: the same exchange, then sparsity, then format or ratio. */
+/* The nearest measured setting: the same exchange, then the closest sparsity, then format or ratio. */
 static const tagc_codec_cost *find_cost(const tagc_reduction *r, const tagc_costs *costs) {
     const tagc_codec_cost *best = NULL;
     double least = (double)INFINITY, ratio = r->options.paper ? r->options.paper->ratio : 0;
@@ -66,12 +67,12 @@ static const char *exchange_name(int exchange) {
                                               : "direct";
 }
 
-/* Selecting and indexing touch the whole unit, encoding and decoding what of it travels. Of direct, encoding is one
- * pass over all, and where hosts add their gradients first, only their sums are encoded. */
+/* Selecting and indexing read the whole unit; encoding and decoding only what is sent. In direct, encoding is one pass over
+ * the unit; if hosts add their gradients first, only their sums are encoded. */
 static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
     const tagc_codec_cost *cost = find_cost(r, costs);
     int is_direct = r->options.exchange == TAGC_EXCHANGE_DIRECT;
-    if (!cost && is_plain(&r->options)) { /* nothing but moving memory, as in a dense step */
+    if (!cost && is_plain(&r->options)) { /* only memory traffic, as in a dense step */
         dense_work(r, costs->byte_s, out);
         return TAGC_OK;
     }
@@ -91,7 +92,7 @@ static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, 
     return TAGC_OK;
 }
 
-/* A dense step among the ranks of a host, bf16 on the wire unless values are fp32; with all_reduce sums come back. */
+/* A dense step among the ranks of a host, in bf16 unless values are fp32; with all_reduce the sums are returned. */
 static void within_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
     double n_unit = (double)r->options.n_elems, n_ranks = r->options.ranks_per_host;
     int is_bf16 = r->options.format != TAGC_FORMAT_FP32;
@@ -140,7 +141,7 @@ static void wait(builder *b, int transfer) {
     add_op(b, (tagc_sim_op){.kind = TAGC_SIM_WAIT, .transfer = transfer});
 }
 
-/* n_messages: to so many other ranks. Returns the transfer's number. */
+/* n_messages: the number of receivers. Returns the transfer's number. */
 static int add_transfer(builder *b, double n_bytes, double n_messages) {
     tagc_sim_job *job = b->job;
     if (job->n_transfers == b->capacity_transfers) {
@@ -166,12 +167,12 @@ static int post(builder *b, int lane, double n_bytes, double n_messages) {
     return transfer;
 }
 
-/* Every rank with every other, a few bytes each. */
+/* A few bytes from each rank to each other. */
 static void agree(builder *b, const tagc_reduction *r, int lane, double n_bytes) {
     wait(b, post(b, lane, n_bytes, r->n_ranks - 1));
 }
 
-/* Lanes are the rounds of the exchanges, which share them: tagc_then in src/exchange. */
+/* A lane is a round of an exchange, as for tagc_then in src/exchange. */
 static void dense_step(builder *b, const tagc_reduction *r, const double *phase_s) {
     enum { IN, OUT, AGREEMENT };
     const double *n_bytes = r->volume.n_bytes;
@@ -199,14 +200,14 @@ static void dense_step(builder *b, const tagc_reduction *r, const double *phase_
     wait(b, agreement);
 }
 
-/* Peers drawn together into at most MAX_PEERS; the own shard is one more piece of work. */
+/* Merges peers into at most MAX_PEERS. The rank's own shard is one more piece of work. */
 static void indexed_step(builder *b, const tagc_reduction *r, const double *phase_s) {
     enum { INDEX, UNION, AGREEMENT, VALUES, LAST };
     const double *n_bytes = r->volume.n_bytes;
     int n_others = r->n_ranks - 1, n = n_others < MAX_PEERS ? n_others : MAX_PEERS, moving[MAX_PEERS];
     double own = 1.0 / r->n_ranks, each = n > 0 ? (1 - own) / n : 0,
            of_each = (double)n_others / n;            /* peers */
-    double index_bytes = n_bytes[TAGC_LEG_INDEX] / 2; /* to the owners; the unions come back as large */
+    double index_bytes = n_bytes[TAGC_LEG_INDEX] / 2; /* to the owners; the unions that return are as large */
     double agree_bytes = n_bytes[TAGC_LEG_CONTROL] / (double)r->volume.n_transfers[TAGC_LEG_CONTROL];
     int n_left = (int)r->volume.n_transfers[TAGC_LEG_LEFTOVER]; /* rounds: positions, then values */
     for (int s = 0; s < n; s++) {
@@ -225,7 +226,7 @@ static void indexed_step(builder *b, const tagc_reduction *r, const double *phas
         moving[s] = post(b, VALUES, n_bytes[TAGC_LEG_VALUES] / n, of_each);
     }
     work(b, own * phase_s[TAGC_PHASE_ENCODE]);
-    /* A sketch is planned while its cells travel. */
+    /* The worker prepares peeling while the cells are sent. */
     double ahead = r->volume.sketching ? 0.5 : 0;
     work(b, ahead * phase_s[TAGC_PHASE_DECODE]);
     for (int s = 0; s < n; s++) wait(b, moving[s]);
@@ -243,12 +244,11 @@ typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
     const tagc_phase_work *w;
-    int n, n_stages;  /* batches of other hosts, drawn together; and the own host */
-    double each, own; /* shares of the unit in a stage */
-    double front,
-        rest;      /* bytes of a batch: headers with what of the bodies travels with them, and the rest */
-    double peers;  /* of a batch */
-    double within; /* bytes of a stage among the ranks of a host */
+    int n, n_stages;    /* batches of other hosts, merged; stages include the own host */
+    double each, own;   /* shares of the unit in a stage */
+    double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
+    double peers;       /* of a batch */
+    double within;      /* bytes of a stage among the ranks of a host */
     int front_out[MAX_PEERS], rest_out[MAX_PEERS], host_in[MAX_PEERS + 1];
 } direct_builder;
 
@@ -260,8 +260,8 @@ static void post_host_rows(direct_builder *d, int s) {
     d->b->remote_share = d->r->remote_share;
 }
 
-/* The own fragment is encoded last, beside what is on the wire. Of several batches the rest of one leaves as soon as its
- * headers are there, between two pieces of work. */
+/* The rank encodes its own fragment last, while others are on the wire. Of several batches, the rest of one is posted as
+ * soon as its headers have arrived, between two pieces of work. */
 static void send_fragments(direct_builder *d) {
     const double *phase_s = d->w->phase_s;
     double encode_s = phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] + phase_s[TAGC_PHASE_ENCODE];
@@ -281,13 +281,13 @@ static void send_fragments(direct_builder *d) {
     }
 }
 
-/* Behind all allocations: links between transfers. */
+/* Links the transfers of a batch. Call it after the last add_transfer, which may move the array. */
 static void chain_rests(const direct_builder *d) {
     for (int s = 0; s < d->n && d->n > 1 && !d->b->failed; s++)
         d->b->job->transfers[d->front_out[s]].then = &d->b->job->transfers[d->rest_out[s]];
 }
 
-/* Sums that come back. Of small units they travel with their headers. */
+/* The sums that return. Those of small units are in one message with their headers. */
 static void return_results(builder *b, const tagc_reduction *r, double headers, double results) {
     double n_peers = r->n_ranks / r->options.ranks_per_host - 1;
     if (n_peers == 0) n_peers = r->n_ranks - 1; /* within the host, no headers */
@@ -299,7 +299,7 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
     wait(b, post(b, RESULTS, results, n_peers));
 }
 
-/* With two levels a stage begins with the sum of what the ranks of the host have for it. */
+/* In two levels a stage begins with the sum over the ranks of the host. */
 static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
@@ -313,7 +313,7 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
         d.each = (1 - d.own) / n;
         d.front = (headers + eager) / n;
         double rest = n_bytes[TAGC_LEG_INDEX] + n_bytes[TAGC_LEG_VALUES] - within - eager;
-        d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is what adding rounds */
+        d.rest = rest < 1 ? 0 : rest / n; /* less than a byte is rounding */
         d.peers = (double)n_others / n;
     }
     b->remote_share = r->remote_share;
@@ -338,7 +338,7 @@ tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, t
     *out = (tagc_sim_job){0};
     builder b = {.job = out, .remote_share = r->remote_share};
     int exchange = r->options.exchange;
-    if (r->n_ranks == 1) return TAGC_OK; /* nothing travels, and what is computed is next to nothing */
+    if (r->n_ranks == 1) return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
     if (exchange == TAGC_EXCHANGE_DENSE)
         dense_step(&b, r, w->phase_s);
     else if (exchange == TAGC_EXCHANGE_DIRECT)

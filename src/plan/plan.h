@@ -1,8 +1,8 @@
-/* Planning: what a deployment would hold, send and take, without running it.
+/* Planning: the memory, bytes and time of a deployment, without running it.
  *
  *   setup      a model, ranks and hosts, a batch, options of the engine, a placement
  *   volume     bytes per leg and optimizer step, and memory: exact, from the code that lays out real engines
- *   costs      what a machine takes for a product, a byte, an element: fitted to measured iterations
+ *    costs      the time of a machine for a product, a byte, an element; fitted to measured iterations
  *   forecast   a simulated optimizer step with these costs */
 #ifndef TAGC_PLAN_PLAN_H
 #define TAGC_PLAN_PLAN_H
@@ -23,7 +23,7 @@ typedef enum tagc_placement {
 
 typedef struct tagc_placement_info {
     const char *name, *parameters, *gradients, *optimizer, *residuals;
-    int is_run; /* 0: tagc train has no such engine; the plan is composed of legs that it has */
+    int is_run; /* 0: tagc train has no such engine; the plan combines legs that it has */
 } tagc_placement_info;
 
 const tagc_placement_info *tagc_placement_describe(int placement);
@@ -32,69 +32,69 @@ int tagc_placement_of_sharding(int sharding);
 typedef struct tagc_setup {
     tagc_gpt2_config model;
     int world_size, n_hosts; /* n_hosts divides world_size */
-    int n_machines;          /* that the hosts are; 0: as many. Hosts of a lab share one */
+    int n_machines;          /* machines of the hosts; 0: as many. Hosts of a lab share one */
     int n_batch, n_tokens;   /* of a rank and micro-step */
     int placement;
-    tagc_fsdp_options engine; /* its sharding is the placement's */
-    /* What each flat of the layout does in place of what the engine's options say, as after tagc_fsdp_set_exchange;
-     * NULL: nothing else. */
+    tagc_fsdp_options engine; /* `placement` replaces its sharding */
+    /* (n_flats of the layout) The exchange of each flat, as after tagc_fsdp_set_exchange; NULL: that of the engine's
+     * options. */
     const tagc_reducer_options *flat_reducers; /* (n_flats) */
     double
-        union_density; /* of what all ranks keep together, of flats with the engine's sparsity; < 0: as if each
+        union_density; /* of the union of what ranks keep, in flats with the engine's sparsity; < 0: as if each
                              rank kept 1 - sparsity, independently of the others */
-    double kept_density; /* of what direct keeps, of the same flats; 0: 1 - sparsity */
+    double kept_density; /* of what direct keeps in the same flats; 0: 1 - sparsity */
 } tagc_setup;
 
-/* TAGC_ERR_ARGUMENT names what is wrong. */
+/* TAGC_ERR_ARGUMENT names the field, its value and what is allowed. */
 tagc_status tagc_setup_check(const tagc_setup *setup);
 /* Floating point operations of the products of all micro-steps of a rank. */
 double tagc_setup_flops(const tagc_setup *setup);
-/* Who chooses apart from the others what to keep: ranks, or hosts where their ranks add first. */
+/* The number of independent selections: of ranks, or of hosts if their ranks add first. */
 int tagc_setup_senders(const tagc_setup *setup);
-/* The density that counts: union_density, or 1 - (1 - p)^senders. */
+/* The density of the union: union_density, or 1 - (1 - p)^senders. */
 double tagc_setup_union(const tagc_setup *setup);
 /* The layout of an engine for this model. */
 tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_options *engine, int world_size,
                               tagc_layout **out);
-/* The layout of the engine that the setup's placement makes; flat_reducers is not read. */
+/* The layout of the engine under the setup's placement. Does not read flat_reducers. */
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out);
 
 /* ---- volume and memory ---- */
 
 typedef struct tagc_plan_volume {
     double n_bytes[TAGC_N_LEGS];      /* sent by one rank in an optimizer step, mean over ranks */
-    double n_host_bytes[TAGC_N_LEGS]; /* of these, sent by all ranks of one host to other hosts */
-    double n_bytes_compressed; /* gradients' index, values, leftovers and results of compressed flats alone */
+    double n_host_bytes[TAGC_N_LEGS]; /* sent by all ranks of one host to other hosts */
+    double n_bytes_compressed;        /* index, values, leftovers and results of compressed flats */
     uint64_t n_params, n_compressed, n_mild;
     double load;     /* of the fullest sketch: items per cell; 0 without sketches */
-    double unpeeled; /* share of the unions that sketches cannot give back: none up to a load of 0.818 */
+    double unpeeled; /* share of the unions that peeling cannot recover: 0 up to a load of 0.818 */
 } tagc_plan_volume;
 
 typedef struct tagc_plan_memory {
-    tagc_fsdp_memory engine; /* as tagc_fsdp_memory_used tells */
-    uint64_t buffers;        /* of reducers and gatherers, without what MPI takes */
+    tagc_fsdp_memory engine; /* as tagc_fsdp_memory_used reports */
+    uint64_t buffers;        /* of reducers and gatherers, without MPI's own */
     uint64_t total;          /* without activations */
-    uint64_t state;          /* of the above: parameters, gradients and moments that outlive a pass */
+    uint64_t state;          /* part of total: parameters, gradients and moments that outlive a pass */
 } tagc_plan_memory;
 
 tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, tagc_plan_memory *memory);
 
 /* ---- costs ---- */
 
-/* Seconds per element of a unit on the codec, for one kind of exchange. */
+/* Codec time per element of a unit, for one kind of exchange. */
 typedef struct tagc_codec_cost {
     int exchange;           /* tagc_exchange: sketch, packed or direct */
-    int format, all_reduce; /* tagc_format, and whether sums came back; direct */
+    int format, all_reduce; /* direct: tagc_format, and whether sums were returned */
     double sparsity, ratio;
-    double union_density; /* direct: of what is decoded: what was kept, and with all_reduce the sums */
-    double elem_s[TAGC_N_PHASES]; /* WAIT is not used */
+    double union_density;         /* direct: of what is decoded: kept values, and with all_reduce the sums */
+    double elem_s[TAGC_N_PHASES]; /* WAIT is unused */
     double weight;                /* elements it was measured on */
 } tagc_codec_cost;
 
-/* Seconds per element: of the owner's shard to encode, of the whole unit to decode. */
+/* Codec time per element of a parameter gather: of the owner's shard to encode, of the whole unit to decode. */
 typedef struct tagc_gather_cost {
     double encode_s, decode_s;
-    double weight; /* elements it was measured on; 0: never, as much as touching the memory costs */
+    double weight; /* elements it was measured on; 0: not measured, the time of its memory traffic */
 } tagc_gather_cost;
 
 enum { TAGC_MAX_CODEC_COSTS = 64 };
@@ -103,10 +103,10 @@ typedef struct tagc_costs {
     double flop_s;         /* of a matrix product */
     double optimizer_s;    /* per element owned */
     double byte_s;         /* of memory read or written */
-    double codec_factor;   /* on what codecs were measured to take alone */
-    double overhead_s;     /* of a transfer, besides latency */
-    double queue_bytes;    /* before a transfer that shares the link */
-    double link_share;     /* of the link's rate that transfers reach */
+    double codec_factor;   /* times what codecs were measured to take alone */
+    double overhead_s;     /* per transfer, besides latency */
+    double queue_bytes;    /* in front of a transfer that shares the link */
+    double link_share;     /* share of the link's rate that transfers reach */
     double cpu_s_per_byte; /* of moving bytes */
     double poll_cores;     /* of the comm thread while something is under way */
     double cores;          /* of a machine */
@@ -115,29 +115,29 @@ typedef struct tagc_costs {
     tagc_gather_cost gather[TAGC_N_GATHER_KINDS]; /* by tagc_gather_kind */
 } tagc_costs;
 
-/* All that is known without a measurement: nothing costs anything, one core per rank. */
+/* Costs without a measurement: everything is free, one core per rank. */
 void tagc_costs_init(tagc_costs *costs);
 
 /* ---- forecast ---- */
 
-/* Over MPI a message of more than this is asked for before it is sent (Open MPI's btl_tcp_eager_limit), so that its bytes
- * have arrived after three ways, where those of a small one take one. */
+/* MPI announces a larger message before it sends it (Open MPI's btl_tcp_eager_limit), so its bytes arrive after three ways;
+ * those of a small message take one. */
 enum { TAGC_LARGE_MESSAGE_BYTES = 1 << 16, TAGC_LARGE_MESSAGE_WAYS = 3 };
 
 typedef struct tagc_plan_link {
-    double latency_s, bytes_per_s; /* of a host, each direction, as a plain transfer gets it */
-    double large_latency_s;        /* of large messages; 0: as of small ones */
+    double latency_s, bytes_per_s; /* of a host, each direction, measured with plain transfers */
+    double large_latency_s;        /* of large messages; 0: that of small ones */
     double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
 } tagc_plan_link;
 
 typedef struct tagc_forecast {
     double iteration_s; /* one optimizer step */
     double compute_s, wait_gather_s, wait_reduce_s, optimizer_s;
-    double comm_s, codec_s;      /* so long transfers were under way, so long the codec worked */
-    double n_bytes[TAGC_N_LEGS]; /* that the simulated engine sent: equal to tagc_plan_count's */
+    double comm_s, codec_s;      /* time with transfers under way, and time in which the codec worked */
+    double n_bytes[TAGC_N_LEGS]; /* sent by the simulated engine: equal to tagc_plan_count's */
 } tagc_forecast;
 
-/* TAGC_ERR_UNSUPPORTED when the costs say nothing about an exchange of the setup. */
+/* TAGC_ERR_UNSUPPORTED if the costs lack an exchange of the setup. */
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                                tagc_forecast *out);
 

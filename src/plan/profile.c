@@ -1,4 +1,4 @@
-/* Reading results (docs/results-format.md). Whatever is missing is named with the file and its place. */
+/* Reads results (docs/results-format.md). Errors name the file and the place of what is missing. */
 #include "plan/profile.h"
 
 #include "core/status.h"
@@ -59,7 +59,7 @@ static int compare_doubles(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Of the iterations' numbers of that name. */
+/* The median over iterations of the number of that name. */
 static tagc_status get_median(const reader *r, const json_t *iterations, const char *object, const char *name,
                               double *out) {
     size_t n = json_array_size(iterations);
@@ -80,7 +80,7 @@ static tagc_status get_median(const reader *r, const json_t *iterations, const c
 
 /* ---- a bench ---- */
 
-/* Hosts of one name are namespaces of one machine. */
+/* Hosts with equal names are namespaces of one machine. */
 static int is_one_machine(const json_t *bench) {
     const json_t *hosts =
         json_object_get(json_object_get(json_object_get(bench, "origin"), "machine"), "hosts");
@@ -117,7 +117,7 @@ static double largest(const json_t *list) {
     return most;
 }
 
-/* The lab's ping, where it has one; else latency is in what a transfer costs. */
+/* The lab's ping if it has one; else a transfer's overhead includes the latency. */
 static void read_ping(const reader *r, tagc_plan_link *out) {
     const json_t *pings = json_object_get(json_object_get(r->shaped, "latency"), "ping_round_trip_s");
     double sum = 0;
@@ -127,8 +127,8 @@ static void read_ping(const reader *r, tagc_plan_link *out) {
     out->large_latency_s = TAGC_LARGE_MESSAGE_WAYS * out->latency_s;
 }
 
-/* Plain transfers are slowed by whatever else a machine does, never sped up: the fastest tells most of the link. The
- * lab has those of TCP too, and where its bench measured no link they are all there is. */
+/* Other work on a machine only slows plain transfers, so the fastest shows the link best. The lab also has transfers by
+ * TCP; if its bench measured no link, only these. */
 static tagc_status read_link(const reader *r, const json_t *bench, int is_alone, tagc_plan_link *out) {
     const json_t *link = json_object_get(bench, "link");
     double both_ways = 0, one_way = 0,
@@ -149,11 +149,11 @@ static tagc_status read_link(const reader *r, const json_t *bench, int is_alone,
     TAGC_TRY(get_above(r, link, "link", "one_way_bytes_per_s", &one_way));
     out->bytes_per_s = fmax(out->bytes_per_s, fmax(both_ways, one_way));
     if (is_alone && isfinite(all))
-        out->bytes_per_s = fmax(out->bytes_per_s, all); /* of a rank, and its host */
+        out->bytes_per_s = fmax(out->bytes_per_s, all); /* sum over the ranks of a host */
     return TAGC_OK;
 }
 
-/* What all arms of a bench have in common. */
+/* Reads what all arms of a bench have in common. */
 static tagc_status read_common(const reader *r, const json_t *bench, tagc_point *out) {
     const json_t *floor = json_object_get(bench, "floor");
     const json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
@@ -168,7 +168,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     TAGC_TRY(get_int(r, machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
     out->cores = n_cpus;
     if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
-        s->n_hosts = 1; /* unevenly spread: no network between most of them */
+        s->n_hosts = 1; /* unevenly spread: most pairs have no network between them */
     s->n_machines = r->is_lab || is_one_machine(bench) ? 1 : s->n_hosts;
     if (s->world_size > 1)
         TAGC_TRY(read_link(r, bench, s->world_size == s->n_hosts, &out->link));
@@ -180,7 +180,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     return TAGC_OK;
 }
 
-/* Several sizes, or files, of one setting are weighed by their elements. */
+/* Sizes and files of one setting are averaged with their elements as weights. */
 static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
     tagc_points *points = r->points;
     for (int i = 0; i < points->n_codec; i++) {
@@ -206,13 +206,13 @@ static int comes_back(const tagc_fsdp_options *o) {
     return o->sharding == TAGC_SHARD_NONE || o->sharding == TAGC_SHARD_HYBRID;
 }
 
-/* Ranks that add their gradients before the codec sees them. */
+/* Ranks that add their gradients before they encode. */
 static int ranks_per_sender(const tagc_fsdp_options *o, const tagc_reducer_options *reducer) {
     int by_hosts = o->two_level || o->sharding == TAGC_SHARD_HYBRID;
     return by_hosts && reducer->exchange == TAGC_EXCHANGE_DIRECT ? o->ranks_per_host : 1;
 }
 
-/* What of the elements encoding and decoding touched: as codec costs have it. */
+/* The share of elements that encoding and decoding touched, as in codec costs. */
 static double touched(const tagc_point *point, int is_mild, const tagc_reducer_options *reducer) {
     if (reducer->exchange != TAGC_EXCHANGE_DIRECT) return point->union_density;
     const tagc_fsdp_options *o = &point->setup.engine;
@@ -222,7 +222,7 @@ static double touched(const tagc_point *point, int is_mild, const tagc_reducer_o
     return kept + (comes_back(o) ? 1 - pow(1 - kept, n_senders) : 0);
 }
 
-/* Where a bench measured no codec and no memory by themselves: what phases took in the iterations of an arm. */
+/* For a bench that measured neither codec nor memory alone: reads the phases in the iterations of an arm. */
 static tagc_status read_phases(const reader *r, const json_t *arm, double n_compressed, tagc_point *point) {
     const tagc_reducer_options *reducers[] = {&point->setup.engine.reducer, &point->setup.engine.mild};
     double n_values[] = {n_compressed, fmax(json_number_value(json_object_get(arm, "n_mild")), 0)},
@@ -235,7 +235,7 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
     double phase_s[TAGC_N_PHASES] = {0}, n_params = (double)tagc_gpt2_n_params(&point->setup.model);
     for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
         TAGC_TRY(get_median(r, iterations, "phase_s", tagc_phase_name(phase), &phase_s[phase]));
-    /* What takes how much of it, nobody knows: each element as much as another. */
+    /* The split between kinds of flats is unknown: assume equal times per element. */
     for (int k = 0; k < 2; k++) {
         const tagc_reducer_options *reducer = reducers[k];
         int per_host = ranks_per_sender(o, reducer);
@@ -253,7 +253,7 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
         TAGC_TRY(add_codec(r, &cost));
     }
     if (n_coded > 0) return TAGC_OK;
-    /* Plain sums: of every element of a shard, 12 bytes for each rank and 12 more, as jobs.c has it. */
+    /* Plain sums: for every element of a shard 12 bytes per rank and 12 more, as in jobs.c. */
     if (point->byte_s == 0 && o->dense_format == TAGC_FORMAT_FP32)
         point->byte_s = phase_s[TAGC_PHASE_DECODE] / n_exchanges / (n_params / n_ranks * 12 * (n_ranks + 1));
     return TAGC_OK;
@@ -287,7 +287,7 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     if (!name) return missing(r, "arms", "name", "a text");
     if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
     const char *exchange = json_string_value(json_object_get(options, "exchange"));
-    if (exchange && strcmp(exchange, "auto") == 0) return TAGC_OK; /* what it did is not in its options */
+    if (exchange && strcmp(exchange, "auto") == 0) return TAGC_OK; /* its options do not record its choices */
     tagc_point point = *common;
     TAGC_TRY(get_median(r, iterations, NULL, "total_s", &point.total_s));
     TAGC_TRY(get_median(r, iterations, NULL, "compute_s", &point.compute_s));
@@ -318,7 +318,7 @@ static int find_word(const char *const *words, int n, const char *word) {
     return -1;
 }
 
-/* The code of parameters on their way: a shard encoded, a unit decoded. */
+/* Reads the codes of parameters: a shard is encoded, a unit decoded. */
 static tagc_status read_gather(const reader *r, const tagc_point *common, const json_t *entry, double n_elems,
                                double n_tensors) {
     const json_t *phases = json_object_get(entry, "phase_s");
@@ -337,14 +337,14 @@ static tagc_status read_gather(const reader *r, const tagc_point *common, const 
     return TAGC_OK;
 }
 
-/* Of direct: of what is decoded. Everything without sparsity, else as many as were kept, and the sums that come back. */
+/* The share of values that direct decodes: all without sparsity; else the kept ones, and the sums that are returned. */
 static double decoded(const json_t *entry, double sparsity, double n_elems, int n_ranks) {
     double n_kept = json_number_value(json_object_get(entry, "n_kept"));
     double kept = n_kept > 0 ? fmin(n_kept / n_elems, 1) : 1 - sparsity;
     return kept + (json_is_true(json_object_get(entry, "all_reduce")) ? 1 - pow(1 - kept, n_ranks) : 0);
 }
 
-/* Seconds per element, over all sizes that were measured. */
+/* Reads the seconds per element, over all measured sizes. */
 static tagc_status read_codec(const reader *r, const tagc_point *common, const json_t *entry) {
     static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "gather"};
     enum { N_EXCHANGES = sizeof exchanges / sizeof exchanges[0], N_FORMATS = TAGC_FORMAT_SIGN + 1 };
@@ -495,7 +495,7 @@ int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, d
         int world_size = p->setup.world_size;
         if (p->union_density <= 0 || p->union_density >= 1 || world_size < 2) continue;
         if (fabs(p->setup.engine.reducer.sparsity - sparsity) > 1e-9) continue;
-        /* 1 - u = sparsity^e; e would be the number of ranks if they chose independently */
+        /* 1 - u = sparsity^e; if ranks chose independently, e would be their number */
         double e = log(1 - p->union_density) / log(sparsity), part = (e - 1) / (world_size - 1);
         sum += part < 0 ? 0 : part > 1 ? 1 : part;
         n++;

@@ -10,14 +10,14 @@ enum { TAGC_POINT_NAME_BYTES = 96, TAGC_POINT_PLACE_BYTES = 192 };
 /* One arm on one link. */
 typedef struct tagc_point {
     char arm[TAGC_POINT_NAME_BYTES];
-    char place[TAGC_POINT_PLACE_BYTES]; /* file, world size and link, for people */
+    char place[TAGC_POINT_PLACE_BYTES]; /* file, world size and link, for messages */
     tagc_setup setup;
     tagc_plan_link link;
-    double union_density;                              /* of the compressed flats; < 0: nothing is indexed */
+    double union_density;                              /* of the compressed flats; < 0: no index is sent */
     double total_s, compute_s, exposed_s, optimizer_s; /* medians of an iteration */
     double byte_s;                                     /* of memory; 0: not measured */
     double cores;                                      /* of a machine */
-    int is_held_out;                                   /* not to be fitted */
+    int is_held_out;                                   /* 1: not fitted */
 } tagc_point;
 
 typedef struct tagc_points {
@@ -32,21 +32,21 @@ typedef struct tagc_points {
 /* The engine's options from a result's "options" of an arm. */
 typedef tagc_status (*tagc_read_engine)(const json_t *options, tagc_fsdp_options *out);
 
-/* Adds the arms of a bench result, or of the benches of a lab result: all cases, or the one of "FILE:NUMBER" (from 0).
- * TAGC_ERR_IO, or TAGC_ERR_CORRUPT naming the file and what is missing. */
+/* Adds the arms of a bench result, or of the benches of a lab result: of all cases, or of case NUMBER if path is
+ * "FILE:NUMBER" (from 0). TAGC_ERR_IO; TAGC_ERR_CORRUPT names the file and what is missing. */
 tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_engine read_engine);
 void tagc_points_destroy(tagc_points *points);
 
-/* 1 when a point of that sparsity tells how much the choices of ranks overlap: *density, of the union of n_ranks. What
- * was measured with other numbers of ranks is extended: each rank after the first counts as the same part of an
- * independent one. */
+/* 1 if a point of that sparsity shows the overlap of the selections of ranks: sets *density, of the union of n_ranks. A
+ * measurement with another number of ranks is extrapolated: each rank after the first adds the same fraction of an
+ * independent selection. */
 int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density);
 
-/* 1 when a point of that sparsity tells what direct exchanges really keep, which may be less where gradients are zero. */
+/* 1 if a point of that sparsity shows what direct keeps, which is less if gradients are zero. */
 int tagc_points_kept(const tagc_points *points, double sparsity, double *density);
 
-/* Costs that make the simulated iterations of all points that are not held out fit the measured ones; the root mean
- * square of log(simulated / measured) is told. TAGC_ERR_ARGUMENT when there is nothing to fit. */
+/* Costs with which the simulated iterations fit the measured ones, over all points that are not held out. *rms is the root
+ * mean square of log(simulated / measured). TAGC_ERR_ARGUMENT if there is nothing to fit. */
 tagc_status tagc_costs_fit(const tagc_points *points, tagc_costs *out, double *rms);
 
 #endif

@@ -1,5 +1,5 @@
-/* Forward and backward as lists of calls, in the order of src/gpt2/forward.c and backward.c. Work is counted in
- * floating point operations of matrix products; everything else is small beside them. */
+/* Forward and backward as lists of calls, in the order of src/gpt2/forward.c and backward.c. Work is counted in floating
+ * point operations of matrix products; other work is negligible. */
 #include "plan/program.h"
 
 #include "core/status.h"
@@ -110,7 +110,7 @@ static void block_backward(writer *w, int first, double attention) {
     gradient(w, first + PROJECTION + 1, 0);
     input_gradient(w, first + PROJECTION, product(w, c, c));
     gradient(w, first + PROJECTION, product(w, c, c));
-    compute(w, 2.5 * attention); /* five products where forward has two */
+    compute(w, 2.5 * attention); /* five products; forward has two */
     norm_linear_gradient(w, first + LN_1, first + QKV, product(w, c, 3 * c));
 }
 
@@ -139,7 +139,7 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
     if (n_batch < 1) return tagc_fail(TAGC_ERR_ARGUMENT, "n_batch is %d, allowed is 1 or more", n_batch);
     int head = config->tied ? WTE : tagc_gpt2_n_tensors(config) - 1;
     writer w = {.program = out, .rows = (double)n_batch * (double)n_tokens, .width = (double)config->n_embd};
-    /* Scores and their product with the values, of which the causal half is computed. */
+    /* The causal half of scores and of their product with the values. */
     double attention = 4 * w.rows * w.width * ((double)n_tokens + 1) / 2;
     forward(&w, config, attention, head);
     out->n_forward = out->n_calls;

@@ -1,5 +1,5 @@
-/* A training pass of GPT-2 as the engine sees it: which tensors are asked for in which order, and how much is computed
- * between. tests/plan compares it with the calls of the real model. */
+/* A training pass of GPT-2 as the engine sees it: the order in which tensors are used, and the work between. tests/plan
+ * compares it with the calls of the real model. */
 #ifndef TAGC_PLAN_PROGRAM_H
 #define TAGC_PLAN_PROGRAM_H
 

@@ -1,5 +1,5 @@
-/* The engine of src/fsdp in simulated time: the engine's own order of gathers and exchanges (fsdp/gather_order.h), with a
- * clock where pass.c and step.c have threads and a network. */
+/* Simulates the engine of src/fsdp: the engine's own order of gathers and exchanges (fsdp/gather_order.h), with a clock in
+ * place of the threads and the network of pass.c and step.c. */
 #include "core/status.h"
 #include "exchange/options.h"
 #include "plan/jobs.h"
@@ -37,10 +37,10 @@ static void blocked(simulation *s, double start_s, double *total_s) {
     *total_s += s->clock.now_s - start_s;
 }
 
-/* ---- what the order does, as in pass.c ---- */
+/* ---- callbacks of the order, as in pass.c ---- */
 
-/* bf16 is narrowed and widened at the speed of memory; codes of few bits were measured, or read and write the master
- * and the replica. */
+/* bf16 converts at the speed of memory. Codes of few bits were measured; otherwise they read and write the master and the
+ * replica. */
 static double gather_work(const simulation *s, const tagc_gatherer_options *gather, int decodes) {
     if (gather->format == TAGC_FORMAT_FP32) return 0;
     if (gather->format == TAGC_FORMAT_BF16) return 6 * s->costs->byte_s;
@@ -49,7 +49,7 @@ static double gather_work(const simulation *s, const tagc_gatherer_options *gath
     return (cost->weight > 0 ? elem_s : 9 * s->costs->byte_s) * s->costs->codec_factor;
 }
 
-/* The comm starts the second level when the first is there, whatever the caller does. */
+/* The comm thread starts the second level when the first has arrived, without the caller. */
 static void post_gather(simulation *s, int flat) {
     const tagc_gather_plan *plan = &s->d->flats[flat].gather;
     tagc_sim_transfer *levels = s->gathers + (size_t)flat * TAGC_N_GATHER_LEVELS;
@@ -167,7 +167,7 @@ static tagc_status run_micro_step(simulation *s) {
     return TAGC_OK;
 }
 
-/* As in step.c: where parameters stay gathered, a unit's gather begins when its owners have updated it. */
+/* As in step.c: with sharding GRAD a unit's gather begins when its owners have updated it. */
 static tagc_status update(simulation *s) {
     tagc_order_make_absent(&s->order);
     for (int unit = 0; unit < s->layout->n_units; unit++) {
@@ -264,12 +264,12 @@ static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *c
 static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
                              int n_micro_steps, tagc_forecast *forecast, double *remote) {
     simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
-    s.options.n_micro_steps = n_micro_steps; /* of which the first ones are run */
+    s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
     tagc_sim_machine machine = machine_of(d, costs, link);
     tagc_clock_init(&s.clock, &machine);
     s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
-    /* What the update before has left under way is the start of a step; its own leaves as much to the next. */
+    /* A step begins with the gathers that the update before it left under way. */
     if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
     double start_s = s.clock.now_s, comm_s = s.clock.comm_s, n_gathered = s.forecast.n_bytes[TAGC_LEG_GATHER],
            remote_gathered = s.remote[TAGC_LEG_GATHER];
@@ -290,7 +290,7 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
     return status;
 }
 
-/* Micro-steps in the middle are all alike: some are run, the rest are added. */
+/* Micro-steps in the middle are equal: a few are simulated, the rest are added. */
 static void extend(double *value, double before, int n) {
     *value += n * (*value - before);
 }
@@ -299,7 +299,7 @@ tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *cost
                                 tagc_forecast *out, double remote[TAGC_N_LEGS]) {
     tagc_costs free_costs;
     tagc_costs_init(&free_costs);
-    free_costs.n_codec = -1; /* nothing is known, and nothing asked for */
+    free_costs.n_codec = -1; /* no cost is known, and none is asked for */
     if (!costs) costs = &free_costs;
     int n = d->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
     double before_remote[TAGC_N_LEGS];

@@ -48,8 +48,8 @@ static void test_pays(void **state) {
     says(&advice, "packed: 2.000 s");
     says(&advice, "2.00x as fast as fsdp");
     says(&advice, "1.95 to 2.10 in 3 rounds");
-    says(&advice, "fsdp stands still for parameters and gradients in 50 %");
-    says_not(&advice, "forbidden by its codec");
+    says(&advice, "fsdp waits for parameters and gradients for 50 %");
+    says_not(&advice, "its codec is the limit");
 }
 
 /* 1 % is not worth it; 30 % in two rounds and nothing in the third is not sure. */
@@ -72,7 +72,7 @@ static void test_too_little(void **state) {
     assert_int_equal(advice.arm, -1);
     says(&advice, "leave compression off:");
     says(&advice, "1.01x");
-    says(&advice, "forbidden by its codec, which works 500.0 ms of the 1.000 s");
+    says(&advice, "its codec is the limit: it works 500.0 ms of the 1.000 s");
     candidates[0].round_s = c;
     candidates[0].total_s = 1.3;
     advise(candidates, 2, 3, &advice);

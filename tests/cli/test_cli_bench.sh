@@ -129,7 +129,7 @@ has_mpirun || exit 0
 mpi 2 bench "${quick[@]}" --data data --arms $arms --json mpi.json >out 2>err || fail "mpirun -n 2 tagc bench"
 check mpi.json mpi
 same_as_training mpi.json packed+steps=3 packed
-grep -q "point to point" out || fail "nothing is said of MPI's own reduce-scatter"
+grep -q "point-to-point reduce-scatter" out || fail "nothing is said of MPI's own reduce-scatter"
 
 code=0
 timeout 120 mpirun --oversubscribe -n 1 "$tagc" bench "${quick[@]}" --arms fsdp : \

@@ -32,7 +32,7 @@ for name in loss loss-time loss-bits gap pareto pareto-all time bits timeline wi
 done
 head -c -20 runs/fsdp/metrics.jsonl >torn.jsonl
 report 0 torn.jsonl
-grep -q 'note: .*not whole' out || fail "a torn line is not mentioned"
+grep -q 'note: .*incomplete' out || fail "a torn line is not mentioned"
 
 browser=$(command -v chromium || command -v chromium-browser || command -v google-chrome) || skip "no chromium to open the page with"
 # What a person does: a click on an entry of a legend, which hides that arm, and a turn of the wheel with Ctrl.

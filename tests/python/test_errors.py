@@ -63,7 +63,7 @@ def bad_values(rank, world_size):
     from torch.distributed._composable.replicate import replicate  # the older one
 
     model_of_its_own = nn.Sequential(replicate(Even()))
-    refused("has torch's composable replicate.*take DistributedDataParallel", model_of_its_own, "unsupported")
+    refused("has the replicate.*use DistributedDataParallel", model_of_its_own, "unsupported")
     with torch.device("meta"):
         empty = Even()
     refused("embed.weight is on the meta device.*before wrapping", nn.parallel.DistributedDataParallel(empty, init_sync=False), "argument")

@@ -211,7 +211,7 @@ def parameters_that_differ(rank, world_size):
             warnings.simplefilter("always")
             for _ in range(2):
                 loss_of(model, batch_of(rank)).backward()
-        said = [str(warning.message) for warning in said if "sizes do not tell which" in str(warning.message)]
+        said = [str(warning.message) for warning in said if "sizes do not show which" in str(warning.message)]
         assert len(said) == (rank == 0) and all("one.weight" in text for text in said), said
         check_equal({name: grad / 2 for name, grad in gradients(model).items()}, full_gradients(Twins, world_size))
         after = unit.residuals_on_the_wire()

@@ -61,7 +61,7 @@ def test_torn_and_damaged_metrics(tmp_path):
     with open(torn / "metrics.jsonl", "a") as file:
         file.write('{"type":"step","step":2,"lo')
     report = inputs.read_report([str(torn)])
-    assert len(report.runs[0].steps) == 1 and "not whole" in report.notes[0]
+    assert len(report.runs[0].steps) == 1 and "incomplete" in report.notes[0]
     with open(torn / "metrics.jsonl", "a") as file:
         file.write("\n" + json.dumps(files.step(3)) + "\n")  # the same line, but others follow
     refused(torn, "metrics.jsonl line 3 is no JSON")
@@ -80,7 +80,7 @@ MEMBERS = [
     ({"type": "plan", "format": 1, "model": {"name": "m"}, "world_size": 2, "rows": [{"arm": "a"}]}, 'rows[0] lacks "iteration_s", a number'),
     (files.quality("soon"), '"step_s" is no number'), ('{"a":\n\n nonsense}', "line 3 is no JSON"), ('{"a": NaN}', "NaN is no JSON"),
     ("[" * 200000, "nested too deeply"), ('{"a": ' + "9" * 5000 + "}", "is no JSON"), ({"traceEvents": []}, "no event"),
-    ({"traceEvents": {}}, "traceEvents is no list"), (files.trace([]), "no event"),
+    ({"traceEvents": {}}, "traceEvents is not a list"), (files.trace([]), "no event"),
     (files.trace([{"ph": "X", "pid": 0, "tid": 0, "dur": 1}]), 'traceEvents[4] lacks a number as "ts"'),
     (files.trace([{"ph": "X", "pid": 0, "tid": 0, "ts": 1, "dur": -1}]), 'traceEvents[4] lacks a number as "dur"'),
 ]  # fmt: skip

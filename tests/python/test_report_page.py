@@ -306,7 +306,7 @@ def test_the_figures_of_the_help_are_those_there_are():
 
 
 WRONG = [
-    (2, (), "no file is named"), (1, ("nowhere",), "nowhere: No such file"), (2, ("--svg", "looses=no.svg", "RUN"), '"looses" is no figure, allowed: loss'),
+    (2, (), "no input"), (1, ("nowhere",), "nowhere: No such file"), (2, ("--svg", "looses=no.svg", "RUN"), '"looses" is not a figure, allowed: loss'),
     (2, ("--svg", "loss", "RUN"), "FIGURE=FILE"), (2, ("--svg", "loss=x.gif", "RUN"), '"x.gif" ends in neither .svg nor .png'),
     (1, ("--svg", "codec=no.svg", "RUN"), "codec: it needs a bench or lab result"), (2, ("--units", "h.1", "RUN"), "--units needs a timeline"),
     (2, ("--units", "h.77", files.SEED_FILES[4]), '"h.77" in a timeline; they hold '), (1, ("--out", "no/page.html", "RUN"), "cannot write no/page.html"),

@@ -1,2 +1,2 @@
-"""tagc in training loops that other libraries own: transformers, accelerate, lightning, torchtitan. One module for each, which
-imports that library; none of them is needed otherwise. docs/pytorch.md has a recipe for each."""
+"""tagc in the training loops of other libraries: transformers, accelerate, lightning, torchtitan. Each has a module, and only that
+module imports the library. docs/pytorch.md has a recipe for each."""

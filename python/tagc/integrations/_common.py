@@ -1,4 +1,4 @@
-"""What the integrations share."""
+"""Shared by the integrations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def save(handle: Compressed, checkpoint: str | os.PathLike[str]) -> None:
 
 
 def load(handle: Compressed, checkpoint: str | os.PathLike[str]) -> bool:
-    """False, and rank 0 says so, where the checkpoint has no state of tagc: residuals then begin at zero."""
+    """Whether the checkpoint has a state of tagc. If not, rank 0 prints that residuals begin at zero."""
     folder = pathlib.Path(checkpoint) / FOLDER
     if folder.is_dir():
         handle.load(folder)

@@ -1,4 +1,4 @@
-"""accelerate: after prepare(), one line, and save_state() and load_state() carry residuals and stages with them."""
+"""accelerate: one line after prepare(). save_state() and load_state() then include residuals and stages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def compress(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any = None, **options: Any) -> tagc.Compressed:
-    """tagc.compress() of what accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder tagc into its own,
-    with a file from each rank, and load_state() reads it, with another number of processes, too. Collective."""
+    """tagc.compress() of the model that accelerator.prepare() returned, DDP or FSDP2. save_state() then writes a folder `tagc`
+    in its own folder, with a file of each rank; load_state() reads it, also with another number of processes. Collective."""
     handle = tagc.compress(model, optimizer, **options)
     if getattr(accelerator, "scaler", None) is not None:
         handle.follow(accelerator.scaler)

@@ -1,6 +1,6 @@
 """Lightning: a callback that compresses the model when fit() begins, under DDPStrategy or ModelParallelStrategy (FSDP2).
 
-Lightning passes a ddp_comm_hook on to CUDA models alone; this callback works on CPUs, too."""
+Lightning uses a ddp_comm_hook only for CUDA models; this callback works on CPUs, too."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class TagcCallback(Callback):  # type: ignore[misc]  # Lightning may not be there, and is not looked into
-    """Trainer(callbacks=[TagcCallback()]), with the options of tagc.compress(). `handle` is there from the beginning of fit().
+    """Trainer(callbacks=[TagcCallback()]), with the options of tagc.compress(). `handle` exists from the start of fit().
 
-    Residuals of all ranks and stages go into Lightning's checkpoints, by way of rank 0, whose memory has to hold them: 4 bytes
+    Rank 0 puts the residuals of all ranks, and the stages, into Lightning's checkpoints. Its memory must hold them: 4 bytes
     per compressed parameter and rank. Statistics are logged as tagc/<name>."""
 
     def __init__(self, **options: Any) -> None:

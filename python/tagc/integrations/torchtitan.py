@@ -1,6 +1,6 @@
-"""torchtitan: a model's spec with compressed gradients. Nothing of torchtitan is imported: a spec is a dataclass whose
-parallelize_fn wraps the model. The optimizers come by in post_optimizer_build_fn of a ModelSpec (0.3), or are made by
-build_optimizers_fn of a TrainSpec (0.2)."""
+"""torchtitan: a model's spec with compressed gradients. This module does not import torchtitan: a spec is a dataclass whose
+parallelize_fn wraps the model. post_optimizer_build_fn of a ModelSpec (0.3) gets the optimizers; build_optimizers_fn of a
+TrainSpec (0.2) makes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tagc.torch as tagc
 
 
 def compressed(spec: Any, **options: Any) -> Any:
-    """The spec, with options of tagc.compress(). Where torchtitan splits a model into pipeline stages, each of them is one model.
-    Its `handles` is a list, filled when the trainer is made; checkpointed(trainer) puts them into checkpoints."""
+    """The spec, with options of tagc.compress(). If torchtitan splits a model into pipeline stages, each of them is a model. `handles`
+    of the spec is a list that is filled when the trainer is made; checkpointed(trainer) adds them to checkpoints."""
     handles: list[tagc.Compressed] = []
     parallelize = spec.parallelize_fn
 
@@ -33,7 +33,7 @@ def compressed(spec: Any, **options: Any) -> Any:
 
 
 def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
-    """The field of the spec by which optimizers come, so that adapt(optimizers) is called with them."""
+    """The spec's field for optimizers, changed so that adapt(optimizers) is called with them."""
     if hasattr(spec, "build_optimizers_fn"):
         build = spec.build_optimizers_fn
 
@@ -52,7 +52,7 @@ def _with_optimizers(spec: Any, adapt: Callable[[Any], None]) -> dict[str, Any]:
 
 
 def checkpointed(trainer: Any, spec: Any) -> Any:
-    """Before trainer.train(): residuals and stages are saved and loaded with torchtitan's own checkpoints, where these are on."""
+    """Call it before trainer.train(): torchtitan's checkpoints, if enabled, then include residuals and stages."""
     states = getattr(trainer.checkpointer, "states", None)  # a manager of 0.3 that is off has none
     if states is not None:
         for i, handle in enumerate(spec.handles):

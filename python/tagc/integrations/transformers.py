@@ -13,11 +13,10 @@ from tagc.torch import internals
 
 
 class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # transformers may not be there, and is not looked into
-    """trainer.add_callback(TagcCallback(trainer)), with the options of tagc.compress(). `handle` is there while it trains.
+    """trainer.add_callback(TagcCallback(trainer)), with the options of tagc.compress(). `handle` exists during training.
 
-    Residuals and stages are saved with each checkpoint, in a folder tagc of its folder, and restored on resuming: from
-    resume_from where that is given, else from the checkpoint of that step in the Trainer's output folder. Statistics go to the
-    Trainer's log, as tagc/<name>, whenever it logs."""
+    Each checkpoint gets a folder `tagc` with residuals and stages. A resumed run restores them from resume_from if that is given,
+    else from the checkpoint of that step in the Trainer's output folder. The Trainer logs statistics as tagc/<name>."""
 
     def __init__(self, trainer: transformers.Trainer, *, resume_from: str | pathlib.Path | None = None, **options: Any) -> None:
         self._trainer, self._resume_from, self._options = trainer, resume_from, options

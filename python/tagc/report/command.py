@@ -1,4 +1,4 @@
-"""tagc-report: what was measured, as one page, as pictures, and in words."""
+"""tagc-report: measurements as one page, as pictures, and as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tagc.report.traces import backward_shares
 _FIGURES = ("loss, loss-time, loss-bits, gap, pareto, pareto-all, loss-slow, loss-fast, time, bits, timeline, window, memory, codec, link, plan, "
             "plan-world")  # fmt: skip
 _EXAMPLES = """examples:
-  # Runs' folders, timelines, results of tagc bench and tagc plan and of the lab: told apart by what they hold.
+  # Folders of runs, timelines, results of tagc bench, tagc plan and the lab; their content tells which they are.
   tagc-report --out report.html runs/fsdp runs/packed runs/*.trace.json bench.json
   tagc-report --svg loss=loss.svg,time=time.svg runs/fsdp runs/packed
 """
@@ -29,12 +29,12 @@ class _UsageError(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tagc-report", usage="%(prog)s [--out report.html] PATH...", epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="A page and pictures of what was measured. The first arm is what the others are compared with.")  # fmt: skip
+        description="A page and pictures of measurements. All arms are compared with the first.")  # fmt: skip
     parser.add_argument("paths", nargs="*", metavar="PATH", help="a run's folder, metrics.jsonl, a trace, or a result file")
-    parser.add_argument("--out", metavar="FILE", help="write one HTML page, which needs nothing else, no network either")
-    parser.add_argument("--svg", metavar="FIGURE=FILE", action="append", default=[], help=f"draw one figure as a picture, or several with commas "
-                        f"between; a FILE that ends in .png is a PNG. Figures: {_FIGURES}")  # fmt: skip
-    parser.add_argument("--svg-dir", metavar="DIR", help="draw every figure that there is data for as DIR/FIGURE.svg; DIR is made when it is missing")
+    parser.add_argument("--out", metavar="FILE", help="write one self-contained HTML page, which needs no network")
+    parser.add_argument("--svg", metavar="FIGURE=FILE", action="append", default=[], help=f"draw one figure as a picture, or several separated by commas; "
+                        f"a FILE that ends in .png is a PNG. Figures: {_FIGURES}")  # fmt: skip
+    parser.add_argument("--svg-dir", metavar="DIR", help="draw every figure that has data as DIR/FIGURE.svg; DIR is made if it is missing")
     parser.add_argument("--dark", action="store_true", help="draw pictures in dark colours (an SVG follows its page without this)")
     parser.add_argument("--title", metavar="TEXT", help='heading of the page. Default: "tagc: measurements"')
     parser.add_argument("--units", metavar="NAMES", help="neighbouring units whose backward pass the timeline shows larger, as in h.5,h.6. "
@@ -52,7 +52,7 @@ def _pictures(lists: Sequence[str]) -> list[tuple[str, str]]:
         if not equals or not path:
             raise _UsageError(f'--svg: "{item}" is not of the form FIGURE=FILE')
         if name not in known:
-            raise _UsageError(f'--svg: "{name}" is no figure, allowed: {_FIGURES}')
+            raise _UsageError(f'--svg: "{name}" is not a figure, allowed: {_FIGURES}')
         if not path.lower().endswith((".svg", ".png")):
             raise _UsageError(f'--svg: "{path}" ends in neither .svg nor .png')
         pairs.append((name, path))
@@ -60,7 +60,7 @@ def _pictures(lists: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _check_units(report: Report, units: Units) -> None:
-    """A window that a user asked for and that is in no timeline is a mistake."""
+    """Refuses units that are in no timeline."""
     if units is None:
         return
     if not report.traces:
@@ -87,7 +87,7 @@ def _make(arguments: argparse.Namespace) -> None:
     wanted = _pictures(arguments.svg)
     units = [name for name in arguments.units.split(",") if name] if arguments.units is not None else None
     if not arguments.paths:
-        raise _UsageError("no file is named: name runs, timelines or results")
+        raise _UsageError("no input: name runs, timelines or results")
     if arguments.out or wanted or arguments.svg_dir:
         _need_charts()
     report = inputs.read_report(arguments.paths)
@@ -120,7 +120,7 @@ def _need_charts() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 for files that cannot be read or written, 2 for a mistake in the command."""
+    """Returns the exit code: 0; 1 for files that cannot be read or written; 2 for a mistake in the command."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:

@@ -89,7 +89,7 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
 
 @dataclass
 class View:
-    """What of an arm is shown, and how."""
+    """The parts of an arm that a figure shows, and their labels."""
 
     parts: Callable[[Result], Sequence[float]]
     names: Sequence[str]
@@ -103,7 +103,7 @@ class View:
 
 
 def _is_same(a: ArmSet, b: ArmSet, view: View) -> bool:
-    """A sweep of the link repeats the same bytes and memory: once is enough."""
+    """Without repetitions: a sweep of the link has the same bytes and memory for each rate."""
     if len(a.results) != len(b.results) or (a.kind == "plan") != (b.kind == "plan"):
         return False
     for x, y in zip(a.results, b.results):
@@ -120,7 +120,7 @@ def _most(arms: ArmSet, view: View) -> float:
 
 
 def _draw_sets(report: Report, view: View) -> list[style.Drawing]:
-    """Sets of one size share an axis; a model of megabytes beside one of gigabytes would be a row of dots."""
+    """Groups sets of similar size, which share an axis: a model of megabytes would be invisible beside one of gigabytes."""
     drawn: list[ArmSet] = []
     for arms in report.sets:
         if (arms.kind != "plan" or view.has_plans) and _most(arms, view) > 0:
@@ -192,7 +192,7 @@ def plan(report: Report) -> list[style.Drawing]:
     return [_bars(rows, names, colors, f"time of an optimizer step ({unit}), simulated", scale, units.time)]
 
 
-# ---- what a bench says of codec and link ----
+# ---- codec and link of a bench ----
 
 
 def _entries(report: Report, name: str, row: Callable[[Node], Bar]) -> list[Bar]:

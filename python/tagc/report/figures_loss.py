@@ -15,8 +15,8 @@ from tagc.report import pareto, style, units
 from tagc.report.groups import group_gap
 from tagc.report.model import Group, Report, Run, Spread, spread_of
 
-MOST_GROUPS, MOST_POINTS = 64, 400  # points: of one line of training losses, more than a page has room for
-X = Callable[[Run], Callable[[float], float]]  # of a run: from steps to where they lie on the axis
+MOST_GROUPS, MOST_POINTS = 64, 400  # points of a line of training losses; a page cannot show more
+X = Callable[[Run], Callable[[float], float]]  # of a run: a step's position on the axis
 
 
 @dataclass
@@ -48,7 +48,7 @@ def _at_time(run: Run) -> Callable[[float], float]:
 
 
 def _at_bits(run: Run) -> Callable[[float], float]:
-    """Bits per parameter that a rank has sent until the end of a step."""
+    """Bits per parameter that a rank has sent by the end of a step."""
     return _sum_until(run, lambda step: sum(bits for bits in step.bits if math.isfinite(bits)))
 
 
@@ -58,7 +58,7 @@ def _mean_of(runs: Sequence[Run], at: X) -> Callable[[float], float]:
 
 
 def _smooth(run: Run) -> list[float]:
-    """Mean of a fortieth of the run around each step: the eye cannot follow single batches."""
+    """Mean over a fortieth of the run around each step, because losses of single batches are too noisy to read."""
     half, n = len(run.steps) // 80, len(run.steps)
     sums = [0.0, *itertools.accumulate(step.loss if math.isfinite(step.loss) else 0.0 for step in run.steps)]
     counts = [0, *itertools.accumulate(int(math.isfinite(step.loss)) for step in run.steps)]
@@ -91,7 +91,7 @@ def _validation(group: Group, at: X, is_gap: bool) -> list[tuple[float, Spread]]
 
 
 def _interesting_most(curves: Sequence[Curve]) -> float:
-    """Where the interesting part begins: the highest loss past the first tenth of the way."""
+    """The upper end of the loss axis: the highest loss after the first tenth of the run."""
     most = -math.inf
     for curve in curves:
         end = max((x for x, _ in curve.points if math.isfinite(x)), default=0.0)
@@ -117,7 +117,7 @@ def _rows(curves: Sequence[Curve], x_scale: float, x_name: str) -> list[dict[str
 
 def lines(curves: Sequence[Curve], x_title: str, y_title: str, *, x_scale: float = 1.0, y_most: float | None = None,
           is_gap: bool = False, x_name: str = "step") -> style.Drawing | None:  # fmt: skip
-    """One line per arm; training losses are thin where there are validation losses, too."""
+    """One line per arm; training losses are thin if there are validation losses, too."""
     rows = _rows(curves, x_scale, x_name)
     if not rows:
         return None
@@ -197,7 +197,7 @@ def loss_bits(report: Report) -> style.Drawing | None:
     curves = _curves(report, _at_bits, False, True)
     if not _end(curves) > 0:
         return None
-    return lines(curves, "bits sent until then, per parameter and rank, all legs, before (W-1)/W", "loss (nats per token)",
+    return lines(curves, "bits sent so far, per parameter and rank, all legs, before (W-1)/W", "loss (nats per token)",
                  y_most=_interesting_most(curves), x_name="bits")  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _links(report: Report) -> list[float]:
 
 
 def _over_link(report: Report, bits_per_s: float) -> style.Drawing | None:
-    """Runs tell the loss, a plan the time of a step. Shown: the first arm, the paper's, and those that nothing beats."""
+    """Losses are from runs, step times from a plan. Shown: the first arm, the paper's, and those that no other beats."""
     points = pareto.find(report, True)
     curves: list[Curve] = []
     for is_wanted in ("is_first", "is_paper", "is_front"):

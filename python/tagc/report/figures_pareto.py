@@ -1,5 +1,5 @@
-"""Loss gap against bits: named points, the edge of what is worth having as a line, and the spread of the first arm's seeds
-as a band in which differences mean nothing. Bits are logarithmic; so are gaps, unless some are well below zero."""
+"""Loss gap against bits: named points, the Pareto front as a line, and the spread of the first arm's seeds as a band, in which
+differences are not significant. Bits are logarithmic; so are gaps, unless some are well below zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tagc.report.pareto import FLOOR, Point
 
 _INNER_WIDTH, _HEIGHT, _FONT = 720, 440, 11
 _KINDS = (("the first arm", style.LINES[0]), ("the paper's sketch", style.LINES[1]), ("nothing beats it", style.LINES[2]), ("others", style.LINES[7]))
-# Where a name may stand beside its mark: right of it, left of it, above and below.
+# Positions of a name beside its mark: right, left, above and below.
 _PLACES = ((8, 0, "left"), (-8, 0, "right"), (6, -11, "left"), (6, 11, "left"), (-6, -11, "right"), (-6, 11, "right"),
            (0, -13, "center"), (0, 14, "center"), (10, -23, "left"), (10, 23, "left"), (-10, -23, "right"), (-10, 23, "right"))  # fmt: skip
 Box = tuple[float, float, float, float]
@@ -26,7 +26,7 @@ def _kind(point: Point) -> int:
 
 
 def _seed_spread(report: Report) -> float:
-    """Distance of the first arm's seeds from their mean, in percent; 0: not known."""
+    """Distance of the first arm's seeds from their mean, in percent; 0: unknown."""
     for group in report.groups:
         if group.first is group and len(group.runs) > 1 and group.runs[0].evals:
             own = group_gap(group, group, group.runs[0].evals[-1][0])
@@ -36,15 +36,15 @@ def _seed_spread(report: Report) -> float:
 
 
 def _name_places(points: list[Point], place_x: Any, place_y: Any) -> list[tuple[Point, tuple[float, float, str]]]:
-    """Beside its mark wherever there is room, else not at all: the mark tells its name when it is pointed at."""
+    """Puts names beside their marks. A name without room is left out: pointing at the mark shows it."""
     taken: list[Box] = []
     for point in points:
         x, y = place_x(point.bits), place_y(point.gap.middle)
         taken.append((x - 5, y - 5, x + 5, y + 5))
     named: list[tuple[Point, tuple[float, float, str]]] = []
-    for point in sorted(points, key=lambda point: _kind(point) == 3):  # the important ones have the first choice
+    for point in sorted(points, key=lambda point: _kind(point) == 3):  # the important ones choose first
         x, y, width = place_x(point.bits), place_y(point.gap.middle), style.text_width(point.result.name, _FONT)
-        first = 2 if point.is_front else 0  # the edge runs through what is beside its marks
+        first = 2 if point.is_front else 0  # the line of the front would cross names beside its marks
         for dx, dy, align in _PLACES[first:] + _PLACES[:first]:
             left = x + dx - (width if align == "right" else width / 2 if align == "center" else 0)
             box = (left, y + dy - 7, left + width, y + dy + 7)
@@ -57,7 +57,7 @@ def _name_places(points: list[Point], place_x: Any, place_y: Any) -> list[tuple[
 
 
 def _edge(points: list[Point], right: float) -> list[dict[str, float]]:
-    """What can be had for at most so many bits. Where the first arm is better still, the edge ends at it."""
+    """The Pareto front: the least loss for at most so many bits. If the first arm is better still, the front ends at it."""
     edge: list[Point] = []
     for point in sorted(points, key=lambda point: point.bits):
         if point.is_front or (point.is_first and edge and point.gap.middle < edge[-1].gap.middle):

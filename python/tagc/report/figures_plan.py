@@ -1,4 +1,4 @@
-"""Predicted iteration times as lines over link rate or number of ranks; where plans do not vary, as bars."""
+"""Predicted iteration times as lines over link rate or number of ranks; as bars if plans vary in neither."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _world(point: PlanPoint) -> float:
 
 
 def _chart(report: Report, is_over_rate: bool) -> list[PlanPoint]:
-    """Points of one model that differ in x only are of one chart: the one with the most values of x; empty when none has two."""
+    """The largest group of points of one model that differ only in x: the data of the chart. Empty if no group has two values of x."""
     at, fixed = (_rate, _world) if is_over_rate else (_world, _rate)
     charts: dict[tuple[str, float], list[PlanPoint]] = {}
     for point in report.plan[:MOST_POINTS]:
@@ -34,8 +34,8 @@ def _chart(report: Report, is_over_rate: bool) -> list[PlanPoint]:
 
 
 def _measured(report: Report, chart: list[PlanPoint], is_over_rate: bool) -> list[tuple[str, float, float]]:
-    """(arm, x, seconds) of benches of the same arm; where the chart fixes the number of ranks, of as many. The rate of a
-    lab's case is known by its own measure only, so that a chart over ranks takes benches within a tenth of its rate."""
+    """(arm, x, seconds) of benches of the same arm, with the chart's number of ranks if it is fixed. The rate of a lab's case is
+    only known as measured, so a chart over ranks takes benches within a tenth of its rate."""
     arms = {point.name for point in chart}
     found = []
     for bench in report.sets:

@@ -1,5 +1,5 @@
 """Timelines: per trace and rank a row for compute, one for the codec, and one per lane of transfers. All traces of a figure
-have one scale. A trace has far more spans than a page has room for: what is too narrow is drawn together."""
+have one scale. A trace has more spans than a page can show, so narrow neighbours are merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tagc.report.model import Report
 from tagc.report.traces import COMM, Span, Trace, Window, backward_windows, middle, shown_units, step_window
 
 MOST_TRACES, MOST_LANES, ROW = 8, 6, 19
-_NARROW = 2000  # a span shorter than this part of the figure is drawn with its neighbours
+_NARROW = 2000  # a span shorter than this share of the figure is merged with its neighbours
 _LOOKS = (
     ("forward", style.FILLS[5]), ("backward", style.FILLS[0]), ("optimizer", style.FILLS[2]), ("compute waits", style.IDLE),
     ("codec: select", style.FILLS[3]), ("codec: index", style.FILLS[5]), ("codec: encode", style.FILLS[6]),
@@ -34,7 +34,7 @@ def _look(span: Span) -> str:
 
 
 def _row_spans(spans: list[Span], window: Window, length_s: float, row: int, scale: float) -> list[dict[str, Any]]:
-    """Of one row: what is wide enough as it is, the rest of each kind drawn together."""
+    """The spans of one row: wide ones unchanged, narrow neighbours of one kind merged."""
     rows: list[dict[str, Any]] = []
     narrow: dict[str, dict[str, Any]] = {}
     least = length_s / _NARROW
@@ -84,7 +84,7 @@ def _add_rank(rows: _Rows, trace: Trace, rank: int, window: Window, length_s: fl
 
 
 def _draw(shown: list[tuple[Trace, Window, Window | None]]) -> style.Drawing | None:
-    """shown: traces, their windows, and what is outlined in them."""
+    """shown: traces, their windows, and the outlined part of each."""
     shown = [row for row in shown if row[1][1] > row[1][0]][:MOST_TRACES]
     length_s = max((window[1] - window[0] for _, window, _ in shown), default=0.0)
     if not length_s > 0:

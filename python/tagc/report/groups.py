@@ -1,4 +1,4 @@
-"""Runs that differ in their seeds only are one arm: their figures are taken together, and arms are put side by side."""
+"""Groups runs that differ only in their seeds into arms, and compares arms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from tagc.report.model import LEGS, PARTS, ArmSet, Group, Report, Result, Run, Spread, Step, divided, only, spread_of
 
-# Options that say nothing of what a run computes or sends.
+# Options that do not change what a run computes or sends.
 NO_MATTER = ("seed", "out", "trace", "trace-steps", "quiet", "resume", "keep", "save-every", "config", "timeout", "eval-batches")
 
 
@@ -28,7 +28,7 @@ def _key(run: Run) -> str:
 
 
 def _name(runs: Sequence[Run]) -> str:
-    """What the names of the runs begin with, less a trailing "-seed" and such: packed-s1, packed-s2 are packed."""
+    """The common start of the runs' names, without a trailing "-seed" and such: packed-s1, packed-s2 give packed."""
     labels = [run.label for run in runs]
     base = os.path.commonprefix(labels)
     if len(labels) > 1:
@@ -44,8 +44,8 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def group_gap(group: Group, base: Group, step: float) -> Spread:
-    """Validation loss of `group` over that of `base` less 1, at `step`: of runs with the same seed where there are such,
-    else against the mean of `base`. Of a group to itself: how far its runs are from their mean."""
+    """Validation loss of `group` / that of `base` - 1, at `step`: between runs with the same seed if there are such, else against
+    the mean of `base`. Of a group to itself: the distance of its runs from their mean."""
     mean = losses_at(base, step).middle
     gaps = []
     for run in group.runs:
@@ -60,7 +60,7 @@ def losses_at(group: Group, step: float) -> Spread:
 
 
 def _last_common_step(*groups: Group) -> float:
-    """The last step at which every run of the groups was evaluated; NaN when there is none."""
+    """The last step at which every run of the groups was evaluated; NaN if there is none."""
     for step, _ in reversed(groups[0].runs[0].evals):
         if all(math.isfinite(run.loss_at(step)) for group in groups for run in group.runs):
             return step
@@ -68,7 +68,7 @@ def _last_common_step(*groups: Group) -> float:
 
 
 def _over_steps(group: Group, share: float, value: Callable[[Step], float]) -> Spread:
-    """Over the steps of all runs; least and most leave out `share` of them on each side."""
+    """Spread over the steps of all runs; least and most leave out `share` of them on each side."""
     values = sorted(x for run in group.runs for x in map(value, run.warm_steps) if math.isfinite(x))
     spread = spread_of(values)
     if spread.n == 0:
@@ -129,16 +129,16 @@ def _make_sets(report: Report) -> None:
 
 
 def finish(report: Report) -> None:
-    """After the last input: groups runs and puts arms side by side."""
+    """Call it after the last input: groups runs and compares arms."""
     _make_groups(report)
     _make_sets(report)
     other = PARTS.index("other")
     for arms in report.sets:
         for result in arms.results if arms.kind != "plan" else ():
-            # Medians of parts do not add up to the median of their sum: what is left is the rest.
+            # Medians of parts do not add up to the median of the sum, so the last part is the difference.
             result.part_s[:other] = [max(part, 0.0) if math.isfinite(part) else part for part in result.part_s[:other]]
             if result.total_s.n:
                 result.part_s[other] = max(result.total_s.middle - sum(part for part in result.part_s[:other] if math.isfinite(part)), 0.0)
-    # Runs have the first colours: eight differ, and lines of runs need them most.
+    # Runs get the first colours: only eight differ, and lines of runs need them most.
     names = [group.name for group in report.groups] + list(report.names)
     report.names = {name: color for color, name in enumerate(dict.fromkeys(names))}

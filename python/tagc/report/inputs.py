@@ -1,4 +1,4 @@
-"""The inputs of a report, told apart by what they hold: a run's folder, metrics, a trace, or a result."""
+"""The inputs of a report: a run's folder, metrics, a trace, or a result. Their content tells which they are."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _add_run(report: Report, path: str) -> None:
     origin = run.about.get("origin")
     report.sources.append(Source(path, "run", origin if isinstance(origin, dict) else {}, run))
     if run.is_torn:
-        report.notes.append(f"the last line of the run {run.label} is not whole and was passed over")
+        report.notes.append(f"the last line of the run {run.label} is incomplete and was ignored")
 
 
 def _add_trace(report: Report, root: object, path: str, label: str) -> None:
     trace = read_trace(root, path, label)
     report.traces.append(trace)
     if trace.n_dropped > 0:
-        report.notes.append(f"the timeline of {label} lacks {trace.n_dropped:.0f} events: there was no room for them")
+        report.notes.append(f"the timeline of {label} lacks {trace.n_dropped:.0f} events: its buffer was full")
 
 
 def _trace_label(path: str) -> str:
@@ -58,7 +58,7 @@ def _add_result(report: Report, value: Any, path: str, source: Source) -> None:
 
 
 def add(report: Report, path: str) -> None:
-    """Adds what is at `path`. A folder that is no run's is noted and left out; what is named once more counts once."""
+    """Adds the input at `path`. A folder without a run is noted and left out. An input that is named twice counts once."""
     try:
         about = os.stat(path)
     except OSError as error:
@@ -73,7 +73,7 @@ def add(report: Report, path: str) -> None:
         return
     if is_folder:
         about = os.stat(os.path.join(path, "metrics.jsonl"))
-    if (about.st_dev, about.st_ino) in report.seen:  # twice the same run would look like two that do not differ
+    if (about.st_dev, about.st_ino) in report.seen:  # the same run twice would look like two equal runs
         return
     report.seen.add((about.st_dev, about.st_ino))
     if is_folder or is_metrics(path):

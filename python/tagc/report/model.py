@@ -1,5 +1,5 @@
-"""What a report is made from: everything that was read, brought to one form. docs/results-format.md describes the files.
-Unknown numbers are NaN, unknown spreads have n = 0."""
+"""The data of a report: all inputs in one form. docs/results-format.md describes the files. Unknown numbers are NaN; unknown
+spreads have n = 0."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Spread:
 
 
 def spread_of(values: Iterable[float], is_mean: bool = False) -> Spread:
-    """Leaves out what is not finite."""
+    """Spread of the finite values."""
     finite = sorted(value for value in values if math.isfinite(value))
     if not finite:
         return Spread()
@@ -74,14 +74,14 @@ class Step:
 
 @dataclass
 class Run:
-    """A folder's run, or one of the lab, whose steps are not known."""
+    """A run of a folder, or one of the lab, whose single steps are unknown."""
 
     label: str
     world_size: int = 1
     n_params: float = math.nan
     n_compressed: float = math.nan
     seed: float = math.nan
-    is_torn: bool = False  # the last line was not whole and was passed over
+    is_torn: bool = False  # the last line was incomplete and was ignored
     about: dict[str, Any] = field(default_factory=dict)  # the first entry of type "run"
     steps: list[Step] = field(default_factory=list)
     evals: list[tuple[float, float]] = field(default_factory=list)  # (step, validation loss)
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def warm_steps(self) -> list[Step]:
-        """Without the first two, in which caches fill."""
+        """All steps but the first two, which fill caches."""
         return self.steps[2:] if len(self.steps) > 4 else self.steps
 
     def loss_at(self, step: float) -> float:
@@ -106,7 +106,7 @@ class Run:
 
 @dataclass
 class Group:
-    """Runs that differ in their seeds only: one arm. base: the group that this one is compared with."""
+    """One arm: runs that differ only in their seeds. base: the group that this one is compared with."""
 
     name: str
     runs: list[Run]
@@ -119,7 +119,7 @@ class Group:
 
 @dataclass
 class Result:
-    """One way to train, as measured in one place or predicted."""
+    """One way to train: measured once, or predicted."""
 
     name: str
     n_runs: int = 1
@@ -146,7 +146,7 @@ class Result:
 
 @dataclass
 class ArmSet:
-    """Arms that may be compared; the first is the one that the others are compared with. kind: runs, bench or plan."""
+    """Arms that may be compared; all are compared with the first. kind: runs, bench or plan."""
 
     kind: str
     title: str
@@ -160,7 +160,7 @@ class ArmSet:
 
 @dataclass
 class PlanPoint:
-    """A simulated row of a plan; name: the arm, with its placement where there are several."""
+    """A simulated row of a plan; name: the arm, with its placement if there are several."""
 
     name: str
     placement: str
@@ -173,7 +173,7 @@ class PlanPoint:
 
 @dataclass
 class Check:
-    """A prediction beside what was measured."""
+    """A prediction and its measurement."""
 
     arm: str
     where: str
@@ -219,8 +219,8 @@ class Report:
     plan: list[PlanPoint] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     cases: list[LabCase] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know about the inputs
-    names: dict[str, int] = field(default_factory=dict)  # of arms: a name has one colour on a whole page
+    notes: list[str] = field(default_factory=list)  # notes on the inputs, for the reader
+    names: dict[str, int] = field(default_factory=dict)  # of arms: a name has one colour on the whole page
     seen: set[tuple[int, int]] = field(default_factory=set)
 
     def color(self, name: str) -> int:

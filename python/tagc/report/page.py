@@ -1,5 +1,4 @@
-"""The page: one HTML file that needs nothing else, from the summary down to where everything comes from. It holds only what
-there is data for."""
+"""The page: one self-contained HTML file, from the summary to the origin of all inputs. Sections without data are left out."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ _SECTIONS = (
     ("plan", "Plan", ("plan", "plan-world")),
 )
 
-# Nothing may be fetched: the browser is told so, too. Vega evaluates expressions by its interpreter (ast), so that no text
-# of the page ever becomes code.
+# The page fetches nothing, and its policy makes the browser enforce that. Vega's interpreter (ast) evaluates expressions, so
+# no text of the page becomes code.
 _HEAD = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -69,7 +68,7 @@ def _css() -> str:
         return "; ".join(f"--{name}: {color}" for name, color in colors.items())
 
     swatches = "\n".join(f".b{i} {{ background: var(--b{i}) }}" for i in range(len(style.LINES)))
-    # What is printed is on white paper, whatever the screen.
+    # Print in light colours, because paper is white.
     return (f":root {{ color-scheme: light dark; {variables(light)} }}\n"
             f"@media screen and (prefers-color-scheme: dark) {{ :root {{ color-scheme: dark; {variables(dark)} }}\n{style.dark_rules('.drawing')} }}\n"
             f"@media print {{ :root {{ color-scheme: light }} }}\n{swatches}\n"
@@ -131,12 +130,12 @@ class _Page:
 
 @functools.lru_cache(maxsize=1)
 def _library() -> str:
-    """Vega with our script, as one module; making it takes seconds."""
+    """Vega and this page's script as one module; bundling takes seconds."""
     return str(vl_convert.javascript_bundle(_SCRIPT))
 
 
 def _json_for_html(value: object) -> str:
-    """Inside a script element nothing may look like markup."""
+    """JSON for a script element, in which nothing may look like markup."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -1,4 +1,4 @@
-"""Loss against bits: which arms nothing else beats in both."""
+"""Loss against bits: finds the arms that no other beats in both."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def _beats(a: Point, b: Point) -> bool:
 
 
 def find(report: Report, is_all: bool) -> list[Point]:
-    """Arms of all sets of runs that have a gap and bits, and the first of each set. is_all: bits of all legs, else of
-    gradients alone. Nothing where there are first arms only."""
+    """Arms of all sets of runs that have a gap and bits, and the first of each set. is_all: bits of all legs, else only of
+    gradients. Empty if there are only first arms."""
     points: list[Point] = []
     for arms in report.sets:
         for i, result in enumerate(arms.results if arms.kind == "runs" else ()):

@@ -19,7 +19,7 @@ _SIZE = re.compile(r'width="([0-9.]+)" height="([0-9.]+)" viewBox="[^"]*"')
 
 
 def write_file(path: str, content: bytes) -> None:
-    """The whole file or none: it is written under another name and renamed. A pipe, a device or a link is written as it is."""
+    """Writes a temporary file and renames it, so that the file is complete. A pipe, a device or a link is written directly."""
     is_plain = not os.path.lexists(path) or (os.path.isfile(path) and not os.path.islink(path))
     target = f"{path}.partial" if is_plain else path
     try:
@@ -40,7 +40,7 @@ def _svg(spec: dict[str, Any]) -> str:
 
 
 def _stacked(drawings: list[str], title: str, caption: str) -> str:
-    """Several SVG drawings one below the other as one, with a title and the rules for dark pages."""
+    """Joins SVG drawings vertically, and adds a title and the rules for dark pages."""
     sizes = []
     for drawing in drawings:
         found = _SIZE.search(drawing)
@@ -54,13 +54,13 @@ def _stacked(drawings: list[str], title: str, caption: str) -> str:
         y += size[1]
     about = f"<title>{html.escape(clean(title))}</title><desc>{html.escape(clean(caption))}</desc>"
     rules = f"<style>@media screen and (prefers-color-scheme: dark) {{\n{style.dark_rules('svg')}\n}}</style>"
-    names: dict[str, str] = {}  # of clips: Vega counts on from drawing to drawing
+    names: dict[str, str] = {}  # of clips: Vega continues its count in the next drawing
     inner = re.sub(r"\bclip[0-9]+\b", lambda found: names.setdefault(found[0], f"clip-{len(names)}"), "\n".join(body))
     return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">{about}\n{rules}\n{inner}\n</svg>\n'
 
 
 def write(report: Report, units: Units, figure: Figure, path: str, is_dark: bool = False) -> None:
-    """path ends in .svg, for light and dark pages, or .png, for light ones unless is_dark."""
+    """path ends in .svg (for light and dark pages) or .png (light unless is_dark)."""
     drawings = figure.draw(report, units)
     if not drawings:
         raise ReportError(f"nothing to draw as {figure.name}: it needs {figure.needs}")

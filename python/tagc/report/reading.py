@@ -1,4 +1,4 @@
-"""JSON files of strangers: every error names the file and the place, and every text is safe to print."""
+"""Reads JSON files that are not trusted: errors name the file and the place, and every text is safe to print."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import re
 from typing import Any
 
 MOST_BYTES = 1 << 30
-MOST_NUMBER = 1e290  # sums and ratios of larger ones are no numbers
-# Control characters, those that turn the direction of writing, halves of pairs, and two that XML forbids.
+MOST_NUMBER = 1e290  # sums and ratios of larger numbers overflow
+# Control characters, those that change the direction of text, surrogates, and two that XML forbids.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class ReportError(Exception):
-    """What is wrong with an input, in words for whoever named it."""
+    """A mistake in an input. The text is for the user."""
 
 
 def clean(text: str) -> str:
-    """`text` with U+FFFD in place of what would break a page or a terminal."""
+    """`text` with U+FFFD in place of characters that would break a page or a terminal."""
     return _UNSAFE.sub("\ufffd", text)
 
 
@@ -63,7 +63,7 @@ def read_text(path: str) -> str:
 
 
 def as_number(value: object) -> float:
-    """NaN for what is no number, or too large to reckon with."""
+    """A finite number; NaN for anything else, or a number that is too large."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
@@ -74,7 +74,7 @@ def as_number(value: object) -> float:
 
 
 class Node:
-    """A JSON object and the words for where it is. Members are asked for by name and kind."""
+    """A JSON object, and its place for error texts. Members are read by name and kind."""
 
     def __init__(self, value: object, place: str) -> None:
         if not isinstance(value, dict):
@@ -121,7 +121,7 @@ class Node:
         return value if isinstance(value, str) else default
 
     def number(self, name: str) -> float:
-        """NaN where the file says null."""
+        """NaN for null."""
         value = self.get(name)
         if name not in self.value or (value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)))):
             raise self._refuse(name, "number")

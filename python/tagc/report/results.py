@@ -14,7 +14,7 @@ from tagc.report.reading import Node, ReportError, as_number
 
 
 def _legs(node: Node, name: str) -> list[float]:
-    """Legs that are not named did not travel."""
+    """Legs that the file does not name have 0 bytes."""
     legs = node.node(name)
     return [0.0 if math.isnan(value) else value for value in map(legs.number_or_nan, LEGS)]
 
@@ -57,7 +57,7 @@ def add_bench(report: Report, bench: Node) -> ArmSet:
                    bits_per_s=8 * bench.node_or_empty("link").number_or_nan("all_to_all_bytes_per_s"))
     if not found.world_size >= 1:
         raise ReportError(f"{bench.place}: world_size is {found.world_size:g}, must be at least 1")
-    medium = "memory" if bench.get("transport") == "local" else "link"  # then nothing travels over a network
+    medium = "memory" if bench.get("transport") == "local" else "link"  # then nothing is sent over a network
     at = f", {medium} {units.rate(found.bits_per_s)}" if math.isfinite(found.bits_per_s) else ""
     found.title = f"{model[:60]}, {units.plural(found.world_size, 'rank')} on {units.plural(found.n_hosts, 'host')}{at}"
     report.sets.append(found)
@@ -119,7 +119,7 @@ def add_plan(report: Report, plan: Node) -> None:
 
 
 def rate_of(text: str) -> float:
-    """Of "2gbit", as tc takes it; NaN for what it does not take."""
+    """Bits per second of "2gbit", in tc's notation; NaN for other texts."""
     match = re.fullmatch(r"([0-9.]+)(k|m|g|t|)bit", text)
     try:
         return float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[match[2]] if match else math.nan
@@ -188,9 +188,9 @@ def _read_case(report: Report, case: Node, lab: Node, n_cases: int, add_trace: C
 
 
 def add_lab(report: Report, lab: Node, path: str, add_trace: Callable[[str, str], None]) -> None:
-    """add_trace(path, label): reads a timeline that lies beside the result."""
+    """add_trace(path, label): reads a timeline from the result's folder."""
     cases = lab.nodes("cases")
     if lab.node_or_empty("settings").get("is_quick") is True:
-        report.notes.append(f"{lab.text('experiment')} was a quick run of the experiment, to try it out: its times mean nothing")
+        report.notes.append(f"{lab.text('experiment')} was a quick trial of the experiment: its times are not meaningful")
     for case in cases:
         _read_case(report, case, lab, len(cases), lambda name, label: add_trace(os.path.join(os.path.dirname(path), name), label))

@@ -1,10 +1,10 @@
-"""Colours, once for light and once for dark, and what all figures share.
+"""Light and dark colours, and everything that all figures share.
 
-A figure's specification holds the light colours. Style sheets turn them into the dark ones: Vega writes a colour as an
-attribute of an SVG element, and a rule of a style sheet overrides an attribute. So one drawing serves both, in print it is
-light, and programs that know no style sheets still draw it. Light colours with different dark ones must differ, too.
-Fills and strokes follow Okabe and Ito, so that those who see few colours tell them apart; strokes are darker on light
-pages, since a thin line needs more contrast than a box."""
+A figure's specification holds the light colours. Style sheets replace them by the dark ones: Vega writes a colour as an
+attribute of an SVG element, and a rule of a style sheet overrides an attribute. So one drawing serves both, prints in light
+colours, and also works in programs without style sheets. Two light colours with different dark ones must differ.
+Fills and strokes follow Okabe and Ito, for colour-blind readers; strokes are darker on light pages, because a thin line needs
+more contrast than a box."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IDLE, PALE_INK = "#dde2e8", "#12202c"
 FILLS = ("#0072b2", "#d55e00", "#009e73", "#b3568f", "#e69f00", "#56b4e9", "#6f58b8", "#6e7781")
 LINES = ("#0072b2", "#d55e00", "#008c66", "#b3568f", "#a87800", "#3187bd", "#6f58b8", "#6e7781")
 DASHES = ([1, 0], [8, 3], [2, 3], [10, 3, 2, 3], [14, 4])
-PALE = (FILLS[4], FILLS[5], IDLE)  # words on these are dark
+PALE = (FILLS[4], FILLS[5], IDLE)  # text on these is dark
 DARK = {
     PAGE: "#0d1117", PANEL: "#161b22", INK: "#e6edf3", SOFT: "#9aa4ae", GRID: "#2b3138", FRAME: "#8b949e", IDLE: "#363d45",
     PALE_INK: "#0d1117", "#0072b2": "#58b4f0", "#d55e00": "#ff8c42", "#009e73": "#3fd0a4", "#008c66": "#3fd0a4",
@@ -33,12 +33,12 @@ def line_color(i: int) -> str:
 
 
 def dash(i: int) -> list[int]:
-    """Colours repeat after eight arms; dashes then tell them apart."""
+    """Colours repeat after eight arms; dashes then distinguish them."""
     return list(DASHES[i // len(LINES) % len(DASHES)])
 
 
 def text_width(text: str, size: float = 11) -> float:
-    """About, in pixels."""
+    """Approximate width in pixels."""
     return 0.56 * size * len(text)
 
 
@@ -68,7 +68,7 @@ def config() -> dict[str, Any]:
             "rule": {"color": INK}, "line": {"strokeWidth": 2, "strokeJoin": "round"}}  # fmt: skip
 
 
-# ---- what figures are made of ----
+# ---- parts of figures ----
 
 
 def data(name: str) -> alt.NamedData:
@@ -76,31 +76,31 @@ def data(name: str) -> alt.NamedData:
 
 
 def columns(names: list[str]) -> int:
-    """Of a legend under a figure."""
+    """Options of a legend under a figure."""
     longest = max((min(text_width(name, 12), 320) for name in names), default=0)
     return max(1, min(len(names), int((WIDTH - 40) / (longest + 42))))
 
 
 def legend_param(name: str, field: str, names: list[str]) -> alt.Parameter:
-    """All are shown at first; a click in the legend hides one, and another click shows it again. It belongs to the first layer
-    that has the legend's channel: the legend takes it from there."""
+    """A click in the legend hides an entry, and another click shows it again. It must be in the first layer that has the legend's
+    channel, because the legend takes it from there."""
     return alt.selection_point(name=name, fields=[field], bind="legend", toggle="true", empty=False, clear=False,
                                value=[{field: each} for each in names])  # fmt: skip
 
 
 def zoom_param(encodings: list[Any]) -> alt.Parameter:
-    """Dragging moves the axes; the wheel zooms with Ctrl only, so that it still scrolls the page. A double click ends it."""
+    """Dragging moves the axes. The wheel zooms only with Ctrl, so that it still scrolls the page. A double click resets."""
     return alt.selection_interval(name="zoom", bind="scales", encodings=encodings, zoom="wheel![event.ctrlKey]")
 
 
 def arm_color(names: list[str], colors: list[str]) -> alt.Color:
-    """Of lines: the legend shows their dashes, and no layer's opacity."""
+    """For lines: the legend shows their dashes, without a layer's opacity."""
     legend = alt.Legend(columns=columns(names), symbolType="stroke", symbolOpacity=1, symbolSize=400)
     return alt.Color("arm:N", title=None, sort=None, scale=alt.Scale(domain=names, range=colors), legend=legend)
 
 
 class Drawing:
-    """A chart and its data, which stay apart until the end: Altair checks the chart, and rows can be many."""
+    """A chart and its data, joined only at the end: Altair checks the chart, which would be slow with many rows."""
 
     def __init__(self, chart: Any, datasets: dict[str, list[dict[str, Any]]]) -> None:
         self.chart = chart

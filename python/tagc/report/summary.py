@@ -1,5 +1,5 @@
-"""What someone who must decide wants to know first: which arm is fastest, by how much and how surely, at what loss, with how
-many bits. The page and the terminal show the same words and figures. A gain that is within its own spread counts as none."""
+"""The conclusions: which arm is fastest, by how much and how surely, at which loss, with how many bits. The page and the
+terminal show the same text. A gain within its own spread counts as none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH, _MOST_SENTENCES, _MOST_ADVICE, _NAME = 100, 6, 2, 40
 
 
 def row(arms: ArmSet, arm: int) -> list[str]:
-    """A cell per head; empty where nothing is known."""
+    """A cell per head; empty if unknown."""
     r = arms.results[arm]
     has_exposed = r.exposed_s.n and r.total_s.middle > 0
     has_bits = math.isfinite(r.all_bits)
@@ -30,7 +30,7 @@ def row(arms: ArmSet, arm: int) -> list[str]:
 
 
 def best(arms: ArmSet) -> int:
-    """The fastest arm, -1 when times are not known."""
+    """The fastest arm, -1 if times are unknown."""
     timed = [(result.total_s.middle, i) for i, result in enumerate(arms.results) if result.total_s.n]
     return min(timed)[1] if timed else -1
 
@@ -39,14 +39,14 @@ def best(arms: ArmSet) -> int:
 
 
 def _best_other(arms: ArmSet) -> Result | None:
-    """The arm other than the first that is ahead of the others."""
+    """The fastest arm except the first."""
     others = [result for result in arms.results[1:] if result.speedup.n]
     return max(others, key=lambda result: result.speedup.middle) if others else None
 
 
 def _is_within_spread(arms: ArmSet, r: Result) -> bool:
-    """Could chance have put this arm before the first? Rounds: some went the other way. Runs: the middle 80 % of their
-    steps overlap."""
+    """Whether chance could explain that this arm is faster than the first: in some round it was slower; or, for runs, the middle
+    80 % of their steps overlap."""
     first = arms.results[0]
     if r.speedup.n > 1:
         return r.speedup.least <= 1 <= r.speedup.most
@@ -74,9 +74,9 @@ def _times(arms: ArmSet) -> str:
     if other.all_bits > 0 and first.all_bits > 0:
         words += f" It sends {other.all_bits:.3g} bits per parameter and step, {name} {first.all_bits:.3g}."
     if arms.kind == "bench" and speedup.n == 1:
-        words += " That was one round: its spread is not known."
+        words += " That was one round, so the spread is unknown."
     if arms.kind == "runs":
-        words += " The runs were made one after the other: only a bench, whose arms take turns, compares times well."
+        words += " The runs were made one after the other; a bench, whose arms take turns, compares times better."
     return f"{arms.title}: {words}"
 
 
@@ -96,7 +96,7 @@ def _losses(arms: ArmSet) -> str:
     if len(gaps) > 4:
         words.append("others below")
     end = (f"Seeds of {first.name[:_NAME]} alone differ by ±{100 * own:.2g} %." if first.loss.n > 1
-           else "One seed: how far another one would be is not known.")  # fmt: skip
+           else "One seed: the spread over seeds is unknown.")  # fmt: skip
     return f"Validation loss at the last common step: {', '.join(words)}. {end}"
 
 
@@ -117,7 +117,7 @@ def _shares(report: Report, asked: Units) -> str:
 
 
 def words(report: Report, asked: Units) -> list[str]:
-    """A sentence or two per line; what was measured first."""
+    """One or two sentences per line; measurements first, then predictions."""
     lines: list[str] = []
     n_said = n_left = n_advice = 0
     for is_plan in (False, True):
@@ -135,7 +135,7 @@ def words(report: Report, asked: Units) -> list[str]:
                 n_advice += 1
                 lines.append(f"tagc bench recommends: {reason}.")
     if not lines and report.sets:
-        lines.append("No arm was timed; what is known of codec and link is on the page (--out).")
+        lines.append("No arm was timed; the page (--out) shows codec and link.")
     if n_left:
         lines.append(f"The tables below have {n_left} more.")
     shares = _shares(report, asked)
@@ -160,7 +160,7 @@ def _table(arms: ArmSet) -> list[str]:
 
 
 def text(report: Report, asked: Units) -> str:
-    """Words, tables and notes, at most 100 columns wide."""
+    """Text, tables and notes, at most 100 columns wide."""
     lines = [part for line in words(report, asked) for part in textwrap.wrap(line, _WIDTH)] + [""]
     for arms in report.sets:
         lines += _table(arms) if arms.results else []

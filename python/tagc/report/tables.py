@@ -1,4 +1,4 @@
-"""Tables of the page: numbers to the right, what is not known as a dash, everything from files escaped."""
+"""Tables of the page: numbers are right-aligned, unknown ones are a dash, and text from files is escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tagc.report.results import pair_ratio
 from tagc.report.traces import Shares, backward_shares, shown_units, step_shares
 
 MOST_PLAN_ROWS, MOST_ARMS, MOST_OPTIONS = 400, 64, 96
-_PLACES = ("out", "trace", "config", "quiet", "seed")  # options that differ between any two runs
+_PLACES = ("out", "trace", "config", "quiet", "seed")  # options that always differ between runs
 
 
 def escaped(text: str) -> str:
@@ -32,7 +32,7 @@ def _swatch(color: int) -> str:
 
 
 def _arm(report: Report, name: str) -> str:
-    """A long name may break, a short one looks odd when it does."""
+    """A name; only a long one may break."""
     classes = ' class="long"' if len(name) > 20 else ""
     return f'<th scope="row"{classes}>{_swatch(report.color(name))}{escaped(name)}</th>'
 
@@ -56,7 +56,7 @@ def _hint(text: str) -> str:
 
 
 def summary_of(report: Report, arms: ArmSet) -> str:
-    """Columns that say nothing in this set are left out."""
+    """Leaves out columns without values in this set."""
     cells = [summary.row(arms, i) for i in range(len(arms.results))]
     used = [c for c in range(len(summary.HEADS)) if c == 0 or any(row[c] for row in cells)]
     best = summary.best(arms)
@@ -79,7 +79,7 @@ def shares(report: Report, asked: Units) -> str:
         rows += [row(trace.label, what, measured) for what, measured in found if measured.n]
     heads = ("timeline", "window", "length", "model", "computing", "communi\u00adcating", "overlapped", "gradient exchange", "with gaps")
     return _table("Shares of time", heads, 2, rows) + _hint(
-        "Over all ranks and windows. Computing: the model or the codec is at work. Communicating: at least one transfer is under way. Gradient "
+        "Over all ranks and windows. Computing: the model or the codec works. Communicating: at least one transfer is under way. Gradient "
         "exchange: at least one transfer of gradients; with gaps: from the first transfer of a unit's exchange to its last.")  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _lab_times(report: Report) -> str:
 
 
 def _pairs(report: Report) -> str:
-    """Ratios of pairs of arms that an experiment of the lab asks for: per round, since arms take turns."""
+    """Ratios of the pairs of arms that an experiment of the lab names, per round, since arms take turns."""
     rows = []
     for case in report.cases:
         pairs = case.settings.get("pairs")
@@ -126,7 +126,7 @@ def _pairs(report: Report) -> str:
 
 def lab(report: Report) -> str:
     parts, said = [], set()
-    for case in report.cases:  # what the experiments were
+    for case in report.cases:  # the experiments
         title = case.settings.get("title")
         if isinstance(title, str) and case.experiment not in said:
             said.add(case.experiment)
@@ -140,7 +140,7 @@ def lab(report: Report) -> str:
 
 
 def plan(report: Report) -> str:
-    if len(report.plan) > MOST_PLAN_ROWS:  # a sweep: the lines say it better
+    if len(report.plan) > MOST_PLAN_ROWS:  # a sweep: the lines show it better
         return ""
     rows = [_arm(report, point.name) + _cell(units.count(point.world_size)) + _cell(units.rate(point.bits_per_s)) + _cell(point.placement)
             + _cell(units.time(point.iteration_s)) + _cell(units.time(point.exposed_s)) for point in report.plan]
@@ -155,7 +155,7 @@ def checks(report: Report) -> str:
     return _table("Predictions against measurements", heads, 2, rows)
 
 
-# ---- what the runs were ----
+# ---- the runs ----
 
 
 def _value(options: dict[str, Any], name: str) -> str:

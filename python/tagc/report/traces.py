@@ -1,5 +1,5 @@
-"""Traces read back, and what they say about a window: who was at work, and for which share of the time. The lab's tables
-and the page use the same windows."""
+"""Reads traces, and computes for a window which streams worked, and for which share of the time. The lab's tables and the page
+use the same windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tagc.report.reading import Node, ReportError, as_number, clean
 COMPUTE, CODEC, COMM = 0, 1, 2  # tracks; transfers that run together lie in tracks 2 and up
 _KINDS = (("forward", "backward", "optimizer", "wait"), ("select", "index", "encode", "decode", "wait"), LEGS)
 GRADIENT_LEGS = ("index", "values", "leftover", "result")
-MOST_EVENTS, MOST_LANES, MOST_RANKS = 1 << 26, 64, 16  # so many ranks are enough for a mean
+MOST_EVENTS, MOST_LANES, MOST_RANKS = 1 << 26, 64, 16  # at most so many ranks are averaged
 
 Window = tuple[float, float]  # seconds
 
@@ -103,7 +103,7 @@ def read_trace(root: object, path: str, label: str) -> Trace:
     """root: an object with traceEvents, in Chrome's format. Streams are known by the names of their threads."""
     events = Node(root, path).get("traceEvents")
     if not isinstance(events, list):
-        raise ReportError(f"{path}: traceEvents is no list")
+        raise ReportError(f"{path}: traceEvents is not a list")
     if len(events) > MOST_EVENTS:
         raise ReportError(f"{path} holds {len(events)} events, allowed: {MOST_EVENTS}")
     trace = Trace(clean(label))
@@ -128,7 +128,7 @@ def _is_of(units: Sequence[str], unit: str) -> str:
 
 
 def step_windows(trace: Trace, rank: int) -> list[Window]:
-    """From the first thing that compute does to the last part of the optimizer: validation between steps is left out."""
+    """From the first event of compute to the last part of the optimizer, so that validation between steps is left out."""
     windows: list[Window] = []
     start: float | None = None
     optimizer_end: float | None = None
@@ -146,9 +146,8 @@ def step_windows(trace: Trace, rank: int) -> list[Window]:
 
 
 def backward_windows(trace: Trace, rank: int, units: Sequence[str]) -> list[Window]:
-    """From where the first of the units begins its backward pass to where the next unit that is none of them begins its
-    own. A unit that was met before in the same pass, as a root is, ends nothing. Passes that lack one of the units do not
-    count."""
+    """From the start of the backward pass of the first of the units to that of the next unit that is none of them. A unit that
+    came earlier in the same pass, such as a root, does not end the window. Passes that lack one of the units do not count."""
     windows: list[Window] = []
     passed: set[str] = set()  # units met in this backward pass
     found: set[str] = set()  # of the units asked for, those in the open window
@@ -189,19 +188,19 @@ def backward_order(trace: Trace, rank: int) -> list[str]:
 
 
 def middle(windows: Sequence[Window]) -> Window:
-    """The one of middle length."""
+    """The window of median length."""
     return sorted(windows, key=lambda window: window[1] - window[0])[(len(windows) - 1) // 2]
 
 
 def step_window(trace: Trace, inside: Window | None) -> Window:
-    """The step of the first rank that `inside` lies in, or the one of middle length."""
+    """The step of the first rank that contains `inside`, or the one of median length."""
     steps = step_windows(trace, trace.ranks[0])
     return next((step for step in steps if inside and step[0] <= inside[0] and inside[1] <= step[1]), middle(steps))
 
 
 def shown_units(trace: Trace, asked: Sequence[str] | None) -> list[str]:
-    """The units whose backward pass is shown: those asked for, or two neighbours in the middle of the pass: neither the
-    first, which has nothing to hide behind, nor the last."""
+    """The units whose backward pass is shown: the given ones, or two neighbours in the middle of the pass. The first and the last
+    would not be typical."""
     if asked is not None:
         return list(asked)
     order = backward_order(trace, trace.ranks[0])
@@ -214,7 +213,7 @@ def shown_units(trace: Trace, asked: Sequence[str] | None) -> list[str]:
 
 @dataclass
 class Shares:
-    """Shares of all windows together. Compressing counts as computing, as in the paper."""
+    """Shares over all windows. Compression counts as computing, as in the paper."""
 
     n: int = 0  # windows times ranks
     length_s: float = math.nan  # mean
@@ -229,7 +228,7 @@ class Shares:
 
 
 def covered(spans: Iterable[Window], window: Window) -> float:
-    """Seconds of the window in which at least one of the spans goes on."""
+    """Seconds of the window in which at least one of the spans is active."""
     total, at = 0.0, window[0]
     for start, end in spans:  # by start
         start, end = max(start, at), min(end, window[1])
@@ -239,7 +238,7 @@ def covered(spans: Iterable[Window], window: Window) -> float:
 
 
 def _exchanges(spans: Sequence[Span]) -> list[Window]:
-    """From the first transfer of a unit's gradients to its last, of one pass: the unit's next forward begins anew."""
+    """From the first transfer of a unit's gradients to its last, per pass; the unit's next forward starts a new one."""
     whole: list[list[float]] = []
     open_: dict[str, list[float]] = {}
     for span in spans:
@@ -287,13 +286,13 @@ def step_shares(trace: Trace) -> Shares:
 
 
 def backward_shares(trace: Trace, units: Sequence[str]) -> Shares:
-    """n = 0: there is no such window."""
+    """n = 0 if there is no such window."""
     return measure(trace, lambda rank: backward_windows(trace, rank, units)) if units else Shares()
 
 
 def pair_shares(trace: Trace, patterns: Sequence[str]) -> tuple[Shares, list[str]]:
-    """Of all windows of two consecutive units that match the two patterns (as in fnmatch), and the two whose window is of
-    middle length on the first rank: those to draw."""
+    """Shares of all windows of two consecutive units that match the two patterns (as in fnmatch); and the two units to draw, whose
+    window has the median length on the first rank."""
     windows: dict[int, list[tuple[Window, list[str]]]] = {}
     for rank in trace.ranks:
         order = backward_order(trace, rank)

@@ -1,4 +1,4 @@
-"""Numbers as words: three digits and a unit that fits, "-" for what is not known."""
+"""Numbers as text: three digits and a fitting unit, "-" for unknown ones."""
 
 from __future__ import annotations
 

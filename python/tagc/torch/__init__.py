@@ -3,7 +3,7 @@
     import tagc.torch as tagc
     handle = tagc.compress(model)
 
-No patch of torch and no extension compiled against it: hooks that torch offers, and libtagc by ctypes."""
+It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by ctypes."""
 
 from __future__ import annotations
 
@@ -60,36 +60,35 @@ def compress(
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> Compressed:
-    """Sends the gradients of `model` through tagc from now on. Collective over the ranks that train it, before the first
-    backward pass.
+    """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call it before the
+    first backward pass.
 
-    model: fully_shard()-ed (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
-    optimizer: of the model's parameters, or a list where several share them. An Adam then steps what is compressed with a beta1 of
-        0.5; others are left as they are: Compressed.adapt(). Without it tagc sends more, as much as is safe with a moment.
-    sparsity: at least this share of each compressed gradient stays behind as a residual, which is added to the next one;
-        [0, 1]; 0 sends every value. Not given: 0.95, begun gently.
-    gentle: begin with every value in 4 bits, and go on, parameter by parameter, to what `sparsity` and `mild_sparsity` say when
-        gradients are mostly noise. Default: where neither sparsity nor sparsity_warmup is given. Where Adam keeps a long
-        first moment, of which compress() knows nothing unless it gets the optimizer, it stays at every value in 4 bits.
-    values: how a value travels, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
-    layers: what is compressed: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
-        "compressed", "mild" or "dense". rules: {pattern of names: class}, looked at first.
-    mild, mild_sparsity: how attention and positions travel: "dense" or one of `values`, default "int4" at 0.85.
+        model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+    optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed parameters with a beta1 of
+        0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc sends more values, as a first moment requires.
+    sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);
+        [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
+    gentle: the gentle start: first every value is sent in 4 bits. A parameter changes to `sparsity` or `mild_sparsity` when its
+        gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is given. If Adam keeps a long first moment,
+        or compress() does not get the optimizer, all parameters stay at 4 bits.
+    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
+    layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
+        "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
+    mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    sparsity_warmup: exchanges over which what is kept falls from a quarter to its share, in place of gentle; 0 by default.
-    parameters: FSDP2: how parameters travel to all ranks: None (torch's own), "bf16", "int8", or what changed since the
-        last time: "delta8", "delta4", "delta2" (takes 4 bytes per parameter on every rank).
-    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; gradients
-        are then summed over it, compressed, after torch's own reduce-scatter.
+    sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, in place of gentle; default 0.
+    parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
+        last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
+    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; tagc sums
+        gradients over it, compressed, after torch's own reduce-scatter.
     codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
-        only what travels comes to the host), or None: "device" where it can be, else a line says why not. Ranks may differ.
-    transport: "host": gradients travel by a gloo group of tagc's own, as long as they come out encoded. "group": in the group that the
-        model has, in messages of a fixed size: for NCCL over NVLink or RDMA. Needs exchange "direct", and libtagc-cuda.so for gradients on a
-        GPU.
-    threads: of the codec on the host. timeout_s: after which a silent peer is an error.
+        only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
+    transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own group, in messages of a
+        fixed size, for NCCL over NVLink or RDMA. "group" needs exchange "direct", and libtagc-cuda.so for gradients on a GPU.
+    threads: of the codec on the host. timeout_s: after this time a silent peer is an error.
     on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
 
-    Returns a Compressed. Raises the same Error on every rank, and changes nothing then. A name that is none of these is such an
+    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An unknown option is such an
     Error, too."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
@@ -124,12 +123,12 @@ def ddp_state(
     verbose: bool = True,
     **unknown: NoReturn,
 ) -> ddp.State:
-    """For loops that register DDP's hooks by themselves, with one of torch's wrappers around them or none:
+    """For loops that register DDP's hooks themselves, with or without one of torch's wrappers around them:
 
         state = tagc.ddp_state(model)
         model.register_comm_hook(state, tagc.ddp_hook)
 
-    Takes the options of compress(), whose handle is state.handle; an optimizer goes to state.handle.adapt()."""
+    Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec, "transport": transport,
                "threads": threads, "timeout_s": timeout_s}
@@ -146,9 +145,9 @@ def param_groups(
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
-    as compress() will get them. Give compress() that optimizer, so that it knows. Local, without torch.distributed.
+    as for compress(). Pass that optimizer to compress(). Local; does not need torch.distributed.
 
-    For DDP, which keeps a model's parameters; fully_shard() makes others: call it on the sharded model."""
+    For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded model."""
     named = [(policy.clean_name(name), parameter) for name, parameter in model.named_parameters()]
     classes = {row.name: row.class_ for row in policy.classify(named, layers, rules)}
     compressed = {id(p): name for name, p in named if classes[name] == "compressed" and p.requires_grad}
@@ -159,7 +158,7 @@ def param_groups(
 
 def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
              options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> Compressed:
-    """A Compressed whose hooks are not in place yet. unknown: what to say of a name that is no option, if there was one. Collective."""
+    """A Compressed without its hooks. unknown: the error text on an unknown option, or None. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     staging: Staging | None = None
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
@@ -206,7 +205,7 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
     table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table, staging)
     handle.on_step = on_step
-    if isinstance(wrapper, managed.Wrapper):  # replicas agree when they connect
+    if isinstance(wrapper, managed.Wrapper):  # replicas compare options when they connect
         wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
     else:
         for group in wrapper.groups():
@@ -228,7 +227,7 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
 
 
 def _kind(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
-    """How a model is wrapped: "fsdp2", "ddp" or "fsdp1"."""
+    """The model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
@@ -237,8 +236,8 @@ def _kind(model: Any, between: dist.ProcessGroup | None, only: str | None = None
     if not isinstance(model, torch.nn.Module):
         raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
     if internals.composable_ddp_within(model) is not None:
-        raise Error("unsupported", "this model has torch's composable replicate() of torch.distributed._composable.replicate, which keeps "
-                    "its DDP to itself: take DistributedDataParallel(model), or replicate() of "
+        raise Error("unsupported", "this model has the replicate() of torch.distributed._composable.replicate, which hides "
+                    "its DDP: use DistributedDataParallel(model), or replicate() of "
                     "torch.distributed._composable.replicate_with_fsdp")
     kinds = {
         "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
@@ -274,7 +273,7 @@ def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) ->
 
 
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:
-    """What all ranks must have alike."""
+    """Settings that must be equal on all ranks."""
     _library.load()
     settings = Options(**options)
     if settings.parameters is not None and not wrapper.gathers:
@@ -286,7 +285,7 @@ def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any])
 
 
 def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, parameter) of all. FSDP1 has pieces only; what stands for them has the whole shape and no memory."""
+    """(name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape replace them."""
     real: dict[str, torch.Tensor] = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
     for parameter in wrapper.parameters():
         whole = real.get(parameter.name)
@@ -296,8 +295,8 @@ def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torc
 
 
 def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
-    """A group of the ranks that must agree. The world where these are all, since a rank whose model is not as it should be
-    knows no other."""
+    """A group of the ranks that must agree. If these are all ranks, the world, because a rank with a wrong model does not know
+    another group."""
     groups = wrapper.groups()
     if not groups:
         raise Error("argument", "this model has no parameters")
@@ -306,13 +305,13 @@ def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
 
 
 def _agree(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
-    """Collective: returns what each rank has, where all came this far with the same, else raises the same Error on all of them."""
+    """Collective: returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error."""
     if group is None:
         if failure is not None:
             raise failure
         return [mine]
     status = failure.status if isinstance(failure, Error) else "argument"
-    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not looked at yet where there was a failure
+    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not compared yet if there was a failure
     everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},
                      *([datetime.timedelta(seconds=timeout_s)] if is_number else []))
     for rank, theirs in enumerate(everyone):

@@ -1,4 +1,4 @@
-"""Small neighbouring modules in one unit, so that they share a message: what FSDP calls wrapping, SimpleFSDP bucketing."""
+"""Joins small neighbouring modules into one unit, so that they share a message. FSDP calls it wrapping, SimpleFSDP bucketing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def buckets(modules: Iterable[nn.Module], elems: int) -> list[list[nn.Module]]:
             fully_shard(bucket)
         fully_shard(model)
 
-    modules: in the order in which they run, before any is sharded. elems: a list takes the next module in until its parameters
-        have so many elements; advise() says how many are worth it on this link. What is left at the end, too small for a list
-        of its own, joins the last one. A parameter that two modules share counts once, in the first.
+        modules: in the order in which they run, before any is sharded. elems: a list gets the next module until its parameters
+        have so many elements; advise() recommends a number for this link. If the last list stays too small, it is joined with
+        the one before. A parameter that two modules share counts once, in the first.
 
-    FSDP2 gathers the parameters of a whole list when its first module runs and reduces the gradients of all of them
-    together, so they are in memory together. Raises Error where an argument is wrong."""
+    FSDP2 gathers the parameters of a whole list when its first module runs, and reduces all its gradients together, so they are
+    in memory at the same time. Raises Error if an argument is wrong."""
     modules = list(modules)
     if not isinstance(elems, int) or isinstance(elems, bool) or elems < 1:
         raise Error("argument", f"elems is {elems!r}, must be a whole number of at least 1")

@@ -1,4 +1,4 @@
-"""One exchange as a hook asks for it, and what all ranks must agree on before it."""
+"""One exchange that a hook asks for, and the agreement of all ranks before it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tagc.torch.interfaces import Exchanged
 from tagc.torch.layout import Layout
 from tagc.torch.unit import check_tensors, scale_of
 
-FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: which parameters are in it is not known
+FindLayout = Callable[[], "Layout | None"]  # of the gradient; None: its parameters are unknown
 
 
 class Call:
-    """Whatever of an exchange a hook must look at itself is looked at here."""
+    """Checks everything that must be checked in the hook itself."""
 
     def __init__(self, unit: Exchanged, comm: Comm, source: torch.Tensor, target: torch.Tensor, op: Any, find_layout: FindLayout,
                  failure: BaseException | None, loss_scale: Callable[[], float], known_scale: float | None) -> None:

@@ -1,8 +1,8 @@
-"""A process group as tagc's network: whatever libtagc sends goes through gloo.
+"""A process group as the network of libtagc, by gloo.
 
-Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, sent from libtagc's
-comm thread, never meet the user's collectives. Rounds of short messages are one collective call; longer ones go point to
-point, from and to libtagc's own buffers, without a copy: all of a transfer are begun before the first is waited for."""
+Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which libtagc's comm thread
+sends, never mix with the user's collectives. A round of short messages is one collective call. Longer messages are sent point
+to point between libtagc's own buffers, without a copy; all messages of a transfer start before the first wait."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tagc.torch import internals
 from tagc.torch.waits import SOON, disconnect, soon, within
 
 _TRANSPORT = lib.STATUSES.index("transport")
-_MEMORY = ctypes.c_char * (1 << 47)  # any address, any length: views below say how much of it
+_MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
 _TEXT_BYTES = 1024
-_COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying costs more than calls
+_COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than separate calls
 
 
 def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
-    """A tensor over memory that somebody else owns."""
+    """A tensor over memory that it does not own."""
     return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
 
 
@@ -39,7 +39,7 @@ def floats_at(address: int, n_elems: int) -> torch.Tensor:
 
 
 def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
-    """A tensor of that dtype and shape over memory that somebody else owns."""
+    """A tensor of that dtype and shape over memory that it does not own."""
     if not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
     return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(like.shape)
@@ -49,8 +49,8 @@ _n_made = 0
 
 
 def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
-    """A gloo group over the ranks of `group`, in their order, and its part of the store. Not new_group(), which takes a name again when the group that
-    had it is destroyed, and then finds the old one's addresses in the store."""
+    """A gloo group over the ranks of `group`, in their order, and its part of the store. new_group() would not do: it reuses the name
+    of a destroyed group, and then finds that group's addresses in the store."""
     global _n_made
     _n_made = 1 + max(share(group, _n_made, timeout))
     name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
@@ -69,11 +69,11 @@ class Comm:
         # They must live as long as the comm.
         self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort))
         options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
-        options.timeout_s = min(1e6, 2 * timeout_s)  # gloo gives up first, and knows why
+        options.timeout_s = min(1e6, 2 * timeout_s)  # gloo times out first, because its error names the reason
         lib.call("tagc_comm_create_callback", ctypes.byref(self._ops), None, self.rank, self.world_size, ctypes.byref(options),
                  ctypes.byref(self._handle))
         try:
-            self.all_gather(b"\0")  # who closes before a peer has connected to all would be a failure there
+            self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there
         except BaseException:
             self.close()
             raise
@@ -98,14 +98,14 @@ class Comm:
         except BaseException as failure:  # nothing may pass through C
             text = f"rank {self.rank} could not exchange with its peers: {failure}"
             mine = str(failure) if isinstance(failure, Silence) else text
-            if isinstance(failure, (Silence, Gone)):  # before this rank leaves, too, and its peers take it for the first
+            if isinstance(failure, (Silence, Gone)):  # before this rank closes, so that peers do not report it as the first to fail
                 self._tell(mine)
             reason = self._hear()
             text = text if reason is None or reason == self._told(mine) else reason
             return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
 
     def _move(self, transfer: lib.Transfer) -> None:
-        """Every rank comes to the same of the two: round_bytes is the same on all."""
+        """All ranks choose alike, because round_bytes is the same on all."""
         if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
             self._move_together(transfer)
         else:
@@ -146,7 +146,7 @@ class Comm:
                     peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
                     work.append((peer, self._group.recv([memory], peer, 0)))
             sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
-            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # not all to the same rank at once
+            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # staggered, so that ranks do not all send to one
             for part in sends:
                 peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
                 work.append((peer, self._group.send([memory], peer, 0)))
@@ -167,11 +167,11 @@ class Comm:
         try:
             self._tell(reason.decode(errors="replace"))
             disconnect(self._group)
-        except BaseException:  # nothing may pass through C, and there is nobody to tell
+        except BaseException:  # nothing may pass through C, and no peer can be told
             pass
 
     def _tell(self, reason: str) -> None:
-        """The first reason of all ranks stays."""
+        """Keeps the first reason of all ranks."""
         text = self._told(reason)
         soon(lambda: self._store.compare_set("gave up", "", text))
 
@@ -179,7 +179,7 @@ class Comm:
         return f"rank {self.rank} gave up: {reason}"
 
     def _hear(self) -> str | None:
-        """Why another rank gave up, where it says so soon; None otherwise."""
+        """The reason for which another rank gave up, if it arrives soon; else None."""
 
         def ask() -> str:
             self._store.wait(["gave up"], SOON)
@@ -188,7 +188,7 @@ class Comm:
         return soon(ask)
 
     def _unheard(self) -> set[int] | None:
-        """Ranks that do not say soon that they wait, too."""
+        """Ranks that do not report soon that they are waiting, too."""
 
         def ask() -> set[int]:
             self._store.set(f"waits {self.rank}", "")
@@ -210,9 +210,9 @@ class Comm:
         return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
 
     def agree(self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0) -> list[int]:
-        """Collective: where every rank has the same `numbers` (up to six, name: integer, or anything whose repr() tells it
-        apart) and none has a `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the
-        same Error, which names a rank that differs."""
+        """Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with a unique repr()) and none has a
+        `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a
+        rank that differs."""
         status = failure.status if isinstance(failure, Error) else "argument"
         values = [value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()]
         mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote)
@@ -231,11 +231,11 @@ class Comm:
 
     @property
     def agreement_bytes(self) -> int:
-        """What one rank sends, and gets, when all agree."""
+        """The message of one rank if all agree, and of each other."""
         return 64 * (self.world_size - 1)
 
     def bytes_sent(self) -> dict[str, int]:
-        """Since the comm was made, by leg."""
+        """Bytes sent since the comm was made, by leg."""
         return self._bytes()[0]
 
     def bytes_received(self) -> dict[str, int]:
@@ -247,11 +247,11 @@ class Comm:
         return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
 
     def abort(self, reason: str) -> None:
-        """Nobody waits any more: all of its exchanges fail, on all ranks."""
+        """Makes all of its exchanges fail on all ranks, so that none waits."""
         lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
 
     def close(self) -> None:
-        """After all reducers and gatherers made on it."""
+        """Call it after all its reducers and gatherers are closed."""
         if self._handle:
             lib.load().tagc_comm_destroy(self._handle)
             self._handle = ctypes.c_void_p()

@@ -1,9 +1,9 @@
-"""DDP: a communication hook. It hands each bucket to one thread, which exchanges them in their order, so that backward
-goes on meanwhile. Buckets on a device are staged (tagc.torch.staging), which has a thread of its own.
+"""DDP: a communication hook. It passes buckets to a thread, which exchanges them in order while backward continues. Buckets on a
+device are staged (tagc.torch.staging) by a thread of its own.
 
-DDP makes its buckets anew after the first iteration, with other parameters in each. All buckets are one unit for the
-handle, whose residuals are kept by parameter. DDP's reducer takes a hook for good: close() leaves it in place, and a later
-compress() takes it over."""
+DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit for the handle, and
+residuals are kept by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
+takes it over."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 
 
 class Buckets:
-    """A Unit of many layouts at a time, no two of which have a parameter in common."""
+    """A Unit with several layouts, which share no parameter."""
 
     def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
         self.name, self.options = name, exchange_options
         self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
-        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters that are in no unit, wire order
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
     def reduce(self, name: str, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, rests: bool,
                kernels: Kernels | None) -> Stats:
@@ -64,7 +64,7 @@ class Buckets:
         return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
 
     def _make(self, name: str, names: tuple[str, ...]) -> None:
-        """A unit for that bucket, in place of all that have one of its parameters."""
+        """A unit for that bucket. It replaces all units that share a parameter with it."""
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
@@ -98,7 +98,7 @@ class Buckets:
             unit.set_sparsity(sparsity)
 
     def close(self) -> None:
-        """The residuals stay, and go into the units that a later reduce() makes."""
+        """Keeps the residuals for the units that a later reduce() makes."""
         with contextlib.ExitStack() as all_of_them:
             for unit in self._units.values():
                 all_of_them.callback(unit.close)
@@ -110,7 +110,7 @@ class Buckets:
 
 
 class _Bucket:
-    """One bucket as the handle sees it."""
+    """The handle's view of one bucket."""
 
     def __init__(self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool) -> None:
         self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
@@ -132,8 +132,8 @@ class _Bucket:
 
 
 class _Backward:
-    """One backward pass: the first failure of its buckets, which it raises after DDP has copied the last one. (DDP itself
-    would turn a failed future into a failed cast, and a hook that raises leaves its reducer in the middle of a pass.)"""
+    """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP would turn a failed
+    future into a failed cast, and a hook that raises would leave its reducer in the middle of a pass.)"""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
@@ -141,7 +141,7 @@ class _Backward:
         self.staged_by: Compressed | None = None
         self.wrapper: Wrapper | None = None  # whose model it is, until the pass ends
         self.ends_step = False
-        try:  # DDP queues its own after its first hook
+        try:  # DDP queues its own callback after its first hook
             internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
             self.is_open = False
@@ -157,7 +157,7 @@ class _Backward:
             raise self.failure
 
     def end(self) -> None:
-        """Raises the failure, and lets go of it: its traceback knows the model."""
+        """Raises the failure and drops it, because its traceback refers to the model."""
         handle, self.staged_by = self.staged_by, None
         if handle is not None:
             self.attempt(handle.synchronize)
@@ -169,7 +169,7 @@ class _Backward:
 
 
 class _Owned:
-    """What keeps a handle alive as long as its model. A copy of the model has none."""
+    """Keeps a handle alive as long as its model. A copy of the model has none."""
 
     def __init__(self, handle: Compressed | None = None) -> None:
         self.handle = handle
@@ -179,8 +179,8 @@ class _Owned:
 
 
 class State:
-    """What DDP hands to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer, which keeps this, is
-    nothing that Python's garbage collector looks into."""
+    """The state that DDP passes to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer holds it, and
+    Python's garbage collector does not look into that."""
 
     def __init__(self) -> None:
         self._handle: Callable[[], Compressed | None] = lambda: None
@@ -191,19 +191,19 @@ class State:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a copy of the model, whose reducer has no hook, this is a state of nothing."""
+        """A copy of the model gets an empty state, because its reducer has no hook."""
         return State, ()
 
     def is_of(self, model: DistributedDataParallel) -> bool:
         return self._model() is model
 
     def forget_layouts(self) -> None:
-        """Parameters go on in another class or stage."""
+        """Parameters change to another class or stage."""
         self._layouts = {}
 
     @staticmethod
     def of(handle: Compressed) -> State:
-        """The one that the handle's model has from an earlier handle, or a new one."""
+        """The state of an earlier handle of this model, or a new one."""
         state = _wrapper_of(handle).hooked() or State()
         model: Any = handle.model
         state._handle, state._model = weakref.ref(handle), weakref.ref(model)
@@ -217,7 +217,7 @@ class State:
 
     @property
     def handle(self) -> Compressed:
-        """What compress() returns."""
+        """The handle that compress() returned."""
         handle = self._handle()
         if handle is None:
             raise Error("state", "this tagc handle is gone, but its hook is still called")
@@ -232,7 +232,7 @@ class State:
         try:
             is_staged = not handle.is_closed and handle.stages_for(source)
         except Error:
-            is_staged = False  # which the job tells all ranks
+            is_staged = False  # the job sends it to all ranks
         if is_staged:
             return self._stage(handle, backward, source, index, tensors, is_last)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
@@ -252,7 +252,7 @@ class State:
                 backward.failure = backward.failure or failure
                 result = source  # in place: nothing here may fail, or DDP waits forever
                 if source.layout == torch.strided:
-                    source.fill_(float("nan"))  # nobody trains on it
+                    source.fill_(float("nan"))  # not used for training
             else:
                 if is_last:
                     backward.attempt(handle.end_step)
@@ -262,14 +262,14 @@ class State:
             job()  # which says so
         else:
             self._jobs.put(job)
-        if not backward.is_open:  # join(): a rank without data takes part from outside a backward pass
+        if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
             future.wait()
             backward.end()
         return future
 
     def _stage(self, handle: Compressed, backward: _Backward, source: torch.Tensor, index: int, tensors: Sequence[torch.Tensor],
                is_last: bool) -> torch.futures.Future[torch.Tensor]:
-        """The same for tensors on a device. The future is there for streams at once, and the pass's end waits for the rest."""
+        """The same for tensors on a device. Streams can wait for the future at once; the end of the pass waits for the rest."""
         backward.staged_by = handle
         result = source
         try:
@@ -288,8 +288,8 @@ class State:
 
     def _carry(self, handle: Compressed, carrier: Carrier, backward: _Backward, source: torch.Tensor, index: int,
                tensors: list[torch.Tensor], is_last: bool) -> torch.futures.Future[torch.Tensor]:
-        """The same by the caller's own group. Here and not in the thread: a group's collectives come in one order on all ranks, and other
-        modules may have some in their backward."""
+        """The same by the caller's own group. It runs in the hook, not in the thread: all ranks must call a group's collectives in one
+        order, and other modules may call some in their backward."""
         backward.staged_by, backward.ends_step, result = handle, is_last, source
         try:
             backward.check()
@@ -312,12 +312,12 @@ class State:
         return self._backward
 
     def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
-        """What a bucket of these parameters comes to."""
+        """The exchange of a bucket of these parameters."""
         parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
         key = tuple(parameter.name for parameter in parameters)
         if key not in self._layouts:
             self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
-        # DDP drops what comes out for a parameter that no rank has used. Its gradient is zero, and its residual must wait.
+        # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual must not be sent.
         rests = _wrapper_of(handle).finds_unused
         buckets = handle.units[UNIT]
         assert isinstance(buckets, Buckets)
@@ -344,11 +344,11 @@ def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, sourc
 def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := jobs.get()) is not None:
         job()
-        del job  # with all that it keeps alive
+        del job  # drops what it keeps alive
 
 
 def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """For DistributedDataParallel.register_comm_hook(); state: of ddp_state()."""
+    """For DistributedDataParallel.register_comm_hook(); state: from ddp_state()."""
     if not isinstance(state, State):
         raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
     if not isinstance(bucket, torch.distributed.GradBucket):
@@ -356,7 +356,7 @@ def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torc
     return state.send(bucket)
 
 
-# DDP compares them with types, and postponed they are texts.
+# DDP compares annotations with types; postponed annotations would be strings.
 ddp_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]})
 
 
@@ -385,20 +385,20 @@ class Wrapper(AnyWrapper):
                 found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
 
     def _is_known(self, _state: Any) -> bool:
-        """Whether that is the state of a hook whose place tagc takes."""
+        """Whether that is the state of a hook that tagc replaces."""
         return False
 
     def begin(self, handle: Compressed) -> None:
         """Before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
 
     def prepare(self, source: torch.Tensor) -> None:
-        """Before each bucket: changes it to what is sent."""
+        """Before each bucket: changes it to the tensor to send."""
 
     def goes_on(self, names: Sequence[str]) -> None:
         """After each bucket, of those parameters."""
 
     def swallows(self, _failure: BaseException) -> bool:
-        """At the end of a pass that failed: whether nothing is raised."""
+        """At the end of a failed pass: whether to raise nothing."""
         return False
 
     def hooked(self) -> State | None:
@@ -413,7 +413,7 @@ class Wrapper(AnyWrapper):
 
     @property
     def finds_unused(self) -> bool:
-        """Whether DDP looks for parameters that a pass did not use."""
+        """Whether DDP searches for parameters that a pass did not use."""
         return bool(self._model.find_unused_parameters)
 
     def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
@@ -434,6 +434,6 @@ class Wrapper(AnyWrapper):
         if is_new:
             try:
                 self._model.register_comm_hook(state, ddp_hook)
-            except RuntimeError as failure:  # a builtin one, which only DDP's reducer knows of
+            except RuntimeError as failure:  # a builtin hook, known only to DDP's reducer
                 internals.ddp_hooks(self._model).clear()
                 raise Error("state", f"DDP does not take a communication hook: {failure}") from failure

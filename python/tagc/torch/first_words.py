@@ -1,5 +1,5 @@
-"""What compress() says once, on rank 0, where it already sees what to expect: a model that has not learnt yet, ranks on one host,
-a fast link. Nothing is measured here; tagc.advise() does that."""
+"""Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not learnt yet, ranks on one
+host, a fast link. Nothing is measured here; tagc.advise() does that."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from tagc.torch.policy import Row
 
-FAST_MBIT = 25_000  # of a network card, from where on compression seldom pays
+FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
 
 
 def about_host() -> dict[str, Any]:
-    """What ranks tell each other. Local."""
+    """What ranks exchange about their host. Local."""
     return {"host": socket.gethostname(), "mbit": card_mbit()}
 
 
 def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")) -> int:
-    """Nominal rate of the card with the default route, 0 where that is not known."""
+    """Nominal rate of the card with the default route, 0 if unknown."""
     try:
         rows = [line.split() for line in proc.read_text().splitlines()[1:]]
         name = next(row[0] for row in rows if row[1] == "00000000")
@@ -31,8 +31,8 @@ def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathl
 
 
 def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool:
-    """Whether no norm has learnt anything yet: all the elements of each are alike. rows: of policy; named: (name, parameter), of which
-    this rank's shards are looked at. False where there is none to be seen."""
+    """Whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
+    this rank's shards. False if this rank has none."""
     norms = {row.name for row in rows if row.reason == "norm"}
     seen = False
     for name, parameter in named:
@@ -46,7 +46,7 @@ def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
-    """hosts: about_host() of each rank. "" where there is nothing to say."""
+    """The notes, or "". hosts: about_host() of each rank."""
     parts, rates = [], [host["mbit"] for host in hosts]
     if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
         parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")

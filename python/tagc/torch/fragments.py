@@ -1,16 +1,16 @@
-"""A part of the model that the sites of LocalSteps synchronise together: how far each went, exchanged, and the outer step.
+"""A part of the model that the sites of LocalSteps synchronise together: the exchange of its pseudo-gradient, and the outer step.
 
-    anchor  (n,) fp32   what all sites agreed on last, the same bits on all of them
-    base                the anchor in the parameter's dtype: what was put into the parameter
+    anchor  (n,) fp32   the last synchronised values, the same bits on all sites
+    base                the anchor in the parameter's dtype, as the parameter got it
     delta   (n,) fp32   the pseudo-gradient: base - parameter
-    mean    (n,) fp32   of what arrived of all sites' deltas and residuals, the same bits on all of them
+    mean    (n,) fp32   of the received deltas and residuals of all sites, the same bits on all of them
 
     velocity <- momentum * velocity + mean        the outer step: SGD with Nesterov's momentum
     anchor   <- anchor - lr * (mean + momentum * velocity)
 
-Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. On a rank n is what it
-exchanges of the fragment's parameters, each with padding behind it. Sums and products are separate calls of torch: one that does both at
-once rounds once on some processors and twice on others, and sites may differ in theirs."""
+Each compressed parameter has a reducer of its own, which keeps the residual; all dense ones share one. n is the number of
+elements that a rank exchanges of the fragment's parameters, each followed by padding. Sums and products are separate calls of
+torch: a fused call rounds once on some processors and twice on others, and sites may differ in their processors."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Outer(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a parameter is in a fragment's arrays: `length` elements from `start`, which are those from `first` of what the rank has of it.
-    All ranks of a DDP site leave `room` for their slice."""
+    """The place of a parameter in a fragment's arrays: `length` elements from `start`. They are the rank's elements of the parameter from
+    `first` on. All ranks of a DDP site reserve `room` elements for their slice."""
 
     trained: Trained
     kind: str  # "compressed" or "dense"
@@ -54,13 +54,13 @@ class Slot(NamedTuple):
         return self.trained.local().reshape(-1)[self.first:self.first + self.length]
 
     def rounded(self, anchor: torch.Tensor) -> torch.Tensor:
-        """(length,) fp32: what the parameter is where the anchor (n,) was put into it."""
+        """(length,) fp32: the value of the parameter after it got the anchor (n,)."""
         values, dtype = anchor[self.at], self.trained.parameter.dtype
         return values if dtype == torch.float32 else values.to(dtype).float()
 
 
 class Part(NamedTuple):
-    """What one reducer exchanges."""
+    """The parameters of one reducer."""
 
     kind: str
     start: int
@@ -73,18 +73,18 @@ class Part(NamedTuple):
 
 
 class Flight:
-    """A fragment under way. Its arrays are made once, and used by one fragment after the other."""
+    """A fragment under way. Its arrays are made once; fragments use them in turn."""
 
     def __init__(self, n_elems: int) -> None:
         self.delta, self.mean, self.residual = (torch.zeros(n_elems, dtype=torch.float32) for _ in range(3))
         self.fragment: Fragment
         self.step = 0  # of begin()
-        self.failure: Exception | None = None  # what this rank has to tell the others
+        self.failure: Exception | None = None  # sent to the other ranks
         self.is_launched = False
         self._begun: list[tuple[Part, Reducer]] = []
 
     def begin(self, fragment: Fragment, step: int) -> None:
-        """Takes the pseudo-gradient. Local."""
+        """Computes the pseudo-gradient. Local."""
         self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
         fragment.take_delta(self.delta)
 
@@ -97,7 +97,7 @@ class Flight:
             self._begun.append((part, reducer))
 
     def end(self) -> list[tuple[Part, lib.ReducerStats]]:
-        """Waits for all of it, whatever happens: peers wait. Raises the first failure."""
+        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first failure."""
         stats, failure = [], None
         for part, reducer in self._begun:
             try:
@@ -110,23 +110,23 @@ class Flight:
         return stats
 
     def undo(self) -> None:
-        """After end(): the residual is what it was before launch()."""
+        """After end(): restores the residual from before launch()."""
         self.fragment.set_residual(self.residual)
 
     def drop(self) -> None:
-        """Ends it, however it ends, and undoes it."""
+        """Waits for it, ignores failures, and undoes it."""
         if self.is_launched:
             with contextlib.suppress(Error):
                 self.end()
             self.undo()
 
     def resume(self, fragment: Fragment, step: int, delta: torch.Tensor) -> None:
-        """As begin(), with the delta that it had then, (n,)."""
+        """As begin(), with a given delta (n,)."""
         self.fragment, self.step, self.failure, self.is_launched = fragment, step, None, False
         self.delta[:delta.numel()].copy_(delta)
 
     def residual_before(self) -> torch.Tensor:
-        """(n,) of the fragment, as launch() found it."""
+        """The residual (n,) of the fragment before launch()."""
         if not self.is_launched:
             self.fragment.copy_residual(self.residual)
         return self.residual
@@ -154,7 +154,7 @@ class Fragment:
             self.close()
             raise
 
-    # ---- the anchor and the way from it ----
+    # ---- anchor and delta ----
 
     def take_anchor(self) -> None:
         for slot in self.slots:
@@ -176,15 +176,15 @@ class Fragment:
     # ---- the outer step ----
 
     def apply(self, flight: Flight, is_now: bool) -> None:
-        """Of what arrived. is_now: the parameters are as they were at begin() and become the base, the same bits everywhere. Otherwise
-        what they did meanwhile stays in them, and the next delta has it."""
+        """The outer step. is_now: the parameters have not changed since begin() and become the base, the same bits everywhere. Otherwise
+        they keep their changes since begin(), which the next delta contains."""
         mean = flight.mean[:self.n_elems]
         old = [] if is_now else [slot.rounded(self.anchor).clone() for slot in self.slots]
         if self.outer.momentum:
             self.velocity.mul_(self.outer.momentum).add_(mean)
             mean.add_(self.velocity * self.outer.momentum)
         self.anchor.sub_(mean.mul_(self.outer.lr) if self.outer.lr != 1 else mean)
-        news = mean  # from here on what is put into the parameters, or added to them
+        news = mean  # from here on: the value that the parameters get, or that is added to them
         for i, slot in enumerate(self.slots):
             base = slot.rounded(self.anchor)
             news[slot.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[slot.at]))
@@ -199,7 +199,7 @@ class Fragment:
     # ---- residuals ----
 
     def copy_residual(self, target: torch.Tensor) -> None:
-        """(n,); zeros where nothing is fed back. Not while it is under way."""
+        """(n,); zeros for dense parameters. Not while the fragment is under way."""
         for part, reducer in zip(self.parts, self.reducers):
             residual = reducer.residual()
             target[part.at].zero_() if residual is None else target[part.at].copy_(residual)
@@ -215,7 +215,7 @@ class Fragment:
                 reducer.scale_residual(factor)
 
     def checksum(self) -> int:
-        """Of the anchor's bits."""
+        """A hash of the anchor's bits."""
         return _crc(self.anchor)
 
     def close(self) -> None:
@@ -259,7 +259,7 @@ def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site) -
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:
-    """Neighbours together, in n ranges of about the same sum, none of them empty. n is at most len(sizes)."""
+    """Splits `sizes` into n ranges of neighbours with about equal sums; none is empty. n is at most len(sizes)."""
     total, done, at = sum(sizes), 0, 0
     ranges = []
     for i in range(n):

@@ -1,8 +1,8 @@
 """FSDP1: a communication hook in place of the reduce-scatter of each flat parameter (NO_SHARD: of the all-reduce).
 
-A flat parameter holds its module's parameters one after the other, with padding between them where use_orig_params aligns
-addresses, and is cut into as many rows as there are ranks wherever that falls. torch hands the same state to the hook of
-every flat parameter, and nothing that says which it is; so each gets a state of its own after it is registered."""
+A flat parameter holds its module's parameters one after the other, with padding between them if use_orig_params aligns
+addresses. It is cut into one row per rank, also inside a parameter. torch passes one state to the hooks of all flat parameters
+and does not tell them apart, so each gets a state of its own after registration."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class _Flat:
 
 
 class _State:
-    """What the hook of one flat parameter gets."""
+    """The state of the hook of one flat parameter."""
 
     def __init__(self, handle: Compressed, unit: Exchanged, flat: _Flat) -> None:
         self.handle, self.unit, self.flat = handle, unit, flat
@@ -79,7 +79,7 @@ class _State:
 
 
 def _hook(state: _State, gradient: torch.Tensor, output: torch.Tensor | None = None) -> None:
-    """gradient: of the whole flat parameter, on this rank. output: of this rank's row; None where it is not sharded."""
+    """gradient: of the whole flat parameter, on this rank. output: for this rank's row; None if it is not sharded."""
     state.exchange(gradient, gradient if output is None else output)
 
 

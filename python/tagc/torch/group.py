@@ -1,12 +1,12 @@
-"""transport="group": gradients that travel in the caller's own process group, in slots of a fixed size (include/tagc/slots.h): one
-all-to-all of bytes, for an all-reduce one all-gather of bytes, and two numbers that all ranks take the maximum of.
+"""transport="group": sends gradients in the caller's own process group, in slots of a fixed size (include/tagc/slots.h): one
+all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum over ranks of two numbers.
 
-    hook     all ranks agree on what comes (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin(): everything of the step is
-             put into the kernels' stream, the group's collectives too; the caller's stream waits for the result
-    end of   Carrier.finish(): what became of each exchange is read, and the first failure raised, the same on all ranks
+    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin(): enqueues the whole step
+             in the kernels' stream, including the group's collectives; the caller's stream waits for the result
+    end of   Carrier.finish(): reads the outcome of each exchange, and raises the first failure, the same on all ranks
     backward
 
-With NCCL nothing of this waits for a device in the middle of a step. With gloo and CPU tensors the same calls block, one after the other."""
+With NCCL no call waits for a device in the middle of a step. With gloo and CPU tensors the same calls block, one after the other."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
 
 
 class Link:
-    """One process group, as exchanges of tensors in one place use it: its collectives, and memory for slots, which all of them share since they
-    come one after the other. kernels: of the device where tensors are; None: in CPU memory."""
+    """The collectives of one process group for tensors on one device, and memory for slots. Exchanges run one after the other, so they
+    share that memory. kernels: of the device where tensors are; None: in CPU memory."""
 
     def __init__(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float) -> None:
         self.comm, self.kernels, self.size = comm, kernels, comm.world_size
@@ -41,23 +41,23 @@ class Link:
         self._sent = self._received = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
-        """A context in which torch's work goes into the kernels' stream, after what the current one was given. waits: that waits for it
-        then."""
+        """A context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
+        for it."""
         return contextlib.nullcontext() if self.kernels is None else self.kernels.streams.turn(self.kernels.stream, waits)
 
     def reserve(self, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(sent, received), of at least that many bytes. In turn()."""
+        """(sent, received), of at least that many bytes. Call it inside turn()."""
         if self._sent.numel() < n_bytes:
             self._sent, self._received = (torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2))
         return self._sent, self._received
 
 
 class SlotReducer(Reducer):
-    """A Reducer whose messages travel by a Link. begin() is the whole step, in turn(); end() says what became of it, once the stream is through."""
+    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end() returns its outcome when the stream has run it."""
 
     def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
         self._link, self._factor = link, 1.0
-        if options["exchange"] == lib.EXCHANGES["dense"]:  # slots are of direct: every value as it is, and the mean taken of the sum, as dense does
+        if options["exchange"] == lib.EXCHANGES["dense"]:  # slots use direct: every value in fp32, and the mean taken of the sum, as in dense
             options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
             if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
                 options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
@@ -74,7 +74,7 @@ class SlotReducer(Reducer):
         return lib.load().tagc_slots_bytes(self._handle, int(is_sums))
 
     def _try(self, name: str, *arguments: Any) -> None:
-        """Peers come to the collectives whatever happens here. So does this rank, with zeros."""
+        """After a failure, this rank still calls the collectives, with zeros, because its peers do."""
         if self._failure is None:
             try:
                 lib.call(name, self._handle, *arguments)
@@ -118,8 +118,8 @@ class SlotReducer(Reducer):
 
     def _settle(self, output: torch.Tensor) -> None:
         if self._failure is not None:
-            output.fill_(float("nan"))  # nobody trains on it
-        with contextlib.suppress(Error):  # of a device that failed; the first failure is the one that counts
+            output.fill_(float("nan"))  # not used for training
+        with contextlib.suppress(Error):  # the device failed; report the first failure
             lib.call("tagc_slots_settle", self._handle)
         if self._copy is not self._verdict:
             self._copy.copy_(self._verdict, non_blocking=True)
@@ -135,7 +135,7 @@ class SlotReducer(Reducer):
 
 
 class Carrier:
-    """Of one handle: its links, and exchanges of which nobody knows yet what became of them."""
+    """The links of one handle, and its exchanges whose outcome is not known yet."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -149,11 +149,11 @@ class Carrier:
         return self._links[key]
 
     def later(self, end: Callable[[], object]) -> None:
-        """end() reads what became of an exchange."""
+        """Keeps `end`, which reads the outcome of an exchange."""
         self._ends.append(end)
 
     def future(self, value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Of what an exchange gives that the current stream does not wait for."""
+        """A future of `value`, which is ready when the kernels' stream has come so far."""
         for link in self._links.values():
             if link.kernels is not None:
                 return link.kernels.streams.future(value, link.kernels.stream)
@@ -177,6 +177,6 @@ class Carrier:
             raise first
 
     def drop(self) -> None:
-        """Of a pass that failed: nobody asks any more."""
+        """Drops the exchanges of a failed pass."""
         with contextlib.suppress(Error):
             self.finish()

@@ -1,4 +1,4 @@
-"""Compressed: what compress() returns. It owns the connections, the units and the statistics of one model."""
+"""Compressed, the handle that compress() returns. It owns the connections, the units and the statistics of one model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from tagc.torch import layout as layouts
 from tagc.torch import internals, state, streams
 from tagc.torch.call import Call, FindLayout
 from tagc.torch.comm import Comm
+from tagc.torch.copied import Copied
 from tagc.torch.group import Carrier, Link
 from tagc.torch.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
 from tagc.torch.moments import Moments
@@ -27,13 +28,13 @@ from tagc.torch.reducer import LocalFailure
 from tagc.torch.stages import Stages
 from tagc.torch.staging import Kernels, Staging
 from tagc.torch.statistics import Recorder
-from tagc.torch.unit import Unit
+from tagc.torch.unknown import UnknownLayouts
 
 U = TypeVar("U", bound=Residuals)
 
 
 class Compressed:
-    """One model whose gradients travel through tagc; compress() makes it."""
+    """One model whose gradients tagc exchanges. compress() makes it."""
 
     is_closed = True  # until it is made
 
@@ -41,35 +42,34 @@ class Compressed:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
         self.units: dict[str, Residuals] = {}
-        self._dense_units: dict[tuple[Any, ...], tuple[Unit, layouts.Layout]] = {}  # by what tells them apart
+        self._unknown = UnknownLayouts()
         self._carriers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
-        self._warned: set[str] = set()  # names of units
-        self._said: set[str] = set()
+        self._said: set[str] = set()  # messages that are printed once
         self.staging = staging  # of the device where gradients are; None: in CPU memory
         self.carrier = Carrier(options.timeout_s) if options.transport == "group" else None
         self._recorder = Recorder()
         self.stages = Stages(wrapper, options)
         self.moments = Moments(model, wrapper, options, self.stages)
-        self.frees: list[Callable[[], object]] = [self.moments.close]  # what close() calls, or whoever drops the handle with its model
+        self.frees: list[Callable[[], object]] = [self.moments.close]  # called by close(), and when the handle goes with its model
         self.ends: list[Callable[[], object]] = []  # connections that are not in _comms
-        self.undo: list[Callable[[], object]] = []  # and what close() calls before, to take the hooks out again
+        self.undo: list[Callable[[], object]] = []  # called by close() before those, to remove the hooks
         self._scaler: Any = None
         self._scale = 1.0
-        self._loss_scale = 1.0  # of the pass whose hooks are called; self._scale is that of residuals
+        self._loss_scale = 1.0  # of the pass whose hooks run; self._scale is that of residuals
         self.lock = threading.RLock()
-        self.n_steps = 0  # exchanges of the whole model that have begun
+        self.n_steps = 0  # exchanges of the whole model that have started
         self._step_open = self.is_closed = self._is_outside = False
         self._process = os.getpid()
         self._units_of_step: set[str] = set()  # names
         self.on_step: Callable[[dict[str, Any]], object] | None = None
 
-    # ---- what hooks use ----
+    # ---- for hooks ----
 
     def add_unit(self, name: str, make: Callable[[str, ExchangeOptions], U], parameters: list[layouts.Parameter] | None = None,
                  n_chunks: int = 1, place: int | None = None) -> U:
-        """make: Unit, or what has several. parameters: the layouts.Parameter of the unit (None: all), whose wire order is that of
-        n_chunks chunks. place: where residuals are of one chunk only, which one."""
+        """make: makes the unit. parameters: the layouts.Parameter of the unit (None: all); their wire order has n_chunks chunks. place: the
+        number of the chunk, if residuals are of one chunk only."""
         unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage))
         self.units[name], self._carriers[name] = unit, (parameters, n_chunks, place)
         return unit
@@ -80,7 +80,7 @@ class Compressed:
                 for unit, (parameters, n_chunks, place) in ((self.units[name], c) for name, c in self._carriers.items())]
 
     def comm(self, group: Any) -> Comm:
-        """The connection over that group's ranks. Collective when it is seen for the first time."""
+        """The connection over that group's ranks. Collective at the first call for a group."""
         if self.wrapper.is_managed:
             return group.connection()
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -92,14 +92,14 @@ class Compressed:
             return self._comms[ranks]
 
     def disconnect(self) -> None:
-        """Ends all reducers. Residuals stay."""
+        """Ends all reducers and keeps the residuals."""
         with self.lock:
-            for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
+            for unit in [*self.units.values(), *self._unknown.units()]:
                 unit.close()
-            self._dense_units.clear()
+            self._unknown.clear()
 
     def stages_for(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is exchanged by way of self.staging. Error where it should be and cannot."""
+        """Whether self.staging exchanges this tensor. Error if it should and cannot."""
         if self.staging is None and (found := streams.of(tensor.device)) is not None:
             self.staging = Staging(found, self.options.codec_on())
         return self.staging is not None and tensor.device == self.staging.streams.device
@@ -115,14 +115,14 @@ class Compressed:
 
     def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
                  find_layout: FindLayout, waits: bool = True, then: Callable[[], object] | None = None) -> None:
-        """What every hook does: all ranks agree on what comes, then reduce it. Collective. Blocks for tensors in CPU memory;
-        others are staged: it returns at once, and failures are raised at the end of the backward pass.
+        """Called by every hook: all ranks agree on the exchange, then run it. Collective. It blocks for tensors in CPU memory. Others are
+        staged: it returns at once, and failures are raised at the end of the backward pass.
 
-        find_layout() -> the layout of `source`, or None where it is not known which parameters are in it: then this call
-        is dense, and residuals stay as they are. waits, then: where it is staged, whether the current stream waits for the
-        result, and what to call after it."""
+        find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is dense and residuals
+        do not change. waits, then: for a staged tensor, whether the current stream waits for the result, and a function to call
+        after it."""
         if self.is_closed:
-            raise Error("state", "this tagc handle is closed, but its hook is still called, since torch keeps it: call compress() "
+            raise Error("state", "this tagc handle is closed, but torch still calls its hook: call compress() "
                         "again, or wrap the model anew")
         comm = self.comm(group)
         is_staged, failure = False, None
@@ -130,9 +130,9 @@ class Compressed:
             is_staged = self.stages_for(source)
         except Error as problem:
             failure = problem
-        if not is_staged and self.staging is not None and self.carrier is None:  # of several devices, in one order on all ranks
+        if not is_staged and self.staging is not None and self.carrier is None:  # several devices: in one order on all ranks
             self.synchronize()
-        scale = self._loss_scale if is_staged and self._step_open else None  # a scaler on a device would be waited for
+        scale = self._loss_scale if is_staged and self._step_open else None  # reading a scaler on a device would wait for the device
         call = Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
         try:
             if self.carrier is not None:
@@ -146,7 +146,7 @@ class Compressed:
             raise
 
     def _give_up(self) -> None:
-        """What is left of this backward pass does not come, nor its end."""
+        """The rest of this backward pass, and its end, will not come."""
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -165,7 +165,7 @@ class Compressed:
 
     def _carry(self, carrier: Carrier, call: Call, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, waits: bool,
                kernels: Kernels | None) -> None:
-        """The same by the caller's own group: what became of it is known when the pass ends."""
+        """The same by the caller's own group. Its outcome is known when the pass ends."""
         agree_s = call.agree()
         self._loss_scale = call.scale
         with self.lock:
@@ -178,14 +178,14 @@ class Compressed:
 
     def _stage(self, staging: Staging, call: Call, source: torch.Tensor, target: torch.Tensor, waits: bool,
                then: Callable[[], object] | None) -> None:
-        """The same, with all that takes time in a thread of its own. What hooks change and look at, they do here."""
+        """The same in a thread of its own. State that hooks read or change is handled here, in the hook."""
         opens = self._opens_step(call.unit)
         self._loss_scale = call.scale
 
         def run(source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
             call.failure = failure
             agree_s = call.agree()
-            assert source is not None and target is not None  # or agree() has raised
+            assert source is not None and target is not None  # else agree() has raised
             with self.lock:
                 if opens:
                     self._begin_step(call.scale)
@@ -200,12 +200,12 @@ class Compressed:
 
     def _reduce(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None = None,
                 link: Link | None = None, waits: bool = True) -> None:
-        """After the agreement; source and target in CPU memory, or where kernels are."""
+        """After the agreement. source and target are in CPU memory, or on the kernels' device."""
         try:
             self._reduce_agreed(call, source, target, agree_s, kernels, link, waits)
         except Exception as failure:
             if kernels is not None and (not isinstance(failure, Error) or isinstance(failure, LocalFailure)):
-                call.comm.abort(f"{call.unit.name}: {failure}")  # peers wait for what does not come
+                call.comm.abort(f"{call.unit.name}: {failure}")  # peers wait for this rank's messages
             raise
 
     def _reduce_agreed(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None,
@@ -214,8 +214,9 @@ class Compressed:
         begin = time.perf_counter()
         n_control = comm.agreement_bytes
         if layout is None:
-            self._warn_of_dense(unit)
-            unit, layout = self._dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
+            if self.wrapper.speaks:
+                self._unknown.warn(unit)
+            unit, layout = self._unknown.dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
         else:
             n_control += self.stages.look(comm, layout, source, unit)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
@@ -233,8 +234,8 @@ class Compressed:
             self.carrier.later(lambda: record(end(), seconds))
 
     def synchronize(self) -> None:
-        """Waits until exchanges of tensors on a device are through, and raises where one failed. backward() does so at its
-        end; after a pass forward alone with `parameters` as deltas nothing else does. Local."""
+        """Waits until all exchanges of device tensors are complete, and raises the first failure. backward() does so at its end. Call it
+        after a forward pass without backward if `parameters` are deltas. Local."""
         try:
             if self.carrier is not None:
                 self.carrier.finish()
@@ -248,35 +249,14 @@ class Compressed:
                       agree_s: float) -> None:
         self._recorder.add_gather(unit, n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s)
 
-    def _warn_of_dense(self, unit: Exchanged) -> None:
-        """Once for each unit, by rank 0."""
-        if unit.name in self._warned or not self.wrapper.speaks:
-            return
-        self._warned.add(unit.name)
-        held = ", ".join(sorted(unit.names_of_residuals()))
-        warnings.warn(f"tagc: some parameters of {unit.name} got no gradient, and sizes do not tell which; its gradients go "
-                      f"uncompressed until they all have one again{f', with the residuals of {held} kept' if held else ''}. "
-                      "fully_shard() the module that is not always used by itself, or set requires_grad to False", stacklevel=2)
-
-    def _dense(self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool) -> tuple[Unit, layouts.Layout]:
-        key = (unit.name, n_elems, comm.ranks)
-        if key not in self._dense_units:
-            parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]
-            if all_reduce:
-                layout = layouts.bucket(parameters, comm.world_size)
-            else:
-                layout = layouts.cut(parameters, [0], n_elems, comm.world_size)
-            self._dense_units[key] = Unit(unit.name, unit.options), layout
-        return self._dense_units[key]
-
     # ---- steps: one exchange of the whole model ----
 
     def _step(self) -> int:
         return max(0, self.n_steps - 1)
 
     def _opens_step(self, unit: Exchanged) -> bool:
-        """Whether this is the first unit of a backward pass. One that comes again belongs to another pass, and the end of the
-        last one has not been seen."""
+        """Whether this is the first unit of a backward pass. A unit that comes again belongs to a new pass, and the end of the last pass
+        was not reported."""
         if self._step_open and unit.name in self._units_of_step:
             self.synchronize()
             self.end_step()
@@ -285,7 +265,7 @@ class Compressed:
         if self.wrapper.name != "ddp":  # there the last bucket ends the step
             try:
                 internals.at_end_of_backward(self._end_backward)
-            except RuntimeError:  # a hook called outside a backward pass
+            except RuntimeError:  # the hook was called outside a backward pass
                 if not self.wrapper.is_ended_by_hand():  # the next call is a step of its own
                     self._units_of_step.clear()
                     return True
@@ -305,22 +285,22 @@ class Compressed:
                 unit.set_sparsity(self.options.sparsity_at(step))
 
     def _end_backward(self) -> None:
-        """Called for each unit, at the end of the pass it came in. Reentrant checkpointing has passes within the pass."""
+        """Called for each unit at the end of its pass. Reentrant checkpointing has passes within the pass."""
         if self._step_open and not self.wrapper.is_in_backward() and not self._is_left_open():
             self.synchronize()
             self.end_step()
 
     def _is_left_open(self) -> bool:
-        """Whether this step goes on after the backward pass, in FSDP2's finalize_backward(). That ends with the last unit; where one
-        got no gradient, the next pass ends the step."""
+        """Whether this step continues after the backward pass, in FSDP2's finalize_backward(). The last unit then ends it; if one got no
+        gradient, the next pass does."""
         return self.wrapper.is_ended_by_hand() and self._units_of_step != set(self.units)
 
     def _is_last(self) -> bool:
-        """After an exchange: whether nothing else will end this step."""
+        """After an exchange: whether this call must end the step."""
         return not self._step_open or self._is_outside and not self._is_left_open()
 
     def end_step(self) -> None:
-        """All units of this backward pass are through."""
+        """Call it when all units of this backward pass are complete."""
         with self.lock:
             self._step_open = False
             self._units_of_step.clear()
@@ -335,64 +315,64 @@ class Compressed:
         if self.on_step:
             self.on_step(stats)
 
-    # ---- what users use ----
+    # ---- for users ----
 
     @property
     def codec(self) -> str:
-        """Where gradients are selected and encoded: "host", or "device" with kernels."""
+        """The place of selection and encoding: "host", or "device" with kernels."""
         return "host" if self.staging is None or self.staging.kernels is None else "device"
 
     @property
     def device_bytes(self) -> int:
-        """Of a device's memory that kernels hold now: residuals, spares, bodies, and what they work in. 0 without kernels."""
+        """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without kernels."""
         return 0 if self.staging is None or self.staging.kernels is None else self.staging.kernels.n_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Of the last backward pass that exchanged gradients, on this rank: a new dict of numbers, and of dicts of numbers. {}
-        before the first one. From any thread.
+        """Statistics of this rank's last backward pass that exchanged gradients: a new dict of numbers, and of dicts of numbers. {}
+        before the first. Thread-safe.
 
         step                 exchanges so far: backward passes that exchanged gradients
-        loss_scale           what these gradients were multiplied with
-        world_size           ranks that gradients were exchanged over
+                loss_scale           factor by which these gradients were multiplied
+        world_size           ranks that exchanged gradients
         n_units              exchanges in this step: modules under FSDP, buckets under DDP
         n_elems              elements of the gradients, with torch's padding
         n_compressed         of these, in the class "compressed"
-        n_gentle             of n_elems, those of which every value still travels: see "The beginning" in docs/pytorch.md
-        sparsity             share of the compressed that this rank held back
-        bytes_sent           by this rank, all in all: gradients, parameters, and the messages before each exchange by which
+                n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/pytorch.md
+        sparsity             share of the compressed that this rank did not send
+        bytes_sent           by this rank in total: gradients, parameters, and the messages before each exchange by which
                              ranks agree on it
         bytes_received       likewise
-        bytes_by_leg         bytes_sent by what they were: index, values, leftover, result (an all-reduce's way back), gather
+                bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an all-reduce), gather
                              (parameters), control
         bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange has
         mean_bits_per_param  the mean of bits_per_param over all exchanges of this handle
-        dense_bytes          what a dense exchange of the same gradients in their own dtype sends: (W-1)/W of it, all-reduces
-                             twice that
+                dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends: (W-1)/W of their size,
+                             all-reduces twice that
         ratio                dense_bytes / bytes_sent for the gradients
-        exchange_s           in exchanges of gradients, waiting for peers included
-        agree_s              waiting until all ranks had come to an exchange
+                exchange_s           in exchanges of gradients, including waiting for peers
+        agree_s              waiting until all ranks had reached an exchange
         gather_s             in gathers of parameters
-        time_s               of exchange_s by phase, exchanges that overlap counted each: select, index, encode, decode, wait
-        n_gathered           elements of parameters that came to every rank
+        time_s               by phase, summed over exchanges even if they overlap: select, index, encode, decode, wait
+        n_gathered           elements of gathered parameters
         gather_bits          sent per element of the parameters, before (W-1)/W
         n_nonfinite          units whose gradients were not finite on some rank; nonfinite_units: {name: 1} of each"""
         return self._recorder.last
 
     def table(self) -> str:
-        """What is compressed and what is not, as printed at the beginning."""
+        """The table of compressed and other parameters, as printed at the start."""
         return self._table
 
     def follow(self, scaler: Any) -> None:
-        """Residuals follow the loss scale of a torch.amp.GradScaler from now on.
+        """Scales residuals with the loss scale of a torch.amp.GradScaler from now on.
 
-        A step that the scaler skips, because of a gradient that is not finite, leaves the residuals of that module as they
-        were; what modules with finite gradients have sent in it is skipped with it."""
+        If the scaler skips a step because a gradient is not finite, the residuals of that gradient's module are unchanged. Values
+        that other modules have sent in that step are lost."""
         if not callable(getattr(scaler, "get_scale", None)):
             raise Error("argument", f"scaler is a {type(scaler).__name__}, must have get_scale()")
         self._scaler = scaler
 
     def loss_scale(self, scale: float) -> None:
-        """The loss scale of the gradients that come next, where no scaler is followed. Local; the same on all ranks."""
+        """Sets the loss scale of the next gradients, for loops without a scaler. Local; pass the same on all ranks."""
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
             raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
         with self.lock:
@@ -406,80 +386,80 @@ class Compressed:
         return self._scale if self._scaler is None else self._scaler.get_scale()
 
     def reset_parameters(self) -> None:
-        """Where parameters travel as deltas: all of them come over whole next time, in bf16. After they were changed by
-        something else than an optimizer's step or the model's load_state_dict(), which does this by itself: deltas are for
-        small changes, and a large one arrives rounded to a few bits. Local; one rank is enough."""
+        """If `parameters` are deltas: makes the next gather send whole values, in bf16. Call it after a change of parameters outside of an
+        optimizer's step (the model's load_state_dict() calls it itself): a delta rounds a large change to a few bits. Local; one
+        rank is enough."""
         self.wrapper.reset_parameters()
 
     def adapt(self, optimizer: Any, scheduler: Any = None) -> None:
-        """Tells tagc what the gradients go to: an optimizer of torch's, a trainer's wrapper around one, or a list where several
-        share the model. Local; on every rank, between steps; compress(model, optimizer) does it.
+        """Gives tagc the optimizer: one of torch's, a trainer's wrapper around one, or a list if several share the model. Local; call it on
+        every rank, between steps. compress(model, optimizer) calls it.
 
-        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) steps each compressed parameter with a beta1 of 0.5, where
-        it is larger, from when that parameter's gradient is mostly noise, and then selection begins. That happens inside step(): groups, state,
-        learning rates and weight decay stay as they are, and checkpoints are those of a run without tagc. Other optimizers are
-        left alone: what has no first moment is selected, what may have one goes on with every value in 4 bits. Rank 0 says which.
+        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) gets a beta1 of at most 0.5 for a compressed parameter as soon
+        as its gradient is mostly noise; then selection begins. This happens inside step(): groups, state, learning rates and weight
+        decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are not changed: if one has no first
+        moment, tagc selects values; if it may have one, all values are sent in 4 bits. Rank 0 prints which.
 
-        scheduler: may be given, and needs nothing."""
+        scheduler: accepted and not used."""
         self.moments.adapt(optimizer)
         if self._verbose and self.wrapper.speaks:
             print(f"tagc: {self.moments.words}", flush=True)
 
     def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
                      **options: Any) -> list[dict[str, Any]]:
-        """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5 in them, all
-        others have `betas`, or what the optimizer has by default.
+        """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5, others have `betas` or the
+        optimizer's default.
 
-        groups: the groups of one's own, as optimizers take them ({"params": ..., "weight_decay": ...}), to be split that
-        way, each keeping its options. Without it, all trainable parameters. An optimizer that is not an Adam gets its own betas
-        back at its first step, and rank 0 says so."""
+        groups: your own groups, as optimizers take them ({"params": ..., "weight_decay": ...}); each is split in two and keeps its
+        options. Default: all trainable parameters. An optimizer that is not an Adam gets its own betas back at its first step, and
+        rank 0 prints that."""
         return self.moments.param_groups(betas, groups, options)
 
     def state_dict(self) -> dict[str, Any]:
-        """Residuals of this rank, as copies, for torch.save() or torch.distributed.checkpoint; every rank has others. Local,
-        between backward passes."""
+        """Copies of this rank's residuals, for torch.save() or torch.distributed.checkpoint. Each rank has its own. Local; call it between
+        backward passes."""
         self.synchronize()
         return state.save(self)
 
     def load_state_dict(self, saved: Any) -> None:
-        """Local. saved: what state_dict() gave on this rank, or, saved by another number of ranks, a list of what it gave on
-        each. Error, and nothing is changed, where it does not fit. Residuals follow the loss scale that comes next."""
+        """Local. saved: the state_dict() of this rank; if another number of ranks saved, a list of those of all ranks. If it does not fit,
+        it raises Error and changes nothing. Residuals are scaled to the next loss scale."""
         self.synchronize()
         state.load(self, saved)
 
     def save(self, folder: Any) -> None:
-        """state_dict() as a file of this rank in that folder, which is made where it is missing. Local; on every rank, between
-        steps. All write into the same folder."""
+        """Writes state_dict() to a file of this rank in that folder, and makes the folder if it is missing. Local; call it on every rank,
+        between steps, with the same folder."""
         self.synchronize()
         state.save_files(self, folder)
 
     def load(self, folder: Any) -> None:
-        """What save() wrote there, with as many ranks or with others. Local; Error, and nothing is changed, where it does not fit."""
+        """Loads what save() wrote, also with another number of ranks. Local. If it does not fit, it raises Error and changes nothing."""
         self.synchronize()
         state.load_files(self, folder)
 
     def at(self, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> state.Reader:
-        """In place of the handle in a dcp.load() of what another number of ranks saved:
+        """Replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved:
 
             dcp.load({"model": ..., "tagc": handle.at(path)}, checkpoint_id=path)
 
-        key: the handle's in the checkpoint, where that has several. Local; dcp.load() is collective."""
+        key: the handle's key, if the checkpoint has several. Local; dcp.load() is collective."""
         return state.Reader(self, checkpoint_id, key, storage_reader)
 
     def resume(self, n_steps: int, loss_scale: float) -> None:
-        """The residuals are those after n_steps exchanges, of gradients times loss_scale."""
+        """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
         self.n_steps, self._scale = n_steps, float(loss_scale)
         self._warm_up(n_steps)
 
     @property
     def current_loss_scale(self) -> float:
-        """What residuals are multiplied with."""
+        """The factor by which residuals are multiplied."""
         return self._scale
 
     def close(self) -> None:
-        """Takes the hooks out where torch allows it, and frees the residuals. Local."""
+        """Removes the hooks if torch allows it, and frees the residuals. Local."""
         if self.staging is not None:
-            self.staging.close()  # without the lock, which its thread may wait for
+            self.staging.close()  # without the lock: its thread may wait for it
         with self.lock:
             if self.is_closed:
                 return
@@ -492,7 +472,7 @@ class Compressed:
             self.staging.close()
         for free in self.frees:
             free()
-        for unit in [*self.units.values(), *(unit for unit, _ in self._dense_units.values())]:
+        for unit in [*self.units.values(), *self._unknown.units()]:
             unit.free()
         for comm in self._comms.values():
             comm.close()
@@ -503,8 +483,8 @@ class Compressed:
         self.is_closed = True
 
     def __del__(self) -> None:
-        """Together with the model, whose hooks are gone then. libtagc's memory and threads are nothing that Python would free.
-        A forked process has copies of these objects, but not of the threads."""
+        """Runs when the model, and so its hooks, are gone. Python would not free libtagc's memory and threads. A forked process has copies of
+        these objects but not the threads."""
         if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
             self._free()
 
@@ -520,9 +500,9 @@ class Compressed:
                 f"{now}; exchanges so far: {self.n_steps}{sent}>")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """So that a model which has its handle as an attribute can be saved or copied whole."""
+        """Lets a model that has its handle as an attribute be saved or copied."""
         warnings.warn("tagc: a copied or pickled handle exchanges nothing and has no residuals: save handle.state_dict(), and call "
-                      "compress() on the model that comes of it", stacklevel=2)
+                      "compress() on the copied model", stacklevel=2)
         return Copied, ()
 
     def __enter__(self) -> Compressed:
@@ -530,17 +510,3 @@ class Compressed:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Copied:
-    """What stands in for a handle in a copy of its model."""
-
-    is_closed = True
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # copy and pickle ask for some that not every object has
-            raise AttributeError(name)
-        raise Error("state", f"{name}: this is the copy of a tagc handle, which exchanges nothing: call compress() on this model")

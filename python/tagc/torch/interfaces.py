@@ -1,4 +1,4 @@
-"""What a handle asks of a wrapper (fsdp2.py, ddp.py, fsdp1.py) and of a unit."""
+"""The interfaces of a wrapper (fsdp2.py, ddp.py, fsdp1.py) and of a unit, as the handle uses them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from tagc.torch.staging import Kernels
 
 ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
-Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> fields of its layout.Parameter that change
+Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
 
 class Wrapper:
-    """A wrapped model, which knows torch's units and puts tagc's hooks in."""
+    """A wrapped model. It knows torch's units and installs tagc's hooks."""
 
     name: str  # "fsdp2", "ddp" or "fsdp1"
     between: dist.ProcessGroup | None = None  # as compress() got it
-    is_managed = False  # by torchft, under which replicas come and go: managed.py
+    is_managed = False  # under torchft, whose replicas come and go: managed.py
 
     def groups(self) -> list[dist.ProcessGroup]:
-        """Of ranks that exchange, in an order that is the same on all of them."""
+        """The process groups of exchanges, in the same order on all ranks."""
         raise NotImplementedError
 
     def n_ranks(self) -> int:
@@ -39,7 +39,7 @@ class Wrapper:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank says what all of them know."""
+        """Whether this rank prints messages that concern all ranks."""
         return dist.get_rank() == 0
 
     @property
@@ -48,11 +48,11 @@ class Wrapper:
 
     @property
     def gathers(self) -> bool:
-        """Whether parameters can travel through tagc."""
+        """Whether tagc can gather parameters."""
         return False
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
+        """Settings that must be equal on all ranks, by name."""
         return {"model": self.name}
 
     def parameters(self) -> list[Parameter]:
@@ -63,19 +63,19 @@ class Wrapper:
         raise NotImplementedError
 
     def is_in_backward(self) -> bool:
-        """Whether torch has not ended a backward pass of this model."""
+        """Whether a backward pass of this model is running."""
         return False
 
     def is_ended_by_hand(self) -> bool:
-        """Whether more units may come after the backward pass, in finalize_backward()."""
+        """Whether finalize_backward() may exchange more units after the backward pass."""
         return False
 
     def install(self, handle: Compressed) -> None:
-        """Puts the hooks in. Collective."""
+        """Installs the hooks. Collective."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """All parameters travel whole next time, where they travel as deltas."""
+        """If parameters are gathered as deltas: the next gather sends whole values."""
 
     def replicas(self) -> dict[str, Replica]:
         """Name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
@@ -90,7 +90,7 @@ class Wrapper:
 
 
 class Exchanged(Protocol):
-    """What one call of a hook exchanges."""
+    """The unit of one call of a hook."""
 
     name: str
     options: ExchangeOptions
@@ -107,7 +107,7 @@ class Exchanged(Protocol):
 
 
 class Residuals(Protocol):
-    """What keeps residuals of parameters, for as long as the handle is open: a unit.Unit, or all of DDP's buckets."""
+    """Keeps residuals of parameters while the handle is open: a unit.Unit, or all of DDP's buckets."""
 
     name: str
     options: ExchangeOptions

@@ -1,7 +1,7 @@
-"""All that tagc reads or sets of torch without torch having promised it. No other module here touches such an attribute.
+"""All private attributes of torch that tagc reads or sets. No other module uses one.
 
-SEEN says in which versions of torch each was found, by reading their source and by running the tests on them. Where a newer
-torch has moved one, the Error names it and the version, and whoever mends it looks here."""
+SEEN lists the versions of torch that have each, found in their source and by running the tests on them. If a newer torch has
+moved one, the Error names it and the version; this module is then the place to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tagc._library import Error
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-OLDEST, NEWEST = (2, 9), (2, 15)  # what the tests have run on
+OLDEST, NEWEST = (2, 9), (2, 15)  # the tests have run on these
 ALL = "2.9 to 2.15"
 
 SEEN = {
@@ -74,17 +74,17 @@ def version() -> tuple[int, int]:
 
 
 def _get(owner: Any, name: str) -> Any:
-    """owner's attribute; name: a key of SEEN. Error where it is not there any more."""
+    """owner's attribute; name: a key of SEEN. Error if it is missing."""
     seen = SEEN[name]
     try:
         return getattr(owner, name.rpartition(".")[2])
     except AttributeError as missing:
-        raise Error("unsupported", f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: take one of "
+        raise Error("unsupported", f"torch {torch.__version__} has no {name}, which tagc needs and which torch {seen} had: use one of "
                     "those versions, or a tagc that knows this one") from missing
 
 
 def _find(owner: Any, name: str, default: Any = None) -> Any:
-    """The same for what not every version, or not every object, has."""
+    """The same for attributes that not every version, or not every object, has."""
     assert name in SEEN, name
     return getattr(owner, name.rpartition(".")[2], default)
 
@@ -92,7 +92,7 @@ def _find(owner: Any, name: str, default: Any = None) -> Any:
 # ---- FSDP2 ----
 
 class FsdpGroup:
-    """What one fully_shard()-ed module reduces and gathers together: all of its parameters, or since torch 2.12 those that
+    """The parameters that one module with fully_shard() reduces and gathers together: all, or since torch 2.12 those that
     shard_placement_fn put on one mesh."""
 
     def __init__(self, group: Any) -> None:
@@ -102,7 +102,7 @@ class FsdpGroup:
 
     @property
     def sharded_parameters(self) -> list[Any]:
-        """What the optimizer has, in FSDP2's order."""
+        """The optimizer's parameters, in FSDP2's order."""
         return [_get(param, "FSDPParam.sharded_param") for param in self._params]
 
     def shapes(self) -> list[tuple[tuple[int, ...], int]]:
@@ -110,15 +110,15 @@ class FsdpGroup:
         return [(tuple(_get(param, "FSDPParam._orig_size")), _get(param, "FSDPParam.fsdp_placement").dim) for param in self._params]
 
     def reduced(self) -> list[int]:
-        """For a hook: places of the trained parameters, in the order in which a reduction has them. Torch 2.15 puts those
-        together whose gradients have one dtype."""
+        """For a hook: places of the trained parameters, in the order of a reduction. Torch 2.15 groups them by the dtype of their
+        gradients."""
         order = _find(self._group, "FSDPParamGroup._reduce_scatter_param_indices") or range(len(self._params))
         used = [_find(param, "FSDPParam._unsharded_param", param.sharded_param) for param in self._params]
         return [i for i in order if used[i].requires_grad]
 
     def keep_requires_grad(self, registered: Collection[int]) -> None:
-        """Before a reshard. registered: ids of the model's parameters. After a forward pass alone the root's parameters are
-        whole, and whoever sets requires_grad then sets it of these; a reshard forgets that."""
+        """Call it before a reshard. registered: ids of the model's parameters. After a forward pass without backward, the root's parameters
+        are unsharded. requires_grad that a user sets on those would be lost by a reshard."""
         for param in self._params:
             whole, sharded = _find(param, "FSDPParam._unsharded_param"), _get(param, "FSDPParam.sharded_param")
             if id(whole) in registered and whole.requires_grad != sharded.requires_grad:
@@ -126,24 +126,24 @@ class FsdpGroup:
 
     @property
     def shard_group(self) -> dist.ProcessGroup | None:
-        """Over which it is reduce-scattered; None under replicate()."""
+        """The group of its reduce-scatter; None under replicate()."""
         has_replicas_only = self.replica_group is not None
         return (_find if has_replicas_only else _get)(self._mesh, "FSDPMeshInfo.shard_process_group")
 
     @property
     def replica_group(self) -> dist.ProcessGroup | None:
-        """Over which replicas are summed; None without."""
+        """The group over which replicas are summed; None if there are none."""
         return _find(self._mesh, "DDPMeshInfo.replicate_process_group")
 
     @property
     def n_gathers(self) -> int:
-        """Of the parameters in a step."""
+        """Number of gathers of the parameters in a step."""
         if self.shard_group is None:
             return 0
         return 1 if _get(self._group, "FSDPParamGroup.post_forward_mesh_info") is None else 2
 
     def dtypes(self) -> tuple[torch.dtype | None, torch.dtype | None]:
-        """In which gradients and parameters travel: of MixedPrecisionPolicy, None where these are the parameters' own."""
+        """The dtypes of exchanged gradients and parameters in MixedPrecisionPolicy; None for the parameters' own."""
         if not self._params:
             return None, None
         policy = _find(self._params[0], "FSDPParam.mp_policy") or _get(self._group, "FSDPParamGroup.mp_policy")
@@ -152,7 +152,7 @@ class FsdpGroup:
 
     @property
     def sum_op(self) -> Any:
-        """For who sums over replicas in torch's place: whether the divisor that a user has set is in what he gets already."""
+        """For a hook that sums over replicas in torch's place: whether its input is already divided by the user's divisor."""
         return dist.ReduceOp.AVG if _get(self._group, "FSDPParamGroup.gradient_divide_factor") is None else dist.ReduceOp.SUM
 
     @property
@@ -163,12 +163,12 @@ class FsdpGroup:
 
     @property
     def gathers_by_default(self) -> bool:
-        """Whether torch gathers parameters in its plainest way: no comm of a user's, no special memory."""
+        """Whether torch gathers parameters in the default way: no custom comm, no special memory."""
         return type(self.comms[1]).__name__ == "DefaultAllGather"
 
     def replaced(self, reduce_scatter: object = None, all_gather: object = None,
                  all_reduce_hook: object = None) -> Iterator[tuple[str, object]]:
-        """What set_comms() of these would take from a user: (what it is, the user's)."""
+        """The user's settings that set_comms() of these would replace: (name, setting)."""
         reduce, gather, hook = self.comms
         if reduce_scatter is not None and not _is_torchs(reduce):
             yield "reduce-scatter", reduce
@@ -178,7 +178,7 @@ class FsdpGroup:
             yield "all-reduce hook", hook
 
     def set_comms(self, reduce_scatter: object = None, all_gather: object = None, all_reduce_hook: object = None) -> None:
-        """Puts others in place of them, where they are given. FSDPModule's own methods refuse modules of several groups."""
+        """Replaces the ones that are given. FSDPModule's own methods refuse modules with several groups."""
         reduce, gather, hook = self.comms
         self._group._reduce_scatter_comm = reduce_scatter or reduce
         self._group._all_gather_comm = all_gather or gather
@@ -188,8 +188,8 @@ class FsdpGroup:
         self._group._reduce_scatter_comm, self._group._all_gather_comm, self._group._all_reduce_hook = comms
 
     def leave_replicas_to_the_hook(self) -> Callable[[], None]:
-        """Under replicate(): torch sums nothing itself from now on, and the all-reduce hook gets what this rank has. Returns a
-        function that undoes it."""
+        """Under replicate(): stops torch's own sum, so that the all-reduce hook gets this rank's gradient. Returns a function that
+        undoes it."""
         group, mesh = self._group, self._mesh
         group.mesh_info = _NoMesh()
 
@@ -203,11 +203,11 @@ def _is_torchs(comm: object) -> bool:
 
 
 class _NoMesh:
-    """For a group that torch neither shards nor replicates: what it does for one rank."""
+    """For a group that torch neither shards nor replicates: its behaviour for one rank."""
 
 
 def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
-    """The FsdpGroup of a fully_shard()-ed module's parameters; none where it has no parameters of its own."""
+    """The FsdpGroups of a module with fully_shard(); none if it has no parameters of its own."""
     state = fsdp_state(module)
     groups = _find(state, "FSDPState._fsdp_param_groups")
     if groups is None:
@@ -217,7 +217,7 @@ def fsdp_groups(module: FSDPModule) -> list[FsdpGroup]:
 
 
 def fsdp_state(module: FSDPModule) -> Any:
-    """The same object for modules that fully_shard() was given in one list."""
+    """The same object for all modules of one list that fully_shard() got."""
     return _get(module, "FSDPModule._get_fsdp_state")()
 
 
@@ -227,7 +227,7 @@ def is_in_fsdp_backward(module: FSDPModule) -> bool:
 
 
 def is_ended_by_hand(module: FSDPModule) -> bool:
-    """Whether a user is to call finalize_backward() after the backward pass, in which gradients are reduced, too."""
+    """Whether the user must call finalize_backward() after the backward pass, which reduces gradients, too."""
     context = _get(fsdp_state(module), "FSDPState._state_ctx")
     return bool(_find(context, "FSDPStateContext.manual_backward_finalization_active"))
 
@@ -235,7 +235,7 @@ def is_ended_by_hand(module: FSDPModule) -> bool:
 # ---- FSDP1 ----
 
 def flat_of(module: torch.nn.Module) -> FlatParameter | None:
-    """The flat parameter of a FullyShardedDataParallel module; None where it has none of its own."""
+    """The flat parameter of a FullyShardedDataParallel module; None if it has none of its own."""
     handle = _get(module, "FullyShardedDataParallel._handle")
     return None if handle is None else FlatParameter(_get(handle, "FlatParamHandle.flat_param"))
 
@@ -249,7 +249,7 @@ class FlatParameter:
         return list(zip(_get(self._flat, "FlatParameter._fqns"), map(tuple, _get(self._flat, "FlatParameter._shapes"))))
 
     def starts(self) -> tuple[list[int], int]:
-        """Where each parameter begins, and the number of all elements with padding between them."""
+        """The start of each parameter, and the number of all elements with padding between them."""
         starts, at = [], 0
         for numel, is_padding in zip(_get(self._flat, "FlatParameter._numels_with_padding"),
                                      _get(self._flat, "FlatParameter._is_padding_mask")):
@@ -259,7 +259,7 @@ class FlatParameter:
         return starts, at
 
     def trained(self) -> list[bool]:
-        """Of each parameter whether it is trained."""
+        """Whether each parameter is trained."""
         own = _get(self._flat, "FlatParameter._params")
         return [True] * len(self.shapes()) if own is None else [parameter.requires_grad for parameter in own]
 
@@ -284,12 +284,12 @@ def is_in_fsdp1_backward(model: torch.nn.Module) -> bool:
 # ---- DDP ----
 
 def ddp_hooks(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """[(hook, state)] that a DistributedDataParallel has been given: the list itself."""
+    """[(hook, state)] of a DistributedDataParallel: the list itself, not a copy."""
     return _get(model, "DistributedDataParallel._comm_hooks")
 
 
 def renew_ddp_reducer(model: Any) -> None:
-    """A DistributedDataParallel's reducer takes one hook in its life: this gives it another reducer, with the same settings and no hook."""
+    """Gives a DistributedDataParallel a new reducer with the same settings and without a hook, because a reducer accepts only one."""
     _get(model, "DistributedDataParallel._remove_autograd_hooks")()
     parameters, expect_sparse = _get(model, "DistributedDataParallel._build_params_for_reducer")()
     names = _get(model, "DistributedDataParallel._build_debug_param_to_name_mapping")(parameters)
@@ -298,7 +298,7 @@ def renew_ddp_reducer(model: Any) -> None:
 
 
 def composable_ddp_within(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The first module that torch's older composable replicate() was applied to; None without. It keeps its DDP to itself."""
+    """The first module under torch's older composable replicate(), which hides its DDP; None if there is none."""
     maker = sys.modules.get("torch.distributed._composable.replicate")
     if maker is None:
         return None
@@ -312,11 +312,11 @@ def is_ignored_by_ddp(parameter: torch.Tensor) -> bool:
 
 # ---- the rest ----
 
-# The names that torch 2.13 gave them; 2.13 and newer warn of the old ones.
+# Renamed in torch 2.13, which warns of the old names.
 all_gather: Callable[..., dist.Work | None] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Callable[..., dist.Work | None] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 def at_end_of_backward(function: Callable[[], object]) -> None:
-    """function() is called when the backward pass under way ends. RuntimeError outside of one."""
+    """Calls function() at the end of the running backward pass. RuntimeError outside of one."""
     _get(torch.autograd.Variable, "torch.autograd.Variable._execution_engine").queue_callback(function)
 
 
@@ -325,7 +325,7 @@ def default_store() -> dist.Store:
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
-    """Of a process group, for tensors on that device; None where it has none."""
+    """The backend of a process group for tensors on that device; None if it has none."""
     find = _get(group, "ProcessGroup._get_backend")
     try:
         return find(device)

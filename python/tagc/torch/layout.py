@@ -1,13 +1,13 @@
-"""Where parameters lie in the flat tensor that a hook gets, and in the tensors that reducers take.
+"""The places of parameters in the flat tensor that a hook gets, and in the tensors of reducers.
 
     input of a hook   | a.row0 b.row0 c.row0 | a.row1 b.row1 c.row1 |      (W, row)
     part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
     part "dense"      | b.row0 | b.row1 |
 
-A part holds what one reducer exchanges: the pieces of all parameters of one class and stage. Row r is what rank r owns; rows of
-a part are as long as the longest, with zeros behind shorter ones. For an all-reduce there is one row, owned by nobody.
+A part is the data of one reducer: the pieces of all parameters of one class and stage. Rank r owns row r. All rows of a part have
+the length of the longest; shorter ones are padded with zeros. An all-reduce has one row, without an owner.
 
-A parameter's residual is kept in its wire order: the order in which its elements follow each other in the rows."""
+A parameter's residual is kept in wire order: the order of its elements in the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     kind: str  # "compressed", "mild" or "dense"
     dim: int = 0  # along which it is sharded
-    stage: int = 0  # of those through which its class goes: Options.stages()
+    stage: int = 0  # one of Options.stages() of its class
 
     @property
     def numel(self) -> int:
@@ -50,16 +50,16 @@ class Run(NamedTuple):
 
 
 class Part:
-    """What one reducer exchanges."""
+    """The data of one reducer."""
 
     def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int) -> None:
         """rows: pieces of each row. n_rows_of_output: 1 for an all-reduce."""
         self.kind, self.stage = kind, stage
         self.shard = max(sum(piece.length for piece in row) for row in rows)
-        if n_rows_of_output:  # an all-reduce cuts its only row for its owners
+        if n_rows_of_output:  # an all-reduce divides its only row among the ranks
             self.shard = _round_up(self.shard, 16 * n_rows_of_output)
         self.n_elems = self.shard * len(rows)
-        self.pieces = []  # (piece, where in this part)
+        self.pieces = []  # (piece, its place in this part)
         for r, row in enumerate(rows):
             at = r * self.shard
             for piece in row:
@@ -69,7 +69,7 @@ class Part:
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
 
     def is_whole(self, n_elems: int) -> bool:
-        """The hook's own tensor can be given to the reducer as it is."""
+        """Whether the reducer can use the hook's own tensor."""
         return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
 
 
@@ -143,13 +143,13 @@ def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
 
 
 def chunked_elems(parameter: Parameter, world_size: int) -> int:
-    """What a parameter takes of a chunked() input, padding included."""
+    """Elements of a parameter in a chunked() input, with padding."""
     n_chunk = -(-parameter.shape[parameter.dim] // world_size)
     return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
 
 
 def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
-    """FSDP1: parameters one after the other (at `starts`), the whole cut into W rows wherever it falls."""
+    """FSDP1: parameters one after the other (at `starts`), cut into W rows, also inside a parameter."""
     row = n_elems // world_size
     pieces = []
     for i, (parameter, start) in enumerate(zip(parameters, starts)):
@@ -163,7 +163,7 @@ def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, wo
 
 
 def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0) -> Layout:
-    """DDP and all-reduces: parameters one after the other (or at `starts`), all of it for everyone."""
+    """DDP and all-reduces: parameters one after the other (or at `starts`); every rank gets all."""
     if starts is None:
         starts, at = [], 0
         for parameter in parameters:
@@ -177,7 +177,7 @@ def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[in
 # ---- a parameter's own order and its wire order ----
 
 def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
-    """(shape) -> wire order, (numel,). They differ where a parameter is sharded along another dimension than 0."""
+    """(shape) -> wire order, (numel,). They differ if a parameter is sharded along a dimension other than 0."""
     values = values.reshape(parameter.shape)
     if parameter.dim:
         values = torch.cat(torch.chunk(values, world_size, dim=parameter.dim), dim=0)

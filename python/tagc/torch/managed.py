@@ -1,19 +1,19 @@
-"""DDP under torchft: the ranks of an exchange are the replicas of torchft's quorum, which may be others from step to step.
+"""DDP under torchft: the ranks of an exchange are the replicas of torchft's quorum, which may change at each step.
 
-torchft decides who takes part, makes a process group for each quorum, gives a replica that joins the parameters and the optimizer of
-another, and says after each step whether it counts (should_commit). What is left for tagc:
+torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a replica that joins, and
+decides after each step whether it counts (should_commit). tagc handles the rest:
 
-    a new quorum           connections and reducers are made anew; residuals stay, by parameter
-    a replica joins        stages come from a replica that takes part; its residual is empty
-    a replica is gone      so is its residual; every survivor counts it and says so
-    a step does not count  residuals and stages are what they were before it
+    a new quorum           makes new connections and reducers; keeps residuals by parameter
+    a replica joins        it gets the stages of another replica; its residual is empty
+    a replica is gone      its residual is lost; every survivor counts and reports the loss
+    a step does not count  restores residuals and stages from before the step
 
-Gradients come divided by the number of replicas and are summed, so that a residual is a part of the mean gradient, and stays that
-whatever the number becomes.
+Gradients are divided by the number of replicas before they are summed, so a residual is a part of the mean gradient, and remains so
+when the number changes.
 
-One case needs the others: a replica for which a step failed cannot know whether it counted elsewhere. So each replica keeps, by
-connection, the last step that counted, and all tell each other when they connect anew. Where it counted, the others have applied what
-this replica sent, and its residual after the step is the right one."""
+A replica for which a step failed cannot know whether it counted on others. So each replica stores, per connection, the last step that
+counted, and replicas exchange these numbers when they connect again. If the step counted on others, they have applied this replica's
+values, and its residual after the step is the right one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MOST_REMEMBERED = 100  # connections
 
 
 def manager_of(model: torch.nn.Module) -> Any:
-    """torchft's Manager, where torchft wrapped this model; None otherwise."""
+    """torchft's Manager if torchft wrapped this model; else None."""
     if "torchft.ddp" not in sys.modules:
         return None
     from torchft import DistributedDataParallel, Manager
@@ -57,7 +57,7 @@ def is_managed_group(group: Any) -> bool:
 
 
 class _Comm(Comm):
-    """Over the ranks of a process group that torch.distributed does not know."""
+    """A connection over the ranks of a process group that torch.distributed does not know."""
 
     def _connect(self, group: dist.ProcessGroup) -> None:
         self.rank, self.world_size = group.rank(), group.size()
@@ -75,15 +75,15 @@ class _Comm(Comm):
         return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
 
 
-# ---- what a step changes in a handle ----
+# ---- a handle's state that a step changes ----
 
 def _about(handle: Compressed) -> dict[str, Any]:
-    """What all replicas have alike."""
+    """State that is equal on all replicas."""
     return {"step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state(with_windows=False)
 
 
 def _take(handle: Compressed, about: Mapping[str, Any]) -> None:
-    """Of _about(). Windows under way are over."""
+    """Restores _about(). Unfinished windows are dropped."""
     if about["loss_scale"] != handle.current_loss_scale:
         handle.loss_scale(about["loss_scale"])
     handle.n_steps = about["step"]
@@ -91,7 +91,7 @@ def _take(handle: Compressed, about: Mapping[str, Any]) -> None:
 
 
 class _Attempt:
-    """A step that torchft has not decided on yet, and what there was before it."""
+    """A step that torchft has not decided yet, and the state before it."""
 
     def __init__(self, handle: Compressed, name: str, step: int) -> None:
         self.name, self.step = name, step  # of the connection; of torchft
@@ -109,7 +109,8 @@ class _Attempt:
             unit.set_residuals_on_the_wire(self._residuals[name])
 
     def keep(self, handle: Compressed) -> int:
-        """It counted elsewhere. Returns how many parameters have lost their residual: their exchange failed here, at its very end."""
+        """The step counted on other replicas. Returns the number of parameters whose residual is lost, because their exchange failed here
+        at its end."""
         n_lost = 0
         for unit in handle.units.values():
             lost = unit.names_of_residuals() - self._through
@@ -120,7 +121,7 @@ class _Attempt:
 
 
 class Quorum:
-    """Stands for a process group in a managed model's handle: that of the connection over the replicas that are there."""
+    """Replaces the process group in a managed model's handle: it is the connection over the present replicas."""
 
     def __init__(self, manager: Any, timeout_s: float, fingerprint: Mapping[str, str]) -> None:
         from torchft.process_group import ManagedProcessGroup
@@ -148,7 +149,7 @@ class Quorum:
         return None if self._attempt is None else (self._attempt.name, self._attempt.step)
 
     def _torchs(self) -> Any:
-        """The process group of torch's under torchft's, another one for each quorum."""
+        """torch's process group inside torchft's; each quorum has another."""
         group = self._managed
         while is_managed_group(group):
             group = group.parent
@@ -157,7 +158,7 @@ class Quorum:
     # ---- a step ----
 
     def begin(self, handle: Compressed) -> None:
-        """Before the first bucket of a pass, in the thread that exchanges them. Collective where the quorum is another."""
+        """Called before the first bucket of a pass, in the exchanging thread. Collective if the quorum has changed."""
         self._manager.wait_quorum()
         self._check()
         step, group = self._manager.current_step(), self._torchs()
@@ -173,11 +174,11 @@ class Quorum:
             raise Error("transport", f"torchft has given this step up: {getattr(said, 'original_exception', said)}")
 
     def prepare(self, source: torch.Tensor) -> None:
-        """Changes it to this replica's part of the mean."""
+        """Turns the bucket into this replica's part of the mean."""
         self._check()
         if self._manager.is_participating():
             source.div_(max(1, self._manager.num_participants()))
-        else:  # it is being healed; with a gradient of zero its residual waits
+        else:  # this replica is being healed; with a gradient of zero its residual is not sent
             source.zero_()
 
     def goes_on(self, names: Iterable[str]) -> None:
@@ -185,7 +186,7 @@ class Quorum:
             self._attempt.goes_on(names)
 
     def decided(self, counts: bool) -> None:
-        """What should_commit() said."""
+        """The result of should_commit()."""
         if self._attempt is None:
             return
         if counts:
@@ -195,7 +196,7 @@ class Quorum:
             self._attempt.has_failed = True
 
     def _decide(self, handle: Compressed, counted: Mapping[str, int]) -> None:
-        """On the attempt that is open. counted: of all replicas."""
+        """Decides on the open attempt. counted: of all replicas."""
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
@@ -206,14 +207,14 @@ class Quorum:
             self.counts["undone"] += 1
 
     def give_up(self, failure: Error) -> None:
-        """This step fails: the others hear it from here, and torchft, too."""
+        """Makes this step fail, and reports it to the other replicas and to torchft."""
         if self._comm is not None:
             self._comm.abort(str(failure))
         if self._manager.errored() is None:
             self._manager.report_error(failure)
 
     def close(self) -> None:
-        """After all that was made on the connection."""
+        """Call it after everything made on the connection is closed."""
         comm, self._comm, self._group = self._comm, None, None
         if comm is not None:
             comm.close()
@@ -247,7 +248,7 @@ class Quorum:
         self._tell(handle, [theirs["id"] for theirs in everyone])
 
     def _compare(self, fingerprints: Sequence[Mapping[str, str]], source: int) -> None:
-        """One that differs from those that take part ends by this Error; the others go on when it is gone."""
+        """Raises Error on a replica that differs from the participating ones; these continue without it."""
         for rank, theirs in enumerate(fingerprints):
             for what, value in fingerprints[source].items():
                 if theirs.get(what) != value:
@@ -282,12 +283,12 @@ class Wrapper(ddp.Wrapper):
         return state is self._manager
 
     def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
-        """fingerprint: what all replicas must have alike, by name."""
+        """fingerprint: settings that must be equal on all replicas, by name."""
         self._quorum = Quorum(self._manager, timeout_s or TIMEOUT_S, {name: repr(value) for name, value in fingerprint.items()})
 
     @property
     def quorum(self) -> Quorum:
-        assert self._quorum is not None  # start() comes before all else
+        assert self._quorum is not None  # start() is called first
         return self._quorum
 
     def groups(self) -> list[Any]:
@@ -298,7 +299,7 @@ class Wrapper(ddp.Wrapper):
 
     def install(self, handle: Compressed) -> None:
         if self.hooked() is None:
-            internals.renew_ddp_reducer(self._model)  # torchft's hook is in the old one for good
+            internals.renew_ddp_reducer(self._model)  # torchft's hook cannot be removed from the old reducer
         super().install(handle)
         state = self.hooked()
         assert state is not None
@@ -314,7 +315,7 @@ class Wrapper(ddp.Wrapper):
         handle.undo.append(lambda: vars(self._manager).pop("should_commit", None))
         handle.ends.append(self.quorum.close)
 
-    # ---- what the hook calls ----
+    # ---- called by the hook ----
 
     def begin(self, handle: Compressed) -> None:
         state = self.hooked()
@@ -330,7 +331,7 @@ class Wrapper(ddp.Wrapper):
         self.quorum.goes_on(names)
 
     def swallows(self, failure: BaseException) -> bool:
-        """Whether torchft gets this failure in place of whoever called backward()."""
+        """Whether torchft, not the caller of backward(), gets this failure."""
         if not isinstance(failure, Error) or failure.status != "transport":
             return False
         if (state := self.hooked()) is not None:

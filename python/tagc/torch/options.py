@@ -1,4 +1,4 @@
-"""What compress() may be asked for, checked, and what it means in fields of tagc_reducer_options."""
+"""The options of compress(): their checks, and their translation to fields of tagc_reducer_options."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import policy
 
-WARMUP_KEPT = 0.25  # the share that is kept at first
-EVERY_VALUE = ("int4", 0)  # values and sparsity of a parameter whose gradient is not yet what selection is made for
+WARMUP_KEPT = 0.25  # the share kept at first
+EVERY_VALUE = ("int4", 0)  # values and sparsity in the gentle start
 FEW_BITS = ("int2", 0)  # between that and what is selected
 TRANSPORTS = ("host", "group")
-NOT_GIVEN: Any = None  # Options puts a value in its place
+NOT_GIVEN: Any = None  # Options replaces it by a value
 
 Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
 
 
 def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
-    """What to say where a function was called with names that it does not have; None where there are none."""
+    """The error text if a function was called with unknown options; None if there are none."""
     known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for name in sorted(names):
         near = difflib.get_close_matches(name, known, n=2) or [other for other in known if name in other or other in name]
@@ -104,21 +104,20 @@ class Options:
             _choice("layers", self.layers, policy.LAYERS)
 
     def codec_on(self) -> str | None:
-        """For gradients on a device."""
+        """The same options for gradients on a device."""
         if self.transport == "group":
             return "device"
         return self.codec if self.exchange == "direct" else "host"
 
     def sparsity_at(self, step: int) -> float:
-        """Of the compressed class, at the given exchange: what is kept falls from a quarter to its own share."""
+        """Sparsity of the compressed class at the given exchange: the kept share falls from a quarter to its target."""
         kept = 1 - self.sparsity
         if step < self.sparsity_warmup and 0 < kept < WARMUP_KEPT:
             return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
         return self.sparsity
 
     def stages(self, kind: str) -> list[tuple[str, float]]:
-        """[(values, sparsity)] through which a parameter of that class goes, the gentlest first; none where it goes its one way
-        from the beginning."""
+        """[(values, sparsity)] of the stages of a parameter of that class, the gentlest first; empty if it has one stage only."""
         if not self.gentle:
             return []
         if kind == "compressed" and self.sparsity > 0:
@@ -128,7 +127,7 @@ class Options:
         return []
 
     def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None) -> dict[str, Any]:
-        """Fields for parts of that class and stage (None: the last) whose gradients have that dtype."""
+        """Fields for parts of that class, stage (None: the last) and dtype of gradients."""
         if stage is not None and (stages := self.stages(kind)):
             values, sparsity = stages[stage]
             return {"exchange": lib.EXCHANGES["direct"], "n_threads": self.threads, "sparsity": sparsity, "format": lib.FORMATS[values]}
@@ -149,7 +148,7 @@ class Options:
         return fields
 
     def feeds_back(self, kind: str) -> bool:
-        """Whether what does not travel of that class is kept as a residual."""
+        """Whether unsent values of that class are kept as a residual."""
         fields = self.reducer(kind, torch.float32, 10**9)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
@@ -157,7 +156,7 @@ class Options:
         return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
 
     def travels(self, kind: str) -> str:
-        """How a class travels, in words."""
+        """How a class is sent, as text."""
         if kind == "compressed" and self.exchange != "dense":
             values = f", {self.values}" if self.exchange == "direct" else ""
             return f"{self.exchange}, {100 * self.sparsity:g} % zero{values}"
@@ -167,8 +166,8 @@ class Options:
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
-        fields = dict(vars(self))  # asdict() would copy a function's object, and the model with it
+        fields = dict(vars(self))  # asdict() would copy a bound function's object, such as the model
         del fields["threads"], fields["timeout_s"], fields["codec"]
         if callable(self.layers):
-            fields["layers"] = "a function"  # what it chose is compared parameter by parameter
+            fields["layers"] = "a function"  # its choices are compared parameter by parameter
         return fields

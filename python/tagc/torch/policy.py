@@ -1,12 +1,12 @@
-"""Which parameters are compressed, by name and shape, and the table that says so.
+"""Chooses the class of each parameter by name and shape, and prints the table of classes.
 
-Pure: names and shapes in, classes out; the same on every rank by construction. A class is
+A pure function of names and shapes, so all ranks get the same. A class is
 
-    "compressed"  most of the gradient stays behind as a residual
-    "mild"        a gentler code: attention and positions, which are hurt by the other one
-    "dense"       every value travels: norms, biases, routers, small matrices
+    "compressed"  most of the gradient is not sent and becomes the residual
+    "mild"        a milder code, for attention and positions: the strong one increases their loss
+    "dense"       every value is sent: norms, biases, routers, small matrices
 
-Names are read from the innermost module outwards, so that `layers.0.self_attn.o_proj.weight` is a projection and
+Names are read from the innermost module outwards. So `layers.0.self_attn.o_proj.weight` is a projection, and
 `attn_model.layers.0.mlp.fc1.weight` is not attention."""
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from tagc import Error
 CLASSES = ("compressed", "mild", "dense")
 LAYERS = ("non-attention-linear", "all", "none")
 
-# 4096 fp32 gradients are 16 KiB: 13 us at 10 Gbit/s, less than one message costs, so compressing a matrix below that
-# saves no time. Nor is there much to choose from: 5 % of 4096 are 200 values, shared out over the owners. What is that
-# small is mostly a table of biases or types, where each value counts for many. The matrices of a model of width 32 are
-# above it.
+# 4096 fp32 gradients are 16 KiB: 13 us at 10 Gbit/s, less than the overhead of a message, so compressing a smaller matrix
+# saves no time. Selection also has little choice: 5 % of 4096 are 200 values, over all owners. Such small matrices are mostly
+# tables of biases or types, whose values matter more. The matrices of a model of width 32 are larger than this.
 MIN_ELEMS = 4096
 
-# What FSDP1, activation checkpointing and torch.compile put into names; DDP puts "module" in front of them.
+# Parts of names that FSDP1, activation checkpointing and torch.compile insert. DDP prepends "module".
 _WRAPPERS = {"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"}
 
 _WEIGHT = re.compile(r"^(weight(_[gv])?|kernel|original\d?|parametrizations)$")
 _NORM = re.compile(r"norm|^ln(_|\d|$)|_ln$")
-_BIAS = re.compile(r"bias$|^a_log$|^dt_bias$")  # a state space's decay is one value per channel and state, as a bias is
+_BIAS = re.compile(r"bias$|^a_log$|^dt_bias$")  # the decay of a state space has one value per channel and state, like a bias
 _POSITION = re.compile(r"(^|_)(w?pe|pos|rel_?pos|posit\w*)(_|$)|position")
 _EMBEDDING = re.compile(r"^wte$|embed|^tok_emb|^shared$|^emb$")
 _HEAD = re.compile(r"^(lm_?)?head$|^embed_out$|^lm_head_proj$|^vocab_proj$")
@@ -45,7 +44,7 @@ _FEED_FORWARD_MATRIX = re.compile(
 )
 _PROJECTION = re.compile(r"^(o|w_?o|o_?proj|out|output|out_?proj|to_out|out_lin|c_proj|proj|dense|linear_out|att_?projw?)$")
 _QKV = r"q|k|v|qk|kv|qv|qkv|query|key|value|queries|keys|values|query_key_value"
-_QKV_WORDS = re.compile(rf"(^|_)(w|c|to)?({_QKV})(_|\d|w?$)")  # inside attention, where any such word will do
+_QKV_WORDS = re.compile(rf"(^|_)(w|c|to)?({_QKV})(_|\d|w?$)")  # inside attention any such word matches
 _QKV_NAME = re.compile(rf"^(w_?|c_|to_)?({_QKV})(_(a_|b_)?(proj|lin))?(_weight)?w?$|^c_attn$|^attn_qkv$|^q_attn$")
 
 
@@ -60,7 +59,7 @@ class Row(NamedTuple):
 
 
 def clean_name(name: str) -> str:
-    """The name that the parameter has in the model itself, whatever it is wrapped in."""
+    """The parameter's name in the model itself, without wrappers."""
     words = [word for word in name.split(".") if word not in _WRAPPERS]
     while len(words) > 1 and words[0] == "module":
         words.pop(0)
@@ -71,8 +70,8 @@ def classify(parameters: Iterable[tuple[str, Any]], layers: str | Callable[[str,
              rules: Mapping[str, str] | None = None, min_elems: int = MIN_ELEMS) -> list[Row]:
     """A Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
-    `rules`, {pattern: class}, are asked first and in their order, then `layers`: one of LAYERS or a callable
-    (name, parameter) -> class. An Error names what is not allowed, a rule that has no effect included."""
+        `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name, parameter) -> class.
+    An Error names what is not allowed, including a rule without effect."""
     named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
     if not callable(layers) and layers not in LAYERS:
         raise Error("argument", f"layers is {layers!r}, allowed are {', '.join(map(repr, LAYERS))} and a callable "
@@ -144,7 +143,7 @@ def _checked_rules(rules: Mapping[str, str] | None, names: list[str]) -> dict[st
 
 def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) -> tuple[str, str]:
     words = name.lower().split(".")
-    owner = words.pop()  # the module that holds it, or the parameter's own name where that says more
+    owner = words.pop()  # the name of its module, or its own name if that is more specific
     while words and _WEIGHT.search(owner):
         owner = words.pop()
     if sum(n > 1 for n in shape) < 2:
@@ -153,7 +152,7 @@ def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) ->
         return "dense", "norm"
     if _BIAS.search(owner):
         return "dense", "bias"
-    # A feed-forward gate has at least as many rows as columns, a router one for each expert.
+    # A feed-forward gate has at least as many rows as columns; a router has one row per expert.
     if owner == "router" or "router" in words or (owner == "gate" and 4 * shape[0] <= shape[-1]):
         return "dense", "router"
     if n_elems < min_elems:
@@ -168,7 +167,7 @@ def _by_name(name: str, shape: tuple[int, ...], n_elems: int, min_elems: int) ->
 
 
 def _inside(words: list[str], owner: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Of a matrix: by what it lies in, the nearest first, then by what it is called."""
+    """The class of a matrix: by its modules, the innermost first, then by its own name."""
     place = next((kind for word in reversed(words) for kind, pattern in _PLACES if pattern.search(word)), None)
     inner = words[-1] if words else ""
     if place == "attention":
@@ -191,9 +190,9 @@ _PLACES = (("feed-forward", _FEED_FORWARD), ("attention", _ATTENTION))
 
 
 def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | None = None) -> str:
-    """What `rows` come to, as text of at most 100 columns: one line per kind of name, layers taken together.
+    """A table of `rows` of at most 100 columns: one line per kind of name, over all layers.
 
-    `travels`, {class: (how, bits per element)}, is what the caller knows about each class."""
+    `travels`, {class: (how, bits per element)}, describes each class."""
     travels = travels or {}
     total = sum(row.n_elems for row in rows)
     lines = []
@@ -216,7 +215,7 @@ def table(rows: list[Row], travels: Mapping[str, tuple[str, float | None]] | Non
 
 
 def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Groups of rows of one kind in order of appearance; vectors, of which there are many, are one kind."""
+    """Groups of rows of one kind, in order of appearance. All vectors are one kind, because there are many."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         vector = row.class_ == "dense" and row.reason in ("norm", "bias", "vector")
@@ -234,7 +233,7 @@ def _kinds(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _shortened(name: str, n: int) -> str:
-    """At most n characters: less of what says little, then less of the middle."""
+    """At most n characters: drops uninformative parts first, then the middle."""
     if len(name) > n:
         name = name.removesuffix(".weight")
     if len(name) > n:

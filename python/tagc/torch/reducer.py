@@ -1,5 +1,5 @@
-"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory, reducers with kernels those of a device, and look at
-nothing but pointers."""
+"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory; reducers with kernels take those of a device. They
+pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _address(tensor: torch.Tensor, n_elems: int, what: str, device: torch.device
 
 
 class LocalFailure(Error):
-    """Of this rank's device, where others wait for what it does not come to."""
+    """A failure of this rank's device, while other ranks wait for its messages."""
 
 
 def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
@@ -39,10 +39,10 @@ def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
 
 
 class Reducer:
-    """The gradient of n_elems values, (W, shard): many ranks -> the owner of each row, or every rank. Collective to make.
+    """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank. Collective to make.
 
-    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device where gradient and output are; None: they are
-    in CPU memory."""
+    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient and output; None: CPU
+    memory."""
 
     def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
         fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
@@ -67,7 +67,7 @@ class Reducer:
                 _address(output, self.n_output, "output", self._device))
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Returns at once; both tensors must be left alone until end(). On a device the gradient must be there already."""
+        """Returns at once. Do not use either tensor until end(). On a device, the gradient must be complete already."""
         lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
         self._under_way = gradient, output
 
@@ -81,7 +81,7 @@ class Reducer:
         return stats
 
     def residual(self) -> torch.Tensor | None:
-        """In CPU memory: a view that the next begin() invalidates, or with kernels a copy; None where nothing is carried over."""
+        """The residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
         n_elems = ctypes.c_uint64()
         address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
         if address and self._kernels is not None:
@@ -107,7 +107,7 @@ class Reducer:
 
 
 class Gatherer:
-    """The parameters of n_elems values, (W, shard): the owner of each row -> every rank. Collective to make."""
+    """Gathers parameters of n_elems values, (W, shard), from the owner of each row to every rank. Collective to make."""
 
     def __init__(self, comm: Comm, n_elems: int, wire: str, tag: int, n_threads: int = 1, kernels: Kernels | None = None) -> None:
         """kernels: as of a Reducer; deltas."""
@@ -126,13 +126,13 @@ class Gatherer:
             lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
-        """shard (shard,) -> full (W * shard,), blocking. Deltas: full must hold what the last run left there."""
+        """shard (shard,) -> full (W * shard,), blocking. For deltas, full must hold the result of the last run."""
         pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
         lib.call("tagc_gatherer_begin", self._handle, *pointers)
         lib.call("tagc_gatherer_end", self._handle)
 
     def reset(self) -> None:
-        """The next run sends everything, not what changed."""
+        """Makes the next run send whole values, not changes."""
         lib.call("tagc_gatherer_reset", self._handle)
 
     def n_gathers(self) -> int:

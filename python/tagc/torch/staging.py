@@ -1,21 +1,21 @@
-"""Exchanges of tensors on a device: copied to pinned memory, exchanged by a thread of their own, copied back, all in the
-order of streams.
+"""Exchanges of tensors on a device: they are copied to pinned memory, exchanged by a thread, and copied back, all in the order of
+streams.
 
-    hook        enqueue(): streams get their work (include/tagc/device.h), the caller's stream waits for the result, and the
+    hook        enqueue(): enqueues the work in streams (include/tagc/device.h); the caller's stream waits for the result; the
                 hook returns
-    thread      runs what enqueue() was given, one after the other, with tensors in pinned memory
-    end of      finish(): waits until all are through, and raises the first failure
+    thread      runs the jobs of enqueue(), one after the other, with tensors in pinned memory
+    end of      finish(): waits until all jobs are complete, and raises the first failure
     backward
 
-With kernels (libtagc-cuda.so) gradients stay on the device: the thread is given the tensors themselves, its reducers select, encode and add
-there, and bodies alone come to the host. The order of streams is the same.
+With kernels (libtagc-cuda.so) gradients stay on the device: the thread gets the tensors themselves, its reducers select, encode and
+add there, and only encoded bodies are copied to the host. The order of streams is the same.
 
-No hook waits for a device or for another rank. What is exchanged, and so the result, is the same as for tensors in CPU memory.
+No hook waits for a device or for another rank. The exchanged values, and so the result, are the same as for tensors in CPU memory.
 
-Failures are raised by finish(), which every rank calls at the same place: at the end of a backward pass, before an
-optimizer's step. So all ranks raise the same Error at the same point of their program, whoever failed, and can go on from
-there. After a failure the exchanges of the pass that are still to come only tell it: a job gets the failure, and hands it to
-the agreement that every exchange begins with. Results are NaN then. A device that failed leaves tensors where they are, and this handle useless."""
+finish() raises failures. Every rank calls it at the same place: at the end of a backward pass, before an optimizer's step. So all ranks
+raise the same Error at the same point of their program, and can continue from there. After a failure, the remaining exchanges of
+the pass only report it: a job gets the failure and passes it to the agreement at the start of its exchange. Results are then NaN. If a
+device failed, its tensors are unchanged and this handle is unusable."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from tagc.torch.streams import Cuda
 
 Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]  # (source, target, failure)
 
-N_SLOTS = 3  # of pinned memory: one copied out, one exchanged, one copied back
+N_SLOTS = 3  # slots of pinned memory: one is copied out, one exchanged, one copied back
 
 
 def _let_go(stager: ctypes.c_void_p, process: int) -> None:
-    """At the end of a process that closed nothing: or the driver would wait for an exchange. Forks have no part in it."""
+    """Runs at the end of a process that did not close its handles, because the driver would wait for an exchange. Not in forks."""
     if process == os.getpid():
         lib.load().tagc_stager_close(stager)
 
 
 def _spoil(target: torch.Tensor) -> None:
-    """Nobody trains on what did not come."""
+    """Fills results that did not arrive with NaN."""
     if target.is_floating_point() and target.layout == torch.strided:
-        with contextlib.suppress(RuntimeError):  # of a device that failed
+        with contextlib.suppress(RuntimeError):  # the device failed
             target.detach().fill_(float("nan"))
 
 
 class _Job:
-    """One exchange. run(source, target, failure): on the thread; without tensors where there is a failure. stays: the tensors are not
+    """One exchange. The thread calls run(source, target, failure), without tensors if there is a failure. stays: the tensors are not
     copied."""
 
     def __init__(self, run: Run, source: torch.Tensor, target: torch.Tensor, failure: BaseException | None, stays: bool) -> None:
@@ -62,7 +62,7 @@ class _Job:
 
 
 class Kernels:
-    """libtagc's kernels on the device of a Staging, for reducers. Error where there are none."""
+    """libtagc's kernels on the device of a Staging, for reducers. Error if there are none."""
 
     def __init__(self, device: ctypes.c_void_p, streams: Cuda) -> None:
         self.streams, self.device, self.handle = streams, streams.device, ctypes.c_void_p()
@@ -70,12 +70,12 @@ class Kernels:
 
     @property
     def stream(self) -> int:
-        """The handle of that in which they work."""
+        """The handle of their stream."""
         return lib.load().tagc_kernels_stream(self.handle)
 
     @property
     def n_bytes(self) -> int:
-        """Of the device that they and their reducers hold."""
+        """Bytes of device memory that they and their reducers hold."""
         return lib.load().tagc_kernels_bytes(self.handle)
 
     def close(self) -> None:
@@ -84,8 +84,8 @@ class Kernels:
 
 
 class Staging:
-    """Of one handle, whose hooks call enqueue() in one order on all ranks. streams: of the device, as streams.of() gives. codec: "device":
-    with kernels, or an Error; "host": without; None: with kernels where there are any, and else why_host says why not."""
+    """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device, from streams.of(). codec:
+    "device": with kernels, or an Error; "host": without; None: with kernels if there are any, else why_host holds the reason."""
 
     def __init__(self, streams: Cuda, codec: str | None = "host", n_slots: int = N_SLOTS) -> None:
         self.streams = streams
@@ -106,7 +106,7 @@ class Staging:
         try:
             self._open_kernels(codec)
             lib.call("tagc_stager_create", self._device, n_slots, ctypes.byref(self._stager))
-            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, as empty tensors have not
+            self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, unlike an empty tensor
         except BaseException:
             self._destroy()
             self.free()
@@ -126,16 +126,16 @@ class Staging:
 
     @property
     def stream(self) -> int:
-        """The handle of that in which results come back."""
+        """The handle of the stream that copies results back."""
         return lib.load().tagc_stager_stream(self._stager)
 
-    # ---- what hooks call ----
+    # ---- for hooks ----
 
     def enqueue(self, source: torch.Tensor, target: torch.Tensor, run: Run, failure: BaseException | None = None,
                 waits: bool = True, stays: bool = False) -> None:
-        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory, or where stays
-        is set with the tensors themselves. Returns at once. failure: of this rank, which run() is to tell the others; tensors are not looked at then. waits: what
-        the current stream is given next waits for the result."""
+        """Exchanges source into target, both on the device, by run(source, target, failure) with copies in pinned memory, or with stays with
+        the tensors themselves. Returns at once. failure: of this rank; run() reports it to the others and does not read the tensors.
+        waits: later work of the current stream waits for the result."""
         with self._launch:
             self._release()
             if failure is None:
@@ -152,13 +152,13 @@ class Staging:
             ticket = ctypes.c_uint64()
             with self._changed:
                 self._n_enqueued += 1
-            self._jobs.append(job)  # the thread may take it before the next call returns
+            self._jobs.append(job)  # the thread may read it before the next call returns
             if lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)):
                 _spoil(target)  # the thread gets the failure with the ticket
             self._kept.append((ticket.value, source, target))
 
     def finish(self) -> None:
-        """Waits until all that was enqueued is exchanged; raises the first failure since the last call."""
+        """Waits until all enqueued exchanges are complete; raises the first failure since the last call."""
         with self._changed:
             self._changed.wait_for(lambda: self._n_finished == self._n_enqueued or self.is_closed)
             failure, self._failure = self._failure, None
@@ -173,7 +173,7 @@ class Staging:
             return self._n_finished == self._n_enqueued
 
     def close(self) -> None:
-        """Exchanges under way fail, once the one at work is over."""
+        """Makes exchanges under way fail after the running one."""
         if self.is_closed:
             return
         with self._changed:
@@ -181,13 +181,13 @@ class Staging:
             self._changed.notify_all()
         self._at_exit.detach()
         lib.load().tagc_stager_close(self._stager)
-        if threading.current_thread() is not self._thread:  # else the garbage collector has come by there
+        if threading.current_thread() is not self._thread:  # else the garbage collector runs in that thread
             self._thread.join()
 
-    # ---- inside ----
+    # ---- private ----
 
     def _stage(self, source: torch.Tensor, target: torch.Tensor, stays: bool = False) -> ctypes.c_void_p:
-        """Made when such a size is seen for the first time, which waits for all that is under way."""
+        """The stage for these sizes. Making one waits for all exchanges under way."""
         for tensor in (source, target):
             if not tensor.is_contiguous():
                 raise Error("unsupported", f"a tensor of strides {tensor.stride()} on {tensor.device}: must be contiguous")
@@ -199,7 +199,7 @@ class Staging:
         return self._stages[sizes]
 
     def _release(self) -> None:
-        """Lets go of tensors that the device is done with."""
+        """Releases tensors that the device no longer uses."""
         retired = lib.load().tagc_stager_retired(self._stager)
         while self._kept and self._kept[0][0] <= retired:
             self._kept.popleft()
@@ -242,7 +242,7 @@ class Staging:
             failure = problem
         if job.stays:
             _spoil(job.target)
-            with contextlib.suppress(RuntimeError):  # of a device that failed
+            with contextlib.suppress(RuntimeError):  # the device failed
                 self.streams.settle()
         with self._changed:
             self._failure = self._failure or failure
@@ -257,7 +257,7 @@ class Staging:
         self._jobs.clear()
 
     def free(self) -> None:
-        """After close(), and when all reducers with its kernels are closed."""
+        """Call it after close(), when all reducers with its kernels are closed."""
         if self.kernels is not None:
             self.kernels.close()
             self.kernels = None

@@ -1,29 +1,29 @@
-"""Residuals in checkpoints: what is not sent yet must survive, or a resumed run loses it. And replicas, to which deltas are differences.
+"""Residuals in checkpoints, because a resumed run would lose the values that were not sent yet; and replicas, the base of deltas.
 
     {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module: (shard,), bf16}}}
 
-One form serves torch.save and torch.distributed.checkpoint (DCP). Each rank has other residuals, so keys carry the rank:
-DCP would take equal ones for copies of the same thing and write one of them.
+One form serves torch.save and torch.distributed.checkpoint (DCP). Keys contain the rank, because each rank has its own residuals and
+DCP writes only one of several equal keys.
 
     about["world_size"], ["rank"]     of torch.distributed
-    about["replica"], ["replicas"]    residuals of all replicas add up to what is still to be applied: every rank is one,
+    about["replica"], ["replicas"]    the residuals of all replicas add up to the unsent gradient: every rank is a replica,
                                       or with `between` every host
-    about["place"], ["places"]        with `between` a residual is the place-th of `places` chunks of a parameter, in wire
-                                      order with padding; elsewhere 0 of 1, and of the parameter's own shape
+    about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a parameter, in wire
+                                      order with padding; else 0 of 1, with the parameter's shape
     about["chunks"]                   1 with `between`
-    about["step"], ["loss_scale"]     exchanges so far, for the warm-up; what gradients were multiplied with
-    about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of tagc before it had them, which
-                                      go on in the last stage. Windows under way only with as many ranks as before
-    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of what this rank gave to the last one, of what
-                                      it owned when this was saved]; only with `parameters` as deltas. With another number of ranks, and
-                                      where parameters are not those that were saved, the first gather sends them whole
+    about["step"], ["loss_scale"]     exchanges so far, for the warm-up; factor by which gradients were multiplied
+    about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of older versions, which continue
+                                      in the last stage. Unfinished windows only for the same number of ranks
+    about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's input to the last one, checksum
+                                      of its shard when this was saved]; only if `parameters` are deltas. With another number of ranks,
+                                      or if parameters differ from the saved ones, the first gather sends whole values
 
-Another world size: 1/W times the sum over ranks stays what it was, so new rank r' of W' takes W'/W times the sum of all
-old r with r mod W' = r'. Where W' > W, an old residual is split evenly between the new ranks that are r modulo W. It could
-go to one of them alone, but then that rank's residual would be W'/W times too large beside the gradients it is added to:
-selection would see little else there for many steps, and the quantiser's scales would fit the old and not the new. Split,
-each has the size that a residual has in a run of W' ranks. (Gradients that are reduced in fp16 come
-divided by a power of two that torch chooses by W, 2 for 4 ranks and 4 for 8: a change of it is not made up for.)"""
+Another world size keeps 1/W times the sum over ranks: new rank r' of W' gets W'/W times the sum of all old r with
+r mod W' = r'. If W' > W, the new ranks that are r modulo W share an old residual equally. If one of them got all of it, its
+residual would be W'/W times too large for its gradients: selection would take little else for many steps, and the quantiser's
+scales would fit the residual and not the gradients. Shared, each residual has the usual size for W' ranks. (torch divides
+gradients that are reduced in fp16 by a power of two that depends on W, 2 for 4 ranks and 4 for 8. A change of that is not
+corrected.)"""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ if TYPE_CHECKING:
     from tagc.torch.handle import Compressed
     from tagc.torch.interfaces import Residuals
 
-# DCP names the first key that a checkpoint does not have, and nothing else: here that is the cure.
+# DCP's error contains only the first missing key, so the key contains the advice.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
-OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of tagc before it knew the second case
+OLD_ABOUT = "about (saved by another number of ranks: load handle.at(path))"  # of older versions of tagc
 REPLICAS = ("replicas (not there: saved without deltas, by a tagc that did not keep them, or by ranks that are others now: load "
             "handle.at(path))")
 _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
 def save(handle: Compressed) -> dict[str, Any]:
-    """This rank's residuals, and its rows of replicas, as copies. Local."""
+    """Copies of this rank's residuals and of its rows of replicas. Local."""
     if not handle.is_closed and handle.staging is not None:
-        handle.synchronize()  # gathers of forward passes alone
+        handle.synchronize()  # gathers of forward passes without backward
     with handle.lock:
         _check_open(handle)
         residuals = {}
@@ -77,8 +77,8 @@ def save(handle: Compressed) -> dict[str, Any]:
 
 
 def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
-    """saved: what save() gave on this rank, or with another world size a list of what it gave on each (is_selected: on those
-    that this rank needs). Local; changes nothing where it raises."""
+    """saved: the result of save() on this rank; with another world size, a list of those of all ranks (is_selected: only of ranks
+    that this one needs). Local; changes nothing if it raises."""
     with handle.lock:
         _check_open(handle)
         mine, old = _about(handle), _ranks(saved)
@@ -119,7 +119,7 @@ def save_files(handle: Compressed, folder: Any) -> None:
 
 
 def load_files(handle: Compressed, folder: Any) -> None:
-    """Of the same number of ranks, this rank's file, else those of all. Local."""
+    """Reads this rank's file, or those of all ranks if their number has changed. Local."""
     rank, world_size = _place(handle)
     folder = pathlib.Path(folder)
     first = rank if _file(folder, rank).exists() else 0
@@ -143,8 +143,8 @@ def _read(folder: pathlib.Path, rank: int) -> Any:
 
 
 class Reader:
-    """handle.at(path): stands in a dcp.load() for a handle whose checkpoint was saved by another number of ranks, and asks
-    for the residuals of those that this rank takes over."""
+    """handle.at(path): replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved. It loads the residuals
+    that this rank takes over."""
 
     def __init__(self, handle: Compressed, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> None:
         from torch.distributed.checkpoint import FileSystemReader
@@ -201,10 +201,10 @@ class Reader:
         load(self._handle, saved, is_selected=True)
 
 
-# ---- who has what ----
+# ---- ranks, units and parameters ----
 
 def _place(handle: Compressed) -> tuple[int, int]:
-    """(rank, ranks). A replica under torchft is alone: the others come and go."""
+    """(rank, ranks). A replica under torchft counts as alone, because the others may change."""
     return (0, 1) if handle.wrapper.is_managed else (dist.get_rank(), dist.get_world_size())
 
 
@@ -223,7 +223,7 @@ def _about(handle: Compressed) -> dict[str, Any]:
 
 
 class _Carrier(NamedTuple):
-    """A unit, and those of its parameters that can have a residual."""
+    """A unit and its parameters that can have a residual."""
 
     unit: Residuals
     parameters: list[layouts.Parameter]
@@ -232,7 +232,7 @@ class _Carrier(NamedTuple):
 
 
 def _carriers(handle: Compressed, saved: Set[str] = frozenset()) -> list[_Carrier]:
-    """Trainable parameters, and frozen ones that still have a residual, here or among the names that were saved."""
+    """Trainable parameters, and frozen ones that still have a residual, here or in the checkpoint."""
     frozen = {policy.clean_name(name) for name, p in handle.model.named_parameters() if not p.requires_grad}
     found = []
     for unit, parameters, n_chunks, place in handle.carriers():
@@ -254,7 +254,7 @@ def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, carrier: _Carri
     return wire if carrier.place is not None else layouts.from_wire(wire, parameter, carrier.n_chunks).contiguous()
 
 
-# ---- what is loaded ----
+# ---- loading ----
 
 def _check_open(handle: Compressed) -> None:
     if handle.is_closed:
@@ -266,7 +266,7 @@ def _bad(text: str) -> Error:
 
 
 def _ranks(saved: Any, residuals: bool = True) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
-    """Any form of it -> {rank: (about, {name: tensor})}."""
+    """Converts any form of a state to {rank: (about, {name: tensor})}."""
     entries = {}
     for part in saved if isinstance(saved, (list, tuple)) else [saved]:
         if not isinstance(part, dict) or not part:
@@ -300,8 +300,8 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], is_selected: bool = False) -> dict[int, float | None]:
-    """{old rank: what its residuals are multiplied with} of those that this rank takes over, in order of replica and place;
-    None: nothing, bit for bit."""
+    """{old rank: factor of its residuals} of the ranks whose residuals this one takes over, in order of replica and place; None: no
+    factor, bit for bit."""
     first = abouts[min(abouts)]
     for rank, about in abouts.items():
         for key in ("world_size", "replicas", "places", "step"):
@@ -320,7 +320,7 @@ def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], i
     n_heirs = len(range(mine["replica"] % old, new, old)) if new > old else 1
     found = sorted((about["replica"], about["place"], rank) for rank, about in abouts.items() if about["replica"] in congruent)
     wanted = {rank: new / old / n_heirs for _, _, rank in found}
-    # Not only what this rank needs: else one rank would raise and another go on.
+    # Check all, not only those that this rank needs: else one rank would raise and another continue.
     if len(wanted) != len(congruent) * first["places"] or not is_selected and len(abouts) != first["world_size"]:
         raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only residuals of "
                    f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
@@ -378,18 +378,18 @@ def _replicas(handle: Compressed, saved: Any, about: Mapping[str, Any]) -> dict[
 
 
 class _Source(NamedTuple):
-    """What a rank of old left."""
+    """The residual of a saved rank."""
 
     about: dict[str, Any]
     residuals: dict[str, Any]
-    factor: float | None  # None: nothing, bit for bit
+    factor: float | None  # None: no factor, bit for bit
 
     def tensor(self, parameter: layouts.Parameter) -> torch.Tensor:
         return self.residuals[parameter.name].to(torch.float32)
 
 
 def _resharded(parameter: layouts.Parameter, carrier: _Carrier, sources: list[_Source]) -> torch.Tensor:
-    """What this rank takes over of a parameter, in its own wire order."""
+    """The part of a parameter's residual that this rank takes over, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].tensor(parameter)
         return values if carrier.place is not None else layouts.to_wire(values, parameter, carrier.n_chunks)

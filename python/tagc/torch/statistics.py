@@ -1,4 +1,4 @@
-"""What one exchange of the whole model sent, took and kept, as a dict of numbers; Compressed.stats() names the keys."""
+"""Statistics of one exchange of the whole model as a dict of numbers; Compressed.stats() describes the keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Recorder:
-    """Between end() and end() everything counts for the same step."""
+    """Counts everything between two calls of end() for one step."""
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
@@ -30,7 +30,7 @@ class Recorder:
 
     def add(self, unit: str, stats: Iterable[tuple[Part, lib.ReducerStats]], n_bytes_dense: int, n_elems: int, comm: Comm,
             exchange_s: float, agree_s: float, n_bytes_control: int, gentle: Callable[[str], object]) -> None:
-        """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class begins gently."""
+        """stats: [(part, tagc_reducer_stats)] of one unit with n_elems values. gentle(kind): whether that class has a gentle start."""
         with self._lock:
             now = self._open()
             now["world_size"] = comm.world_size
@@ -58,7 +58,7 @@ class Recorder:
 
     def add_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
                    agree_s: float) -> None:
-        """Parameters of one unit, n_elems of them, came to all ranks."""
+        """Counts a gather of one unit's n_elems parameters."""
         with self._lock:
             now = self._open()
             now["_gather_share"] = (comm.world_size - 1) / comm.world_size
@@ -78,7 +78,7 @@ class Recorder:
         now["agree_s"] += seconds
 
     def drop(self) -> None:
-        """The exchange under way failed."""
+        """Drops the exchange under way, which failed."""
         with self._lock:
             self._now = None
 
@@ -117,7 +117,7 @@ class Recorder:
 
 
 class RoundRecorder:
-    """Of local steps: LocalSteps.stats() names the keys."""
+    """Statistics of local steps; LocalSteps.stats() describes the keys."""
 
     def __init__(self, n_sites: int) -> None:
         self._n_sites, self._share = n_sites, (n_sites - 1) / n_sites
@@ -129,7 +129,7 @@ class RoundRecorder:
         return copy.deepcopy(self._last)
 
     def add(self, stats: Iterable[tuple[fragments.Part, lib.ReducerStats]], n_bytes_control: int, counts: Mapping[str, float]) -> dict[str, Any]:
-        """stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: that its agreement sent. counts: what else there is to tell."""
+        """stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by its agreement. counts: further numbers."""
         now: dict[str, Any] = dict(counts) | {"world_size": self._n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
                                               "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
         now["bytes_by_leg"]["control"] = n_bytes_control
@@ -155,8 +155,8 @@ class RoundRecorder:
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:
-    """{prefix and name: number} of what Compressed.stats() gives, as TensorBoard, Weights & Biases and others take it: a dict of
-    numbers in it becomes one number for each, tagc/time_s/encode. nonfinite_units, whose names change, is left out."""
+    """{prefix and name: number} of the result of Compressed.stats(), for TensorBoard, Weights & Biases and others. Each number of an
+    inner dict gets a name of its own, such as tagc/time_s/encode. nonfinite_units, whose keys change, is left out."""
     numbers: dict[str, float] = {}
     for key, value in stats.items():
         if isinstance(value, dict):

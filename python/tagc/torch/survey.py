@@ -1,7 +1,7 @@
-"""What advise() goes by: the shape of a model, and what its communication takes here, measured.
+"""The measurements of advise(): the shape of a model, and the time of its communication here.
 
-What is measured is what would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit
-with this model's mix of classes, over a connection of its own. The model is only looked at."""
+It measures what training would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit with this
+model's mix of classes, over a connection of its own. It does not change the model."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ BUCKET_BYTES = 25 << 20  # DDP's
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-# From the mildest to the strongest. The first loses nothing: gloo's own collectives do not always fill a link. What is selected is
-# reached gently; measured is where that ends.
+# From the mildest to the strongest. The first is lossless: gloo's own collectives do not always fill a link. Settings with selection
+# are measured as after their gentle start.
 GRADIENTS: tuple[dict[str, Any], ...] = (
     {"exchange": "dense", "mild": "dense"},
     {"sparsity": 0, "values": "int8", "mild": "int8"},
@@ -45,18 +45,18 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
 )
 
 
-# What changes the way that gradients of a device take, of a handle of exchange direct.
+# Options that change the way of gradients on a device, for exchange direct.
 WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
 
 
 def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Those options, and the same by each other way."""
+    """Those options, and the same with each other way."""
     others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
     return [dict(options), *others]
 
 
 def name_of(options: Mapping[str, Any]) -> str:
-    """options of compress(), in words."""
+    """options of compress(), as text."""
     if options.get("exchange") == "dense":
         kept = "uncompressed"
     else:
@@ -69,13 +69,13 @@ def name_of(options: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass
 class Shape:
-    """What of a model matters for its communication."""
+    """The properties of a model that determine its communication."""
 
     wrap: str  # "fsdp2", "fsdp1" or "ddp"
     world_size: int
     units: list[dict[str, int]]  # elements of each exchange, by class
     n_gathers: list[int]  # of each unit in a step
-    reduce: str = "fp32"  # what gradients travel as now
+    reduce: str = "fp32"  # dtype of exchanged gradients now
     gather: str = "fp32"  # and parameters
     all_reduce: bool = False  # gradients go to every rank
 
@@ -84,8 +84,8 @@ class Shape:
         return sum(sum(unit.values()) for unit in self.units)
 
     def joined(self, elems: int) -> Shape:
-        """With neighbouring units in one until it has so many elements, as buckets() does; a unit that is gathered more or
-        less often than the one before it, such as the root module, begins anew."""
+        """With neighbouring units joined up to so many elements, as buckets() does. A unit that is gathered more or less often than the one
+        before it, such as the root module, starts a new one."""
         units: list[dict[str, int]] = []
         n_gathers: list[int] = []
         sizes = [sum(unit.values()) for unit in self.units]
@@ -109,7 +109,7 @@ Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a 
 
 
 def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
-    """(Shape, process group over which gradients are exchanged) of a model; kind: as it is wrapped."""
+    """(Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
     group: dist.ProcessGroup
     if kind == "fsdp2":
         units, n_gathers, dtypes, group = _fsdp2(model)
@@ -123,7 +123,7 @@ def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tup
         units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
         n_gathers = [0] * len(units)
     divided_by = 1
-    if between is not None:  # shards only, over another group; the legs inside a host stay as they are
+    if between is not None:  # only shards, over another group; legs inside a host do not change
         divided_by, group, n_gathers = group.size(), between, [0] * len(units)
     sizes = []
     for named in units:
@@ -168,7 +168,7 @@ def _short(dtype: torch.dtype | None) -> str | None:
 
 
 def _shared_out(named: Named, n_bytes: int) -> list[Named]:
-    """Buckets of about n_bytes of fp32, from the last parameter on."""
+    """Buckets of about n_bytes of fp32, starting with the last parameter."""
     groups: list[Named] = []
     room = 0
     for name, shape in reversed(named):
@@ -183,12 +183,12 @@ def _shared_out(named: Named, n_bytes: int) -> list[Named]:
 # ---- measuring ----
 
 class Survey:
-    """Times on this rank, {what: {elements: [seconds]}}, all of them collective. group: where gradients are exchanged."""
+    """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the gradients' exchange."""
 
     def __init__(self, group: dist.ProcessGroup, shape: Shape, threads: int = 1, timeout_s: float = 300,
                  streams: Cuda | None = None, transports: Collection[str] | None = None) -> None:
-        """streams: of the device that the model is on; None: in CPU memory. transports: of compress(); None: all, where every rank has kernels
-        for its device, else "host"."""
+        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every rank has kernels for its device,
+        else "host"."""
         self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
         self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
         self.world_size, self.rank = shape.world_size, dist.get_rank(group)
@@ -198,7 +198,7 @@ class Survey:
         self.bytes: dict[str, float] = {}
         self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
         self._carrier = Carrier(timeout_s)
-        self._random = torch.Generator().manual_seed(1234 + self.rank)  # the user's random numbers stay as they are
+        self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
 
     def __enter__(self) -> Survey:
         return self
@@ -224,7 +224,7 @@ class Survey:
         return True
 
     def run(self, seconds: float) -> None:
-        """Everything that forecast() needs, in about that time."""
+        """Measures everything that forecast() needs, in about that time."""
         n = self._size(seconds)
         self._link(n)
         all_reduce, have_kernels = self.shape.all_reduce, all(share(self.group, self._kernels is not None))
@@ -255,7 +255,7 @@ class Survey:
     def time(self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS) -> list[float]:
         samples = []
         for number in range(n_warm + n_runs):
-            self.comm.agree("advise()", {"elements": n})  # ranks begin together
+            self.comm.agree("advise()", {"elements": n})  # ranks start together
             start = time.perf_counter()
             run()
             if number >= n_warm:
@@ -269,7 +269,7 @@ class Survey:
         return max(1, n // multiple) * multiple
 
     def _size(self, seconds: float) -> int:
-        """A unit's typical size, or less where the link is too slow for it."""
+        """A unit's typical size, or less if the link is slow."""
         mean = self.shape.n_elems // max(1, len(self.shape.units))
         probe = self._rounded(min(mean, 1 << 16))
         torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
@@ -278,7 +278,7 @@ class Survey:
         return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
 
     def _link(self, n: int) -> None:
-        """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit has."""
+        """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit sends."""
         self.time("agree", 0, lambda: None, n_runs=1)
         start = time.perf_counter()
         for _ in range(10):
@@ -307,7 +307,7 @@ class Survey:
         return torch.zeros(n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device)
 
     def _time_torch(self, what: str, n: int, run: Callable[[], object]) -> list[float]:
-        """Where the model is, and until the device is through."""
+        """Times a function on the model's device, until the device has finished."""
         if (streams := self.streams) is None:
             return self.time(what, n, run)
 
@@ -317,7 +317,7 @@ class Survey:
         return self.time(what, n, run_through)
 
     def _gradient(self, n: int) -> torch.Tensor:
-        """Heavy tails, as gradients have: normal values whose scale differs from one to the next."""
+        """Values with heavy tails, like gradients: normal values, each with a random scale."""
         values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
         return values.mul_(scales.exp_())
 
@@ -356,7 +356,7 @@ class Survey:
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:
-        """tagc's gather of changed parameters; the vote and the copies of the hook are part of it."""
+        """tagc's gather of changed parameters, including the hook's vote and copies."""
         shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
         last, output = torch.empty_like(shard), torch.empty_like(full)
         change = self._gradient(n // self.world_size).mul_(1e-3)
@@ -371,7 +371,7 @@ class Survey:
 
         try:
             self.time(f"gather {wire}", n, run, n_warm=2)
-            if gatherer.is_delta:  # backward after forward: nothing has changed
+            if gatherer.is_delta:  # backward gathers after forward: nothing has changed
                 self.time(f"gather {wire} again", n, lambda: (torch.equal(shard, last), output.copy_(full)))
         finally:
             gatherer.close()

@@ -1,7 +1,7 @@
-"""One exchange of several parameters: packed by class, reduced, unpacked. Every hook comes through Unit.reduce().
+"""One exchange of several parameters: packed by class, reduced, unpacked. Every hook calls Unit.reduce().
 
-A unit is called with inputs of its own layout; when a hook's layout changes (a parameter without a gradient, buckets
-made anew), its reducers are made anew, too, and residuals follow their parameters."""
+When a hook's layout changes (a parameter without a gradient, rebuilt buckets), the unit makes new reducers and keeps residuals by
+parameter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ReduceOp = dist.ReduceOp
 
 
 def scale_of(op: Any, world_size: int) -> float:
-    """What the sum over ranks is multiplied with: AVG, SUM or PREMUL_SUM."""
+    """The factor of the sum over ranks: for AVG, SUM or PREMUL_SUM."""
     if op == ReduceOp.AVG:
         return 1.0 / world_size
     if op == ReduceOp.SUM:
@@ -49,7 +49,7 @@ def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None
 
 
 def _zeros(n_elems: int) -> torch.Tensor:
-    return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: nothing changes when it is added
+    return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: adding it changes no bit
 
 
 def _is_zero(values: torch.Tensor) -> bool:
@@ -61,7 +61,7 @@ def _square(values: torch.Tensor | None) -> float:
 
 
 class _Exchange:
-    """A part and its reducer, with the memory that packing needs."""
+    """A part and its reducer, with memory for packing."""
 
     def __init__(self, layout: layouts.Layout, part: layouts.Part, comm: Comm, options: Mapping[str, Any],
                  kernels: Kernels | None, link: Link | None) -> None:
@@ -73,7 +73,7 @@ class _Exchange:
         self.packed = None if part.is_whole(layout.n_elems) and on is kernels else (
             torch.zeros(part.n_elems, dtype=torch.float32, device=device),
             torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
-        self._on = on if link is None else None  # whose stream is the host's to wait for
+        self._on = on if link is None else None  # the host waits for their stream
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self.packed is not None:
@@ -94,7 +94,7 @@ class _Exchange:
 
 
 class Unit:
-    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options for that layouts.Part."""
+    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that layouts.Part."""
 
     def __init__(self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]) -> None:
         self.name, self.options = name, exchange_options
@@ -102,15 +102,15 @@ class Unit:
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Kernels | None, Link | None] | None = None
         self._exchanges: list[_Exchange] = []
-        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters that the reducers at work do not have, wire order
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
 
     # ---- the step ----
 
     def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
                rests: bool = False, kernels: Kernels | None = None) -> list[tuple[layouts.Part, lib.ReducerStats]]:
-        """Collective, blocking. kernels: a staging.Kernels, where source and target are on its device; None: in CPU memory. source (n_elems,), target (row,), or for an all-reduce (n_elems,), which may be the same.
-        Any of DTYPES, alike. All ranks agreed on the layout before. rests: where this rank's gradient of a parameter is
-        zero, its residual stays out of this exchange. Returns [(part, tagc_reducer_stats)]."""
+        """Collective, blocking. All ranks must have agreed on the layout. source (n_elems,); target (row,), or for an all-reduce (n_elems,),
+        which may be source. Both have the same dtype, one of DTYPES. kernels: the staging.Kernels of their device; None: CPU memory.
+        rests: if this rank's gradient of a parameter is zero, its residual is not sent. Returns [(part, tagc_reducer_stats)]."""
         scale = scale_of(op, comm.world_size)
         mean = scale == 1.0 / comm.world_size
         self._prepare(comm, layout, "avg" if mean else "sum", source.dtype, kernels)
@@ -127,7 +127,7 @@ class Unit:
                 begun.append(exchange)
         except Error as error:
             failure = error
-        for exchange in begun:  # all of them, whatever happens: peers wait
+        for exchange in begun:  # all of them, also after a failure, because peers wait
             try:
                 stats.append((exchange.part, exchange.end(result)))
             except Error as error:
@@ -143,8 +143,8 @@ class Unit:
 
     def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
               waits: bool = True, rests: bool = False) -> Callable[[], list[tuple[layouts.Part, lib.ReducerStats]]]:
-        """reduce(), by a process group of the caller's, in the link's turn(). waits: what the current stream is given next waits for the
-        result. Returns what gives reduce()'s result, or raises its failure, when the stream is through; it is to be called."""
+        """reduce() by a process group of the caller's, inside the link's turn(). waits: later work of the current stream waits for the result.
+        Returns a function that must be called when the stream has finished: it returns reduce()'s result or raises its failure."""
         scale = scale_of(op, link.size)
         mean = scale == 1.0 / link.size
         self._prepare(link.comm, layout, "avg" if mean else "sum", source.dtype, link.kernels, link)
@@ -193,7 +193,7 @@ class Unit:
             for part in layout.parts:
                 options = self.options(part, dtype) | {"op": lib.OPS[op]}
                 made.append(_Exchange(layout, part, comm, options, kernels, link))
-        except BaseException:  # the next reduce() begins anew; residuals are in keeping
+        except BaseException:  # the next reduce() makes new reducers; residuals are kept
             for exchange in made:
                 exchange.reducer.close()
             raise
@@ -201,8 +201,7 @@ class Unit:
         self._unstow()
 
     def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
-        """Takes residuals out of the reducers where the gradient of a whole parameter is zero: [(exchange, what it had
-        there)]."""
+        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange, residual)]."""
         taken = []
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -222,14 +221,14 @@ class Unit:
 
     @staticmethod
     def _put_back(resting: list[tuple[_Exchange, torch.Tensor]]) -> None:
-        """What _withdraw() took."""
+        """Puts back what _withdraw() took."""
         for exchange, values in resting:
             residual = exchange.reducer.residual()
             exchange.reducer.set_residual(values if residual is None else values.add_(residual))
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
-        """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros
-        where another layout was reduced last. Local."""
+        """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros if the last
+        reduce() had another layout. Local."""
         if self._layout is not layout:
             return [(0.0, 0.0)] * len(layout.parts)
         return [(_square(exchange.reducer.residual()), sum(_square(source[run.start:run.start + run.length]) for run in exchange.part.runs))
@@ -238,7 +237,7 @@ class Unit:
     # ---- residuals by parameter ----
 
     def _stow(self) -> None:
-        """Takes the reducers' residuals into keeping, and ends the reducers."""
+        """Keeps the reducers' residuals, and ends the reducers."""
         try:
             self._kept |= self.residuals_on_the_wire()
         finally:
@@ -247,7 +246,7 @@ class Unit:
             self._exchanges = []
 
     def _unstow(self) -> None:
-        """Gives the reducers what is kept of their parameters."""
+        """Gives the reducers the kept residuals of their parameters."""
         for exchange in self._exchanges:
             if exchange.reducer.residual() is None:
                 continue
@@ -264,7 +263,7 @@ class Unit:
                 del self._kept[name]
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        """name -> (numel,) in wire order, copies, of all parameters that have one. Local."""
+        """name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
         found = {name: values.clone() for name, values in self._kept.items()}
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
@@ -278,12 +277,12 @@ class Unit:
         return found
 
     def names_of_residuals(self) -> set[str]:
-        """Of parameters that residuals_on_the_wire() has."""
+        """The names in residuals_on_the_wire()."""
         return set(self._kept) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
                                   if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Puts name -> (numel,) in wire order in place of all residuals; those not named become zero."""
+        """Replaces all residuals by name -> (numel,) in wire order; those not named become zero."""
         for exchange in self._exchanges:
             if exchange.reducer.residual() is not None:
                 exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
@@ -304,14 +303,14 @@ class Unit:
                 exchange.reducer.set_sparsity(sparsity)
 
     def free(self) -> None:
-        """Reducers and residuals end. No tensor is made: the garbage collector comes by while torch traces, too."""
+        """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while torch traces."""
         for exchange in self._exchanges:
             exchange.reducer.close()
         self._exchanges, self._kept = [], {}
         self._comm = self._layout = self._key = None
 
     def close(self) -> None:
-        """The residuals stay, and go into the reducers that a later reduce() makes."""
+        """Keeps the residuals for the reducers that a later reduce() makes."""
         try:
             self._stow()
         finally:

@@ -1,4 +1,4 @@
-"""Waiting for peers, never longer than a time-out: what is torch's own as well as what is tagc's."""
+"""Waits for peers, up to a time-out, in torch's calls and in tagc's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ T = TypeVar("T")
 
 
 def soon(ask: Callable[[], T]) -> T | None:
-    """What ask() says, or None when it says nothing for a little longer than SOON, or fails. For questions to the store, which
-    the silent rank may keep."""
+    """The answer of ask(), or None if it takes longer than SOON or fails. For questions to the store, which the silent rank may host."""
     answers = []
 
     def run() -> None:
@@ -38,14 +37,14 @@ def soon(ask: Callable[[], T]) -> T | None:
 
 
 def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
-    """What moves CPU tensors between the ranks of a group, where that is gloo; None otherwise."""
+    """The gloo backend of a group for CPU tensors; None if it has another."""
     backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
     return backend if isinstance(backend, dist.ProcessGroupGloo) else None
 
 
 def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
-    """Ends all connections of a gloo group and all that is under way in it, here and, as far as it needs this rank, on its
-    peers. Gloo does so by itself when a message does not come in time; none is sent with this tag."""
+    """Closes all connections of a gloo group, which ends its transfers here and those of its peers with this rank. Gloo closes them if a
+    message does not arrive in time, and no message has this tag."""
     if gloo is not None and gloo.size() > 1:
         backend: Any = gloo  # recv() is missing in the stubs of torch
         nothing = torch.empty(1, dtype=torch.uint8)
@@ -56,15 +55,15 @@ def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
 
 
 def _lost(gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta, begin: float, failure: Exception | None) -> Error:
-    """The Error for a wait that came to nothing. What is still under way ends, or the process could not end itself."""
+    """The Error for a failed wait. It ends what is still under way; otherwise the process could not exit."""
     disconnect(gloo)
     is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
     return Error("transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}")
 
 
 def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: str, collective: Callable[[], object]) -> None:
-    """collective(), one of torch's over `group` that blocks; Error when it does not end in time. Where CPU tensors do not go by
-    gloo, its own time-out holds."""
+    """Runs collective(), a blocking one of torch's over `group`; Error if it does not end in time. If CPU tensors do not use gloo, the
+    group's own time-out applies."""
     gloo = gloo_of(group)
     if gloo is None:
         collective()
@@ -86,7 +85,7 @@ def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: s
 
 
 class _Work(dist.Work):
-    """Torch's work under way, to be waited for no longer than the time-out."""
+    """A torch Work whose waits end at the time-out."""
 
     def __init__(self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta) -> None:
         super().__init__()

@@ -1,0 +1,62 @@
+/* Checks before the first turn: options and tokens of the arms, and memory, since without swap a process would be killed. */
+#include "bench/measured.h"
+
+#include "core/status.h"
+#include "files/paths.h"
+#include "plan/plan.h"
+#include "train/engine.h"
+#include <stdio.h>
+
+/* Activations of the model, within a few per cent: those kept for each block, and the logits. */
+static uint64_t activation_bytes(const tagc_bench *bench) {
+    const tagc_gpt2_config *model = &bench->plan->model;
+    uint64_t rows = (uint64_t)bench->plan->options.train.batch_size * (uint64_t)bench->plan->n_tokens;
+    uint64_t per_row = (uint64_t)model->n_layer * 10 * (uint64_t)model->n_embd + 20 * (uint64_t)model->n_embd;
+    uint64_t logits = rows * (uint64_t)model->vocab_size, most = (uint64_t)1 << 27;
+    return (rows * per_row + (logits < most ? logits : most)) * sizeof(float);
+}
+
+/* The memory of a rank, and whether --compress-names matches a tensor. */
+static tagc_status check_arm(const tagc_bench *bench, const tagc_arm *arm) {
+    const tagc_bench_plan *plan = bench->plan;
+    tagc_setup setup = {.model = plan->model,
+                        .world_size = bench->rank->world_size,
+                        .n_hosts = 1,
+                        .n_batch = (int)plan->options.train.batch_size,
+                        .n_tokens = plan->n_tokens,
+                        .union_density = -1};
+    tagc_plan_volume volume;
+    tagc_plan_memory memory;
+    char what[TAGC_ARM_NAME_BYTES + 8];
+    tagc_train_fsdp(&arm->options, &setup.engine);
+    setup.placement = tagc_placement_of_sharding(setup.engine.sharding);
+    tagc_status status = tagc_plan_count(&setup, &volume, &memory);
+    if (status != TAGC_OK) return tagc_fail_in(status, "arm %s", arm->name);
+    if (arm->options.compress_names && volume.n_compressed == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "arm %s: --compress-names is \"%.100s\", which matches no tensor",
+                         arm->name, arm->options.compress_names);
+    snprintf(what, sizeof what, "arm %s", arm->name);
+    return tagc_check_memory(what, memory.total + activation_bytes(bench), bench->hosts.n_here);
+}
+
+tagc_status tagc_bench_open_tokens(const tagc_bench_plan *plan, tagc_tokens **out) {
+    char path[TAGC_PATH_BYTES];
+    tagc_tokens_info info;
+    *out = NULL;
+    if (!plan->options.train.data) return TAGC_OK;
+    TAGC_TRY(tagc_path_data(plan->options.train.data, "train.bin", path));
+    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, out));
+    tagc_tokens_get_info(*out, &info);
+    if (info.vocab_size <= (uint32_t)plan->model.vocab_size) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u", path,
+                     info.vocab_size - 1, plan->model.vocab_size, info.vocab_size);
+}
+
+tagc_status tagc_bench_arms_check(const tagc_bench *bench) {
+    tagc_tokens *tokens;
+    for (int i = 0; i < bench->plan->n_arms; i++) TAGC_TRY(check_arm(bench, &bench->plan->arms[i]));
+    tagc_status status = tagc_bench_open_tokens(bench->plan, &tokens);
+    tagc_tokens_close(tokens);
+    return status;
+}

@@ -1,0 +1,49 @@
+/* What rounds.c measures of each arm, and report.c prints. */
+#ifndef TAGC_BENCH_MEASURED_H
+#define TAGC_BENCH_MEASURED_H
+
+#include "bench/bench.h"
+#include "data/data.h"
+
+/* One step, mean over ranks. All members are doubles, so that one loop averages them. */
+typedef struct tagc_bench_iteration {
+    double total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, codec_s, exchange_s,
+        gradient_s;
+    double phase_s[TAGC_N_PHASES];
+} tagc_bench_iteration;
+
+typedef struct tagc_measured_arm {
+    const tagc_arm *arm;
+    tagc_bench_iteration *iterations; /* (rounds, steps) */
+    double *round_s;                  /* (rounds) median of each */
+    double *speedups;                 /* (rounds) */
+    int64_t bucket_elems; /* the arm's, or the choice of auto in the first turn; -1: not chosen yet */
+    uint64_t n_params, n_compressed, n_mild;
+    double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
+    int n_steps;
+    tagc_fsdp_memory memory;
+    tagc_result_spread total, exposed, speedup;
+    tagc_bench_iteration median; /* member by member */
+} tagc_measured_arm;
+
+typedef struct tagc_measured_arms {
+    tagc_bench *bench;
+    int n, n_rounds, n_steps;
+    tagc_measured_arm *arms; /* (n) */
+    tagc_tokens *tokens;     /* NULL: synthetic */
+    int *input, *target;     /* (batch_size, n_tokens) */
+} tagc_measured_arms;
+
+/* Those of the arm, with the bucket that auto has chosen. */
+tagc_train_options tagc_measured_options(const tagc_measured_arm *arm);
+int tagc_measured_name_width(const tagc_measured_arms *arms);
+
+/* Local: the tokens of --data, or NULL without. */
+tagc_status tagc_bench_open_tokens(const tagc_bench_plan *plan, tagc_tokens **out);
+
+/* After the last round: medians and spreads. */
+tagc_status tagc_measured_summarize(tagc_measured_arms *arms);
+/* Prints the tables and the recommendation, and adds them to the result. */
+tagc_status tagc_measured_report(const tagc_measured_arms *arms);
+
+#endif

@@ -1,0 +1,184 @@
+/* Tables, result and recommendation of the measured arms. */
+#include "bench/measured.h"
+
+#include "core/status.h"
+#include "launch/human.h"
+#include "train/saved.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+tagc_train_options tagc_measured_options(const tagc_measured_arm *a) {
+    tagc_train_options options = a->arm->options;
+    options.bucket_elems = a->bucket_elems;
+    return options;
+}
+
+int tagc_measured_name_width(const tagc_measured_arms *b) {
+    size_t width = 16;
+    for (int i = 0; i < b->n; i++)
+        if (strlen(b->arms[i].arm->name) > width) width = strlen(b->arms[i].arm->name);
+    return (int)width;
+}
+
+static void summarize(const tagc_measured_arms *b, tagc_measured_arm *a, double *scratch) {
+    int n = b->n_rounds * b->n_steps;
+    for (size_t member = 0; member < sizeof(tagc_bench_iteration) / sizeof(double); member++) {
+        for (int i = 0; i < n; i++) scratch[i] = ((const double *)&a->iterations[i])[member];
+        ((double *)&a->median)[member] = tagc_result_spread_of(scratch, n).median;
+    }
+    for (int i = 0; i < n; i++) scratch[i] = a->iterations[i].total_s;
+    a->total = tagc_result_spread_of(scratch, n);
+    for (int i = 0; i < n; i++) scratch[i] = a->iterations[i].wait_gather_s + a->iterations[i].wait_reduce_s;
+    a->exposed = tagc_result_spread_of(scratch, n);
+    for (int i = 0; i < b->n_rounds; i++) a->speedups[i] = b->arms[0].round_s[i] / a->round_s[i];
+    a->speedup = tagc_result_spread_of(a->speedups, b->n_rounds);
+}
+
+/* Per parameter of the whole model, before the factor (W-1)/W. */
+static double bits(const tagc_measured_arms *b, const tagc_measured_arm *a, int leg) {
+    int world_size = b->bench->rank->world_size;
+    return 8 * a->n_bytes[leg] / a->n_steps / (double)a->n_params * world_size / (world_size - 1);
+}
+
+static uint64_t memory_bytes(const tagc_measured_arm *a) {
+    return a->memory.parameters + a->memory.gradients + a->memory.optimizer + a->memory.residuals;
+}
+
+static void say_table(const tagc_measured_arms *b) {
+    tagc_bench_say(b->bench, "\n  %-*s %10s %21s %18s %9s %9s %9s %21s %9s\n", tagc_measured_name_width(b),
+                   "", "iteration", "(least to most)", "speed-up", "compute", "exposed", "codec",
+                   "bits/param: gradients", "memory");
+    for (int i = 0; i < b->n; i++) {
+        const tagc_measured_arm *a = &b->arms[i];
+        char time[24], least[24], most[24], range[56], speedup[40], memory[16];
+        double gathered = bits(b, a, TAGC_LEG_GATHER), all = 0;
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) all += bits(b, a, leg);
+        snprintf(range, sizeof range, "(%s to %s)", tagc_human_time(a->total.min, least),
+                 tagc_human_time(a->total.max, most));
+        snprintf(speedup, sizeof speedup, "%.2f (%.2f - %.2f)", a->speedup.median, a->speedup.min,
+                 a->speedup.max);
+        tagc_bench_say(b->bench, "  %-*s %10s %21s %18s %7.0f %% %7.0f %% %7.0f %% %8.2f of %8.2f %9s\n",
+                       tagc_measured_name_width(b), a->arm->name, tagc_human_time(a->total.median, time),
+                       range, speedup, 100 * a->median.compute_s / a->total.median,
+                       100 * a->exposed.median / a->total.median, 100 * a->median.codec_s / a->total.median,
+                       all - gathered, all, tagc_human_bytes((double)memory_bytes(a), memory));
+    }
+}
+
+/* Compares arms with the time of their bytes over the link, and phases of the codec with the time of memory: both are lower
+ * bounds. */
+static void say_floors(const tagc_measured_arms *b) {
+    const tagc_bench *bench = b->bench;
+    if (bench->all_to_all_bytes_per_s <= 0 && bench->floor_s_per_elem <= 0) return;
+    tagc_bench_say(bench, "\n  %-*s %10s %11s %13s   phases, times of the memory floor of all parameters\n",
+                   tagc_measured_name_width(b), "", "link floor", "of the time", "comm to floor");
+    for (int i = 0; i < b->n; i++) {
+        const tagc_measured_arm *a = &b->arms[i];
+        double n_bytes = 0, floor_s = (double)NAN;
+        char time[24] = "-";
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
+        if (bench->all_to_all_bytes_per_s > 0)
+            tagc_human_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
+        tagc_bench_say(bench, "  %-*s %10s %9.0f %% %13.2f  ", tagc_measured_name_width(b), a->arm->name,
+                       time, 100 * floor_s / a->total.median, a->median.comm_s / floor_s);
+        for (int phase = 0; bench->floor_s_per_elem > 0 && phase < TAGC_PHASE_WAIT; phase++)
+            tagc_bench_say(bench, " %s %.2f", tagc_phase_name(phase),
+                           a->median.phase_s[phase] / (bench->floor_s_per_elem * (double)a->n_params));
+        tagc_bench_say(bench, "\n");
+    }
+}
+
+static json_t *iteration_json(const tagc_measured_arms *b, const tagc_measured_arm *a, int i) {
+    const tagc_bench_iteration *it = &a->iterations[i];
+    return json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "round", i / b->n_steps,
+                     "total_s", tagc_json_real(it->total_s), "compute_s", tagc_json_real(it->compute_s),
+                     "wait_gather_s", tagc_json_real(it->wait_gather_s), "wait_reduce_s",
+                     tagc_json_real(it->wait_reduce_s), "optimizer_s", tagc_json_real(it->optimizer_s),
+                     "comm_s", tagc_json_real(it->comm_s), "codec_s", tagc_json_real(it->codec_s),
+                     "exchange_s", tagc_json_real(it->exchange_s), "gradient_s",
+                     tagc_json_real(it->gradient_s), "phase_s", tagc_json_phases(it->phase_s));
+}
+
+static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a) {
+    tagc_train_options options = tagc_measured_options(a);
+    uint64_t n_bytes[TAGC_N_LEGS];
+    double n_bits[TAGC_N_LEGS];
+    json_t *iterations = json_array();
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        n_bytes[leg] = (uint64_t)(a->n_bytes[leg] / a->n_steps + 0.5);
+        n_bits[leg] = bits(b, a, leg);
+    }
+    for (int i = 0; i < b->n_rounds * b->n_steps; i++)
+        json_array_append_new(iterations, iteration_json(b, a, i));
+    json_t *memory = json_pack("{s:I, s:I, s:I, s:I}", "parameters", (json_int_t)a->memory.parameters,
+                               "gradients", (json_int_t)a->memory.gradients, "optimizer",
+                               (json_int_t)a->memory.optimizer, "residuals", (json_int_t)a->memory.residuals);
+    return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+                     a->arm->name, "options", tagc_saved_options(&tagc_train_command, &options), "n_params",
+                     (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed, "n_mild",
+                     (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5), "n_kept",
+                     (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent", tagc_json_leg_bytes(n_bytes),
+                     "bits_per_param", tagc_json_leg_reals(n_bits), "iterations", iterations, "total_s",
+                     tagc_json_spread(&a->total), "exposed_s", tagc_json_spread(&a->exposed), "speedup",
+                     tagc_json_spread(&a->speedup), "memory_bytes", memory);
+}
+
+/* Whether the arm compresses any leg; bf16 does not count. */
+static int compresses(const tagc_measured_arm *a) {
+    const tagc_train_options *o = &a->arm->options;
+    return (a->n_compressed > 0 && o->exchange != TAGC_EXCHANGE_DENSE) || a->n_mild > 0 ||
+           o->gather > TAGC_GATHER_BF16;
+}
+
+static double link_s(const tagc_measured_arms *b, const tagc_measured_arm *a) {
+    double n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
+    return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
+}
+
+static tagc_status recommend(const tagc_measured_arms *b) {
+    tagc_bench_candidate *candidates = calloc((size_t)b->n, sizeof *candidates);
+    tagc_bench_advice advice;
+    if (!candidates) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d arms", b->n);
+    for (int i = 0; i < b->n; i++) {
+        const tagc_measured_arm *a = &b->arms[i];
+        candidates[i] = (tagc_bench_candidate){.name = a->arm->name,
+                                               .sharding = a->arm->options.sharding,
+                                               .is_compressed = compresses(a),
+                                               .round_s = a->round_s,
+                                               .total_s = a->total.median,
+                                               .exposed_s = a->exposed.median,
+                                               .compute_s = a->median.compute_s + a->median.optimizer_s,
+                                               .link_s = link_s(b, a),
+                                               .codec_s = a->median.codec_s,
+                                               .comm_s = a->median.comm_s,
+                                               .memory_bytes = memory_bytes(a)};
+    }
+    tagc_bench_advise(candidates, b->n, b->n_rounds, &advice);
+    free(candidates);
+    tagc_bench_say(b->bench, "\nRecommendation: %s\n", advice.reason);
+    tagc_bench_put(b->bench, "recommendation",
+                   json_pack("{s:s, s:s, s:o}", "arm",
+                             advice.arm < 0 ? "none" : b->arms[advice.arm].arm->name, "reason", advice.reason,
+                             "speedup", tagc_json_real(advice.speedup)));
+    return TAGC_OK;
+}
+
+tagc_status tagc_measured_summarize(tagc_measured_arms *b) {
+    size_t n = (size_t)b->n_rounds * (size_t)b->n_steps;
+    double *scratch = calloc(n, sizeof *scratch);
+    if (!scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu times", n);
+    for (int i = 0; i < b->n; i++) summarize(b, &b->arms[i], scratch);
+    free(scratch);
+    return TAGC_OK;
+}
+
+tagc_status tagc_measured_report(const tagc_measured_arms *b) {
+    say_table(b);
+    say_floors(b);
+    json_t *list = json_array();
+    for (int i = 0; i < b->n; i++) json_array_append_new(list, arm_json(b, &b->arms[i]));
+    tagc_bench_put(b->bench, "arms", list);
+    return recommend(b);
+}
