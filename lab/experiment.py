@@ -5,7 +5,7 @@ import pathlib
 import re
 
 import delay
-from common import LAB, LabError, nearest, read_toml
+from common import LAB, LabError, bits_per_s, nearest, read_toml
 
 EXPERIMENTS = LAB / "experiments"
 VIEWS = ("times", "exchanges", "bits", "losses", "quality", "timeline", "torch")
@@ -47,11 +47,16 @@ def _are_options(value):
         re.fullmatch("[a-z][a-z0-9-]*", name) and isinstance(word, (str, int, float)) for name, word in value.items())
 
 
+RATE = r"(?![0.]+[kmg])\d+(?:\.\d+)?[kmg]bit"
+RATE_WORDS = 'a rate of tc, as in "500mbit" or "2gbit", or two, up and down, as in "110mbit/500mbit"'
+
 # Where an experiment runs: these may differ between cases.
 PLACE_KEYS = {
     "hosts": _number(int, 1, MOST_HOSTS),
     "ranks_per_host": _number(int, 1, 64),
-    "rate": _word(r"(?![0.]+[kmg])\d+(\.\d+)?[kmg]bit", 'a rate of tc, as in "500mbit" or "2gbit"'),
+    "rate": _word(f"{RATE}(/{RATE})?", RATE_WORDS),
+    "links": _list_of(_word(f"{RATE}(/{RATE})?", RATE_WORDS)[0], f"a list with the rate of each host: {RATE_WORDS}"),
+    "wireguard": (lambda value: isinstance(value, bool), "true or false"),
     "mtu": _number(int, 576, 65000),
     "burst": _word(r"\d+[km]?b", 'a size of tc, as in "256kb"'),
     "queue": _word(r"\d+ms", 'the longest wait in the queue, as in "50ms"'),
@@ -78,7 +83,7 @@ OF_TRAIN = ("seeds", "data", "trace", "units", "base", "rates", "simulate")
 OF_BENCH = ("pairs",)
 REQUIRED = ("title", "kind", "table", "minutes", "arms")
 DEFAULTS = {"hosts": 1, "ranks_per_host": 1, "rate": "1gbit", "mtu": 9000, "burst": "256kb", "queue": None,
-            "latency": None, "options": {}}
+            "latency": None, "links": None, "wireguard": False, "options": {}}
 
 
 @dataclasses.dataclass
@@ -91,6 +96,8 @@ class Case:
     burst: str
     queue: str | None
     latency: str | None  # one way, None: none is added
+    links: list | None  # of each host, in place of rate
+    wireguard: bool  # between all hosts
     arms: list
     options: dict
 
@@ -98,12 +105,29 @@ class Case:
     def world_size(self):
         return self.hosts * self.ranks_per_host
 
+    def up(self, host):
+        """The rate of what a host sends; hosts are numbered from 1."""
+        return (self.links[host - 1] if self.links else self.rate).split("/")[0]
+
+    def down(self, host):
+        return (self.links[host - 1] if self.links else self.rate).split("/")[-1]
+
+    def way(self, host, to):
+        """The rate from one host to another."""
+        return min(self.up(host), self.down(to), key=bits_per_s)
+
+    def fastest(self):
+        return max((rate for host in range(1, self.hosts + 1) for rate in (self.up(host), self.down(host))), key=bits_per_s)
+
+    def link_text(self):
+        return ", ".join(self.links) if self.links else self.rate
+
     def queue_text(self):
         """As tc has it."""
         return self.queue or f"{delay.queue_ms(self.latency) if self.latency else 50}ms"
 
     def text(self):
-        link = f"{self.rate}, {self.latency} one way" if self.latency else self.rate
+        link = self.link_text() + (f", {self.latency} one way" if self.latency else "") + (", WireGuard" if self.wireguard else "")
         where = f"{self.hosts} hosts, {link}" if self.hosts > 1 else "this machine, no shaped link"
         return f"{where}, {self.world_size} ranks, {len(self.arms)} arms"
 
@@ -190,6 +214,10 @@ def read(path, quick=False):
     made = [Case(**{key: value for key, value in _merged(place, case).items() if key in PLACE_KEYS})
             for case in cases]
     for case in made:
+        if case.links and len(case.links) != case.hosts:
+            raise LabError(f"{path}: links has {len(case.links)} rates, and hosts is {case.hosts}: must be one for each host")
+        if case.wireguard and case.hosts == 1:
+            raise LabError(f"{path}: wireguard has no meaning for hosts = 1: it is between two hosts")
         if case.latency and case.hosts == 1:
             raise LabError(f"{path}: latency has no meaning for hosts = 1: it is of the link between two hosts")
     return Experiment(path.stem, {**settings, "case": cases, "is_quick": quick}, made)

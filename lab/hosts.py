@@ -12,6 +12,7 @@ import tempfile
 import time
 
 import delay
+import wireguard
 from common import LabError, bits_per_s, call, need_program
 
 SUBNET = "10.77.0.0/24"
@@ -40,7 +41,7 @@ class Network:
     def __init__(self, case, tagc):
         """tagc: the program that will run here, beside which the one for latency lies."""
         self.case, self.tagc = case, tagc
-        self.delay = self.tcp = self.lost_before = None
+        self.delay = self.tcp = self.lost_before = self.tunnel = None
         self.prefix = f"{PREFIX}{os.getpid()}"
         self.switch = f"{self.prefix}-switch"
         self.hosts = range(1, case.hosts + 1)
@@ -50,6 +51,8 @@ class Network:
 
     def __enter__(self):
         try:
+            if self.case.wireguard:
+                wireguard.check_programs()
             if self.case.latency:
                 need_program("ping", "iputils-ping")
                 program = delay.find_program(self.tagc)
@@ -115,12 +118,15 @@ class Network:
                  "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(2))
         for host in self.hosts:
             name = self.namespace(host)
-            call("ip", "-n", name, "addr", "add", f"{address(host)}/24", "dev", "eth0")
+            own = wireguard.outer_address(host) if self.case.wireguard else address(host)
+            call("ip", "-n", name, "addr", "add", f"{own}/24", "dev", "eth0")
             for device in ("lo", "eth0"):
                 call("ip", "-n", name, "link", "set", device, "up")
-            self._shape(name, "eth0")
+            self._shape(name, "eth0", self.case.way(host, 3 - host) if len(self.hosts) == 2 else self.case.up(host))
             if self.case.latency:
-                self.tcp = delay.set_tcp(self, host, delay.window_bytes(bits_per_s(self.case.rate), self.case.latency))
+                self.tcp = delay.set_tcp(self, host, delay.window_bytes(bits_per_s(self.case.fastest()), self.case.latency))
+        if self.case.wireguard:
+            self.tunnel = wireguard.join({host: self.namespace(host) for host in self.hosts}, address, self.case.mtu)
         self.lost_before = self._dropped()  # a frame that waited when a shaper came in
 
     def _make_wires(self, program):
@@ -128,7 +134,7 @@ class Network:
         devices, n = self._devices(), len(self.hosts)
         wires = [(devices[0], devices[1])] if n == 2 else list(zip(devices[:n], devices[n:]))
         one_way_s = delay.seconds(self.case.latency) / (1 if n == 2 else 2)
-        self.delay = delay.Delay(program, one_way_s, bits_per_s(self.case.rate), wires)
+        self.delay = delay.Delay(program, one_way_s, bits_per_s(self.case.fastest()), wires)
         for name, device in devices:
             call("ip", "-n", name, "link", "set", device, "mtu", self.case.mtu, "txqueuelen", TAP_QUEUE_FRAMES)
 
@@ -141,12 +147,12 @@ class Network:
                 call("ip", "-n", switch, "link", "add", f"port{host}", "mtu", self.case.mtu, "type", "veth",
                      "peer", "name", "eth0", "mtu", self.case.mtu, "netns", self.namespace(host))
             call("ip", "-n", switch, "link", "set", f"port{host}", "master", "bridge0", "up")
-            self._shape(switch, f"port{host}")
+            self._shape(switch, f"port{host}", self.case.down(host))
 
-    def _shape(self, namespace, device):
+    def _shape(self, namespace, device, rate):
         """What a host sends is shaped where it leaves the host; what it receives, at the switch's port, or with two
         hosts where it leaves the other one."""
-        call("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", self.case.rate,
+        call("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate,
              "burst", self.case.burst, "latency", self.case.queue_text())
 
     def inside(self, host, *words):

@@ -55,22 +55,24 @@ def measure(network, seconds):
             server.kill()
             server.wait()
     network.check()
-    _check(network.case.rate, one_way, both_ways)
-    return {"rate": network.case.rate, "mtu": network.case.mtu, "burst": network.case.burst,
+    rates = [network.case.way(host, to) for host, to in zip(hosts, nexts)]
+    _check(rates, one_way, both_ways)
+    return {"rate": network.case.link_text(), "ways": rates, "tunnel": network.tunnel, "mtu": network.case.mtu, "burst": network.case.burst,
             "queue": f"tbf latency {network.case.queue_text()}", "latency": waits, "tcp": network.tcp,
             "tcp_one_way_bits_per_s": one_way, "tcp_both_ways_bits_per_s": both_ways}
 
 
-def _check(rate, one_way, both_ways):
-    most = max(one_way + both_ways)
-    if most > 1.1 * bits_per_s(rate):
-        raise LabError(f"the link is not shaped: {rate} was asked for, and iperf3 gets {most / 1e9:.2f} Gbit/s")
+def _check(rates, one_way, both_ways):
+    for rate, got in zip(rates * 2, one_way + both_ways):
+        if got > 1.1 * bits_per_s(rate):
+            raise LabError(f"the link is not shaped: {rate} was asked for, and iperf3 gets {got / 1e9:.2f} Gbit/s")
 
 
 def shortfall(link):
     """A text when this machine cannot fill the link in both directions, else None: measurements then are of the
     machine."""
-    least = min(link["tcp_both_ways_bits_per_s"]) / bits_per_s(link["rate"])
+    got = link["tcp_both_ways_bits_per_s"]
+    least = min(bits / bits_per_s(rate) for bits, rate in zip(got, link.get("ways") or [link["rate"]] * len(got)))
     if least >= 0.85:
         return None
     return (f"plain TCP in both directions at once reaches only {least:.0%} of {link['rate']}: the processor is the "

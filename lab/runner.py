@@ -89,7 +89,7 @@ class Runner:
                 self.say(f"latency: {case.latency} one way; round trips by ping: " + ", ".join(
                     f"{1e3 * s:.2f}" for s in made["link"]["latency"]["ping_round_trip_s"]) + " ms")
             short = linkcheck.shortfall(made["link"])
-            self.say(f"link: {case.rate}, plain TCP gets " +
+            self.say(f"link: {case.link_text()}{', in WireGuard' if case.wireguard else ''}, plain TCP gets " +
                       ", ".join(f"{bits / 1e9:.3f}" for bits in made["link"]["tcp_both_ways_bits_per_s"]) +
                       " Gbit/s in both directions at once" + (f"\nnote: {short}" if short else ""))
             before = network.counters()

@@ -55,7 +55,8 @@ def case_text(case):
     hosts = "" if case["ranks_per_host"] == 1 else f" on {case['hosts']} hosts"
     latency = (case["link"].get("latency") or {}).get("asked", "")
     return (f"{ranks}{hosts}, {case['link']['rate'].replace('gbit', ' Gbit/s').replace('mbit', ' Mbit/s')}"
-            + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else ""))
+            + (", " + latency.replace("us", " us").replace("ms", " ms") if latency else "")
+            + (", WireGuard" if case["link"].get("tunnel") else ""))
 
 
 def link_text(link):

@@ -56,7 +56,8 @@ static const tagc_option own[] = {
     REAL(NULL, "union-density", union_density, 1, "auto", "auto",
          "share of elements that any rank keeps; auto: as in --profile, else as if ranks chose independently"),
     TEXT("The network", "link-rate", link_rate, NULL, "LIST",
-         "of a host, each direction, as in 1gbit,10gbit; TCP's payload is taken as 94 % of it"),
+         "of a host, each direction, as in 1gbit,10gbit; or up and down, as in 110mbit/500mbit: hosts send as much as"
+         " they get, so the slower one counts. TCP's payload is taken as 94 % of it"),
     REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, in place of --link-rate"),
     TEXT(NULL, "latency", latency, NULL, "LIST",
          "one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Several go with each rate. A large message"
@@ -178,13 +179,18 @@ static tagc_status read_placement(tagc_plan_request *request, const char *text, 
 /* An Ethernet frame of 1538 bytes on the line carries 1448 of TCP's. */
 static const double payload_share = 1448.0 / 1538.0;
 
+/* Up and down: a host owns as large a shard as any other, so what it sends in a step is as much as what it gets. */
 static tagc_status read_rate(tagc_plan_request *request, const char *text, size_t n) {
-    double bits_per_s;
-    if (!read_quantity(text, n, rate_units, 1, &bits_per_s))
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--link-rate is \"%.60s\", allowed: numbers with kbit, mbit, gbit or tbit, as in 1gbit,10gbit",
-            request->options.link_rate);
+    const char *slash = memchr(text, '/', n);
+    size_t n_up = slash ? (size_t)(slash - text) : n, n_down = slash ? n - n_up - 1 : 0;
+    double bits_per_s, down = 0;
+    if (!read_quantity(text, n_up, rate_units, 1, &bits_per_s) ||
+        (slash && !read_quantity(slash + 1, n_down, rate_units, 1, &down)))
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--link-rate is \"%.60s\", allowed: numbers with kbit, mbit, gbit or tbit, as in"
+                         " 1gbit,10gbit, or two of them, up and down, as in 110mbit/500mbit",
+                         request->options.link_rate);
+    if (slash && down < bits_per_s) bits_per_s = down;
     request->line_bits_per_s[request->n_links] = bits_per_s;
     request->links[request->n_links].bytes_per_s = bits_per_s / 8 * payload_share;
     return TAGC_OK;

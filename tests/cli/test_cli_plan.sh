@@ -74,6 +74,8 @@ run 0 plan --model demo --world-size 2 --link-rate 100mbit,1gbit --latency 1ms,1
 [ "$(json 'all(p[i]["rows"][0]["iteration_s"] < p[i + 1]["rows"][0]["iteration_s"] for i in (0, 1, 3, 4))')" = True ] ||
     fail "distance costs nothing"
 grep -q '100 Mbit/s 50 ms' out || fail "the table does not name its links"
+run 0 plan --model tiny --world-size 2 --link-rate 1gbit,1gbit/10gbit,10gbit/1gbit,10gbit/2gbit --compute-s 0.1 --arms fsdp --json plan.json
+[ "$(json '[q["link"]["line_bits_per_s"] / 1e9 for q in p]')" = "[1.0, 1.0, 1.0, 2.0]" ] || fail "the slower direction"
 
 # ---- a model from config.json ----
 run 0 export --from run-full-dense --out hf
@@ -155,6 +157,10 @@ run 2 plan --link-rate 10gb
 says "--link-rate"
 run 2 plan --link-rate 0gbit
 says "--link-rate"
+for wrong in 1gbit/ /1gbit 1gbit/2gbit/3gbit 1gbit/fast; do
+    run 2 plan --link-rate $wrong
+    says "--link-rate is \"$wrong\"" "up and down"
+done
 run 2 plan --latency 50
 says "--latency is \"50\""
 run 2 plan --latency 1ms,

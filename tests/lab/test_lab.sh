@@ -64,6 +64,15 @@ broken "${good/bits/quality}" 'table = "quality" needs base and seeds'
 broken "$good
 rate = 5" 'rate is 5, allowed:'
 broken "$good
+rate = \"1gbit/\"" "rate is '1gbit/', allowed:" 'up and down'
+broken "$good
+links = [\"1gbit\", \"0mbit/1gbit\"]" 'links is' 'up and down'
+broken "$good
+hosts = 3
+links = [\"1gbit\", \"1gbit\"]" 'links has 2 rates, and hosts is 3'
+broken "$good
+wireguard = true" 'wireguard has no meaning for hosts = 1'
+broken "$good
 hosts = 0" 'hosts is 0, allowed: a whole number from 1 to'
 broken "$good
 hosts = 2

@@ -1,6 +1,7 @@
 """advise(): what it chooses from given measurements, and that measuring leaves everything as it was."""
 
 import json
+import random
 
 import pytest
 
@@ -9,7 +10,7 @@ import torch.distributed as dist
 
 import ranks
 from models import Even, batch_of, loss_of
-from tagc.torch import advice, survey
+from tagc.torch import advice, links, survey
 
 MEAN = 4_000_000
 
@@ -29,7 +30,8 @@ def found_on(bytes_per_s, codec_s_per_elem=2e-9, latency_s=1e-4, gloo_share=1.0)
     for wire, bits in (("fp32", 32), ("bf16", 16), ("delta4", 4)):
         put(f"gather {wire}", bits / 8 / 2, codec_s_per_elem / 2)
     put("gather delta4 again", 0, 1e-10)
-    return {"seconds": seconds, "codec": {}}
+    put(survey.LOCAL, 1.1 / 8, codec_s_per_elem)
+    return {"seconds": seconds, "codec": {}, "bits": {survey.LOCAL: 1.1 / 2}}
 
 
 def shape_of(wrap="fsdp2", n_units=6, **others):
@@ -264,7 +266,9 @@ def undisturbed(rank, world_size, wrap, compressed):
     before, n_steps = state(), handle.n_steps if handle else 0
     copy = Even(64)
     torch.set_rng_state(before[3][0])
-    found = tagc.advise(model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward())
+    found = tagc.advise(model, seconds=1, verbose=False, step=lambda: loss_of(copy, batch_of(rank)).backward(), every="auto")
+    if wrap == "ddp" and not compressed:
+        bits_of_an_exchange(rank, world_size)
     for old, new in zip(before, state()):
         assert len(old) == len(new) and all(torch.equal(a, b) for a, b in zip(old, new))
     assert not compressed or before[2] and any(values.any() for values in before[2])
@@ -290,6 +294,113 @@ def test_measuring(wrap, compressed):
         assert row["gradients_s"] > 0 and (row["parameters_s"] > 0) == (wrap != "ddp")
         assert row["step_s"] >= found["compute_s"]
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
+    local = found["local"]
+    assert local["every"] in links.EVERY and local["reason"] in found["text"] and local["step_s"] >= found["compute_s"]
+    assert 0.1 < local["bits"] * local["every"] < 5  # a model of small tensors
+
+
+def bits_of_an_exchange(rank, world_size):
+    """What plan_sites() assumes is what libtagc sends, within 4 %."""
+    from tagc import _library as lib
+    from tagc.torch.comm import Comm
+    from tagc.torch.reducer import Reducer
+
+    n, random_values, comm = 1 << 17, torch.Generator().manual_seed(rank), Comm(dist.group.WORLD, 60)
+    for sparsity, (out, back) in ((0.95, links.ways(2)["direct, 95 % zero"]), (0.99, links.ways(2, 0.99)["direct, 99 % zero"])):
+        reducer = Reducer(comm, n, exchange=lib.EXCHANGES["direct"], format=lib.FORMATS["int2"], sparsity=sparsity, output=lib.OUTPUTS["unit"],
+                          op=lib.OPS["avg"])
+        reducer.begin(torch.randn(n, generator=random_values), torch.empty(n))
+        sent = {leg: 8 * n_bytes / n * 2 for leg, n_bytes in zip(lib.LEGS, reducer.end().n_bytes_sent)}
+        assert sent["index"] + sent["values"] == pytest.approx(out, rel=0.04) and sent["result"] == pytest.approx(back, rel=0.04)
+        reducer.close()
+    comm.close()
+
+
+# ---- between sites: pure ----
+
+def test_rates_of_lines():
+    import tagc.torch as tagc
+
+    assert links.link_of("500mbit") == pytest.approx((470.74e6,) * 2, rel=1e-4)
+    assert links.link_of("110mbit/1.5gbit") == pytest.approx((103.56e6, 1.4122e9), rel=1e-4)
+    for bad in "500", "0mbit", "1gbit/2gbit/3gbit", "fast", "", "-1mbit", "1gbit/", 7:
+        with pytest.raises(tagc.Error, match="up and down"):
+            links.link_of(bad)
+    for wrong in dict(n_params=0), dict(links=["1gbit"]), dict(step_s=0), dict(sparsity=1), dict(every=1), dict(every=5, delay=5), dict(latency_s="1"):
+        with pytest.raises(tagc.Error, match="must"):
+            tagc.plan_sites(**dict(n_params=1e6, links=["1gbit"] * 2, step_s=1, verbose=False) | wrong)
+
+
+def test_shares_of_unequal_sites():
+    """No other shares are faster; sites that are alike have equal ones; a slow upload gets less to own."""
+    chance = random.Random(5)
+    for _ in range(200):
+        sites = [links.Link(*(10 ** chance.uniform(6, 9) for _ in range(2))) for _ in range(chance.randint(2, 6))]
+        out, back = (chance.choice((0.4, 1.1, 4.1, 32)) for _ in range(2))
+        best = links.best_shares(sites, out, back)
+        assert sum(best) == pytest.approx(1) and min(best) >= -1e-9
+        soonest = links.bytes_s(1, sites, out, back, best)
+        for _ in range(200):
+            weights = [chance.expovariate(1) ** 2 for _ in sites]
+            other = [weight / sum(weights) for weight in weights]
+            assert links.bytes_s(1, sites, out, back, other) >= 0.998 * soonest
+    alike = [links.link_of("110mbit/500mbit")] * 4
+    assert links.best_shares(alike, 0.4, 1.1) == [0.25] * 4
+    # By hand: two sites send half of each, and the owner's half of the sums; the slower of both directions decides.
+    assert links.bytes_s(1e6, [links.Link(1e6, 4e6), links.Link(8e6, 8e6)], 2, 6) == pytest.approx((2 / 2 + 6 / 2) * 1e6 / 1e6)
+    one_slow = [links.link_of("110mbit/500mbit"), *[links.link_of("1gbit")] * 3]
+    shares = links.best_shares(one_slow, 0.42, 1.15)
+    assert shares[0] < 0.01 and links.bytes_s(1, one_slow, 0.42, 1.15) > 2.5 * links.bytes_s(1, one_slow, 0.42, 1.15, shares)
+
+
+def lived_through(compute_s, exchange_s, every, fragments, delay, steps):
+    """Seconds of so many steps, one after the other, as LocalSteps does them."""
+    now, flying = 0.0, []
+    for step in range(1, steps + 1):
+        now += compute_s
+        if step % every in {(i + 1) * every // fragments % every for i in range(fragments)}:
+            flying.append((step + delay, now + exchange_s))
+        while flying and flying[0][0] <= step:
+            now = max(now, flying.pop(0)[1])
+    return now
+
+
+@pytest.mark.parametrize("every, fragments, delay, exchange_s", [(10, 1, 0, 3.0), (30, 3, 4, 2.5), (30, 3, 4, 7.0), (12, 2, 5, 5.0), (5, 5, 0, 0.1)])
+def test_time_of_a_local_step(every, fragments, delay, exchange_s):
+    steps = 100 * every
+    lived = lived_through(1.0, exchange_s, every, fragments, delay, steps + delay) - delay
+    assert links.local_step_s(1.0, exchange_s, every, fragments, delay) == pytest.approx(lived / steps, rel=0.02)
+
+
+def test_every_step_or_local_steps(capsys):
+    import tagc.torch as tagc
+
+    slow = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03)
+    assert slow["choice"] == "local steps" and slow["every"] == 20 and slow["text"] in capsys.readouterr().out
+    fast = tagc.plan_sites(124e6, ["1gbit"] * 4, step_s=5, latency_s=0.001, verbose=False)
+    assert fast["choice"] == "every step" and "95 % zero in each step" in fast["reason"]
+    given = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=100, verbose=False)
+    assert given["every"] == 100
+    bits = {row["name"]: row["bits"] for row in given["rows"]}
+    assert bits["direct, 95 % zero, every 100 steps"] == pytest.approx(bits["direct, 95 % zero"] / 100)
+    hidden = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=30, delay=3, verbose=False)
+    row = next(row for row in hidden["rows"] if row["name"].startswith("direct, 95 % zero, every"))
+    assert row["step_s"] == 1 and row["exchange_s"] > 1
+    unlike = tagc.plan_sites(124e6, ["110mbit/500mbit", "1gbit", "1gbit", "1gbit"], step_s=1, verbose=False)
+    assert "if sites owned 0, 33, 33, 33 %" in unlike["text"]
+
+
+@pytest.mark.parametrize("bytes_per_s, step_s, better", [(1e5, 1.0, "local steps"), (1e9, 10.0, "every step"), (1e6, None, None)])
+def test_advice_on_local_steps(bytes_per_s, step_s, better):
+    shape, found = shape_of("ddp"), found_on(bytes_per_s)
+    rows = advice.forecast(shape, found, step_s)
+    given = advice.choose(rows) | {"rows": rows, "compute_s": step_s}
+    for every in "auto", 40:
+        local = advice.local_of(shape, found, given, every, 3)
+        assert local["choice"] == better and (every == "auto" or local["every"] == 40)
+        # 1.1 bits of each of 6 units, a codec, and three messages of their own
+        assert local["exchange_s"] == pytest.approx(6 * MEAN * (1.1 / 8 / bytes_per_s + 2e-9) + 3e-4, rel=1e-3)
+        assert local["bits"] == pytest.approx(0.55 / local["every"])
 
 
 def default_dtype(rank, world_size):

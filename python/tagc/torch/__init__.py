@@ -29,12 +29,13 @@ from tagc.torch.comm import share
 from tagc.torch.ddp import ddp_hook
 from tagc.torch.handle import Compressed
 from tagc.torch.interfaces import Wrapper
+from tagc.torch.links import plan_sites
 from tagc.torch.local_steps import LocalSteps
 from tagc.torch.options import Layers, Options, unknown_option
 from tagc.torch.staging import Staging
 from tagc.torch.statistics import flat
 
-__all__ = ["Compressed", "Error", "LocalSteps", "advise", "buckets", "compress", "ddp_hook", "ddp_state", "flat", "param_groups"]
+__all__ = ["Compressed", "Error", "LocalSteps", "advise", "buckets", "compress", "ddp_hook", "ddp_state", "flat", "param_groups", "plan_sites"]
 
 
 def compress(

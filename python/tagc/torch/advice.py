@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import internals, streams
+from tagc.torch import internals, links, streams
 from tagc.torch.comm import share
 from tagc.torch.options import TRANSPORTS, Options
-from tagc.torch.survey import GRADIENTS, N_RUNS, Shape, Survey, in_ways, look, name_of
+from tagc.torch.survey import GRADIENTS, LOCAL, N_RUNS, Shape, Survey, in_ways, look, name_of
 
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
 LEAST_GAIN = 1.2  # of a step
@@ -29,20 +29,22 @@ BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, step_s: float | None = None,
            step: Callable[[], object] | None = None, seconds: float = 20, threads: int = 1, timeout_s: float = 300,
-           transports: Collection[str] | None = None, verbose: bool = True) -> dict[str, Any]:
+           transports: Collection[str] | None = None, every: int | str | None = None, verbose: bool = True) -> dict[str, Any]:
     """Measures this model's communication and says what to choose. Collective over the ranks that train it, before or
     after compress(); leaves model, gradients, residuals and random numbers as they are.
 
     step_s: seconds of a step's computing, without communication. step: instead of it, a function that computes one
         forward and backward pass without exchanging gradients, as on a copy that is not wrapped; it is timed. With neither
         of them only communication is compared, not whether it matters.
+    every: also compare with local steps, whose exchange is measured, too: steps between two exchanges, or "auto". plan_sites() does that for
+        lines that are not here, from their rates.
     seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of compress(), which to measure, such as
         ("host", "group"); None: both where every rank has kernels for its GPU, else "host". verbose: rank 0 prints the advice.
 
     Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among them
     may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
-    (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec" and
-    "measured"."""
+    (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec",
+    "measured", and "local" (with `every`: "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
     from tagc.torch import _agree, _kind
 
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
@@ -62,13 +64,15 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
             raise Error("argument", "step must be a function, and there is no use for it where step_s is given")
         if transports is not None and not set(transports) <= set(TRANSPORTS):
             raise Error("argument", f"transports is {transports!r}, must have no others than {', '.join(map(repr, TRANSPORTS))}")
+        if every is not None and every != "auto" and (isinstance(every, bool) or not isinstance(every, int) or not 2 <= every <= 10**6):
+            raise Error("argument", f"every is {every!r}, must be \"auto\", or an integer of 2 to 1000000")
         on = streams.of(streams.device_of(model))
         Options(threads=threads, timeout_s=timeout_s)  # which checks them
         if group.size() < 2 or not shape.n_elems:
             raise Error("argument", f"{group.size()} ranks with {shape.n_elems} parameters: there is nothing to exchange")
         mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__},
                 "options": {"seconds": seconds, "threads": threads, "step": step is not None, "step_s": step_s is None,
-                            "transports": transports},
+                            "transports": transports, "every": every},
                 "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)]}
     except Exception as problem:
         failure = problem
@@ -81,7 +85,7 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
             failure = problem
         _agree(group, {"versions": {}, "options": {}, "rows": []}, failure)
     with Survey(group, shape, threads, timeout_s, on, transports) as survey:
-        survey.run(seconds)
+        survey.run(seconds, every is not None)
         found = survey.found()
     if step_s is not None:
         step_s = max(share(group, step_s))
@@ -90,6 +94,8 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
                              "n_units": len(shape.units), "compute_s": step_s, "rows": rows, "link": link_of(shape, found),
                              "codec": found["codec"], "measured": found["seconds"]}
     advice["bucket"] = bucket_of(shape, found, step_s, advice["name"])
+    n_reducers = 1 + sum(parameter.requires_grad and parameter.ndim > 1 for parameter in model.parameters())
+    advice["local"] = None if every is None else local_of(shape, found, advice, every, n_reducers)
     advice["text"] = text_of(advice)
     if verbose and dist.get_rank() == 0:
         print(advice["text"], flush=True)
@@ -244,6 +250,23 @@ def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name
     return {"elems": elems, "n_units": n_units, "comm_s": row["comm_s"], "now_s": now["comm_s"], "how": how}
 
 
+def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int) -> dict[str, Any]:
+    """What local steps would take, beside the row that was chosen. n_reducers: exchanges one after the other, one for each parameter."""
+    once = {size: seconds for size, seconds in found["seconds"][LOCAL].items()}
+    fixed_s = cost({"seconds": {LOCAL: once}}, LOCAL, 0)
+    exchange_s = cost(found, LOCAL, shape.n_elems) + (n_reducers - 1) * fixed_s
+    chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
+    compute_s, bits = advice["compute_s"], found["bits"][LOCAL]
+    if compute_s is None:
+        steps = links.EVERY[-1] if every == "auto" else int(every)
+        return {"every": steps, "bits": bits / steps, "exchange_s": exchange_s, "step_s": None, "choice": None,
+                "reason": f"local steps would exchange for {seconds_text(exchange_s)} every {steps} steps; say step_s= or step=, and this says whether that pays"}
+    steps = links.choose_every(compute_s, exchange_s) if every == "auto" else int(every)
+    row = {"name": LOCAL, "every": steps, "step_s": links.local_step_s(compute_s, exchange_s, steps)}
+    better, reason = links.choice([{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s)
+    return row | {"bits": bits / steps, "exchange_s": exchange_s, "reason": reason, "choice": "every step" if better["every"] == 1 else "local steps"}
+
+
 def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:
     """What each rank sent in a second: through tagc's connection, and what torch's own reduction came to if it had sent
     no more than it must. From and to a device, where tensors are on one: copy_out and copy_back."""
@@ -272,6 +295,9 @@ def text_of(advice: Mapping[str, Any]) -> str:
         lines.append(f"units are small for this link: communication would take {seconds_text(bucket['comm_s'])} instead of "
                      f"{seconds_text(bucket['now_s'])} with {bucket['n_units']} units of {bucket['elems']} parameters or more: "
                      f"{bucket['how']}; what is in one unit is in memory together")
+    if advice["local"]:
+        local = advice["local"]
+        lines.append(f"{local['reason']}; {local['bits']:.3g} bits per parameter and step")
     return "\n".join(lines)
 
 

@@ -45,6 +45,9 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
 )
 
 
+LOCAL = "local steps"  # whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
+LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0.95, "mild": "int2", "mild_sparsity": 0.95}
+
 # Options that change the way of gradients on a device, for exchange direct.
 WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
 
@@ -196,6 +199,7 @@ class Survey:
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
         self.bytes: dict[str, float] = {}
+        self.bits: dict[str, float] = {}  # likewise, per element, of rank 0
         self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
         self._carrier = Carrier(timeout_s)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
@@ -223,8 +227,8 @@ class Survey:
             return is_asked and (self.streams is None or have_kernels)
         return True
 
-    def run(self, seconds: float) -> None:
-        """Measures everything that forecast() needs, in about that time."""
+    def run(self, seconds: float, with_local: bool = False) -> None:
+        """Measures everything that forecast() needs, in about that time. with_local: and the exchange of local steps."""
         n = self._size(seconds)
         self._link(n)
         all_reduce, have_kernels = self.shape.all_reduce, all(share(self.group, self._kernels is not None))
@@ -239,6 +243,8 @@ class Survey:
             for options in itertools.chain(*map(in_ways, GRADIENTS)):
                 if self._is_measured(options, have_kernels):
                     self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
+            if with_local:
+                self.reduce(size, Options(**LOCAL_OPTIONS, threads=self.threads), LOCAL, True)
             for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
                 self._gather(size, wire)
 
@@ -246,11 +252,11 @@ class Survey:
         """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
         mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
                 for what, by_size in self.times.items()}
-        everyone = share(self.group, (mine, self.phases))
-        worst = {what: {n: max(theirs[what][n] for theirs, _ in everyone) for n in by_size} for what, by_size in mine.items()}
-        phases = {what: {phase: max(theirs[what][phase] for _, theirs in everyone) for phase in by_phase}
+        everyone = share(self.group, (mine, self.phases, self.bits))
+        worst = {what: {n: max(theirs[what][n] for theirs, _, _ in everyone) for n in by_size} for what, by_size in mine.items()}
+        phases = {what: {phase: max(theirs[what][phase] for _, theirs, _ in everyone) for phase in by_phase}
                   for what, by_phase in self.phases.items()}
-        return {"seconds": worst, "codec": phases}
+        return {"seconds": worst, "codec": phases, "bits": everyone[0][2]}
 
     def time(self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS) -> list[float]:
         samples = []
@@ -353,6 +359,7 @@ class Survey:
         self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
                              for i, phase in enumerate(lib.PHASES) if phase != "wait"}
         self.bytes[what] = statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats)
+        self.bits[what] = 8 * self.bytes[what] / layout.n_elems
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:

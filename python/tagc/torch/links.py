@@ -1,0 +1,186 @@
+"""What an exchange between sites takes, every step and with local steps, over links whose two directions may differ. Pure functions: nothing is
+measured here. docs/sites.md has the formulas, which `tagc plan` shares.
+
+    out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them
+    shares       the shards' sizes, as shares of all parameters; they add up to 1. Engines have equal ones"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tagc._library import Error
+
+PAYLOAD = 1448 / 1538  # of a line's rate: of a frame of 1538 bytes that many are TCP's data
+EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
+LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
+HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
+POSITIONS = 1.09  # what the code of positions takes, as a multiple of their entropy
+MESSAGES = 5  # of an all-reduce one after the other: the agreement, bodies and their rests, sums and theirs
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+class Link(NamedTuple):
+    """Of a site, bits per second of payload."""
+
+    up: float
+    down: float
+
+
+def link_of(text: str) -> Link:
+    """Of a line: "500mbit", or "110mbit/500mbit", up and down."""
+    rates = [re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part) for part in str(text).split("/")]
+    if not 1 <= len(rates) <= 2 or not all(rate and float(rate[1]) > 0 for rate in rates):
+        raise Error("argument", f"link is {text!r}, must be a rate in kbit, mbit or gbit as \"500mbit\", or two as \"110mbit/500mbit\", up and down")
+    numbers = [PAYLOAD * float(rate[1]) * _UNITS[rate[2]] for rate in rates if rate]
+    return Link(numbers[0], numbers[-1])
+
+
+# ---- one exchange ----
+
+def bits_of(sparsity: float, value_bits: float) -> float:
+    """Per parameter, of what is kept at independent positions: these, and the values with their scales."""
+    kept = 1 - sparsity
+    entropy = -kept * math.log2(kept) - sparsity * math.log2(sparsity) if 0 < sparsity < 1 else 0.0
+    return POSITIONS * entropy + kept * (value_bits + 0.125)
+
+
+def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
+    """Name -> (out, back) of an all-reduce."""
+    kept_by_any = 1 - sparsity ** n_sites
+    return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (bits_of(0, 4), bits_of(0, 4)),
+            f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
+
+
+def sent_and_received(shares: Sequence[float], out: float, back: float) -> list[tuple[float, float]]:
+    """Bits per parameter of each site."""
+    others = len(shares) - 1
+    return [((1 - share) * out + others * share * back, others * share * out + (1 - share) * back) for share in shares]
+
+
+def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float, shares: Sequence[float] | None = None) -> float:
+    """Seconds that the bytes of one exchange take, until the slowest direction of any site is through."""
+    shares = [1 / len(links)] * len(links) if shares is None else shares
+    return n_params * max(max(sent / link.up, received / link.down)
+                          for (sent, received), link in zip(sent_and_received(shares, out, back), links))
+
+
+def _range(link: Link, others: int, out: float, back: float, seconds: float) -> tuple[float, float]:
+    """Shares with which a site is through in so many seconds per parameter; empty where the first is above the second."""
+    low, high = 0.0, 1.0
+    for fixed, slope, bits in ((out, others * back - out, link.up * seconds), (back, others * out - back, link.down * seconds)):
+        if slope > 0:
+            high = min(high, (bits - fixed) / slope)
+        elif slope < 0:
+            low = max(low, (bits - fixed) / slope)
+        elif fixed > bits:
+            high = -1.0
+    return low, high
+
+
+def best_shares(links: Sequence[Link], out: float, back: float) -> list[float]:
+    """With which one exchange is through soonest. Equal ones, where nothing is better."""
+    n = len(links)
+    equal = [1 / n] * n
+    fast, slow = 0.0, bytes_s(1, links, out, back)
+    best = equal
+    for _ in range(60):
+        middle = (fast + slow) / 2
+        ranges = [_range(link, n - 1, out, back, middle) for link in links]
+        low, high = (sum(one[i] for one in ranges) for i in (0, 1))
+        if all(a <= b for a, b in ranges) and low <= 1 <= high:
+            slow = middle
+            part = 0.0 if high <= low else (1 - low) / (high - low)
+            best = [a + part * (b - a) for a, b in ranges]
+        else:
+            fast = middle
+    return best if bytes_s(1, links, out, back, best) < 0.999 * bytes_s(1, links, out, back) else equal
+
+
+# ---- a step ----
+
+def local_step_s(compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0) -> float:
+    """Mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay` steps hide it."""
+    return compute_s + fragments / every * max(0.0, exchange_s - delay * compute_s)
+
+
+def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
+    """The fewest steps between exchanges at which these cost little time, or the most that are offered."""
+    fitting = (every for every in EVERY if every >= fragments and every > delay
+               and local_step_s(compute_s, exchange_s, every, fragments, delay) <= HIDDEN * compute_s)
+    return next(fitting, EVERY[-1])
+
+
+def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping[str, Any], str]:
+    """(row, reason). rows: "name", "every" (1: an exchange in each step), "step_s". In each step, the mildest that is about as fast as any."""
+    each = [row for row in rows if row["every"] == 1]
+    local = next(row for row in rows if row["every"] > 1)
+    fastest = min(row["step_s"] for row in each)
+    mild = next(row for row in each if row["step_s"] <= HIDDEN * fastest)
+    gain = mild["step_s"] / local["step_s"]
+    text = (f"a step takes {mild['step_s']:.3g} s with {mild['name']} in each step, {local['step_s']:.3g} s with {local['name']}; {compute_s:.3g} s "
+            f"of it compute; {gain:.2f} times as fast")
+    if gain >= LEAST_GAIN:
+        return local, f"local steps, every={local['every']}: {text}; what they cost in loss, only training shows"
+    return mild, f"exchange in each step: {text}, and it should be {LEAST_GAIN:g} times to be worth the loss of local steps"
+
+
+def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_s: float = 0.0, every: int | None = None, fragments: int = 1,
+               delay: int = 0, sparsity: float = 0.95, value_bits: float = 2, units: int = 1, verbose: bool = True) -> dict[str, Any]:
+    """Says whether sites should exchange in every step or take local steps, from the rates of their lines; nothing is measured, and no process
+    group is needed.
+
+    links: of each site, "500mbit" or "110mbit/500mbit", up and down. step_s: seconds that a step computes. latency_s: one way. every, fragments,
+    delay: of LocalSteps; every=None: chosen. sparsity, value_bits: of what is compressed. units: exchanges one after the other, each with its
+    own messages.
+
+    Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "shares", "text"}; of each row name, every, bits (per parameter and
+    step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange would take if shards were as "shares" says."""
+    for name, value, least, most in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
+                                     ("sparsity", sparsity, 0, 0.999999), ("fragments", fragments, 1, 10**6), ("delay", delay, 0, 10**6),
+                                     ("units", units, 1, 10**6), ("every", 10**6 if every is None else every, max(2, fragments, delay + 1), 10**6)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise Error("argument", f"{name} is {value!r}, must be a number of {least:g} to {most:g}")
+    sites = [link_of(text) for text in ([links] if isinstance(links, str) else links)]
+    if len(sites) < 2:
+        raise Error("argument", f"links has {len(sites)} sites, must have 2 or more")
+    fixed_s, n = units * MESSAGES * latency_s, len(sites)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, bits: tuple[float, float], steps: int) -> None:
+        parts = 1 if steps == 1 else fragments
+        shares = best_shares(sites, *bits)
+        whole_s, unequal_s = (fixed_s + bytes_s(n_params / parts, sites, *bits, one) for one in (None, shares))
+        step = step_s + whole_s if steps == 1 else local_step_s(step_s, whole_s, steps, parts, delay)
+        rows.append({"name": name, "every": steps, "bits": (n - 1) / n * sum(bits) / steps, "exchange_s": whole_s, "step_s": step,
+                     "unequal_s": unequal_s, "shares": shares})
+
+    found = ways(n, sparsity, value_bits)
+    for name, bits in found.items():
+        add(name, bits, 1)
+    name, bits = list(found.items())[-1]
+    part_s = fixed_s + bytes_s(n_params / fragments, sites, *bits)
+    steps = choose_every(step_s, part_s, fragments, delay) if every is None else every
+    add(f"{name}, every {steps} steps", bits, steps)
+    add(f"fp32, every {steps} steps", found["fp32"], steps)
+    row, reason = choice(rows, step_s)
+    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "every": row["every"], "reason": reason, "rows": rows,
+                              "shares": row["shares"]}
+    advice["text"] = _text(advice, row)
+    if verbose:
+        print(advice["text"], flush=True)
+    return advice
+
+
+def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    lines = [f"{'between sites':44} {'bits/step':>10} {'exchange s':>11} {'step s':>9} {'unequal s':>10}"]
+    for row in advice["rows"]:
+        lines.append(f"{row['name']:44} {row['bits']:10.3g} {row['exchange_s']:11.3g} {row['step_s']:9.3g} {row['unequal_s']:10.3g}")
+    lines.append(advice["reason"])
+    if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
+        shares = ", ".join(f"{100 * share:.0f}" for share in chosen["shares"])
+        lines.append(f"an exchange would take {chosen['unequal_s']:.3g} s in place of {chosen['exchange_s']:.3g} s, if sites owned {shares} % of the "
+                     "parameters; tagc's shards are equal")
+    return "\n".join(lines)
