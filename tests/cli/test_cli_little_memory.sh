@@ -8,7 +8,7 @@ unset OPENBLAS_NUM_THREADS # as a user has it
 n_ended=0 n_trained=0
 for kib in 60000 110000 170000 240000 310000 330000 345000 355000 365000 380000 400000 430000 470000 510000 560000 4000000; do
     code=0
-    (ulimit -v "$kib" && timeout -s KILL 60 "$tagc" train "${tiny[@]}" --ranks 2 --steps 2 --timeout 300) >out 2>err || code=$?
+    (ulimit -v "$kib" && timeout -s KILL 200 "$tagc" train "${tiny[@]}" --ranks 2 --steps 2 --timeout 300) >out 2>err || code=$?
     [ "$code" = 0 ] && n_trained=$((n_trained + 1)) && continue
     # 127, 130: libraries that could not be loaded
     [ "$code" = 1 ] || [ "$kib" -lt 100000 ] || fail "exit code $code under ulimit -v $kib"

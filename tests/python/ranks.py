@@ -6,6 +6,8 @@ import functools
 import importlib
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import multiprocessing.util
 import os
 import pickle
 import sys
@@ -39,6 +41,32 @@ def _each(rank, world_size, module, names):
             getattr(importlib.import_module(module), name)(rank, world_size)
         except BaseException as failure:
             raise AssertionError(f"in {name}: {failure}") from failure
+
+
+def fork_origin():
+    """Makes the process whose forks are the ranks a fork of this one, which has imported torch and has no threads yet, instead of a new
+    interpreter."""
+
+    def fork(_, arguments, passed):
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            begin = 3
+            for fd in sorted(passed):
+                os.closerange(begin, fd)
+                begin = fd + 1
+            os.closerange(begin, os.sysconf("SC_OPEN_MAX"))
+            exec(arguments[-1], {})  # what the new interpreter would have got by -c: forkserver.main()
+        finally:
+            os._exit(0)
+
+    multiprocessing.resource_tracker.ensure_running()
+    spawn, multiprocessing.util.spawnv_passfds = multiprocessing.util.spawnv_passfds, fork
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        multiprocessing.util.spawnv_passfds = spawn
 
 
 @functools.cache

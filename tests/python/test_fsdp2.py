@@ -408,6 +408,7 @@ def between_sites(rank, world_size):
         tagc.compress(model, between=between, verbose=False)
 
 
+@pytest.mark.slow
 def test_between_sites():
     ranks.run(between_sites, 4)
 
@@ -427,5 +428,6 @@ def twice(rank, world_size):
         check_equal(gradients(model), full_gradients(Even, world_size))
 
 
+@pytest.mark.slow
 def test_twice():
     ranks.run(twice, 2)
