@@ -27,9 +27,10 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 import gpt
 
 # "compress": what compress() gets, None: dense. "optimizer": "plain" (the loop's own), "groups" (handle.param_groups),
-# "given" (compress(model, optimizer)).
+# "given" (compress(model, optimizer)). "nudge": initial weights differ by that share of their size.
 ARMS = {
     "dense": {"compress": None},
+    "dense, nudged": {"compress": None, "nudge": 1e-6},  # how far runs scatter that compute the same
     "dense, no first moment": {"compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
                                "optimizer": "groups"},
     "one line": {"compress": {}},
@@ -138,7 +139,7 @@ def read_tokens(kind):
     return torch.load(cache), 2048
 
 
-def made(setup, n_vocab, seed):
+def made(setup, n_vocab, seed, nudge):
     torch.manual_seed(seed)
     if setup["style"] == "llama":
         model = Llama(n_vocab, setup["block"], setup["width"], 4, setup["layers"], setup["tied"])
@@ -147,6 +148,9 @@ def made(setup, n_vocab, seed):
         model = gpt.GPT(gpt.Config(n_vocab=n_vocab, n_positions=setup["block"], n_embd=setup["width"], n_head=4,
                                    n_layer=setup["layers"], tied=setup["tied"]))
         blocks = model.transformer["h"]
+    with torch.no_grad():
+        for parameter in model.parameters() if nudge else ():
+            parameter.mul_(1 + nudge * torch.randn_like(parameter))
     if setup["wrap"] == "ddp":
         return DistributedDataParallel(model)
     for block in blocks:
@@ -178,7 +182,7 @@ def prepared(arm, setup, n_vocab, seed):
     """(model, optimizer, handle)"""
     import tagc.torch as tagc
 
-    model, options = made(setup, n_vocab, seed), dict(lr=setup["lr"], betas=setup["betas"])
+    model, options = made(setup, n_vocab, seed, arm.get("nudge", 0.0)), dict(lr=setup["lr"], betas=setup["betas"])
     how, handle, optimizer = arm.get("optimizer", "plain"), None, None
     if how == "given" or (setup["before"] and how == "plain"):
         optimizer = torch.optim.AdamW(own_groups(model), **options)

@@ -128,6 +128,17 @@ FINALISTS = (
     "sparseloco",
     "dense-b1=0",
 )
+LONG = (
+    "dense",
+    "tagc-optimizer",
+    "tagc",
+    "blocks-4",
+    "powersgd-4",
+    "demo-32",
+    "dense-b1=0",
+    "sparseloco",
+    "diloco",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +195,21 @@ SETTINGS = {
             eval_every=30,
             eval_tokens=4096,
             final_tokens=32768,
+        ),
+        Setting(
+            "tiny-long",
+            3,
+            64,
+            4,
+            64,
+            1024,
+            8,
+            2000,
+            LONG,
+            warmup=50,
+            eval_every=100,
+            eval_tokens=8192,
+            final_tokens=65536,
         ),
         Setting("small", 3, 96, 4, 64, 1024, 8, 480, tuple(BY_NAME)),
         Setting(

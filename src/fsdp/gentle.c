@@ -16,7 +16,10 @@
 
 #define FAINT 0.03         /* times the root mean square of the stage: smaller elements do not count */
 #define MOST_COHERENCE 1.3 /* times that of noise: a stage with more stays gentle */
-enum { LOOK_EVERY = 20 };  /* updates */
+enum {
+    LOOK_EVERY = 20, /* updates */
+    BLOCK = 32       /* values that share a scale; among more, small ones arrive late and in bursts */
+};
 
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
     if (!f->options.gentle || !(f->options.beta1 > 0) || flat->is_asked || flat->class_ == TAGC_CLASS_DENSE)
@@ -29,6 +32,7 @@ int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
 void tagc_fsdp_gentle_options(tagc_reducer_options *options) {
     options->sparsity = 0;
     options->format = TAGC_FORMAT_INT4;
+    if (options->block == 0 || options->block > BLOCK) options->block = BLOCK;
 }
 
 typedef struct tagc_coherence {

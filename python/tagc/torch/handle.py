@@ -405,6 +405,15 @@ class Compressed:
         if self._verbose and self.wrapper.speaks:
             print(f"tagc: {self.moments.words}", flush=True)
 
+    def watch(self, loss: float | torch.Tensor) -> None:
+        """Hands over the loss of a batch, on each rank, once per backward pass: `handle.watch(loss)`. Where its mean over 20 exchanges and
+        all ranks has risen by 2 % and by 4 standard errors, twice in a row, rank 0 warns, and every value travels until gradients
+        are noise again, each time for twice as long. Local."""
+        if any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
+            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                        "decide differently from the loss: do not call watch()")
+        self.stages.watch_loss(loss)
+
     def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
                      **options: Any) -> list[dict[str, Any]]:
         """Parameter groups for an Adam that is made after compress(): compressed parameters have a beta1 of 0.5, others have `betas` or the

@@ -16,6 +16,7 @@ from tagc.torch import policy
 
 WARMUP_KEPT = 0.25  # the share kept at first
 EVERY_VALUE = ("int4", 0)  # values and sparsity in the gentle start
+EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
 FEW_BITS = ("int2", 0)  # between that and what is selected
 TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options replaces it by a value
@@ -130,7 +131,8 @@ class Options:
         """Fields for parts of that class, stage (None: the last) and dtype of gradients."""
         if stage is not None and (stages := self.stages(kind)):
             values, sparsity = stages[stage]
-            return {"exchange": lib.EXCHANGES["direct"], "n_threads": self.threads, "sparsity": sparsity, "format": lib.FORMATS[values]}
+            block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
+            return {"exchange": lib.EXCHANGES["direct"], "n_threads": self.threads, "sparsity": sparsity, "format": lib.FORMATS[values]} | block
         exchange = "dense"
         if kind == "compressed":
             exchange = self.exchange

@@ -1,7 +1,8 @@
 """Which stage each parameter is in, and whose first moment is to be short (adapt.BETA1). Options.stages() names the stages;
 tagc.torch.watch tells when a parameter may go on.
 
-A parameter whose residual outgrows its gradient, or whose gradient points one way again, begins anew."""
+A parameter begins anew where compression fails it: its residual outgrows its gradient, its gradient points one way again, or
+the loss rises. Each time, it waits for twice as many windows of noise before it goes on."""
 
 from __future__ import annotations
 
@@ -15,15 +16,19 @@ import torch
 from tagc.torch.comm import Comm
 from tagc.torch.interfaces import Exchanged, Kinds
 from tagc.torch.layout import Layout, Parameter
+from tagc.torch.losses import Losses, fits_losses
 from tagc.torch.options import Options
 from tagc.torch.watch import Watch, coherence_of, fits_window, pooled
 
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
 ALARM = 2.6  # of one that has gone on, and begins anew
 MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
+MOST_DOUBLINGS = 6  # of the windows of noise that a parameter waits for, one each time that it begins anew
 
 
-_SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}  # of names: words in checkpoints
+# Words in checkpoints, of sets of names and of numbers by name.
+_SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}
+_NUMBERS = {"calm": "_calm", "failures": "_failures"}
 
 
 def fits(about: Mapping[str, Any]) -> bool:
@@ -33,8 +38,14 @@ def fits(about: Mapping[str, Any]) -> bool:
         return False
     if not all(isinstance(about.get(names, []), list) for names in _SETS) or not isinstance(about.get("moment", True), bool):
         return False
+    if not all(_are_numbers(about.get(numbers, {})) for numbers in _NUMBERS) or not fits_losses(about.get("losses", {})):
+        return False
     return (all(isinstance(stage, int) and not isinstance(stage, bool) and stage >= 0 for stage in stages.values())
             and all(fits_window(window) for window in windows.values()))
+
+
+def _are_numbers(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(number, (int, float)) and number >= 0 for number in found.values())
 
 
 def _said(why: str, names: Mapping[str, float]) -> str:
@@ -42,6 +53,9 @@ def _said(why: str, names: Mapping[str, float]) -> str:
     all_of_them = f"{name}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
     if why == "growth":
         text = f"residuals of {all_of_them} have grown to {names[name]:.0f} times the gradient (allowed are {MOST_GROWTH:g})"
+    elif why == "loss":
+        return (f"the loss has risen by {100 * names[name]:.3g} % since it was least: compression may be the cause, and every value of "
+                f"{all_of_them} travels for a while")
     else:
         text = f"gradients of {all_of_them} point one way again ({names[name]:.1f} times what noise would, allowed are {ALARM})"
     return f"{text}: compression falls behind, and every value travels for a while"
@@ -75,8 +89,10 @@ class Stages:
         self._seen: set[str] = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
         self._noisy: set[str] = set()  # of these, whose last window was mostly noise
         self._grown: set[str] = set()  # and at whose end the residual was too large
+        self._calm: dict[str, int] = {}  # name -> windows of noise in a row
+        self._failures: dict[str, int] = {}  # name -> how often it began anew
         self._alarms: dict[str, dict[str, float]] = {}  # why -> {name: by how much}, of those that begin anew
-        self._watch = Watch(self._kinds)
+        self._watch, self._losses = Watch(self._kinds), Losses()
 
     def _last(self, name: str) -> int:
         return len(self._options.stages(self._kinds[name])) - 1
@@ -112,13 +128,20 @@ class Stages:
         ripe = self._short | (self._never_long & self._noisy)
         return self._has_long_moments and bool(compressed) and compressed <= ripe
 
+    def watch_loss(self, loss: float | torch.Tensor) -> None:
+        if self._kinds:
+            self._losses.add(loss)
+
     def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
         """Before unit.reduce() of that gradient. Collective where a window is full. Returns the bytes that this rank sent."""
         names = self._watch.add(layout, gradient)
         if not names:
             return 0
-        mine = [*itertools.chain(*self._watch.take(names)), *itertools.chain(*unit.squares(layout, gradient))]
-        found = pooled(comm, mine)
+        mine = [*self._losses.take(), *itertools.chain(*self._watch.take(names)), *itertools.chain(*unit.squares(layout, gradient))]
+        losses, found = (pool := pooled(comm, mine))[:3], pool[3:]
+        if (rise := self._losses.rise(*losses)) is not None:
+            for name in [name for name, stage in self._now.items() if stage > 0]:
+                self._begin_anew(name, "loss", rise)
         for i, name in enumerate(names):
             if (coherence := coherence_of(*found[2 * i:2 * i + 2])) is not None:
                 self._decide(name, coherence)
@@ -129,10 +152,13 @@ class Stages:
         return 8 * len(mine) * (comm.world_size - 1)
 
     def _decide(self, name: str, coherence: float) -> None:
+        is_noise = coherence < MOST_COHERENCE
         self._seen.add(name)
-        (self._noisy.add if coherence < MOST_COHERENCE else self._noisy.discard)(name)
-        if coherence < MOST_COHERENCE and self._may_go_on(name):
+        (self._noisy.add if is_noise else self._noisy.discard)(name)
+        self._calm[name] = self._calm.get(name, 0) + 1 if is_noise else 0
+        if self._calm[name] >= 2 ** min(self._failures.get(name, 0), MOST_DOUBLINGS) and self._may_go_on(name):
             self._next[name] = self._now[name] + 1
+            self._calm[name] = 0
         elif coherence > ALARM:
             self._short.discard(name)
             if self._now[name] > 0:
@@ -149,7 +175,9 @@ class Stages:
         self._grown ^= names  # those that begin anew are given time
 
     def _begin_anew(self, name: str, why: str, value: float) -> None:
-        self._next[name] = 0
+        if self._next.get(name) != 0:
+            self._failures[name] = self._failures.get(name, 0) + 1
+        self._next[name] = self._calm[name] = 0
         self._noisy.discard(name)
         self._short.discard(name)
         self._alarms.setdefault(why, {})[name] = value
@@ -196,7 +224,8 @@ class Stages:
         if not self._now:
             return {}
         return {"stages": self._now, "windows": self._watch.state() if with_windows else {}, "moment": self._has_long_moments} | {
-            key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
+            key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()} | {
+            key: dict(getattr(self, attribute)) for key, attribute in _NUMBERS.items()} | {"losses": self._losses.state(with_windows)}
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> bool:
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
@@ -214,5 +243,8 @@ class Stages:
         self._watch.load(about.get("windows", {}) if with_windows else {})
         for key, attribute in _SETS.items():
             setattr(self, attribute, self._kinds.keys() & set(about.get(key, ())))
+        for key, attribute in _NUMBERS.items():
+            setattr(self, attribute, dict(about.get(key, {})))
+        self._losses.load(about.get("losses", {}), with_windows)
         self._short -= self.unknown
         return were_short and not self.unknown
