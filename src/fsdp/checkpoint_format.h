@@ -9,6 +9,9 @@
  *                   residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
  *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
  *
+ *                   then, of local steps: n_local values, the anchor, the outer velocity if there is one, residuals
+ *
+ * Local steps: each site has a checkpoint of its own, site 0 in DIR, site s in DIR/site-s.
  * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
  * values of every flat from l * n_padded / L + h * n_owned on.
  * Replicated: rank 0 holds everything, the others only residuals.
@@ -19,9 +22,9 @@
 
 #include "model/tensor.h"
 
-/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas; it is still written if there
- * are none. */
-#define TAGC_CHECKPOINT_VERSION 3
+/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps; older
+ * versions are still written if there are none. */
+#define TAGC_CHECKPOINT_VERSION 4
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -41,7 +44,16 @@ typedef struct tagc_manifest_flat {
 typedef struct tagc_manifest_file {
     uint64_t n_bytes, checksum;            /* xxh3-64 */
     uint64_t gather_sent, gather_received; /* by this rank since the last step; the next step counts them */
+    uint64_t n_local;                      /* values of local steps behind the flats */
 } tagc_manifest_file;
+
+/* Local steps; n_sites 0: there are none. */
+typedef struct tagc_manifest_local {
+    int n_sites, site;
+    uint64_t n_steps, n_rounds; /* since the last round; so far */
+    int has_anchor;             /* 0: before the first step */
+    uint64_t layout;            /* hash of what lies where in the values */
+} tagc_manifest_local;
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
@@ -50,6 +62,7 @@ typedef struct tagc_manifest {
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;
     tagc_manifest_file *files; /* (world_size) */
+    tagc_manifest_local local;
     char *extra;
 } tagc_manifest;
 

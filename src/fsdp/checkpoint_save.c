@@ -15,7 +15,7 @@
 typedef struct tagc_save {
     tagc_fsdp *fsdp;
     tagc_comm *comm;
-    const char *dir;
+    char dir[TAGC_PATH_BYTES];
     tagc_manifest *manifest;
     char partial[TAGC_PATH_BYTES], final[TAGC_PATH_BYTES], replaced[TAGC_PATH_BYTES];
 } tagc_save;
@@ -39,7 +39,12 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         has_replicas |= m->flats[i].n_gathers > 0;
     }
-    if (!has_replicas) m->version = 2; /* older programs can read it */
+    m->version = has_replicas ? 3 : 2; /* older programs can read it */
+    if (f->local != NULL) {
+        m->version = TAGC_CHECKPOINT_VERSION;
+        tagc_local_describe(f->local, &m->local);
+        m->files[f->rank].n_local = tagc_local_n_saved(f->local);
+    }
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);
@@ -85,6 +90,17 @@ static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_s
     return TAGC_OK;
 }
 
+typedef struct local_file {
+    int fd;
+    XXH3_state_t *hash;
+    const char *path;
+} local_file;
+
+static tagc_status write_local(void *context, const float *values, uint64_t n) {
+    const local_file *file = context;
+    return write_bytes(file->fd, values, n * sizeof *values, file->hash, file->path);
+}
+
 static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
     const tagc_fsdp *f = save->fsdp;
     unsigned char header[TAGC_RANK_HEADER_BYTES];
@@ -103,7 +119,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
     }
-    return TAGC_OK;
+    local_file file = {fd, hash, path};
+    return f->local != NULL ? tagc_local_write(f->local, write_local, &file) : TAGC_OK;
 }
 
 /* Syncs and closes the file; keeps the first failure. */
@@ -127,6 +144,7 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
     file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->tables.n_flats, TAGC_SECTION_MASTER);
+    file->n_local = save->manifest->files[f->rank].n_local;
     file->checksum = XXH3_64bits_digest(hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
     XXH3_freeState(hash);
@@ -170,13 +188,16 @@ static tagc_status publish(tagc_save *save) {
 }
 
 static tagc_status save_all(tagc_save *save) {
-    int first = save->fsdp->rank == 0;
+    const tagc_fsdp *f = save->fsdp;
+    int first = f->rank == 0, is_other_site = f->local != NULL && f->local->site > 0;
     TAGC_TRY(tagc_agree(save->comm, first ? make_partial(save) : TAGC_OK));
     tagc_manifest_file file = {0};
     tagc_status status = tagc_agree(save->comm, write_rank_file(save, &file));
-    if (status == TAGC_OK)
-        status = tagc_comm_all_gather(save->comm, &file, sizeof file, save->manifest->files);
-    if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
+    if (status == TAGC_OK) status = tagc_comm_all_gather(f->comm, &file, sizeof file, save->manifest->files);
+    /* Site 0 comes last: the newest step in its folder is there for all sites. */
+    if (status == TAGC_OK && f->local != NULL)
+        status = tagc_agree(save->comm, first && is_other_site ? publish(save) : TAGC_OK);
+    if (status == TAGC_OK) status = tagc_agree(save->comm, first && !is_other_site ? publish(save) : TAGC_OK);
     if (status != TAGC_OK && first) {
         char text[TAGC_ERROR_TEXT_BYTES]; /* keep the text of the first failure */
         snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -197,8 +218,9 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
     } else {
         save->fsdp = fsdp;
         save->comm = comm;
-        save->dir = dir;
-        status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
+        status = tagc_fsdp_folder(fsdp, dir, save->dir, sizeof save->dir);
+        if (status == TAGC_OK)
+            status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
         if (status == TAGC_OK) status = describe(save, step, extra);
     }
     status = tagc_agree(comm, status);

@@ -9,14 +9,17 @@
 #include "fsdp/adamw.h"
 #include "fsdp/agree.h"
 #include "fsdp/gather_order.h"
+#include "fsdp/local_steps.h"
 #include "fsdp/tables.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
 #define TAGC_LARGE_MATRIX_ELEMS 2000000u
 
 struct tagc_fsdp {
-    tagc_comm *comm;
-    tagc_trace *trace; /* may be NULL */
+    tagc_comm *all;  /* the caller's */
+    tagc_comm *comm; /* of the ranks that exchange at every step; rank and world_size are those in it */
+    tagc_local_steps *local; /* NULL: comm is all */
+    tagc_trace *trace;       /* may be NULL */
     int rank, world_size;
     int n_owners; /* ranks that hold one copy of a flat together: W, those of a host, or 1 if replicated */
     tagc_fsdp_options options;

@@ -67,13 +67,25 @@ static json_t *content_of(const tagc_manifest *m) {
             json_object_set_new(file, "gathered",
                                 json_pack("{s:I, s:I}", "sent", (json_int_t)m->files[i].gather_sent,
                                           "received", (json_int_t)m->files[i].gather_received));
+        if (m->local.n_sites > 0)
+            json_object_set_new(file, "n_local", json_integer((json_int_t)m->files[i].n_local));
         json_array_append_new(files, file);
     }
-    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
-                     "version", m->version, "step", (json_int_t)m->step, "n_updates",
-                     (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "owners",
-                     m->n_owners, "tensors", tensors, "flats", flats, "files", files, "extra",
-                     m->extra != NULL ? m->extra : "");
+    json_t *content =
+        json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
+                  "version", m->version, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
+                  "world_size", m->world_size, "sharded", m->sharded, "owners", m->n_owners, "tensors",
+                  tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
+    const tagc_manifest_local *local = &m->local;
+    char layout[20];
+    snprintf(layout, sizeof layout, "%016llx", (unsigned long long)local->layout);
+    if (content != NULL && local->n_sites > 0)
+        json_object_set_new(content, "local_steps",
+                            json_pack("{s:i, s:i, s:I, s:I, s:b, s:s}", "sites", local->n_sites, "site",
+                                      local->site, "steps", (json_int_t)local->n_steps, "rounds",
+                                      (json_int_t)local->n_rounds, "anchor", local->has_anchor, "layout",
+                                      layout));
+    return content;
 }
 
 static int hash_content(const json_t *content, char hex[20]) {
@@ -151,16 +163,37 @@ static tagc_status parse_tensor(const json_t *json, const tagc_manifest *m, tagc
     return TAGC_OK;
 }
 
-static tagc_status parse_file(const json_t *json, int version, tagc_manifest_file *f) {
+static int get_hash(const json_t *object, const char *key, uint64_t *out) {
+    const char *hex = json_string_value(json_object_get(object, key));
+    if (hex == NULL || strlen(hex) != 16 || strspn(hex, "0123456789abcdef") != 16) return 0;
+    *out = strtoull(hex, NULL, 16);
+    return 1;
+}
+
+static tagc_status parse_local(const json_t *json, tagc_manifest_local *l) {
+    uint64_t n_sites = 0, site = 0;
+    if (json == NULL) return TAGC_OK;
+    TAGC_TRY(get_number(json, "sites", MAX_RANKS, &n_sites));
+    TAGC_TRY(get_number(json, "site", MAX_RANKS, &site));
+    TAGC_TRY(get_number(json, "steps", INT64_MAX, &l->n_steps));
+    TAGC_TRY(get_number(json, "rounds", INT64_MAX, &l->n_rounds));
+    if (site >= n_sites || !json_is_boolean(json_object_get(json, "anchor")) ||
+        !get_hash(json, "layout", &l->layout))
+        return corrupt("what it says of local steps contradicts itself");
+    l->n_sites = (int)n_sites;
+    l->site = (int)site;
+    l->has_anchor = json_is_true(json_object_get(json, "anchor"));
+    return TAGC_OK;
+}
+
+static tagc_status parse_file(const json_t *json, const tagc_manifest *m, tagc_manifest_file *f) {
     const json_t *gathered = json_object_get(json, "gathered");
+    int version = m->version;
+    if (m->local.n_sites > 0) TAGC_TRY(get_number(json, "n_local", MAX_ELEMS, &f->n_local));
     if (version > 2) TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
     if (version > 2) TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
     TAGC_TRY(get_number(json, "n_bytes", INT64_MAX, &f->n_bytes));
-    const char *hex = json_string_value(json_object_get(json, "xxh3_64"));
-    if (hex == NULL || strlen(hex) != 16 || strspn(hex, "0123456789abcdef") != 16)
-        return corrupt("a file's checksum is not one");
-    f->checksum = strtoull(hex, NULL, 16);
-    return TAGC_OK;
+    return get_hash(json, "xxh3_64", &f->checksum) ? TAGC_OK : corrupt("a file's checksum is not one");
 }
 
 static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
@@ -175,7 +208,7 @@ static tagc_status parse_tables(const json_t *content, tagc_manifest *m) {
         if (__builtin_add_overflow(n_bytes, m->flats[i].n_padded * 20, &n_bytes) || n_bytes > INT64_MAX)
             return corrupt("the flats are larger than any file");
     for (int i = 0; i < m->world_size; i++) {
-        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), m->version, &m->files[i]));
+        TAGC_TRY(parse_file(json_array_get(files, (size_t)i), m, &m->files[i]));
         if (m->files[i].n_bytes != tagc_rank_file_offset(m, i, m->n_flats, TAGC_SECTION_MASTER))
             return corrupt("the size of a file contradicts what it holds");
     }
@@ -210,8 +243,10 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     m->n_owners = (int)n_owners;
     m->sharded = json_is_true(sharded);
     m->extra = strdup(json_string_value(extra));
-    tagc_status status =
-        m->extra != NULL ? parse_tables(content, m) : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
+    tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
+    if (status == TAGC_OK && version > 3)
+        status = parse_local(json_object_get(content, "local_steps"), &m->local);
+    if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);
         return status;
@@ -278,6 +313,8 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
     if (flat < m->n_flats) {
         tagc_manifest_owned(m, flat, rank, &first, &n_owned);
         n_elems += before_section(&m->flats[flat], n_owned, (int)section);
+    } else {
+        n_elems += m->files[rank].n_local;
     }
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
@@ -294,6 +331,10 @@ static uint64_t layout_hash(const tagc_manifest *m) {
         const tagc_manifest_tensor *t = &m->tensors[i];
         uint64_t numbers[] = {XXH3_64bits(t->name, strlen(t->name)), t->n_rows, t->n_cols, (uint64_t)t->flat,
                               t->offset};
+        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
+    }
+    if (m->local.n_sites > 0) {
+        uint64_t numbers[] = {(uint64_t)m->local.n_sites, (uint64_t)m->local.site, m->local.layout};
         hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
     }
     return hash;

@@ -1,0 +1,75 @@
+/* Local steps: sites train by themselves, and exchange how far they came every so many steps.
+ *
+ *   step, step, ... step   each site's own; its ranks exchange gradients among themselves
+ *   round                  pseudo-gradient = anchor - master; its mean over the sites, by reducers with error feedback
+ *                          outer step: velocity = momentum * velocity + mean
+ *                                      anchor  -= lr * (momentum > 0 ? mean + momentum * velocity : mean)
+ *                          master = anchor, the same bits on all sites
+ *
+ * A site is one rank (sharding NONE), or the ranks of a host (HYBRID, which is FULL within the site). The engine of a
+ * site is an ordinary engine over the comm of the site. A rank exchanges with the ranks of the same place in other sites. */
+#ifndef TAGC_FSDP_LOCAL_STEPS_H
+#define TAGC_FSDP_LOCAL_STEPS_H
+
+#include "fsdp/checkpoint_format.h"
+#include "fsdp/fsdp.h"
+
+typedef struct tagc_local_part {
+    int class_;                  /* tagc_class */
+    int first_member, n_members; /* in tagc_local_steps.members */
+    uint64_t at;                 /* in the arrays */
+    uint64_t n_elems, n_padded;  /* that this rank exchanges */
+    tagc_reducer_options options;
+    tagc_reducer *reducer;
+} tagc_local_part;
+
+typedef struct tagc_local_steps {
+    tagc_fsdp_options options; /* as the caller gave them: the engine's own say how a site exchanges within */
+    tagc_comm *between;        /* the ranks of the same place in their sites, (n_sites,) */
+    int n_sites, site;
+    int n_parts;            /* matrices: one for each unit and class; vectors: one */
+    tagc_local_part *parts; /* (n_parts) */
+    int *members;           /* (n_tensors) tensors, part by part */
+    uint64_t n_elems;       /* of the arrays below, padding included */
+    float *anchor;          /* masters after the last round */
+    float *velocity;        /* NULL without momentum */
+    float *delta, *mean;    /* of a round */
+    void *memory;
+    uint64_t n_steps, n_rounds; /* since the last round; so far */
+    int has_anchor;
+    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS]; /* when the step began */
+} tagc_local_steps;
+
+/* Ranks of a site. */
+int tagc_local_site_ranks(const tagc_fsdp_options *options);
+/* How a site's own engine exchanges. */
+tagc_fsdp_options tagc_local_inner(const tagc_fsdp_options *options);
+
+/* Local: the parts of the engine's tables. f->local is made; the rest of it by _connect. */
+tagc_status tagc_local_lay_out(tagc_fsdp *fsdp, const tagc_fsdp_options *options, int n_sites);
+/* Collective over all: reducers. The groups are f->comm and f->local->between. */
+tagc_status tagc_local_connect(tagc_fsdp *fsdp);
+void tagc_local_destroy(tagc_fsdp *fsdp); /* of f->local; accepts that there is none */
+
+/* Masters were replaced: no round is begun, there is no velocity, and residuals are empty. */
+void tagc_local_reset(tagc_fsdp *fsdp);
+/* Collective, before the first gather of a step. */
+tagc_status tagc_local_begin_step(tagc_fsdp *fsdp);
+/* Collective over the site, or over all where a round is due: after an update. */
+tagc_status tagc_local_end_step(tagc_fsdp *fsdp);
+
+/* ---- checkpoints ---- */
+
+/* What this rank's file holds of it, in values: anchor, velocity, residuals. */
+uint64_t tagc_local_n_saved(const tagc_local_steps *local);
+void tagc_local_describe(const tagc_local_steps *local, tagc_manifest_local *out);
+/* Calls write(context, values, n) for each of its arrays in turn. */
+tagc_status tagc_local_write(const tagc_local_steps *local,
+                             tagc_status (*write)(void *context, const float *values, uint64_t n),
+                             void *context);
+/* Before anything changes: could _load take this? */
+tagc_status tagc_local_check_saved(const tagc_fsdp *fsdp, const tagc_manifest *manifest);
+/* values: what _write wrote. */
+tagc_status tagc_local_load(tagc_fsdp *fsdp, const tagc_manifest_local *saved, const float *values);
+
+#endif
