@@ -40,6 +40,9 @@ static const struct {
      "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
      "faster"},
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
+    {"local-30", "--sharding=none --exchange=direct --local-steps=30",
+     "each rank trains by itself, and every 30 steps exchanges how far it came, direct"},
+    {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "the same, all of it in fp32"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 

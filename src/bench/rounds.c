@@ -14,6 +14,7 @@
 #include "train/engine.h"
 #include "train/progress.h"
 #include "train/step.h"
+#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -145,6 +146,7 @@ static tagc_status open_turn(turn *t) {
     TAGC_TRY(choose_bucket(t));
     tagc_train_options asked = tagc_measured_options(t->arm);
     tagc_train_fsdp(&asked, &options);
+    if (options.local_steps > 0) options.local_steps = INT_MAX; /* the turn asks for its round itself */
     TAGC_TRY(tagc_engine_create(bench->rank, &plan->model, &options, &t->fsdp));
     TAGC_TRY(tagc_engine_init_random(t->fsdp, &plan->model, (uint64_t)train->seed));
     TAGC_TRY(tagc_gpt2_create(&plan->model, (int)train->batch_size, plan->n_tokens, &t->model));
@@ -221,19 +223,55 @@ static tagc_status settle(turn *t) {
     return TAGC_OK;
 }
 
+/* With local steps: one round behind the last step, of which every step has its share. */
+static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_iteration *kept) {
+    tagc_measured_arm *a = t->arm;
+    int n_steps = t->b->n_steps;
+    double share = 1.0 / (double)a->arm->options.local_steps;
+    tagc_fsdp_stats stats;
+    tagc_busy_times busy;
+    TAGC_TRY(tagc_comm_barrier(t->b->bench->rank->comm)); /* sites have not waited for each other so far */
+    tagc_busy_take(t->b->bench->rank->busy, &busy);
+    TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, &stats));
+    tagc_busy_take(t->b->bench->rank->busy, &busy);
+    double total_s = stats.total_s - last->total_s, optimizer_s = stats.optimizer_s - last->optimizer_s;
+    for (int i = 0; i < n_steps; i++) {
+        kept[i].total_s += share * total_s;
+        kept[i].optimizer_s += share * optimizer_s;
+        kept[i].wait_reduce_s += share * (stats.wait_reduce_s - last->wait_reduce_s);
+        kept[i].comm_s += share * busy.comm_s;
+        kept[i].codec_s += share * busy.codec_s;
+        kept[i].exchange_s += share * busy.exchange_s;
+        kept[i].gradient_s += share * busy.gradient_s;
+        for (int phase = 0; phase < TAGC_N_PHASES; phase++)
+            kept[i].phase_s[phase] += share * (stats.phase_s[phase] - last->phase_s[phase]);
+    }
+    double rounds = share * n_steps; /* that these steps would have had */
+    a->n_kept += rounds * (double)(stats.n_kept - last->n_kept);
+    a->n_union += rounds * (double)(stats.n_union - last->n_union);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        a->n_bytes[leg] += rounds * (double)(stats.n_bytes_sent[leg] - last->n_bytes_sent[leg]);
+    return TAGC_OK;
+}
+
 static tagc_status run_steps(turn *t, int round) {
     tagc_measured_arms *b = t->b;
     TAGC_TRY(settle(t));
     int64_t n_warmup = b->bench->plan->options.warmup_steps;
     tagc_bench_iteration *kept = &t->arm->iterations[round * b->n_steps];
+    tagc_fsdp_stats stats;
+    tagc_busy_times busy;
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
-        tagc_fsdp_stats stats;
-        tagc_busy_times busy;
         TAGC_TRY(one_step(t, &stats, &busy));
+        if (step + 1 == n_warmup) {
+            TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, NULL)); /* of local steps: a round, not counted */
+            t->end_s = tagc_clock_s();
+        }
         if (step < n_warmup) continue;
         keep_times(t, &stats, &busy, &kept[step - n_warmup]);
         keep_counts(t->arm, &stats);
     }
+    if (t->arm->arm->options.local_steps > 0) TAGC_TRY(add_round(t, &stats, kept));
     /* The sums of bytes are exact: nothing else was sent between the steps. */
     int n_figures = (int)(sizeof *kept / sizeof(double)) * b->n_steps;
     return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, n_figures);

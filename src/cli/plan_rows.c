@@ -265,6 +265,44 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
                seen, n_ranks);
 }
 
+static int is_local(const tagc_plan_row *row) {
+    return row->setup.engine.local_steps > 0;
+}
+
+/* The fastest over a link with or without local steps; NULL: there is none with a time. */
+static const tagc_plan_row *fastest(const tagc_plan_row *rows, int n, int link, int with_local_steps) {
+    const tagc_plan_row *best = NULL;
+    for (int i = 0; i < n; i++)
+        if (is_local(&rows[i]) == with_local_steps && rows[i].forecasts[link].iteration_s > 0 &&
+            (!best || rows[i].forecasts[link].iteration_s < best->forecasts[link].iteration_s))
+            best = &rows[i];
+    return best;
+}
+
+/* Local steps cost loss: below this gain they are not worth it whatever they cost. */
+static const double least_local_gain = 1.05;
+
+static void print_local(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
+    int is_said = 0;
+    for (int k = 0; k < request->n_links; k++) {
+        const tagc_plan_row *local = fastest(rows, n, k, 1), *every = fastest(rows, n, k, 0);
+        char link[40], a[24], b[24];
+        if (!local || !every) continue;
+        if (!is_said++) printf("\n  Local steps or an exchange at every step\n");
+        double with_s = local->forecasts[k].iteration_s, without_s = every->forecasts[k].iteration_s;
+        printf("  %s: %s %s a step and %.3f bits, %s %s and %.2f bits: ", link_text(request, k, link),
+               local->arm->name, time_text(with_s, a),
+               bits(local, sum(local->volume.n_bytes), local->volume.n_params), every->arm->name,
+               time_text(without_s, b), bits(every, sum(every->volume.n_bytes), every->volume.n_params));
+        if (without_s >= least_local_gain * with_s)
+            printf("local steps are %.2f times as fast\n", without_s / with_s);
+        else
+            printf("exchange at every step, local steps gain %s\n",
+                   without_s > with_s ? "less than 5 %" : "nothing");
+    }
+    if (is_said) printf("  (what local steps cost in loss: docs/choosing-options.md)\n");
+}
+
 static void print_world(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     const tagc_setup *s = &rows[0].setup;
     char params[HUMAN_BYTES];
@@ -274,10 +312,12 @@ static void print_world(const tagc_plan_request *request, const tagc_plan_row *r
     print_placements(rows, n);
     print_memory(rows, n);
     print_bits(rows, n);
-    if (request->has_costs && request->n_links > 0)
+    if (request->has_costs && request->n_links > 0) {
         print_times(request, rows, n);
-    else
+        print_local(request, rows, n);
+    } else {
         printf("\n  (%s)\n", rows[0].note);
+    }
 }
 
 /* ---- JSON ---- */

@@ -2,8 +2,9 @@
  *
  *   DIR/step-00001000/manifest.json   version, world size, step, tensors, files with sizes and checksums
  *   DIR/step-00001000/rank-0.bin ...  per rank: parameter shards, moments, residuals
+ * With local steps site 0 writes there, and site s into DIR/site-s, the same steps.
  *
- *  Ranks first write to DIR/.step-00001000.partial/ and sync each file. When all ranks have succeeded, rank 0 renames the
+ * Ranks first write to DIR/.step-00001000.partial/ and sync each file. When all ranks have succeeded, rank 0 renames the
  * folder. All ranks must see DIR (one host, or a shared file system). */
 #ifndef TAGC_FSDP_CHECKPOINT_H
 #define TAGC_FSDP_CHECKPOINT_H
@@ -32,7 +33,7 @@ tagc_status tagc_checkpoint_load(tagc_fsdp *fsdp, tagc_comm *comm, const char *p
 tagc_status tagc_checkpoint_fork(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, uint64_t *step,
                                  char **extra);
 
-/* Local: reads only the manifest. */
+/* Local: reads only the manifest. world_size: of all ranks that saved. */
 tagc_status tagc_checkpoint_info(const char *path, uint64_t *step, int *world_size, char **extra);
 
 /* Collective: removes stale partial folders, and all step folders but the newest `n_keep` (>= 1). */

@@ -89,8 +89,10 @@ static tagc_status stage(tagc_load *load) {
         return tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
     TAGC_TRY(tagc_manifest_read(load->path, &load->manifest));
     TAGC_TRY(compare_tensors(load));
-    if (load->fsdp->local != NULL && !load->forks)
-        TAGC_TRY(tagc_local_check_saved(load->fsdp, load->manifest));
+    if (load->fsdp->local != NULL && !load->forks) {
+        tagc_status status = tagc_local_check_saved(load->fsdp, load->manifest);
+        if (status != TAGC_OK) return tagc_fail_in(status, "%s", load->path);
+    }
     load->files = calloc((size_t)load->manifest->world_size, sizeof *load->files);
     if (load->files == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the files of %s", load->path);
     for (int rank = 0; rank < load->manifest->world_size; rank++) TAGC_TRY(map_file(load, rank));

@@ -43,7 +43,9 @@ LACKS(lacks_compression, tagc_train_compresses(o),
       o->compress == TAGC_POLICY_NONE ? "compressed gradients and has no effect with --compress none"
                                       : "compressed gradients and has no effect with --exchange dense")
 /* Also what is compressed by name alone has its first moment. */
-LACKS(lacks_policy, o->compress != TAGC_POLICY_NONE, lacks_compression(f))
+#define NOT_LOCAL "an exchange at every step and has no effect with --local-steps"
+LACKS(lacks_policy, o->compress != TAGC_POLICY_NONE && o->local_steps == 0,
+      o->local_steps > 0 ? NOT_LOCAL : lacks_compression(f))
 LACKS(lacks_sketch, o->exchange == TAGC_EXCHANGE_SKETCH && tagc_train_compresses(o),
       o->exchange == TAGC_EXCHANGE_SKETCH ? lacks_compression(f) : "--exchange sketch" HERE)
 LACKS(lacks_index,
@@ -51,6 +53,8 @@ LACKS(lacks_index,
           (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED),
       tagc_train_compresses(o) ? "--exchange sketch and packed" HERE : lacks_compression(f))
 LACKS(lacks_direct, is_direct(o), "--exchange direct" HERE)
+LACKS(lacks_beginning, is_direct(o) && o->local_steps == 0, o->local_steps > 0 ? NOT_LOCAL : lacks_direct(f))
+LACKS(lacks_local, o->local_steps > 0, "--local-steps" HERE)
 LACKS(lacks_coded, tagc_train_is_coded(f), "--exchange direct and --mild" HERE)
 LACKS(lacks_blocks, (is_direct(o) && o->sparsity == 0) || (f->has_mild && o->mild_sparsity == 0),
       "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0," HERE)
@@ -64,8 +68,8 @@ LACKS(lacks_levels,
 LACKS(lacks_hosts, o->sharding == TAGC_SHARD_HYBRID || o->two_level, "--sharding hybrid and --two-level" HERE)
 LACKS(lacks_sharding, o->sharding != TAGC_SHARD_NONE, "sharded parameters" HERE)
 LACKS(lacks_deltas, o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2" HERE)
-LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
-      "compressed gradients with --sparsity above 0.75" HERE)
+LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75 && o->local_steps == 0,
+      o->local_steps > 0 ? NOT_LOCAL : "compressed gradients with --sparsity above 0.75" HERE)
 LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
       "compressed gradients with --sparsity above 0" HERE)
 LACKS(lacks_wsd, o->schedule == TAGC_SCHEDULE_WSD, "--schedule wsd" HERE)
@@ -205,12 +209,23 @@ static const tagc_option rows[] = {
 
     {CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
            "direct: begin with every value in 4 bits, and go on to --sparsity and --mild-sparsity, unit by unit, when gradients"
-           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"), .lacks = lacks_direct},
+           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"), .lacks = lacks_beginning},
     {INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"), .lacks = lacks_selection},
     {REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
          " jumps"), .lacks = lacks_residual},
+
+    {INT("Local steps", "local-steps", FIXED, local_steps, 1, 2147483647, "off", "off",
+        "sites train by themselves, and every N steps exchange how far they came, by --exchange direct or dense: for links too"
+        " slow or too far to exchange at every step. A site is one rank with --sharding none, a host with hybrid")},
+    {REAL(NULL, "local-decay", FREE, local_decay, 0, 1, NULL, "1",
+         "what is left of the residual after each of these exchanges; SparseLoCo has 0.95"), .lacks = lacks_local},
+    {REAL(NULL, "outer-lr", FREE, outer_lr, 1e-6, 10, NULL, "1",
+         "rate of the outer step, which sites take along the mean of how far they came; 1 without --outer-momentum is the"
+         " mean of their parameters; DiLoCo has 0.7"), .lacks = lacks_local},
+    {REAL(NULL, "outer-momentum", FIXED, outer_momentum, 0, 0.999999, NULL, "0",
+         "Nesterov's, of the outer step; DiLoCo has 0.9"), .lacks = lacks_local},
 
     {INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
         "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved")},
@@ -362,7 +377,11 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->sparsity_warmup = (int)options->sparsity_warmup;
     int is_gentle =
         options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
-    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
+    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT && options->local_steps == 0;
+    out->local_steps = (int)options->local_steps;
+    out->local_decay = options->local_decay;
+    out->outer_lr = options->outer_lr;
+    out->outer_momentum = options->outer_momentum;
     out->reducer.sparsity = options->sparsity;
     if (options->exchange == TAGC_EXCHANGE_DENSE)
         out->reducer.format = options->wire;
@@ -446,6 +465,32 @@ static tagc_status check_exchange(const tagc_train_options *options) {
     return TAGC_OK;
 }
 
+static tagc_status check_local_steps(const tagc_train_options *options) {
+    static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "auto"};
+    static const char *const shardings[] = {"full", "grad"};
+    if (options->local_steps == 0) return TAGC_OK;
+    int is_sharded = options->sharding == TAGC_SHARD_FULL || options->sharding == TAGC_SHARD_GRAD;
+    if (is_sharded && !options->resume) /* the checkpoint's is not known yet, and the engine checks again */
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--local-steps is %lld with --sharding %s, allowed: none (each rank is a site) or "
+                         "hybrid (each host is one)",
+                         (long long)options->local_steps, shardings[options->sharding]);
+    if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--local-steps is %lld with --exchange %s, allowed: dense or direct",
+                         (long long)options->local_steps, exchanges[options->exchange]);
+    if (options->guard > 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--guard is %g with --local-steps, allowed: off; it compares residuals with "
+                         "gradients, and these are of how far sites came",
+                         options->guard);
+    if (options->bucket_elems < 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--bucket-elems is auto with --local-steps, allowed: a number; buckets save latency "
+                         "of exchanges at every step");
+    return TAGC_OK;
+}
+
 tagc_status tagc_train_check(const tagc_train_options *options) {
     tagc_gpt2_config config = {0};
     TAGC_TRY(tagc_train_model(options, &config));
@@ -460,6 +505,7 @@ tagc_status tagc_train_check(const tagc_train_options *options) {
     if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
     TAGC_TRY(check_exchange(options));
+    TAGC_TRY(check_local_steps(options));
     if (options->fork && (options->resume || options->init_from))
         return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
                          options->resume ? "--resume" : "--init-from");

@@ -2,6 +2,7 @@
 #include "plan/deployment.h"
 
 #include "core/status.h"
+#include "plan/local_steps.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -285,6 +286,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     tagc_forecast forecast = {0};
     tagc_plan_link link = {.bytes_per_s = (double)INFINITY};
     *volume = (tagc_plan_volume){0};
+    if (setup->engine.local_steps > 0) return tagc_plan_count_local(setup, volume, memory);
     TAGC_TRY(tagc_deployment_create(setup, &d));
     tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast, volume->n_host_bytes);
     int per_host = setup->world_size / setup->n_hosts;

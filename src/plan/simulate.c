@@ -1,6 +1,7 @@
 /* Simulates the engine of src/fsdp: the engine's own order of gathers and exchanges (fsdp/gather_order.h), with a clock in
  * place of the threads and the network of pass.c and step.c. */
 #include "core/status.h"
+#include "plan/local_steps.h"
 #include "exchange/options.h"
 #include "plan/jobs.h"
 #include "plan/program.h"
@@ -331,6 +332,7 @@ tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs,
     if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0) || !(link->large_latency_s >= 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "a link of %g bytes per second and a latency of %g s",
                          link->bytes_per_s, link->latency_s);
+    if (setup->engine.local_steps > 0) return tagc_plan_simulate_local(setup, costs, link, out);
     TAGC_TRY(tagc_deployment_create(setup, &d));
     tagc_status status = tagc_deployment_run(&d, costs, link, out, remote);
     tagc_deployment_destroy(&d);

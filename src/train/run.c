@@ -15,18 +15,20 @@ typedef struct step_word {
     int64_t interrupted;
 } step_word;
 
-/* Mean loss, and whether any rank was asked to stop. */
-static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted) {
-    int world_size = t->rank->world_size;
+/* Mean loss, and whether any rank was asked to stop: over all ranks, or with local steps between rounds over those of
+ * this site, which does not stop then. */
+static tagc_status agree_on_step(tagc_trainer *t, int is_apart, double *loss, int *interrupted) {
+    tagc_comm *comm = is_apart ? tagc_fsdp_comm(t->fsdp) : t->rank->comm;
+    int world_size = tagc_comm_world_size(comm);
     step_word mine = {.loss = *loss, .interrupted = tagc_interrupt_asked()};
     step_word *all = calloc((size_t)world_size, sizeof *all);
     if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d losses", world_size);
-    tagc_status status = tagc_comm_all_gather(t->rank->comm, &mine, sizeof mine, all);
+    tagc_status status = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
     double sum = 0;
     *interrupted = 0;
     for (int rank = 0; rank < world_size; rank++) {
         sum += all[rank].loss;
-        *interrupted |= all[rank].interrupted != 0;
+        *interrupted |= !is_apart && all[rank].interrupted != 0;
     }
     free(all);
     *loss = sum / world_size;
@@ -86,13 +88,16 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
     uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
     tagc_learning_rate rate = tagc_train_learning_rate(&t->options, from);
     report->lr = tagc_learning_rate_at(&rate, t->step + 1 - from);
+    int is_last = t->step + 1 == (uint64_t)t->options.steps;
+    int is_apart = !tagc_fsdp_round_is_due(t->fsdp) && !is_last;
     TAGC_TRY(tagc_training_step(&training, report->lr, &report->loss, &report->stats, &report->busy));
+    if (is_last) TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, &report->stats)); /* sites end as one model */
     report->step = ++t->step;
     report->world_size = t->rank->world_size;
     report->n_tokens = (uint64_t)t->rank->world_size * (uint64_t)t->options.batch_size *
                        (uint64_t)t->options.accumulate * (uint64_t)t->n_tokens;
     t->saved.n_tokens += report->n_tokens;
-    TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
+    TAGC_TRY(agree_on_step(t, is_apart, &report->loss, interrupted));
     TAGC_TRY(watch(t, report));
     say_gentle(t, report);
     report->wall_s = tagc_clock_s() - start_s;

@@ -277,7 +277,7 @@ static void open_guard(tagc_trainer *t) {
 /* One rank sends to nobody: unless something of the compression is asked for, it would only cost loss. */
 static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
     static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
-                                        "values",   "mild",     "gentle",         "preset"};
+                                        "values",   "mild",     "gentle",         "preset",   "local-steps"};
     if (t->rank->world_size > 1 || t->options.resume) return;
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (tagc_options_given(parsed, names[i])) return;
@@ -347,7 +347,9 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
     tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);
     free(extra);
     TAGC_TRY(status);
-    status = tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
+    char folder[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_fsdp_folder(t->fsdp, t->options.out, folder, sizeof folder));
+    status = tagc_checkpoint_prune(tagc_fsdp_comm(t->fsdp), folder, (int)t->options.keep);
     /* What is new is safe: that something old stays, as a file does that somebody reads over NFS, ends no run. */
     if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
     return status == TAGC_ERR_IO ? TAGC_OK : status;

@@ -1,0 +1,194 @@
+/* A site's own step, and what a round between sites adds to each. */
+#include "plan/local_steps.h"
+
+#include "core/status.h"
+#include "fsdp/agree.h"
+#include "fsdp/local_steps.h"
+#include "plan/jobs.h"
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct round_plan {
+    tagc_layout *layout;
+    tagc_reduction *reductions; /* (layout->n_parts) */
+    double agree_bytes;         /* of one rank; ranks agree before the exchange and after it */
+} round_plan;
+
+enum { N_AGREEMENTS = 2 };
+
+static tagc_fsdp_options engine_of(const tagc_setup *s) {
+    tagc_fsdp_options engine = s->engine;
+    if (s->placement == TAGC_PLACE_NONE) engine.sharding = TAGC_SHARD_NONE;
+    if (s->placement == TAGC_PLACE_HYBRID) engine.sharding = TAGC_SHARD_HYBRID;
+    return engine;
+}
+
+/* One site, on one host. */
+static tagc_status site_of(const tagc_setup *s, tagc_setup *site) {
+    tagc_fsdp_options engine = engine_of(s);
+    int n_ranks = tagc_local_site_ranks(&engine);
+    TAGC_TRY(tagc_setup_check(s));
+    if (s->placement != TAGC_PLACE_NONE && s->placement != TAGC_PLACE_HYBRID)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "local steps are placed as %s, allowed: none or hybrid",
+                         tagc_placement_describe(s->placement)->name);
+    *site = *s;
+    site->engine = tagc_local_inner(&engine);
+    site->placement = s->placement == TAGC_PLACE_NONE ? TAGC_PLACE_NONE : TAGC_PLACE_ZERO3;
+    site->world_size = n_ranks;
+    site->n_hosts = site->n_machines = 1;
+    site->flat_reducers = NULL;
+    site->union_density = -1;
+    site->kept_density = 0;
+    return TAGC_OK;
+}
+
+/* What was measured or given is of the engine's sparsity. */
+static void set_densities(const tagc_setup *s, tagc_reduction *r) {
+    int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
+    r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
+    r->union_density =
+        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, r->n_ranks);
+}
+
+static void destroy_round(round_plan *round) {
+    tagc_layout_destroy(round->layout);
+    free(round->reductions);
+}
+
+static tagc_status make_round(const tagc_setup *s, round_plan *round) {
+    tagc_fsdp_options engine = engine_of(s);
+    *round = (round_plan){.agree_bytes = (double)tagc_agree_bytes(s->world_size)};
+    TAGC_TRY(tagc_model_layout(&s->model, &engine, s->world_size, &round->layout));
+    const tagc_layout *layout = round->layout;
+    round->reductions = calloc((size_t)layout->n_parts, sizeof *round->reductions);
+    tagc_status status = TAGC_OK;
+    if (!round->reductions)
+        status = tagc_fail(TAGC_ERR_MEMORY, "no memory to plan %d parts", layout->n_parts);
+    for (int i = 0; status == TAGC_OK && i < layout->n_parts; i++) {
+        tagc_reduction *r = &round->reductions[i];
+        *r = (tagc_reduction){
+            .options = layout->parts[i].reducer, .n_ranks = layout->n_sites, .remote_share = 1};
+        set_densities(s, r);
+        tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
+        status = tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
+    }
+    if (status != TAGC_OK) destroy_round(round);
+    return status;
+}
+
+/* ---- bytes and memory ---- */
+
+tagc_status tagc_plan_count_local(const tagc_setup *s, tagc_plan_volume *volume, tagc_plan_memory *memory) {
+    tagc_setup site;
+    round_plan round;
+    double per_host = (double)s->world_size / s->n_hosts, share = 1.0 / s->engine.local_steps;
+    TAGC_TRY(site_of(s, &site));
+    TAGC_TRY(tagc_plan_count(&site, volume, memory));
+    TAGC_TRY(make_round(s, &round));
+    const tagc_layout *layout = round.layout;
+    volume->n_compressed = layout->n_compressed;
+    volume->n_mild = layout->n_mild;
+    if (memory) {
+        uint64_t inner = memory->engine.residuals;
+        memory->engine = layout->memory;
+        memory->engine.residuals += inner;
+    }
+    for (int i = 0; i < layout->n_parts; i++) {
+        const tagc_reduction *r = &round.reductions[i];
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+            volume->n_bytes[leg] += share * r->volume.n_bytes[leg];
+            volume->n_host_bytes[leg] += share * per_host * r->volume.n_bytes[leg];
+            if (layout->parts[i].class_ == TAGC_CLASS_COMPRESSED && leg <= TAGC_LEG_RESULT)
+                volume->n_bytes_compressed += share * r->volume.n_bytes[leg];
+        }
+        tagc_exchange_memory exchange = {0};
+        (void)tagc_reducer_memory(&r->options, r->n_ranks, 0, &exchange);
+        if (memory) memory->buffers += exchange.buffers + exchange.spare;
+    }
+    double n_bytes = share * N_AGREEMENTS * round.agree_bytes;
+    double others = s->world_size > 1 ? (s->world_size - per_host) / (s->world_size - 1) : 0;
+    volume->n_bytes[TAGC_LEG_CONTROL] += n_bytes;
+    volume->n_host_bytes[TAGC_LEG_CONTROL] += n_bytes * per_host * others;
+    if (memory)
+        memory->total = memory->engine.parameters + memory->engine.gradients + memory->engine.optimizer +
+                        memory->engine.residuals + memory->buffers;
+    destroy_round(&round);
+    return TAGC_OK;
+}
+
+/* ---- time ---- */
+
+static void agree(tagc_clock *clock, double n_bytes) {
+    tagc_sim_transfer word = {.remote_bytes = n_bytes};
+    tagc_clock_post(clock, &word);
+    tagc_clock_wait(clock, &word);
+}
+
+/* All parts at once, as the engine begins them, and what it reads and writes before and after. */
+static tagc_status run_round(const round_plan *round, const tagc_costs *costs, tagc_clock *clock,
+                             double *outer_s) {
+    const tagc_layout *layout = round->layout;
+    tagc_sim_job *jobs = calloc((size_t)layout->n_parts, sizeof *jobs);
+    tagc_status status = jobs ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory to simulate a round");
+    double n_elems = 0;
+    int n_jobs = 0;
+    for (; status == TAGC_OK && n_jobs < layout->n_parts; n_jobs += status == TAGC_OK) {
+        tagc_phase_work work;
+        status = tagc_reduction_work(&round->reductions[n_jobs], costs, &work);
+        if (status == TAGC_OK) status = tagc_job_create(&round->reductions[n_jobs], &work, &jobs[n_jobs]);
+        n_elems += (double)layout->parts[n_jobs].n_padded;
+    }
+    if (status == TAGC_OK) {
+        tagc_clock_work(clock,
+                        16 * n_elems * costs->byte_s); /* anchor, master, delta, and whether it is finite */
+        agree(clock, round->agree_bytes);
+        for (int i = 0; i < n_jobs; i++) tagc_clock_submit(clock, &jobs[i]);
+        for (int i = 0; i < n_jobs; i++) tagc_clock_join(clock, &jobs[i]);
+        agree(clock, round->agree_bytes);
+        double start_s = clock->now_s;
+        tagc_clock_work(clock, 20 * n_elems * costs->byte_s); /* mean, anchor, master */
+        *outer_s = clock->now_s - start_s;
+    }
+    for (int i = 0; i < n_jobs; i++) tagc_job_destroy(&jobs[i]);
+    free(jobs);
+    return status;
+}
+
+tagc_status tagc_plan_simulate_local(const tagc_setup *s, const tagc_costs *costs, const tagc_plan_link *link,
+                                     tagc_forecast *out) {
+    tagc_setup site;
+    round_plan round;
+    TAGC_TRY(site_of(s, &site));
+    tagc_costs of_site = *costs; /* machines may be shared by the hosts of a lab */
+    int per_host = s->world_size / s->n_hosts;
+    of_site.cores *= s->n_machines > 0 ? (double)s->n_machines / s->n_hosts : 1;
+    TAGC_TRY(tagc_plan_simulate(&site, &of_site, link, out));
+    tagc_sim_machine machine = {.latency_s = link->latency_s,
+                                .large_latency_s = link->large_latency_s,
+                                .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
+                                .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
+                                .local_bytes_per_s =
+                                    link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
+                                .overhead_s = costs->overhead_s,
+                                .queue_bytes = costs->queue_bytes,
+                                .cores = of_site.cores / per_host,
+                                .cpu_s_per_byte = costs->cpu_s_per_byte,
+                                .poll_cores = costs->poll_cores};
+    tagc_clock clock;
+    double outer_s = 0, share = 1.0 / s->engine.local_steps;
+    TAGC_TRY(make_round(s, &round));
+    tagc_clock_init(&clock, &machine);
+    clock.worker_cores = s->engine.reducer.n_threads;
+    tagc_status status = run_round(&round, costs, &clock, &outer_s);
+    out->iteration_s += share * clock.now_s;
+    out->wait_reduce_s += share * (clock.now_s - outer_s);
+    out->optimizer_s += share * outer_s;
+    out->comm_s += share * clock.comm_s;
+    out->codec_s += share * clock.codec_s;
+    for (int i = 0; status == TAGC_OK && i < round.layout->n_parts; i++)
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            out->n_bytes[leg] += share * round.reductions[i].volume.n_bytes[leg];
+    out->n_bytes[TAGC_LEG_CONTROL] += share * N_AGREEMENTS * round.agree_bytes;
+    destroy_round(&round);
+    return status;
+}
