@@ -87,6 +87,10 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
     for (int i = 0; i < n_runs; i++)
         print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, wall_s)));
     printf("\n");
+    print_name("  mean"); /* rounds of local steps are in no median */
+    for (int i = 0; i < n_runs; i++)
+        print_cell("%.1f", 1000 * tagc_runlog_mean(&runs[i], offsetof(tagc_runlog_step, wall_s)));
+    printf("\n");
     for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
         print_name(parts[part].name);
         for (int i = 0; i < n_runs; i++)
@@ -102,7 +106,7 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
         print_cell("%.0f %%", runs[i].world_size > 1
                                   ? 100 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, overlap))
                                   : (double)NAN);
-    printf("\n(times are medians; parts need not add up)\n\n");
+    printf("\n(times are medians but where it says mean; parts need not add up)\n\n");
 }
 
 static double leg_bits(const tagc_runlog *run, int leg) {
