@@ -137,31 +137,53 @@ static double link_s(const tagc_measured_arms *b, const tagc_measured_arm *a) {
     return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
 }
 
+static int is_local(const tagc_measured_arm *a) {
+    return a->arm->options.local_steps > 0;
+}
+
+/* Local steps train differently from an exchange at every step. A benchmark can only say how much time they save. */
+static void say_local_steps(const tagc_measured_arms *b) {
+    const tagc_measured_arm *local = NULL, *every = NULL;
+    for (int i = 0; i < b->n; i++) {
+        const tagc_measured_arm *a = &b->arms[i], **best = is_local(a) ? &local : &every;
+        if (!*best || a->total.median < (*best)->total.median) *best = a;
+    }
+    if (!local || !every) return;
+    tagc_bench_say(
+        b->bench,
+        "Local steps: %s is %.2f times as fast as %s, the fastest that exchanges at every step. What "
+        "it costs in loss: docs/choosing-options.md\n",
+        local->arm->name, every->total.median / local->total.median, every->arm->name);
+}
+
 static tagc_status recommend(const tagc_measured_arms *b) {
     tagc_bench_candidate *candidates = calloc((size_t)b->n, sizeof *candidates);
     tagc_bench_advice advice;
     if (!candidates) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d arms", b->n);
+    int n = 0;
     for (int i = 0; i < b->n; i++) {
         const tagc_measured_arm *a = &b->arms[i];
-        candidates[i] = (tagc_bench_candidate){.name = a->arm->name,
-                                               .sharding = a->arm->options.sharding,
-                                               .is_compressed = compresses(a),
-                                               .round_s = a->round_s,
-                                               .total_s = a->total.median,
-                                               .exposed_s = a->exposed.median,
-                                               .compute_s = a->median.compute_s + a->median.optimizer_s,
-                                               .link_s = link_s(b, a),
-                                               .codec_s = a->median.codec_s,
-                                               .comm_s = a->median.comm_s,
-                                               .memory_bytes = memory_bytes(a)};
+        if (is_local(a)) continue;
+        candidates[n++] = (tagc_bench_candidate){.name = a->arm->name,
+                                                 .sharding = a->arm->options.sharding,
+                                                 .is_compressed = compresses(a),
+                                                 .round_s = a->round_s,
+                                                 .total_s = a->total.median,
+                                                 .exposed_s = a->exposed.median,
+                                                 .compute_s = a->median.compute_s + a->median.optimizer_s,
+                                                 .link_s = link_s(b, a),
+                                                 .codec_s = a->median.codec_s,
+                                                 .comm_s = a->median.comm_s,
+                                                 .memory_bytes = memory_bytes(a)};
     }
-    tagc_bench_advise(candidates, b->n, b->n_rounds, &advice);
-    free(candidates);
+    tagc_bench_advise(candidates, n, b->n_rounds, &advice);
+    const char *name = advice.arm < 0 ? "none" : candidates[advice.arm].name;
     tagc_bench_say(b->bench, "\nRecommendation: %s\n", advice.reason);
+    say_local_steps(b);
     tagc_bench_put(b->bench, "recommendation",
-                   json_pack("{s:s, s:s, s:o}", "arm",
-                             advice.arm < 0 ? "none" : b->arms[advice.arm].arm->name, "reason", advice.reason,
-                             "speedup", tagc_json_real(advice.speedup)));
+                   json_pack("{s:s, s:s, s:o}", "arm", name, "reason", advice.reason, "speedup",
+                             tagc_json_real(advice.speedup)));
+    free(candidates);
     return TAGC_OK;
 }
 

@@ -32,7 +32,7 @@ typedef struct tagc_train_options {
     double mild_sparsity;
     double guard;
     int64_t sparsity_warmup;
-    int gentle; /* auto, yes, no */
+    int gentle;          /* auto, yes, no */
     int64_t local_steps; /* 0: off */
     double local_decay, outer_lr, outer_momentum;
     int64_t block;

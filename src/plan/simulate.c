@@ -1,9 +1,9 @@
 /* Simulates the engine of src/fsdp: the engine's own order of gathers and exchanges (fsdp/gather_order.h), with a clock in
  * place of the threads and the network of pass.c and step.c. */
 #include "core/status.h"
-#include "plan/local_steps.h"
 #include "exchange/options.h"
 #include "plan/jobs.h"
+#include "plan/local_steps.h"
 #include "plan/program.h"
 
 #include <math.h>
