@@ -4,7 +4,9 @@ top-k by sorting."""
 import copy
 import io
 import pathlib
+import sys
 import time
+import types
 
 import pytest
 
@@ -371,12 +373,16 @@ def check_options(rank, world_size):
         ({"residual_decay": 2}, "residual_decay is 2, must be a number from 0 to 1"),
         ({"values": "int3"}, "values is 'int3', must be one of 'fp32'"),
         ({"between": 3}, "between is 3, must be a process group"),
+        ({"between": "site"}, "between is 'site', and this model has no mesh"),
         ({"on_round": 3}, "on_round is 3, must be a function"),
         ({"every": 30 + rank}, "every is 30 on rank 0 and 31 on rank 1"),
     ]:
         check_error(make(**options), pattern)
     check_error(make(model, adamw(seeded(Odd).parameters())), "parameters that are not the model's")
     check_error(make(model, 3), "optimizer is a int")
+    with pytest.MonkeyPatch.context() as patch:  # every group is torchft's
+        patch.setitem(sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=dist.ProcessGroup))
+        check_error(make(between=dist.group.WORLD), "no form under torchft yet")
     check_error(make(seeded(Odd).double(), adamw(seeded(Odd).double().parameters())), "not the model's")
     wrapped = nn.parallel.DistributedDataParallel(seeded(Odd))
     check_error(make(wrapped, adamw(wrapped.parameters())), f"this model is ddp over {world_size} ranks, and between is None")
@@ -506,7 +512,7 @@ def check_fsdp2_sites(rank, world_size):
             fully_shard(layer, mesh=mesh["local"])
         fully_shard(model, mesh=mesh["local"])
         optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, every=3, fragments=2, between=mesh["site"].get_group(), **options) as handle:
+        with tagc.LocalSteps(model, optimizer, every=3, fragments=2, between="site" if exchange is None else mesh["site"], **options) as handle:
             train(model, optimizer, 8, rank)
             if exchange is None:
                 groups = names_of(handle)
@@ -530,6 +536,9 @@ def check_fsdp2_sites(rank, world_size):
         check_error(optimizer.step, "not finite", same=False)
         assert all(torch.equal(p.to_local(), one) or rank == 3 for p, one in zip(model.parameters(), before))
     check_error(lambda: tagc.LocalSteps(model, optimizer, verbose=False), "this model is fsdp2 over 2 ranks, and between is None")
+    for wrong in "local", "host":
+        check_error(lambda wrong=wrong: tagc.LocalSteps(model, optimizer, between=wrong, verbose=False), f"between is '{wrong}', must be a dimension .*: 'site'")
+    check_error(lambda: tagc.LocalSteps(model, optimizer, between=mesh, verbose=False), "between is a mesh of 2 dimensions")
 
 
 @pytest.mark.slow

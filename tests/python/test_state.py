@@ -540,7 +540,7 @@ def between(rank, world_size, folder, n_hosts, is_first):
 
     mesh = init_device_mesh("cpu", (n_hosts, world_size // n_hosts), mesh_dim_names=("host", "local"))
     if is_first:
-        goes_on_alike(OPTIONS | {"parameters": "delta4"}, 6, saved_dcp, between=mesh["host"].get_group(), mesh=mesh["local"], model_class=Odd)
+        goes_on_alike(OPTIONS | {"parameters": "delta4"}, 6, saved_dcp, between="host", mesh=mesh["local"], model_class=Odd)
     run = Run(between=mesh["host"].get_group(), mesh=mesh["local"], model_class=Odd)
     if is_first:
         run.steps(0, 1)

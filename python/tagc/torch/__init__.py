@@ -19,6 +19,7 @@ except ModuleNotFoundError as missing:
         raise
     raise ModuleNotFoundError('tagc.torch needs PyTorch, and this Python has none: pip install "tagc[torch]"', name="torch") from missing
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library
 from tagc._library import Error
@@ -32,6 +33,7 @@ from tagc.torch.interfaces import Wrapper
 from tagc.torch.links import plan_sites
 from tagc.torch.local_steps import LocalSteps
 from tagc.torch.options import Layers, Options, unknown_option
+from tagc.torch.sites import group_of
 from tagc.torch.staging import Staging
 from tagc.torch.statistics import flat
 
@@ -52,7 +54,7 @@ def compress(
     exchange: str = "direct",
     sparsity_warmup: int = 0,
     parameters: str | None = None,
-    between: dist.ProcessGroup | None = None,
+    between: dist.ProcessGroup | DeviceMesh | str | None = None,
     codec: str | None = "host",
     transport: str = "host",
     threads: int = 1,
@@ -80,7 +82,8 @@ def compress(
     sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, in place of gentle; default 0.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
         last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
-    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts; tagc sums
+    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
+        dimension's name; tagc sums
         gradients over it, compressed, after torch's own reduce-scatter.
     codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
         only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
@@ -157,7 +160,7 @@ def param_groups(
     return adapt.split_groups(groups, compressed, betas, options)[0]
 
 
-def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
+def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
              options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> Compressed:
     """A Compressed without its hooks. unknown: the error text on an unknown option, or None. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
@@ -172,6 +175,7 @@ def _prepare(model: Any, between: dist.ProcessGroup | None, on_step: Callable[[d
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
             raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
+        between = group_of(model, between)
         if between is not None and not isinstance(between, dist.ProcessGroup):
             raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
         if unknown is not None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from tagc._library import Error
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import FSDPModule
 
 OLDEST, NEWEST = (2, 9), (2, 15)  # the tests have run on these
@@ -64,6 +65,7 @@ SEEN = {
     "torch.distributed.distributed_c10d._get_default_store": ALL,
     "ProcessGroup._get_backend": ALL,
     "OptimizedModule._orig_mod": ALL,
+    "DeviceMesh._get_root_mesh": "2.13",
 }
 
 
@@ -87,6 +89,12 @@ def _find(owner: Any, name: str, default: Any = None) -> Any:
     """The same for attributes that not every version, or not every object, has."""
     assert name in SEEN, name
     return getattr(owner, name.rpartition(".")[2], default)
+
+
+def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that it was cut from; itself, where torch does not say."""
+    find = _find(mesh, "DeviceMesh._get_root_mesh")
+    return mesh if find is None else find()
 
 
 # ---- FSDP2 ----

@@ -19,14 +19,15 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import adapt, internals, local_state, options, policy
+from tagc.torch import adapt, internals, local_state, managed, options, policy
 from tagc.torch.comm import Comm
 from tagc.torch.fragments import Flight, Fragment, Outer, Part, cut
 from tagc.torch.options import Layers
-from tagc.torch.sites import Site
+from tagc.torch.sites import Site, group_of
 from tagc.torch.statistics import RoundRecorder
 
 
@@ -101,7 +102,8 @@ class LocalSteps:
     model: plain (each process is a site), DistributedDataParallel over the ranks of a site, or fully_shard()-ed over them.
     optimizer: of the model's parameters, or a list where several share them, stepped in that order. What they do not step is left alone,
         and so are buffers: each site has its own.
-    between: the group of the ranks that have the same place in their sites; all ranks where the model is plain.
+    between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or that dimension's name, as "site"; all
+        ranks where the model is plain.
     every: steps between two exchanges of a parameter, from 1 on.
     fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
@@ -132,7 +134,7 @@ class LocalSteps:
         values: str = "int2",
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, str] | None = None,
-        between: dist.ProcessGroup | None = None,
+        between: dist.ProcessGroup | DeviceMesh | str | None = None,
         threads: int = 1,
         timeout_s: float = 300,
         on_round: Callable[[dict[str, Any]], object] | None = None,
@@ -172,7 +174,7 @@ class LocalSteps:
 
     # ---- making it ----
 
-    def _prepare(self, optimizer: Any, between: dist.ProcessGroup | None, chosen: dict[str, Any], on_round: object,
+    def _prepare(self, optimizer: Any, between: Any, chosen: dict[str, Any], on_round: object,
                  unknown: str | None) -> list[policy.Row]:
         """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others."""
         from tagc.torch import _agree
@@ -185,6 +187,10 @@ class LocalSteps:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             if unknown is not None:
                 raise Error("argument", unknown)
+            if managed.is_managed_group(between) or managed.manager_of(self.model) is not None:
+                raise Error("unsupported", "LocalSteps has no form under torchft yet: where sites come and go, make LocalSteps anew with those that are "
+                            "there, and give it the old one's state_dict()")
+            between = group_of(self.model, between)
             if between is not None and not isinstance(between, dist.ProcessGroup):
                 raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
             if on_round is not None and not callable(on_round):

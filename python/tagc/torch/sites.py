@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tagc._library import Error
@@ -28,6 +29,26 @@ class Trained(NamedTuple):
         """What this rank has of it, sharing its memory."""
         values = self.parameter.detach()
         return values.to_local() if isinstance(values, DTensor) else values
+
+
+def group_of(model: torch.nn.Module, between: Any) -> Any:
+    """The process group that `between` means: it may be the name of a dimension of the mesh that the model's mesh was cut from, or a mesh of one
+    dimension. Anything else is returned as it is. Local."""
+    if isinstance(between, DeviceMesh):
+        if between.ndim != 1:
+            raise Error("argument", f"between is a mesh of {between.ndim} dimensions, must have one, as mesh['site'] has")
+        return between.get_group()
+    if not isinstance(between, str):
+        return between
+    own = next((parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor)), None)
+    if own is None:
+        raise Error("argument", f"between is {between!r}, and this model has no mesh, of which that could be a dimension: give mesh[{between!r}]")
+    root = internals.root_mesh(own)
+    others = [name for name in root.mesh_dim_names or () if name not in (own.mesh_dim_names or ())]
+    if between not in others:
+        names = ", ".join(map(repr, others)) or "none"
+        raise Error("argument", f"between is {between!r}, must be a dimension of the mesh that this model's mesh was cut from and does not have: {names}")
+    return root[between].get_group()
 
 
 class Site:
