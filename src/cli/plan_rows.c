@@ -279,8 +279,8 @@ static const tagc_plan_row *fastest(const tagc_plan_row *rows, int n, int link, 
     return best;
 }
 
-/* Local steps cost loss: below this gain they are not worth it whatever they cost. */
-static const double least_local_gain = 1.05;
+/* Local steps cost loss, so they have to save this much; tagc.torch.advise() asks for the same. */
+static const double least_local_gain = 1.2;
 
 static void print_local(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     int is_said = 0;
@@ -297,8 +297,10 @@ static void print_local(const tagc_plan_request *request, const tagc_plan_row *r
         if (without_s >= least_local_gain * with_s)
             printf("local steps are %.2f times as fast\n", without_s / with_s);
         else
-            printf("exchange at every step, local steps gain %s\n",
-                   without_s > with_s ? "less than 5 %" : "nothing");
+            printf(
+                "exchange at every step; local steps would be %.2f times as fast, less than the %g that are "
+                "worth their loss\n",
+                without_s / with_s, least_local_gain);
     }
     if (is_said) printf("  (what local steps cost in loss: docs/choosing-options.md)\n");
 }
