@@ -1,6 +1,6 @@
 /* Received bodies of code topk: checks them, and adds them to sums.
  *
- *     index   finds where each chunk's items and bits begin in a body, and checks its header and chunk table
+ *   index   finds where each chunk's items and bits begin in a body, and checks its header and chunk table
  *   check   checks codes, scales and values
  *   add     adds the bodies of a row, one after the other, chunk by chunk
  *

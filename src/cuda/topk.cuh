@@ -1,6 +1,6 @@
 /* Makes bodies of code topk from the threshold of each row:
  *
- *    count    counts the kept elements of each chunk; the row's last block distributes ties, and places in the list of kept
+ *   count    counts the kept elements of each chunk; the row's last block distributes ties, and places in the list of kept
  *            elements
  *   gather   writes a bitmap per chunk, and indices and values in order, and counts the codes of each width; the row's last
  *            block chooses the best width, as the processor does, and writes the start of the body

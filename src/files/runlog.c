@@ -2,6 +2,7 @@
 #include "files/runlog.h"
 
 #include "core/status.h"
+#include "files/result_file.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -135,11 +136,6 @@ void tagc_runlog_destroy(tagc_runlog *log) {
     *log = (tagc_runlog){0};
 }
 
-static int ascending(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The first step after the warm-up. */
 static int first_step(const tagc_runlog *log) {
     return log->n_steps > 4 ? 2 : 0;
@@ -147,15 +143,12 @@ static int first_step(const tagc_runlog *log) {
 
 double tagc_runlog_median(const tagc_runlog *log, size_t offset) {
     int n = 0;
-    double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values), median = (double)NAN;
+    double *values = malloc(((size_t)log->n_steps + 1) * sizeof *values);
     for (int i = first_step(log); values && i < log->n_steps; i++) {
         double value = *(const double *)((const char *)&log->steps[i] + offset);
         if (isfinite(value)) values[n++] = value;
     }
-    if (n > 0) {
-        qsort(values, (size_t)n, sizeof *values, ascending);
-        median = (values[(n - 1) / 2] + values[n / 2]) / 2;
-    }
+    double median = tagc_result_spread_of(values, n).median;
     free(values);
     return median;
 }

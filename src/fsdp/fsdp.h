@@ -4,7 +4,7 @@
  *
  *   tensor   one parameter of the model, reached through _use / _done / _grad / _grad_done
  *   unit     the tensors that are gathered and released together (a stage, a bucket of stages, or one large matrix)
- *    flat     the tensors of one class (compressed, mild, dense) of a unit, end to end, padded to (W, shard)
+ *   flat     the tensors of one class (compressed, mild, dense) of a unit, end to end, padded to (W, shard)
  *
  * A step: for each micro-step { _forward_begin, model forward, _backward_begin, model backward }, then _step. */
 #ifndef TAGC_FSDP_FSDP_H

@@ -3,8 +3,8 @@
  * One arena holds everything that a rank keeps:
  *
  *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
- *   slots       parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
- *   slots       gradients (W, shard) of the units in backward or under way
+ *   slots      parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
+ *   slots      gradients (W, shard) of the units in backward or under way
  *
  * A unit's slot never changes. Units of one stage take turns with a few slots, so that neighbours have different ones.
  * A unit that spans several stages has a slot of its own, and so have all units if nothing is released. */

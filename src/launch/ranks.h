@@ -1,6 +1,6 @@
 /* Ranks of a command: threads of this process over the local transport, or processes that mpirun started.
  *
- *  If a rank fails, all ranks end, and one message is printed. */
+ * If a rank fails, all ranks end, and one message is printed. */
 #ifndef TAGC_LAUNCH_RANKS_H
 #define TAGC_LAUNCH_RANKS_H
 

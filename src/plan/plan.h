@@ -2,7 +2,7 @@
  *
  *   setup      a model, ranks and hosts, a batch, options of the engine, a placement
  *   volume     bytes per leg and optimizer step, and memory: exact, from the code that lays out real engines
- *    costs      the time of a machine for a product, a byte, an element; fitted to measured iterations
+ *   costs      the time of a machine for a product, a byte, an element; fitted to measured iterations
  *   forecast   a simulated optimizer step with these costs */
 #ifndef TAGC_PLAN_PLAN_H
 #define TAGC_PLAN_PLAN_H

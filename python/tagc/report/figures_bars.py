@@ -67,7 +67,10 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
     text: dict[str, Any] = {"align": "left", "baseline": "middle"}
     total_text = (alt.Chart(style.data("parts")).transform_filter(shown).transform_aggregate(sum="sum(v)", groupby=["r", "e", "w"])
                   .transform_calculate(at="max(datum.sum, datum.w)").mark_text(dx=6, clip=True, **text).encode(x="at:Q", y=y, text="e:N"))  # fmt: skip
-    layers: list[Any] = [bars.properties(name="bars"), total_text]
+    layers: list[Any] = [bars.properties(name="bars")]
+    if mark is not None:
+        layers.append(alt.Chart(style.data("mark")).mark_rule(strokeDash=[4, 3], clip=True).encode(x="x:Q"))
+    layers.append(total_text)
     if whiskers:
         layers.append(alt.Chart(style.data("whiskers")).mark_rule(clip=True, strokeWidth=1.2).encode(x="a:Q", x2="b:Q", y=y))
         for end in ("a", "b"):
@@ -76,8 +79,6 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
         layers.append(alt.Chart(style.data("ends")).mark_text(dx=6, **text).encode(x=alt.value(0), y=y, text="e:N"))
     if heads:
         layers.append(alt.Chart(style.data("heads")).mark_text(fontWeight="bold", fontSize=12, dx=2, **text).encode(x=alt.value(0), y=y, text="t:N"))
-    if mark is not None:
-        layers.append(alt.Chart(style.data("mark")).mark_rule(strokeDash=[4, 3], clip=True).encode(x="x:Q"))
     layers[0] = layers[0].add_params(shown, style.zoom_param(["x"]))
     chart = alt.layer(*layers).add_params(alt.param(name="labels", value=labels)).properties(
         width=style.WIDTH, height=24 * len(rows), autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))  # fmt: skip

@@ -21,14 +21,17 @@ def _world(point: PlanPoint) -> float:
     return point.world_size
 
 
+def _key(value: float) -> float:
+    return float(f"{value:.6g}") if math.isfinite(value) else -1.0
+
+
 def _chart(report: Report, is_over_rate: bool) -> list[PlanPoint]:
     """The largest group of points of one model that differ only in x: the data of the chart. Empty if no group has two values of x."""
     at, fixed = (_rate, _world) if is_over_rate else (_world, _rate)
-    charts: dict[tuple[str, float], list[PlanPoint]] = {}
+    charts: dict[tuple[str, float, float], list[PlanPoint]] = {}
     for point in report.plan[:MOST_POINTS]:
         if math.isfinite(point.iteration_s) and at(point) >= 1:
-            key = float(f"{fixed(point):.6g}") if math.isfinite(fixed(point)) else -1.0
-            charts.setdefault((point.model, key), []).append(point)
+            charts.setdefault((point.model, _key(fixed(point)), _key(point.latency_s)), []).append(point)
     best = max(charts.values(), key=lambda points: len({at(point) for point in points}), default=[])
     return best if len({at(point) for point in best}) > 1 else []
 
@@ -62,8 +65,9 @@ def _lines(report: Report, is_over_rate: bool) -> style.Drawing | None:
         row["t"] = units.time(row["y"])
         row["at"] = units.rate(row["x"] * 1e9) if is_over_rate else units.plural(row["x"], "rank")
     first = chart[0]
-    title = (f"link (Gbit/s); {first.model[:40]}, {units.plural(first.world_size, 'rank')}" if is_over_rate
-             else f"ranks; {first.model[:40]}, link {units.rate(first.bits_per_s)}")  # fmt: skip
+    delay = f", {units.time(first.latency_s)}" if first.latency_s > 0 else ""
+    title = (f"link (Gbit/s); {first.model[:40]}, {units.plural(first.world_size, 'rank')}{delay}" if is_over_rate
+             else f"ranks; {first.model[:40]}, link {units.rate(first.bits_per_s)}{delay}")  # fmt: skip
     shown = style.legend_param("shown", "arm", arms)
     color = style.arm_color(arms, [style.line_color(report.color(arm)) for arm in arms])
     dashes = alt.StrokeDash("arm:N", sort=None, title=None, scale=alt.Scale(domain=arms, range=[style.dash(report.color(arm)) for arm in arms]))

@@ -169,6 +169,7 @@ class PlanPoint:
     bits_per_s: float
     iteration_s: float
     exposed_s: float
+    latency_s: float = math.nan
 
 
 @dataclass

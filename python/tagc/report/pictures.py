@@ -15,6 +15,7 @@ from tagc.report.model import Report, Units
 from tagc.report.reading import ReportError, clean
 from tagc.report.style import Drawing
 
+_FONT = re.compile(r' font-family="[^"]*"')
 _SIZE = re.compile(r'width="([0-9.]+)" height="([0-9.]+)" viewBox="[^"]*"')
 
 
@@ -36,7 +37,8 @@ def write_file(path: str, content: bytes) -> None:
 
 
 def _svg(spec: dict[str, Any]) -> str:
-    return str(vl_convert.vegalite_to_svg(spec))
+    """Without a label for each mark, which would be a third of the file: a picture has a title and a description."""
+    return str(vl_convert.vegalite_to_svg({**spec, "config": {**spec["config"], "aria": False}}))
 
 
 def _stacked(drawings: list[str], title: str, caption: str) -> str:
@@ -56,7 +58,11 @@ def _stacked(drawings: list[str], title: str, caption: str) -> str:
     rules = f"<style>@media screen and (prefers-color-scheme: dark) {{\n{style.dark_rules('svg')}\n}}</style>"
     names: dict[str, str] = {}  # of clips: Vega continues its count in the next drawing
     inner = re.sub(r"\bclip[0-9]+\b", lambda found: names.setdefault(found[0], f"clip-{len(names)}"), "\n".join(body))
-    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">{about}\n{rules}\n{inner}\n</svg>\n'
+    fonts = set(_FONT.findall(inner))
+    font = fonts.pop() if len(fonts) == 1 else ""  # of all text: once for the whole picture
+    inner = inner.replace(font, "") if font else inner
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"{font}>'
+            f"{about}\n{rules}\n{inner}\n</svg>\n")
 
 
 def write(report: Report, units: Units, figure: Figure, path: str, is_dark: bool = False) -> None:

@@ -101,7 +101,8 @@ def add_plan(report: Report, plan: Node) -> None:
     for row, arm in zip(rows, arms):
         placement = row.node_or_empty("placement").text_or("name", "")
         name = f"{arm} ({placement})" if arms.count(arm) > 1 else arm
-        point = PlanPoint(name, placement, model, found.world_size, found.bits_per_s, row.number("iteration_s"), row.number("exposed_s"))
+        point = PlanPoint(name, placement, model, found.world_size, found.bits_per_s, row.number("iteration_s"), row.number("exposed_s"),
+                          link.number_or_nan("latency_s"))
         report.plan.append(point)
         result = report.add_result(found, name)
         result.bits = _legs(row, "bits_per_param")
@@ -171,13 +172,15 @@ def _read_case(report: Report, case: Node, lab: Node, n_cases: int, add_trace: C
     n_hosts, per_host = case.number("hosts"), case.number("ranks_per_host")
     link, interface = case.node_or_empty("link"), case.node_or_empty("interface")
     rate = link.text_or("rate", "")
+    asked = link.node_or_empty("latency").text_or("asked", "")
+    shaping = f"{', ' if rate else ''}{rate[:30]}{', ' if asked else ''}{asked[:12]}"
     settings = lab.get("settings")
-    title = f"{experiment[:60]}: {units.plural(n_hosts, 'host')} x {units.plural(per_host, 'rank')}{', ' if rate else ''}{rate[:30]}"
+    title = f"{experiment[:60]}: {units.plural(n_hosts, 'host')} x {units.plural(per_host, 'rank')}{shaping}"
     found = LabCase(experiment, title, settings if isinstance(settings, dict) else {}, n_hosts * per_host, rate, link.number_or_nan("mtu"),
                     _range(link, "tcp_one_way_bits_per_s"), _range(link, "tcp_both_ways_bits_per_s"),
                     _sum(interface.get("sent_bytes")), _sum(interface.get("received_bytes")), interface.number_or_nan("overhead"))
     report.cases.append(found)
-    suffix = f" ({n_hosts:.0f} x {per_host:.0f}{', ' if rate else ''}{rate[:12]})" if n_cases > 1 else ""
+    suffix = f" ({n_hosts:.0f} x {per_host:.0f}{shaping[:24]})" if n_cases > 1 else ""
     if isinstance(case.get("bench"), dict):
         found.arms = add_bench(report, case.node("bench"))
         found.arms.title = title

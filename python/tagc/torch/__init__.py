@@ -66,7 +66,7 @@ def compress(
     """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call it before the
     first backward pass.
 
-        model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
     optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed parameters with a beta1 of
         0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc sends more values, as a first moment requires.
     sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);

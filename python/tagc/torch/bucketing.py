@@ -16,7 +16,7 @@ def buckets(modules: Iterable[nn.Module], elems: int) -> list[list[nn.Module]]:
             fully_shard(bucket)
         fully_shard(model)
 
-        modules: in the order in which they run, before any is sharded. elems: a list gets the next module until its parameters
+    modules: in the order in which they run, before any is sharded. elems: a list gets the next module until its parameters
         have so many elements; advise() recommends a number for this link. If the last list stays too small, it is joined with
         the one before. A parameter that two modules share counts once, in the first.
 

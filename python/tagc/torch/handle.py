@@ -332,24 +332,24 @@ class Compressed:
         before the first. Thread-safe.
 
         step                 exchanges so far: backward passes that exchanged gradients
-                loss_scale           factor by which these gradients were multiplied
+        loss_scale           factor by which these gradients were multiplied
         world_size           ranks that exchanged gradients
         n_units              exchanges in this step: modules under FSDP, buckets under DDP
         n_elems              elements of the gradients, with torch's padding
         n_compressed         of these, in the class "compressed"
-                n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/pytorch.md
+        n_gentle             of n_elems, those in the gentle start: see "The beginning" in docs/pytorch.md
         sparsity             share of the compressed that this rank did not send
         bytes_sent           by this rank in total: gradients, parameters, and the messages before each exchange by which
                              ranks agree on it
         bytes_received       likewise
-                bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an all-reduce), gather
+        bytes_by_leg         bytes_sent by kind: index, values, leftover, result (the second half of an all-reduce), gather
                              (parameters), control
         bits_per_param       sent per element of the gradients, before the factor (W-1)/W that any exchange has
         mean_bits_per_param  the mean of bits_per_param over all exchanges of this handle
-                dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends: (W-1)/W of their size,
+        dense_bytes          bytes that a dense exchange of the same gradients in their own dtype sends: (W-1)/W of their size,
                              all-reduces twice that
         ratio                dense_bytes / bytes_sent for the gradients
-                exchange_s           in exchanges of gradients, including waiting for peers
+        exchange_s           in exchanges of gradients, including waiting for peers
         agree_s              waiting until all ranks had reached an exchange
         gather_s             in gathers of parameters
         time_s               by phase, summed over exchanges even if they overlap: select, index, encode, decode, wait

@@ -70,7 +70,7 @@ def classify(parameters: Iterable[tuple[str, Any]], layers: str | Callable[[str,
              rules: Mapping[str, str] | None = None, min_elems: int = MIN_ELEMS) -> list[Row]:
     """A Row for each of `parameters`, (name, shape) or (name, parameter) in any order.
 
-        `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name, parameter) -> class.
+    `rules`, {pattern: class}, are tried first, in order; then `layers`: one of LAYERS or a callable (name, parameter) -> class.
     An Error names what is not allowed, including a rule without effect."""
     named = [(_name(name), what, _shape(name, what)) for name, what in parameters]
     if not callable(layers) and layers not in LAYERS:
