@@ -11,8 +11,8 @@ import traceback
 
 import pytest
 
+pytest.importorskip("torchft", reason="torchft is not installed")  # imports torch
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchft", reason="torchft is not installed")
 from torch import nn
 
 import ranks
