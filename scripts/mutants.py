@@ -76,7 +76,8 @@ class Build:
         """Compiles text in place of path. None where it is no C."""
         entry = self.compile[str(ROOT / path)]
         words = [w for w in shlex.split(entry["command"]) if not w.startswith(("-O", "-g")) and "ccache" not in w]
-        words = words[: words.index("-o")] + [level, "-w", "-o", str(self.out / name), "-iquote", str((ROOT / path).parent), "-x", "c", "-c", "-"]
+        words = words[: words.index("-o")] + [level, "-w", "-o", str(self.out / name)]
+        words += ["-iquote", str((ROOT / path).parent), "-x", "c", "-c", "-"]
         done = subprocess.run(words, input=text.encode(), cwd=entry["directory"], capture_output=True, timeout=120)
         return self.out / name if done.returncode == 0 else None
 
@@ -86,7 +87,7 @@ class Build:
         return self.originals[path, level]
 
     def link(self, program: str, obj: pathlib.Path | None, name: str):
-        """Links a test's program with obj before its libraries."""
+        """Links a test's program with obj before its libraries. False where obj lacks a function that others call."""
         target = os.path.relpath(program, self.build)
         if target not in self.linked:
             lines = subprocess.check_output(["ninja", "-C", self.build, "-t", "commands", target], text=True).splitlines()
@@ -96,7 +97,7 @@ class Build:
         words = [w for w in words if w != "-g"] + ["-Wl,-S"]
         if obj:
             words.insert(words.index("-o"), str(obj))
-        subprocess.run(words, cwd=self.build, check=True)
+        return subprocess.run(words, cwd=self.build, capture_output=True).returncode == 0
 
     def symbols(self, path):
         """The functions and tables that others see in an object or program."""
@@ -199,7 +200,8 @@ def main():
         tried = 0
         for name, program, _ in tests:
             if name not in costs:  # must pass as it is
-                build.link(program, None, "plain")
+                if not build.link(program, None, "plain"):
+                    sys.exit(f"mutants: {name} does not link: build {options.build} first")
                 verdict, costs[name] = execute(out / "plain", out / "home", 60)
                 if verdict != "passed":
                     print(f"note: {name} is left out: {verdict}", flush=True)
@@ -210,7 +212,8 @@ def main():
             if not build.symbols(obj) & build.symbols(program):
                 strangers[path].add(name)
                 continue
-            build.link(program, obj, "changed")
+            if not build.link(program, obj, "changed"):
+                return {"verdict": "no C"}
             tried += 1
             verdict, _ = execute(out / "changed", out / "home", 2 + 10 * costs[name])
             if verdict != "passed":
