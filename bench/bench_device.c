@@ -1,11 +1,15 @@
 /* Reducers with kernels against reducers of the processor, on a machine with a GPU: first that outputs and residuals are the
- * same, bit for bit, then what a step takes. Ranks are threads that share the device and exchange through memory, so that what is left is
- * codec and copies. Where there is no device or no libtagc-cuda.so it says so, and ends with 0, or where --required is given with 77.
+ * same, bit for bit, then what a step takes. Ranks are threads that share the device and exchange through memory, so
+ * that what is left is
+ * codec and copies. Where there is no device or no libtagc-cuda.so it says so, and ends with 0, or where --required is
+ * given with 77.
  *
  *   bench_device [--elems N[,N...]] [--ranks W] [--steps N] [--threads T] [--library FILE] [--json FILE] [--required]
  *
- * elems: of each unit (default: a block, the embedding and all of GPT-2 with 162 M parameters). threads: of the processor's codec
- * (default: 4). library: the CUDA runtime (default: the system's). "copies": of gradient and shard through pinned memory, which the processor's codec
+ * elems: of each unit (default: a block, the embedding and all of GPT-2 with 162 M parameters). threads: of the
+ * processor's codec
+ * (default: 4). library: the CUDA runtime (default: the system's). "copies": of gradient and shard through pinned
+ * memory, which the processor's codec
  * needs beside it and kernels do not. */
 #include "core/clock.h"
 #include "device/kernels.h"
@@ -115,7 +119,7 @@ static void close_side(side *s) {
     tagc_memory_destroy(s->expected);
 }
 
-/* Of the whole gradient to the host, and of the output back, by rank 0 alone. */
+/* Copies of the whole gradient to the host and of the output back, only by rank 0. */
 static double time_copies(side *s) {
     double begin = tagc_clock_s();
     expect(tagc_kernels_enter(s->kernels), "device");
@@ -262,7 +266,7 @@ static setting parse(int argc, char **argv) {
     return set;
 }
 
-/* Once, so that what is missing is told in one line. */
+/* Checks once, so that one line names everything that is missing. */
 static int is_here(const setting *set) {
     tagc_device *device = NULL;
     tagc_kernels *kernels = NULL;

@@ -62,7 +62,7 @@ static void mpi_all_gather(link_bench *b, int wire) {
     b->n_bytes_mpi += (uint64_t)b->n_units * (b->n_elems - b->shard) * sizeof(float);
 }
 
-/* One transfer after the other, of a unit's bytes from every rank to every other. */
+/* Transfers one after the other, each of a unit's bytes from every rank to every other. */
 static void transfers(link_bench *b, int wire) {
     tagc_part parts[MAX_W];
     uint32_t n_parts = 0;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Zeroed memory that the library would get, or the end of the bench. */
+/* Zeroed memory, aligned as the library's. Ends the bench on failure. */
 static inline void *take(size_t n, size_t item_bytes, const char *what) {
     void *memory;
     if (tagc_memory_create(n * item_bytes, what, &memory) != TAGC_OK) {
@@ -21,7 +21,7 @@ static inline void *take(size_t n, size_t item_bytes, const char *what) {
     return memory;
 }
 
-/* The name of the level that kernels run at, or the end of the bench where TAGC_CPU cannot be followed. */
+/* The name of the kernels' processor level. Ends the bench if TAGC_CPU names one that is not available. */
 static inline const char *level_in_use(void) {
     if (tagc_cpu_check() != TAGC_OK) {
         fprintf(stderr, "bench: %s\n", tagc_last_error());

@@ -10,7 +10,7 @@ SIGSTOP for a while, or its link goes down for a while. It fails unless the dist
 ones, or at most --allowed outside. Goodput is the share of all passes of all replicas that counted, and the
 undisturbed runs' time as a share of the disturbed one's.
 
-Each step has one batch, whoever is there: the replicas that take part share its rows. So runs differ by what tagc and torchft do, and not by
+Each step has one batch, whatever the number of replicas: those that take part share its rows. So runs differ by what tagc and torchft do, and not by
 how many samples a step has. One more undisturbed run has --fewest replicas: selection keeps a share of each replica's gradient, so how many there
 are matters, and a disturbed run has fewer. With --sparsity 0 it does not matter."""
 
@@ -212,7 +212,7 @@ class Job:
         return found
 
     def is_over(self):
-        """One that comes to the end waits for the others; who is left then has nobody to go on with."""
+        """Ends the replicas. One that has finished waits for the others, and a last one could not continue alone."""
         return any("evaluation" in note for note in self.notes())
 
     def end(self):

@@ -1,4 +1,4 @@
-"""What every module of the lab needs: where things are, one kind of failure, and running a program."""
+"""Shared by all modules of the lab: paths, one kind of failure, and running a program."""
 import difflib
 import os
 import pathlib
@@ -12,7 +12,7 @@ RATE_UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 
 
 class LabError(Exception):
-    """A failure with a text for people; the lab prints it and ends with status 1."""
+    """A failure with a text for the user; the lab prints it and ends with status 1."""
 
 
 def nearest(word, known):
@@ -22,7 +22,7 @@ def nearest(word, known):
 
 
 def bits_per_s(rate):
-    """The number behind "2gbit"."""
+    """The bits per second of "2gbit"."""
     match = re.fullmatch(r"([0-9.]+)([kmg])bit", rate)
     return float(match[1]) * RATE_UNITS[match[2]]
 
@@ -45,7 +45,7 @@ def call(*words, check=True, timeout=30):
 
 
 def write_atomically(path, text):
-    """The whole file or none."""
+    """Writes the file completely or not at all."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -20,7 +20,7 @@ SPARE_BYTES = 16 << 20
 
 
 def seconds(text):
-    """The number behind "10ms", or None when the text is no latency."""
+    """The seconds of "10ms", or None if the text is not a latency."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text) if isinstance(text, str) else None
     return round(float(match[1]) * UNITS[match[2]], 9) if match else None
 
@@ -52,7 +52,7 @@ def find_program(tagc):
 
 
 class Delay:
-    """Wires with latency. They are there when the object is made, and gone after stop()."""
+    """Wires with latency. The constructor makes them, and stop() removes them."""
 
     def __init__(self, program, one_way_s, bits_per_s, wires):
         """wires: ((namespace, device), (namespace, device)) each."""
@@ -68,7 +68,7 @@ class Delay:
             raise LabError(said or f"{PROGRAM} did not get ready within 10 s")
 
     def check(self):
-        """Raises when the wires are gone: whatever runs over them would wait for ever."""
+        """Raises if the wires are gone, because programs on them would never end."""
         if self.process.poll() is None:
             return
         status, said = self.process.returncode, self.process.stderr.read().strip()
@@ -77,7 +77,7 @@ class Delay:
                        + (f"; it said: {said}" if said else ""))
 
     def stop(self):
-        """Its report. Raises when it was gone before, or when frames were lost."""
+        """Ends the program and returns its report. Raises if it had ended before, or if frames were lost."""
         self.check()
         self.process.terminate()
         try:
@@ -129,7 +129,7 @@ def measure(network, addresses, latency):
 
 
 def check(latency, least):
-    """The shortest round trips, in which other work of the machine shows least."""
+    """The shortest round trips, which other work on the machine disturbs least."""
     due = 2 * seconds(latency)
     allowed = max(TOLERANCE_S, TOLERANCE * due)
     for found in least:

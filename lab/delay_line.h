@@ -24,16 +24,16 @@ typedef struct delay_line {
     uint64_t n_frames;  /* now in the line */
 } delay_line;
 
-/* Room for frames of n_bytes in all, of which the longest has n_longest. 0, or -1 when memory is short. */
+/* Memory for frames of n_bytes in total, the longest of n_longest. Returns 0, or -1 if memory is short. */
 int delay_line_create(delay_line *line, size_t n_bytes, size_t n_longest);
 void delay_line_destroy(delay_line *line); /* accepts a zeroed line */
 
-/* Space for a frame of up to n_longest bytes, valid until commit; NULL when the line is full. */
+/* Space for a frame of up to n_longest bytes, valid until commit; NULL if the line is full. */
 void *delay_line_reserve(delay_line *line, size_t n_longest);
 /* The frame that was read into the last reserved space has n_bytes. due_ns must not be below that of the frame before. */
 void delay_line_commit(delay_line *line, size_t n_bytes, uint64_t due_ns);
 
-const delay_frame *delay_line_front(const delay_line *line); /* NULL when the line is empty */
+const delay_frame *delay_line_front(const delay_line *line); /* NULL if the line is empty */
 void delay_line_pop(delay_line *line);
 
 #endif

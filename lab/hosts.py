@@ -27,7 +27,7 @@ def address(host):
 
 
 def check_allowed():
-    """Raises unless this process may make hosts and has the programs for it."""
+    """Raises if this process may not make hosts or lacks the programs for it."""
     if os.geteuid() != 0:
         raise LabError("hosts are network namespaces, and those need root: run this with sudo, or as root in a "
                        "container that has CAP_SYS_ADMIN and CAP_NET_ADMIN. Nothing else in the project needs root")
@@ -36,10 +36,10 @@ def check_allowed():
 
 
 class Network:
-    """`with Network(case) as network`: the hosts are there inside the block and gone behind it, whatever happens."""
+    """`with Network(case) as network`: the hosts exist inside the block, and are removed at its end, also after a failure."""
 
     def __init__(self, case, tagc):
-        """tagc: the program that will run here, beside which the one for latency lies."""
+        """tagc: the program to run; the program for latency is in the same folder."""
         self.case, self.tagc = case, tagc
         self.delay = self.tcp = self.lost_before = self.tunnel = None
         self.prefix = f"{PREFIX}{os.getpid()}"
@@ -79,12 +79,12 @@ class Network:
         remove_own()
 
     def check(self):
-        """Raises when the links are gone."""
+        """Raises if the links are gone."""
         if self.delay:
             self.delay.check()
 
     def end_delay(self):
-        """Ends the links with latency; what they did, or None where there are none. Lost frames raise."""
+        """Ends the links with latency and returns their report, or None if there are none. Raises if frames were lost."""
         if not self.delay:
             return None
         self.check()
@@ -100,7 +100,7 @@ class Network:
         return hosts + ([(self.switch, f"port{host}") for host in self.hosts] if len(self.hosts) > 2 else [])
 
     def _dropped(self):
-        """Frames that each device had no room for. A shaper's own drops, which TCP answers, are not among them."""
+        """Frames that each device dropped because its queue was full, without a shaper's own drops, which TCP handles."""
         return {f"{name} {device}": json.loads(call("ip", "-n", name, "-s", "-j", "link", "show", "dev", device))[0]
                 ["stats64"]["tx"]["dropped"] for name, device in self._devices()}
 
@@ -156,7 +156,7 @@ class Network:
              "burst", self.case.burst, "latency", self.case.queue_text())
 
     def inside(self, host, *words):
-        """The words of a command that runs inside a host, under that host's name."""
+        """The words of a command that runs inside a host and sees that host's name."""
         return ["nsenter", f"--net=/run/netns/{self.namespace(host)}", "unshare", "--uts", "sh", "-c",
                 f'hostname h{host} && exec "$@"', "sh", *map(str, words)]
 
@@ -200,7 +200,7 @@ def _processes(names):
 
 
 def _end_processes(names):
-    """Nothing runs in the namespaces afterwards; what does not end by itself within a second is killed."""
+    """Ends all programs in the namespaces; kills those that do not end within a second."""
     for attempt in range(100):
         processes = _processes(names)
         if not processes:
@@ -222,7 +222,7 @@ def _remove(names):
 
 
 def remove_own():
-    """Not to be stopped half-way: a signal in the meantime is delivered behind it."""
+    """Blocks signals until the end of the block, so that it is not interrupted half-way."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         _remove([name for name, pid in _namespaces() if pid == os.getpid()])
@@ -231,7 +231,7 @@ def remove_own():
 
 
 def remove_stale():
-    """Removes what labs left behind that are no more; the names of what was removed."""
+    """Removes the hosts of labs that have ended, and returns their names."""
     def is_stale(pid):
         return pid != os.getpid() and not is_lab(pid)
     stale = [name for name, pid in _namespaces() if is_stale(pid)]

@@ -1,4 +1,4 @@
-"""What a plain TCP bulk transfer gets on the lab's links, by iperf3: the measure for every exchange."""
+"""Measures plain TCP bulk transfers on the lab's links with iperf3, to compare exchanges with."""
 import json
 import subprocess
 import time
@@ -27,7 +27,7 @@ def _result(network, client, seconds):
 
 
 def _wait_for(network, host):
-    """A server is ready when a short transfer to itself goes through."""
+    """A server is ready when a short transfer to itself succeeds."""
     for _ in range(50):
         done = subprocess.run(network.inside(host, "iperf3", "-c", address(host), "-n", "1K"), capture_output=True)
         if done.returncode == 0:

@@ -12,11 +12,11 @@ NO_LIBRARY = 77  # exit code of scripts/report.sh
 
 
 class NoLibrary(LabError):
-    """No Python here can draw."""
+    """No Python on this machine can draw."""
 
 
 def draw(path):
-    """NAME.svg beside the result NAME.json; its path, or None where the result has no picture."""
+    """Draws NAME.svg in the folder of the result NAME.json; returns its path, or None if the result has no picture."""
     path = pathlib.Path(path)
     if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
         return None
@@ -32,7 +32,7 @@ def draw(path):
 
 
 def figure_of(path):
-    """Its name, and the words that choose the units of a timeline."""
+    """The name of a result's figure, and the arguments that choose the units of a timeline."""
     result = results.read(path)
     figure = FIGURES.get(result["settings"].get("table"))
     if not figure:

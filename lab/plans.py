@@ -10,7 +10,7 @@ def read(path):
     try:
         found = json.loads(pathlib.Path(path).read_text())
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return None  # whoever reads it next says why
+        return None  # the next reader reports the error
     plans = found if isinstance(found, list) else [found]
     return plans if plans and all(isinstance(plan, dict) and plan.get("type") == "plan" for plan in plans) else None
 

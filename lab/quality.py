@@ -51,7 +51,7 @@ class Quality:
         (part / "about.json").write_text(json.dumps(about, indent=1) + "\n")
         try:
             os.rename(part, folder)
-        except OSError:  # somebody else was faster
+        except OSError:  # another process was faster
             shutil.rmtree(part)
         return folder
 
@@ -121,7 +121,7 @@ class Quality:
         path, steps = self.runner.scratch / "plan.json", {}
         for arm in case.arms:
             label, config, extras = split_arm(arm)
-            own = self.runner.scratch / "arm.conf"  # an arm's name has a length, a file has none
+            own = self.runner.scratch / "arm.conf"  # an arm's name is limited in length, a file's is not
             lines = [" = ".join(word.removeprefix("--").split("=", 1)) for word in extras]
             own.write_text((ROOT / config).read_text() + "\n" + "\n".join(lines) + "\n")
             words = [self.runner.tagc, "plan", f"--arms={own}", f"--world-size={case.world_size}",

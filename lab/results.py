@@ -1,4 +1,4 @@
-"""Result files: docs/results-format.md says what is in them."""
+"""Result files; docs/results-format.md describes them."""
 import datetime
 import json
 import os
@@ -111,7 +111,7 @@ def read(path):
 
 
 def read_metrics(path):
-    """What a run of `tagc train` told: its first line, its steps, its validation losses."""
+    """The metrics of a run of `tagc train`: its first line, its steps, its validation losses."""
     about, steps, evals = {}, [], []
     for line in pathlib.Path(path).read_text().splitlines():
         entry = json.loads(line)
@@ -127,7 +127,7 @@ def read_metrics(path):
 
 
 def run_summary(path):
-    """What a result keeps of a run. Bits are before the factor (W-1)/W."""
+    """The part of a run that a result stores. Bits are before the factor (W-1)/W."""
     about, steps, evals = read_metrics(path)
     world_size = about["world_size"]
     whole = world_size / (world_size - 1) if world_size > 1 else 0

@@ -11,7 +11,7 @@ def read(path):
     try:
         found = json.loads(pathlib.Path(path).read_text())
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
-        return None  # whoever reads it next says why
+        return None  # the next reader reports the error
     return found if isinstance(found, dict) and found.get("type") == "torch-quality" else None
 
 
