@@ -241,7 +241,8 @@ static tagc_status find_path(tagc_load *load, const char *path) {
     size_t n_above = n;
     while (n_above > 0 && path[n_above - 1] != '/') n_above--;
     if (load->forks || load->fsdp->local == NULL) return tagc_path_print(load->path, "%s", path);
-    TAGC_TRY(tagc_path_print(above, "%.*s", n_above > 0 ? (int)n_above : 1, n_above > 0 ? path : "."));
+    size_t n_dir = n_above > 1 ? n_above - 1 : n_above; /* without its slash, unless it is the root */
+    TAGC_TRY(tagc_path_print(above, "%.*s", n_dir > 0 ? (int)n_dir : 1, n_dir > 0 ? path : "."));
     TAGC_TRY(tagc_fsdp_folder(load->fsdp, above, folder, sizeof folder));
     return tagc_path_print(load->path, "%s/%.*s", folder, (int)(n - n_above), path + n_above);
 }

@@ -28,7 +28,7 @@ says "--local-steps is \"5\", but the checkpoint was made with \"4\""
 run 0 train "${tiny[@]}" --fork a --ranks 3 --sharding none --batch-size 2 --local-steps 5 --steps 13
 run 0 eval --from a --data data --batches 2 --batch-size 2
 
-run 2 train "${tiny[@]}" --local-steps 4
+run 2 train "${tiny[@]}" --sharding full --local-steps 4
 says "--local-steps is 4 with --sharding full, allowed: none (each rank is a site) or hybrid"
 run 2 train "${tiny[@]}" "${local[@]}" --exchange packed
 says "--local-steps is 4 with --exchange packed, allowed: dense or direct"

@@ -438,7 +438,17 @@ static void spoil(tagc_comm *comm, void *arg) {
     add_residuals(f, after);
     CHECK(memcmp(before, after, toy_n_params(&model) * sizeof *before) == 0);
     *spoilt = kept;
-    CHECK_OK(tagc_fsdp_synchronize(f, NULL)); /* repaired, it goes on */
+    tagc_fsdp_stats stats;
+    CHECK_OK(tagc_fsdp_synchronize(f, &stats)); /* repaired, it goes on */
+    CHECK(stats.n_rounds == 2);
+    step_of(f, EVERY + 1, rank, world_size, NULL);
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill,
+                            NULL)); /* other parameters: nothing of the round that had begun is left */
+    CHECK_OK(tagc_fsdp_synchronize(f, &stats));
+    CHECK(stats.n_rounds == 2 && !stats.is_round);
+    memset(after, 0, toy_n_params(&model) * sizeof *after);
+    add_residuals(f, after);
+    for (size_t i = 0; i < toy_n_params(&model); i++) CHECK(after[i] == 0);
     free(before);
     free(after);
     tagc_fsdp_destroy(f);
