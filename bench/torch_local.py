@@ -46,7 +46,7 @@ def arguments():
     add("--sites", type=int, nargs="+", default=[2, 4, 8])
     add("--every", type=int, nargs="+", default=[10, 30, 100])
     add("--seeds", type=int, nargs="+", default=[1], help="of the data")
-    add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], metavar="NAME", help="of: " + "; ".join(ARMS))
+    add("--arms", nargs="+", choices=[*ARMS], default=[*ARMS], metavar="NAME", help="of: " + "; ".join(ARMS).replace("%", "%%"))
     add("--steps", type=int, default=300, help="a multiple of each of --every (300)")
     add("--rows", type=int, default=16, help="sequences of 64 bytes in a step, over all sites (16)")
     add("--params", type=float, default=124e6, help="of the model that seconds are for (124e6)")

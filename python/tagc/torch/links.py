@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tagc._library import Error
+from tagc.torch.options import EVERY_VALUE_BLOCK
 
 PAYLOAD = 1448 / 1538  # of a line's rate: of a frame of 1538 bytes that many are TCP's data
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
 LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
 HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
 POSITIONS = 1.09  # what the code of positions takes, as a multiple of their entropy
+EVERY_VALUE_BITS = 4 + 16 / EVERY_VALUE_BLOCK  # of compress(sparsity=0, values="int4"), scales included
 MESSAGES = 5  # of an all-reduce one after the other: the agreement, bodies and their rests, sums and theirs
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -50,7 +52,7 @@ def bits_of(sparsity: float, value_bits: float) -> float:
 def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
     """Name -> (out, back) of an all-reduce."""
     kept_by_any = 1 - sparsity ** n_sites
-    return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (bits_of(0, 4), bits_of(0, 4)),
+    return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
             f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
 
 
