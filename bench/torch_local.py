@@ -31,6 +31,7 @@ ARMS = {
     "averaging, fp32": ALL | {"values": "fp32"},
     "DiLoCo, fp32": ALL | DILOCO | {"values": "fp32"},
     "DiLoCo, bf16": ALL | DILOCO | {"values": "bf16"},
+    "averaging, every value in 4 bits": {"sparsity": 0, "values": "int4"},
     "averaging, direct 95 %": {},
     "DiLoCo, direct 95 %": DILOCO,
     "SparseLoCo's setting": {"sparsity": 0.984, "residual_decay": 0.95, "layers": "all"},
