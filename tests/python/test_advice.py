@@ -376,7 +376,7 @@ def test_every_step_or_local_steps(capsys):
     import tagc.torch as tagc
 
     slow = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03)
-    assert slow["choice"] == "local steps" and slow["every"] == 20 and slow["text"] in capsys.readouterr().out
+    assert slow["choice"] == "local steps" and slow["every"] == 100 and "int4, every 100" in slow["reason"] and slow["text"] in capsys.readouterr().out
     fast = tagc.plan_sites(124e6, ["1gbit"] * 4, step_s=5, latency_s=0.001, verbose=False)
     assert fast["choice"] == "every step" and "95 % zero in each step" in fast["reason"]
     given = tagc.plan_sites(124e6, ["110mbit/500mbit"] * 4, step_s=1, latency_s=0.03, every=100, verbose=False)
