@@ -32,9 +32,9 @@ demo: ## two to five minutes: train a small GPT-2 on two ranks, FSDP against TAG
 	@scripts/demo.sh
 
 report: ## the page of the demo, runs/demo/report.html; needs Python
-	@test -e runs/demo/direct || scripts/demo.sh
+	@test -e runs/demo/all-legs || scripts/demo.sh
 	@scripts/report.sh --make
-	@scripts/report.sh --out runs/demo/report.html --title "tagc: the demo" runs/demo/fsdp runs/demo/tagc-10x runs/demo/direct runs/demo/*.trace.json
+	@scripts/report.sh --out runs/demo/report.html --title "tagc: the demo" runs/demo/fsdp runs/demo/tagc-10x runs/demo/all-legs runs/demo/*.trace.json
 
 test: build ## compile and run the tests
 	@cd build && $(CTEST)

@@ -1,68 +1,12 @@
-/* The table of arms. The parser of the command line turns the words of an arm into options, so that an arm accepts all
+/* How an arm becomes options: the parser of the command line reads the words of its preset, so that an arm accepts all
  * options of tagc train and reports the same errors. */
 #include "bench/arms.h"
 
+#include "options/presets.h"
 #include <stdlib.h>
 #include <string.h>
 
 enum { MAX_ARMS = 64, MAX_WORDS = 64 };
-
-static const struct {
-    const char *name, *words, *what;
-} table[] = {
-    {"fsdp", "--sharding=full --compress=none --exchange=dense", "FSDP (ZeRO-3), everything fp32"},
-    {"fsdp-bf16", "--sharding=full --compress=none --exchange=dense --wire=bf16 --gather=bf16",
-     "FSDP, gradients and parameters as bf16"},
-    {"zero2-bf16", "--sharding=grad --compress=none --exchange=dense --wire=bf16 --gather=bf16",
-     "ZeRO-2 with a bf16 wire: parameters stay after the forward pass"},
-    {"ddp", "--sharding=none --compress=none --exchange=dense", "replicas, gradients all-reduced in fp32"},
-    {"tagc-10x", "--sharding=full --exchange=sketch --sparsity=0.9875 --ratio=10",
-     "TAGC as published: 10x sketch, 1-bit index, non-attention linear layers"},
-    {"tagc-10x-all", "--sharding=full --exchange=sketch --sparsity=0.9875 --ratio=10 --compress=all",
-     "the same, every tensor compressed"},
-    {"packed", "--sharding=full --exchange=packed --sparsity=0.9875",
-     "packed values with the same index, without a sketch"},
-    {"packed-bf16", "--sharding=full --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
-     "packed gradients; parameters and dense gradients as bf16"},
-    {"zero2-packed", "--sharding=grad --exchange=packed --sparsity=0.9875 --wire=bf16 --gather=bf16",
-     "packed gradients with ZeRO-2; parameters and dense gradients as bf16"},
-    {"ddp-packed", "--sharding=none --exchange=packed --sparsity=0.9875", "packed gradients with replicas"},
-    {"direct", "--sharding=full --exchange=direct", "FSDP with direct gradients; the rest fp32"},
-    {"direct-bf16", "--sharding=full --wire=bf16 --gather=bf16 --exchange=direct",
-     "the same; parameters and dense gradients as bf16"},
-    {"zero2-direct", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=direct",
-     "direct gradients with ZeRO-2; parameters and dense gradients as bf16"},
-    {"all-legs", "--sharding=grad --wire=bf16 --gather=delta4 --exchange=direct",
-     "direct gradients with ZeRO-2; parameters as 4-bit deltas once per step"},
-    {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct",
-     "the same with 2-bit deltas"},
-    {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto",
-     "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
-     "faster"},
-    {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
-    {"local-30", "--sharding=none --exchange=direct --local-steps=30",
-     "each rank trains by itself, and every 30 steps exchanges how far it came, direct"},
-    {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "the same, all of it in fp32"},
-};
-enum { N_TABLE = sizeof table / sizeof table[0] };
-
-void tagc_arms_print(FILE *out) {
-    for (int i = 0; i < N_TABLE; i++) fprintf(out, "  %-14s %s\n", table[i].name, table[i].what);
-}
-
-static const char *words_of(const char *name, size_t n) {
-    for (int i = 0; i < N_TABLE; i++)
-        if (strlen(table[i].name) == n && strncmp(table[i].name, name, n) == 0) return table[i].words;
-    return NULL;
-}
-
-static void list_names(char text[512]) {
-    *text = '\0';
-    for (int i = 0; i < N_TABLE; i++) {
-        strcat(text, i ? ", " : "");
-        strcat(text, table[i].name);
-    }
-}
 
 static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text, size_t n) {
     if (arm->n_words == MAX_WORDS)
@@ -77,7 +21,7 @@ static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text,
 
 /* The words of NAME: those of the table, or the config file to read. */
 static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
-    const char *words = words_of(name, n);
+    const char *words = tagc_preset_words(name, n);
     for (const char *at = words; at && *at; at += strspn(at, " ")) {
         size_t length = strcspn(at, " ");
         TAGC_TRY(add_word(arm, "", at, length));
@@ -86,8 +30,8 @@ static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
     if (words) return TAGC_OK;
     if (memchr(name, '/', n) || (n > 5 && strncmp(name + n - 5, ".conf", 5) == 0))
         return add_word(arm, "--config=", name, n);
-    char known[512];
-    list_names(known);
+    char known[TAGC_PRESET_LIST_BYTES];
+    tagc_preset_list(known);
     return tagc_fail(TAGC_ERR_ARGUMENT, "\"%.*s\" is no arm; known: %s, or a config file", (int)n, name,
                      known);
 }
@@ -152,20 +96,6 @@ static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_ba
     if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
     arm->options.gentle = 2; /* measure the settled run, not its gentle start */
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
-}
-
-tagc_status tagc_arms_preset(const char *name, tagc_parsed *parsed) {
-    char known[512], option[64], value[64];
-    const char *words = words_of(name, strlen(name));
-    list_names(known);
-    if (!words) return tagc_fail(TAGC_ERR_ARGUMENT, "--preset is \"%.64s\", allowed: %s", name, known);
-    for (int n = 0; sscanf(words, " --%63[^=]=%63s%n", option, value, &n) == 2; words += n) {
-        int row = tagc_options_find(parsed->command, option);
-        if (parsed->given[row]) continue;
-        TAGC_TRY(tagc_options_set(parsed->command, parsed->values, row, value, "in the preset, "));
-        parsed->given[row] = 1; /* as by a config file */
-    }
-    return TAGC_OK;
 }
 
 static tagc_status check_names(const tagc_arm *arms, int n) {

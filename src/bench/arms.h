@@ -1,6 +1,6 @@
 /* Arms: named ways to train the same model, which a bench compares.
  *
- *   ARM = NAME[+option=value]...     NAME is one of a table, or a config file of tagc train (it has a slash or ends
+ *   ARM = NAME[+option=value]...     NAME is a preset (options/presets.h), or a config file of tagc train (it has a slash or ends
  *                                    in .conf)
  *
  * Example: "fsdp,packed,packed+sparsity=0.9,configs/mine.conf". `option` is any option of tagc train. */
@@ -25,10 +25,6 @@ tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *bas
                             int *n_out);
 void tagc_arms_destroy(tagc_arm *arms, int n);
 
-/* Sets the options of tagc train that are not given in `parsed` to those of the arm `name` of the table, and marks them as
- * given. */
-tagc_status tagc_arms_preset(const char *name, tagc_parsed *parsed);
-
 /* A row of tagc train in the table of another command, whose options begin with a tagc_train_options, and whether the arms
  * get its value. */
 typedef enum tagc_to_arms {
@@ -50,8 +46,5 @@ void tagc_arms_rows(const tagc_option *own, int n_own, const tagc_shared_row *sh
  * `model`. */
 tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_shared_row *shared,
                            int n_shared, const tagc_gpt2_config *model, tagc_arm **out, int *n_out);
-
-/* Prints the table for the help: a name and its text per line. */
-void tagc_arms_print(FILE *out);
 
 #endif

@@ -5,6 +5,7 @@
 #include "files/origin.h"
 #include "launch/human.h"
 #include "options/agree.h"
+#include "options/presets.h"
 #include "train/progress.h"
 #include "train/saved.h"
 #include <sched.h>
@@ -270,7 +271,7 @@ int tagc_command_bench(int argc, char **argv) {
     int code = tagc_command_parse(plan.command, argc, argv, &plan.options, &parsed);
     if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
         printf("\nArms:\n");
-        tagc_arms_print(stdout);
+        tagc_preset_print(stdout);
     }
     if (code == TAGC_GO_ON && make_plan(&plan, &parsed) != TAGC_OK) code = tagc_command_refuse(plan.command);
     if (code == TAGC_GO_ON) {

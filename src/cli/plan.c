@@ -6,6 +6,7 @@
 #include "files/result_file.h"
 #include "gpt2/safetensors.h"
 #include "launch/ranks.h"
+#include "options/presets.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -376,7 +377,7 @@ int tagc_command_plan(int argc, char **argv) {
     int code = tagc_command_parse(command, argc, argv, &request.options, &parsed);
     if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
         printf("\nArms:\n");
-        tagc_arms_print(stdout);
+        tagc_preset_print(stdout);
     }
     if (code == TAGC_GO_ON) {
         tagc_status status = make_request(&request, &parsed);

@@ -1,7 +1,6 @@
 /* tagc train: options, ranks, and who decides where an option says auto. */
 #include "auto/auto.h"
 #include "auto/bucket.h"
-#include "bench/arms.h"
 #include "cli/commands.h"
 #include "core/clock.h"
 #include "core/status.h"
@@ -9,6 +8,7 @@
 #include "fsdp/checkpoint.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"
+#include "options/presets.h"
 #include "train/trainer.h"
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +101,7 @@ static int saved_ranks(const tagc_train_options *options) {
 
 /* Options that other options bring along: those of the preset, and the shape of weights that tell it. */
 static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
-    if (options->preset) TAGC_TRY(tagc_arms_preset(options->preset, parsed));
+    if (options->preset) TAGC_TRY(tagc_preset_apply(options->preset, parsed));
     if (!options->init_from || options->resume || tagc_options_given(parsed, "model")) return TAGC_OK;
     return tagc_train_take_shape(parsed, options);
 }

@@ -147,7 +147,8 @@ static const tagc_option rows[] = {
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
-         "options of an arm of tagc bench, as fsdp, fsdp-bf16, zero2-bf16 or all-legs; options that are given win")},
+         "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options that are given win. Default: all-legs for a new run with"
+         " several ranks; none where --sharding, --gather, --wire, --compress or --exchange is given")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},

@@ -2,6 +2,7 @@
 #include "train/greet.h"
 
 #include "launch/human.h"
+#include "options/presets.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -75,6 +76,7 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
     int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
     char line[256] = "", text[64];
     if (!tagc_train_compresses(&t->options) || t->options.resume) return; /* resumed: the checkpoint's */
+    if (t->is_default_preset) snprintf(line, sizeof line, " --preset %s", TAGC_PRESET_DEFAULT);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         int row = tagc_options_find(parsed->command, names[i]);
         size_t n = strlen(line);

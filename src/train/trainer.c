@@ -7,6 +7,7 @@
 #include "fsdp/checkpoint.h"
 #include "measure/hosts.h"
 #include "options/agree.h"
+#include "options/presets.h"
 #include "train/engine.h"
 #include "train/greet.h"
 #include "train/run_folder.h"
@@ -274,11 +275,16 @@ static void open_guard(tagc_trainer *t) {
     tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
 }
 
-/* One rank sends to nobody: unless something of the compression is asked for, it would only cost loss. */
+/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank sends to nobody: unless
+ * something of the compression is asked for, it would only cost loss. */
 static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
     static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
                                         "values",   "mild",     "gentle",         "preset",   "local-steps"};
-    if (t->rank->world_size > 1 || t->options.resume) return;
+    if (t->options.resume) return;
+    if (t->rank->world_size > 1) {
+        t->is_default_preset = tagc_preset_apply_default(parsed, &t->options);
+        return;
+    }
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (tagc_options_given(parsed, names[i])) return;
     t->options.exchange = TAGC_EXCHANGE_DENSE;

@@ -40,8 +40,9 @@ struct tagc_trainer {
         n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
     tagc_evaluation evaluation;
-    tagc_guard guard; /* with --guard only */
-    int n_gentle;     /* flats in their gentle beginning at the last step */
+    tagc_guard guard;      /* with --guard only */
+    int n_gentle;          /* flats in their gentle beginning at the last step */
+    int is_default_preset; /* TAGC_PRESET_DEFAULT was taken, for want of options that choose */
 };
 
 /* Collective. *out can be closed after success and failure alike. */

@@ -3,7 +3,7 @@
 source "$(dirname "$0")/lib.sh" "$@"
 make_data
 
-run 0 train "${tiny[@]}" --steps 12 --batch-size 4 --ranks 2 --out a
+run 0 train "${tiny[@]}" --steps 12 --batch-size 4 --ranks 2 --out a --exchange direct # parameters in fp32, as eval and export have them
 run 0 train "${tiny[@]}" --steps 12 --batch-size 4 --ranks 2 --out b --exchange dense --compress none
 
 run 0 info data a a/step-00000012 gpt2-162m tiny --tensors
@@ -51,7 +51,7 @@ cut -d' ' -f2- out >>short-losses
 [ "$(sort -u short-losses | wc -l)" = 1 ] || fail "the loss is of another part of the file: $(cat short-losses)"
 run 1 eval --from a --data short/val.bin --ranks 7
 says "short/val.bin has 6 sequences of 32 tokens, fewer than there are ranks (7)"
-still=(--val-data short/val.bin --steps 1 --lr 0 --min-lr 0 --init-from hf/model.safetensors)
+still=(--exchange direct --val-data short/val.bin --steps 1 --lr 0 --min-lr 0 --init-from hf/model.safetensors)
 run 0 train "${tiny[@]}" "${still[@]}" --batch-size 6 --out d1
 run 0 train "${tiny[@]}" "${still[@]}" --batch-size 16 --ranks 2 --out d2
 paste <(val_column d1) <(val_column d2) | awk '{ n++; if (NF != 2 || ($1 - $2)^2 > 1e-10) exit 1 } END { exit n != 2 }' ||
@@ -61,7 +61,7 @@ paste <(val_column d1) <(val_column d2) | awk '{ n++; if (NF != 2 || ($1 - $2)^2
 grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the end of text to the reader"
 
 # Weights that were exported are what training starts from when asked to.
-run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --init-from hf/model.safetensors --out c
+run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --exchange direct --init-from hf/model.safetensors --out c
 val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1e-10) }' || fail "--init-from"
 # A weight that is infinite makes every gradient so: such a run ends at once, and not well.
 cp hf/model.safetensors infinite.safetensors

@@ -153,6 +153,37 @@ run 0 train "${tiny[@]}" --ranks 2 --steps 1 --config preset.conf --wire fp32 --
 grep -q '"gather":"bf16"' preset-less/metrics.jsonl && grep -q '"wire":"fp32"' preset-less/metrics.jsonl &&
     grep -q '"sharding":"grad"' preset-less/metrics.jsonl || fail "what is given does not win over --preset"
 
+# Several ranks compress every leg, unless one option that a preset sets is given: then each has its own default.
+legs() { # <run>: how its parameters and gradients travel
+    grep -o '"\(sharding\|gather\|wire\|compress\|exchange\)":"[^"]*"' "$1/metrics.jsonl" | cut -d'"' -f4 | sort | tr '\n' ' '
+}
+expect_legs() { # <legs> <options>...
+    local wanted=$1
+    shift
+    rm -rf legs
+    run 0 train "${tiny[@]}" --steps 1 --no-quiet --out legs "$@"
+    [ "$(legs legs)" = "$wanted " ] || fail "$*: $(legs legs)"
+}
+expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2
+grep -q "^not given: --preset all-legs --sparsity 0.95 " out || fail "the default is not told: $(cat out)"
+expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 4 --sparsity 0.9 --two-level --ranks-per-host 2 --mild dense
+expect_legs "dense fp32 fp32 full non-attention-linear" --ranks 1
+expect_legs "direct fp32 fp32 full non-attention-linear" --ranks 2 --exchange direct
+grep -q "preset" out && fail "a preset is named that was not taken: $(cat out)"
+expect_legs "direct fp32 fp32 hybrid non-attention-linear" --ranks 4 --sharding hybrid --ranks-per-host 2
+expect_legs "direct fp32 fp32 non-attention-linear none" --ranks 2 --sharding none
+expect_legs "direct fp32 fp32 full none" --ranks 2 --compress none
+expect_legs "bf16 direct fp32 full non-attention-linear" --ranks 2 --wire bf16
+expect_legs "bf16 bf16 dense grad none" --ranks 2 --preset bf16
+# A checkpoint of before this default, which wrote down what it had, goes on with that; a fork is a new run.
+run 0 train "${tiny[@]}" --ranks 2 --steps 5 --save-every 3 --exchange direct --out of-old-whole
+cp -r of-old-whole of-old
+rm -r of-old/step-00000005
+run 0 train --quiet --out of-old --resume
+[ "$(legs of-old)" = "direct direct fp32 fp32 fp32 fp32 full full non-attention-linear non-attention-linear " ] || fail "resumed: $(legs of-old)"
+same_losses of-old of-old-whole
+expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2 --fork of-old --steps 6
+
 # One rank sends to nobody, and compresses only where that is asked for.
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet
 grep -q "^one rank has no peers: gradients stay dense" out && grep -q "^gradients: dense$" out || fail "one rank: $(cat out)"

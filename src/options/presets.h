@@ -1,0 +1,26 @@
+/* Named ways to shard and exchange, as words of tagc train: what --preset takes, what arms of tagc bench begin with, and
+ * what a run on several ranks does unless it is asked for something else. */
+#ifndef TAGC_OPTIONS_PRESETS_H
+#define TAGC_OPTIONS_PRESETS_H
+
+#include "options/options.h"
+
+enum { TAGC_PRESET_LIST_BYTES = 512 };
+
+/* Of several ranks: every leg compressed. */
+#define TAGC_PRESET_DEFAULT "all-legs"
+
+/* Words of tagc train with spaces between, or NULL. name: n characters. */
+const char *tagc_preset_words(const char *name, size_t n);
+void tagc_preset_list(char text[TAGC_PRESET_LIST_BYTES]); /* the names, with commas between */
+void tagc_preset_print(FILE *out);                        /* a line for each: the name, and what it is */
+
+/* Options of tagc train that `parsed` was not given get the preset's values, and count as given. TAGC_ERR_ARGUMENT where
+ * there is no such preset. */
+tagc_status tagc_preset_apply(const char *name, tagc_parsed *parsed);
+
+/* Where `parsed` was given none of the options that a preset sets, and no preset: puts those of TAGC_PRESET_DEFAULT into
+ * `values`. Returns whether it did. */
+int tagc_preset_apply_default(const tagc_parsed *parsed, void *values);
+
+#endif
