@@ -40,17 +40,15 @@ static tagc_status check_arm(const tagc_bench *bench, const tagc_arm *arm) {
 }
 
 tagc_status tagc_bench_open_tokens(const tagc_bench_plan *plan, tagc_tokens **out) {
-    char path[TAGC_PATH_BYTES];
     tagc_tokens_info info;
     *out = NULL;
     if (!plan->options.train.data) return TAGC_OK;
-    TAGC_TRY(tagc_path_data(plan->options.train.data, "train.bin", path));
-    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, out));
+    TAGC_TRY(tagc_data_open(plan->options.train.data, TAGC_DATA_TRAIN, out));
     tagc_tokens_get_info(*out, &info);
     if (info.vocab_size <= (uint32_t)plan->model.vocab_size) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT,
-                     "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u", path,
-                     info.vocab_size - 1, plan->model.vocab_size, info.vocab_size);
+                     "%s has tokens up to %u, the model knows %d: raise --vocab-size to %u",
+                     tagc_tokens_path(*out), info.vocab_size - 1, plan->model.vocab_size, info.vocab_size);
 }
 
 tagc_status tagc_bench_arms_check(const tagc_bench *bench) {

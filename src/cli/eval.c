@@ -64,15 +64,14 @@ typedef struct eval_state {
 
 static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int n_tokens,
                                eval_state *state) {
-    char path[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_path_data(options->data, "val.bin", path));
-    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &state->tokens));
+    TAGC_TRY(tagc_data_open(options->data, TAGC_DATA_VAL, &state->tokens));
     TAGC_TRY(tagc_trained_check_tokens(state->trained.saved.tokenizer, state->tokens));
     uint64_t n_sequences = (tagc_tokens_n(state->tokens) - 1) / (uint64_t)n_tokens;
     if (n_sequences > 0 && n_sequences < (uint64_t)rank->world_size)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d)", path,
-                         n_sequences, n_sequences > 1 ? "s" : "", n_tokens, rank->world_size);
+                         "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d)",
+                         tagc_tokens_path(state->tokens), n_sequences, n_sequences > 1 ? "s" : "", n_tokens,
+                         rank->world_size);
     state->n_batch = tagc_evaluate_batch(state->tokens, (int)options->batch_size, n_tokens, rank->world_size);
     tagc_loader_options loader;
     tagc_loader_options_init(&loader);

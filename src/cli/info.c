@@ -70,14 +70,17 @@ static void print_model(const tagc_gpt2_config *config, int with_tensors) {
     }
 }
 
-static tagc_status info_tokens(const char *path) {
+static tagc_status info_tokens(const char *data, tagc_data_part part) {
     tagc_tokens *tokens = NULL;
     tagc_tokens_info info;
     char count[16];
-    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &tokens));
+    TAGC_TRY(tagc_data_open(data, part, &tokens));
     tagc_tokens_get_info(tokens, &info);
-    printf("%s: tokens (%s format, %d byte%s each)\n", path, tagc_tokens_format_name(info.format),
-           info.token_bytes, info.token_bytes > 1 ? "s" : "");
+    if (tagc_tokens_n_shards(tokens) > 1)
+        printf("%s: %zu shards for %s\n", data, tagc_tokens_n_shards(tokens),
+               part == TAGC_DATA_TRAIN ? "training" : "validation");
+    printf("%s: tokens (%s format, %d byte%s each)\n", tagc_tokens_path(tokens),
+           tagc_tokens_format_name(info.format), info.token_bytes, info.token_bytes > 1 ? "s" : "");
     printf("  %s tokens (%llu)", tagc_human((double)info.n_tokens, count), (unsigned long long)info.n_tokens);
     if (info.vocab_size) printf(", vocabulary %u", info.vocab_size);
     if (info.end_of_text >= 0) printf(", %lld ends a text", (long long)info.end_of_text);
@@ -163,11 +166,10 @@ static int describe(const char *what, int with_tensors) {
     }
     tagc_status status;
     if (tagc_path_is_dir(what)) {
-        char path[TAGC_PATH_BYTES];
-        if (tagc_path_data(what, "train.bin", path) == TAGC_OK) {
-            status = info_tokens(path);
-            if (status == TAGC_OK && tagc_path_data(what, "val.bin", path) == TAGC_OK)
-                status = info_tokens(path);
+        if (tagc_data_has(what, TAGC_DATA_TRAIN)) {
+            status = info_tokens(what, TAGC_DATA_TRAIN);
+            if (status == TAGC_OK && tagc_data_has(what, TAGC_DATA_VAL))
+                status = info_tokens(what, TAGC_DATA_VAL);
             return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
         }
         status = tagc_trained_find(what, &trained);
@@ -178,7 +180,7 @@ static int describe(const char *what, int with_tensors) {
         }
         if (status == TAGC_OK) status = info_weights(trained.path, with_tensors);
     } else {
-        status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what);
+        status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what, TAGC_DATA_TRAIN);
     }
     return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
 }

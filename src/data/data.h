@@ -8,7 +8,7 @@
 
 #include "tagc/tagc.h"
 
-/* ---- token files: one long array of tokens, memory-mapped ---- */
+/* ---- token files: one long array of tokens, memory-mapped, from one file or from several, its shards ---- */
 
 typedef struct tagc_tokens tagc_tokens;
 
@@ -36,13 +36,18 @@ const char *tagc_tokens_format_name(int format); /* "auto", "tagc", "raw16", "ll
 /* Maps the file and checks its header against its size; in our own format also its checksum (one read of the whole file).
  * Failures name the file, the field, its value and what is allowed. */
 tagc_status tagc_tokens_open(const char *path, tagc_tokens_format format, tagc_tokens **out);
+/* paths (n_paths >= 1): read as if they were one file, in this order. Shards of different formats, vocabularies or tokenizers
+ * are TAGC_ERR_MISMATCH. name: what _path returns. */
+tagc_status tagc_tokens_open_shards(const char *name, const char *const *paths, size_t n_paths,
+                                    tagc_tokens_format format, tagc_tokens **out);
 void tagc_tokens_close(tagc_tokens *tokens); /* accepts NULL */
 void tagc_tokens_get_info(const tagc_tokens *tokens, tagc_tokens_info *out);
-const char *tagc_tokens_path(const tagc_tokens *tokens);
+const char *tagc_tokens_path(const tagc_tokens *tokens); /* a file, or the folder or pattern of the shards */
+size_t tagc_tokens_n_shards(const tagc_tokens *tokens);
 uint64_t tagc_tokens_n(const tagc_tokens *tokens);
 
 /* A hash of the number of tokens and of 1,024 pieces of the file at even distances (of all of it where it is small): equal files have equal ones, and a
- * file of other text has another one. */
+ * file of other text has another one. Of shards: a hash of theirs, in order. */
 uint64_t tagc_tokens_fingerprint(const tagc_tokens *tokens);
 
 uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n_tokens */
@@ -51,6 +56,19 @@ uint32_t tagc_tokens_at(const tagc_tokens *tokens, uint64_t index); /* index < n
  * TAGC_ERR_CORRUPT with the file and the byte offset. */
 tagc_status tagc_tokens_read(const tagc_tokens *tokens, uint64_t first, size_t n, uint32_t vocab_size,
                              int *out);
+
+/* ---- finding token files ---- */
+
+typedef enum tagc_data_part { TAGC_DATA_TRAIN = 0, TAGC_DATA_VAL = 1 } tagc_data_part;
+
+/* Finds and opens that part of `data`:
+ *   a file                        the file
+ *   a pattern, as "corpus/t*.bin" all files that match, in byte order of their paths
+ *   a folder                      its train.bin or val.bin. If there is none, its shards in byte order of their names: files *.bin
+ *                                 with "train" or "val" in their names; if none has "train", TRAIN is all without "val"
+ * TAGC_ERR_IO where there is none. */
+tagc_status tagc_data_open(const char *data, tagc_data_part part, tagc_tokens **out);
+int tagc_data_has(const char *data, tagc_data_part part);
 
 /* ---- tokenizers ---- */
 

@@ -31,22 +31,6 @@ tagc_status tagc_path_beside(const char *path, const char *name, char *out) {
     return TAGC_OK;
 }
 
-tagc_status tagc_path_data(const char *dir_or_file, const char *name, char *out) {
-    if (!tagc_path_exists(dir_or_file) && errno == ENOENT)
-        return tagc_fail(TAGC_ERR_IO, "%.200s does not exist; tagc data makes %s from text files",
-                         dir_or_file, name);
-    if (!tagc_path_is_dir(dir_or_file)) {
-        if (snprintf(out, TAGC_PATH_BYTES, "%s", dir_or_file) >= TAGC_PATH_BYTES)
-            return tagc_fail(TAGC_ERR_IO, "a path is longer than %d bytes", TAGC_PATH_BYTES - 1);
-        return TAGC_OK;
-    }
-    TAGC_TRY(tagc_path_join(dir_or_file, name, out));
-    if (!tagc_path_exists(out))
-        return tagc_fail(TAGC_ERR_IO, "%.200s has no %s; tagc data makes one from text files", dir_or_file,
-                         name);
-    return TAGC_OK;
-}
-
 tagc_status tagc_path_make_dirs(const char *dir) {
     char path[TAGC_PATH_BYTES];
     if (snprintf(path, sizeof path, "%s", dir) >= (int)sizeof path)

@@ -15,9 +15,6 @@ tagc_status tagc_path_join(const char *dir, const char *name, char *out);
 /* The file `name` in the folder that holds `path`. */
 tagc_status tagc_path_beside(const char *path, const char *name, char *out);
 
-/* The file `name` of a folder, which must exist; or the path itself if it is a file. */
-tagc_status tagc_path_data(const char *dir_or_file, const char *name, char *out);
-
 /* Makes a folder and its parents. */
 tagc_status tagc_path_make_dirs(const char *dir);
 

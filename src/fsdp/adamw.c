@@ -61,7 +61,7 @@ void tagc_adamw_update(const tagc_adamw *adamw, float *master, float *moment1, f
         .epsilon = (float)adamw->epsilon,
     };
     for (size_t at = 0; at < n; at += BLOCK_ELEMS)
-        update_block(&f, master + at, moment1 + at, moment2 + at, gradient + at,
+        update_block(&f, master + at, moment1 != NULL ? moment1 + at : NULL, moment2 + at, gradient + at,
                      n - at < BLOCK_ELEMS ? n - at : BLOCK_ELEMS);
 }
 

@@ -5,8 +5,8 @@
  *   rank-R.bin      64 bytes  header, little-endian:
  *                     0 "TAGCCKPT"   8 version u32   12 world size u32   16 rank u32   20 flats u32
  *                    24 step u64    32 layout hash u64   40 bytes of the file u64   48 zero
- *                   then per flat, fp32: master (n_owned), first moment (n_owned), second moment (n_owned),
- *                   residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
+ *                   then per flat, fp32: master (n_owned), first moment (n_owned; none if beta1 is 0), second moment
+ *                   (n_owned), residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
  *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
  *
  *                   then, of local steps: n_local values, the anchor, the outer velocity if there is one, residuals
@@ -22,9 +22,9 @@
 
 #include "model/tensor.h"
 
-/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps; older
- * versions are still written if there are none. */
-#define TAGC_CHECKPOINT_VERSION 4
+/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps. Up to version 4
+ * every flat has a first moment. A checkpoint gets the lowest version from 2 on that can describe it. */
+#define TAGC_CHECKPOINT_VERSION 5
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -38,6 +38,7 @@ typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
     uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
     uint64_t n_gathers;  /* gathers that made the replica; 0: no replica is saved */
+    int has_moment1;     /* 1 in all versions below 5 */
     int gentle;          /* 1: still in its gentle start (gentle.c); 0 if the manifest lacks it */
 } tagc_manifest_flat;
 

@@ -132,9 +132,9 @@ static void load_values(tagc_load *load) {
         const tagc_manifest_tensor *old = &load->manifest->tensors[i];
         uint64_t begin = old->offset + p->first;
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MASTER, flat->master + p->at);
-        if (tagc_fsdp_beta1(&f->options, flat) > 0)
+        if (flat->moment1 != NULL && load->manifest->flats[old->flat].has_moment1)
             copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT1, flat->moment1 + p->at);
-        else /* it is not kept up to date, and a stale value must not be used later */
+        else if (flat->moment1 != NULL)
             memset(flat->moment1 + p->at, 0, p->n * sizeof *flat->moment1);
         copy_values(load, old->flat, begin, p->n, TAGC_SECTION_MOMENT2, flat->moment2 + p->at);
     }

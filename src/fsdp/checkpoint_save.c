@@ -30,21 +30,23 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     m->n_owners = m->sharded ? f->n_owners : f->world_size;
     m->extra = strdup(extra != NULL ? extra : "");
     if (m->extra == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a manifest");
-    int has_replicas = 0;
+    int version = 2; /* the lowest that can describe it, for older programs */
     for (int i = 0; i < f->tables.n_flats; i++) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
         m->flats[i].gentle = f->tables.flats[i].gentle;
         tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
-        has_replicas |= m->flats[i].n_gathers > 0;
+        m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
+        if (m->flats[i].n_gathers > 0 && version < 3) version = 3;
+        if (!m->flats[i].has_moment1) version = 5;
     }
-    m->version = has_replicas ? 3 : 2; /* older programs can read it */
     if (f->local != NULL) {
-        m->version = TAGC_CHECKPOINT_VERSION;
+        if (version < 4) version = 4;
         tagc_local_describe(f->local, &m->local);
         m->files[f->rank].n_local = tagc_local_n_saved(f->local);
     }
+    m->version = version;
     for (int i = 0; i < f->tables.n_tensors; i++) {
         tagc_manifest_tensor *t = &m->tensors[i];
         memcpy(t->name, f->tables.tensors[i].name, sizeof t->name);
@@ -113,7 +115,8 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
         const float *residual = tagc_fsdp_residual(flat, &n_residual);
         uint64_t at = n_owned > 0 ? first - flat->first_owned : 0;
         TAGC_TRY(write_bytes(fd, flat->master + at, n_owned * sizeof(float), hash, path));
-        TAGC_TRY(write_bytes(fd, flat->moment1 + at, n_owned * sizeof(float), hash, path));
+        if (flat->moment1 != NULL)
+            TAGC_TRY(write_bytes(fd, flat->moment1 + at, n_owned * sizeof(float), hash, path));
         TAGC_TRY(write_bytes(fd, flat->moment2 + at, n_owned * sizeof(float), hash, path));
         if (save->manifest->flats[i].n_gathers > 0)
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));

@@ -184,6 +184,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     flat->sparsity = -1;
     flat->carry = is_carried ? values : NULL;
     if (!is_carried) free(values);
+    if (!flat->gentle) tagc_fsdp_drop_moment(f, flat);
     return TAGC_OK;
 }
 

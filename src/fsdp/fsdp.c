@@ -136,6 +136,7 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
             tagc_gatherer_end(flat->gatherer);
         tagc_gatherer_destroy(flat->gatherer);
         tagc_fsdp_drop_carry(f, flat);
+        tagc_fsdp_drop_moment(f, flat);
     }
     tagc_local_destroy(f);
     if (f->comm != f->all) tagc_comm_destroy(f->comm);

@@ -125,10 +125,7 @@ static double noise(const tagc_fsdp_options *o, uint64_t n_updates) {
 static tagc_status go_on(tagc_fsdp *f, int index) {
     tagc_flat changed = f->tables.flats[index];
     changed.gentle = 0;
-    TAGC_TRY(tagc_fsdp_change_exchange(f, index, &changed));
-    tagc_flat *flat = &f->tables.flats[index];
-    if (tagc_fsdp_beta1(&f->options, flat) == 0) memset(flat->moment1, 0, flat->n_owned * sizeof(float));
-    return TAGC_OK;
+    return tagc_fsdp_change_exchange(f, index, &changed);
 }
 
 tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {

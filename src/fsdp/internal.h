@@ -55,7 +55,9 @@ void tagc_fsdp_owned(const tagc_fsdp *fsdp, uint64_t n_padded, int rank, uint64_
 uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank);
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
-/* The bytes that _place would allocate; sets fsdp->memory. */
+/* Frees the first moment that a flat had while it was gentle. */
+void tagc_fsdp_drop_moment(tagc_fsdp *fsdp, tagc_flat *flat);
+/* The bytes that _place would allocate at once; sets fsdp->memory. */
 tagc_status tagc_fsdp_measure(tagc_fsdp *fsdp, size_t *n_bytes);
 
 /* ---- exchange.c ---- */

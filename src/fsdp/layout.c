@@ -329,6 +329,16 @@ tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int 
     return TAGC_OK;
 }
 
+/* How long a flat has a first moment. */
+typedef enum { MOMENT_NEVER, MOMENT_WHILE_GENTLE, MOMENT_ALWAYS } moment_span;
+
+static moment_span span_of_moment(const tagc_fsdp *f, const tagc_flat *flat) {
+    tagc_flat later = *flat;
+    later.gentle = 0;
+    if (tagc_fsdp_beta1(&f->options, &later) > 0) return MOMENT_ALWAYS;
+    return tagc_fsdp_can_be_gentle(f, flat) ? MOMENT_WHILE_GENTLE : MOMENT_NEVER;
+}
+
 static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     const tagc_fsdp_options *o = &f->options;
     int each = o->exchange_each_micro_step && o->n_micro_steps > 1;
@@ -349,11 +359,15 @@ static void place_values(tagc_fsdp *f, tagc_arena *arena) {
     }
     f->memory.gradients = arena->n_bytes - before;
     before = arena->n_bytes;
+    size_t n_gentle = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
-        f->tables.flats[i].moment1 = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
-        f->tables.flats[i].moment2 = tagc_arena_take(arena, f->tables.flats[i].n_owned, sizeof(float));
+        tagc_flat *flat = &f->tables.flats[i];
+        moment_span span = span_of_moment(f, flat);
+        flat->moment1 = span == MOMENT_ALWAYS ? tagc_arena_take(arena, flat->n_owned, sizeof(float)) : NULL;
+        flat->moment2 = tagc_arena_take(arena, flat->n_owned, sizeof(float));
+        if (span == MOMENT_WHILE_GENTLE) n_gentle += flat->n_owned * sizeof(float);
     }
-    f->memory.optimizer = arena->n_bytes - before;
+    f->memory.optimizer = arena->n_bytes - before + n_gentle;
 }
 
 tagc_status tagc_fsdp_measure(tagc_fsdp *f, size_t *n_bytes) {
@@ -373,9 +387,22 @@ tagc_status tagc_fsdp_place(tagc_fsdp *f) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
         const tagc_unit *u = &f->tables.units[flat->unit];
+        if (span_of_moment(f, flat) == MOMENT_WHILE_GENTLE) {
+            TAGC_TRY(
+                tagc_memory_create(flat->n_owned * sizeof(float), "a first moment", &flat->gentle_moment1));
+            flat->moment1 = flat->gentle_moment1;
+        }
         flat->full =
             f->tables.n_slots == 0 ? flat->master : f->tables.slots[u->slot].values + flat->unit_offset;
         flat->full_gradient = f->tables.gradient_slots[u->gradient_slot].values + flat->unit_offset;
     }
     return TAGC_OK;
+}
+
+void tagc_fsdp_drop_moment(tagc_fsdp *f, tagc_flat *flat) {
+    if (flat->gentle_moment1 == NULL) return;
+    tagc_memory_destroy(flat->gentle_moment1);
+    flat->gentle_moment1 = NULL;
+    flat->moment1 = NULL;
+    f->memory.optimizer -= flat->n_owned * sizeof(float);
 }

@@ -55,6 +55,7 @@ static json_t *content_of(const tagc_manifest *m) {
         json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
                                  (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
         if (f->gentle) json_object_set_new(flat, "gentle", json_true());
+        if (m->version > 4 && !f->has_moment1) json_object_set_new(flat, "moment1", json_false());
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
     }
@@ -138,6 +139,7 @@ static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_m
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
     f->gentle = json_is_true(json_object_get(json, "gentle"));
+    f->has_moment1 = m->version < 5 || !json_is_false(json_object_get(json, "moment1"));
     if (m->version > 2 && json_object_get(json, "gathers"))
         TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));
     if (f->n_elems == 0 || f->n_padded < f->n_elems || f->n_padded % (uint64_t)m->world_size != 0 ||
@@ -244,8 +246,9 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     m->sharded = json_is_true(sharded);
     m->extra = strdup(json_string_value(extra));
     tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
-    if (status == TAGC_OK && version > 3)
-        status = parse_local(json_object_get(content, "local_steps"), &m->local);
+    const json_t *local = json_object_get(content, "local_steps");
+    if (status == TAGC_OK && (version == 4 || (version > 4 && local != NULL)))
+        status = parse_local(local, &m->local);
     if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);
@@ -299,9 +302,14 @@ tagc_cover tagc_residual_cover(uint64_t n_padded, uint64_t n_residual, int world
 
 /* The offset of a section in its flat, or of the end of the flat, in values of 4 bytes. */
 static uint64_t before_section(const tagc_manifest_flat *f, uint64_t n_owned, int section) {
-    if (section <= TAGC_SECTION_REPLICA) return (uint64_t)section * n_owned;
-    uint64_t n_replica = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0;
-    return 3 * n_owned + n_replica + (section > TAGC_SECTION_RESIDUAL ? f->n_residual : 0);
+    const uint64_t n_of[TAGC_N_SECTIONS] = {[TAGC_SECTION_MASTER] = n_owned,
+                                            [TAGC_SECTION_MOMENT1] = f->has_moment1 ? n_owned : 0,
+                                            [TAGC_SECTION_MOMENT2] = n_owned,
+                                            [TAGC_SECTION_REPLICA] = f->n_gathers > 0 ? (n_owned + 1) / 2 : 0,
+                                            [TAGC_SECTION_RESIDUAL] = f->n_residual};
+    uint64_t n = 0;
+    for (int i = 0; i < section; i++) n += n_of[i];
+    return n;
 }
 
 uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_section section) {
@@ -325,7 +333,9 @@ static uint64_t layout_hash(const tagc_manifest *m) {
         (uint64_t)m->sharded + (uint64_t)(m->world_size / m->n_owners - 1) * 2; /* as in version 1 */
     for (int i = 0; i < m->n_flats; i++) {
         uint64_t numbers[] = {m->flats[i].n_elems, m->flats[i].n_padded, m->flats[i].n_residual};
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash + (m->flats[i].n_gathers > 0));
+        int lacks_moment1 = !m->flats[i].has_moment1;
+        hash = XXH3_64bits_withSeed(numbers, sizeof numbers,
+                                    hash + (m->flats[i].n_gathers > 0) + 2 * (uint64_t)lacks_moment1);
     }
     for (int i = 0; i < m->n_tensors; i++) {
         const tagc_manifest_tensor *t = &m->tensors[i];

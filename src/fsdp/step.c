@@ -45,12 +45,13 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
         const tagc_unit *u = &f->tables.units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
             const tagc_flat *flat = &f->tables.flats[i];
-            adamw.beta1 = tagc_fsdp_beta1(o, flat);
+            adamw.beta1 = tagc_fsdp_beta1(o, flat); /* 0 where there is no first moment */
             for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
                 int tensor = f->tables.members[member];
                 const tagc_place *p = &f->tables.places[tensor];
                 adamw.weight_decay = f->tables.tensors[tensor].decay ? o->weight_decay : 0;
-                tagc_adamw_update(&adamw, flat->master + p->at, flat->moment1 + p->at, flat->moment2 + p->at,
+                float *moment1 = flat->moment1 != NULL ? flat->moment1 + p->at : NULL;
+                tagc_adamw_update(&adamw, flat->master + p->at, moment1, flat->moment2 + p->at,
                                   flat->gradient + p->at, p->n);
             }
         }

@@ -2,9 +2,12 @@
  *
  * One arena holds everything that a rank keeps:
  *
- *   per flat   master | first moment | second moment | gradient [| received]   (n_owned) each
+ *   per flat   master [| first moment] | second moment | gradient [| received]   (n_owned) each
  *   slots      parameters (n_padded) of the gathered units; absent for SHARD_NONE, whose master is the whole flat
  *   slots      gradients (W, shard) of the units in backward or under way
+ *
+ * If beta1 is 0, a flat has no first moment. If it has one only while it is gentle, the moment lies in memory of its own, which is
+ * freed when the flat moves on.
  *
  * A unit's slot never changes. Units of one stage take turns with a few slots, so that neighbours have different ones.
  * A unit that spans several stages has a slot of its own, and so have all units if nothing is released. */
@@ -29,7 +32,8 @@ typedef struct tagc_flat {
     uint64_t first_owned, n_owned;
     uint64_t unit_offset;                                    /* in the unit's slots */
     float *full, *full_gradient;                             /* (n_padded), in the slots */
-    float *master, *moment1, *moment2, *gradient, *received; /* (n_owned) */
+    float *master, *moment1, *moment2, *gradient, *received; /* (n_owned); moment1 NULL: beta1 is 0 */
+    void *gentle_moment1; /* where moment1 lies, if only while it is gentle */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* if is_asked: set by _set_exchange, in place of the engine's options */

@@ -94,6 +94,7 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
     if (status == TAGC_OK) {
         f->world_size = n_site;
         f->options = options->local_steps > 0 ? tagc_local_inner(options) : *options;
+        tagc_fsdp_options_resolve(&f->options);
         status = tagc_fsdp_layout(f, tensors, n_tensors);
     }
     if (status == TAGC_OK) status = tagc_fsdp_measure(f, &n_bytes);

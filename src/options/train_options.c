@@ -104,8 +104,9 @@ LACKS(lacks_out, o->out != NULL, "--out" HERE)
 /* clang-format off */
 static const tagc_option rows[] = {
     {TEXT("Data", "data", PLACE, data, NULL, NULL, "DIR|FILE",
-         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or one file")},
-    {TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, when not DIR/val.bin")},
+         "tokens to train on: a folder with train.bin and val.bin (made by tagc data, nanoGPT or llm.c), or with shards *.bin that have train"
+         " or val in their names; one file; or a pattern of shards in quotes, as 'fineweb/*train*.bin'")},
+    {TEXT(NULL, "val-data", PLACE, val_data, NULL, NULL, "FILE", "tokens for the validation loss, where they are not in DIR: a file or a pattern")},
 
     {TEXT("Model", "model", FIXED, model, NULL, "demo", "PRESET",
          "gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt2-162m (the paper's, untied), demo or tiny; gpt2-124m is gpt2; the"

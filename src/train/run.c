@@ -67,9 +67,14 @@ static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
 }
 
 static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
+    char bytes[16];
+    tagc_fsdp_memory memory;
+    tagc_fsdp_memory_used(t->fsdp, &memory);
     if (t->n_gentle > 0 && report->stats.n_gentle == 0)
-        tagc_progress_say(&t->progress, "step %llu  gradients are mostly noise: they go on by --sparsity",
-                          (unsigned long long)t->step);
+        tagc_progress_say(&t->progress,
+                          "step %llu  gradients are mostly noise: they go on by --sparsity; memory of the"
+                          " optimizer: %s",
+                          (unsigned long long)t->step, tagc_human_bytes((double)memory.optimizer, bytes));
     t->n_gentle = report->stats.n_gentle;
 }
 

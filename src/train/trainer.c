@@ -124,24 +124,18 @@ static tagc_status check_data(tagc_trainer *t, int is_given) {
 }
 
 static tagc_status open_data(tagc_trainer *t, const tagc_parsed *parsed) {
-    char path[TAGC_PATH_BYTES];
     if (!t->options.data)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--data DIR is needed; tagc data makes one from text files");
-    TAGC_TRY(tagc_path_data(t->options.data, "train.bin", path));
-    TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->train_tokens));
+    TAGC_TRY(tagc_data_open(t->options.data, TAGC_DATA_TRAIN, &t->train_tokens));
     TAGC_TRY(check_data(t, tagc_options_given(parsed, "data")));
-    int has_val = 1;
-    if (t->options.val_data)
-        TAGC_TRY(tagc_path_data(t->options.val_data, "val.bin", path));
-    else
-        has_val =
-            tagc_path_is_dir(t->options.data) && tagc_path_data(t->options.data, "val.bin", path) == TAGC_OK;
-    if (!has_val && t->options.eval_every > 0)
+    const char *val = t->options.val_data;
+    if (!val && tagc_path_is_dir(t->options.data) && tagc_data_has(t->options.data, TAGC_DATA_VAL))
+        val = t->options.data;
+    if (!val && t->options.eval_every > 0)
         tagc_progress_say(&t->progress,
                           "note: no validation loss: %s has no val.bin, and --val-data is not given",
                           t->options.data);
-    if (has_val && t->options.eval_every > 0)
-        TAGC_TRY(tagc_tokens_open(path, TAGC_TOKENS_AUTO, &t->val_tokens));
+    if (val && t->options.eval_every > 0) TAGC_TRY(tagc_data_open(val, TAGC_DATA_VAL, &t->val_tokens));
     return agree_on_data(t);
 }
 

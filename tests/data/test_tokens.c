@@ -216,6 +216,91 @@ static void refuses_what_is_no_file(void **state) {
     assert_string_equal(tagc_tokens_format_name(7), "?");
 }
 
+/* Shards read as the file that they were cut from, through windows across their borders, for any number of ranks. */
+static void shards_are_one_file(void **state) {
+    enum { N = 1000, N_SHARDS = 4, T = 7 };
+    static const size_t ends[N_SHARDS] = {400, 401, 403, N};
+    static const char *const names[N_SHARDS] = {"shards/a_train_1.bin", "shards/a_train_2.bin",
+                                                "shards/b_train_0.bin", "shards/c_train.bin"};
+    uint8_t bytes[2 * N];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (uint8_t)((i * 2654435761u >> 7) & (i % 2 ? 0x3f : 0xff));
+    char path[1024], pattern[1100], folder[1024];
+    snprintf(folder, sizeof folder, "%s", scratch_path(*state, "shards"));
+    assert_int_equal(mkdir(folder, 0777), 0);
+    snprintf(path, sizeof path, "%s", scratch_path(*state, "whole.dat"));
+    scratch_write(path, bytes, sizeof bytes);
+    for (size_t i = 0, at = 0; i < N_SHARDS; at = ends[i++])
+        scratch_write(scratch_path(*state, names[i]), bytes + 2 * at, 2 * (ends[i] - at));
+    scratch_write(scratch_path(*state, "shards/a_val_0.bin"), bytes, 20);
+    snprintf(pattern, sizeof pattern, "%s/*train*.bin", folder);
+
+    tagc_tokens *whole, *shards[2], *val;
+    assert_ok(tagc_tokens_open(path, TAGC_TOKENS_RAW16, &whole));
+    assert_ok(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]));
+    assert_ok(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[1]));
+    assert_ok(tagc_data_open(folder, TAGC_DATA_VAL, &val));
+    assert_int_equal(tagc_tokens_n(val), 10);
+    assert_true(tagc_data_has(folder, TAGC_DATA_VAL) && tagc_data_has(pattern, TAGC_DATA_TRAIN));
+    for (int k = 0; k < 2; k++) {
+        assert_int_equal(tagc_tokens_n(shards[k]), N);
+        assert_int_equal(tagc_tokens_n_shards(shards[k]), N_SHARDS);
+        for (uint64_t i = 0; i < N; i++)
+            assert_int_equal(tagc_tokens_at(shards[k], i), tagc_tokens_at(whole, i));
+        for (int world = 1; world <= 3; world++)
+            for (int rank = 0; rank < world; rank++) {
+                tagc_loader *a, *b;
+                tagc_loader_options options;
+                tagc_loader_options_init(&options);
+                options.n_batch = 2;
+                options.n_tokens = T;
+                options.rank = rank;
+                options.world_size = world;
+                options.vocab_size = 65536;
+                assert_ok(tagc_loader_create(whole, &options, &a));
+                assert_ok(tagc_loader_create(shards[k], &options, &b));
+                for (int i = 0; i < 300; i++) {
+                    int inputs[2][2 * T], targets[2][2 * T];
+                    assert_ok(tagc_loader_next(a, inputs[0], targets[0]));
+                    assert_ok(tagc_loader_next(b, inputs[1], targets[1]));
+                    assert_memory_equal(inputs[0], inputs[1], sizeof inputs[0]);
+                    assert_memory_equal(targets[0], targets[1], sizeof targets[0]);
+                }
+                tagc_loader_destroy(a);
+                tagc_loader_destroy(b);
+            }
+    }
+    assert_true(tagc_tokens_fingerprint(shards[0]) == tagc_tokens_fingerprint(shards[1]));
+    uint64_t hash = tagc_tokens_fingerprint(shards[0]);
+    tagc_tokens_close(shards[1]);
+    tagc_tokens_close(shards[0]);
+
+    /* One token of the last shard is another one: another text. One above the vocabulary: its shard is named. */
+    bytes[2 * (N - 1) + 1] = 0xf0;
+    scratch_write(scratch_path(*state, names[3]), bytes + 2 * ends[2], 2 * (N - ends[2]));
+    int out[10];
+    assert_ok(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]));
+    assert_true(tagc_tokens_fingerprint(shards[0]) != hash);
+    assert_fails(tagc_tokens_read(shards[0], N - 10, 10, 0x4000, out), TAGC_ERR_CORRUPT,
+                 "c_train.bin: token 6");
+    tagc_tokens_close(shards[0]);
+    tagc_tokens_close(whole);
+    tagc_tokens_close(val);
+
+    /* A shard of another format, and a damaged one, by their names. */
+    scratch_write(scratch_path(*state, names[1]), "odd", 3);
+    assert_fails(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_CORRUPT,
+                 "a_train_2.bin: 3 bytes");
+    uint32_t header[256] = {20240520, 1, 2};
+    uint8_t llmc[sizeof header + 4] = {0};
+    memcpy(llmc, header, sizeof header);
+    scratch_write(scratch_path(*state, names[1]), llmc, sizeof llmc);
+    assert_fails(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_MISMATCH,
+                 "a_train_2.bin: llmc format");
+    snprintf(pattern, sizeof pattern, "%s/none*.bin", folder);
+    assert_fails(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_IO, "no file is called");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reads_ours_in_each_width),
@@ -224,6 +309,7 @@ int main(void) {
         cmocka_unit_test(refuses_every_cut_and_every_flipped_bit),
         cmocka_unit_test(refuses_lying_fields),
         cmocka_unit_test(refuses_what_is_no_file),
+        cmocka_unit_test(shards_are_one_file),
     };
     return cmocka_run_group_tests(tests, scratch_make, scratch_remove);
 }

@@ -17,6 +17,7 @@ typedef struct script {
     const char *dir;
     int n_gentle[TOY_MAX_RANKS][MAX_STEPS]; /* by rank and step */
     double bits[MAX_STEPS], loss;           /* rank 0's; of the last step */
+    uint64_t optimizer_bytes[2];            /* rank 0's; at the beginning and at the end */
     float *params;                          /* of the end */
 } script;
 
@@ -34,6 +35,8 @@ static void run(tagc_comm *comm, void *arg) {
         CHECK_OK(tagc_checkpoint_load(f, comm, path, &first, &extra));
         free(extra);
     }
+    tagc_fsdp_memory memory[2];
+    tagc_fsdp_memory_used(f, &memory[0]);
     for (int i = (int)first; i < s->n_steps; i++) {
         double loss = toy_step(&s->model, comm, f, 1, (uint64_t)i, s->lr, &stats);
         s->n_gentle[rank][i] = stats.n_gentle;
@@ -43,6 +46,8 @@ static void run(tagc_comm *comm, void *arg) {
         s->bits[i] = stats.bits_per_param[TAGC_LEG_INDEX] + stats.bits_per_param[TAGC_LEG_VALUES] +
                      stats.bits_per_param[TAGC_LEG_RESULT];
     }
+    tagc_fsdp_memory_used(f, &memory[1]);
+    for (int i = 0; i < 2 && rank == 0; i++) s->optimizer_bytes[i] = memory[i].optimizer;
     float *params = calloc(toy_n_params(&s->model), sizeof *params);
     toy_read(&s->model, f, params);
     if (rank == 0)
@@ -106,6 +111,12 @@ static void it_ends_where_gradients_are_noise(void **state) {
         assert_true(s->bits[last] < 0.6 * s->bits[0]);
         /* half of 4.5 and what is dense: 2.52; with 128 values per scale it would be 2.34 */
         assert_true(s->bits[0] > (cases[v].sharding == TAGC_SHARD_NONE ? 2 : 1) * 2.45);
+        script *without = make(0, 0.03, 1); /* the first moment of what is compressed is gone by then */
+        without->options.sharding = cases[v].sharding;
+        toy_run(2, run, without);
+        assert_true(s->optimizer_bytes[1] < s->optimizer_bytes[0]);
+        assert_int_equal(s->optimizer_bytes[1], without->optimizer_bytes[0]);
+        drop(without);
         drop(s);
     }
 }

@@ -1,0 +1,121 @@
+/* Which files --data means. Corpora for llm.c and nanoGPT come as one file for each part, or in shards of 100 million tokens. */
+#include "core/status.h"
+#include "data/data.h"
+#include <dirent.h>
+#include <errno.h>
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct path_list {
+    char **paths;
+    size_t n;
+} path_list;
+
+static void free_list(path_list *list) {
+    for (size_t i = 0; i < list->n; i++) free(list->paths[i]);
+    free(list->paths);
+    *list = (path_list){0};
+}
+
+/* "<dir>/<name>", or the name where dir is NULL. */
+static tagc_status add_path(path_list *list, const char *dir, const char *name) {
+    char **paths = realloc(list->paths, (list->n + 1) * sizeof *paths);
+    if (paths) list->paths = paths;
+    size_t n_bytes = (dir ? strlen(dir) + 1 : 0) + strlen(name) + 1;
+    char *path = paths ? malloc(n_bytes) : NULL;
+    if (!path) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the names of %zu files", list->n + 1);
+    snprintf(path, n_bytes, "%s%s%s", dir ? dir : "", dir ? "/" : "", name);
+    list->paths[list->n++] = path;
+    return TAGC_OK;
+}
+
+static int by_bytes(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int is_shard(const char *name, tagc_data_part part, int has_train) {
+    size_t n = strlen(name);
+    int is_train = strstr(name, "train") != NULL, is_val = strstr(name, "val") != NULL;
+    if (name[0] == '.' || n < 5 || strcmp(name + n - 4, ".bin") != 0) return 0;
+    if (part == TAGC_DATA_VAL) return is_val && !is_train;
+    return has_train ? is_train : !is_val;
+}
+
+static tagc_status list_shards(const char *dir, tagc_data_part part, path_list *list) {
+    DIR *folder = opendir(dir);
+    if (!folder) return tagc_fail(TAGC_ERR_IO, "%.200s: %s", dir, strerror(errno));
+    int has_train = 0;
+    for (struct dirent *entry; (entry = readdir(folder));) has_train |= is_shard(entry->d_name, part, 1);
+    rewinddir(folder);
+    tagc_status status = TAGC_OK;
+    for (struct dirent *entry; status == TAGC_OK && (entry = readdir(folder));)
+        if (is_shard(entry->d_name, part, has_train)) status = add_path(list, dir, entry->d_name);
+    closedir(folder);
+    return status;
+}
+
+static tagc_status list_folder(const char *dir, tagc_data_part part, path_list *list) {
+    const char *name = part == TAGC_DATA_TRAIN ? "train.bin" : "val.bin";
+    struct stat about;
+    TAGC_TRY(add_path(list, dir, name));
+    if (stat(list->paths[0], &about) == 0 || errno != ENOENT)
+        return TAGC_OK; /* opening it says what is wrong */
+    free_list(list);
+    TAGC_TRY(list_shards(dir, part, list));
+    if (list->n > 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_IO,
+                     "%.200s has no %s, and no shards *.bin; tagc data makes one from text files", dir, name);
+}
+
+static tagc_status list_pattern(const char *pattern, tagc_data_part part, path_list *list) {
+    glob_t found;
+    int code = glob(pattern, GLOB_NOSORT | GLOB_ERR, NULL, &found);
+    tagc_status status = TAGC_OK;
+    if (code != 0 && strpbrk(pattern, "*?["))
+        status = tagc_fail(TAGC_ERR_IO, "no file is called %.200s", pattern);
+    else if (code != 0)
+        status = tagc_fail(TAGC_ERR_IO, "%.200s does not exist; tagc data makes %s from text files", pattern,
+                           part == TAGC_DATA_TRAIN ? "train.bin" : "val.bin");
+    for (size_t i = 0; code == 0 && status == TAGC_OK && i < found.gl_pathc; i++)
+        status = add_path(list, NULL, found.gl_pathv[i]);
+    globfree(&found);
+    return status;
+}
+
+static tagc_status find(const char *data, tagc_data_part part, path_list *list) {
+    struct stat about;
+    tagc_status status;
+    *list = (path_list){0};
+    int is_there = stat(data, &about) == 0;
+    if (is_there && S_ISDIR(about.st_mode))
+        status = list_folder(data, part, list);
+    else if (is_there || errno != ENOENT)
+        status = add_path(list, NULL, data);
+    else
+        status = list_pattern(data, part, list);
+    if (status != TAGC_OK)
+        free_list(list);
+    else
+        qsort(list->paths, list->n, sizeof *list->paths, by_bytes);
+    return status;
+}
+
+int tagc_data_has(const char *data, tagc_data_part part) {
+    path_list list;
+    int has = find(data, part, &list) == TAGC_OK;
+    free_list(&list);
+    return has;
+}
+
+tagc_status tagc_data_open(const char *data, tagc_data_part part, tagc_tokens **out) {
+    path_list list;
+    *out = NULL;
+    TAGC_TRY(find(data, part, &list));
+    tagc_status status = tagc_tokens_open_shards(
+        list.n == 1 ? list.paths[0] : data, (const char *const *)list.paths, list.n, TAGC_TOKENS_AUTO, out);
+    free_list(&list);
+    return status;
+}
