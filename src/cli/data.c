@@ -67,11 +67,11 @@ static int show(void *context, const tagc_data_report *report) {
 
 static void print_report(const data_options *options, const tagc_data_report *report, const char *tokenizer) {
     char bytes[16], train[16], val[16];
-    printf("%s%llu files, %s of text -> %s: %s training and %s validation tokens (%s)\n",
+    printf("%s%llu file%s, %s of text -> %s: %s training and %s validation tokens (%s)\n",
            isatty(STDOUT_FILENO) ? "\r\033[K" : "", (unsigned long long)report->n_files,
-           tagc_human_bytes((double)report->n_text_bytes, bytes), options->out,
-           tagc_human((double)report->n_train_tokens, train), tagc_human((double)report->n_val_tokens, val),
-           tokenizer);
+           report->n_files == 1 ? "" : "s", tagc_human_bytes((double)report->n_text_bytes, bytes),
+           options->out, tagc_human((double)report->n_train_tokens, train),
+           tagc_human((double)report->n_val_tokens, val), tokenizer);
     if (report->n_empty_files > 0)
         printf("%llu empty files were left out\n", (unsigned long long)report->n_empty_files);
     if (report->n_invalid_bytes > 0)

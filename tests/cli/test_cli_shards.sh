@@ -47,6 +47,8 @@ says "text_train_000003.bin"
 run 1 train --data 'nowhere/*.bin' "${shape[@]}" --steps 1
 says "no file is called nowhere/*.bin"
 run 0 info whole
+run 0 data --out one text/a.txt
+grep -q "^1 file, " out || fail "one file: $(cat out)"
 mkdir empty
 run 1 train --data empty "${shape[@]}" --steps 1
 says "empty has no train.bin, and no shards *.bin"
