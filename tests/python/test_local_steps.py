@@ -190,7 +190,7 @@ def check_conservation(rank, world_size):
     before = {}
     optimizer.register_step_pre_hook(lambda *_: before.update({name: p.detach().clone() for name, p in model.named_parameters()}))
     optimizer.register_step_post_hook(note)  # before LocalSteps has its own
-    with tagc.LocalSteps(model, optimizer, every=4, fragments=2, delay=1, verbose=False) as handle:
+    with tagc.LocalSteps(model, optimizer, every=4, fragments=2, delay=1, sparsity=0.95, values="int2", verbose=False) as handle:
         train(model, optimizer, 21, rank)
         handle.synchronize()
         residuals = handle.state_dict()[f"rank{rank}"]["residual"]
@@ -395,7 +395,7 @@ def check_options(rank, world_size):
         assert torch.equal(flat(other), flat(seeded(Odd, seed=rank)))
     # Closed: the loop goes on by itself.
     handle = tagc.LocalSteps(model, optimizer, every=1, verbose=False)
-    assert "every 1 steps; direct, 95 % zero, int2; the mean of all sites; steps: 0" in repr(handle)
+    assert "every 1 steps; direct, every value as int4; the mean of all sites; steps: 0" in repr(handle)
     handle.close()
     handle.close()
     assert "closed" in repr(handle)

@@ -82,7 +82,7 @@ class Settings:
         return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
 
     def travels(self) -> str:
-        return f"direct, {100 * self.sparsity:g} % zero, {self.values}"
+        return f"direct, {100 * self.sparsity:g} % zero, {self.values}" if self.sparsity else f"direct, every value as {self.values}"
 
     def fingerprint(self) -> dict[str, Any]:
         """What must be the same on all ranks, by name."""
@@ -110,8 +110,8 @@ class LocalSteps:
     outer_lr, outer_momentum: of the outer step, SGD with Nesterov's momentum, (0, 10] and [0, 1). 1 and 0 put the mean of all sites'
         parameters in place; DiLoCo has 0.7 and 0.9.
     residual_decay: what residuals are multiplied with after each exchange, [0, 1]; SparseLoCo has 0.95.
-    sparsity, values, layers, rules: what is sent, as of compress(). Attention and positions ("mild") travel as all that is compressed does.
-        sparsity=0, values="fp32": everything, which leaves no residual.
+    sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits. Attention and positions ("mild") travel as
+        all that is compressed does. sparsity=0, values="fp32" sends everything and leaves no residual.
     threads: of the codec. timeout_s: after which a silent site is an error.
     on_round: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
 
@@ -130,8 +130,8 @@ class LocalSteps:
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         residual_decay: float = 1.0,
-        sparsity: float = 0.95,
-        values: str = "int2",
+        sparsity: float = 0.0,
+        values: str = "int4",
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, str] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,

@@ -46,7 +46,7 @@ GRADIENTS: tuple[dict[str, Any], ...] = (
 
 
 LOCAL = "local steps"  # whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
-LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0.95, "mild": "int2", "mild_sparsity": 0.95}
+LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0, "values": "int4", "mild": "int4", "mild_sparsity": 0}
 
 # Options that change the way of gradients on a device, for exchange direct.
 WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
