@@ -20,9 +20,9 @@ static void compare_replicas(tagc_comm *comm, const tagc_fsdp *f) {
     for (int i = 0; i < f->tables.n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];
         size_t n = (size_t)flat->n_owned;
-        float *own = malloc(3 * n * sizeof *own), *all = malloc(3 * n * (size_t)f->world_size * sizeof *all);
+        float *own = calloc(3 * n, sizeof *own), *all = malloc(3 * n * (size_t)f->world_size * sizeof *all);
         memcpy(own, flat->master, n * sizeof *own);
-        memcpy(own + n, flat->moment1, n * sizeof *own);
+        if (flat->moment1 != NULL) memcpy(own + n, flat->moment1, n * sizeof *own);
         memcpy(own + 2 * n, flat->moment2, n * sizeof *own);
         CHECK_OK(tagc_comm_all_gather(comm, own, 3 * n * sizeof *own, all));
         for (int rank = f->rank % f->n_owners; rank < f->world_size; rank += f->n_owners)
