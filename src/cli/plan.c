@@ -7,6 +7,8 @@
 #include "gpt2/safetensors.h"
 #include "launch/ranks.h"
 #include "options/presets.h"
+#include "options/quantity.h"
+#include "train/saved.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,28 +117,6 @@ static const tagc_command *plan_command(void) {
 
 /* ---- lists ---- */
 
-typedef struct unit {
-    const char *name;
-    double factor;
-} unit;
-
-/* A number and one of the units, above 0 (or at least 0), up to `most` in the unit of factor 1. */
-static int read_quantity(const char *text, size_t n, const unit *units, double least, double *out) {
-    char word[32], *end;
-    if (n == 0 || n >= sizeof word || !strchr("0123456789.", text[0])) return 0;
-    snprintf(word, sizeof word, "%.*s", (int)n, text);
-    double value = strtod(word, &end);
-    for (; units->name; units++)
-        if (strcmp(end, units->name) == 0) {
-            *out = value * units->factor;
-            return *out >= least && *out <= 1e15;
-        }
-    return 0;
-}
-
-static const unit rate_units[] = {{"kbit", 1e3}, {"mbit", 1e6}, {"gbit", 1e9}, {"tbit", 1e12}, {NULL, 0}};
-static const unit time_units[] = {{"us", 1e-6}, {"ms", 1e-3}, {"s", 1}, {NULL, 0}};
-
 /* Calls read for each word between commas. */
 static tagc_status read_list(const char *name, const char *list, int *n,
                              tagc_status (*read)(tagc_plan_request *, const char *, size_t),
@@ -185,52 +165,28 @@ static tagc_status read_rate(tagc_plan_request *request, const char *text, size_
     const char *slash = memchr(text, '/', n);
     size_t n_up = slash ? (size_t)(slash - text) : n, n_down = slash ? n - n_up - 1 : 0;
     double bits_per_s, down = 0;
-    if (!read_quantity(text, n_up, rate_units, 1, &bits_per_s) ||
-        (slash && !read_quantity(slash + 1, n_down, rate_units, 1, &down)))
+    if (!tagc_quantity_rate(text, n_up, &bits_per_s) ||
+        (slash && !tagc_quantity_rate(slash + 1, n_down, &down)))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--link-rate is \"%.60s\", allowed: numbers with kbit, mbit, gbit or tbit, as in"
                          " 1gbit,10gbit, or two of them, up and down, as in 110mbit/500mbit",
                          request->options.link_rate);
     if (slash && down < bits_per_s) bits_per_s = down;
-    request->line_bits_per_s[request->n_links] = bits_per_s;
-    request->links[request->n_links].bytes_per_s = bits_per_s / 8 * payload_share;
+    request->inputs.line_bits_per_s[request->inputs.n_links] = bits_per_s;
+    request->inputs.links[request->inputs.n_links].bytes_per_s = bits_per_s / 8 * payload_share;
     return TAGC_OK;
 }
 
 static tagc_status read_latency(tagc_plan_request *request, const char *text, size_t n) {
-    if (read_quantity(text, n, time_units, 0, &request->latencies_s[request->n_latencies])) return TAGC_OK;
+    if (tagc_quantity_time(text, n, &request->latencies_s[request->n_latencies])) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT,
                      "--latency is \"%.60s\", allowed: numbers with us, ms or s, as in 50us or 1ms,10ms",
                      request->options.latency);
 }
 
-/* Of large messages and of small ones. */
-static double large_ways(const tagc_plan_link *measured) {
-    if (!measured || !(measured->latency_s > 0)) return TAGC_LARGE_MESSAGE_WAYS;
-    return measured->large_latency_s > 0 ? measured->large_latency_s / measured->latency_s : 1;
-}
-
-/* Each rate with each latency, the first rate first. */
-static tagc_status cross(tagc_plan_request *request, const tagc_plan_link *measured, double host_bits_per_s) {
-    int n_rates = request->n_links, n = n_rates * request->n_latencies;
-    if (n > TAGC_PLAN_MAX_LIST)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--link-rate and --latency make %d links, allowed are %d", n,
-                         TAGC_PLAN_MAX_LIST);
-    for (int i = n - 1; i >= 0; i--) { /* from behind: sources stand before what is written */
-        double latency_s = request->latencies_s[i % request->n_latencies];
-        request->links[i] = request->links[i / request->n_latencies];
-        request->line_bits_per_s[i] = request->line_bits_per_s[i / request->n_latencies];
-        request->links[i].latency_s = latency_s;
-        request->links[i].large_latency_s = latency_s * large_ways(measured);
-        request->links[i].host_bytes_per_s = host_bits_per_s / 8;
-    }
-    request->n_links = n;
-    return TAGC_OK;
-}
-
 static tagc_status read_network(tagc_plan_request *request) {
     const tagc_plan_options *o = &request->options;
-    const tagc_point *measured = request->profile.n_points > 0 ? request->profile.points : NULL;
+    const tagc_point *measured = request->inputs.profile.n_points > 0 ? request->inputs.profile.points : NULL;
     double host_bits_per_s = 0;
     if (o->link_rate && o->bytes_per_s > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
@@ -241,18 +197,20 @@ static tagc_status read_network(tagc_plan_request *request) {
         request->latencies_s[0] = measured ? measured->link.latency_s : 0;
         request->n_latencies = 1;
     }
-    if (o->host_rate && !read_quantity(o->host_rate, strlen(o->host_rate), rate_units, 1, &host_bits_per_s))
+    if (o->host_rate && !tagc_quantity_rate(o->host_rate, strlen(o->host_rate), &host_bits_per_s))
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
             "--host-rate is \"%.40s\", allowed: a number with kbit, mbit, gbit or tbit, as in 80gbit",
             o->host_rate);
     if (o->link_rate) {
-        TAGC_TRY(read_list("link-rate", o->link_rate, &request->n_links, read_rate, request));
+        TAGC_TRY(read_list("link-rate", o->link_rate, &request->inputs.n_links, read_rate, request));
     } else if (o->bytes_per_s > 0 || (measured && measured->setup.world_size > 1)) {
-        request->links[0].bytes_per_s = o->bytes_per_s > 0 ? o->bytes_per_s : measured->link.bytes_per_s;
-        request->n_links = 1;
+        request->inputs.links[0].bytes_per_s =
+            o->bytes_per_s > 0 ? o->bytes_per_s : measured->link.bytes_per_s;
+        request->inputs.n_links = 1;
     }
-    return cross(request, measured ? &measured->link : NULL, host_bits_per_s);
+    return tagc_plan_cross_links(&request->inputs, request->latencies_s, request->n_latencies,
+                                 host_bits_per_s / 8);
 }
 
 /* ---- model and arms ---- */
@@ -276,14 +234,15 @@ static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *p
     tagc_plan_options *o = &request->options;
     *took_model = 0;
     if (!o->profile) return TAGC_OK;
-    TAGC_TRY(tagc_plan_read_points(o->profile, &request->profile));
-    if (request->profile.n_points == 0) return TAGC_OK;
-    const tagc_setup *setup = &request->profile.points[0].setup;
+    TAGC_TRY(tagc_points_read_list(&request->inputs.profile, o->profile, tagc_saved_engine));
+    if (request->inputs.profile.n_points == 0) return TAGC_OK;
+    const tagc_setup *setup = &request->inputs.profile.points[0].setup;
     *took_model = !o->config_json;
     for (int i = 0; i < N_SHAPE; i++) *took_model &= !tagc_options_given(parsed, shape[i]);
     if (*took_model) {
         request->model = setup->model;
-        snprintf(request->model_name, sizeof request->model_name, "%.60s", request->profile.model);
+        snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s",
+                 request->inputs.profile.model);
         take_shape(request);
         if (!tagc_options_given(parsed, "seq-len")) o->train.seq_len = setup->n_tokens;
     }
@@ -298,7 +257,8 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
     int took_model;
     TAGC_TRY(take_profile(request, parsed, &took_model));
     if (!took_model && !o->config_json) {
-        snprintf(request->model_name, sizeof request->model_name, "%s", train->model ? train->model : "");
+        snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%s",
+                 train->model ? train->model : "");
         TAGC_TRY(tagc_train_model(train, &request->model));
     } else if (!took_model) {
         for (int i = 0; i < N_SHAPE; i++)
@@ -306,7 +266,7 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
                 return tagc_fail(TAGC_ERR_ARGUMENT,
                                  "--%s and --config-json both say what the model is; give one", shape[i]);
         TAGC_TRY(tagc_gpt2_config_read(o->config_json, &request->model));
-        snprintf(request->model_name, sizeof request->model_name, "%.60s", o->config_json);
+        snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s", o->config_json);
         take_shape(request);
     }
     if (train->seq_len == 0)
@@ -349,7 +309,10 @@ static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *p
         return tagc_fail(TAGC_ERR_ARGUMENT, "--check needs --profile: costs that were fitted to something");
     if (o->fit_arms && !o->profile)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--fit-arms needs --profile, whose arms they are");
-    if (o->check) TAGC_TRY(tagc_plan_read_points(o->check, &request->check));
+    if (o->check) TAGC_TRY(tagc_points_read_list(&request->check, o->check, tagc_saved_engine));
+    request->inputs.profile_name = o->profile;
+    request->inputs.union_density = o->union_density;
+    request->inputs.has_host_rate = o->host_rate != NULL;
     return read_network(request);
 }
 
@@ -359,7 +322,7 @@ static tagc_status make_plans(tagc_plan_request *request) {
     tagc_status status = path ? tagc_result_check(path) : TAGC_OK;
     if (status == TAGC_OK) status = tagc_plan_find_costs(request);
     if (status == TAGC_OK && !request->options.train.quiet) tagc_plan_print_costs(request);
-    if (status == TAGC_OK) status = tagc_plan_check(request, &checks);
+    if (status == TAGC_OK) status = tagc_plan_hold_checks(request, &checks);
     for (int i = 0; status == TAGC_OK && i < request->n_worlds; i++)
         status = tagc_plan_world(request, i, results);
     if (checks) json_object_set_new(json_array_get(results, 0), "checks", checks);
@@ -385,7 +348,7 @@ int tagc_command_plan(int argc, char **argv) {
             code = status == TAGC_ERR_ARGUMENT ? tagc_command_refuse(command) : tagc_command_fail();
     }
     if (code == TAGC_GO_ON) code = make_plans(&request) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
-    tagc_points_destroy(&request.profile);
+    tagc_points_destroy(&request.inputs.profile);
     tagc_points_destroy(&request.check);
     tagc_arms_destroy(request.arms, request.n_arms);
     tagc_options_destroy(&parsed);

@@ -258,6 +258,21 @@ tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_en
     return status;
 }
 
+tagc_status tagc_points_read_list(tagc_points *points, const char *list, tagc_read_engine read_engine) {
+    for (const char *at = list;; at++) {
+        size_t n = strcspn(at, ",");
+        char *path = strndup(at, n);
+        if (!path) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the names of files");
+        tagc_status status =
+            n > 0 ? tagc_points_read(points, path, read_engine)
+                  : tagc_fail(TAGC_ERR_ARGUMENT, "an empty name in the list of files \"%.80s\"", list);
+        free(path);
+        TAGC_TRY(status);
+        at += n;
+        if (!*at) return TAGC_OK;
+    }
+}
+
 void tagc_points_destroy(tagc_points *points) {
     free(points->points);
     *points = (tagc_points){0};

@@ -35,6 +35,8 @@ typedef tagc_status (*tagc_read_engine)(const json_t *options, tagc_fsdp_options
 /* Adds the arms of a bench result, or of the benches of a lab result: of all cases, or of case NUMBER if path is
  * "FILE:NUMBER" (from 0). TAGC_ERR_IO; TAGC_ERR_CORRUPT names the file and what is missing. */
 tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_engine read_engine);
+/* The same for "PATH[,PATH]...". TAGC_ERR_ARGUMENT for an empty path. */
+tagc_status tagc_points_read_list(tagc_points *points, const char *list, tagc_read_engine read_engine);
 void tagc_points_destroy(tagc_points *points);
 
 /* 1 if a point of that sparsity shows the overlap of the selections of ranks: sets *density, of the union of n_ranks. A

@@ -1,6 +1,7 @@
 /* The command's part of a checkpoint, as JSON. */
 #include "train/saved.h"
 
+#include "options/train_options.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -222,6 +223,35 @@ const char *tagc_saved_text(const json_t *options, const char *name) {
         says(options, name, "dense"))
         return "int4";
     return text;
+}
+
+tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
+    const tagc_command *command = &tagc_train_command;
+    tagc_train_options values = {0};
+    for (int i = 0; i < command->n_options; i++) {
+        const char *name = command->options[i].name, *initial = command->options[i].initial;
+        const json_t *value = json_object_get(options, name);
+        const char *text = tagc_saved_text(options, name);
+        char number[40];
+        if (json_is_number(value) || json_is_boolean(value)) {
+            if (json_is_number(value))
+                snprintf(number, sizeof number, "%.17g", json_number_value(value));
+            else
+                snprintf(number, sizeof number, "%s", json_is_true(value) ? "yes" : "no");
+            text = number;
+        }
+        if (json_is_object(value) || json_is_array(value))
+            return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is neither a text nor a number", name);
+        if (!text) text = initial ? initial : "";
+        TAGC_TRY(tagc_options_set(command, &values, i, text, "options of the result: "));
+    }
+    /* The names live in the result, which is closed after reading. */
+    if (values.compress == TAGC_POLICY_NAMES)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "compress is names: arms of a profile need one of the other policies");
+    values.compress_names = NULL;
+    tagc_train_fsdp(&values, out);
+    return TAGC_OK;
 }
 
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,

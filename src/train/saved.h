@@ -2,6 +2,7 @@
 #ifndef TAGC_TRAIN_SAVED_H
 #define TAGC_TRAIN_SAVED_H
 
+#include "fsdp/fsdp.h"
 #include "fsdp/guard.h"
 #include "gpt2/gpt2.h"
 #include "options/options.h"
@@ -34,6 +35,9 @@ void tagc_saved_destroy(tagc_saved *saved);
 /* An option's text as saved with a checkpoint or a result ({name: text}), in today's words: what was not said meant the
  * default of its time. NULL: nothing. */
 const char *tagc_saved_text(const json_t *options, const char *name);
+
+/* The engine's options out of a result's, which are those of tagc train by name. Names that this build does not know are passed over. */
+tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out);
 
 /* To go on: TAGC_ERR_UNSUPPORTED for an option in use that this build no longer has, a note for names that it never had. */
 tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *command,

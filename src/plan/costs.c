@@ -1,0 +1,70 @@
+/* Costs of a plan: fitted to the arms of a profile, or given. */
+#include "plan/rows.h"
+
+#include "core/status.h"
+#include <string.h>
+
+static int is_in_list(const char *list, const char *name) {
+    for (const char *at = list; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strcspn(at, ",") == strlen(name) && strncmp(at, name, strlen(name)) == 0) return 1;
+    return 0;
+}
+
+static tagc_status hold_out(tagc_points *points, const char *list) {
+    int n_left = 0;
+    for (int i = 0; i < points->n_points; i++) {
+        points->points[i].is_held_out = list && !is_in_list(list, points->points[i].arm);
+        n_left += !points->points[i].is_held_out;
+    }
+    if (n_left > 0) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_ARGUMENT,
+                     "--fit-arms is \"%.80s\"; the profile has no such arm (it begins with %s)",
+                     list ? list : "", points->n_points > 0 ? points->points[0].arm : "none at all");
+}
+
+tagc_status tagc_plan_fit_costs(tagc_plan_inputs *inputs, const char *arms) {
+    TAGC_TRY(hold_out(&inputs->profile, arms));
+    TAGC_TRY(tagc_costs_fit(&inputs->profile, &inputs->costs, &inputs->fit_rms));
+    inputs->has_costs = 1;
+    return TAGC_OK;
+}
+
+void tagc_plan_take_costs(tagc_plan_inputs *inputs, const tagc_setup *setup, double compute_s,
+                          double codec_ns, double optimizer_ns) {
+    tagc_costs *c = &inputs->costs;
+    tagc_costs_init(c);
+    c->flop_s = compute_s / tagc_setup_flops(setup);
+    c->optimizer_s = 1e-9 * optimizer_ns;
+    static const tagc_codec_cost kinds[] = {{.exchange = TAGC_EXCHANGE_PACKED, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_SKETCH, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.9875},
+                                            {.exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0}};
+    for (size_t i = 0; codec_ns > 0 && i < sizeof kinds / sizeof kinds[0]; i++) {
+        tagc_codec_cost *codec = &c->codec[c->n_codec++];
+        *codec = kinds[i];
+        for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
+            codec->elem_s[phase] = 1e-9 * codec_ns / TAGC_PHASE_WAIT;
+    }
+    inputs->has_costs = 1;
+}
+
+void tagc_points_seen(const tagc_points *points, int world_sizes[2], double bytes_per_s[2]) {
+    world_sizes[0] = world_sizes[1] = 0;
+    bytes_per_s[0] = bytes_per_s[1] = 0;
+    for (int i = 0, n = 0; i < points->n_points; i++) {
+        const tagc_point *p = &points->points[i];
+        if (p->is_held_out) continue;
+        int is_first = n++ == 0;
+        if (is_first || p->setup.world_size < world_sizes[0]) world_sizes[0] = p->setup.world_size;
+        if (is_first || p->setup.world_size > world_sizes[1]) world_sizes[1] = p->setup.world_size;
+        if (is_first || p->link.bytes_per_s < bytes_per_s[0]) bytes_per_s[0] = p->link.bytes_per_s;
+        if (is_first || p->link.bytes_per_s > bytes_per_s[1]) bytes_per_s[1] = p->link.bytes_per_s;
+    }
+}
+
+int tagc_plan_largest_seen(const tagc_plan_inputs *inputs) {
+    int world_sizes[2];
+    double bytes_per_s[2];
+    tagc_points_seen(&inputs->profile, world_sizes, bytes_per_s);
+    return world_sizes[1];
+}

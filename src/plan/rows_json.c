@@ -1,0 +1,101 @@
+/* A plan as JSON; docs/results-format.md describes it. */
+#include "plan/rows.h"
+
+#include "files/result_file.h"
+#include <math.h>
+
+static json_t *memory_json(const tagc_plan_memory *m) {
+    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "parameters", (json_int_t)m->engine.parameters,
+                     "gradients", (json_int_t)m->engine.gradients, "optimizer",
+                     (json_int_t)m->engine.optimizer, "residuals", (json_int_t)m->engine.residuals, "buffers",
+                     (json_int_t)m->buffers, "total", (json_int_t)m->total, "state", (json_int_t)m->state);
+}
+
+static json_t *placement_json(int placement) {
+    const tagc_placement_info *p = tagc_placement_describe(placement);
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:b}", "name", p->name, "parameters", p->parameters,
+                     "gradients", p->gradients, "optimizer", p->optimizer, "residuals", p->residuals,
+                     "is_run", p->is_run);
+}
+
+static json_t *row_json(const tagc_plan_row *row, int link) {
+    const tagc_plan_volume *v = &row->volume;
+    const tagc_forecast *f = link >= 0 ? &row->forecasts[link] : NULL;
+    double n_bits[TAGC_N_LEGS], none = (double)NAN;
+    int has_time = f && f->iteration_s > 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        n_bits[leg] = tagc_plan_bits(row, v->n_bytes[leg], v->n_params);
+    json_t *json = json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "arm", row->arm, "placement",
+        placement_json(row->setup.placement), "memory_bytes", memory_json(&row->memory), "n_bytes_sent",
+        tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent", tagc_json_leg_reals(v->n_host_bytes),
+        "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed", (json_int_t)v->n_compressed,
+        "compressed_bits_per_param",
+        tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",
+        row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
+    json_object_set_new(json, "union_source",
+                        row->union_source ? json_string(row->union_source) : json_null());
+    uint64_t bucket_elems =
+        row->has_auto_buckets && link >= 0 ? row->buckets[link].bucket_elems : row->setup.engine.bucket_elems;
+    json_object_set_new(json, "bucket_elems", json_integer((json_int_t)bucket_elems));
+    json_object_set_new(json, "n_mild", json_integer((json_int_t)v->n_mild));
+    json_object_set_new(json, "kept_density",
+                        row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());
+    json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());
+    json_object_set_new(json, "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null());
+    json_object_set_new(json, "iteration_s", tagc_json_real(has_time ? f->iteration_s : none));
+    json_object_set_new(json, "exposed_s",
+                        tagc_json_real(has_time ? f->wait_gather_s + f->wait_reduce_s : none));
+    json_object_set_new(json, "compute_s", tagc_json_real(has_time ? f->compute_s : none));
+    json_object_set_new(json, "wait_gather_s", tagc_json_real(has_time ? f->wait_gather_s : none));
+    json_object_set_new(json, "wait_reduce_s", tagc_json_real(has_time ? f->wait_reduce_s : none));
+    json_object_set_new(json, "optimizer_s", tagc_json_real(has_time ? f->optimizer_s : none));
+    json_object_set_new(json, "note", row->note[0] ? json_string(row->note) : json_null());
+    return json;
+}
+
+static json_t *costs_json(const tagc_plan_inputs *inputs) {
+    const tagc_costs *c = &inputs->costs;
+    if (!inputs->has_costs) return json_null();
+    json_t *json =
+        json_pack("{s:s, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "source",
+                  inputs->profile_name ? inputs->profile_name : "given", "fit_rms",
+                  inputs->profile_name ? tagc_json_real(inputs->fit_rms) : json_null(), "flop_s", c->flop_s,
+                  "optimizer_s_per_elem", c->optimizer_s, "memory_s_per_byte", c->byte_s, "codec_factor",
+                  c->codec_factor, "transfer_s", c->overhead_s, "queue_bytes", c->queue_bytes, "link_share",
+                  c->link_share, "cpu_s_per_byte", c->cpu_s_per_byte, "poll_cores", c->poll_cores);
+    if (!inputs->profile_name) return json;
+    int world_sizes[2];
+    double bytes_per_s[2];
+    tagc_points_seen(&inputs->profile, world_sizes, bytes_per_s);
+    json_object_set_new(json, "cores_per_host", json_real(c->cores));
+    json_object_set_new(json, "seen_world_sizes", json_pack("[i, i]", world_sizes[0], world_sizes[1]));
+    json_object_set_new(json, "seen_bytes_per_s",
+                        json_pack("[o, o]", tagc_json_real(bytes_per_s[0]), tagc_json_real(bytes_per_s[1])));
+    return json;
+}
+
+json_t *tagc_plan_json(const tagc_plan_inputs *inputs, const tagc_plan_row *rows, int n, int link,
+                       json_t *origin) {
+    const tagc_setup *s = &rows[0].setup;
+    const tagc_gpt2_config *c = &s->model;
+    json_t *list = json_array(), *about_link = json_null();
+    for (int i = 0; i < n; i++) json_array_append_new(list, row_json(&rows[i], link));
+    if (link >= 0) {
+        const tagc_plan_link *l = &inputs->links[link];
+        double line = inputs->line_bits_per_s[link];
+        about_link =
+            json_pack("{s:f, s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "large_latency_s",
+                      fmax(l->large_latency_s, l->latency_s), "bytes_per_s", l->bytes_per_s,
+                      "line_bits_per_s", line > 0 ? json_real(line) : json_null(), "host_bytes_per_s",
+                      l->host_bytes_per_s > 0 ? json_real(l->host_bytes_per_s) : json_null());
+    }
+    json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:I}", "name", inputs->model_name,
+                              "n_layer", c->n_layer, "n_head", c->n_head, "n_embd", c->n_embd, "block_size",
+                              c->block_size, "vocab_size", c->vocab_size, "tied", c->tied, "n_params",
+                              (json_int_t)rows[0].volume.n_params);
+    return json_pack("{s:s, s:i, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:o, s:o, s:o}", "type", "plan", "format",
+                     1, "origin", origin, "model", model, "world_size", s->world_size, "n_hosts", s->n_hosts,
+                     "batch_size", s->n_batch, "seq_len", s->n_tokens, "simulated", 1, "link", about_link,
+                     "costs", costs_json(inputs), "rows", list);
+}
