@@ -3,6 +3,7 @@
 #include "cli/curves.h"
 #include "core/status.h"
 #include "files/paths.h"
+#include "files/result_file.h"
 #include "files/runlog.h"
 #include "launch/ranks.h"
 #include <math.h>
@@ -13,12 +14,16 @@ enum { MAX_RUNS = TAGC_CURVES_MOST, NAME_COLUMN = 34, RUN_COLUMN = 18 };
 
 typedef struct compare_options {
     int curves;
-    const char *svg;
+    const char *csv, *svg;
 } compare_options;
 
 static const tagc_option rows[] = {
     {"What", "curves", TAGC_OPTION_FLAG, TAGC_ROLE_LOCAL, offsetof(compare_options, curves), 0, 0, NULL,
      "yes", NULL, "loss curves below the table: validation if every run has it, otherwise training"},
+    {NULL, "csv", TAGC_OPTION_TEXT, 0, offsetof(compare_options, csv), 0, 0, NULL, NULL, "FILE",
+     "the runs as CSV, too: a header, then one row per run and step with losses, learning rate, gradient "
+     "norm, seconds and"
+     " bits sent per parameter"},
     {NULL, "svg", TAGC_OPTION_TEXT, 0, offsetof(compare_options, svg), 0, 0, NULL, NULL, "FILE",
      "moved: tagc-report --svg loss=FILE RUN_DIR... draws the picture"},
 };
@@ -27,7 +32,8 @@ static const tagc_command command = {
     .name = "compare",
     .summary = "put runs side by side; the first is what the others are measured against",
     .usage = "RUN_DIR...",
-    .examples = "  tagc compare runs/fsdp runs/tagc\n",
+    .examples = "  tagc compare runs/fsdp runs/tagc\n"
+                "  tagc compare runs/tagc --csv tagc.csv   # for a spreadsheet\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
     .positionals = 1,
@@ -228,7 +234,9 @@ static tagc_status read_runs(const tagc_parsed *parsed, tagc_runlog *runs, int *
 static tagc_status compare(const tagc_parsed *parsed, const compare_options *options) {
     tagc_runlog runs[MAX_RUNS] = {0};
     int n_runs = 0;
-    tagc_status status = read_runs(parsed, runs, &n_runs);
+    tagc_status status = options->csv ? tagc_result_check(options->csv) : TAGC_OK;
+    if (status == TAGC_OK) status = read_runs(parsed, runs, &n_runs);
+    if (status == TAGC_OK && options->csv) status = tagc_runlog_write_csv(runs, n_runs, options->csv);
     if (status == TAGC_OK) print_table(runs, n_runs);
     if (status == TAGC_OK && options->curves) status = draw(runs, n_runs);
     for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);

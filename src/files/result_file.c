@@ -92,20 +92,30 @@ tagc_status tagc_result_check(const char *path) {
     return TAGC_OK;
 }
 
-tagc_status tagc_result_write(const json_t *result, const char *path) {
+tagc_status tagc_result_write_by(int (*write)(FILE *file, const void *what), const void *what,
+                                 const char *path) {
     char partial[TAGC_PATH_BYTES];
     int is_plain;
-    if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
     TAGC_TRY(find_partial(path, partial, &is_plain));
     FILE *file = fopen(partial, "w");
     if (!file) return cannot_write(path, errno);
     errno = 0;
-    int failed = json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0;
-    failed |= fputc('\n', file) == EOF || fflush(file) != 0 || (is_plain && fsync(fileno(file)) != 0);
+    int failed = write(file, what) != 0;
+    failed |= fflush(file) != 0 || ferror(file) != 0 || (is_plain && fsync(fileno(file)) != 0);
     int error = errno ? errno : EIO;
     failed |= fclose(file) != 0;
     if (!failed && (!is_plain || rename(partial, path) == 0)) return TAGC_OK;
     if (!failed) error = errno;
     if (is_plain) unlink(partial);
     return cannot_write(path, error);
+}
+
+static int write_json(FILE *file, const void *result) {
+    return json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0 ||
+           fputc('\n', file) == EOF;
+}
+
+tagc_status tagc_result_write(const json_t *result, const char *path) {
+    if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
+    return tagc_result_write_by(write_json, result, path);
 }

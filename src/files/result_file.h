@@ -5,6 +5,7 @@
 
 #include "tagc/tagc.h"
 #include <jansson.h>
+#include <stdio.h>
 
 /* JSON has no NaN and no infinity: they become null. */
 json_t *tagc_json_real(double value);
@@ -23,7 +24,11 @@ json_t *tagc_json_spread(const tagc_result_spread *spread);
 
 /* Fails if `path` cannot be written. Call it before the work whose result it will hold. */
 tagc_status tagc_result_check(const char *path);
-/* Writes to a temporary name, then renames. TAGC_ERR_IO names the file. */
+/* Writes to a temporary name, then renames. write: 0, or something else with errno after a failure. TAGC_ERR_IO names the
+ * file. */
+tagc_status tagc_result_write_by(int (*write)(FILE *file, const void *what), const void *what,
+                                 const char *path);
+/* The same for JSON. */
 tagc_status tagc_result_write(const json_t *result, const char *path);
 
 #endif

@@ -16,6 +16,11 @@ static double number(const json_t *object, const char *name) {
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
 }
 
+static double truth(const json_t *object, const char *name) {
+    const json_t *value = json_object_get(object, name);
+    return json_is_boolean(value) ? (double)json_is_true(value) : (double)NAN;
+}
+
 static void *grown(void *array, int n, size_t item_bytes) {
     if (n & (n - 1)) return array; /* the capacity is a power of two, so it is full only there */
     return realloc(array, (n ? 2 * (size_t)n : 1) * item_bytes);
@@ -31,6 +36,10 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
     *step = (tagc_runlog_step){
         .step = number(line, "step"),
         .loss = number(line, "loss"),
+        .lr = number(line, "lr"),
+        .grad_norm = number(line, "grad_norm"),
+        .skipped = truth(line, "skipped"),
+        .n_tokens = number(line, "n_tokens"),
         .wall_s = number(line, "wall_s"),
         .total_s = number(line, "total_s"),
         .compute_s = number(line, "compute_s"),
@@ -41,7 +50,10 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
         .overlap = number(line, "overlap"),
         .between_s = number(line, "wall_s") - number(line, "total_s"),
     };
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) step->bits[leg] = whole * number(bits, tagc_leg_name(leg));
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        step->bits_sent[leg] = number(bits, tagc_leg_name(leg));
+        step->bits[leg] = whole * step->bits_sent[leg];
+    }
     return TAGC_OK;
 }
 
@@ -113,6 +125,7 @@ tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
     *out = (tagc_runlog){.world_size = 1, .n_params = (double)NAN, .n_compressed = (double)NAN};
     struct stat about;
     int is_file = stat(dir, &about) == 0 && !S_ISDIR(about.st_mode);
+    out->dir = dir;
     make_label(dir, out->label, sizeof out->label);
     if ((size_t)snprintf(path, sizeof path, "%s%s", dir, is_file ? "" : "/metrics.jsonl") >= sizeof path)
         return tagc_fail(TAGC_ERR_IO, "%.100s...: the path is too long", dir);

@@ -1,4 +1,4 @@
-/* The metrics.jsonl of a run in memory, for tagc compare. */
+/* The metrics.jsonl of a run in memory, and several as one CSV, for tagc compare. */
 #ifndef TAGC_FILES_RUNLOG_H
 #define TAGC_FILES_RUNLOG_H
 
@@ -6,13 +6,16 @@
 #include <jansson.h>
 
 typedef struct tagc_runlog_step {
-    double step, loss, wall_s, total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, overlap;
-    double between_s;         /* wall_s minus total_s: reading data, agreeing with the other ranks */
-    double bits[TAGC_N_LEGS]; /* before the factor (W-1)/W */
+    double step, loss, lr, grad_norm, skipped, n_tokens, wall_s, total_s, compute_s, wait_gather_s,
+        wait_reduce_s, optimizer_s, comm_s, overlap;
+    double between_s;              /* wall_s minus total_s: reading data, agreeing with the other ranks */
+    double bits[TAGC_N_LEGS];      /* before the factor (W-1)/W */
+    double bits_sent[TAGC_N_LEGS]; /* as in the file: with it */
 } tagc_runlog_step;
 
 /* Unknown numbers are NaN. */
 typedef struct tagc_runlog {
+    const char *dir; /* as given to tagc_runlog_read, which does not copy it */
     char label[96];
     int world_size, n_steps, n_evals;
     double n_params, n_compressed;
@@ -25,6 +28,10 @@ typedef struct tagc_runlog {
  * line. */
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out);
 void tagc_runlog_destroy(tagc_runlog *log);
+
+/* runs (n): a header, then one row per run and step. An evaluation is in the row of its step. Columns are those of
+ * metrics.jsonl; unknown numbers are empty. docs/results-format.md lists them. */
+tagc_status tagc_runlog_write_csv(const tagc_runlog *runs, int n, const char *path);
 
 /* Median and mean of the field at `offset` over all steps but the first two, which warm up caches. */
 double tagc_runlog_median(const tagc_runlog *log, size_t offset);

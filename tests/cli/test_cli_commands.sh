@@ -97,6 +97,42 @@ sed -n '/^validation loss (nats per token)$/,$p' out >curves
 [ "$(wc -l <curves)" = 22 ] && grep -q ' |.*o' curves && grep -q ' |.*x' curves && grep -q '^ *o a   x b$' curves || fail "no curves: $(cat curves)"
 run 0 compare --no-curves a b
 grep -q "nats per token" out && fail "curves that were not asked for"
+# The same as CSV: every number as in metrics.jsonl, a run whose name has a comma and a quote quoted.
+cp -r c 'c,"2"'
+sed -i 's/"lr":[^,]*,//; s/"loss":[0-9.]*/"loss":null/' 'c,"2"/metrics.jsonl'
+run 0 compare --no-curves a 'c,"2"' --csv all.csv
+csv_column() { # <run> <column>: of its steps, empty fields as null; step 0 has only the evaluation before them
+    awk -F, -v run="$1" -v name="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == name) at = i; next }
+        $1 == run && $2 > 0 { print $at == "" ? "null" : $at }' all.csv
+}
+same_numbers() { paste "$1" "$2" | awk '{ bad += NF != 2 || $1 != $2 } END { exit bad || NR == 0 }'; }
+for name in step loss lr grad_norm n_tokens wall_s optimizer_s; do
+    column a $name >from-jsonl
+    csv_column a $name >from-csv
+    same_numbers from-jsonl from-csv || fail "--csv has other values of $name: $(paste from-jsonl from-csv)"
+done
+for leg in index values leftover result gather control; do
+    grep '"type":"step"' a/metrics.jsonl | sed 's/.*"bits_sent_per_param":{\([^}]*\)}.*/\1/' | grep -o "\"$leg\":[^,]*" | cut -d: -f2 >from-jsonl
+    csv_column a ${leg}_bits_sent_per_param >from-csv
+    same_numbers from-jsonl from-csv || fail "--csv has other bits of $leg: $(paste from-jsonl from-csv)"
+done
+val_column a >from-jsonl
+awk -F, '$1 == "a" && $4 != "" { print $4 }' all.csv >from-csv
+same_numbers from-jsonl from-csv || fail "--csv has other validation losses: $(paste from-jsonl from-csv)"
+[ "$(awk -F, '$1 == "a" && $4 != "" { printf "%s ", $2 }' all.csv)" = "$(grep '"type":"eval"' a/metrics.jsonl | grep -o '"step":[0-9]*' | cut -d: -f2 | tr '\n' ' ')" ] ||
+    fail "validation losses are in the rows of other steps"
+[ "$(csv_column a skipped | sort -u)" = 0 ] || fail "skipped is $(csv_column a skipped | sort -u)"
+[ "$(awk -F, '{ print NF }' all.csv | sort -u)" = "$(printf '21\n22')" ] || fail "rows of different lengths" # 22: the comma of the name
+[ "$(grep -c '^"c,""2""",[1-9][0-9]*,,[0-9.]*,,' all.csv)" = "$(column 'c,"2"' step | wc -l)" ] || fail "no rows of the quoted run with empty fields"
+# A damaged line, and a file that cannot be written: a message, and what was there before stays.
+cp all.csv before.csv
+printf 'garbage\n' >>'c,"2"/metrics.jsonl'
+run 1 compare a 'c,"2"' --csv all.csv
+says 'c,"2"/metrics.jsonl line'
+cmp all.csv before.csv || fail "a failure left another CSV behind"
+[ ! -e all.csv.partial ] || fail "a failure left all.csv.partial"
+run 1 compare a --csv no-folder/all.csv
+says "no-folder/all.csv"
 # What is no run's folder is left out, as long as one is left.
 mkdir empty
 run 0 compare empty a c

@@ -1,0 +1,94 @@
+/* Runs as CSV (RFC 4180, but lines end with \n), for spreadsheets and plotting tools. */
+#include "files/runlog.h"
+
+#include "files/result_file.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t offset;
+} columns[] = {
+    {"lr", offsetof(tagc_runlog_step, lr)},
+    {"grad_norm", offsetof(tagc_runlog_step, grad_norm)},
+    {"skipped", offsetof(tagc_runlog_step, skipped)},
+    {"n_tokens", offsetof(tagc_runlog_step, n_tokens)},
+    {"wall_s", offsetof(tagc_runlog_step, wall_s)},
+    {"total_s", offsetof(tagc_runlog_step, total_s)},
+    {"compute_s", offsetof(tagc_runlog_step, compute_s)},
+    {"wait_gather_s", offsetof(tagc_runlog_step, wait_gather_s)},
+    {"wait_reduce_s", offsetof(tagc_runlog_step, wait_reduce_s)},
+    {"optimizer_s", offsetof(tagc_runlog_step, optimizer_s)},
+    {"comm_s", offsetof(tagc_runlog_step, comm_s)},
+};
+enum { N_COLUMNS = sizeof columns / sizeof columns[0] };
+
+/* With as few digits as read back as the same number; empty where it is not finite. */
+static void put_number(FILE *file, double value) {
+    char text[32] = "";
+    for (int digits = 6; isfinite(value) && digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) break;
+    }
+    fprintf(file, ",%s", text);
+}
+
+/* Quoted where it has to be. */
+static void put_text(FILE *file, const char *text) {
+    if (!text[strcspn(text, ",\"\r\n")]) {
+        fputs(text, file);
+        return;
+    }
+    fputc('"', file);
+    for (; *text; text++) fprintf(file, *text == '"' ? "\"\"" : "%c", *text);
+    fputc('"', file);
+}
+
+/* step: NULL for an evaluation without a step. */
+static void put_row(FILE *file, const tagc_runlog *run, double at, const tagc_runlog_step *step,
+                    double val_loss) {
+    const double none = (double)NAN;
+    put_text(file, run->dir);
+    put_number(file, at);
+    put_number(file, step ? step->loss : none);
+    put_number(file, val_loss);
+    for (int i = 0; i < N_COLUMNS; i++)
+        put_number(file, step ? *(const double *)((const char *)step + columns[i].offset) : none);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) put_number(file, step ? step->bits_sent[leg] : none);
+    fputc('\n', file);
+}
+
+static void put_run(FILE *file, const tagc_runlog *run) {
+    int eval = 0;
+    for (int i = 0; i < run->n_steps; i++) {
+        const tagc_runlog_step *step = &run->steps[i];
+        for (; eval < run->n_evals && run->eval_steps[eval] < step->step; eval++)
+            put_row(file, run, run->eval_steps[eval], NULL, run->val_losses[eval]);
+        int has_eval = eval < run->n_evals && run->eval_steps[eval] == step->step;
+        put_row(file, run, step->step, step, has_eval ? run->val_losses[eval] : (double)NAN);
+        eval += has_eval;
+    }
+    for (; eval < run->n_evals; eval++)
+        put_row(file, run, run->eval_steps[eval], NULL, run->val_losses[eval]);
+}
+
+typedef struct all_runs {
+    const tagc_runlog *runs;
+    int n;
+} all_runs;
+
+static int put_all(FILE *file, const void *what) {
+    const all_runs *all = what;
+    fprintf(file, "run,step,loss,val_loss");
+    for (int i = 0; i < N_COLUMNS; i++) fprintf(file, ",%s", columns[i].name);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) fprintf(file, ",%s_bits_sent_per_param", tagc_leg_name(leg));
+    fputc('\n', file);
+    for (int i = 0; i < all->n; i++) put_run(file, &all->runs[i]);
+    return ferror(file);
+}
+
+tagc_status tagc_runlog_write_csv(const tagc_runlog *runs, int n, const char *path) {
+    all_runs all = {runs, n};
+    return tagc_result_write_by(put_all, &all, path);
+}
