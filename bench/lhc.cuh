@@ -4,7 +4,7 @@
  *
  * An array that is sparse already is cut into rows of 1024. Where it is not zero, an index of 4 bits per element has 1; the ranks add
  * their indexes up. Every row is then added, with a sign, to three rows of a sketch, which a hash of its number names, so
- * that elements keep their columns; beside each cell of the sketch stands how many elements of the index are in it. The
+ * that elements keep their columns; each cell of the sketch has a count of its elements of the index. The
  * ranks add their sketches up. Peeling: an element that is alone in one of its cells is read there and taken out of all three, in
  * rounds, until a round finds none; the host reads after each how many it found. What is left is estimated as the median of its
  * three cells. As published, the lowest bit of a value says that the index has it. */
@@ -84,7 +84,7 @@ static __global__ void peel(float *x, float *sketch, uint32_t *counters, uint32_
         for (unsigned c = 0; c < CELLS; c++) {
             const size_t cell = at[c].row * COLUMNS + column;
             if ((atomicAdd(counters + cell / 4, 0u) >> 8 * (cell % 4) & 255) != 1) continue;
-            fence(); /* who counted down before has taken its value out before that */
+            fence(); /* a thread that counted down has taken its value out before */
             const float value =
                 tagc_cuda::float_of(tagc_cuda::bits_of(atomicAdd(sketch + cell, 0.0f) * at[c].sign) & ~1u);
             x[element] = value;

@@ -4,7 +4,7 @@ processor, the time of a step with and without tagc, and torch.topk of the array
     python bench/torch_gpu.py --json torch_gpu.json
     python bench/torch_gpu.py --device cpu             # the same on a machine without a GPU, small
 
-On a CPU the weights of the second run of each pair differ by one part in 10^6, in place of a device that rounds otherwise."""
+On a CPU the weights of the second run of each pair differ by one part in 10^6, to imitate a device that rounds otherwise."""
 
 import argparse
 import copy

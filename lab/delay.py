@@ -1,5 +1,5 @@
-"""Latency of the lab's links: the program tagc-lab-latency (lab/latency.c), which stands between two TAP devices and holds
-each frame back; and the check by ping that it does."""
+"""Latency of the lab's links: the program tagc-lab-latency (lab/latency.c), which connects two TAP devices and delays
+each frame; and a check of the delay by ping."""
 import json
 import os
 import pathlib
@@ -31,8 +31,8 @@ def is_latency(text):
 
 
 def queue_ms(latency):
-    """The longest wait in a shaper's queue when none is asked for: two round trips, in which as many bytes stand as TCP
-    has under way, and 50 ms at least."""
+    """The longest wait in a shaper's queue when none is asked for: two round trips, which hold as many bytes as TCP
+    has in flight, and 50 ms at least."""
     return max(50, round(4e3 * seconds(latency)))
 
 
@@ -139,8 +139,8 @@ def check(latency, least):
 
 
 def set_tcp(network, host, window):
-    """TCP as someone would set it who trains over such links: windows that fit rate times round trip, no slow start after
-    each pause, and nothing remembered of earlier connections. The settings, as they stand in the result."""
+    """Sets TCP as a user of such links would: windows that fit rate times round trip, no slow start after each pause, and no
+    metrics saved from earlier connections. Returns the settings for the result."""
     settings = {"tcp_rmem": f"4096 131072 {window}", "tcp_wmem": f"4096 16384 {window}", "tcp_slow_start_after_idle": "0",
                 "tcp_no_metrics_save": "1"}
     for name, value in settings.items():

@@ -1,4 +1,4 @@
-/* Frames on their way: a ring of bytes in which each frame stands with the time at which it is due, oldest first.
+/* Frames on their way: a ring of bytes with each frame and the time at which it is due, oldest first.
  *
  *   reserve -> the caller reads a frame into the space -> commit        front -> the caller sends it -> pop
  *

@@ -96,7 +96,7 @@ class Case:
     burst: str
     queue: str | None
     latency: str | None  # one way, None: none is added
-    links: list | None  # of each host, in place of rate
+    links: list | None  # of each host, instead of rate
     wireguard: bool  # between all hosts
     arms: list
     options: dict

@@ -1,7 +1,8 @@
 """Hosts as network namespaces, joined by links that are shaped in each direction.
 
-Two hosts share a veth pair; more hang on a bridge, which lives in a namespace of its own, so that nothing of this is
-visible outside. With latency, delay.py's wires stand in place of the veth pairs. All names begin with tagc-lab-PID: whoever finds that the process PID is gone may remove them."""
+Two hosts share a veth pair. More hosts share a bridge in a namespace of its own, so that nothing of this is visible outside.
+With latency, delay.py's wires replace the veth pairs. All names begin with tagc-lab-PID. If the process PID is gone, any
+other process may remove them."""
 import json
 import os
 import pathlib

@@ -240,8 +240,8 @@ static int open_wires(const request *r, direction *directions) {
     return 0;
 }
 
-/* Before everything else that wants the processor: a frame that is due waits for nobody. Without the right to it the
- * frames are late when the machine is busy, which the report tells. */
+/* Runs before everything else on the processor, so that a frame leaves when it is due. Without the right to it,
+ * frames are late when the machine is busy, and the report shows that. */
 static int go_first(void) {
     struct sched_param first = {.sched_priority = 1};
     (void)prctl(PR_SET_TIMERSLACK, 1UL);

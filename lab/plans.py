@@ -24,7 +24,7 @@ def markdown(plans, grid):
 
 
 def cell(plan, key):
-    """A row of this plan: what an arm cannot have in some world is left out there."""
+    """A row of this plan. If an arm is impossible with some number of ranks, the row lacks it there."""
     row = {key_of(row): row for row in plan["rows"]}.get(key)
     first = plan["rows"][0]
     if row is None or row["iteration_s"] is None:
@@ -44,7 +44,7 @@ def rate(plan):
 
 
 def latency(seconds):
-    """Of a far link; what wires and switches take is left out."""
+    """Of a far link, without the time of wires and switches."""
     return f", {1e3 * seconds:.3g} ms" if seconds >= 5e-4 else ""
 
 

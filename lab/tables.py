@@ -434,7 +434,7 @@ def origin_text(result):
 
 
 def put_into(path, made):
-    """Replaces what stands between <!-- table NAME --> and <!-- end --> for each NAME of `made`; the names it found."""
+    """Replaces the text between <!-- table NAME --> and <!-- end --> for each NAME of `made`; returns the names it found."""
     try:
         text = pathlib.Path(path).read_text()
     except OSError as error:

@@ -27,7 +27,7 @@ CUSTOMIZE = '''
 import os, sys
 
 def _run_on_processors():
-    """Two of what the tests count in place of GPUs."""
+    """Makes torch report two processors where the tests count GPUs."""
     import torch
     torch.cpu.device_count = torch.accelerator.device_count = lambda: 2
     from torch.testing._internal import common_distributed

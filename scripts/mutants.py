@@ -73,7 +73,7 @@ class Build:
                 self.tests.append((test["name"], test["command"][0], labels))
 
     def object(self, path: str, text: str, name: str, level: str):
-        """Compiles text in place of path. None where it is no C."""
+        """Compiles `text` instead of the file at path. None if it is not valid C."""
         entry = self.compile[str(ROOT / path)]
         words = [w for w in shlex.split(entry["command"]) if not w.startswith(("-O", "-g")) and "ccache" not in w]
         words = words[: words.index("-o")] + [level, "-Wno-error", "-o", str(self.out / name)]

@@ -1,4 +1,4 @@
-"""Which run comes next, until a table is whole. Every finished run is a file; what is there is not run again."""
+"""Which run comes next, until a table is complete. Every finished run is a file and is not repeated."""
 
 import importlib.metadata
 import json

@@ -15,7 +15,7 @@ def seconds(n_steps, bits, latencies, rate):
 
 
 def curve(run, n_vocabulary, x):
-    """[(x, loss)] of a run, from random weights on. x(evaluation) -> where it stands."""
+    """[(x, loss)] of a run, from random weights on. x(evaluation) -> its place on the x axis."""
     import math
 
     start = {"step": 0, "loss": math.log(n_vocabulary), "bits": 0.0, "latencies": 0}

@@ -214,7 +214,7 @@ class _Gloo(_Trainer):
         if self.arm.wrap == "ddp":
             if (
                 "powersgd" in self.arm.hook
-            ):  # in one bucket: torch's hook waits in gloo's own threads, and several would wait for ever
+            ):  # in one bucket: torch's hook waits in gloo's own threads, and several would never end
                 self.dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 40
                 return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 20)
             return torch.nn.parallel.DistributedDataParallel(model)

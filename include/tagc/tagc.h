@@ -397,7 +397,7 @@ typedef struct tagc_gatherer tagc_gatherer;
  * bits.
  *
  * A delta is the difference between the owner's fp32 shard and the replica: the bf16 copy of the unit that every rank
- * keeps in `full` from one gather to the next. What rounding loses is part of the next difference. The first gather
+ * keeps in `full` from one gather to the next. Rounding errors are part of the next difference. The first gather
  * and the one after _reset send whole parameters in bf16. */
 typedef struct tagc_gatherer_options {
     /* Written by _init. */

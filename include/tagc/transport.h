@@ -93,8 +93,8 @@ typedef struct tagc_transport_ops {
     void (*destroy)(void *context);
 } tagc_transport_ops;
 
-/* For transports. Records `text` as the failure of the calling thread and returns `status`. Whoever waits for the
- * transfer finds the text in tagc_last_error(). */
+/* For transports. Records `text` as the failure of the calling thread and returns `status`. The thread that
+ * waits for the transfer finds the text in tagc_last_error(). */
 TAGC_API tagc_status tagc_report(tagc_status status, const char *text);
 
 /* world_size is in [1, 65536]. `ops` must outlive the comm. On success the comm owns `context` and destroys

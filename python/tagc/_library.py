@@ -1,4 +1,4 @@
-"""libtagc by ctypes: finds the library, declares its structs, and raises Error in place of returning a status.
+"""libtagc by ctypes: finds the library, declares its structs, and raises Error instead of returning a status.
 
 Every call releases the GIL, so hooks on several threads do not block each other. A transport written in Python takes
 it only for its own few lines. include/tagc/tagc.h describes the fields."""

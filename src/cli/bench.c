@@ -125,7 +125,7 @@ static void begin_result(tagc_bench *bench) {
         json_object_set_new(bench->result, members[i], json_null());
 }
 
-/* mpirun binds a rank to one core unless it is told otherwise; three threads of a rank then share it. */
+/* By default mpirun binds a rank to one core; three threads of a rank then share it. */
 static void say_binding(const tagc_bench *bench) {
     cpu_set_t allowed;
     long n_online = sysconf(_SC_NPROCESSORS_ONLN);
@@ -281,7 +281,7 @@ int tagc_command_bench(int argc, char **argv) {
                               .transport = options->transport,
                               .timeout_s = options->timeout,
                               .blas_threads = (int)options->blas_threads};
-        /* Nothing is written before the end, so a signal may end a bench where it stands. */
+        /* bench writes nothing before its end, so a signal may end it at any point. */
         code = tagc_ranks_run(&launch, bench_rank, &plan);
     }
     tagc_arms_destroy(plan.arms, plan.n_arms);

@@ -92,7 +92,7 @@ static tagc_status continue_text(const generate_options *options, generate_state
     int to_terminal = isatty(STDOUT_FILENO);
     unsigned char last = 0;
     if (options->prompt) print_text(options->prompt, strlen(options->prompt), to_terminal, &last);
-    if (known < vocab_size) vocab_size = known; /* what pads the vocabulary has no text */
+    if (known < vocab_size) vocab_size = known; /* tokens that pad the vocabulary have no text */
     if (top_k > vocab_size) top_k = vocab_size;
     for (int64_t i = 0; i < options->n_tokens; i++) {
         size_t n = state->n_tokens < block ? state->n_tokens : block;

@@ -50,9 +50,9 @@ static const tagc_option own[] = {
          "ways to train: names of the table below or config files, each with options behind it, as in"
          " packed+sparsity=0.95+gather=bf16"),
     TEXT(NULL, "placement", placement, NULL, "LIST",
-         "none, zero1, zero2, zero3, hybrid, in place of what the arms have: what is replicated, sharded, gathered;"
+         "none, zero1, zero2, zero3, hybrid, instead of what the arms have: what is replicated, sharded, gathered;"
          " several make a row each"),
-    TEXT(NULL, "config-json", config_json, NULL, "FILE", "the model of a GPT-2's config.json, in place of --model"),
+    TEXT(NULL, "config-json", config_json, NULL, "FILE", "the model of a GPT-2's config.json, instead of --model"),
     TEXT(NULL, "world-size", world_size, "2", "LIST", "ranks, as in 2,8,64"),
     INT(NULL, "hosts", hosts, "that the ranks are on; auto: one rank per host"),
     INT(NULL, "ranks-per-host", ranks_per_host, "the same, said otherwise"),
@@ -61,7 +61,7 @@ static const tagc_option own[] = {
     TEXT("The network", "link-rate", link_rate, NULL, "LIST",
          "of a host, each direction, as in 1gbit,10gbit; or up and down, as in 110mbit/500mbit: hosts send as much as"
          " they get, so the slower one counts. TCP's payload is taken as 94 % of it"),
-    REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, in place of --link-rate"),
+    REAL(NULL, "bytes-per-s", bytes_per_s, 1e15, "auto", "auto", "the payload itself, instead of --link-rate"),
     TEXT(NULL, "latency", latency, NULL, "LIST",
          "one way, as in 50us or 1ms,10ms; without it the profile's, else 0. Several go with each rate. A large message"
          " takes as many times this as the profile says, else 3: MPI asks before it sends one"),
@@ -229,7 +229,7 @@ static void take_shape(tagc_plan_request *request) {
     train->tied = request->model.tied ? 1 : 2;
 }
 
-/* What was measured is what is planned, where nothing else is said. */
+/* The plan takes the measured options unless the command line has others. */
 static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *parsed, int *took_model) {
     tagc_plan_options *o = &request->options;
     *took_model = 0;
@@ -344,7 +344,7 @@ int tagc_command_plan(int argc, char **argv) {
     }
     if (code == TAGC_GO_ON) {
         tagc_status status = make_request(&request, &parsed);
-        if (status != TAGC_OK) /* what files hold is not how the command was used */
+        if (status != TAGC_OK) /* a bad file is not a usage error */
             code = status == TAGC_ERR_ARGUMENT ? tagc_command_refuse(command) : tagc_command_fail();
     }
     if (code == TAGC_GO_ON) code = make_plans(&request) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();

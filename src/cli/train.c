@@ -1,4 +1,4 @@
-/* tagc train: options, ranks, and who decides where an option says auto. */
+/* tagc train: options, ranks, and what decides an option that says auto. */
 #include "auto/auto.h"
 #include "auto/bucket.h"
 #include "cli/commands.h"
@@ -99,7 +99,7 @@ static int saved_ranks(const tagc_train_options *options) {
     return n_ranks <= TAGC_TRAIN_MAX_RANKS ? n_ranks : 0;
 }
 
-/* Options that other options bring along: those of the preset, and the shape of weights that tell it. */
+/* Options that other options set: those of the preset, and the model's shape if the weights have one. */
 static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
     if (options->preset) TAGC_TRY(tagc_preset_apply(options->preset, parsed));
     if (!options->init_from || options->resume || tagc_options_given(parsed, "model")) return TAGC_OK;

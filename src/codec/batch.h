@@ -22,7 +22,7 @@ typedef enum tagc_batch_kind {
     TAGC_BATCH_DECODE = 3,
 } tagc_batch_kind;
 
-/* One fragment. The functions of tagc_code say what each array is; what a kind does not name is not looked at. */
+/* One fragment. The functions of tagc_code describe each array. A kind ignores arrays that it does not name. */
 typedef struct tagc_batch_row {
     tagc_code_options options;
     const float *gradient, *residual_in; /* encode */
@@ -35,7 +35,7 @@ typedef struct tagc_batch_row {
     int n_bodies;            /* decode: at most what it was when the batch was made */
     int add;                 /* decode */
     /* Where the arrays are, and read when the batch runs: */
-    const uint64_t *lengths; /* validate, decode: (n_bodies) in place of those in `bodies`; or NULL */
+    const uint64_t *lengths; /* validate, decode: (n_bodies) instead of those in `bodies`; or NULL */
     const int *stop;         /* decode: not 0: as if n_bodies were 0; or NULL */
 } tagc_batch_row;
 
@@ -96,8 +96,8 @@ typedef struct tagc_slots_maker {
 typedef struct tagc_batch_maker {
     unsigned abi; /* TAGC_BATCH_ABI */
     const char *name;
-    /* Loads all kernels on the current device. A runtime may do that at the first launch of each, and wait for everything that the
-     * device was given before: for ever, where that waits for whoever launches. */
+    /* Loads all kernels on the current device. A runtime may otherwise load a kernel at its first launch and first wait for all
+     * earlier work of the device. If that work waits for the thread that launches, neither ends. */
     tagc_status (*prepare)(void);
     /* Bytes that a batch needs where its arrays are, TAGC_ALIGNMENT-aligned. n_threads: of the pool. */
     size_t (*work_bytes)(tagc_batch_kind kind, const tagc_batch_row *rows, size_t n_rows, int n_threads);

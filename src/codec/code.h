@@ -4,7 +4,7 @@
  *   blocks  every element, in order, without positions
  *
  * Formats of values (tagc_format): fp32, bf16, and integers of 8, 4, 2 and 1 bits with one scale per `block` values.
- * What rounding and selection lose goes to the residual. All processor levels and thread counts give the same bytes and
+ * The residual takes the losses of rounding and selection. All processor levels and thread counts give the same bytes and
  * the same sums. docs/wire-format.md describes the bodies. */
 #ifndef TAGC_CODEC_CODE_H
 #define TAGC_CODEC_CODE_H

@@ -46,8 +46,8 @@ static double margin_of(double expected, double clump) {
     return 4 * sqrt(clump * (expected + 4 * clump));
 }
 
-/* The sample puts t_lo below its `reach` largest elements. As many elements of the array lie above t_lo as these stand for,
- * and four more standard deviations for the worst clump. */
+/* The sample puts t_lo below its `reach` largest elements. The array has as many elements above t_lo as these
+ * represent, plus four standard deviations for the worst clump. */
 double tagc_sample_candidates(const tagc_sample_shape *shape, size_t n) {
     double unit = (double)shape->unit, reach = shape->expected + margin_of(shape->expected, unit);
     if (!shape->n_windows) return (double)n;

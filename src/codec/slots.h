@@ -1,6 +1,6 @@
 /* Slots: messages of a fixed size, for a transport that must know lengths before anything is encoded. A slot is a header and room
- * for the longest body that its options allow; how long the body is stands in the header. Headers are made and checked where
- * the bodies are: on a GPU nothing of a step comes to the host.
+ * for the longest body that its options allow; the header has the length of the body. The processor or GPU that
+ * makes the bodies also makes and checks headers: with a GPU, nothing of a step comes to the host.
  *
  *   | header (TAGC_SLOT_HEADER_BYTES) | body | what lay there before, up to the stride |
  *
@@ -42,7 +42,7 @@ typedef struct tagc_slot_header {
     uint64_t body_sum, sum; /* tagc_slot_sum of the body, and of the header up to here */
 } tagc_slot_header;
 
-/* What is wrong in a step. Of several the largest is told. */
+/* What is wrong in a step. The verdict names the largest of several. */
 typedef enum tagc_slot_fault {
     TAGC_SLOT_SOUND = 0,
     TAGC_SLOT_VOID, /* its sender knows of a failure, and says which in its own verdict */
@@ -53,7 +53,7 @@ typedef enum tagc_slot_fault {
     TAGC_SLOT_BAD_HEADER, /* its checksum, or a length that does not fit the slot */
     TAGC_SLOT_OTHER_STEP, /* a header of something else than this step of this unit */
     TAGC_SLOT_OTHER_K,    /* another sparsity */
-    TAGC_SLOT_RANK_FAILED /* in the verdict of that rank alone, with its status in place of a sender */
+    TAGC_SLOT_RANK_FAILED /* in the verdict of that rank alone, with its status instead of a sender */
 } tagc_slot_fault;
 
 /* What all slots of a call have in common. */
@@ -65,7 +65,7 @@ typedef struct tagc_slots_form {
     uint64_t n_elems, step;
 } tagc_slots_form;
 
-/* tagc_slots_verdict.failure: the fault, who found it, and in which rank's slot. */
+/* tagc_slots_verdict.failure: the fault, the rank that found it, and the rank whose slot has it. */
 TAGC_SLOT_FN int64_t tagc_slot_failure(int fault, uint32_t rank, uint32_t from) {
     return fault ? (int64_t)fault << 48 | (int64_t)(rank & 0xffffff) << 24 | (int64_t)(from & 0xffffff) : 0;
 }

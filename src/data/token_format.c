@@ -22,7 +22,7 @@ enum {
     AT_HEADER_CHECKSUM = 120
 };
 
-/* Of llm.c's two headers. The vocabularies are those of the tokenizers that the two versions stand for. */
+/* Of llm.c's two headers. Each version implies a tokenizer and so a vocabulary. */
 static const struct llmc_kind {
     uint32_t magic, version;
     int token_bytes;

@@ -273,7 +273,7 @@ static tagc_status bind(cuda *runtime, const char *name) {
     }
     int version = 0, code = runtime->RuntimeGetVersion(&version);
     if (code)
-        return tagc_fail(TAGC_ERR_DEVICE, "%s does not tell its version: %s (%d)", name,
+        return tagc_fail(TAGC_ERR_DEVICE, "%s does not report its version: %s (%d)", name,
                          runtime->GetErrorString(code), code);
     if (version < OLDEST_VERSION)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "%s is CUDA runtime %d.%d, must be %d.%d or newer", name,

@@ -155,7 +155,7 @@ tagc_status tagc_kernels_fill(tagc_kernels *k, float *values, float value, uint6
 
 /* ---- life ---- */
 
-/* All that an exchange will ask for is asked for once, while nobody waits. */
+/* Makes every call that an exchange will make once, while no exchange waits. */
 static tagc_status try_out(tagc_kernels *k) {
     const tagc_runtime *runtime = runtime_of(k);
     TAGC_TRY(tagc_device_check(k->device, runtime->stream_create(runtime->context, &k->stream),

@@ -1,8 +1,8 @@
 /* Kernels of a device, for reducers: batches of the codec (codec/batch.h), the memory that they use, and small copies between it
  * and the host.
  *
- * A tagc_kernels has one stream. So its reducers can share the memory of batches and the pinned memory: whoever has
- * entered has both until it leaves.
+ * A tagc_kernels has one stream. So its reducers can share the memory of batches and the pinned memory: the
+ * reducer that has entered has both until it leaves.
  *
  * No call here waits for other streams. A stream of the caller's may sleep in a host function until an exchange is over
  * (stager.c), and the call may be part of that exchange. So device memory is allocated and freed in the order of the stream,
@@ -25,7 +25,7 @@ struct tagc_kernels {
     uint64_t n_live_bytes; /* of the device, with `lock` */
 
     pthread_mutex_t lock; /* from _enter to _leave */
-    int before;           /* device of whoever has entered */
+    int before;           /* device of the thread that has entered */
     void *work;           /* (work_bytes) on the device */
     size_t work_bytes;
     uint64_t n_moves; /* counts the allocations of `work`; batches made before the last one are void */

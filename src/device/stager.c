@@ -173,7 +173,7 @@ tagc_status tagc_stager_finish(tagc_stager *stager, uint64_t number, tagc_status
     return TAGC_OK;
 }
 
-/* ---- those who wait for it ---- */
+/* ---- callers that wait for it ---- */
 
 tagc_status tagc_stager_wait(tagc_stager *stager, uint64_t number) {
     if (!stager) return tagc_fail(TAGC_ERR_ARGUMENT, "stager is NULL");

@@ -65,7 +65,7 @@ tagc_status tagc_agree_end(tagc_reducer *r, const size_t *max_items, uint32_t *n
     for (int q = 0; q < r->world_size; q++) {
         tagc_status status = read_from(r, q, max_items ? max_items[q] : (size_t)r->world_size, &header);
         if (status != TAGC_OK) {
-            /* Without an agreement, ranks cannot know what the others do next, and cannot tell them. */
+            /* Without an agreement, ranks cannot know what the others do next, and cannot inform them. */
             status = tagc_fail_in(TAGC_ERR_TRANSPORT, "agreement from rank %d arrived damaged", q);
             tagc_comm_abort(r->comm, tagc_last_error());
             return status;

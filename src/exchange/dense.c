@@ -91,7 +91,7 @@ typedef struct chunk_job {
     const tagc_reducer *r;
     size_t c;
     float *out;            /* adding: (chunk elements) */
-    atomic_int *nonfinite; /* adding: set to 1 by whoever sees it */
+    atomic_int *nonfinite; /* adding: a thread that sees NaN or Inf sets it to 1 */
 } chunk_job;
 
 static size_t piece_elems(size_t n, size_t at) {

@@ -95,7 +95,7 @@ static tagc_status make_residual(tagc_reducer *r) {
     return status;
 }
 
-/* What kernels have. */
+/* The limits of reducers with kernels. */
 static tagc_status check_on(const tagc_reducer *r) {
     if (!r->exchange->make_on)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and kernels have %d (%s) alone",

@@ -60,7 +60,7 @@ double tagc_phase_end(tagc_reducer *r, tagc_phase phase, double start_s);
 
 /* r->messages with their arrays; part of the arena. */
 void tagc_messages_place(tagc_reducer *r, tagc_arena *arena, const tagc_room *rooms, int n_rooms);
-/* To and from nobody. */
+/* Without any peer. */
 void tagc_message_clear(tagc_message *message);
 /* Adds what goes to another rank, and what comes from one. Offsets count from `send` and `recv` of _post. Ranks ascend or
  * descend, and may wrap around once. */
@@ -92,8 +92,8 @@ int tagc_partner_step(const tagc_reducer *r, int from);
 void tagc_agreement_place(tagc_reducer *r, tagc_arena *arena);
 /* Keeps this rank's first failure, with tagc_last_error(), until the next agreement. */
 void tagc_note_failure(tagc_reducer *r, tagc_status status);
-/* Tells all ranks this rank's failure, non-finiteness, now.longest and n_items, in r->agreement, which whoever calls _end
- * awaits. */
+/* Sends this rank's failure, non-finiteness, now.longest and n_items to all ranks. The message is r->agreement, and the
+ * caller of _end waits for it. */
 void tagc_agree_begin(tagc_reducer *r, int round, uint32_t n_items);
 /* Learns theirs: the same status on all ranks, stats.nonfinite, now.longest, the sum of n_items and, unless NULL, each rank's. No
  * rank's may be above max_items (W,), or where that is NULL above W. */

@@ -37,10 +37,10 @@ typedef struct tagc_wire_header {
     uint32_t attempt;  /* union: added to the seed of the sketch's hashes */
     float max_abs;     /* index: largest |acc| of the fragment; union: the largest over ranks */
     uint32_t status;   /* agreement: tagc_status of the sender */
-    uint64_t body_sum; /* fragment, in place of attempt and max_abs: tagc_wire_sum of the body */
+    uint64_t body_sum; /* fragment, instead of attempt and max_abs: tagc_wire_sum of the body */
     uint32_t longest
-        [2]; /* agreement, in place of attempt and max_abs: bytes of the longest body, and of the body of sums */
-    uint32_t index_bytes; /* fragment, in place of status: first bytes of the body, which are positions */
+        [2]; /* agreement, instead of attempt and max_abs: bytes of the longest body, and of the body of sums */
+    uint32_t index_bytes; /* fragment, instead of status: first bytes of the body, which are positions */
     uint64_t body_bytes;  /* size of the body; fragment: of front and rest together */
     uint64_t step;        /* number of this step of the reducer, or gather of the gatherer, from 1 */
 } tagc_wire_header;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Only direct has two levels. In place of dense it sends all values. */
+/* Only direct has two levels, so a hybrid engine replaces dense by direct with every value. */
 void tagc_layout_own_fields(const tagc_fsdp_options *engine, uint64_t n_padded, int unit,
                             tagc_reducer_options *r) {
     int is_hybrid = engine->sharding == TAGC_SHARD_HYBRID;

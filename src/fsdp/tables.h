@@ -36,7 +36,7 @@ typedef struct tagc_flat {
     void *gentle_moment1; /* where moment1 lies, if only while it is gentle */
     tagc_reducer *reducer;
     tagc_gatherer *gatherer;
-    tagc_reducer_options asked; /* if is_asked: set by _set_exchange, in place of the engine's options */
+    tagc_reducer_options asked; /* if is_asked: set by _set_exchange, instead of the engine's options */
     int is_asked, carry_sent;
     int gentle;         /* 1: in its gentle start (gentle.c) */
     int ranks_per_host; /* that add before they select: each rank selects from one part in so many */

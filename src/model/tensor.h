@@ -31,8 +31,8 @@ typedef struct tagc_tensor_info {
     int decay; /* 1: weight decay applies (matrices) */
 } tagc_tensor_info;
 
-/* Filled by whoever holds the parameters. Every call comes from the thread that runs the pass, and a status
- * other than TAGC_OK ends the pass with that status at once; what is in use then is not given back by `done`.
+/* The owner of the parameters fills it. Every call comes from the thread that runs the pass, and a status
+ * other than TAGC_OK ends the pass with that status at once. `done` is then not called for units in use.
  *
  *   use        the full tensor, to be left unchanged and valid until its done; uses may nest
  *   done       the values will not be read again under this use

@@ -4,7 +4,7 @@
 
 enum { HELP_COLUMN = 31, LINE_BYTES = 100 };
 
-/* Words of `text` from column HELP_COLUMN on, broken at LINE_BYTES. `column` is where the line stands. */
+/* Words of `text` from column HELP_COLUMN on, broken at LINE_BYTES. `column` is the current column. */
 static void print_wrapped(FILE *out, const char *text, int column) {
     if (column >= HELP_COLUMN - 1) {
         fputc('\n', out);

@@ -284,7 +284,7 @@ static tagc_status parse_config(tagc_parsed *parsed, const char *path) {
     return status;
 }
 
-/* One "--..." of the command line; *i is moved over a value that stands behind it. */
+/* One "--..." of the command line; *i skips a value that follows it. */
 static tagc_status parse_option(tagc_parsed *parsed, int argc, char **argv, int *i) {
     const tagc_command *command = parsed->command;
     char name[NAME_BYTES];

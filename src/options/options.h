@@ -87,7 +87,7 @@ void tagc_options_destroy(tagc_parsed *parsed);
 /* Sets one option from a text; `where` says in an error where the text came from. */
 tagc_status tagc_options_set(const tagc_command *command, void *values, int option, const char *text,
                              const char *where);
-/* Of an INT or REAL with a word: the word, and the number that it stands for. */
+/* Of an INT or REAL with a word: the word, and the number that it means. */
 double tagc_option_word(const tagc_option *option, char word[TAGC_OPTION_WORD_BYTES]);
 int tagc_options_find(const tagc_command *command, const char *name); /* -1 when there is none */
 int tagc_options_given(const tagc_parsed *parsed, const char *name);

@@ -29,7 +29,7 @@ int tagc_train_is_coded(const tagc_train_facts *facts) {
 }
 
 #define HERE " and has no effect here"
-/* A function of the name that tells what is missing unless `met`. f: facts, o: options. */
+/* A function of the name that returns what is missing unless `met`. f: facts, o: options. */
 #define LACKS(name, met, what)                                                                               \
     static const char *name(const void *facts) {                                                             \
         const tagc_train_facts *f = facts;                                                                   \
@@ -185,8 +185,8 @@ static const tagc_option rows[] = {
            " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
            " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"), .lacks = lacks_exchange},
     {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
-           "direct: how a value travels; what rounding loses stays in the residual; auto: what measured best, told as the"
-           " run begins"), .lacks = lacks_direct},
+           "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
+           " run prints as it begins"), .lacks = lacks_direct},
     {INT(NULL, "block", FREE, block, 16, 4096, NULL, "128", "direct: values that share a scale; a power of two"), .lacks = lacks_coded},
     {FLAG(NULL, "rotate", FREE, rotate, "no", "direct at --sparsity 0: a Hadamard transform of each block before rounding"), .lacks = lacks_blocks},
     {CHOICE(NULL, "mild", FIXED, mild, "dense|bf16|int8|int4|int2|sign|auto", "auto",

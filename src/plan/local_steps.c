@@ -42,7 +42,7 @@ static tagc_status site_of(const tagc_setup *s, tagc_setup *site) {
     return TAGC_OK;
 }
 
-/* What was measured or given is of the engine's sparsity. */
+/* Measured or given densities are those of the engine's sparsity. */
 static void set_densities(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;

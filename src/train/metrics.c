@@ -29,7 +29,7 @@ typedef struct tagc_kept_lines {
 
 typedef enum { LINE_STAYS, LINE_DAMAGED, LINE_PAST } tagc_line_kind;
 
-/* What describes a run has no step, which is past nothing. */
+/* A record that describes the run has no step, so it is never past the checkpoint. */
 static tagc_line_kind kind_of(const char *line, size_t n_bytes, uint64_t step) {
     json_t *object = json_loadb(line, n_bytes, 0, NULL);
     tagc_line_kind kind = !json_is_object(object) ? LINE_DAMAGED : LINE_STAYS;

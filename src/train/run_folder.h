@@ -1,4 +1,4 @@
-/* The folder of --out: who may write there. */
+/* The folder of --out, and which process may write there. */
 #ifndef TAGC_TRAIN_RUN_FOLDER_H
 #define TAGC_TRAIN_RUN_FOLDER_H
 

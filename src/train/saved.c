@@ -65,7 +65,7 @@ enum {
 
 static json_t *guard_object(const tagc_guard *guard) {
     json_t *object = json_object();
-    for (int i = 0; i < N_GUARD_REALS; i++) /* what is not finite has no number, and is left out */
+    for (int i = 0; i < N_GUARD_REALS; i++) /* JSON has no number for NaN or Inf: leave it out */
         json_object_set_new(object, guard_reals[i].name,
                             json_real(*(const double *)((const char *)guard + guard_reals[i].offset)));
     for (int i = 0; i < N_GUARD_COUNTS; i++) {

@@ -1,4 +1,4 @@
-/* What one step came to, as the progress line and metrics.jsonl tell it. */
+/* The results of one step, as the progress line and metrics.jsonl show them. */
 #ifndef TAGC_TRAIN_STEP_REPORT_H
 #define TAGC_TRAIN_STEP_REPORT_H
 

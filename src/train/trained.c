@@ -29,7 +29,7 @@ tagc_status tagc_trained_find(const char *from, tagc_trained *out) {
     TAGC_TRY(tagc_path_join(from, "manifest.json", out->path));
     out->is_checkpoint = tagc_path_exists(out->path) || has_steps(from);
     TAGC_TRY(tagc_path_join(from, "model.safetensors", out->path));
-    if (tagc_path_exists(out->path) && out->is_checkpoint) /* of which one is older, and nobody says which */
+    if (tagc_path_exists(out->path) && out->is_checkpoint) /* one may be older, and no file says which */
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "%s holds checkpoints and model.safetensors: name the file, or a step-* folder",
                          from);
@@ -45,8 +45,7 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
     if (preset) return tagc_gpt2_preset(preset, out);
     TAGC_TRY(tagc_path_beside(weights, "config.json", path));
     if (!tagc_path_exists(path))
-        return tagc_fail(TAGC_ERR_IO,
-                         "%s has no config.json beside it that tells its shape; name one with --model",
+        return tagc_fail(TAGC_ERR_IO, "%s has no config.json beside it with its shape; name one with --model",
                          weights);
     return tagc_gpt2_config_read(path, out);
 }

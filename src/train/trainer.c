@@ -28,7 +28,7 @@ static tagc_status read_saved(tagc_trainer *t, const char *from, char *path) {
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
 }
 
-/* A new run from where another one stood: of its checkpoint's text only the model and the step stay. */
+/* A new run from another one's checkpoint: takes only the model and the step from its text. */
 static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
     TAGC_TRY(read_saved(t, t->options.fork, path));
     TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
@@ -58,7 +58,7 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
     return tagc_train_check(&t->options);
 }
 
-/* Which steps, and whether there is a place for them: a timeline that cannot be had is told now. */
+/* Parses the steps and opens the file, so that an impossible timeline fails before the first step. */
 static tagc_status open_trace(tagc_trainer *t) {
     uint64_t n_steps = (uint64_t)t->options.steps;
     t->trace_first = t->step + 3 < n_steps ? t->step + 3 : n_steps;
@@ -269,8 +269,8 @@ static void open_guard(tagc_trainer *t) {
     tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
 }
 
-/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank sends to nobody: unless
- * something of the compression is asked for, it would only cost loss. */
+/* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank has no peers: it is
+ * dense unless an option asks for compression, which would only cost loss. */
 static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
     static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
                                         "values",   "mild",     "gentle",         "preset",   "local-steps"};
@@ -350,7 +350,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
     char folder[TAGC_PATH_BYTES];
     TAGC_TRY(tagc_fsdp_folder(t->fsdp, t->options.out, folder, sizeof folder));
     status = tagc_checkpoint_prune(tagc_fsdp_comm(t->fsdp), folder, (int)t->options.keep);
-    /* What is new is safe: that something old stays, as a file does that somebody reads over NFS, ends no run. */
+    /* The new checkpoint is saved. If an old one cannot be removed (a file still open over NFS), the run goes on. */
     if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
     return status == TAGC_ERR_IO ? TAGC_OK : status;
 }

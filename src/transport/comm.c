@@ -17,7 +17,7 @@ enum { TICKET_POSTED = 1, TICKET_DONE = 2 };
 
 /* How long the comm thread keeps polling after the last movement. If movements follow each other fast (shared memory),
  * bytes move only while it polls, and an early rest costs speed. On a slow link the socket buffers keep it busy during a
- * rest, and polling only takes time from those who compute. */
+ * rest, and polling only takes time from threads that compute. */
 static const double patience_fast_s = 200e-6, patience_slow_s = 20e-6;
 static const double slow_s = 200e-6, longest_gap_s = 1e-3;
 
@@ -184,7 +184,7 @@ static void rest(tagc_comm *comm, double still_s) {
 static double keep_pace(tagc_pace *pace, double now_s, int started, int moved) {
     double still_s = now_s - pace->moved_s;
     if (!moved && !started) return still_s;
-    /* Right after a start, the gap is the time in which nobody posted anything. */
+    /* Right after a start, the gap is the time in which no thread posted anything. */
     if (!started) pace->gap_s += ((still_s < longest_gap_s ? still_s : longest_gap_s) - pace->gap_s) / 8;
     pace->moved_s = now_s;
     return 0;

@@ -223,7 +223,7 @@ static tagc_status local_test(void *context, void *handle, tagc_progress *progre
     return status;
 }
 
-/* After a break nobody starts to copy. Waits for those that have started. */
+/* After a break no thread starts to copy. Waits for those that have started. */
 static void local_cancel(void *context, const char *reason) {
     local_rank *self = context;
     tagc_local_group *group = self->group;

@@ -277,7 +277,7 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     return TAGC_OK;
 }
 
-/* Cancels the receives. MPI 4 cannot cancel a send: what a peer has not received stays with MPI. The job should
+/* Cancels the receives. MPI 4 cannot cancel a send: MPI keeps messages that a peer has not received. The job should
  * therefore end after a comm broke. */
 static void mpi_cancel(void *context, const char *reason) {
     mpi_rank *self = context;

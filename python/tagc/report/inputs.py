@@ -1,4 +1,4 @@
-"""The inputs of a report: a run's folder, metrics, a trace, or a result. Their content tells which they are."""
+"""The inputs of a report: a run's folder, metrics, a trace, or a result. Their content shows which they are."""
 
 from __future__ import annotations
 

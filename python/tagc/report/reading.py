@@ -19,7 +19,7 @@ class ReportError(Exception):
 
 
 def clean(text: str) -> str:
-    """`text` with U+FFFD in place of characters that would break a page or a terminal."""
+    """`text` with U+FFFD instead of characters that would break a page or a terminal."""
     return _UNSAFE.sub("\ufffd", text)
 
 

@@ -79,7 +79,7 @@ def compress(
         "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, in place of gentle; default 0.
+    sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, instead of gentle; default 0.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
         last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that

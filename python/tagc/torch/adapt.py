@@ -5,8 +5,8 @@ beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in so
 gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 when selection
 begins, parameter by parameter: docs/first-try.md has the runs.
 
-It does so inside the optimizer's step() alone: groups are split before a step and put together after it. Whoever looks at the
-optimizer otherwise, a scheduler, a checkpoint, a loop that sets learning rates, sees the groups that it knows."""
+It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At other times a scheduler, a
+checkpoint or a loop that sets learning rates sees the groups that it knows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Group = dict[str, Any]  # of an optimizer
 
 BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
 
-# What a class name says, wherever in an optimizer's ancestry it stands: fused, 8-bit and paged ones are Adams, too.
+# Class names of Adams, the optimizer's own or a base class's: fused, 8-bit and paged ones, too.
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
 
 
@@ -35,7 +35,7 @@ _KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8
 
 
 def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
-    """The optimizers of torch's that `optimizer` stands for: a list of several, or a trainer's wrapper around one or more."""
+    """The torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one or more."""
     if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
         several = getattr(optimizer, "optimizers", optimizer)
         return [one for each in several for one in inner(each)]
@@ -77,7 +77,7 @@ def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
 
 
 def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether a first moment, where that group has one, does not stand in the way of selection."""
+    """Whether selection works with the first moment of that group, if it has one."""
     return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
 
 

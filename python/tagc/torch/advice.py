@@ -195,8 +195,8 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
 
 def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What to take, and why, in words. Compression has to beat the fastest way without it by more than a forecast may be
-    wrong by, for it costs some loss; by more still where nobody knows how much of a step is communication at all. On
-    either side the mildest row is taken that is about as fast as the fastest."""
+    wrong by, for it costs some loss; by more still if the share of communication in a step is not known. Among the rows with
+    compression, and among those without, it takes the mildest that is about as fast as the fastest."""
     of, least_gain = ("comm_s", LEAST_GAIN_OF_COMM) if rows[0]["step_s"] is None else ("step_s", LEAST_GAIN)
     off = rows[0]
 

@@ -167,7 +167,7 @@ class Comm:
         try:
             self._tell(reason.decode(errors="replace"))
             disconnect(self._group)
-        except BaseException:  # nothing may pass through C, and no peer can be told
+        except BaseException:  # no exception may pass through C, and no peer can be reached
             pass
 
     def _tell(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""FSDP1: a communication hook in place of the reduce-scatter of each flat parameter (NO_SHARD: of the all-reduce).
+"""FSDP1: a communication hook instead of the reduce-scatter of each flat parameter (NO_SHARD: of the all-reduce).
 
 A flat parameter holds its module's parameters one after the other, with padding between them if use_orig_params aligns
 addresses. It is cut into one row per rank, also inside a parameter. torch passes one state to the hooks of all flat parameters

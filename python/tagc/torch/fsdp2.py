@@ -35,7 +35,7 @@ class _Module:
     def __init__(self, module: FSDPModule, name: str, group: internals.FsdpGroup) -> None:
         self.module, self.name, self.group = module, name, group
         self.parameters = [layouts.Parameter("", shape, "dense", dim) for shape, dim in group.shapes()]
-        self._layouts: dict[Any, layouts.Layout] = {}  # by what tells them apart
+        self._layouts: dict[Any, layouts.Layout] = {}  # by key
 
     def name_parameters(self, names: Mapping[int, str]) -> None:
         """names: id of a parameter of the model -> its name."""

@@ -29,7 +29,7 @@ Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
 
 
 class Replica(NamedTuple):
-    """What a checkpoint has of it."""
+    """Its state for a checkpoint."""
 
     row: torch.Tensor  # (shard,) bf16, that this rank owns
     n_gathers: int  # so far; 0: there is no replica, and the next gather sends whole parameters

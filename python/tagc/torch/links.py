@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tagc._library import Error
 from tagc.torch.options import EVERY_VALUE_BLOCK
 
-PAYLOAD = 1448 / 1538  # of a line's rate: of a frame of 1538 bytes that many are TCP's data
+PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
 LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
 HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
@@ -32,7 +32,7 @@ class Link(NamedTuple):
 
 
 def link_of(text: str) -> Link:
-    """Of a line: "500mbit", or "110mbit/500mbit", up and down."""
+    """Of a link: "500mbit", or "110mbit/500mbit", up and down."""
     rates = [re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part) for part in str(text).split("/")]
     if not 1 <= len(rates) <= 2 or not all(rate and float(rate[1]) > 0 for rate in rates):
         raise Error("argument", f"link is {text!r}, must be a rate in kbit, mbit or gbit as \"500mbit\", or two as \"110mbit/500mbit\", up and down")
@@ -131,7 +131,7 @@ def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping
 
 def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_s: float = 0.0, every: int | None = None, fragments: int = 1,
                delay: int = 0, sparsity: float = 0.95, value_bits: float = 2, units: int = 1, verbose: bool = True) -> dict[str, Any]:
-    """Says whether sites should exchange in every step or take local steps, from the rates of their lines; nothing is measured, and no process
+    """Says whether sites should exchange in every step or take local steps, from the rates of their links; nothing is measured, and no process
     group is needed.
 
     links: of each site, "500mbit" or "110mbit/500mbit", up and down. step_s: seconds that a step computes. latency_s: one way. every, fragments,
@@ -182,6 +182,6 @@ def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     lines.append(advice["reason"])
     if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
         shares = ", ".join(f"{100 * share:.0f}" for share in chosen["shares"])
-        lines.append(f"an exchange would take {chosen['unequal_s']:.3g} s in place of {chosen['exchange_s']:.3g} s, if sites owned {shares} % of the "
+        lines.append(f"an exchange would take {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s, if sites owned {shares} % of the "
                      "parameters; tagc's shards are equal")
     return "\n".join(lines)

@@ -4,7 +4,7 @@
 
 Names are the parameters', n is what the rank exchanges of them. residual: of what is compressed; velocity: where there is an outer momentum;
 delta: where there is a delay, of all parameters, since torch.distributed.checkpoint wants the same keys every time. Keys carry the rank, since
-it would take equal ones for copies. about["begun"] tells which deltas are under way: {fragment: step}. An exchange under way begins once more,
+it would take equal ones for copies. about["begun"] lists the deltas under way: {fragment: step}. An exchange under way begins once more,
 with the residuals that it began with, and comes to the same."""
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ class LocalSteps:
         self.n_rounds += 1
 
     def _launch(self, flight: Flight) -> None:
-        """A failure is told to the others when it is applied."""
+        """The other sites hear of a failure when this flight is applied."""
         try:
             self.site.check_trained()
         except Error as problem:

@@ -18,7 +18,7 @@ from tagc.torch.stages import Stages
 
 
 class Moments:
-    """Of one handle. What it puts into optimizers stays until close()."""
+    """Of one handle. Its hooks in optimizers stay until close()."""
 
     def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, stages: Stages) -> None:
         self._model, self._wrapper, self._options, self._stages = model, wrapper, options, stages

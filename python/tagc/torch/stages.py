@@ -192,7 +192,7 @@ class Stages:
         return not self._waiting()
 
     def take_alarms(self) -> list[str]:
-        """What there is to say on those that begin anew since the last call."""
+        """A message about parameters that have begun anew since the last call."""
         alarms, self._alarms = self._alarms, {}
         return [_said(why, names) for why, names in alarms.items()]
 

@@ -324,7 +324,7 @@ def _sources(mine: Mapping[str, Any], abouts: Mapping[int, Mapping[str, Any]], i
     if len(wanted) != len(congruent) * first["places"] or not is_selected and len(abouts) != first["world_size"]:
         raise _bad(f"was saved by {first['world_size']} ranks, and there are {mine['world_size']} now; only residuals of "
                    f"{_listed(abouts)} are here: load a list of all ranks' state_dict(), or with "
-                   "torch.distributed.checkpoint handle.at(path) in place of handle")
+                   "torch.distributed.checkpoint handle.at(path) instead of handle")
     return wanted
 
 

@@ -148,7 +148,7 @@ class Watch:
                 for name, window in self._windows.items() if window.n}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """In place of the windows under way."""
+        """Replaces the open windows."""
         self._open, self._windows = {}, {}
         for name, (n, text) in state.items():
             if name in self._names:

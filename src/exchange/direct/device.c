@@ -5,7 +5,7 @@
  *   last body in   all bodies but the own one to the device; added in one batch
  *   all-reduce     sums are encoded there, and those of the others decoded, in a batch each
  *
- * Bodies are checked on the host, where they arrive. What fails on the device is this rank's failure, which the agreement tells
+ * Bodies are checked on the host, where they arrive. A failure of the device is this rank's failure, which the agreement tells
  * all ranks; so nothing of such a step changes a residual.
  *
  * On the device: | results (n_results) | bodies (hosts, stride) |, and through pinned memory in the same order. */
@@ -205,7 +205,7 @@ static tagc_status run(tagc_reducer *r, int batch, size_t n) {
     return TAGC_OK;
 }
 
-/* What came from there decides how much is copied here. */
+/* A length from the device decides how much is copied here. */
 static tagc_status check_length(const tagc_direct_on *on, const tagc_encoded *encoded) {
     if (encoded->n_bytes <= on->stride && encoded->n_index_bytes <= encoded->n_bytes) return TAGC_OK;
     return tagc_fail(TAGC_ERR_DEVICE,

@@ -217,7 +217,7 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, most);
     if (status != TAGC_OK) {
-        /* Its sender will send a body whose length only it knows, and cannot be told before. */
+        /* Only the sender knows the length of the body that it will send, and this rank cannot stop it before. */
         status = tagc_fail_in(TAGC_ERR_TRANSPORT, "header of the fragment from rank %d", from);
         tagc_comm_abort(r->comm, tagc_last_error());
         return status;

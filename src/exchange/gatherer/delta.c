@@ -61,7 +61,7 @@ void tagc_gatherer_delta_encode(tagc_gatherer *g) {
         body += checksum_bytes(g->n_rows);
     }
     g->is_void = tagc_gatherer_encode_row(g, body) || g->device_failure != TAGC_OK;
-    if (g->failure == TAGC_OK) g->failure = g->device_failure; /* told with this message */
+    if (g->failure == TAGC_OK) g->failure = g->device_failure; /* this message reports it */
     tagc_wire_header header = {
         .kind = TAGC_WIRE_PARAMETERS,
         .coding = g->is_whole ? CODING_WHOLE : CODING_DELTA,
@@ -121,7 +121,7 @@ static tagc_status compare_checksums(const tagc_gatherer *g) {
     return TAGC_OK;
 }
 
-/* Whoever reads the row sees NaN; the next gather repairs it. */
+/* If is_void, every reader of the row sees NaN; the next gather repairs it. */
 tagc_row tagc_gatherer_delta_row(const tagc_gatherer *g, int row, int is_void) {
     return (tagc_row){.body = body_of(g, row),
                       .values = g->full + (size_t)row * g->shard,

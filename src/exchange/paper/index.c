@@ -219,7 +219,7 @@ tagc_union tagc_own_union(const tagc_reducer *r) {
     return (tagc_union){.n = p->n_union[r->rank], .positions = p->own_positions};
 }
 
-/* Makes the union of the own shard in place of the own index. After a failure it is empty, and the agreement says so. */
+/* Replaces the index of the own shard with its union. After a failure the union is empty, and the agreement says so. */
 static void make_union(tagc_reducer *r) {
     tagc_paper *p = tagc_paper_of(r);
     double start_s = tagc_clock_s();
