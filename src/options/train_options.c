@@ -4,9 +4,6 @@
 #include "exchange/options.h"
 #include "files/paths.h"
 #include "gpt2/safetensors.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
 
@@ -270,13 +267,12 @@ static const char examples[] =
     "  # The paper's 10x setting, and plain FSDP to compare it with.\n"
     "  tagc train --config configs/tagc-10x-or.conf --data data/books --ranks 2 --out runs/tagc\n"
     "  tagc train --config configs/fsdp.conf --data data/books --ranks 2 --out runs/fsdp\n"
-    "  tagc compare runs/fsdp runs/tagc --svg losses.svg\n"
+    "  tagc compare runs/fsdp runs/tagc\n"
     "\n"
-    "  # A run under mpirun is stopped best by SIGUSR1, which mpirun passes on and waits for: it saves and "
-    "leaves.\n"
+    "  # Stops a run under mpirun: mpirun forwards SIGUSR1 and waits while the run saves.\n"
     "  kill -USR1 PID-OF-MPIRUN\n"
     "\n"
-    "  # Ctrl-C saves; this goes on where it stopped, with the same options.\n"
+    "  # Ctrl-C saves and stops. This continues the run with the same options.\n"
     "  tagc train --data data/books --ranks 2 --out runs/first --resume\n";
 
 _Static_assert(sizeof rows / sizeof rows[0] <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
@@ -419,98 +415,4 @@ static void resolve(void *values) {
     options->compressed_beta1 = engine.beta1_compressed;
     options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.format;
     options->mild_sparsity = engine.mild.sparsity;
-}
-
-tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *last) {
-    char *end = NULL;
-    unsigned long long from = strtoull(text, &end, 10), to = from;
-    if (*end == '-') to = strtoull(end + 1, &end, 10);
-    if (*end || from < 1 || to < from || to > 1000000000 || text[strspn(text, "-0123456789")] ||
-        text[0] == '-')
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--trace-steps is \"%.40s\", allowed: FIRST-LAST with 1 <= FIRST <= LAST", text);
-    *first = from;
-    *last = to;
-    return TAGC_OK;
-}
-
-/* Combinations that the engine would refuse, in the words of the command line. */
-static tagc_status check_exchange(const tagc_train_options *options) {
-    static const char *const exchanges[] = {"dense", "sketch", "packed"};
-    int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;
-    if (options->block & (options->block - 1))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--block is %lld, allowed: a power of two from 16 to 4096",
-                         (long long)options->block);
-    if (options->gather >= TAGC_GATHER_DELTA8 && options->sharding != TAGC_SHARD_GRAD)
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
-            tagc_gather_choices[options->gather].name);
-    if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX) {
-        char size[24] = "auto";
-        if (options->bucket_elems > 0) snprintf(size, sizeof size, "%lld", (long long)options->bucket_elems);
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--bucket-elems is %s, which needs --wrap stage: matrices that are units of their own do"
-            " not join",
-            size);
-    }
-    if (is_hybrid && options->ranks_per_host < 2)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"
-                         " are --sharding none");
-    if (is_hybrid && options->compress != TAGC_POLICY_NONE &&
-        (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--exchange %s does not go with --sharding hybrid, allowed: dense, direct or auto",
-                         exchanges[options->exchange]);
-    return TAGC_OK;
-}
-
-static tagc_status check_local_steps(const tagc_train_options *options) {
-    static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "auto"};
-    static const char *const shardings[] = {"full", "grad"};
-    if (options->local_steps == 0) return TAGC_OK;
-    int is_sharded = options->sharding == TAGC_SHARD_FULL || options->sharding == TAGC_SHARD_GRAD;
-    if (is_sharded && !options->resume) /* the checkpoint's is not known yet, and the engine checks again */
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-steps is %lld with --sharding %s, allowed: none (each rank is a site) or "
-                         "hybrid (each host is one)",
-                         (long long)options->local_steps, shardings[options->sharding]);
-    if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-steps is %lld with --exchange %s, allowed: dense or direct",
-                         (long long)options->local_steps, exchanges[options->exchange]);
-    if (options->guard > 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--guard is %g with --local-steps, allowed: off; it compares residuals with "
-                         "gradients, and these are of how far sites came",
-                         options->guard);
-    if (options->bucket_elems < 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--bucket-elems is auto with --local-steps, allowed: a number; buckets save latency "
-                         "of exchanges at every step");
-    return TAGC_OK;
-}
-
-tagc_status tagc_train_check(const tagc_train_options *options) {
-    tagc_gpt2_config config = {0};
-    TAGC_TRY(tagc_train_model(options, &config));
-    if (options->seq_len > config.block_size)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %lld, allowed: 1 to the model's block-size of %d",
-                         (long long)options->seq_len, config.block_size);
-    if (options->min_lr > options->lr)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--min-lr is %g, allowed: 0 to --lr, which is %g",
-                         options->min_lr, options->lr);
-    if (options->compress == TAGC_POLICY_NAMES && !options->compress_names)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress names needs --compress-names PATTERNS");
-    if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
-    TAGC_TRY(check_exchange(options));
-    TAGC_TRY(check_local_steps(options));
-    if (options->fork && (options->resume || options->init_from))
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
-                         options->resume ? "--resume" : "--init-from");
-    uint64_t first, last;
-    return options->trace_steps ? tagc_train_trace_steps(options->trace_steps, &first, &last) : TAGC_OK;
 }
