@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's own FSDP2 and DDP tests as a check that nobody wrote for tagc: they run as they are, and with every model that they wrap
+"""PyTorch's own FSDP2 and DDP tests, an independent check of tagc: they run as they are, and with every model that they wrap
 passed through compress(sparsity=0), which sends all values. Prints which pass with and without.
 
     scripts/held_out.py <pytorch>/test/distributed/_composable/fsdp/test_fully_shard_training.py -k accumulation

@@ -114,7 +114,7 @@ static void print_bits(const tagc_plan_row *rows, int n) {
     }
 }
 
-/* What auto came to, link by link. */
+/* The resolved values of auto, link by link. */
 static void print_buckets(const tagc_plan_request *request, const tagc_plan_row *row) {
     char text[40];
     if (!row->has_auto_buckets || row->note[0]) return;

@@ -27,7 +27,7 @@ static void set_spellings(loader *l) {
     }
 }
 
-/* bytes may be NULL, to count. -1 when a character stands for no byte. */
+/* bytes may be NULL, to count. -1 if a character encodes no byte. */
 static long read_spelling(const loader *l, const char *spelling, size_t n_bytes, char *bytes) {
     long n = 0;
     for (size_t i = 0; i < n_bytes; n++) {

@@ -69,7 +69,7 @@ static void say_gradients(tagc_trainer *t) {
         tagc_progress_say(&t->progress, "%s: %s", what, dense);
 }
 
-/* What defaults came to, which depend on the exchange. */
+/* The resolved values of defaults that depend on the exchange. */
 static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
     static const char *const names[] = {"sparsity", "values",        "compressed-beta1",
                                         "mild",     "mild-sparsity", "gentle"};

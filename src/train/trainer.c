@@ -306,7 +306,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const 
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
     if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
     choose_exchange(t, parsed);
-    t->options.blas_threads = openblas_get_num_threads(); /* what auto came to, for checkpoints */
+    t->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
     tagc_train_command.resolve(&t->options);
     t->progress.n_steps = (uint64_t)t->options.steps;
     t->saved.world_size = rank->world_size;

@@ -63,7 +63,7 @@ static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
     ticket->status = status;
     ticket->state = TICKET_DONE; /* the poster may free the memory from here on */
     comm->n_done++;
-    /* Wakes nobody else: if all cores of a host are busy, each useless wake-up costs a thread switch. */
+    /* Wakes no other thread: if all cores of a host are busy, each useless wake-up costs a thread switch. */
     for (int i = 0; i < TAGC_N_WORKERS; i++)
         if (comm->workers[i].awaits_tickets) pthread_cond_signal(&comm->workers[i].work);
     if (comm->n_waiters > 0) pthread_cond_broadcast(&comm->done);
