@@ -148,6 +148,16 @@ static tagc_status eval_rank(tagc_rank *rank, void *context) {
     return status;
 }
 
+/* Before MPI starts, so that what is missing for all ranks ends each of them by itself. */
+static tagc_status find_inputs(const eval_options *options) {
+    tagc_trained trained = {0};
+    tagc_tokens *tokens = NULL;
+    TAGC_TRY(tagc_trained_find(options->from, &trained));
+    TAGC_TRY(tagc_data_open(options->data, TAGC_DATA_VAL, &tokens));
+    tagc_tokens_close(tokens);
+    return TAGC_OK;
+}
+
 int tagc_command_eval(int argc, char **argv) {
     eval_options options = {0};
     tagc_parsed parsed;
@@ -156,6 +166,8 @@ int tagc_command_eval(int argc, char **argv) {
         tagc_fail(TAGC_ERR_ARGUMENT, "--%s is needed", options.from ? "data DIR" : "from PATH");
         code = tagc_command_refuse(&command);
     }
+    if (code == TAGC_GO_ON && !tagc_ranks_is_local(options.transport) && find_inputs(&options) != TAGC_OK)
+        code = tagc_command_fail();
     if (code == TAGC_GO_ON) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
                               .transport = options.transport,

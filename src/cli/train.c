@@ -113,6 +113,9 @@ int tagc_command_train(int argc, char **argv) {
     if (code == TAGC_GO_ON &&
         (complete(&parsed, &options) != TAGC_OK || tagc_train_check(&options) != TAGC_OK))
         code = tagc_command_refuse(&tagc_train_command);
+    if (code == TAGC_GO_ON && !tagc_ranks_is_local(options.transport) &&
+        tagc_trainer_rehearse(&parsed, tagc_ranks_launcher_rank(), tagc_ranks_launcher_size()) != TAGC_OK)
+        code = tagc_command_fail();
     if (code == TAGC_GO_ON) {
         tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
                               .n_local_ranks =

@@ -35,6 +35,10 @@ int tagc_ranks_launcher_rank(void) {
     return launcher_number(rank_names, 0);
 }
 
+int tagc_ranks_launcher_size(void) {
+    return launcher_number(size_names, 1);
+}
+
 int tagc_ranks_on_terminal(void) {
     return isatty(STDOUT_FILENO) && launcher_number(size_names, 0) == 0;
 }
@@ -178,11 +182,11 @@ static tagc_status connect_mpi(void *how, int rank, const tagc_comm_options *opt
     return tagc_comm_create_mpi(MPI_COMM_WORLD, options, out);
 }
 
-/* Prints the failure and ends the job. Returns only after an interruption, on which all ranks agreed. */
+/* Prints the failure and ends the job. Returns only after an interruption or a failure that all ranks have. */
 static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
     snprintf(text, sizeof text, "%s", tagc_last_error());
-    if (status == TAGC_ERR_INTERRUPTED) {
+    if (status == TAGC_ERR_INTERRUPTED || rank->is_failure_common) {
         if (rank->rank == 0) tagc_ranks_complain(0, text);
         return status;
     }

@@ -16,6 +16,7 @@ typedef struct tagc_rank {
     tagc_trace *trace; /* paused; NULL unless the launch asks for it */
     tagc_busy *busy;   /* times of the comm and codec streams */
     int rank, world_size;
+    int is_failure_common; /* 1: all ranks return the same failure and nothing is under way, so none has to end the others */
     void *job; /* private */
 } tagc_rank;
 
@@ -46,12 +47,16 @@ int tagc_ranks_is_local(int transport);
 /* This process's rank from the launcher's environment, valid before MPI is started; 0 without a launcher. */
 int tagc_ranks_launcher_rank(void);
 
+/* The number of ranks from there; 1 without a launcher. */
+int tagc_ranks_launcher_size(void);
+
 /* 1 if stdout is a terminal on which a line can be overwritten. 0 under a launcher: mpirun gives its processes a terminal
  * even if its own output is a file. */
 int tagc_ranks_on_terminal(void);
 
 /* Call it with the status of a rank's work, before its objects are destroyed. After a failure it prints the failure and
- * wakes the other ranks, which would otherwise wait for this one until their time-out. Returns `status`. */
+ * wakes the other ranks, which would otherwise wait for this one until their time-out. Over MPI it ends the job (MPI_Abort),
+ * except after an interruption or with is_failure_common. Returns `status`. */
 tagc_status tagc_rank_finish(tagc_rank *rank, tagc_status status);
 
 /* Prints "tagc: <text>", unless a lower rank of the job on this host is about to print the same. */

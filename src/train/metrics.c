@@ -111,11 +111,6 @@ tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damag
     return status;
 }
 
-int tagc_metrics_is_empty(const tagc_metrics *metrics) {
-    struct stat about;
-    return fstat(fileno(metrics->file), &about) == 0 && about.st_size == 0;
-}
-
 static tagc_status open_file(tagc_metrics *metrics, const char *dir) {
     TAGC_TRY(tagc_path_make_dirs(dir));
     TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", metrics->path));

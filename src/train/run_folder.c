@@ -18,10 +18,13 @@ static int is_inside(const char *checkpoint, const char *dir) {
             (parent.st_dev == folder.st_dev && parent.st_ino == folder.st_ino));
 }
 
-tagc_status tagc_run_folder_check(const char *dir, const tagc_metrics *metrics, const char *checkpoint,
-                                  uint64_t step) {
+tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step) {
+    char path[TAGC_PATH_BYTES];
     uint64_t newest = 0;
-    int has_steps = 0, has_metrics = !tagc_metrics_is_empty(metrics);
+    int has_steps = 0;
+    struct stat metrics;
+    TAGC_TRY(tagc_path_join(dir, "metrics.jsonl", path));
+    int has_metrics = stat(path, &metrics) == 0 && metrics.st_size > 0;
     TAGC_TRY(tagc_checkpoint_newest(dir, &newest, &has_steps));
     if (checkpoint && is_inside(checkpoint, dir)) {
         if (!has_steps || newest <= step) return TAGC_OK;

@@ -79,7 +79,7 @@ static tagc_status agree_on_data(tagc_trainer *t) {
     typedef struct amounts {
         uint64_t n_train, n_val, hash, val_hash;
     } amounts;
-    int world_size = t->rank->world_size;
+    int world_size = tagc_comm_world_size(t->rank->comm);
     amounts mine = {tagc_tokens_n(t->train_tokens), t->val_tokens ? tagc_tokens_n(t->val_tokens) : 0,
                     tagc_tokens_fingerprint(t->train_tokens),
                     t->val_tokens ? tagc_tokens_fingerprint(t->val_tokens) : 0};
@@ -100,6 +100,7 @@ static tagc_status agree_on_data(tagc_trainer *t) {
                           " %llu; all ranks need the same",
                           (unsigned long long)all[0].n_train, (unsigned long long)all[0].n_val, rank,
                           (unsigned long long)all[rank].n_train, (unsigned long long)all[rank].n_val);
+    t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;
     free(all);
     return status;
 }
@@ -199,8 +200,7 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
     if (!t->options.out) return TAGC_OK;
     if (t->rank->rank == 0) {
         TAGC_TRY(tagc_metrics_open(t->options.out, &t->metrics));
-        TAGC_TRY(tagc_run_folder_check(t->options.out, t->metrics, t->options.resume ? checkpoint : NULL,
-                                       t->step));
+        TAGC_TRY(tagc_run_folder_check(t->options.out, t->options.resume ? checkpoint : NULL, t->step));
     }
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
@@ -215,11 +215,13 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
     tagc_train_fsdp(&t->options, &options);
     TAGC_TRY(tagc_engine_create(t->rank, &t->saved.model, &options, &t->fsdp));
-    if (t->options.compress_names && tagc_fsdp_n_compressed(t->fsdp) == 0)
+    if (t->options.compress_names && tagc_fsdp_n_compressed(t->fsdp) == 0) {
+        t->rank->is_failure_common = 1;
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--compress-names is \"%.100s\", which matches no tensor of the model;"
                          " tagc info %s --tensors lists them",
                          t->options.compress_names, t->options.model);
+    }
     if (t->options.resume) {
         char *extra = NULL;
         TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
@@ -295,26 +297,57 @@ static tagc_status check_hosts(tagc_trainer *t) {
     return TAGC_OK;
 }
 
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
-                              tagc_trainer *t) {
-    char checkpoint[TAGC_PATH_BYTES] = "";
-    *t = (tagc_trainer){
-        .rank = rank, .automatic = automatic, .options = *(const tagc_train_options *)parsed->values};
-    t->saved.best_val_loss = (double)INFINITY;
-    tagc_progress_init(&t->progress, t->options.quiet || rank->rank != 0, 0);
-    TAGC_TRY(tagc_agree_options(rank->comm, &tagc_train_command, &t->options));
+/* What options, checkpoint and data say: all that can be wrong before ranks work together. */
+static tagc_status open_inputs(tagc_trainer *t, const tagc_parsed *parsed, char checkpoint[TAGC_PATH_BYTES]) {
+    tagc_status status = tagc_agree_options(t->rank->comm, &tagc_train_command, &t->options);
+    t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;
+    TAGC_TRY(status);
     if (t->options.resume) TAGC_TRY(open_resume(t, parsed, checkpoint));
     if (t->options.fork) TAGC_TRY(open_fork(t, parsed, checkpoint));
     choose_exchange(t, parsed);
     t->options.blas_threads = openblas_get_num_threads(); /* the resolved value of auto, for checkpoints */
     tagc_train_command.resolve(&t->options);
     t->progress.n_steps = (uint64_t)t->options.steps;
-    t->saved.world_size = rank->world_size;
+    t->saved.world_size = t->rank->world_size;
     TAGC_TRY(open_trace(t));
-    if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
     TAGC_TRY(open_data(t, parsed));
     TAGC_TRY(choose_model(t));
-    TAGC_TRY(open_batches(t));
+    return open_batches(t);
+}
+
+static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
+    *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    t->saved.best_val_loss = (double)INFINITY;
+    tagc_progress_init(&t->progress, quiet, 0);
+}
+
+tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    tagc_local_group *group = NULL;
+    tagc_rank alone = {.rank = rank, .world_size = world_size};
+    tagc_trainer t;
+    TAGC_TRY(tagc_local_group_create(1, &group));
+    tagc_status status = tagc_comm_create_local(group, 0, NULL, &alone.comm);
+    if (status == TAGC_OK) {
+        begin(&t, &alone, parsed, 1);
+        status = open_inputs(&t, parsed, checkpoint);
+        if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
+            status = tagc_run_folder_check(t.options.out, t.options.resume ? checkpoint : NULL, t.step);
+        tagc_trainer_close(&t);
+    }
+    tagc_comm_destroy(alone.comm);
+    tagc_local_group_destroy(group);
+    return status;
+}
+
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
+                              tagc_trainer *t) {
+    char checkpoint[TAGC_PATH_BYTES] = "";
+    const tagc_train_options *options = parsed->values;
+    begin(t, rank, parsed, options->quiet || rank->rank != 0);
+    t->automatic = automatic;
+    TAGC_TRY(open_inputs(t, parsed, checkpoint));
+    if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
     TAGC_TRY(open_out(t, checkpoint));
     TAGC_TRY(choose_bucket(t));
     TAGC_TRY(open_weights(t, checkpoint));

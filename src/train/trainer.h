@@ -45,6 +45,10 @@ struct tagc_trainer {
     int is_default_preset; /* TAGC_PRESET_DEFAULT was taken, for want of options that choose */
 };
 
+/* Before MPI starts: opens what tagc_trainer_open would open first (checkpoint, data, model, --out) and closes it again. So
+ * an error that every rank finds ends each rank by itself, without MPI_Abort. Makes no files. */
+tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size);
+
 /* Collective. *out can be closed after success and failure alike. */
 tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
                               tagc_trainer *out);

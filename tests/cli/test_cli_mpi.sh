@@ -20,6 +20,7 @@ timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" --steps 7 
 [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code for ranks with different --steps"
 grep -qF -e '--steps is "7" on rank 0 and "8" on rank 1' err || fail "the difference is not named"
 [ "$(grep -c '^tagc: ' err)" = 1 ] || fail "said more than once"
+grep -q MPI_ABORT err out && fail "MPI_ABORT for options on which all ranks agree that they differ"
 code=0
 mpi 2 train "${options[@]}" --ranks 3 >out 2>err || code=$?
 [ $code != 0 ] || fail "--ranks 3 under mpirun -n 2"
@@ -32,6 +33,22 @@ code=0
 mpi 2 train "${options[@]}" --transport local >out 2>err || code=$?
 [ $code != 0 ] || fail "--transport local under mpirun"
 
+# What every rank finds before training ends each rank by itself: one message, exit code 1, no MPI_ABORT.
+mpi_refuses() { # <text> <arguments of tagc>...
+    local text=$1 code=0
+    shift
+    mpi 2 "$@" >out 2>err || code=$?
+    [ $code = 1 ] || fail "exit code $code instead of 1: mpirun -n 2 tagc $*"
+    says "$text"
+    ! grep -q MPI_ABORT err out || fail "MPI_ABORT for a mistake that all ranks see: mpirun -n 2 tagc $*"
+}
+mpi_refuses "nowhere" train "${options[@]}" --data nowhere
+mpi_refuses "nowhere" train "${options[@]}" --out nowhere --resume
+mpi_refuses "mpi holds a run already" train "${options[@]}" --out mpi
+mpi_refuses "which matches no tensor" train "${options[@]}" --compress names --compress-names nothing
+mpi_refuses "nowhere" eval --from nowhere --data data
+[ ! -e nowhere ] || fail "a refused run made its folder"
+
 # Other data, or another folder, on one rank.
 mkdir -p elsewhere shorter
 cp data/train.bin shorter/
@@ -40,6 +57,8 @@ timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" : \
     -n 1 "$tagc" train "${options[@]}" --data shorter >out 2>err || code=$?
 [ $code != 0 ] && [ $code != 124 ] || fail "exit code $code for ranks with different data"
 grep -q "the data of rank 0 are .* of rank 1" err || fail "the difference in data is not named"
+[ "$(grep -c '^tagc: ' err)" = 1 ] || fail "said more than once"
+grep -q MPI_ABORT err out && fail "MPI_ABORT for data on which all ranks agree that they differ"
 code=0
 timeout 120 mpirun --oversubscribe -n 1 "$tagc" train "${options[@]}" --data "$PWD/data" --out here : \
     -n 1 --wdir "$PWD/elsewhere" "$tagc" train "${options[@]}" --data "$PWD/data" --out here >out 2>err || code=$?
