@@ -111,7 +111,8 @@ static tagc_status check_fields(const tagc_wire_header *header) {
         return tagc_fail(TAGC_ERR_CORRUPT, "max_abs is %g, must be finite and not negative",
                          (double)header->max_abs);
     if (header->status > TAGC_LAST_STATUS)
-        return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, 9]", header->status);
+        return tagc_fail(TAGC_ERR_CORRUPT, "status is %u, must be in [0, %d]", header->status,
+                         TAGC_LAST_STATUS);
     if (header->index_bytes > header->body_bytes)
         return tagc_fail(TAGC_ERR_CORRUPT, "%u of %llu bytes are positions", header->index_bytes,
                          (unsigned long long)header->body_bytes);

@@ -177,8 +177,8 @@ tagc_status tagc_fsdp_folder(const tagc_fsdp *fsdp, const char *dir, char *folde
 
 /* ---- backing off ---- */
 
-/* Collective: root of the mean over ranks of the squared norm of a rank's residuals. If the ranks of a host share one
- * residual, its squared norm divided by their number counts, and the mean is over hosts. */
+/* Collective: root of the mean over ranks of the squared norm of a rank's residuals. If the ranks of a host share the
+ * residual of their sum, its norm divided by their number counts, and the mean is over hosts. */
 tagc_status tagc_fsdp_residual_norm(tagc_fsdp *fsdp, double *norm);
 /* From the next step on, compressed flats keep `factor` times their share, at most all. All ranks must pass the same. */
 void tagc_fsdp_set_kept_factor(tagc_fsdp *fsdp, double factor);

@@ -134,6 +134,64 @@ static void a_bad_number_is_refused(void **state) {
     toy_run(2, run_bad, &s);
 }
 
+/* ---- the norm of the residuals ---- */
+
+typedef struct norms {
+    script s;
+    double of_ranks[TOY_MAX_RANKS], own_squares; /* the latter of rank 0, by a plain loop */
+} norms;
+
+/* All ranks see the same samples, so that a rank's gradient is the mean gradient. */
+static void accumulate(tagc_comm *comm, void *arg) {
+    norms *n = arg;
+    script *s = &n->s;
+    tagc_fsdp *f;
+    CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    for (int step = 0; step < s->n_steps; step++) {
+        uint64_t first = (uint64_t)(step * s->model.n_samples);
+        toy_forward(&s->model, f, 1, first, s->model.n_samples);
+        toy_backward(&s->model, f, first, s->model.n_samples);
+        CHECK_OK(tagc_fsdp_step(f, 0, NULL));
+    }
+    CHECK_OK(tagc_fsdp_residual_norm(f, &n->of_ranks[tagc_comm_rank(comm)]));
+    for (int i = 0; tagc_comm_rank(comm) == 0 && i < f->tables.n_flats; i++) {
+        uint64_t n_elems;
+        const float *residual = tagc_reducer_residual(f->tables.flats[i].reducer, &n_elems);
+        for (uint64_t k = 0; k < n_elems; k++) n->own_squares += (double)residual[k] * (double)residual[k];
+    }
+    tagc_fsdp_destroy(f);
+}
+
+/* What waits is then the same share of the mean gradient for any number of ranks and hosts, but for the borders of
+ * shards; and without hosts, each rank has the same residual. */
+static void the_residual_norm_does_not_depend_on_ranks_and_hosts(void **state) {
+    (void)state;
+    static const struct {
+        int world_size, sharding, n_local;
+    } worlds[] = {
+        {4, TAGC_SHARD_FULL, 1}, {2, TAGC_SHARD_NONE, 1}, {4, TAGC_SHARD_FULL, 2}, {6, TAGC_SHARD_HYBRID, 3}};
+    double own = 0;
+    for (size_t v = 0; v < sizeof worlds / sizeof *worlds; v++) {
+        norms n = {.s = {.n_steps = 3}};
+        toy_gpt(&n.s.model, 2, 16, 0);
+        tagc_fsdp_options_init(&n.s.options);
+        n.s.options.policy = TAGC_POLICY_ALL;
+        n.s.options.gentle = 0;
+        n.s.options.sharding = worlds[v].sharding;
+        n.s.options.ranks_per_host = worlds[v].n_local;
+        n.s.options.two_level = worlds[v].sharding == TAGC_SHARD_FULL && worlds[v].n_local > 1;
+        n.s.options.reducer.exchange = TAGC_EXCHANGE_DIRECT;
+        n.s.options.reducer.format = TAGC_FORMAT_FP32;
+        n.s.options.reducer.sparsity = 0.9;
+        toy_run(worlds[v].world_size, accumulate, &n);
+        if (v == 0) own = sqrt(n.own_squares);
+        assert_true(own > 0 && fabs(n.of_ranks[0] / own - 1) < (v == 0 ? 1e-6 : 0.02));
+        for (int rank = 1; rank < worlds[v].world_size; rank++)
+            assert_true(n.of_ranks[rank] == n.of_ranks[0]);
+    }
+}
+
 /* ---- the guard ---- */
 
 static void a_factor_changes_what_is_kept(tagc_comm *comm, void *arg) {
@@ -200,6 +258,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_warm_up_keeps_what_it_says),
         cmocka_unit_test(a_bad_number_is_refused),
+        cmocka_unit_test(the_residual_norm_does_not_depend_on_ranks_and_hosts),
         cmocka_unit_test(the_engine_follows_the_guard),
         cmocka_unit_test(the_guard_backs_off_and_returns),
     };
