@@ -1,0 +1,202 @@
+/* Manifests and headers of rank files that nobody writes, with right checksums; and that what earlier programs wrote stays
+ * readable. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "fsdp/checkpoint_format.h"
+
+enum { N_CONTRADICTIONS = 18, N_LAYOUTS = 17 };
+
+static void set_sizes(tagc_manifest *m) {
+    for (int rank = 0; rank < m->world_size; rank++)
+        m->files[rank].n_bytes = tagc_rank_file_offset(m, rank, m->n_flats, TAGC_SECTION_MASTER);
+}
+
+/* Four ranks; the second flat's residual is shared by two ranks of a host. */
+static tagc_manifest *make(void) {
+    tagc_manifest *m;
+    assert_int_equal(tagc_manifest_create(4, 3, 2, &m), TAGC_OK);
+    m->step = 77;
+    m->n_updates = 76;
+    m->sharded = 1;
+    m->flats[0] = (tagc_manifest_flat){.n_elems = 10, .n_padded = 12, .n_residual = 12, .has_moment1 = 1};
+    m->flats[1] = (tagc_manifest_flat){.n_elems = 7, .n_padded = 8, .n_residual = 4, .has_moment1 = 1};
+    m->tensors[0] = (tagc_manifest_tensor){.name = "a", .n_rows = 2, .n_cols = 3};
+    m->tensors[1] = (tagc_manifest_tensor){.name = "b", .n_rows = 4, .n_cols = 1, .offset = 6};
+    m->tensors[2] = (tagc_manifest_tensor){.name = "c", .n_rows = 7, .n_cols = 1, .flat = 1};
+    set_sizes(m);
+    return m;
+}
+
+/* One change each; returns 0 behind the last. The size of the files fits, but in the first case. */
+static int contradict(tagc_manifest *m, int change) {
+    int has_sizes = change == 0;
+    if (has_sizes) m->files[3].n_bytes += 4;
+    if (change == 1) m->n_owners = 3;
+    if (change == 2) m->n_owners = 0;
+    if (change == 3) m->flats[0].n_padded = 13;
+    if (change == 4) m->flats[0].n_elems = 13;
+    if (change == 5) m->flats[1].n_residual = 3; /* no piece of it */
+    if (change == 6) m->flats[1].n_residual = 1; /* eight ranks of a host, of four in all */
+    if (change == 7) m->flats[0].n_residual = 4; /* three ranks of a host */
+    if (change == 8) m->tensors[1].offset = 7;
+    if (change == 9) m->tensors[0].n_rows = 0;
+    if (change == 10)
+        m->tensors[0].n_rows = 77158673929, m->tensors[0].n_cols = 239075442; /* 2^64 + 2 elements */
+    if (change == 11) m->tensors[2].flat = 2;
+    if (change == 12) m->tensors[0].name[0] = 0;
+    if (change == 13) m->step = (uint64_t)1 << 63;
+    if (change == 14) m->local = (tagc_manifest_local){.n_sites = 2, .site = 2};
+    if (change == 15) m->flats[1].n_gathers = UINT64_MAX;
+    if (change == 16) m->version = 0;
+    if (change == 17) m->version = TAGC_CHECKPOINT_VERSION + 1;
+    if (change >= N_CONTRADICTIONS) return 0;
+    if (!has_sizes && m->n_owners > 0) set_sizes(m);
+    return 1;
+}
+
+static tagc_status read_back(const tagc_manifest *m) {
+    char *text;
+    tagc_manifest *back;
+    assert_int_equal(tagc_manifest_print(m, &text), TAGC_OK);
+    tagc_status status = tagc_manifest_parse(text, strlen(text), 1, &back);
+    assert_true((status == TAGC_OK) == (back != NULL));
+    tagc_manifest_destroy(back);
+    free(text);
+    return status;
+}
+
+static void contradictions_are_refused_with_a_right_checksum(void **state) {
+    (void)state;
+    tagc_manifest *m = make();
+    assert_int_equal(read_back(m), TAGC_OK);
+    tagc_manifest_destroy(m);
+    for (int change = 0, goes_on = 1; goes_on; change++) {
+        m = make();
+        goes_on = contradict(m, change);
+        tagc_status status = !goes_on ? TAGC_OK : change >= 16 ? TAGC_ERR_UNSUPPORTED : TAGC_ERR_CORRUPT;
+        assert_int_equal(read_back(m), status);
+        tagc_manifest_destroy(m);
+    }
+}
+
+/* ---- headers ---- */
+
+/* Changes that leave every file as long as it was. Returns 0 behind the last. */
+static int change_layout(tagc_manifest *m, int change) {
+    tagc_manifest_tensor *t = m->tensors;
+    if (change == 0) m->step++;
+    if (change == 1) m->sharded = 0;
+    if (change == 2) m->n_owners = 2;
+    if (change == 3) m->flats[0].n_elems++;
+    if (change == 4) m->flats[0].n_padded = 8, m->flats[1].n_padded = 12;
+    if (change == 5) m->flats[0].n_residual = 4, m->flats[1].n_residual = 12;
+    if (change == 6) m->flats[0].has_moment1 = 0;
+    if (change == 7) m->flats[0].n_gathers = 1;
+    if (change == 8) t[0].name[0] = 'd';
+    if (change == 9) t[0].n_rows = 3, t[0].n_cols = 2;
+    if (change == 10) t[0].offset = 4, t[1].offset = 0;
+    if (change == 11) t[2].flat = 0;
+    if (change == 12) m->local = (tagc_manifest_local){.n_sites = 2};
+    if (change == 13) m->local = (tagc_manifest_local){.n_sites = 2, .site = 1};
+    if (change == 14) m->local = (tagc_manifest_local){.n_sites = 3, .site = 1};
+    if (change == 15) m->local = (tagc_manifest_local){.n_sites = 3, .site = 1, .layout = 1};
+    if (change == 16) m->version = 4;
+    return change < N_LAYOUTS;
+}
+
+static void a_header_belongs_to_one_layout_rank_and_step(void **state) {
+    (void)state;
+    unsigned char headers[N_LAYOUTS + 1][TAGC_RANK_HEADER_BYTES], bytes[TAGC_RANK_HEADER_BYTES];
+    for (int change = 0; change <= N_LAYOUTS; change++) {
+        tagc_manifest *m = make();
+        assert_int_equal(change_layout(m, change), change < N_LAYOUTS);
+        m->files[1].n_bytes = TAGC_RANK_HEADER_BYTES; /* the header alone */
+        tagc_rank_file_header(m, 1, headers[change]);
+        assert_int_equal(tagc_rank_file_check(m, 1, headers[change], TAGC_RANK_HEADER_BYTES, 0), TAGC_OK);
+        for (int other = 0; other < change; other++) {
+            assert_int_equal(tagc_rank_file_check(m, 1, headers[other], TAGC_RANK_HEADER_BYTES, 0),
+                             TAGC_ERR_CORRUPT);
+        }
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            memcpy(bytes, headers[change], sizeof bytes);
+            bytes[i] ^= 1;
+            assert_int_equal(tagc_rank_file_check(m, 1, bytes, sizeof bytes, 0), TAGC_ERR_CORRUPT);
+        }
+        assert_int_equal(tagc_rank_file_check(m, 1, headers[change], TAGC_RANK_HEADER_BYTES - 1, 0),
+                         TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_rank_file_check(m, 1, headers[change], TAGC_RANK_HEADER_BYTES, 1),
+                         TAGC_ERR_CORRUPT);
+        tagc_manifest_destroy(m);
+    }
+}
+
+/* Files of earlier programs have these hashes: a change of any makes their checkpoints unreadable. */
+static void the_hash_of_a_layout_stays(void **state) {
+    (void)state;
+    static const uint64_t hashes[N_LAYOUTS + 1] = {
+        0xe1e89f5b83c50006, 0x49da04547ad23a6e, 0xd1cc4d2fbdbf354f, 0xd748e14432ddc619, 0x6f427859c96f2fe2,
+        0x1d3a43a4b3539688, 0xd1cc4d2fbdbf354f, 0xde2d2c1246a1ca3a, 0x2cb2a04937e55e9a, 0x87d23016187c4f70,
+        0x7ea9f70ddab696da, 0x6ba9e926f2f94f2e, 0xb4dda1a468f8d295, 0x558dfc13e9131969, 0xe3ac93a28a4884fd,
+        0x9ec21d9ea602ae2f, 0xe1e89f5b83c50006, 0xe1e89f5b83c50006};
+    for (int change = 0; change <= N_LAYOUTS; change++) {
+        tagc_manifest *m = make();
+        change_layout(m, change);
+        unsigned char header[TAGC_RANK_HEADER_BYTES];
+        tagc_rank_file_header(m, 3, header);
+        uint64_t hash = 0;
+        for (int i = 0; i < 8; i++) hash |= (uint64_t)header[32 + i] << 8 * i;
+        assert_true(hash == hashes[change]);
+        tagc_manifest_destroy(m);
+    }
+}
+
+/* ---- residuals ---- */
+
+/* Every position is covered once in each copy, and a rank's residual holds its positions in ascending order. */
+static void residuals_cover_every_position(void **state) {
+    (void)state;
+    enum { N_PADDED = 48 };
+    for (int world_size = 1; world_size <= 8; world_size *= 2)
+        for (int n_local = 1; n_local <= world_size; n_local *= 2)
+            for (int hybrid = 0; hybrid < 2; hybrid++) {
+                int n_owners = hybrid ? n_local : world_size, n_covers[N_PADDED] = {0};
+                for (int rank = 0; rank < world_size; rank++) {
+                    uint64_t n_residual = N_PADDED / (uint64_t)n_local, next = 0;
+                    for (uint64_t i = 0; i < N_PADDED; i++) {
+                        tagc_cover c =
+                            tagc_residual_cover(N_PADDED, n_residual, world_size, n_owners, rank, i);
+                        assert_true(c.n_copies == world_size / n_local && c.copy == rank / n_local);
+                        /* the piece: as long as what a rank owns, where there are hosts */
+                        uint64_t piece =
+                            n_local == 1 ? N_PADDED : N_PADDED / (uint64_t)(hybrid ? n_local : world_size);
+                        assert_true(c.n_run == piece - i % piece);
+                        assert_int_equal(c.covers,
+                                         i / piece % (uint64_t)n_local == (uint64_t)(rank % n_local));
+                        if (!c.covers) continue;
+                        assert_int_equal(c.at, next++);
+                        n_covers[i]++;
+                    }
+                    assert_int_equal(next, n_residual);
+                    assert_int_equal(tagc_residual_cover(N_PADDED, 0, world_size, n_owners, rank, 5).covers,
+                                     0);
+                }
+                for (int i = 0; i < N_PADDED; i++) assert_int_equal(n_covers[i], world_size / n_local);
+            }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(contradictions_are_refused_with_a_right_checksum),
+        cmocka_unit_test(a_header_belongs_to_one_layout_rank_and_step),
+        cmocka_unit_test(the_hash_of_a_layout_stays),
+        cmocka_unit_test(residuals_cover_every_position),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
