@@ -1,24 +1,25 @@
 #!/usr/bin/env python3
-"""Do the tests find bugs? Makes many small ones in src/ by universalmutator's rules for C, compiles each alone, links it before
-the libraries of the tests of its module, and runs these, cheapest first, until one fails.
+"""Do the tests find bugs? Makes small ones in src/ by universalmutator's rules for C, compiles each alone, links it before the
+libraries of the tests of its module, and runs these until one fails: first those that find most bugs of the file per second.
 
     pip install universalmutator
-    scripts/mutants.py --out build/mutants --mutants 300        # builds nothing in build/, changes nothing in src/
-    scripts/mutants.py --out build/mutants --mutants 300 --run  # as above, and runs; repeat to go on where it was stopped
+    scripts/mutants.py --out build/mutants --mutants 300        # repeat to go on where it was stopped
 
 A mutant is killed (a test fails), hung (killed since a test took ten times its processor time, or slept for 10 s), the same code
-(gcc -O2 makes the same object: no test can see it), or a survivor: an equivalent program, or a hole in the tests. Survivors are
-printed with their diff. As root, tests run as nobody: a mutant may write anywhere.
+(gcc -O2 makes the same object: no test can see it), or a survivor: an equivalent program, or a hole in the tests. It changes
+nothing in src/ and build/. One run at a time may use a folder. As root, tests run as nobody: a mutant may write anywhere.
 """
 import argparse
 import collections
+import concurrent.futures
 import contextlib
-import difflib
 import hashlib
 import io
+import itertools
 import json
 import os
 import pathlib
+import queue
 import random
 import resource
 import shlex
@@ -82,10 +83,10 @@ class Build:
         done = subprocess.run(words, input=text.encode(), cwd=entry["directory"], capture_output=True, timeout=120)
         return self.out / name if done.returncode == 0 else None
 
-    def original(self, path: str, level: str):
+    def is_original(self, obj: pathlib.Path, path: str, level: str):
         if (path, level) not in self.originals:
-            self.originals[path, level] = self.object(path, (ROOT / path).read_text(), "original.o", level).read_bytes()
-        return self.originals[path, level]
+            self.originals[path, level] = self.object(path, (ROOT / path).read_text(), f"original-{obj.name}", level).read_bytes()
+        return obj.read_bytes() == self.originals[path, level]
 
     def link(self, program: str, obj: pathlib.Path | None, name: str):
         """Links a test's program with obj before its libraries. False where obj lacks a function that others call."""
@@ -135,7 +136,8 @@ def execute(program: pathlib.Path, home: pathlib.Path, most_cpu_s: float):
     used = last = 0.0
     idle_since, verdict = time.monotonic(), None
     while process.poll() is None and verdict is None:
-        time.sleep(0.05)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
         used, sleeps = cpu_s(process.pid)
         if used != last or not sleeps:
             last, idle_since = used, time.monotonic()
@@ -149,104 +151,99 @@ def execute(program: pathlib.Path, home: pathlib.Path, most_cpu_s: float):
     return verdict or ("passed" if code == 0 else "hung" if code in (-24, -9) else "killed"), max(used, 0.01)
 
 
-def diff(path: str, number: int, text: str):
-    old = (ROOT / path).read_text().splitlines(keepends=True)
-    return "".join(difflib.unified_diff(old, old[: number - 1] + text.splitlines(keepends=True) + old[number:], path, path, n=1))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build", help="a built folder. Default: build")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="where results and programs go")
     parser.add_argument("--mutants", type=int, default=300, help="how many. Default: 300")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--most-cpu", type=float, default=3,
-                        help="tests of more processor seconds are left out, but for those with the file's name. Default: 3")
+    parser.add_argument("--most-cpu", type=float, default=3, help="seconds; longer tests are for files of their name. Default: 3")
     parser.add_argument("--only", default="", help="files whose path has this text in it")
-    parser.add_argument("--run", action="store_true")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time. Default: one per processor")
     options = parser.parse_args()
     out = options.out.resolve()
-    (out / "home").mkdir(parents=True, exist_ok=True)
-    (out / "home").chmod(0o777)
+    slots = queue.SimpleQueue()  # a mutant's files and folder
+    for slot in range(options.jobs):
+        (out / f"home{slot}").mkdir(parents=True, exist_ok=True)
+        (out / f"home{slot}").chmod(0o777)
+        slots.put(slot)
     build = Build(options.build.resolve(), out)
-
-    files = sorted(str(p.relative_to(ROOT)) for module in COVER for p in (ROOT / "src" / module).rglob("*.c"))
-    files = [f for f in files if str(ROOT / f) in build.compile and options.only in f]
-    every = [line for f in files for line in lines_of(f)]
-    random.Random(options.seed).shuffle(every)
+    every: list = []
+    for module in COVER:
+        files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "src" / module).rglob("*.c"))
+        every.append([line for f in files if str(ROOT / f) in build.compile and options.only in f for line in lines_of(f)])
+        random.Random(f"{options.seed} {module}").shuffle(every[-1])
     results_path, costs_path = out / "results.jsonl", out / "costs.json"
     results = {r["id"]: r for r in map(json.loads, results_path.read_text().splitlines())} if results_path.exists() else {}
     costs = json.loads(costs_path.read_text()) if costs_path.exists() else {}
     kills = collections.Counter((r["file"], r.get("test")) for r in results.values())
-    strangers = collections.defaultdict(set)
 
-    def judge(path, number, texts):
-        """The first of the texts that is C, and what the tests say to it."""
-        for text in texts:
-            verdict = judge_one(path, number, text)
-            if verdict["verdict"] not in ("no C", "same code"):
-                break
-        return {"text": text, **verdict}
+    def cost_of(name, program, slot):
+        """Processor seconds of a test, which must pass as it is."""
+        if name not in costs:
+            is_linked = build.link(program, None, f"plain{slot}")
+            verdict, cost_s = execute(out / f"plain{slot}", out / f"home{slot}", 60) if is_linked else ("does not link", 0)
+            costs[name] = cost_s if verdict == "passed" else 1e9
+            if verdict != "passed":
+                print(f"note: {name} is left out: {verdict}", flush=True)
+            costs_path.write_text(json.dumps(costs))
+        return costs[name]
 
-    def judge_one(path, number, text):
+    def judge(path, number, text, slot):
         lines = (ROOT / path).read_text().splitlines(keepends=True)
         mutated = "".join(lines[: number - 1]) + text + "".join(lines[number:])
-        obj = build.object(path, mutated, "mutant.o", "-O1")
+        obj = build.object(path, mutated, f"mutant{slot}.o", "-O1")
         if not obj:
             return {"verdict": "no C"}
-        if obj.read_bytes() == build.original(path, "-O1"):
+        if build.is_original(obj, path, "-O1"):
             return {"verdict": "same code"}
-        tests = [t for t in build.tests if set(t[2]) & set(COVER[path.split("/")[1]])]
-        stem = pathlib.Path(path).stem.partition("_")[0]
-        tests.sort(key=lambda t: (-kills[(path, t[0])], stem not in t[0], costs.get(t[0], 0)))
-        tried = 0
-        for name, program, _ in tests:
-            if name not in costs:  # must pass as it is
-                if not build.link(program, None, "plain"):
-                    sys.exit(f"mutants: {name} does not link: build {options.build} first")
-                verdict, costs[name] = execute(out / "plain", out / "home", 60)
-                if verdict != "passed":
-                    print(f"note: {name} is left out: {verdict}", flush=True)
-                    costs[name] = 1e9
-                costs_path.write_text(json.dumps(costs))
-            if costs[name] > (60 if stem in name else options.most_cpu) or name in strangers[path]:
+        module, stem, symbols, tried = path.split("/")[1], pathlib.Path(path).stem.partition("_")[0], build.symbols(obj), 0
+        chances = {t[0]: kills[path, t[0]] + 0.3 * (stem in t[0]) + 0.1 * (module in t[2]) + 0.02 for t in build.tests}
+        for name, program, labels in sorted(build.tests, key=lambda test: (costs.get(test[0], 0) + 0.1) / chances[test[0]]):
+            if not set(labels) & set(COVER[module]) or not symbols & build.symbols(program):
                 continue
-            if not build.symbols(obj) & build.symbols(program):
-                strangers[path].add(name)
+            if cost_of(name, program, slot) > (60 if stem in name else options.most_cpu):
                 continue
-            if not build.link(program, obj, "changed"):
+            if tried == 2 and build.is_original(build.object(path, mutated, f"fast{slot}.o", "-O2"), path, "-O2"):
+                return {"verdict": "same code"}
+            if not build.link(program, obj, f"changed{slot}"):
                 return {"verdict": "no C"}
-            tried += 1
-            verdict, _ = execute(out / "changed", out / "home", 2 + 10 * costs[name])
+            verdict, _ = execute(out / f"changed{slot}", out / f"home{slot}", 2 + 10 * costs[name])
             if verdict != "passed":
                 return {"verdict": verdict, "test": name}
-        obj = build.object(path, mutated, "mutant.o", "-O2")
-        return {"verdict": "same code" if obj.read_bytes() == build.original(path, "-O2") else "survived", "tests": tried}
+            tried += 1
+        return {"verdict": "survived", "tests": tried}
 
-    n_run = 0
-    for path, number in every:
-        if n_run >= options.mutants:
-            break
-        texts = mutants_of(path, number, options.seed)
-        if not texts:
-            continue
+    def mutant(path, number, texts):
+        """The result of a line, an old one or a new one: of the first of its texts that is other C."""
         line = (ROOT / path).read_text().splitlines()[number - 1]
         key = hashlib.sha256(f"{options.seed} {path} {number} {line}".encode()).hexdigest()[:12]
-        if key not in results:
-            if not options.run:
-                n_run += 1
-                continue
-            result = {"id": key, "file": path, "line": number, **judge(path, number, texts)}
-            results[key] = result
-            kills[(path, result.get("test"))] += 1
-            with open(results_path, "a") as log:
-                log.write(json.dumps(result) + "\n")
-            print(f"{n_run + 1} {path}:{number} {result['verdict']} {result.get('test', '')}", flush=True)
-        n_run += results[key]["verdict"] not in ("no C", "same code")
-    for result in results.values():
+        if key in results:
+            return results[key]
+        slot = slots.get()
+        for text in texts:
+            judged = judge(path, number, text, slot)
+            if judged["verdict"] not in ("no C", "same code"):
+                break
+        slots.put(slot)
+        results[key] = result = {"id": key, "file": path, "line": number, "text": text, **judged}
+        kills[path, result.get("test")] += 1
+        with open(results_path, "a") as log:
+            log.write(json.dumps(result) + "\n")
+        print(f"{path}:{number} {result['verdict']} {result.get('test', '')}", flush=True)
         if result["verdict"] == "survived":
-            print(f"\nsurvivor {result['id']}, {result['tests']} tests\n{diff(result['file'], result['line'], result['text'])}")
-    print(dict(collections.Counter(r["verdict"] for r in results.values())), f"; {len(every)} lines of code")
+            print(f"-{line}\n+{text}", flush=True)
+        return result
+
+    places, n_run = [place for turn in itertools.zip_longest(*every) for place in turn if place], 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        while places and n_run < options.mutants:
+            now, places = places[: 4 * options.jobs], places[4 * options.jobs :]
+            texts = [(*place, mutants_of(*place, options.seed)) for place in now]
+            judged = pool.map(lambda changed: mutant(*changed), [changed for changed in texts if changed[2]])
+            n_run += sum(1 for r in judged if r["verdict"] not in ("no C", "same code"))
+    counted = collections.Counter((r["file"].split("/")[1], r["verdict"]) for r in results.values())
+    print("\n".join(f"{module} {verdict}: {n}" for (module, verdict), n in sorted(counted.items())))
 
 
 if __name__ == "__main__":
