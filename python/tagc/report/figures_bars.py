@@ -52,7 +52,7 @@ def _bars(rows: list[Bar], names: Sequence[str], colors: Sequence[str], x_title:
             whiskers.append({"r": r, "a": row.low / scale, "b": row.high / scale})
     met = [name for name in names if any(part["p"] == name for part in parts)]
     labels = [row.label if row.parts else "" for row in rows]
-    longest = min(190.0, max((style.text_width(label, 12) for label in labels), default=0.0))
+    longest = min(style.LABEL_WIDTH, max((style.text_width(label, 12) for label in labels), default=0.0))
     share = min(0.6, (max(style.text_width(row.end) for row in rows) + 14) / (style.WIDTH - longest - 20))
     shown = style.legend_param("shown", "p", met)
     x = alt.X("a:Q", title=x_title, scale=alt.Scale(domain=[0, (most / scale or 1) / (1 - share)], nice=False), axis=alt.Axis(tickCount=8))

@@ -26,6 +26,7 @@ DARK = {
 }  # fmt: skip
 FONT = "Liberation Sans, Arial, Helvetica, DejaVu Sans, sans-serif"
 WIDTH = 800
+LABEL_WIDTH = 330  # of the longest name of an arm that is shown whole
 
 
 def line_color(i: int) -> str:
@@ -61,7 +62,7 @@ def dark_spec(spec: Any) -> Any:
 
 def config() -> dict[str, Any]:
     axis = {"labelColor": INK, "titleColor": SOFT, "titleFontWeight": "normal", "titleFontSize": 12, "labelFontSize": 12, "gridColor": GRID,
-            "domainColor": FRAME, "tickColor": FRAME, "titlePadding": 8, "labelLimit": 190, "titleLimit": 700, "labelSeparation": 6}
+            "domainColor": FRAME, "tickColor": FRAME, "titlePadding": 8, "labelLimit": LABEL_WIDTH, "titleLimit": 700, "labelSeparation": 6}
     return {"background": PAGE, "font": FONT, "axis": axis, "view": {"stroke": None}, "text": {"color": INK, "fontSize": 11, "font": FONT},
             "legend": {"labelColor": INK, "labelFontSize": 12, "labelLimit": 320, "titleColor": SOFT, "titleFontWeight": "normal",
                        "orient": "bottom", "symbolStrokeWidth": 2.5, "columnPadding": 14},
