@@ -14,6 +14,7 @@
 #include "exchange/volume.h"
 #include "fsdp/gather_order.h"
 #include "fsdp/layout.h"
+#include "plan/clock.h"
 #include "plan/plan.h"
 
 typedef struct tagc_reduction {
@@ -62,6 +63,9 @@ void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory 
 
 /* ---- simulate.c ---- */
 
+/* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
+tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *costs,
+                                     const tagc_plan_link *link);
 /* Simulates one optimizer step. costs NULL: everything is free, to count bytes. remote: those of forecast->n_bytes that go
  * to other hosts. */
 tagc_status tagc_deployment_run(const tagc_deployment *deployment, const tagc_costs *costs,

@@ -160,20 +160,9 @@ tagc_status tagc_plan_simulate_local(const tagc_setup *s, const tagc_costs *cost
     round_plan round;
     TAGC_TRY(site_of(s, &site));
     tagc_costs of_site = *costs; /* machines may be shared by the hosts of a lab */
-    int per_host = s->world_size / s->n_hosts;
     of_site.cores *= s->n_machines > 0 ? (double)s->n_machines / s->n_hosts : 1;
     TAGC_TRY(tagc_plan_simulate(&site, &of_site, link, out));
-    tagc_sim_machine machine = {.latency_s = link->latency_s,
-                                .large_latency_s = link->large_latency_s,
-                                .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
-                                .remote_bytes_per_s = link->bytes_per_s * costs->link_share / per_host,
-                                .local_bytes_per_s =
-                                    link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
-                                .overhead_s = costs->overhead_s,
-                                .queue_bytes = costs->queue_bytes,
-                                .cores = of_site.cores / per_host,
-                                .cpu_s_per_byte = costs->cpu_s_per_byte,
-                                .poll_cores = costs->poll_cores};
+    tagc_sim_machine machine = tagc_sim_machine_of(s, costs, link);
     tagc_clock clock;
     double outer_s = 0, share = 1.0 / s->engine.local_steps;
     TAGC_TRY(make_round(s, &round));

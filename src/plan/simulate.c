@@ -245,10 +245,10 @@ static void destroy(simulation *s) {
     tagc_program_destroy(&s->program);
 }
 
-static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *costs,
-                                   const tagc_plan_link *link) {
-    int per_host = d->setup->world_size / d->setup->n_hosts;
-    int n_machines = d->setup->n_machines > 0 ? d->setup->n_machines : d->setup->n_hosts;
+tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *costs,
+                                     const tagc_plan_link *link) {
+    int per_host = setup->world_size / setup->n_hosts;
+    int n_machines = setup->n_machines > 0 ? setup->n_machines : setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
                               .large_latency_s = link->large_latency_s,
                               .large_bytes = TAGC_LARGE_MESSAGE_BYTES,
@@ -257,7 +257,7 @@ static tagc_sim_machine machine_of(const tagc_deployment *d, const tagc_costs *c
                                   link->host_bytes_per_s > 0 ? link->host_bytes_per_s : (double)INFINITY,
                               .overhead_s = costs->overhead_s,
                               .queue_bytes = costs->queue_bytes,
-                              .cores = costs->cores * n_machines / d->setup->world_size,
+                              .cores = costs->cores * n_machines / setup->world_size,
                               .cpu_s_per_byte = costs->cpu_s_per_byte,
                               .poll_cores = costs->poll_cores};
 }
@@ -266,7 +266,7 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
                              int n_micro_steps, tagc_forecast *forecast, double *remote) {
     simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
-    tagc_sim_machine machine = machine_of(d, costs, link);
+    tagc_sim_machine machine = tagc_sim_machine_of(d->setup, costs, link);
     tagc_clock_init(&s.clock, &machine);
     s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);

@@ -291,9 +291,19 @@ static void deltas_resume_exactly(void **state) {
     }
 }
 
+static void write_manifest(const char *path, const tagc_manifest *m) {
+    char name[1200], *text;
+    assert_int_equal(tagc_manifest_print(m, &text), TAGC_OK);
+    snprintf(name, sizeof name, "%s/manifest.json", path);
+    FILE *file = fopen(name, "wb");
+    assert_true(fputs(text, file) >= 0);
+    fclose(file);
+    free(text);
+}
+
 /* A checkpoint as programs before hosts wrote it: version 1 in manifest and headers, and no owners. */
 static void make_version_1(const char *path, int world_size) {
-    char name[1200], *text;
+    char name[1200];
     tagc_manifest *m;
     assert_int_equal(tagc_manifest_read(path, &m), TAGC_OK);
     assert_int_equal(m->version, 2);
@@ -311,12 +321,7 @@ static void make_version_1(const char *path, int world_size) {
         fclose(file);
         free(bytes);
     }
-    assert_int_equal(tagc_manifest_print(m, &text), TAGC_OK);
-    snprintf(name, sizeof name, "%s/manifest.json", path);
-    FILE *file = fopen(name, "wb");
-    assert_true(fputs(text, file) >= 0);
-    fclose(file);
-    free(text);
+    write_manifest(path, m);
     tagc_manifest_destroy(m);
 }
 
@@ -341,7 +346,7 @@ static void version_1_is_read(void **state) {
 
 /* As builds before version 5 wrote it: zeros where a flat has no first moment. Returns how many values were missing. */
 static uint64_t put_moments_back(const char *path, int world_size) {
-    char name[1200], *text;
+    char name[1200];
     uint64_t n_missing = 0;
     tagc_manifest *m, *old;
     assert_int_equal(tagc_manifest_read(path, &m), TAGC_OK);
@@ -375,12 +380,7 @@ static uint64_t put_moments_back(const char *path, int world_size) {
         free(bytes_old);
         n_missing += (n_old - n) / sizeof(float);
     }
-    assert_int_equal(tagc_manifest_print(old, &text), TAGC_OK);
-    snprintf(name, sizeof name, "%s/manifest.json", path);
-    FILE *file = fopen(name, "wb");
-    assert_true(fputs(text, file) >= 0);
-    fclose(file);
-    free(text);
+    write_manifest(path, old);
     tagc_manifest_destroy(m);
     tagc_manifest_destroy(old);
     return n_missing;
