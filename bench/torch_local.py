@@ -24,6 +24,7 @@ os.environ.setdefault("TAGC_LIBRARY", str(ROOT / "build" / "libtagc.so"))
 
 ALL = {"sparsity": 0, "layers": "all"}
 DILOCO = {"outer_lr": 0.7, "outer_momentum": 0.9}
+LARGEST = {"sparsity": 0.95, "values": "int2"}
 # name -> options of LocalSteps; None: an exchange in every step
 ARMS = {
     "every step, fp32": None,
@@ -32,11 +33,11 @@ ARMS = {
     "DiLoCo, fp32": ALL | DILOCO | {"values": "fp32"},
     "DiLoCo, bf16": ALL | DILOCO | {"values": "bf16"},
     "averaging, every value in 4 bits": {"sparsity": 0, "values": "int4"},
-    "averaging, direct 95 %": {},
-    "DiLoCo, direct 95 %": DILOCO,
-    "SparseLoCo's setting": {"sparsity": 0.984, "residual_decay": 0.95, "layers": "all"},
+    "averaging, direct 95 %": LARGEST,
+    "DiLoCo, direct 95 %": LARGEST | DILOCO,
+    "SparseLoCo's setting": {"sparsity": 0.984, "values": "int2", "residual_decay": 0.95, "layers": "all"},
     "Muon, every step, fp32": None,
-    "Muon, averaging, direct 95 %": {},
+    "Muon, averaging, direct 95 %": LARGEST,
 }
 LINKS = [(rate, latency) for rate in (20, 100, 1000) for latency in (0.001, 0.03, 0.1)]  # Mbit/s, seconds
 
