@@ -1,4 +1,4 @@
-/* Which files --data means. Corpora for llm.c and nanoGPT come as one file for each part, or in shards of 100 million tokens. */
+/* Finds the files that --data names: one file for each part, or shards as llm.c's corpora have. */
 #include "core/status.h"
 #include "data/data.h"
 #include <dirent.h>
@@ -75,7 +75,7 @@ static tagc_status list_pattern(const char *pattern, tagc_data_part part, path_l
     int code = glob(pattern, GLOB_NOSORT | GLOB_ERR, NULL, &found);
     tagc_status status = TAGC_OK;
     if (code != 0 && strpbrk(pattern, "*?["))
-        status = tagc_fail(TAGC_ERR_IO, "no file is called %.200s", pattern);
+        status = tagc_fail(TAGC_ERR_IO, "no file matches %.200s", pattern);
     else if (code != 0)
         status = tagc_fail(TAGC_ERR_IO, "%.200s does not exist; tagc data makes %s from text files", pattern,
                            part == TAGC_DATA_TRAIN ? "train.bin" : "val.bin");

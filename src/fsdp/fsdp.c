@@ -18,10 +18,7 @@ static tagc_status make_order(tagc_fsdp *f) {
 static tagc_status prepare_site(tagc_fsdp *f) {
     int n_ranks = tagc_local_site_ranks(&f->options), world_size = tagc_comm_world_size(f->all);
     int rank = tagc_comm_rank(f->all);
-    if (n_ranks > world_size || world_size % n_ranks != 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "ranks_per_host is %d, allowed is what divides the world size of %d", n_ranks,
-                         world_size);
+    TAGC_TRY(tagc_fsdp_check_hosts(n_ranks, world_size));
     tagc_comm *site;
     TAGC_TRY(tagc_comm_create_group(f->all, TAGC_GROUP_NEAR, rank / n_ranks * n_ranks, 1, n_ranks, &site));
     f->comm = site;

@@ -53,6 +53,7 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
  * same rows. Sums that must count each value once use _own_part, n_padded / W values that no other rank has. */
 void tagc_fsdp_owned(const tagc_fsdp *fsdp, uint64_t n_padded, int rank, uint64_t *first, uint64_t *n_owned);
 uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank);
+tagc_status tagc_fsdp_check_hosts(int ranks_per_host, int world_size);
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
 /* Frees the first moment that a flat had while it was gentle. */

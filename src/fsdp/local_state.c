@@ -1,4 +1,4 @@
-/* What local steps have to remember: anchor, outer velocity and residuals, behind the flats in a rank's file. */
+/* The state of local steps in a checkpoint: anchor, outer velocity and residuals, after the flats in a rank's file. */
 #include "fsdp/local_steps.h"
 
 #include "fsdp/internal.h"
@@ -21,7 +21,7 @@ uint64_t tagc_local_n_saved(const tagc_local_steps *l) {
     return n;
 }
 
-/* The same on all ranks; how much of each part a rank has, the world size and n_saved say. */
+/* Equal on all ranks. The size of a rank's parts is not in it: world size and n_saved determine that. */
 static uint64_t layout_of(const tagc_local_steps *l) {
     uint64_t hash = l->velocity != NULL;
     for (int i = 0; i < l->n_parts; i++) {
@@ -62,19 +62,20 @@ tagc_status tagc_local_check_saved(const tagc_fsdp *f, const tagc_manifest *m) {
     const tagc_manifest_local *saved = &m->local;
     if (saved->n_sites == 0)
         return tagc_fail(TAGC_ERR_MISMATCH,
-                         "it was saved without local steps: fork it, which begins them with its parameters");
+                         "it was saved without local steps; fork the run to begin them with its parameters");
     if (saved->n_sites != l->n_sites || m->world_size != f->world_size)
+        return tagc_fail(TAGC_ERR_MISMATCH,
+                         "it was saved by %d sites of %d ranks, here are %d of %d. A residual belongs to its "
+                         "site: resume with "
+                         "the same numbers, or fork the run, which drops residuals",
+                         saved->n_sites, m->world_size, l->n_sites, f->world_size);
+    if (saved->site != l->site)
+        return tagc_fail(TAGC_ERR_MISMATCH, "site %d saved it, this is site %d", saved->site, l->site);
+    if (m->files[f->rank].n_local != tagc_local_n_saved(l) || saved->layout != layout_of(l))
         return tagc_fail(
             TAGC_ERR_MISMATCH,
-            "it was saved by %d sites of %d ranks, here are %d of %d: what is still to come of a site has no "
-            "other place to go. Go on with as many, or fork it, which leaves residuals behind",
-            saved->n_sites, m->world_size, l->n_sites, f->world_size);
-    if (saved->site != l->site)
-        return tagc_fail(TAGC_ERR_MISMATCH, "it is of site %d, and this is site %d", saved->site, l->site);
-    if (m->files[f->rank].n_local != tagc_local_n_saved(l) || saved->layout != layout_of(l))
-        return tagc_fail(TAGC_ERR_MISMATCH,
-                         "its local steps exchange other tensors, or by other means: go on with the options "
-                         "that it was saved with, or fork it");
+            "its local steps exchange other tensors or use another exchange: resume with the options "
+            "that it was saved with, or fork the run");
     return TAGC_OK;
 }
 

@@ -46,8 +46,8 @@ static tagc_reducer_options options_of_part(const tagc_local_steps *l, const tag
     return r;
 }
 
-/* What this rank has of the tensors of a class, of one unit or with unit -1 of all, as the next part. Ranks of a site have
- * the same parts, if only padding of some. */
+/* Makes the next part from this rank's share of the tensors of a class: of one unit, or of all units if unit is -1. All
+ * ranks of a site have the same parts, some of which may hold only padding. */
 static void add_part(const tagc_fsdp *f, tagc_local_steps *l, int class_, int unit, int *n_members) {
     tagc_local_part *part = &l->parts[l->n_parts];
     *part = (tagc_local_part){.class_ = class_, .first_member = *n_members, .at = l->n_elems};
@@ -79,7 +79,7 @@ tagc_status tagc_local_lay_out(tagc_fsdp *f, const tagc_fsdp_options *options, i
     size_t n = (size_t)f->tables.n_tensors;
     if (l != NULL) {
         *l = (tagc_local_steps){.options = *options, .n_sites = n_sites};
-        l->parts = calloc(n + 1, sizeof *l->parts); /* one more to try out */
+        l->parts = calloc(n + 1, sizeof *l->parts); /* one spare, to try a part */
         l->members = calloc(n, sizeof *l->members);
     }
     if (l == NULL || l->parts == NULL || l->members == NULL)
@@ -154,7 +154,7 @@ void tagc_local_reset(tagc_fsdp *f) {
     for (int i = 0; i < l->n_parts; i++) tagc_reducer_scale_residual(l->parts[i].reducer, 0);
 }
 
-/* All sites begin with the same parameters, or pseudo-gradients would mean something else on each. */
+/* All sites must begin with the same parameters: a pseudo-gradient is a difference to the anchor. */
 static tagc_status compare_anchors(tagc_fsdp *f) {
     tagc_local_steps *l = f->local;
     uint64_t own = XXH3_64bits(l->anchor, l->n_elems * sizeof *l->anchor);
@@ -214,7 +214,7 @@ static void add_stats(tagc_fsdp *f, const tagc_local_part *part, const tagc_redu
     sum->n_union += s->n_union;
 }
 
-/* Waits for all that were begun, whatever happens: peers wait, too. */
+/* Waits for every exchange that began, also after a failure, because peers wait for this rank. */
 static tagc_status exchange(tagc_fsdp *f) {
     tagc_local_steps *l = f->local;
     tagc_status status = TAGC_OK;
@@ -237,7 +237,7 @@ static tagc_status exchange(tagc_fsdp *f) {
     return tagc_agree(f->all, status);
 }
 
-/* Of what arrived. Every site computes the same from the same bits. */
+/* Every site computes the same result from the same bits. */
 static void outer_step(tagc_local_steps *l) {
     float lr = (float)l->options.outer_lr, momentum = (float)l->options.outer_momentum;
     for (uint64_t i = 0; i < l->n_elems; i++) {
@@ -250,7 +250,7 @@ static void outer_step(tagc_local_steps *l) {
     }
 }
 
-/* Of what was sent since the step began, or since it was counted last. */
+/* Counts the bytes since the step began or since the last count. */
 static void count_bytes(tagc_fsdp *f) {
     tagc_local_steps *l = f->local;
     tagc_fsdp_stats *s = &f->account.stats;

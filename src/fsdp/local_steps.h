@@ -1,6 +1,6 @@
-/* Local steps: sites train by themselves, and exchange how far they came every so many steps.
+/* Local steps: each site trains alone, and every local_steps steps the sites exchange how far their parameters moved.
  *
- *   step, step, ... step   each site's own; its ranks exchange gradients among themselves
+ *   step, step, ... step   the ranks of a site exchange gradients with each other only
  *   round                  pseudo-gradient = anchor - master; its mean over the sites, by reducers with error feedback
  *                          outer step: velocity = momentum * velocity + mean
  *                                      anchor  -= lr * (momentum > 0 ? mean + momentum * velocity : mean)
@@ -24,7 +24,7 @@ typedef struct tagc_local_part {
 } tagc_local_part;
 
 typedef struct tagc_local_steps {
-    tagc_fsdp_options options; /* as the caller gave them: the engine's own say how a site exchanges within */
+    tagc_fsdp_options options; /* the caller's; fsdp->options say how ranks of a site exchange */
     tagc_comm *between;        /* the ranks of the same place in their sites, (n_sites,) */
     int n_sites, site;
     int n_parts;            /* matrices: one for each unit and class; vectors: one */
@@ -37,7 +37,7 @@ typedef struct tagc_local_steps {
     void *memory;
     uint64_t n_steps, n_rounds; /* since the last round; so far */
     int has_anchor;
-    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS]; /* when the step began */
+    uint64_t sent_before[TAGC_N_LEGS], received_before[TAGC_N_LEGS]; /* at the beginning of the step */
 } tagc_local_steps;
 
 /* Ranks of a site. */
@@ -45,31 +45,31 @@ int tagc_local_site_ranks(const tagc_fsdp_options *options);
 /* How a site's own engine exchanges. */
 tagc_fsdp_options tagc_local_inner(const tagc_fsdp_options *options);
 
-/* Local: the parts of the engine's tables. f->local is made; the rest of it by _connect. */
+/* Makes fsdp->local with the parts of the engine's tables, without communication. _connect makes its arrays and reducers. */
 tagc_status tagc_local_lay_out(tagc_fsdp *fsdp, const tagc_fsdp_options *options, int n_sites);
-/* Collective over all: reducers. The groups are f->comm and f->local->between. */
+/* Collective over all ranks. Needs fsdp->local->between. */
 tagc_status tagc_local_connect(tagc_fsdp *fsdp);
-void tagc_local_destroy(tagc_fsdp *fsdp); /* of f->local; accepts that there is none */
+void tagc_local_destroy(tagc_fsdp *fsdp); /* of fsdp->local, which may be NULL */
 
-/* Masters were replaced: no round is begun, there is no velocity, and residuals are empty. */
+/* Call it when masters were replaced: starts a new round, and clears velocity and residuals. */
 void tagc_local_reset(tagc_fsdp *fsdp);
 /* Collective, before the first gather of a step. */
 tagc_status tagc_local_begin_step(tagc_fsdp *fsdp);
-/* Collective over the site, or over all where a round is due: after an update. */
+/* Call it after an update. Collective over the site, or over all ranks if a round is due. */
 tagc_status tagc_local_end_step(tagc_fsdp *fsdp);
 
 /* ---- checkpoints ---- */
 
-/* What this rank's file holds of it, in values: anchor, velocity, residuals. */
+/* Number of values in this rank's file: anchor, velocity, residuals. */
 uint64_t tagc_local_n_saved(const tagc_local_steps *local);
 void tagc_local_describe(const tagc_local_steps *local, tagc_manifest_local *out);
 /* Calls write(context, values, n) for each of its arrays in turn. */
 tagc_status tagc_local_write(const tagc_local_steps *local,
                              tagc_status (*write)(void *context, const float *values, uint64_t n),
                              void *context);
-/* Before anything changes: could _load take this? */
+/* Whether _load would accept it. Changes nothing. */
 tagc_status tagc_local_check_saved(const tagc_fsdp *fsdp, const tagc_manifest *manifest);
-/* values: what _write wrote. */
+/* values: as _write passed them. */
 tagc_status tagc_local_load(tagc_fsdp *fsdp, const tagc_manifest_local *saved, const float *values);
 
 #endif

@@ -87,10 +87,7 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
     tagc_status status = TAGC_OK;
     if (!f || !layout) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout");
     int n_site = options->local_steps > 0 ? tagc_local_site_ranks(options) : world_size;
-    if (world_size % n_site != 0)
-        status =
-            tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, allowed is what divides the world size of %d",
-                      n_site, world_size);
+    if (status == TAGC_OK) status = tagc_fsdp_check_hosts(n_site, world_size);
     if (status == TAGC_OK) {
         f->world_size = n_site;
         f->options = options->local_steps > 0 ? tagc_local_inner(options) : *options;

@@ -1,4 +1,4 @@
-/* Holds forecasts against measured iterations. */
+/* Compares forecasts with measured iterations. */
 #include "plan/rows.h"
 
 #include "core/status.h"
@@ -15,13 +15,12 @@ static int was_fitted(const tagc_plan_inputs *inputs, const tagc_point *point) {
     return 0;
 }
 
-/* Whom the simulation would choose in each place, and whom the measurement. Points of a place are neighbours. */
+/* The arms that simulation and measurement choose in each place. Points of a place are neighbours. */
 typedef struct choice {
     const char *place;
-    double simulated_s, chosen_s,
-        measured_s; /* the least simulated, what that arm took, the least measured */
+    double simulated_s, chosen_s, measured_s; /* least simulated; measured of that arm; least measured */
     int n_arms, n_places, n_right;
-    double most; /* that the chosen arm took above the fastest, as a share */
+    double most; /* excess of the chosen arm over the fastest, as a share */
 } choice;
 
 static void end_place(choice *c) {

@@ -1,4 +1,4 @@
-/* A site's own step, and what a round between sites adds to each. */
+/* Simulates a step within a site, and adds a round between sites, divided by the steps of a round. */
 #include "plan/local_steps.h"
 
 #include "core/status.h"
@@ -42,7 +42,7 @@ static tagc_status site_of(const tagc_setup *s, tagc_setup *site) {
     return TAGC_OK;
 }
 
-/* Measured or given densities are those of the engine's sparsity. */
+/* Densities that were measured or given belong to the engine's sparsity. */
 static void set_densities(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
@@ -124,7 +124,7 @@ static void agree(tagc_clock *clock, double n_bytes) {
     tagc_clock_wait(clock, &word);
 }
 
-/* All parts at once, as the engine begins them, and what it reads and writes before and after. */
+/* Begins all parts at once, as the engine does, and counts its memory traffic before and after. */
 static tagc_status run_round(const round_plan *round, const tagc_costs *costs, tagc_clock *clock,
                              double *outer_s) {
     const tagc_layout *layout = round->layout;
@@ -140,7 +140,7 @@ static tagc_status run_round(const round_plan *round, const tagc_costs *costs, t
     }
     if (status == TAGC_OK) {
         tagc_clock_work(clock,
-                        16 * n_elems * costs->byte_s); /* anchor, master, delta, and whether it is finite */
+                        16 * n_elems * costs->byte_s); /* reads anchor and master, writes delta, checks it */
         agree(clock, round->agree_bytes);
         for (int i = 0; i < n_jobs; i++) tagc_clock_submit(clock, &jobs[i]);
         for (int i = 0; i < n_jobs; i++) tagc_clock_join(clock, &jobs[i]);
@@ -159,7 +159,7 @@ tagc_status tagc_plan_simulate_local(const tagc_setup *s, const tagc_costs *cost
     tagc_setup site;
     round_plan round;
     TAGC_TRY(site_of(s, &site));
-    tagc_costs of_site = *costs; /* machines may be shared by the hosts of a lab */
+    tagc_costs of_site = *costs; /* hosts of a lab may share a machine */
     of_site.cores *= s->n_machines > 0 ? (double)s->n_machines / s->n_hosts : 1;
     TAGC_TRY(tagc_plan_simulate(&site, &of_site, link, out));
     tagc_sim_machine machine = tagc_sim_machine_of(s, costs, link);

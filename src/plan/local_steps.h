@@ -1,4 +1,4 @@
-/* Local steps in the cost model: a site is a deployment of its own, and each of its steps has a share of a round. */
+/* Local steps in the cost model: a site is a deployment of its own, and each of its steps bears 1/H of a round. */
 #ifndef TAGC_PLAN_LOCAL_STEPS_H
 #define TAGC_PLAN_LOCAL_STEPS_H
 

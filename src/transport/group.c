@@ -14,10 +14,10 @@ typedef struct group_request {
 typedef struct group {
     tagc_comm *parent;
     int kind, first, stride, n;
-    group_request *requests; /* made as they are needed, and kept; touched by the group's comm thread only */
+    group_request *requests; /* made on first need, then reused; only the group's comm thread uses them */
 } group;
 
-/* Groups ascend as the parent's ranks do, so that parts keep their order. */
+/* Ranks of a group ascend like those of the parent, so parts keep their order. */
 static void translate(const group *g, const tagc_part *from, uint32_t n, tagc_part *to) {
     for (uint32_t i = 0; i < n; i++) {
         to[i] = from[i];
@@ -68,7 +68,7 @@ static void give_up(void *context, const char *reason) {
     tagc_comm_abort(((group *)context)->parent, reason);
 }
 
-/* Buffers are free when the parent, broken now, has let them go. */
+/* The abort breaks the parent. Buffers are free when the parent has finished their tickets. */
 static void cancel(void *context, const char *reason) {
     group *g = context;
     tagc_comm_abort(g->parent, reason);
@@ -102,8 +102,9 @@ tagc_status tagc_comm_create_group(tagc_comm *parent, tagc_group_kind kind, int 
     int at = stride > 0 ? (parent->rank - first) / stride : 0;
     if (first < 0 || stride < 1 || n < 1 || first + (n - 1) * stride >= parent->world_size || at >= n ||
         first + at * stride != parent->rank)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%d ranks from %d on, every %d, of %d, without rank %d", n, first,
-                         stride, parent->world_size, parent->rank);
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "a group of %d ranks from %d, every %d, of %d ranks does not contain rank %d", n,
+                         first, stride, parent->world_size, parent->rank);
     if (!(parent->ops->capabilities & TAGC_TRANSPORT_GROUPS))
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "the transport %s has no lanes for groups of ranks",
                          parent->ops->name);
@@ -112,7 +113,7 @@ tagc_status tagc_comm_create_group(tagc_comm *parent, tagc_group_kind kind, int 
     *g = (group){.parent = parent, .kind = (int)kind, .first = first, .stride = stride, .n = n};
     tagc_comm_options options;
     tagc_comm_options_init(&options);
-    options.timeout_s = 1e6; /* the parent has its own, and knows for whom it waits */
+    options.timeout_s = 1e6; /* the parent has a time-out, and knows which rank is silent */
     options.trace = parent->options.trace;
     options.trace_context = parent->options.trace_context;
     tagc_status status = tagc_comm_create(&group_ops, g, at, n, &options, out);

@@ -45,7 +45,7 @@ printf '\377\377' >shards/text_train_000003.bin
 run 1 eval --data 'shards/*train_000003.bin' --from whole-run
 says "text_train_000003.bin"
 run 1 train --data 'nowhere/*.bin' "${shape[@]}" --steps 1
-says "no file is called nowhere/*.bin"
+says "no file matches nowhere/*.bin"
 run 0 info whole
 run 0 data --out one text/a.txt
 grep -q "^1 file, " out || fail "one file: $(cat out)"

@@ -298,7 +298,7 @@ static void shards_are_one_file(void **state) {
     assert_fails(tagc_data_open(folder, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_MISMATCH,
                  "a_train_2.bin: llmc format");
     snprintf(pattern, sizeof pattern, "%s/none*.bin", folder);
-    assert_fails(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_IO, "no file is called");
+    assert_fails(tagc_data_open(pattern, TAGC_DATA_TRAIN, &shards[0]), TAGC_ERR_IO, "no file matches");
 }
 
 int main(void) {
