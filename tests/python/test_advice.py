@@ -296,7 +296,7 @@ def test_measuring(wrap, compressed):
     assert found["link"]["bytes_per_s"] > 0 and found["reason"] in found["text"]
     local = found["local"]
     assert local["every"] in links.EVERY and local["reason"] in found["text"] and local["step_s"] >= found["compute_s"]
-    assert 0.1 < local["bits"] * local["every"] < 5  # a model of small tensors
+    assert 4.5 < local["bits"] * local["every"] < 6  # every value in 4 bits with its scales; messages of small tensors have headers
 
 
 def bits_of_an_exchange(rank, world_size):

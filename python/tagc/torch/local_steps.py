@@ -70,7 +70,7 @@ class Settings:
         fields: dict[str, Any] = {"n_threads": self.threads}
         if kind == "dense":
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
-        return fields | {"exchange": lib.EXCHANGES["direct"], "format": lib.FORMATS[self.values], "sparsity": self.sparsity}
+        return fields | options.of_direct(self.values, self.sparsity)
 
     def due(self) -> list[int]:
         """Of each fragment, when it is due: steps modulo `every`."""

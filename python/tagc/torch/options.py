@@ -15,7 +15,7 @@ from tagc._library import Error
 from tagc.torch import policy
 
 WARMUP_KEPT = 0.25  # the share kept at first
-EVERY_VALUE = ("int4", 0)  # values and sparsity in the gentle start
+EVERY_VALUE = ("int4", 0)  # values and sparsity in the gentle start, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
 FEW_BITS = ("int2", 0)  # between that and what is selected
 TRANSPORTS = ("host", "group")
@@ -44,6 +44,12 @@ def _number(name: str, value: Any, low: float, high: float, kind: type[int] | ty
     if not fits or kind(value) != value:
         raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
                     f"{low} to {high}")
+
+
+def of_direct(values: str, sparsity: float) -> dict[str, Any]:
+    """Fields of tagc_reducer_options for the exchange direct."""
+    block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
+    return {"exchange": lib.EXCHANGES["direct"], "sparsity": sparsity, "format": lib.FORMATS[values]} | block
 
 
 @dataclasses.dataclass
@@ -131,8 +137,7 @@ class Options:
         """Fields for parts of that class, stage (None: the last) and dtype of gradients."""
         if stage is not None and (stages := self.stages(kind)):
             values, sparsity = stages[stage]
-            block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
-            return {"exchange": lib.EXCHANGES["direct"], "n_threads": self.threads, "sparsity": sparsity, "format": lib.FORMATS[values]} | block
+            return {"n_threads": self.threads} | of_direct(values, sparsity)
         exchange = "dense"
         if kind == "compressed":
             exchange = self.exchange
@@ -142,11 +147,11 @@ class Options:
         if exchange == "dense":
             fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
         elif kind == "mild":
-            fields |= {"sparsity": self.mild_sparsity, "format": lib.FORMATS[self.mild]}
+            fields |= of_direct(self.mild, self.mild_sparsity)
+        elif exchange == "direct":
+            fields |= of_direct(self.values, self.sparsity_at(step))
         else:
             fields["sparsity"] = self.sparsity_at(step)
-            if exchange == "direct":
-                fields["format"] = lib.FORMATS[self.values]
         return fields
 
     def feeds_back(self, kind: str) -> bool:
