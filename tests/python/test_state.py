@@ -260,7 +260,6 @@ def deltas_resume(rank, world_size):
         saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0))(Run(options=options, model_class=Odd))
     saved_dcp(Run(options=OPTIONS, model_class=Odd).steps(0), at=True)(other := Run(options=options, model_class=Odd))
     assert other.steps(1).sent[0]["gather"] == whole
-    assert isinstance(tagc.Error, type)
 
 
 def evaluated(rank, options):

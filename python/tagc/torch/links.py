@@ -112,7 +112,7 @@ def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay:
     """The fewest steps between exchanges at which these cost little time, or the most that are offered."""
     fitting = (every for every in EVERY if every >= fragments and every > delay
                and local_step_s(compute_s, exchange_s, every, fragments, delay) <= HIDDEN * compute_s)
-    return next(fitting, EVERY[-1])
+    return next(fitting, max(EVERY[-1], fragments, delay + 1))
 
 
 def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping[str, Any], str]:
