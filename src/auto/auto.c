@@ -4,13 +4,13 @@
 
 #include "auto/candidates.h"
 #include "core/status.h"
+#include "files/result_file.h"
 #include "launch/over_ranks.h"
 #include "plan/choose.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum {
     SKIPPED_STEPS = 2, /* after a switch, because they touch new buffers for the first time */
@@ -54,16 +54,6 @@ __attribute__((format(printf, 2, 3))) static void say(const tagc_auto *a, const 
     a->setup.say(a->setup.context, line);
 }
 
-static double median_of(const double *values, int n) {
-    double sorted[WATCHED_STEPS];
-    for (int i = 0; i < n; i++) {
-        int at = i;
-        for (; at > 0 && sorted[at - 1] > values[i]; at--) sorted[at] = sorted[at - 1];
-        sorted[at] = values[i];
-    }
-    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
-}
-
 /* ---- switching ---- */
 
 static tagc_status switch_to(tagc_auto *a, const tagc_reducer_options *flats, phase next) {
@@ -81,28 +71,6 @@ static void settle(tagc_auto *a, double settled_s) {
 }
 
 /* ---- choosing ---- */
-
-/* Rank 0 chooses for all: forecasts are sums of doubles, which may differ in their last bits between hosts. */
-static tagc_status share_choice(tagc_auto *a) {
-    tagc_comm *comm = a->setup.comm;
-    size_t n_bytes = sizeof a->choice + (size_t)a->n_flats * sizeof *a->chosen;
-    char *own = calloc((size_t)tagc_comm_world_size(comm) + 1, n_bytes), *all = own + n_bytes;
-    tagc_status status = TAGC_OK;
-    if (!own) {
-        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the choices of all ranks");
-        tagc_comm_abort(comm, tagc_last_error());
-        return status;
-    }
-    memcpy(own, &a->choice, sizeof a->choice);
-    memcpy(own + sizeof a->choice, a->chosen, n_bytes - sizeof a->choice);
-    status = tagc_comm_all_gather(comm, own, n_bytes, all);
-    if (status == TAGC_OK) {
-        memcpy(&a->choice, all, sizeof a->choice);
-        memcpy(a->chosen, all + sizeof a->choice, n_bytes - sizeof a->choice);
-    }
-    free(own);
-    return status;
-}
 
 static void explain(const tagc_auto *a) {
     const tagc_choice *c = &a->choice;
@@ -129,11 +97,9 @@ static tagc_status choose(tagc_auto *a) {
     tagc_auto_plan(&a->setup, &a->machine, &a->dense_stats, &setup, &costs);
     tagc_status status = tagc_plan_choose(&setup, &costs, &a->machine.link, a->candidates, a->n_candidates,
                                           tolerance, a->chosen, &a->choice);
-    if (status != TAGC_OK) { /* the same inputs fail on all ranks; the abort makes sure that none waits */
-        tagc_comm_abort(a->setup.comm, tagc_last_error());
-        return status;
-    }
-    TAGC_TRY(share_choice(a));
+    TAGC_TRY(tagc_abort_unless_ok(a->setup.comm, status));
+    TAGC_TRY(tagc_take_from_rank_0(a->setup.comm, &a->choice, sizeof a->choice));
+    TAGC_TRY(tagc_take_from_rank_0(a->setup.comm, a->chosen, (size_t)a->n_flats * sizeof *a->chosen));
     explain(a);
     if (a->choice.candidate == 0 || a->choice.n_kept == 0) {
         settle(a, a->dense_s / a->turn);
@@ -144,11 +110,6 @@ static tagc_status choose(tagc_auto *a) {
 }
 
 /* ---- windows ---- */
-
-/* The time of the slowest rank, because all wait for it. */
-static tagc_status agree_on_time(const tagc_auto *a, double *seconds) {
-    return tagc_max_over_ranks(a->setup.comm, seconds, 1);
-}
 
 static tagc_status end_dense(tagc_auto *a, double median_s) {
     a->dense_s += median_s;
@@ -203,9 +164,9 @@ tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats, double wa
     if (at >= 0) a->total_s[at] = wall_s;
     if (at >= 0 && a->phase != PHASE_SETTLED) a->stats[at] = *stats;
     if (at + 1 < n_measured) return TAGC_OK;
-    double median_s = median_of(a->total_s, n_measured);
+    double median_s = tagc_result_spread_of(a->total_s, n_measured).median;
     if (a->phase == PHASE_DENSE) keep_median(a, median_s);
-    TAGC_TRY(agree_on_time(a, &median_s));
+    TAGC_TRY(tagc_max_over_ranks(a->setup.comm, &median_s, 1)); /* all wait for the slowest rank */
     if (a->phase == PHASE_SETTLED) return look(a, median_s);
     return a->phase == PHASE_DENSE ? end_dense(a, median_s) : end_choice(a, median_s);
 }
@@ -248,7 +209,7 @@ tagc_status tagc_auto_create(const tagc_auto_setup *setup, tagc_auto **out) {
         a->setup = *setup;
         status = make(a);
     }
-    if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error());
+    status = tagc_abort_unless_ok(setup->comm, status);
     if (status == TAGC_OK) status = tagc_machine_measure_link(setup->comm, &a->machine);
     if (status == TAGC_OK) status = begin(a);
     if (status == TAGC_OK && tagc_comm_world_size(setup->comm) == 1) {

@@ -16,6 +16,7 @@
 
 typedef struct tagc_auto tagc_auto;
 
+/* Of --bucket-elems auto, too (bucket.h), which comes before the engine and leaves fsdp unread. */
 typedef struct tagc_auto_setup {
     tagc_comm *comm;
     tagc_fsdp *fsdp;

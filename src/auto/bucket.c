@@ -6,7 +6,7 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "launch/over_ranks.h"
-#include "train/step.h"
+#include "plan/choose.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -46,13 +46,14 @@ static tagc_status grad_done(void *context, int tensor) {
 static tagc_status run_probe(tagc_gpt2 *model, const tagc_params *params, int n_tokens, double *seconds) {
     int tokens[PROBE_TOKENS] = {0};
     double loss, start_s = tagc_clock_s();
-    TAGC_TRY(tagc_training_micro_step(NULL, model, params, tokens, tokens, 1, n_tokens, &loss));
+    TAGC_TRY(tagc_gpt2_forward(model, params, tokens, tokens, 1, n_tokens, &loss));
+    TAGC_TRY(tagc_gpt2_backward(model, params, 1.0f));
     *seconds = tagc_clock_s() - start_s;
     return TAGC_OK;
 }
 
 /* Seconds per floating point operation of a model of the same width. */
-static tagc_status time_computing(const tagc_bucket_setup *setup, double *flop_s) {
+static tagc_status time_computing(const tagc_auto_setup *setup, double *flop_s) {
     tagc_setup small = {.model = setup->model, .world_size = 1, .n_hosts = 1, .n_batch = 1};
     small.n_tokens = setup->n_tokens < PROBE_TOKENS ? setup->n_tokens : PROBE_TOKENS;
     if (small.model.n_layer > PROBE_LAYERS) small.model.n_layer = PROBE_LAYERS;
@@ -85,18 +86,18 @@ static tagc_status time_computing(const tagc_bucket_setup *setup, double *flop_s
 /* ---- choosing ---- */
 
 /* Dense and compressed units have different best buckets. If auto will choose between them, take that of the faster. */
-static tagc_status choose(const tagc_bucket_setup *setup, const tagc_auto_setup *about,
-                          const tagc_machine *machine, double flop_s, tagc_bucket_choice *out) {
-    tagc_setup plan = {.model = setup->model, .n_batch = about->n_batch, .n_tokens = setup->n_tokens};
+static tagc_status choose(const tagc_auto_setup *setup, const tagc_machine *machine, double flop_s,
+                          int chooses_exchange, tagc_bucket_choice *out) {
+    tagc_setup plan = {.model = setup->model, .n_batch = setup->n_batch, .n_tokens = setup->n_tokens};
     tagc_costs costs;
     tagc_bucket_choice dense;
-    plan.engine = about->engine;
+    plan.engine = setup->engine;
     tagc_fsdp_stats stats = {.compute_s = flop_s * tagc_setup_flops(&plan)};
-    int n_owners = about->engine.sharding == TAGC_SHARD_NONE ? 1 : tagc_comm_world_size(about->comm);
+    int n_owners = setup->engine.sharding == TAGC_SHARD_NONE ? 1 : tagc_comm_world_size(setup->comm);
     stats.optimizer_s = optimizer_elem_s * (double)tagc_gpt2_n_params(&setup->model) / n_owners;
-    tagc_auto_plan(about, machine, &stats, &plan, &costs);
+    tagc_auto_plan(setup, machine, &stats, &plan, &costs);
     TAGC_TRY(tagc_plan_choose_bucket(&plan, &costs, &machine->link, tolerance, out));
-    if (setup->options->exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    if (!chooses_exchange) return TAGC_OK;
     plan.engine.policy = TAGC_POLICY_NONE;
     plan.engine.mild.exchange = TAGC_EXCHANGE_DENSE;
     TAGC_TRY(tagc_plan_choose_bucket(&plan, &costs, &machine->link, tolerance, &dense));
@@ -104,22 +105,7 @@ static tagc_status choose(const tagc_bucket_setup *setup, const tagc_auto_setup 
     return TAGC_OK;
 }
 
-/* Rank 0 chooses for all: forecasts are sums of doubles, which may differ in their last bits between hosts. */
-static tagc_status share(tagc_comm *comm, tagc_bucket_choice *choice) {
-    tagc_bucket_choice *all = calloc((size_t)tagc_comm_world_size(comm), sizeof *all);
-    tagc_status status = TAGC_OK;
-    if (!all) {
-        status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the choices of all ranks");
-        tagc_comm_abort(comm, tagc_last_error());
-        return status;
-    }
-    status = tagc_comm_all_gather(comm, choice, sizeof *choice, all);
-    if (status == TAGC_OK) *choice = all[0];
-    free(all);
-    return status;
-}
-
-static void explain(const tagc_bucket_setup *setup, const tagc_machine *machine,
+static void explain(const tagc_auto_setup *setup, const tagc_machine *machine,
                     const tagc_bucket_choice *choice) {
     char line[256];
     int n =
@@ -137,34 +123,25 @@ static void explain(const tagc_bucket_setup *setup, const tagc_machine *machine,
 }
 
 /* All local work comes before the first collective call that follows the measurement of the link. */
-static tagc_status measure(const tagc_bucket_setup *setup, const tagc_fsdp_options *engine,
-                           tagc_machine *machine, double *flop_s) {
-    tagc_candidate candidate = {.compressed = engine->reducer, .mild = engine->mild};
-    TAGC_TRY(tagc_machine_measure_codec(engine, &candidate, 1, machine));
+static tagc_status measure(const tagc_auto_setup *setup, tagc_machine *machine, double *flop_s) {
+    tagc_candidate candidate = {.compressed = setup->engine.reducer, .mild = setup->engine.mild};
+    TAGC_TRY(tagc_machine_measure_codec(&setup->engine, &candidate, 1, machine));
     return time_computing(setup, flop_s);
 }
 
-tagc_status tagc_bucket_choose(const tagc_bucket_setup *setup, int64_t *bucket_elems) {
-    tagc_auto_setup about = {.comm = setup->comm,
-                             .model = setup->model,
-                             .n_batch = (int)setup->options->batch_size,
-                             .n_tokens = setup->n_tokens};
+tagc_status tagc_bucket_choose(const tagc_auto_setup *setup, int chooses_exchange, int64_t *bucket_elems) {
+    tagc_comm *comm = setup->comm;
     tagc_machine machine = {0};
     tagc_bucket_choice choice = {0};
     double flop_s = 0;
     *bucket_elems = 0;
-    if (tagc_comm_world_size(setup->comm) == 1) return TAGC_OK; /* nothing travels */
-    tagc_train_fsdp(setup->options, &about.engine);
-    tagc_status status = measure(setup, &about.engine, &machine, &flop_s);
-    if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error()); /* so that no rank waits */
-    TAGC_TRY(status);
-    TAGC_TRY(tagc_machine_find_hosts(setup->comm, &machine));
-    TAGC_TRY(tagc_machine_measure_link(setup->comm, &machine));
-    TAGC_TRY(tagc_max_over_ranks(setup->comm, &flop_s, 1));
-    status = choose(setup, &about, &machine, flop_s, &choice);
-    if (status != TAGC_OK) tagc_comm_abort(setup->comm, tagc_last_error());
-    TAGC_TRY(status);
-    TAGC_TRY(share(setup->comm, &choice));
+    if (tagc_comm_world_size(comm) == 1) return TAGC_OK; /* nothing travels */
+    TAGC_TRY(tagc_abort_unless_ok(comm, measure(setup, &machine, &flop_s)));
+    TAGC_TRY(tagc_machine_find_hosts(comm, &machine));
+    TAGC_TRY(tagc_machine_measure_link(comm, &machine));
+    TAGC_TRY(tagc_max_over_ranks(comm, &flop_s, 1));
+    TAGC_TRY(tagc_abort_unless_ok(comm, choose(setup, &machine, flop_s, chooses_exchange, &choice)));
+    TAGC_TRY(tagc_take_from_rank_0(comm, &choice, sizeof choice));
     explain(setup, &machine, &choice);
     *bucket_elems = (int64_t)choice.bucket_elems;
     return TAGC_OK;

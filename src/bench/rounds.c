@@ -77,18 +77,35 @@ static void say_line(void *context, const char *line) {
     tagc_bench_say(context, "    %s\n", line);
 }
 
-static tagc_status open_chooser(turn *t, const tagc_fsdp_options *options) {
+static tagc_auto_setup auto_setup(const turn *t) {
     const tagc_bench *bench = t->b->bench;
-    if (t->arm->arm->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    tagc_train_options options = tagc_measured_options(t->arm);
     tagc_auto_setup setup = {.comm = bench->rank->comm,
                              .fsdp = t->fsdp,
-                             .engine = *options,
                              .model = bench->plan->model,
                              .n_batch = (int)bench->plan->options.train.batch_size,
                              .n_tokens = bench->plan->n_tokens,
                              .say = say_line,
                              .context = t->b->bench};
+    tagc_train_fsdp(&options, &setup.engine);
+    return setup;
+}
+
+static int chooses_exchange(const turn *t) {
+    return t->arm->arm->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
+}
+
+static tagc_status open_chooser(turn *t) {
+    if (!chooses_exchange(t)) return TAGC_OK;
+    tagc_auto_setup setup = auto_setup(t);
     return tagc_auto_create(&setup, &t->chooser);
+}
+
+/* Only in the first turn, so that all turns of an arm run alike. */
+static tagc_status choose_bucket(turn *t) {
+    if (t->arm->bucket_elems >= 0) return TAGC_OK;
+    tagc_auto_setup setup = auto_setup(t);
+    return tagc_bucket_choose(&setup, chooses_exchange(t), &t->arm->bucket_elems);
 }
 
 /* Token k has the frequency 1 / (k + 1), as words of a language sorted by frequency do. */
@@ -110,19 +127,6 @@ static tagc_status next_batch(void *context, int *tokens, int *targets) {
         }
     }
     return TAGC_OK;
-}
-
-/* Only in the first turn, so that all turns of an arm run alike. */
-static tagc_status choose_bucket(turn *t) {
-    const tagc_bench *bench = t->b->bench;
-    if (t->arm->bucket_elems >= 0) return TAGC_OK;
-    tagc_bucket_setup setup = {.comm = bench->rank->comm,
-                               .options = &t->arm->arm->options,
-                               .model = bench->plan->model,
-                               .n_tokens = bench->plan->n_tokens,
-                               .say = say_line,
-                               .context = t->b->bench};
-    return tagc_bucket_choose(&setup, &t->arm->bucket_elems);
 }
 
 /* Each turn starts from the same weights and data, so that step n is the same in all rounds. */
@@ -154,7 +158,7 @@ static tagc_status open_turn(turn *t) {
     t->arm->n_compressed = tagc_fsdp_n_compressed(t->fsdp);
     t->arm->n_mild = tagc_fsdp_n_mild(t->fsdp);
     tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
-    return open_chooser(t, &options);
+    return open_chooser(t);
 }
 
 static void close_turn(turn *t) {

@@ -1,6 +1,4 @@
-/* tagc train: options, ranks, and what decides an option that says auto. */
-#include "auto/auto.h"
-#include "auto/bucket.h"
+/* tagc train: options and ranks. */
 #include "cli/commands.h"
 #include "core/clock.h"
 #include "core/status.h"
@@ -13,53 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- auto ---- */
-
-static void say_line(void *context, const char *line) {
-    tagc_progress_say(context, "%s", line);
-}
-
-static tagc_status choose_bucket(tagc_trainer *t, int64_t *bucket_elems) {
-    tagc_bucket_setup setup = {.comm = t->rank->comm,
-                               .options = &t->options,
-                               .model = t->saved.model,
-                               .n_tokens = t->n_tokens,
-                               .say = say_line,
-                               .context = &t->progress};
-    return tagc_bucket_choose(&setup, bucket_elems);
-}
-
-static tagc_status create_chooser(tagc_trainer *t, void **chooser) {
-    tagc_auto *made = NULL;
-    tagc_auto_setup setup = {.comm = t->rank->comm,
-                             .fsdp = t->fsdp,
-                             .model = t->saved.model,
-                             .n_batch = (int)t->options.batch_size,
-                             .n_tokens = t->n_tokens,
-                             .say = say_line,
-                             .context = &t->progress};
-    tagc_train_fsdp(&t->options, &setup.engine);
-    tagc_status status = tagc_auto_create(&setup, &made);
-    *chooser = made;
-    return status;
-}
-
-static tagc_status step_chooser(void *chooser, const tagc_fsdp_stats *stats, double wall_s) {
-    return tagc_auto_step(chooser, stats, wall_s);
-}
-
-static void destroy_chooser(void *chooser) {
-    tagc_auto_destroy(chooser);
-}
-
-static const tagc_trainer_auto automatic = {choose_bucket, create_chooser, step_chooser, destroy_chooser};
-
-/* ---- the command ---- */
-
 static tagc_status train_rank(tagc_rank *rank, void *context) {
     tagc_trainer trainer;
     double start_s = tagc_clock_s();
-    tagc_status status = tagc_trainer_open(rank, context, &automatic, &trainer);
+    tagc_status status = tagc_trainer_open(rank, context, &trainer);
     if (status == TAGC_OK) status = tagc_trainer_run(&trainer);
     if (status == TAGC_OK) {
         double seconds = tagc_clock_s() - start_s;

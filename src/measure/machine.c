@@ -181,10 +181,7 @@ tagc_status tagc_machine_measure_link(tagc_comm *comm, tagc_machine *machine) {
     int n_hosts = machine->n_hosts, n_here = (int)world_size / n_hosts;
     tagc_status status = tagc_memory_create((size_t)((world_size + 1) * most) * sizeof(float),
                                             "a link's measurement", &memory);
-    if (status != TAGC_OK) {
-        tagc_comm_abort(comm, tagc_last_error());
-        return status;
-    }
+    TAGC_TRY(tagc_abort_unless_ok(comm, status));
     float *shard = memory, *full = shard + most;
     for (uint64_t i = 0; i < most; i++) shard[i] = 0;
     double bytes_per_s = 0;

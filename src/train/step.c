@@ -4,16 +4,6 @@
 #include "core/status.h"
 #include "train/engine.h"
 
-tagc_status tagc_training_micro_step(tagc_fsdp *fsdp, tagc_gpt2 *model, const tagc_params *params,
-                                     const int *tokens, const int *targets, int n_batch, int n_tokens,
-                                     double *loss) {
-    if (fsdp) TAGC_TRY(tagc_fsdp_forward_begin(fsdp, 1));
-    TAGC_TRY(tagc_gpt2_forward(model, params, tokens, targets, n_batch, n_tokens, loss));
-    if (fsdp) TAGC_TRY(tagc_fsdp_backward_begin(fsdp));
-    /* The engine takes the mean over micro-steps. */
-    return tagc_gpt2_backward(model, params, 1.0f);
-}
-
 tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, tagc_fsdp_stats *stats,
                                tagc_busy_times *busy) {
     tagc_params params = tagc_engine_params(t->fsdp);
@@ -22,8 +12,12 @@ tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, 
     for (int64_t micro = 0; micro < t->n_micro_steps; micro++) {
         double micro_loss = 0;
         TAGC_TRY(t->next_batch(t->context, t->tokens, t->targets));
-        TAGC_TRY(tagc_training_micro_step(t->fsdp, t->model, &params, t->tokens, t->targets, t->n_batch,
-                                          t->n_tokens, &micro_loss));
+        TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
+        TAGC_TRY(tagc_gpt2_forward(t->model, &params, t->tokens, t->targets, t->n_batch, t->n_tokens,
+                                   &micro_loss));
+        TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
+        TAGC_TRY(
+            tagc_gpt2_backward(t->model, &params, 1.0f)); /* the engine takes the mean over micro-steps */
         sum += micro_loss;
     }
     *loss = sum / (double)t->n_micro_steps;

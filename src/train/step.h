@@ -1,5 +1,4 @@
-/* One optimizer step of a model over an engine: what tagc train repeats, tagc bench times, and --bucket-elems auto times
- * a part of. */
+/* One optimizer step of a model over an engine: what tagc train repeats and tagc bench times. */
 #ifndef TAGC_TRAIN_STEP_H
 #define TAGC_TRAIN_STEP_H
 
@@ -22,10 +21,5 @@ typedef struct tagc_training {
 /* Collective. loss: of this rank, mean over micro-steps. busy: of the streams, in this step. */
 tagc_status tagc_training_step(const tagc_training *training, double lr, double *loss, tagc_fsdp_stats *stats,
                                tagc_busy_times *busy);
-
-/* Forward and backward of one batch. fsdp NULL: the parameters are those of no engine. */
-tagc_status tagc_training_micro_step(tagc_fsdp *fsdp, tagc_gpt2 *model, const tagc_params *params,
-                                     const int *tokens, const int *targets, int n_batch, int n_tokens,
-                                     double *loss);
 
 #endif

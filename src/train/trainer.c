@@ -2,6 +2,7 @@
  * mistyped path does not cost the making of a model. */
 #include "train/trainer.h"
 
+#include "auto/bucket.h"
 #include "core/status.h"
 #include "files/paths.h"
 #include "fsdp/checkpoint.h"
@@ -205,11 +206,39 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
 
+/* ---- auto ---- */
+
+static void say_line(void *context, const char *line) {
+    tagc_progress_say(context, "%s", line);
+}
+
+static tagc_auto_setup auto_setup(tagc_trainer *t) {
+    tagc_auto_setup setup = {.comm = t->rank->comm,
+                             .fsdp = t->fsdp,
+                             .model = t->saved.model,
+                             .n_batch = (int)t->options.batch_size,
+                             .n_tokens = t->n_tokens,
+                             .say = say_line,
+                             .context = &t->progress};
+    tagc_train_fsdp(&t->options, &setup.engine);
+    return setup;
+}
+
 /* From here on what was chosen is what was asked for, in checkpoints, too. */
 static tagc_status choose_bucket(tagc_trainer *t) {
     if (t->options.bucket_elems >= 0) return TAGC_OK;
-    return t->automatic->choose_bucket(t, &t->options.bucket_elems);
+    tagc_auto_setup setup = auto_setup(t);
+    return tagc_bucket_choose(&setup, t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO,
+                              &t->options.bucket_elems);
 }
+
+static tagc_status open_chooser(tagc_trainer *t) {
+    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    tagc_auto_setup setup = auto_setup(t);
+    return tagc_auto_create(&setup, &t->chooser);
+}
+
+/* ---- opening ---- */
 
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
@@ -237,11 +266,6 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     }
     if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
     return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
-}
-
-static tagc_status open_chooser(tagc_trainer *t) {
-    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
-    return t->automatic->create(t, &t->chooser);
 }
 
 static tagc_status begin_metrics(tagc_trainer *t) {
@@ -340,12 +364,10 @@ tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world
     return status;
 }
 
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
-                              tagc_trainer *t) {
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *t) {
     char checkpoint[TAGC_PATH_BYTES] = "";
     const tagc_train_options *options = parsed->values;
     begin(t, rank, parsed, options->quiet || rank->rank != 0);
-    t->automatic = automatic;
     TAGC_TRY(open_inputs(t, parsed, checkpoint));
     if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
     TAGC_TRY(open_out(t, checkpoint));
@@ -390,7 +412,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
 
 void tagc_trainer_close(tagc_trainer *t) {
     tagc_metrics_close(t->metrics);
-    if (t->automatic) t->automatic->destroy(t->chooser);
+    tagc_auto_destroy(t->chooser);
     tagc_gpt2_destroy(t->model);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);

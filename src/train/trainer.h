@@ -2,6 +2,7 @@
 #ifndef TAGC_TRAIN_TRAINER_H
 #define TAGC_TRAIN_TRAINER_H
 
+#include "auto/auto.h"
 #include "fsdp/guard.h"
 #include "options/train_options.h"
 #include "train/evaluate.h"
@@ -9,19 +10,7 @@
 #include "train/progress.h"
 #include "train/saved.h"
 
-typedef struct tagc_trainer tagc_trainer;
-
-/* What decides where an option says auto: modules above this one. Every call is collective. */
-typedef struct tagc_trainer_auto {
-    /* Before there is an engine: --bucket-elems. */
-    tagc_status (*choose_bucket)(tagc_trainer *trainer, int64_t *bucket_elems);
-    /* --exchange: when there is an engine, after every step, at the end. */
-    tagc_status (*create)(tagc_trainer *trainer, void **chooser);
-    tagc_status (*step)(void *chooser, const tagc_fsdp_stats *stats, double wall_s);
-    void (*destroy)(void *chooser); /* accepts NULL */
-} tagc_trainer_auto;
-
-struct tagc_trainer {
+typedef struct tagc_trainer {
     tagc_rank *rank;
     tagc_train_options options; /* after a resumed checkpoint's were merged in */
     tagc_saved saved;           /* what the next checkpoint will say */
@@ -31,8 +20,7 @@ struct tagc_trainer {
     tagc_loader *loader, *val_loader; /* val_loader NULL: no validation */
     tagc_gpt2 *model;
     tagc_fsdp *fsdp;
-    const tagc_trainer_auto *automatic;
-    void *chooser;         /* --exchange auto, else NULL */
+    tagc_auto *chooser;    /* --exchange auto, else NULL */
     int *tokens, *targets; /* (batch_size, n_tokens) */
     int n_tokens;          /* per sequence */
     uint64_t step;         /* done so far */
@@ -43,15 +31,14 @@ struct tagc_trainer {
     tagc_guard guard;      /* with --guard only */
     int n_gentle;          /* flats in their gentle beginning at the last step */
     int is_default_preset; /* TAGC_PRESET_DEFAULT was taken, for want of options that choose */
-};
+} tagc_trainer;
 
 /* Before MPI starts: opens what tagc_trainer_open would open first (checkpoint, data, model, --out) and closes it again. So
  * an error that every rank finds ends each rank by itself, without MPI_Abort. Makes no files. */
 tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size);
 
 /* Collective. *out can be closed after success and failure alike. */
-tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, const tagc_trainer_auto *automatic,
-                              tagc_trainer *out);
+tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *out);
 void tagc_trainer_close(tagc_trainer *trainer);
 
 /* Collective: the steps that are left, with validation, checkpoints and metrics between them. */
