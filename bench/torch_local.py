@@ -71,7 +71,10 @@ def key_of(row):
 def done(args):
     if not args.out.exists():
         return []
-    found = [json.loads(line) for line in args.out.read_text().splitlines() if line.endswith("}")]
+    whole, end, torn = args.out.read_text().rpartition("\n")
+    if torn:
+        args.out.write_text(whole + end)
+    found = [json.loads(line) for line in whole.splitlines()]
     return [row for row in found if (row["steps"], row["rows"]) == (args.steps, args.rows)]
 
 

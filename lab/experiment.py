@@ -216,6 +216,8 @@ def read(path, quick=False):
     for case in made:
         if case.links and len(case.links) != case.hosts:
             raise LabError(f"{path}: links has {len(case.links)} rates, and hosts is {case.hosts}: must be one for each host")
+        if case.wireguard and settings["kind"] == "torch":
+            raise LabError(f'{path}: wireguard has no meaning for kind = "torch": gloo would not send through the tunnels')
         if case.wireguard and case.hosts == 1:
             raise LabError(f"{path}: wireguard has no meaning for hosts = 1: it is between two hosts")
         if case.latency and case.hosts == 1:

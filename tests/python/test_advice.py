@@ -326,8 +326,9 @@ def test_rates_of_lines():
     for bad in "500", "0mbit", "1gbit/2gbit/3gbit", "fast", "", "-1mbit", "1gbit/", 7:
         with pytest.raises(tagc.Error, match="up and down"):
             links.link_of(bad)
-    for wrong in dict(n_params=0), dict(links=["1gbit"]), dict(step_s=0), dict(sparsity=1), dict(every=1), dict(every=5, delay=5), dict(latency_s="1"):
-        with pytest.raises(tagc.Error, match="must"):
+    for wrong in (dict(n_params=0), dict(links=["1gbit"]), dict(links="1gbit"), dict(links=None), dict(step_s=0), dict(sparsity=1), dict(value_bits=0),
+                  dict(every=1), dict(every=5, delay=5), dict(every=5.5), dict(latency_s="1"), dict(delay="1"), dict(fragments=1.5), dict(units=True)):
+        with pytest.raises(tagc.Error, match=f"{next(iter(wrong)) if len(wrong) == 1 else 'every'} is .*must"):
             tagc.plan_sites(**dict(n_params=1e6, links=["1gbit"] * 2, step_s=1, verbose=False) | wrong)
 
 

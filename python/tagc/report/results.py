@@ -143,7 +143,7 @@ def _sum(value: Any) -> float:
 
 def _read_run(report: Report, case: Node, item: Node, suffix: str, add_trace: Callable[[str, str], None]) -> None:
     label, world_size = item.text("label"), item.number("world_size")
-    name = f"{label[:68]}{suffix[:24]}"
+    name = f"{label[:68]}{suffix[:48]}"
     trace = item.get("trace")
     if isinstance(trace, str):
         try:
@@ -173,14 +173,14 @@ def _read_case(report: Report, case: Node, lab: Node, n_cases: int, add_trace: C
     link, interface = case.node_or_empty("link"), case.node_or_empty("interface")
     rate = link.text_or("rate", "")
     asked = link.node_or_empty("latency").text_or("asked", "")
-    shaping = f"{', ' if rate else ''}{rate[:30]}{', ' if asked else ''}{asked[:12]}"
+    shaping = "".join(f", {part}" for part in (rate[:30], asked[:12], "WireGuard" if link.get("tunnel") else "") if part)
     settings = lab.get("settings")
     title = f"{experiment[:60]}: {units.plural(n_hosts, 'host')} x {units.plural(per_host, 'rank')}{shaping}"
     found = LabCase(experiment, title, settings if isinstance(settings, dict) else {}, n_hosts * per_host, rate, link.number_or_nan("mtu"),
                     _range(link, "tcp_one_way_bits_per_s"), _range(link, "tcp_both_ways_bits_per_s"),
                     _sum(interface.get("sent_bytes")), _sum(interface.get("received_bytes")), interface.number_or_nan("overhead"))
     report.cases.append(found)
-    suffix = f" ({n_hosts:.0f} x {per_host:.0f}{shaping[:24]})" if n_cases > 1 else ""
+    suffix = f" ({n_hosts:.0f} x {per_host:.0f}{shaping[:36]})" if n_cases > 1 else ""
     if isinstance(case.get("bench"), dict):
         found.arms = add_bench(report, case.node("bench"))
         found.arms.title = title

@@ -252,8 +252,7 @@ def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name
 
 def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], every: int | str, n_reducers: int) -> dict[str, Any]:
     """What local steps would take, beside the row that was chosen. n_reducers: exchanges one after the other, one for each parameter."""
-    once = {size: seconds for size, seconds in found["seconds"][LOCAL].items()}
-    fixed_s = cost({"seconds": {LOCAL: once}}, LOCAL, 0)
+    fixed_s = cost(found, LOCAL, 0)
     exchange_s = cost(found, LOCAL, shape.n_elems) + (n_reducers - 1) * fixed_s
     chosen = next(row for row in advice["rows"] if row["name"] == advice["name"])
     compute_s, bits = advice["compute_s"], found["bits"][LOCAL]

@@ -120,7 +120,7 @@ class AllGather(FsdpComm):
                 self._loaded = None
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
             gather.run(gather.gatherer, source, target, kernels, changed, reset)
-            self._handle.record_gather(self.name, comm.bytes_sent()["gather"] - sent,
+            self._handle.record_gather(comm.bytes_sent()["gather"] - sent,
                                        comm.bytes_received()["gather"] - received, target.numel(), comm,
                                        time.perf_counter() - agreed, agreed - begin)
 

@@ -245,9 +245,8 @@ class Compressed:
             self._give_up()
             raise
 
-    def record_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
-                      agree_s: float) -> None:
-        self._recorder.add_gather(unit, n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s)
+    def record_gather(self, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float, agree_s: float) -> None:
+        self._recorder.add_gather(n_bytes_sent, n_bytes_received, n_elems, comm, gather_s, agree_s)
 
     # ---- steps: one exchange of the whole model ----
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tagc._library import Error
-from tagc.torch.options import EVERY_VALUE_BLOCK
+from tagc.torch.options import EVERY_VALUE_BLOCK, number
 
 PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
+MOST_STEPS = 10**6  # between exchanges
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
 LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
 HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
@@ -140,14 +141,15 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
 
     Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "shares", "text"}; of each row name, every, bits (per parameter and
     step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange would take if shards were as "shares" says."""
-    for name, value, least, most in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
-                                     ("sparsity", sparsity, 0, 0.999999), ("fragments", fragments, 1, 10**6), ("delay", delay, 0, 10**6),
-                                     ("units", units, 1, 10**6), ("every", 10**6 if every is None else every, max(2, fragments, delay + 1), 10**6)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise Error("argument", f"{name} is {value!r}, must be a number of {least:g} to {most:g}")
-    sites = [link_of(text) for text in ([links] if isinstance(links, str) else links)]
-    if len(sites) < 2:
-        raise Error("argument", f"links has {len(sites)} sites, must have 2 or more")
+    for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
+                                  ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
+        number(name, real, low, high)
+    for name, whole, least in (("fragments", fragments, 1), ("delay", delay, 0), ("units", units, 1)):
+        number(name, whole, least, MOST_STEPS, int)
+    number("every", MOST_STEPS if every is None else every, max(2, fragments, delay + 1), MOST_STEPS, int)
+    if isinstance(links, str) or not isinstance(links, Sequence) or len(links) < 2:
+        raise Error("argument", f"links is {links!r}, must be a list with the link of each site, 2 or more")
+    sites = [link_of(text) for text in links]
     fixed_s, n = units * MESSAGES * latency_s, len(sites)
     rows: list[dict[str, Any]] = []
 

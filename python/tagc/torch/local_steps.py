@@ -49,7 +49,7 @@ class Settings:
     timeout_s: float
 
     def __post_init__(self) -> None:
-        number = options._number
+        number = options.number
         number("every", self.every, 1, 10**6, int)
         number("fragments", self.fragments, 1, self.every, int)
         number("delay", self.delay, 0, self.every - 1, int)

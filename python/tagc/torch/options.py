@@ -39,7 +39,8 @@ def _choice(name: str, value: object, allowed: Iterable[object]) -> None:
         raise Error("argument", f"{name} is {value!r}, must be one of {', '.join(repr(a) for a in allowed)}")
 
 
-def _number(name: str, value: Any, low: float, high: float, kind: type[int] | type[float] = float) -> None:
+def number(name: str, value: Any, low: float, high: float, kind: type[int] | type[float] = float) -> None:
+    """Raises an Error that names the option, unless the value is in range."""
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
     if not fits or kind(value) != value:
         raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
@@ -88,7 +89,7 @@ class Options:
                         f"sparsity_warmup is {self.sparsity_warmup!r}")
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
-        _number("sparsity", self.sparsity, 0, 1)
+        number("sparsity", self.sparsity, 0, 1)
         if self.values is not None and not is_direct:
             raise Error("argument", f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.values is None:
@@ -99,14 +100,14 @@ class Options:
         _choice("mild", self.mild, ("dense", *lib.FORMATS))
         if self.mild_sparsity is None:
             self.mild_sparsity = min(0.85, self.sparsity)
-        _number("mild_sparsity", self.mild_sparsity, 0, 1)
+        number("mild_sparsity", self.mild_sparsity, 0, 1)
         if self.parameters is not None:
             _choice("parameters", self.parameters, (None, *lib.GATHERS))
-        _number("threads", self.threads, 1, 256, int)
+        number("threads", self.threads, 1, 256, int)
         if self.timeout_s is None:
             self.timeout_s = 300
-        _number("timeout_s", self.timeout_s, 0.001, 1e6)
-        _number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
+        number("timeout_s", self.timeout_s, 0.001, 1e6)
+        number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
 

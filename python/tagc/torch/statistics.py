@@ -56,8 +56,7 @@ class Recorder:
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
 
-    def add_gather(self, unit: str, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float,
-                   agree_s: float) -> None:
+    def add_gather(self, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float, agree_s: float) -> None:
         """Counts a gather of one unit's n_elems parameters."""
         with self._lock:
             now = self._open()

@@ -198,8 +198,7 @@ class Survey:
         self.comm, self.streams = Comm(group, timeout_s), streams
         self.times: dict[str, dict[int, list[float]]] = {}
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
-        self.bytes: dict[str, float] = {}
-        self.bits: dict[str, float] = {}  # likewise, per element, of rank 0
+        self.bits: dict[str, float] = {}  # what -> sent per element, of rank 0
         self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
         self._carrier = Carrier(timeout_s)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
@@ -358,8 +357,7 @@ class Survey:
             unit.close()
         self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
                              for i, phase in enumerate(lib.PHASES) if phase != "wait"}
-        self.bytes[what] = statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats)
-        self.bits[what] = 8 * self.bytes[what] / layout.n_elems
+        self.bits[what] = 8 * statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats) / layout.n_elems
         return seconds
 
     def _gather(self, n: int, wire: str) -> None:
