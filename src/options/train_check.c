@@ -67,8 +67,8 @@ static tagc_status check_local_steps(const tagc_train_options *options) {
                          (long long)options->local_steps, exchanges[options->exchange]);
     if (options->guard > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--guard is %g with --local-steps, allowed: off; it compares residuals with "
-                         "gradients, and these are of how far sites came",
+                         "--guard is %g with --local-steps, allowed: off; with local steps, residuals do not "
+                         "belong to gradients, with which the guard would compare them",
                          options->guard);
     if (options->bucket_elems < 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
