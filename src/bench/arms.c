@@ -1,68 +1,81 @@
-/* How an arm becomes options: the parser of the command line reads the words of its preset, so that an arm accepts all
- * options of tagc train and reports the same errors. */
+/* How an arm becomes options: through the parser of the command line, so that an arm accepts all options of tagc train and
+ * reports the same errors. */
 #include "bench/arms.h"
 
 #include "options/presets.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ARMS = 64, MAX_WORDS = 64 };
+enum { MAX_ARMS = 64, VALUE_BYTES = 512 };
 
-static tagc_status add_word(tagc_arm *arm, const char *prefix, const char *text, size_t n) {
-    if (arm->n_words == MAX_WORDS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "an arm has more than %d words", MAX_WORDS);
-    char *word = malloc(strlen(prefix) + n + 1);
-    if (!word) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
-    strcpy(word, prefix);
-    strncat(word, text, n);
-    arm->words[arm->n_words++] = word;
-    return TAGC_OK;
-}
+/* Whether a command has a row of tagc train, and whether arms get its value. */
+typedef enum share { ABSENT, NEVER, GIVEN, ALWAYS } share;
 
-/* The words of NAME: those of the table, or the config file to read. */
-static tagc_status add_name(tagc_arm *arm, const char *name, size_t n) {
-    const char *words = tagc_preset_words(name, n);
-    for (const char *at = words; at && *at; at += strspn(at, " ")) {
-        size_t length = strcspn(at, " ");
-        TAGC_TRY(add_word(arm, "", at, length));
-        at += length;
+/* clang-format off */
+static const struct {
+    const char *section, *name;
+    const char *initial, *help; /* NULL: as in tagc train */
+    share of_user[2];
+} shared[] = {
+    {"Model and batch", "model", "gpt2-162m", NULL, {ALWAYS, ALWAYS}},
+    {NULL, "n-layer", NULL, NULL, {GIVEN, ALWAYS}}, /* a plan's may be the profile's */
+    {NULL, "n-head", NULL, NULL, {GIVEN, ALWAYS}},
+    {NULL, "n-embd", NULL, NULL, {GIVEN, ALWAYS}},
+    {NULL, "block-size", NULL, NULL, {GIVEN, ALWAYS}},
+    {NULL, "vocab-size", NULL, NULL, {GIVEN, ALWAYS}},
+    {NULL, "tied", NULL, NULL, {GIVEN, ALWAYS}},
+    {NULL, "batch-size", "1", NULL, {ALWAYS, ALWAYS}},
+    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
+     {ALWAYS, ALWAYS}},
+    {NULL, "accumulate", NULL, NULL, {ALWAYS, ALWAYS}},
+    {NULL, "seed", NULL, NULL, {ALWAYS, ABSENT}},
+    {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random",
+     {NEVER, ABSENT}},
+    {"For all arms", "wrap", NULL, NULL, {GIVEN, GIVEN}},
+    {NULL, "bucket-elems", NULL, NULL, {GIVEN, GIVEN}},
+    {NULL, "prefetch", NULL, NULL, {GIVEN, GIVEN}},
+    {NULL, "grads-in-flight", NULL, NULL, {GIVEN, GIVEN}},
+    {NULL, "exchange-each-micro-step", NULL, NULL, {GIVEN, GIVEN}},
+    {"Ranks and machine", "ranks", "2",
+     "ranks as threads of this process; under mpirun every process is a rank and this is not needed",
+     {NEVER, ABSENT}},
+    {NULL, "transport", NULL, NULL, {NEVER, ABSENT}},
+    {NULL, "timeout", NULL, NULL, {GIVEN, ABSENT}},
+    {NULL, "codec-threads", NULL, NULL, {GIVEN, GIVEN}},
+    {NULL, "blas-threads", NULL, NULL, {GIVEN, ABSENT}},
+    {NULL, "quiet", NULL, NULL, {NEVER, NEVER}},
+};
+/* clang-format on */
+enum { N_SHARED = sizeof shared / sizeof shared[0] };
+_Static_assert((int)N_SHARED <= (int)TAGC_ARMS_MAX_SHARED, "raise TAGC_ARMS_MAX_SHARED");
+
+int tagc_arms_rows(tagc_arms_user user, const tagc_option *own, int n_own, tagc_option *rows) {
+    int n = n_own;
+    memcpy(rows, own, (size_t)n_own * sizeof *rows);
+    for (int i = 0; i < N_SHARED; i++) {
+        if (shared[i].of_user[user] == ABSENT) continue;
+        tagc_option *row = &rows[n++];
+        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
+        row->section = shared[i].section;
+        if (shared[i].initial) row->initial = shared[i].initial;
+        if (shared[i].help) row->help = shared[i].help;
+        if (strcmp(row->name, "seq-len") == 0) row->words = row->initial;
     }
-    if (words) return TAGC_OK;
-    if (memchr(name, '/', n) || (n > 5 && strncmp(name + n - 5, ".conf", 5) == 0))
-        return add_word(arm, "--config=", name, n);
-    char known[TAGC_PRESET_LIST_BYTES];
-    tagc_preset_list(known);
-    return tagc_fail(TAGC_ERR_ARGUMENT, "\"%.*s\" is no arm; known: %s, or a config file", (int)n, name,
-                     known);
+    return n;
 }
 
 /* Refuses options that an arm cannot set: they would appear in its name and change nothing. */
-static tagc_status check_extra(const tagc_arm *arm, const char *name, size_t n) {
+static tagc_status check_extra(const char *name) {
     static const char *const refused[] = {"config",     "data",        "val-data",   "init-from",
                                           "ranks",      "transport",   "timeout",    "blas-threads",
                                           "out",        "resume",      "fork",       "schedule-from",
                                           "trace",      "trace-steps", "eval-every", "eval-batches",
                                           "save-every", "keep",        "quiet",      "preset"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
-        if (strlen(refused[i]) == n && strncmp(refused[i], name, n) == 0)
-            return tagc_fail(
-                TAGC_ERR_ARGUMENT,
-                "arm %s: --%s is not an arm's own; options of an arm say how it trains and exchanges",
-                arm->name, refused[i]);
-    return TAGC_OK;
-}
-
-static tagc_status add_extras(tagc_arm *arm, const char *text, const char *end) {
-    while (text < end) {
-        text++; /* the plus */
-        size_t n = strcspn(text, "+,");
-        if (!memchr(text, '=', n))
-            return tagc_fail(TAGC_ERR_ARGUMENT, "arm %s: \"%.*s\" is not of the form option=value", arm->name,
-                             (int)n, text);
-        TAGC_TRY(add_word(arm, "--", text, n));
-        TAGC_TRY(check_extra(arm, text, strcspn(text, "=")));
-        text += n;
-    }
+        if (strcmp(refused[i], name) == 0)
+            return tagc_fail(TAGC_ERR_ARGUMENT,
+                             "--%s is not an arm's own; options of an arm say how it trains and exchanges",
+                             name);
     return TAGC_OK;
 }
 
@@ -81,20 +94,62 @@ static tagc_status set_name(tagc_arm *arm, const char *text, size_t n) {
     return TAGC_OK;
 }
 
-static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, int n_base, const char *const *base) {
+/* Preset words are separated by spaces, options behind an arm by pluses: "--a=1 --b=2", "a=1+b=2". */
+static tagc_status take_pairs(tagc_arm *arm, const char *text, size_t n, const char *separators) {
+    char pair[VALUE_BYTES];
+    for (const char *end = text + n; text <= end; text += strcspn(text, separators) + 1) {
+        snprintf(pair, sizeof pair, "%.*s", (int)strcspn(text, separators), text);
+        char *name = strncmp(pair, "--", 2) == 0 ? pair + 2 : pair, *value = strchr(pair, '=');
+        if (!value) return tagc_fail(TAGC_ERR_ARGUMENT, "\"%s\" is not of the form option=value", pair);
+        *value = '\0';
+        if (*separators == '+') TAGC_TRY(check_extra(name));
+        TAGC_TRY(tagc_options_take(&arm->parsed, name, value + 1, ""));
+    }
+    return TAGC_OK;
+}
+
+static tagc_status take_shared(tagc_arm *arm, tagc_arms_user user, const tagc_parsed *from) {
+    char value[VALUE_BYTES];
+    for (int i = 0; from && i < N_SHARED; i++) {
+        share how = shared[i].of_user[user];
+        if (how != ALWAYS && !(how == GIVEN && tagc_options_given(from, shared[i].name))) continue;
+        int row = tagc_options_find(from->command, shared[i].name);
+        tagc_options_get(from->command, from->values, row, value, sizeof value);
+        TAGC_TRY(tagc_options_take(&arm->parsed, shared[i].name, value, ""));
+    }
+    return TAGC_OK;
+}
+
+/* text (n): of the arm; n_name: of its NAME. preset NULL: the name is that of a config file. */
+static tagc_status take_options(tagc_arm *arm, const char *preset, const char *text, size_t n_name, size_t n,
+                                tagc_arms_user user, const tagc_parsed *from) {
+    char option[] = "--config", *argv[] = {option, arm->config};
+    TAGC_TRY(tagc_options_parse(&tagc_train_command, preset ? 0 : 2, argv, &arm->options, &arm->parsed));
+    if (preset) TAGC_TRY(take_pairs(arm, preset, strlen(preset), " "));
+    TAGC_TRY(take_shared(arm, user, from));
+    if (n > n_name) TAGC_TRY(take_pairs(arm, text + n_name + 1, n - n_name - 1, "+,"));
+    TAGC_TRY(tagc_train_check(&arm->options));
+    tagc_train_command.resolve(&arm->options);
+    arm->options.gentle = 2; /* measure the settled run, not its gentle start */
+    return TAGC_OK;
+}
+
+static tagc_status parse_arm(tagc_arm *arm, const char *text, size_t n, tagc_arms_user user,
+                             const tagc_parsed *from) {
     size_t n_name = strcspn(text, "+,");
+    const char *preset = tagc_preset_words(text, n_name);
     if (n == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "an empty name in the list of arms");
     TAGC_TRY(set_name(arm, text, n));
-    arm->words = calloc(MAX_WORDS, sizeof *arm->words);
-    if (!arm->words) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
-    TAGC_TRY(add_name(arm, text, n_name));
-    for (int i = 0; i < n_base; i++) TAGC_TRY(add_word(arm, "", base[i], strlen(base[i])));
-    TAGC_TRY(add_extras(arm, text + n_name, text + n));
-    tagc_status status =
-        tagc_options_parse(&tagc_train_command, arm->n_words, arm->words, &arm->options, &arm->parsed);
-    if (status == TAGC_OK) status = tagc_train_check(&arm->options);
-    if (status == TAGC_OK) tagc_train_command.resolve(&arm->options);
-    arm->options.gentle = 2; /* measure the settled run, not its gentle start */
+    int is_file = memchr(text, '/', n_name) || (n_name > 5 && strncmp(text + n_name - 5, ".conf", 5) == 0);
+    if (!preset && !is_file) {
+        char known[TAGC_PRESET_LIST_BYTES];
+        tagc_preset_list(known);
+        return tagc_fail(TAGC_ERR_ARGUMENT, "\"%.*s\" is no arm; known: %s, or a config file", (int)n_name,
+                         text, known);
+    }
+    arm->config = strndup(text, n_name);
+    if (!arm->config) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
+    tagc_status status = take_options(arm, preset, text, n_name, n, user, from);
     return status == TAGC_OK ? status : tagc_fail_in(status, "arm %s", arm->name);
 }
 
@@ -106,47 +161,6 @@ static tagc_status check_names(const tagc_arm *arms, int n) {
     return TAGC_OK;
 }
 
-tagc_status tagc_arms_parse(const char *list, int n_base, const char *const *base, tagc_arm **out,
-                            int *n_out) {
-    *out = NULL;
-    *n_out = 0;
-    tagc_arm *arms = calloc(MAX_ARMS, sizeof *arms);
-    if (!arms) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
-    tagc_status status = TAGC_OK;
-    int n_arms = 0;
-    for (const char *at = list; status == TAGC_OK;) {
-        if (n_arms == MAX_ARMS) {
-            status = tagc_fail(TAGC_ERR_ARGUMENT, "more than %d arms", MAX_ARMS);
-            break;
-        }
-        size_t n = strcspn(at, ",");
-        status = parse_arm(&arms[n_arms++], at, n, n_base, base);
-        if (!at[n]) break;
-        at += n + 1;
-    }
-    if (status == TAGC_OK) status = check_names(arms, n_arms);
-    if (status != TAGC_OK) {
-        tagc_arms_destroy(arms, n_arms);
-        return status;
-    }
-    *out = arms;
-    *n_out = n_arms;
-    return TAGC_OK;
-}
-
-void tagc_arms_rows(const tagc_option *own, int n_own, const tagc_shared_row *shared, int n_shared,
-                    tagc_option *rows) {
-    memcpy(rows, own, (size_t)n_own * sizeof *rows);
-    for (int i = 0; i < n_shared; i++) {
-        tagc_option *row = &rows[n_own + i];
-        *row = tagc_train_command.options[tagc_options_find(&tagc_train_command, shared[i].name)];
-        row->section = shared[i].section;
-        if (shared[i].initial) row->initial = shared[i].initial;
-        if (shared[i].help) row->help = shared[i].help;
-        if (strcmp(row->name, "seq-len") == 0) row->words = row->initial;
-    }
-}
-
 static tagc_status check_model(const tagc_arm *arm, const tagc_gpt2_config *model, const char *command) {
     tagc_gpt2_config own = {0};
     TAGC_TRY(tagc_train_model(&arm->options, &own));
@@ -156,43 +170,41 @@ static tagc_status check_model(const tagc_arm *arm, const tagc_gpt2_config *mode
                      command);
 }
 
-tagc_status tagc_arms_read(const char *list, const tagc_parsed *parsed, const tagc_shared_row *shared,
-                           int n_shared, const tagc_gpt2_config *model, tagc_arm **out, int *n_out) {
-    enum { WORD_BYTES = 512 };
-    char texts[MAX_WORDS][WORD_BYTES];
-    const char *words[MAX_WORDS];
-    int n = 0;
+static tagc_status parse_all(const char *list, tagc_arms_user user, const tagc_parsed *parsed, tagc_arm *arms,
+                             int *n_arms) {
+    for (const char *at = list;; at++) {
+        if (*n_arms == MAX_ARMS) return tagc_fail(TAGC_ERR_ARGUMENT, "more than %d arms", MAX_ARMS);
+        size_t n = strcspn(at, ",");
+        TAGC_TRY(parse_arm(&arms[(*n_arms)++], at, n, user, parsed));
+        at += n;
+        if (!*at) return check_names(arms, *n_arms);
+    }
+}
+
+tagc_status tagc_arms_read(const char *list, tagc_arms_user user, const tagc_parsed *parsed,
+                           const tagc_gpt2_config *model, tagc_arm **out, int *n_out) {
     *out = NULL;
     *n_out = 0;
     if (!list) return tagc_fail(TAGC_ERR_ARGUMENT, "--arms is empty");
-    if (n_shared > MAX_WORDS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%d shared rows, at most %d", n_shared, MAX_WORDS);
-    for (int i = 0; i < n_shared; i++) {
-        const char *name = shared[i].name;
-        if (shared[i].to_arms == TAGC_TO_ARMS_NEVER) continue;
-        if (shared[i].to_arms == TAGC_TO_ARMS_GIVEN && !tagc_options_given(parsed, name)) continue;
-        int at = snprintf(texts[n], WORD_BYTES, "--%s=", name);
-        tagc_options_get(parsed->command, parsed->values, tagc_options_find(parsed->command, name),
-                         texts[n] + at, (size_t)(WORD_BYTES - at));
-        words[n] = texts[n];
-        n++;
+    tagc_arm *arms = calloc(MAX_ARMS, sizeof *arms);
+    if (!arms) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for arms");
+    int n = 0;
+    tagc_status status = parse_all(list, user, parsed, arms, &n);
+    for (int i = 0; model && status == TAGC_OK && i < n; i++)
+        status = check_model(&arms[i], model, parsed->command->name);
+    if (status != TAGC_OK) {
+        tagc_arms_destroy(arms, n);
+        return status;
     }
-    TAGC_TRY(tagc_arms_parse(list, n, words, out, n_out));
-    tagc_status status = TAGC_OK;
-    for (int i = 0; status == TAGC_OK && i < *n_out; i++)
-        status = check_model(&(*out)[i], model, parsed->command->name);
-    if (status == TAGC_OK) return status;
-    tagc_arms_destroy(*out, *n_out);
-    *out = NULL;
-    *n_out = 0;
-    return status;
+    *out = arms;
+    *n_out = n;
+    return TAGC_OK;
 }
 
 void tagc_arms_destroy(tagc_arm *arms, int n) {
     for (int i = 0; arms && i < n; i++) {
         tagc_options_destroy(&arms[i].parsed);
-        for (int k = 0; k < arms[i].n_words; k++) free(arms[i].words[k]);
-        free(arms[i].words);
+        free(arms[i].config);
     }
     free(arms);
 }

@@ -34,8 +34,8 @@ typedef enum tagc_bench_part {
 
 /* Read-only for all ranks of a process. */
 typedef struct tagc_bench_plan {
+    tagc_bench_options options; /* must come first: where its rows point */
     const tagc_command *command;
-    tagc_bench_options options;
     int argc;
     char **argv;
     tagc_gpt2_config model;

@@ -15,38 +15,6 @@
 
 #define AT(field) offsetof(tagc_bench_options, field)
 
-/* Rows of tagc train that mean the same here; NULL: as there. */
-static const tagc_shared_row shared[] = {
-    {"Model and batch", "model", "gpt2-162m", NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "n-layer", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "n-head", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "n-embd", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "block-size", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "vocab-size", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "tied", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "batch-size", "1", NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
-     TAGC_TO_ARMS_ALWAYS},
-    {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "seed", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "data", NULL, "tokens to train on, as for tagc train; without it they are drawn at random",
-     TAGC_TO_ARMS_NEVER},
-    {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "bucket-elems", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {"Ranks and machine", "ranks", "2",
-     "ranks as threads of this process; under mpirun every process is a rank and this is not needed",
-     TAGC_TO_ARMS_NEVER},
-    {NULL, "transport", NULL, NULL, TAGC_TO_ARMS_NEVER},
-    {NULL, "timeout", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "blas-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},
-};
-enum { N_SHARED = sizeof shared / sizeof shared[0] };
-
 /* clang-format off */
 static const tagc_option own[] = {
     {"What to measure", "arms", TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(arms), 0, 0, NULL,
@@ -81,11 +49,11 @@ static const char examples[] =
     "  # Is a lower sparsity worth its time?\n"
     "  mpirun -n 2 --host one,two tagc bench --only arms --arms fsdp,packed,packed+sparsity=0.95\n";
 
-_Static_assert(N_OWN + N_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+_Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
 /* Own rows, and those of tagc train with other defaults. */
 static const tagc_command *bench_command(void) {
-    static tagc_option rows[N_OWN + N_SHARED];
+    static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
     static tagc_command command = {.name = "bench",
                                    .summary =
                                        "measure link, memory, codec and training on this machine and network",
@@ -93,8 +61,8 @@ static const tagc_command *bench_command(void) {
                                    .common = "arms only model batch-size ranks rounds json",
                                    .examples = examples,
                                    .options = rows,
-                                   .n_options = N_OWN + N_SHARED};
-    tagc_arms_rows(own, N_OWN, shared, N_SHARED, rows);
+                                   .print_more = tagc_preset_print};
+    command.n_options = tagc_arms_rows(TAGC_ARMS_OF_BENCH, own, N_OWN, rows);
     return &command;
 }
 
@@ -260,31 +228,27 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
                          (long long)options->train.seq_len, plan->model.block_size);
     plan->n_tokens = (int)options->train.seq_len;
     TAGC_TRY(
-        tagc_arms_read(options->arms, parsed, shared, N_SHARED, &plan->model, &plan->arms, &plan->n_arms));
+        tagc_arms_read(options->arms, TAGC_ARMS_OF_BENCH, parsed, &plan->model, &plan->arms, &plan->n_arms));
     for (int i = 0; i < plan->n_arms; i++) TAGC_TRY(check_arm(plan, &plan->arms[i]));
     return TAGC_OK;
 }
 
+static int run(tagc_parsed *parsed) {
+    tagc_bench_plan *plan = parsed->values;
+    const tagc_train_options *options = &plan->options.train;
+    tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,
+                          .n_local_ranks = 2,
+                          .transport = options->transport,
+                          .timeout_s = options->timeout,
+                          .blas_threads = (int)options->blas_threads};
+    /* bench writes nothing before its end, so a signal may end it at any point. */
+    int code = make_plan(plan, parsed) == TAGC_OK ? tagc_ranks_run(&launch, bench_rank, plan)
+                                                  : tagc_command_refuse(plan->command);
+    tagc_arms_destroy(plan->arms, plan->n_arms);
+    return code;
+}
+
 int tagc_command_bench(int argc, char **argv) {
     tagc_bench_plan plan = {.command = bench_command(), .argc = argc, .argv = argv};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(plan.command, argc, argv, &plan.options, &parsed);
-    if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
-        printf("\nArms:\n");
-        tagc_preset_print(stdout);
-    }
-    if (code == TAGC_GO_ON && make_plan(&plan, &parsed) != TAGC_OK) code = tagc_command_refuse(plan.command);
-    if (code == TAGC_GO_ON) {
-        const tagc_train_options *options = &plan.options.train;
-        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options->ranks : 0,
-                              .n_local_ranks = 2,
-                              .transport = options->transport,
-                              .timeout_s = options->timeout,
-                              .blas_threads = (int)options->blas_threads};
-        /* bench writes nothing before its end, so a signal may end it at any point. */
-        code = tagc_ranks_run(&launch, bench_rank, &plan);
-    }
-    tagc_arms_destroy(plan.arms, plan.n_arms);
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(plan.command, argc, argv, &plan, run);
 }

@@ -1,4 +1,4 @@
-/* The beginning and the unhappy end that all commands share. */
+/* The beginning and the end that all commands share. */
 #include "cli/commands.h"
 #include "launch/ranks.h"
 
@@ -9,18 +9,24 @@ int tagc_command_refuse(const tagc_command *command) {
     return TAGC_EXIT_USAGE;
 }
 
-int tagc_command_fail(void) {
+int tagc_command_end(tagc_status status) {
+    if (status == TAGC_OK) return TAGC_EXIT_OK;
     tagc_ranks_complain(tagc_ranks_launcher_rank(), tagc_last_error());
-    return TAGC_EXIT_FAILURE;
+    return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
 }
 
-int tagc_command_parse(const tagc_command *command, int argc, char **argv, void *values,
-                       tagc_parsed *parsed) {
-    if (tagc_options_parse(command, argc, argv, values, parsed) != TAGC_OK)
-        return tagc_command_refuse(command);
-    int is_speaker = tagc_ranks_launcher_rank() == 0;
-    int is_help = parsed->help == TAGC_HELP_SHORT || parsed->help == TAGC_HELP_ALL;
-    if (is_help && is_speaker) tagc_options_help(command, parsed->help == TAGC_HELP_ALL, stdout);
-    if (parsed->help == TAGC_HELP_TABLE && is_speaker) tagc_options_table(command, stdout);
-    return parsed->help ? TAGC_EXIT_OK : TAGC_GO_ON;
+int tagc_command_run(const tagc_command *command, int argc, char **argv, void *values,
+                     int (*run)(tagc_parsed *parsed)) {
+    tagc_parsed parsed;
+    int code = TAGC_EXIT_OK, is_speaker = tagc_ranks_launcher_rank() == 0;
+    if (tagc_options_parse(command, argc, argv, values, &parsed) != TAGC_OK)
+        code = tagc_command_refuse(command);
+    else if (!parsed.help)
+        code = run(&parsed);
+    else if (is_speaker && parsed.help == TAGC_HELP_TABLE)
+        tagc_options_table(command, stdout);
+    else if (is_speaker)
+        tagc_options_help(command, parsed.help == TAGC_HELP_ALL, stdout);
+    tagc_options_destroy(&parsed);
+    return code;
 }

@@ -4,16 +4,15 @@
 
 #include "options/options.h"
 
-enum { TAGC_GO_ON = -1 };
-
-/* Parses, or prints help or what is wrong. TAGC_GO_ON, or the exit code. The caller destroys `parsed`. */
-int tagc_command_parse(const tagc_command *command, int argc, char **argv, void *values, tagc_parsed *parsed);
+/* Parses the words, calls `run` with them and returns its exit code; or prints help, or what is wrong with the words. */
+int tagc_command_run(const tagc_command *command, int argc, char **argv, void *values,
+                     int (*run)(tagc_parsed *parsed));
 
 /* Prints the last failure as one of usage and returns its exit code. */
 int tagc_command_refuse(const tagc_command *command);
 
-/* Prints the last failure and returns its exit code: for commands that run without ranks. */
-int tagc_command_fail(void);
+/* The exit code of a command without ranks. Prints the last failure if `status` is one. */
+int tagc_command_end(tagc_status status);
 
 int tagc_command_train(int argc, char **argv);
 int tagc_command_bench(int argc, char **argv);

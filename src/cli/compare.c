@@ -36,18 +36,8 @@ static const tagc_command command = {
                 "  tagc compare runs/tagc --csv tagc.csv   # for a spreadsheet\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
-    .positionals = 1,
+    .positionals = "no run is named, allowed: 1 to 8",
 };
-
-static double last_loss(const tagc_runlog *run) {
-    return run->n_evals > 0 ? run->val_losses[run->n_evals - 1] : (double)NAN;
-}
-
-static double best_loss(const tagc_runlog *run) {
-    double best = (double)NAN;
-    for (int i = 0; i < run->n_evals; i++) best = fmin(best, run->val_losses[i]);
-    return best;
-}
 
 /* A cell of the table: right-aligned, "-" for what is not known. `format` takes one double. */
 static void print_cell(const char *format, double value) {
@@ -63,92 +53,85 @@ static void print_name(const char *name) {
     printf("%-*s", NAME_COLUMN, name);
 }
 
-static void print_losses(const tagc_runlog *runs, int n_runs) {
-    print_name("validation loss, last");
-    for (int i = 0; i < n_runs; i++) print_cell("%.4f", last_loss(&runs[i]));
-    printf("\n");
-    char name[96];
-    snprintf(name, sizeof name, "  against %.20s", runs[0].label);
+static void print_row(const char *name, const char *format, const double values[MAX_RUNS], int n_runs) {
     print_name(name);
-    for (int i = 0; i < n_runs; i++)
-        print_cell("%+.2f %%", i > 0 ? 100 * (last_loss(&runs[i]) / last_loss(&runs[0]) - 1) : (double)NAN);
+    for (int i = 0; i < n_runs; i++) print_cell(format, values[i]);
     printf("\n");
-    print_name("validation loss, best");
-    for (int i = 0; i < n_runs; i++) print_cell("%.4f", best_loss(&runs[i]));
-    printf("\n\n");
+}
+
+static void print_losses(const tagc_runlog *runs, int n_runs) {
+    double last[MAX_RUNS], best[MAX_RUNS], against[MAX_RUNS];
+    char name[96];
+    for (int i = 0; i < n_runs; i++) {
+        last[i] = best[i] = (double)NAN;
+        for (int k = 0; k < runs[i].n_evals; k++) {
+            last[i] = runs[i].val_losses[k];
+            best[i] = fmin(best[i], last[i]);
+        }
+        against[i] = i > 0 ? 100 * (last[i] / last[0] - 1) : (double)NAN;
+    }
+    snprintf(name, sizeof name, "  against %.20s", runs[0].label);
+    print_row("validation loss, last", "%.4f", last, n_runs);
+    print_row(name, "%+.2f %%", against, n_runs);
+    print_row("validation loss, best", "%.4f", best, n_runs);
+    printf("\n");
 }
 
 static void print_times(const tagc_runlog *runs, int n_runs) {
+#define AT(field) offsetof(tagc_runlog_step, field)
     static const struct {
-        const char *name;
+        const char *name, *format;
+        double (*of)(const tagc_runlog *run, size_t offset);
         size_t offset;
-    } parts[] = {
-        {"  compute", offsetof(tagc_runlog_step, compute_s)},
-        {"  exposed: waiting for parameters", offsetof(tagc_runlog_step, wait_gather_s)},
-        {"  exposed: waiting for gradients", offsetof(tagc_runlog_step, wait_reduce_s)},
-        {"  optimizer", offsetof(tagc_runlog_step, optimizer_s)},
-        {"  between steps", offsetof(tagc_runlog_step, between_s)},
+        double factor;
+    } rows_of_times[] = {
+        {"time of a step, median (ms)", "%.1f", tagc_runlog_median, AT(wall_s), 1000},
+        {"  mean", "%.1f", tagc_runlog_mean, AT(wall_s), 1000}, /* rounds of local steps are in no median */
+        {"  compute", "%.1f", tagc_runlog_median, AT(compute_s), 1000},
+        {"  exposed: waiting for parameters", "%.1f", tagc_runlog_median, AT(wait_gather_s), 1000},
+        {"  exposed: waiting for gradients", "%.1f", tagc_runlog_median, AT(wait_reduce_s), 1000},
+        {"  optimizer", "%.1f", tagc_runlog_median, AT(optimizer_s), 1000},
+        {"  between steps", "%.1f", tagc_runlog_median, AT(between_s), 1000},
+        {"communication under way (ms)", "%.1f", tagc_runlog_median, AT(comm_s), 1000},
+        {"exchange hidden behind compute", "%.0f %%", tagc_runlog_median, AT(overlap), 100},
     };
-    print_name("time of a step, median (ms)");
-    for (int i = 0; i < n_runs; i++)
-        print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, wall_s)));
-    printf("\n");
-    print_name("  mean"); /* rounds of local steps are in no median */
-    for (int i = 0; i < n_runs; i++)
-        print_cell("%.1f", 1000 * tagc_runlog_mean(&runs[i], offsetof(tagc_runlog_step, wall_s)));
-    printf("\n");
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
-        print_name(parts[part].name);
-        for (int i = 0; i < n_runs; i++)
-            print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], parts[part].offset));
-        printf("\n");
+    double values[MAX_RUNS];
+    for (size_t row = 0; row < sizeof rows_of_times / sizeof rows_of_times[0]; row++) {
+        for (int i = 0; i < n_runs; i++) {
+            values[i] =
+                rows_of_times[row].factor * rows_of_times[row].of(&runs[i], rows_of_times[row].offset);
+            if (rows_of_times[row].offset == AT(overlap) && runs[i].world_size == 1) values[i] = (double)NAN;
+        }
+        print_row(rows_of_times[row].name, rows_of_times[row].format, values, n_runs);
     }
-    print_name("communication under way (ms)");
-    for (int i = 0; i < n_runs; i++)
-        print_cell("%.1f", 1000 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, comm_s)));
-    printf("\n");
-    print_name("exchange hidden behind compute");
-    for (int i = 0; i < n_runs; i++)
-        print_cell("%.0f %%", runs[i].world_size > 1
-                                  ? 100 * tagc_runlog_median(&runs[i], offsetof(tagc_runlog_step, overlap))
-                                  : (double)NAN);
-    printf("\n(times are medians but where it says mean; parts need not add up)\n\n");
-}
-
-static double leg_bits(const tagc_runlog *run, int leg) {
-    return tagc_runlog_mean(run, offsetof(tagc_runlog_step, bits) + (size_t)leg * sizeof(double));
-}
-
-static double mild_of(const tagc_runlog *run) {
-    return json_number_value(json_object_get(run->about, "n_mild")); /* 0 in runs of earlier programs */
+#undef AT
+    printf("(times are medians but where it says mean; parts need not add up)\n\n");
 }
 
 static void print_bits(const tagc_runlog *runs, int n_runs) {
+    double total[MAX_RUNS] = {0}, compressed[MAX_RUNS], mild[MAX_RUNS], most_mild = 0;
     printf("bits per parameter and step, per rank, before the factor (W-1)/W\n");
-    for (int leg = 0; leg <= TAGC_N_LEGS; leg++) {
-        double total[MAX_RUNS] = {0}, largest = 0;
-        for (int i = 0; i < n_runs; i++) {
-            for (int l = 0; l < TAGC_N_LEGS; l++)
-                if (l == leg || leg == TAGC_N_LEGS) total[i] += leg_bits(&runs[i], l);
-            largest = fmax(largest, total[i]);
-        }
-        if (leg < TAGC_N_LEGS && !(largest >= 0.0005)) continue;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
+        double bits[MAX_RUNS], largest = 0;
         char name[32];
-        snprintf(name, sizeof name, "  %s", leg == TAGC_N_LEGS ? "total" : tagc_leg_name(leg));
-        print_name(name);
-        for (int i = 0; i < n_runs; i++) print_cell("%.3f", total[i]);
-        printf("\n");
+        for (int i = 0; i < n_runs; i++) {
+            bits[i] =
+                tagc_runlog_mean(&runs[i], offsetof(tagc_runlog_step, bits) + (size_t)leg * sizeof(double));
+            total[i] += bits[i];
+            largest = fmax(largest, bits[i]);
+        }
+        snprintf(name, sizeof name, "  %s", tagc_leg_name(leg));
+        if (largest >= 0.0005) print_row(name, "%.3f", bits, n_runs);
     }
-    print_name("parameters compressed");
-    for (int i = 0; i < n_runs; i++) print_cell("%.1f %%", 100 * runs[i].n_compressed / runs[i].n_params);
-    printf("\n");
-    double n_mild = 0;
-    for (int i = 0; i < n_runs; i++) n_mild = fmax(n_mild, mild_of(&runs[i]));
-    if (n_mild > 0) {
-        print_name("  mildly");
-        for (int i = 0; i < n_runs; i++) print_cell("%.1f %%", 100 * mild_of(&runs[i]) / runs[i].n_params);
-        printf("\n");
+    print_row("  total", "%.3f", total, n_runs);
+    for (int i = 0; i < n_runs; i++) {
+        compressed[i] = 100 * runs[i].n_compressed / runs[i].n_params;
+        /* 0 in runs of earlier programs */
+        mild[i] = 100 * json_number_value(json_object_get(runs[i].about, "n_mild")) / runs[i].n_params;
+        most_mild = fmax(most_mild, mild[i]);
     }
+    print_row("parameters compressed", "%.1f %%", compressed, n_runs);
+    if (most_mild > 0) print_row("  mildly", "%.1f %%", mild, n_runs);
 }
 
 static int same_steps(const tagc_runlog *runs, int n_runs) {
@@ -243,23 +226,17 @@ static tagc_status compare(const tagc_parsed *parsed, const compare_options *opt
     return status;
 }
 
+static int run(tagc_parsed *parsed) {
+    const compare_options *options = parsed->values;
+    if (!options->svg) return tagc_command_end(compare(parsed, options));
+    tagc_fail(TAGC_ERR_ARGUMENT,
+              "--svg has moved to tagc-report (in a clone: pip install \".[report]\"): tagc-report --svg "
+              "loss=%.200s RUN_DIR...",
+              options->svg);
+    return tagc_command_refuse(&command);
+}
+
 int tagc_command_compare(int argc, char **argv) {
     compare_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && parsed.n_words < 1) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "no run is named, allowed: 1 to %d", MAX_RUNS);
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON && options.svg) {
-        tagc_fail(TAGC_ERR_ARGUMENT,
-                  "--svg has moved to tagc-report (in a clone: pip install \".[report]\"): tagc-report --svg "
-                  "loss=%.200s "
-                  "RUN_DIR...",
-                  options.svg);
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON) code = compare(&parsed, &options) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

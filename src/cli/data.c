@@ -44,7 +44,8 @@ static const tagc_command command = {
                 "  tagc data --out data/bpe --vocab vocab.json --merges merges.txt books/\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
-    .positionals = 1};
+    .needs = "out",
+    .positionals = "which text? Name files or folders"};
 
 typedef struct data_progress {
     int is_terminal;
@@ -92,7 +93,8 @@ static tagc_status keep_what_is_there(const data_options *options) {
     return TAGC_OK;
 }
 
-static tagc_status build(const data_options *options, const tagc_parsed *parsed) {
+static tagc_status build(const tagc_parsed *parsed) {
+    const data_options *options = parsed->values;
     TAGC_TRY(keep_what_is_there(options));
     tagc_tokenizer *tokenizer = NULL;
     TAGC_TRY(tagc_trained_tokenizer(options->vocab, options->merges, "", &tokenizer));
@@ -114,21 +116,12 @@ static tagc_status build(const data_options *options, const tagc_parsed *parsed)
     return status;
 }
 
+static int run(tagc_parsed *parsed) {
+    tagc_interrupt_watch();
+    return tagc_command_end(build(parsed));
+}
+
 int tagc_command_data(int argc, char **argv) {
     data_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && (!options.out || parsed.n_words == 0)) {
-        tagc_fail(TAGC_ERR_ARGUMENT,
-                  options.out ? "which text? Name files or folders" : "--out DIR is needed");
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON) {
-        tagc_interrupt_watch();
-        tagc_status status = build(&options, &parsed);
-        code = status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
-        if (status == TAGC_ERR_INTERRUPTED) code = TAGC_EXIT_INTERRUPTED;
-    }
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

@@ -51,7 +51,8 @@ static const tagc_command command = {
         "  tagc eval --from runs/first --data data/books\n"
         "  tagc eval --from gpt2/model.safetensors --data openwebtext/val.bin --batch-size 1 --batches 100\n",
     .options = rows,
-    .n_options = sizeof rows / sizeof rows[0]};
+    .n_options = sizeof rows / sizeof rows[0],
+    .needs = "from data"};
 
 typedef struct eval_state {
     tagc_trained trained;
@@ -158,23 +159,20 @@ static tagc_status find_inputs(const eval_options *options) {
     return TAGC_OK;
 }
 
+static int run(tagc_parsed *parsed) {
+    const eval_options *options = parsed->values;
+    if (!tagc_ranks_is_local(options->transport)) {
+        tagc_status status = find_inputs(options);
+        if (status != TAGC_OK) return tagc_command_end(status);
+    }
+    tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,
+                          .transport = options->transport,
+                          .timeout_s = options->timeout,
+                          .blas_threads = (int)options->blas_threads};
+    return tagc_ranks_run(&launch, eval_rank, parsed->values);
+}
+
 int tagc_command_eval(int argc, char **argv) {
     eval_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && (!options.from || !options.data)) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "--%s is needed", options.from ? "data DIR" : "from PATH");
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON && !tagc_ranks_is_local(options.transport) && find_inputs(&options) != TAGC_OK)
-        code = tagc_command_fail();
-    if (code == TAGC_GO_ON) {
-        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
-                              .transport = options.transport,
-                              .timeout_s = options.timeout,
-                              .blas_threads = (int)options.blas_threads};
-        code = tagc_ranks_run(&launch, eval_rank, &options);
-    }
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

@@ -24,7 +24,8 @@ static const tagc_command command = {
         "  tagc export --from runs/first --out first-hf\n"
         "  python3 -c 'from transformers import GPT2LMHeadModel as M; M.from_pretrained(\"first-hf\")'\n",
     .options = rows,
-    .n_options = sizeof rows / sizeof rows[0]};
+    .n_options = sizeof rows / sizeof rows[0],
+    .needs = "from out"};
 
 static tagc_status append_tensors(tagc_trained *trained, tagc_gpt2_writer *writer) {
     for (int tensor = 0; tensor < tagc_gpt2_n_tensors(&trained->model); tensor++) {
@@ -65,18 +66,12 @@ static tagc_status export_rank(tagc_rank *rank, void *context) {
     return status;
 }
 
+static int run(tagc_parsed *parsed) {
+    tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
+    return tagc_ranks_run(&launch, export_rank, parsed->values);
+}
+
 int tagc_command_export(int argc, char **argv) {
     export_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && (!options.from || !options.out)) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "--%s is needed", options.from ? "out DIR" : "from PATH");
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON) {
-        tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
-        code = tagc_ranks_run(&launch, export_rank, &options);
-    }
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

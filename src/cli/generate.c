@@ -46,7 +46,8 @@ static const tagc_command command = {
         "  tagc generate --from gpt2 --vocab gpt2/vocab.json --merges gpt2/merges.txt --prompt \"Once\" "
         "--top-k 40\n",
     .options = rows,
-    .n_options = sizeof rows / sizeof rows[0]};
+    .n_options = sizeof rows / sizeof rows[0],
+    .needs = "from"};
 
 typedef struct generate_state {
     tagc_trained trained;
@@ -135,21 +136,16 @@ static tagc_status generate_rank(tagc_rank *rank, void *context) {
     return status;
 }
 
+static int run(tagc_parsed *parsed) {
+    const generate_options *options = parsed->values;
+    tagc_launch launch = {.n_ranks = 1,
+                          .transport = TAGC_LAUNCH_LOCAL,
+                          .timeout_s = 120,
+                          .blas_threads = (int)options->blas_threads};
+    return tagc_ranks_run(&launch, generate_rank, parsed->values);
+}
+
 int tagc_command_generate(int argc, char **argv) {
     generate_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && !options.from) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "--from PATH is needed");
-        code = tagc_command_refuse(&command);
-    }
-    if (code == TAGC_GO_ON) {
-        tagc_launch launch = {.n_ranks = 1,
-                              .transport = TAGC_LAUNCH_LOCAL,
-                              .timeout_s = 120,
-                              .blas_threads = (int)options.blas_threads};
-        code = tagc_ranks_run(&launch, generate_rank, &options);
-    }
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

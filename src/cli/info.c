@@ -27,7 +27,7 @@ static const tagc_command command = {
                 "  tagc info data/books/train.bin runs/first model.safetensors --tensors\n",
     .options = rows,
     .n_options = sizeof rows / sizeof rows[0],
-    .positionals = 1,
+    .positionals = "of what? Name a file, a folder or a preset",
 };
 
 static void print_tensor(const tagc_tensor_info *tensor) {
@@ -157,8 +157,7 @@ static int describe(const char *what, int with_tensors) {
     tagc_trained trained;
     if (!tagc_path_exists(what)) {
         if (tagc_gpt2_preset(what, &config) != TAGC_OK) {
-            tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is no file, and no preset", what);
-            return tagc_command_fail();
+            return tagc_command_end(tagc_fail_in(TAGC_ERR_ARGUMENT, "%s is no file, and no preset", what));
         }
         printf("%s: preset\n", what);
         print_model(&config, with_tensors);
@@ -170,7 +169,7 @@ static int describe(const char *what, int with_tensors) {
             status = info_tokens(what, TAGC_DATA_TRAIN);
             if (status == TAGC_OK && tagc_data_has(what, TAGC_DATA_VAL))
                 status = info_tokens(what, TAGC_DATA_VAL);
-            return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+            return tagc_command_end(status);
         }
         status = tagc_trained_find(what, &trained);
         if (status == TAGC_OK && trained.is_checkpoint) {
@@ -182,19 +181,18 @@ static int describe(const char *what, int with_tensors) {
     } else {
         status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what, TAGC_DATA_TRAIN);
     }
-    return status == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
+    return tagc_command_end(status);
+}
+
+static int run(tagc_parsed *parsed) {
+    const info_options *options = parsed->values;
+    int code = TAGC_EXIT_OK;
+    for (int i = 0; code == TAGC_EXIT_OK && i < parsed->n_words; i++)
+        code = describe(parsed->words[i], options->tensors);
+    return code;
 }
 
 int tagc_command_info(int argc, char **argv) {
     info_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON && parsed.n_words == 0) {
-        tagc_fail(TAGC_ERR_ARGUMENT, "of what? Name a file, a folder or a preset");
-        code = tagc_command_refuse(&command);
-    }
-    for (int i = 0; (code == TAGC_GO_ON || code == TAGC_EXIT_OK) && i < parsed.n_words; i++)
-        code = describe(parsed.words[i], options.tensors);
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&command, argc, argv, &options, run);
 }

@@ -14,29 +14,6 @@
 
 #define AT(field) offsetof(tagc_plan_options, field)
 
-/* Rows of tagc train that mean the same here; NULL: as there. */
-static const tagc_shared_row shared[] = {
-    {"Model and batch", "model", "gpt2-162m", NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "n-layer", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "n-head", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "n-embd", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "block-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "vocab-size", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "tied", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "batch-size", "1", NULL, TAGC_TO_ARMS_ALWAYS},
-    {NULL, "seq-len", "auto", "tokens per sequence; auto: 256, or the model's block-size when that is less",
-     TAGC_TO_ARMS_ALWAYS},
-    {NULL, "accumulate", NULL, NULL, TAGC_TO_ARMS_ALWAYS},
-    {"For all arms", "wrap", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "bucket-elems", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "prefetch", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "grads-in-flight", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "exchange-each-micro-step", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "codec-threads", NULL, NULL, TAGC_TO_ARMS_GIVEN},
-    {NULL, "quiet", NULL, NULL, TAGC_TO_ARMS_NEVER},
-};
-enum { N_SHARED = sizeof shared / sizeof shared[0] };
-
 /* clang-format off */
 #define TEXT(section, name, field, initial, value, help) \
     {section, name, TAGC_OPTION_TEXT, TAGC_ROLE_RUN, AT(field), 0, 0, NULL, initial, value, help}
@@ -98,11 +75,11 @@ static const char examples[] =
     "  # How good are the predictions? Fitted to two links, checked on the third.\n"
     "  tagc plan --profile links.json:0,links.json:2 --check links.json:1\n";
 
-_Static_assert(N_OWN + N_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
+_Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
 /* Own rows, and those of tagc train with other defaults. */
 static const tagc_command *plan_command(void) {
-    static tagc_option rows[N_OWN + N_SHARED];
+    static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
     static tagc_command command = {.name = "plan",
                                    .summary = "memory, bytes and time of a deployment, without running it",
                                    .usage = "[options]",
@@ -110,8 +87,8 @@ static const tagc_command *plan_command(void) {
                                        "arms model batch-size world-size link-rate latency profile json",
                                    .examples = examples,
                                    .options = rows,
-                                   .n_options = N_OWN + N_SHARED};
-    tagc_arms_rows(own, N_OWN, shared, N_SHARED, rows);
+                                   .print_more = tagc_preset_print};
+    command.n_options = tagc_arms_rows(TAGC_ARMS_OF_PLAN, own, N_OWN, rows);
     return &command;
 }
 
@@ -295,8 +272,8 @@ static tagc_status check_hosts(const tagc_plan_request *request) {
 static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *parsed) {
     const tagc_plan_options *o = &request->options;
     TAGC_TRY(read_model(request, parsed));
-    TAGC_TRY(
-        tagc_arms_read(o->arms, parsed, shared, N_SHARED, &request->model, &request->arms, &request->n_arms));
+    TAGC_TRY(tagc_arms_read(o->arms, TAGC_ARMS_OF_PLAN, parsed, &request->model, &request->arms,
+                            &request->n_arms));
     if (!o->world_size) return tagc_fail(TAGC_ERR_ARGUMENT, "--world-size is empty");
     TAGC_TRY(read_list("world-size", o->world_size, &request->n_worlds, read_world, request));
     TAGC_TRY(check_hosts(request));
@@ -333,24 +310,18 @@ static tagc_status make_plans(tagc_plan_request *request) {
     return status;
 }
 
+static int run(tagc_parsed *parsed) {
+    tagc_plan_request *request = parsed->values;
+    tagc_status status = make_request(request, parsed);
+    int is_usage = status == TAGC_ERR_ARGUMENT; /* a bad file is not a usage error */
+    if (status == TAGC_OK) status = make_plans(request);
+    tagc_points_destroy(&request->inputs.profile);
+    tagc_points_destroy(&request->check);
+    tagc_arms_destroy(request->arms, request->n_arms);
+    return is_usage ? tagc_command_refuse(parsed->command) : tagc_command_end(status);
+}
+
 int tagc_command_plan(int argc, char **argv) {
-    const tagc_command *command = plan_command();
     tagc_plan_request request = {.argc = argc, .argv = argv};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(command, argc, argv, &request.options, &parsed);
-    if (code == TAGC_EXIT_OK && parsed.help == TAGC_HELP_ALL && tagc_ranks_launcher_rank() == 0) {
-        printf("\nArms:\n");
-        tagc_preset_print(stdout);
-    }
-    if (code == TAGC_GO_ON) {
-        tagc_status status = make_request(&request, &parsed);
-        if (status != TAGC_OK) /* a bad file is not a usage error */
-            code = status == TAGC_ERR_ARGUMENT ? tagc_command_refuse(command) : tagc_command_fail();
-    }
-    if (code == TAGC_GO_ON) code = make_plans(&request) == TAGC_OK ? TAGC_EXIT_OK : tagc_command_fail();
-    tagc_points_destroy(&request.inputs.profile);
-    tagc_points_destroy(&request.check);
-    tagc_arms_destroy(request.arms, request.n_arms);
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(plan_command(), argc, argv, &request, run);
 }

@@ -61,27 +61,27 @@ static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
     return tagc_train_take_shape(parsed, options);
 }
 
+static int run(tagc_parsed *parsed) {
+    tagc_train_options *options = parsed->values;
+    int is_local = tagc_ranks_is_local(options->transport);
+    if (complete(parsed, options) != TAGC_OK || tagc_train_check(options) != TAGC_OK)
+        return tagc_command_refuse(&tagc_train_command);
+    if (!is_local) {
+        tagc_status status =
+            tagc_trainer_rehearse(parsed, tagc_ranks_launcher_rank(), tagc_ranks_launcher_size());
+        if (status != TAGC_OK) return tagc_command_end(status);
+    }
+    tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,
+                          .n_local_ranks = is_local ? saved_ranks(options) : 0,
+                          .transport = options->transport,
+                          .timeout_s = options->timeout,
+                          .blas_threads = (int)options->blas_threads,
+                          .trace = options->trace != NULL};
+    tagc_interrupt_watch();
+    return tagc_ranks_run(&launch, train_rank, parsed);
+}
+
 int tagc_command_train(int argc, char **argv) {
     tagc_train_options options = {0};
-    tagc_parsed parsed;
-    int code = tagc_command_parse(&tagc_train_command, argc, argv, &options, &parsed);
-    if (code == TAGC_GO_ON &&
-        (complete(&parsed, &options) != TAGC_OK || tagc_train_check(&options) != TAGC_OK))
-        code = tagc_command_refuse(&tagc_train_command);
-    if (code == TAGC_GO_ON && !tagc_ranks_is_local(options.transport) &&
-        tagc_trainer_rehearse(&parsed, tagc_ranks_launcher_rank(), tagc_ranks_launcher_size()) != TAGC_OK)
-        code = tagc_command_fail();
-    if (code == TAGC_GO_ON) {
-        tagc_launch launch = {.n_ranks = tagc_options_given(&parsed, "ranks") ? (int)options.ranks : 0,
-                              .n_local_ranks =
-                                  tagc_ranks_is_local(options.transport) ? saved_ranks(&options) : 0,
-                              .transport = options.transport,
-                              .timeout_s = options.timeout,
-                              .blas_threads = (int)options.blas_threads,
-                              .trace = options.trace != NULL};
-        tagc_interrupt_watch();
-        code = tagc_ranks_run(&launch, train_rank, &parsed);
-    }
-    tagc_options_destroy(&parsed);
-    return code;
+    return tagc_command_run(&tagc_train_command, argc, argv, &options, run);
 }

@@ -117,6 +117,7 @@ void tagc_options_help(const tagc_command *command, int all, FILE *out) {
         print_option(out, &command->options[i], 0);
     }
     if (command->examples) fprintf(out, "\nExamples\n%s", command->examples);
+    if (command->print_more) command->print_more(out);
 }
 
 void tagc_options_table(const tagc_command *command, FILE *out) {

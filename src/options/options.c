@@ -225,14 +225,16 @@ static char *trim(char *text) {
     return text;
 }
 
-static tagc_status keep_text(tagc_parsed *parsed, const char *text, const char **kept) {
+tagc_status tagc_options_take(tagc_parsed *parsed, const char *name, const char *value, const char *where) {
+    int option = tagc_options_find(parsed->command, name);
+    if (option < 0) return unknown_option(parsed->command, name, where);
     char **grown = realloc(parsed->owned, ((size_t)parsed->n_owned + 1) * sizeof *grown);
     if (grown) parsed->owned = grown;
-    char *copy = grown ? strdup(text) : NULL;
+    char *copy = grown ? strdup(value) : NULL;
     if (!copy) return tagc_fail(TAGC_ERR_MEMORY, "out of memory while reading options");
     parsed->owned[parsed->n_owned++] = copy;
-    *kept = copy;
-    return TAGC_OK;
+    parsed->given[option] = 1;
+    return tagc_options_set(parsed->command, parsed->values, option, copy, where);
 }
 
 static tagc_status parse_config_line(tagc_parsed *parsed, char *line, const char *where) {
@@ -249,14 +251,9 @@ static tagc_status parse_config_line(tagc_parsed *parsed, char *line, const char
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s\"%.80s\" is not of the form name = value", where, line);
     *equals = '\0';
     char *name = trim(line);
-    int option = tagc_options_find(parsed->command, name);
-    if (option < 0) return unknown_option(parsed->command, name, where);
     if (strcmp(name, "config") == 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%sa config file cannot name another one", where);
-    const char *value = "";
-    TAGC_TRY(keep_text(parsed, trim(equals + 1), &value));
-    parsed->given[option] = 1;
-    return tagc_options_set(parsed->command, parsed->values, option, value, where);
+    return tagc_options_take(parsed, name, trim(equals + 1), where);
 }
 
 static tagc_status parse_config(tagc_parsed *parsed, const char *path) {
@@ -346,6 +343,21 @@ static const char *config_path(const tagc_parsed *parsed, int argc, char **argv)
     return path;
 }
 
+static tagc_status check_needs(const tagc_parsed *parsed) {
+    const tagc_command *command = parsed->command;
+    char name[NAME_BYTES], text[2];
+    int n = 0;
+    for (const char *at = command->needs; at && sscanf(at, " %63s%n", name, &n) == 1; at += n) {
+        int row = tagc_options_find(command, name);
+        tagc_options_get(command, parsed->values, row, text, sizeof text);
+        if (!*text)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--%s %s is needed", name, command->options[row].value);
+    }
+    if (command->positionals && parsed->n_words == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%s", command->positionals);
+    return TAGC_OK;
+}
+
 tagc_status tagc_options_parse(const tagc_command *command, int argc, char **argv, void *values,
                                tagc_parsed *parsed) {
     *parsed = (tagc_parsed){.command = command, .values = values};
@@ -363,7 +375,8 @@ tagc_status tagc_options_parse(const tagc_command *command, int argc, char **arg
     if (!parsed->words) return tagc_fail(TAGC_ERR_MEMORY, "out of memory while reading options");
     const char *config = config_path(parsed, argc, argv);
     if (config) TAGC_TRY(parse_config(parsed, config));
-    return parse_words(parsed, argc, argv);
+    TAGC_TRY(parse_words(parsed, argc, argv));
+    return check_needs(parsed);
 }
 
 void tagc_options_destroy(tagc_parsed *parsed) {

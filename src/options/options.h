@@ -52,8 +52,10 @@ typedef struct tagc_command {
     const char *examples; /* lines for the end of the help */
     const char *common;   /* NULL, or the options of the short help: names with spaces between */
     const tagc_option *options;
-    int n_options;   /* at most TAGC_MAX_OPTIONS */
-    int positionals; /* 1: takes words that are no options */
+    int n_options;           /* at most TAGC_MAX_OPTIONS */
+    const char *needs;       /* NULL, or the options that must be given: names with spaces between */
+    const char *positionals; /* NULL, or it takes words that are no options: the failure if there are none */
+    void (*print_more)(FILE *out); /* NULL, or: prints what follows the long help */
     /* NULL, or: puts what it means beside the other values in the place of every "auto" */
     void (*resolve)(void *values);
 } tagc_command;
@@ -83,6 +85,10 @@ typedef struct tagc_parsed {
 tagc_status tagc_options_parse(const tagc_command *command, int argc, char **argv, void *values,
                                tagc_parsed *parsed);
 void tagc_options_destroy(tagc_parsed *parsed);
+
+/* Sets one option as a config file does: keeps a copy of `value`, and the option counts as given. `where` says in an error
+ * where it came from. */
+tagc_status tagc_options_take(tagc_parsed *parsed, const char *name, const char *value, const char *where);
 
 /* Sets one option from a text; `where` says in an error where the text came from. */
 tagc_status tagc_options_set(const tagc_command *command, void *values, int option, const char *text,

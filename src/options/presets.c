@@ -59,6 +59,7 @@ void tagc_preset_list(char text[TAGC_PRESET_LIST_BYTES]) {
 }
 
 void tagc_preset_print(FILE *out) {
+    fprintf(out, "\nArms:\n");
     for (int i = 0; i < N_TABLE; i++) fprintf(out, "  %-14s %s\n", table[i].name, table[i].what);
 }
 

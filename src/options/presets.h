@@ -13,7 +13,7 @@ enum { TAGC_PRESET_LIST_BYTES = 512 };
 /* Words of tagc train with spaces between, or NULL. name: n characters. */
 const char *tagc_preset_words(const char *name, size_t n);
 void tagc_preset_list(char text[TAGC_PRESET_LIST_BYTES]); /* the names, with commas between */
-void tagc_preset_print(FILE *out);                        /* a line for each: the name, and what it is */
+void tagc_preset_print(FILE *out);                        /* under "Arms:" a line for each */
 
 /* Options of tagc train that `parsed` was not given get the preset's values, and count as given. TAGC_ERR_ARGUMENT where
  * there is no such preset. */

@@ -286,7 +286,6 @@ const tagc_command tagc_train_command = {.name = "train",
                                          .examples = examples,
                                          .options = rows,
                                          .n_options = sizeof rows / sizeof rows[0],
-                                         .positionals = 0,
                                          .resolve = resolve};
 
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
