@@ -288,7 +288,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     *volume = (tagc_plan_volume){0};
     if (setup->engine.local_steps > 0) return tagc_plan_count_local(setup, volume, memory);
     TAGC_TRY(tagc_deployment_create(setup, &d));
-    tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast, volume->n_host_bytes);
+    tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast);
     int per_host = setup->world_size / setup->n_hosts;
     volume->n_params = d.layout->n_params;
     volume->n_compressed = d.layout->n_compressed;
@@ -296,7 +296,7 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     find_unpeeled(&d, volume);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         volume->n_bytes[leg] = forecast.n_bytes[leg];
-        volume->n_host_bytes[leg] *= per_host;
+        volume->n_host_bytes[leg] = per_host * forecast.n_remote_bytes[leg];
     }
     int n_exchanges = d.engine.exchange_each_micro_step ? d.engine.n_micro_steps : 1;
     for (int i = 0; i < d.layout->n_flats; i++)

@@ -66,10 +66,8 @@ void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory 
 /* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
 tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *costs,
                                      const tagc_plan_link *link);
-/* Simulates one optimizer step. costs NULL: everything is free, to count bytes. remote: those of forecast->n_bytes that go
- * to other hosts. */
+/* Simulates one optimizer step. costs NULL: everything is free, to count bytes. */
 tagc_status tagc_deployment_run(const tagc_deployment *deployment, const tagc_costs *costs,
-                                const tagc_plan_link *link, tagc_forecast *forecast,
-                                double remote[TAGC_N_LEGS]);
+                                const tagc_plan_link *link, tagc_forecast *forecast);
 
 #endif

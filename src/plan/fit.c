@@ -12,6 +12,7 @@
  * The search minimises the sum of squares of log(simulated / measured) of iterations and, with less weight, of their
  * computing part. Outliers count less. Weak pulls towards the starting values hold numbers that no point determines. */
 #include "core/status.h"
+#include "files/result_file.h"
 #include "plan/deployment.h"
 #include "plan/profile.h"
 
@@ -71,10 +72,9 @@ static double measure(fit *f, tagc_costs *costs, double *residuals, double *rms)
     for (int i = 0; i < f->points->n_points; i++) {
         const tagc_point *p = &f->points->points[i];
         tagc_forecast forecast;
-        double remote[TAGC_N_LEGS];
         if (p->is_held_out) continue;
         if (p->cores > 0) costs->cores = p->cores;
-        tagc_status status = tagc_deployment_run(&f->deployments[i], costs, &p->link, &forecast, remote);
+        tagc_status status = tagc_deployment_run(&f->deployments[i], costs, &p->link, &forecast);
         if (status != TAGC_OK) {
             f->status = status;
             return (double)INFINITY;
@@ -90,16 +90,6 @@ static double measure(fit *f, tagc_costs *costs, double *residuals, double *rms)
     for (int i = 0; i < at; i++) sum += residuals[i] * residuals[i];
     *rms = sqrt(*rms);
     return sum;
-}
-
-static double median_of(double *values, int n) {
-    for (int i = 1; i < n; i++)
-        for (int k = i; k > 0 && values[k - 1] > values[k]; k--) {
-            double swap = values[k];
-            values[k] = values[k - 1];
-            values[k - 1] = swap;
-        }
-    return n == 0 ? 0 : n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 /* The processors that a rank has to itself: at most one, for its computing thread. */
@@ -136,9 +126,9 @@ static tagc_status start(fit *f, tagc_costs *costs) {
         if (p->byte_s > 0) byte_s[n_bytes++] = p->byte_s;
     }
     tagc_costs_init(costs);
-    costs->optimizer_s = median_of(optimizer_s, n_updates);
-    costs->byte_s = median_of(byte_s, n_bytes);
-    costs->flop_s = median_of(flop_s, n);
+    costs->optimizer_s = tagc_result_spread_of(optimizer_s, n_updates).median;
+    costs->byte_s = n_bytes > 0 ? tagc_result_spread_of(byte_s, n_bytes).median : 0;
+    costs->flop_s = tagc_result_spread_of(flop_s, n).median;
     costs->n_codec = points->n_codec;
     for (int i = 0; i < points->n_codec; i++) costs->codec[i] = points->codec[i];
     for (int i = 0; i < TAGC_N_GATHER_KINDS; i++) costs->gather[i] = points->gather[i];

@@ -8,10 +8,11 @@
 #include <stdlib.h>
 
 enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
+/* Of a job: with MAX_CHUNKS or MAX_PEERS pieces none has more than 8 ops and 4 transfers for each, and a few at its end. */
+enum { MAX_OPS = 8 * MAX_CHUNKS + 32, MAX_TRANSFERS = 4 * MAX_CHUNKS + 16 };
 
 typedef struct builder {
     tagc_sim_job *job;
-    int capacity_ops, capacity_transfers, failed;
     double remote_share; /* of the transfers posted next */
 } builder;
 
@@ -119,18 +120,7 @@ tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs
 /* ---- building ---- */
 
 static void add_op(builder *b, tagc_sim_op op) {
-    tagc_sim_job *job = b->job;
-    if (job->n_ops == b->capacity_ops) {
-        b->capacity_ops = b->capacity_ops ? 2 * b->capacity_ops : 64;
-        tagc_sim_op *ops = realloc(job->ops, (size_t)b->capacity_ops * sizeof *ops);
-        if (!ops) {
-            b->failed = 1;
-            b->capacity_ops = job->n_ops;
-            return;
-        }
-        job->ops = ops;
-    }
-    job->ops[job->n_ops++] = op;
+    b->job->ops[b->job->n_ops++] = op;
 }
 
 static void work(builder *b, double s) {
@@ -144,17 +134,6 @@ static void wait(builder *b, int transfer) {
 /* n_messages: the number of receivers. Returns the transfer's number. */
 static int add_transfer(builder *b, double n_bytes, double n_messages) {
     tagc_sim_job *job = b->job;
-    if (job->n_transfers == b->capacity_transfers) {
-        b->capacity_transfers = b->capacity_transfers ? 2 * b->capacity_transfers : 32;
-        tagc_sim_transfer *transfers =
-            realloc(job->transfers, (size_t)b->capacity_transfers * sizeof *transfers);
-        if (!transfers) {
-            b->failed = 1;
-            b->capacity_transfers = job->n_transfers;
-            return 0;
-        }
-        job->transfers = transfers;
-    }
     job->transfers[job->n_transfers] = (tagc_sim_transfer){.message_bytes = n_bytes / n_messages,
                                                            .remote_bytes = n_bytes * b->remote_share,
                                                            .local_bytes = n_bytes * (1 - b->remote_share)};
@@ -264,6 +243,7 @@ static void post_host_rows(direct_builder *d, int s) {
  * soon as its headers have arrived, between two pieces of work. */
 static void send_fragments(direct_builder *d) {
     const double *phase_s = d->w->phase_s;
+    tagc_sim_transfer *transfers = d->b->job->transfers;
     double encode_s = phase_s[TAGC_PHASE_SELECT] + phase_s[TAGC_PHASE_INDEX] + phase_s[TAGC_PHASE_ENCODE];
     for (int s = 0; s < d->n_stages; s++) {
         if (d->within > 0) {
@@ -273,18 +253,14 @@ static void send_fragments(direct_builder *d) {
         }
         work(d->b, (s < d->n ? d->each : d->own) * encode_s);
         if (s < d->n) d->front_out[s] = post(d->b, HEADERS, d->front, d->peers);
-        if (s < d->n && d->n > 1) d->rest_out[s] = add_transfer(d->b, d->rest, d->peers);
+        if (s >= d->n || d->n == 1) continue;
+        d->rest_out[s] = add_transfer(d->b, d->rest, d->peers);
+        transfers[d->front_out[s]].then = &transfers[d->rest_out[s]];
     }
     for (int s = 0; s < d->n; s++) {
         wait(d->b, d->front_out[s]);
         if (d->n == 1) d->rest_out[s] = post(d->b, BODIES, d->rest, d->peers);
     }
-}
-
-/* Links the transfers of a batch. Call it after the last add_transfer, which may move the array. */
-static void chain_rests(const direct_builder *d) {
-    for (int s = 0; s < d->n && d->n > 1 && !d->b->failed; s++)
-        d->b->job->transfers[d->front_out[s]].then = &d->b->job->transfers[d->rest_out[s]];
 }
 
 /* The sums that return. Those of small units are in one message with their headers. */
@@ -331,7 +307,6 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
         work(b, (1 - first) * decode_s);
     }
     agree(b, r, DIRECT_AGREEMENT, agreement);
-    chain_rests(&d);
 }
 
 tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, tagc_sim_job *out) {
@@ -339,15 +314,19 @@ tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, t
     builder b = {.job = out, .remote_share = r->remote_share};
     int exchange = r->options.exchange;
     if (r->n_ranks == 1) return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
+    out->ops = malloc(MAX_OPS * sizeof *out->ops);
+    out->transfers = malloc(MAX_TRANSFERS * sizeof *out->transfers);
+    if (!out->ops || !out->transfers) {
+        tagc_job_destroy(out);
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
+    }
     if (exchange == TAGC_EXCHANGE_DENSE)
         dense_step(&b, r, w->phase_s);
     else if (exchange == TAGC_EXCHANGE_DIRECT)
         direct_step(&b, r, w);
     else
         indexed_step(&b, r, w->phase_s);
-    if (!b.failed) return TAGC_OK;
-    tagc_job_destroy(out);
-    return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
+    return TAGC_OK;
 }
 
 void tagc_job_destroy(tagc_sim_job *job) {

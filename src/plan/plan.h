@@ -130,11 +130,13 @@ typedef struct tagc_plan_link {
     double host_bytes_per_s;       /* between ranks of one host; 0: takes no time */
 } tagc_plan_link;
 
+/* All members are doubles, so that one loop extends them. */
 typedef struct tagc_forecast {
     double iteration_s; /* one optimizer step */
     double compute_s, wait_gather_s, wait_reduce_s, optimizer_s;
     double comm_s, codec_s;      /* time with transfers under way, and time in which the codec worked */
     double n_bytes[TAGC_N_LEGS]; /* sent by the simulated engine: equal to tagc_plan_count's */
+    double n_remote_bytes[TAGC_N_LEGS]; /* of these, to other hosts */
 } tagc_forecast;
 
 /* TAGC_ERR_UNSUPPORTED if the costs lack an exchange of the setup. */

@@ -8,25 +8,15 @@
 
 enum { LN_1 = 0, QKV = 2, PROJECTION = 4, LN_2 = 6, MLP_IN = 8, MLP_OUT = 10, N_BLOCK = 12 };
 enum { WTE = 0, WPE = 1, BLOCKS = 2 };
+enum { CALLS_OF_BLOCK = 84, MOST_OTHER_CALLS = 32 }; /* of both passes */
 
 typedef struct writer {
     tagc_program *program;
     double rows, width; /* positions of a batch, n_embd */
-    int failed;
 } writer;
 
 static void add(writer *w, tagc_call_kind kind, int tensor, double flops) {
     tagc_program *p = w->program;
-    if (p->n_calls == p->capacity) {
-        int capacity = p->capacity ? 2 * p->capacity : 256;
-        tagc_call *calls = realloc(p->calls, (size_t)capacity * sizeof *calls);
-        if (!calls) {
-            w->failed = 1;
-            return;
-        }
-        p->calls = calls;
-        p->capacity = capacity;
-    }
     p->calls[p->n_calls++] = (tagc_call){kind, tensor, flops};
     p->flops += flops;
 }
@@ -137,6 +127,8 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_tokens is %d, allowed is 1 to block_size %d", n_tokens,
                          config->block_size);
     if (n_batch < 1) return tagc_fail(TAGC_ERR_ARGUMENT, "n_batch is %d, allowed is 1 or more", n_batch);
+    out->calls = malloc(((size_t)config->n_layer * CALLS_OF_BLOCK + MOST_OTHER_CALLS) * sizeof *out->calls);
+    if (!out->calls) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the calls of a model");
     int head = config->tied ? WTE : tagc_gpt2_n_tensors(config) - 1;
     writer w = {.program = out, .rows = (double)n_batch * (double)n_tokens, .width = (double)config->n_embd};
     /* The causal half of scores and of their product with the values. */
@@ -144,9 +136,7 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
     forward(&w, config, attention, head);
     out->n_forward = out->n_calls;
     backward(&w, config, attention, head);
-    if (!w.failed) return TAGC_OK;
-    tagc_program_destroy(out);
-    return tagc_fail(TAGC_ERR_MEMORY, "no memory for the calls of a model");
+    return TAGC_OK;
 }
 
 void tagc_program_destroy(tagc_program *program) {

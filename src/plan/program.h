@@ -22,8 +22,7 @@ typedef struct tagc_call {
 typedef struct tagc_program {
     tagc_call *calls;
     int n_calls, n_forward; /* the first n_forward calls are the forward pass */
-    int capacity;
-    double flops; /* of both passes */
+    double flops;           /* of both passes */
 } tagc_program;
 
 /* One micro-step over n_batch sequences of n_tokens. */

@@ -22,7 +22,6 @@ typedef struct simulation {
     tagc_sim_transfer *gathers; /* (n_flats, TAGC_N_GATHER_LEVELS) */
     tagc_sim_job *jobs;         /* (n_flats) */
     tagc_forecast forecast;
-    double remote[TAGC_N_LEGS];
 } simulation;
 
 static void touch(simulation *s, double n_bytes) {
@@ -31,7 +30,7 @@ static void touch(simulation *s, double n_bytes) {
 
 static void count(simulation *s, tagc_leg leg, double n_bytes, double remote_bytes) {
     s->forecast.n_bytes[leg] += n_bytes;
-    s->remote[leg] += remote_bytes;
+    s->forecast.n_remote_bytes[leg] += remote_bytes;
 }
 
 static void blocked(simulation *s, double start_s, double *total_s) {
@@ -113,10 +112,8 @@ static tagc_status begin_exchange(void *context, int unit) {
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_clock_submit(&s->clock, &s->jobs[i]);
         const tagc_reduction *r = &s->d->flats[i].reduction;
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-            s->forecast.n_bytes[leg] += r->volume.n_bytes[leg];
-            s->remote[leg] += tagc_reduction_remote(r, leg);
-        }
+        for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+            count(s, leg, r->volume.n_bytes[leg], tagc_reduction_remote(r, leg));
     }
     return TAGC_OK;
 }
@@ -263,7 +260,7 @@ tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *
 }
 
 static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
-                             int n_micro_steps, tagc_forecast *forecast, double *remote) {
+                             int n_micro_steps, tagc_forecast *forecast) {
     simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
     tagc_sim_machine machine = tagc_sim_machine_of(d->setup, costs, link);
@@ -272,52 +269,37 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
     tagc_status status = prepare(&s);
     /* A step begins with the gathers that the update before it left under way. */
     if (status == TAGC_OK && d->engine.sharding == TAGC_SHARD_GRAD) status = update(&s);
-    double start_s = s.clock.now_s, comm_s = s.clock.comm_s, n_gathered = s.forecast.n_bytes[TAGC_LEG_GATHER],
-           remote_gathered = s.remote[TAGC_LEG_GATHER];
+    double start_s = s.clock.now_s, comm_s = s.clock.comm_s;
+    s.forecast = (tagc_forecast){0};
     for (int i = 0; status == TAGC_OK && i < n_micro_steps; i++) status = run_micro_step(&s);
     if (status == TAGC_OK) status = finish_step(&s);
     if (status == TAGC_OK) {
-        s.forecast.n_bytes[TAGC_LEG_GATHER] -= n_gathered;
-        s.remote[TAGC_LEG_GATHER] -= remote_gathered;
         s.forecast.iteration_s = s.clock.now_s - start_s;
         s.forecast.comm_s = s.clock.comm_s - comm_s;
         s.forecast.codec_s = s.clock.codec_s;
         s.forecast.compute_s = s.forecast.iteration_s - s.forecast.wait_gather_s - s.forecast.wait_reduce_s -
                                s.forecast.optimizer_s;
         *forecast = s.forecast;
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++) remote[leg] = s.remote[leg];
     }
     destroy(&s);
     return status;
 }
 
 /* Micro-steps in the middle are equal: a few are simulated, the rest are added. */
-static void extend(double *value, double before, int n) {
-    *value += n * (*value - before);
-}
-
 tagc_status tagc_deployment_run(const tagc_deployment *d, const tagc_costs *costs, const tagc_plan_link *link,
-                                tagc_forecast *out, double remote[TAGC_N_LEGS]) {
+                                tagc_forecast *out) {
     tagc_costs free_costs;
     tagc_costs_init(&free_costs);
     free_costs.n_codec = -1; /* no cost is known, and none is asked for */
     if (!costs) costs = &free_costs;
     int n = d->engine.n_micro_steps, n_more = n - MAX_WHOLE_STEPS;
-    double before_remote[TAGC_N_LEGS];
-    if (n_more <= 0) return run_steps(d, costs, link, n, out, remote);
+    if (n_more <= 0) return run_steps(d, costs, link, n, out);
     tagc_forecast before;
-    TAGC_TRY(run_steps(d, costs, link, MAX_WHOLE_STEPS - 1, &before, before_remote));
-    TAGC_TRY(run_steps(d, costs, link, MAX_WHOLE_STEPS, out, remote));
-    extend(&out->iteration_s, before.iteration_s, n_more);
-    extend(&out->compute_s, before.compute_s, n_more);
-    extend(&out->wait_gather_s, before.wait_gather_s, n_more);
-    extend(&out->wait_reduce_s, before.wait_reduce_s, n_more);
-    extend(&out->comm_s, before.comm_s, n_more);
-    extend(&out->codec_s, before.codec_s, n_more);
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
-        extend(&out->n_bytes[leg], before.n_bytes[leg], n_more);
-        extend(&remote[leg], before_remote[leg], n_more);
-    }
+    double *value = (double *)out, *value_before = (double *)&before;
+    TAGC_TRY(run_steps(d, costs, link, MAX_WHOLE_STEPS - 1, &before));
+    TAGC_TRY(run_steps(d, costs, link, MAX_WHOLE_STEPS, out));
+    for (size_t i = 0; i < sizeof *out / sizeof *value; i++)
+        value[i] += n_more * (value[i] - value_before[i]);
     return TAGC_OK;
 }
 
@@ -328,13 +310,12 @@ void tagc_costs_init(tagc_costs *costs) {
 tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs, const tagc_plan_link *link,
                                tagc_forecast *out) {
     tagc_deployment d;
-    double remote[TAGC_N_LEGS];
     if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0) || !(link->large_latency_s >= 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "a link of %g bytes per second and a latency of %g s",
                          link->bytes_per_s, link->latency_s);
     if (setup->engine.local_steps > 0) return tagc_plan_simulate_local(setup, costs, link, out);
     TAGC_TRY(tagc_deployment_create(setup, &d));
-    tagc_status status = tagc_deployment_run(&d, costs, link, out, remote);
+    tagc_status status = tagc_deployment_run(&d, costs, link, out);
     tagc_deployment_destroy(&d);
     return status;
 }

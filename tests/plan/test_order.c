@@ -51,11 +51,10 @@ static void compare(small_run *run, const char *what) {
     setup.engine = run->options;
     tagc_deployment d;
     tagc_forecast forecast;
-    double remote[TAGC_N_LEGS];
     tagc_plan_link link = {.bytes_per_s = 1e9};
     CHECK_OK(tagc_deployment_create(&setup, &d));
     d.observer = (tagc_order_observer){note, &plan_log};
-    CHECK_OK(tagc_deployment_run(&d, NULL, &link, &forecast, remote));
+    CHECK_OK(tagc_deployment_run(&d, NULL, &link, &forecast));
     tagc_deployment_destroy(&d);
     int skipped = engine_log.n - plan_log.n;
     char ours[64], theirs[64];
