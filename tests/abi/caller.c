@@ -115,7 +115,7 @@ static void count_bytes(tagc_comm *comm) {
     uint64_t untouched = bytes.guard;
     tagc_comm_bytes(comm, bytes.sent, NULL, TAGC_N_LEGS);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-        REQUIRE(bytes.sent[leg] == 0); /* one rank has nobody to send to */
+        REQUIRE(bytes.sent[leg] == 0); /* one rank has no other to send to */
     REQUIRE(bytes.guard == untouched);
 }
 

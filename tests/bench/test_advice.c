@@ -79,7 +79,7 @@ static void test_too_little(void **state) {
     assert_int_equal(advice.arm, -1);
     assert_true(fabs(advice.speedup - 1.3) < 1e-12);
     says(&advice, "rounds differ too much");
-    candidates[0].round_s = d; /* faster in every round, and nobody knows by how much */
+    candidates[0].round_s = d; /* faster in every round, by an unknown factor */
     advise(candidates, 2, 3, &advice);
     assert_int_equal(advice.arm, -1);
     says(&advice, "rounds differ too much");

@@ -42,7 +42,7 @@ grep -q "^auto: dense stays: of one rank nothing travels" out || fail "one rank:
 run 0 eval --from steps --data data --batches 2 --ranks 1 --batch-size 2
 run 0 info steps
 
-# One rank has nobody to send to: it selects nothing.
+# One rank has no other to send to: it selects nothing.
 run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 1 --steps 6 --out one
 run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --ranks 1 --steps 6 --out one-dense
 same_losses one one-dense

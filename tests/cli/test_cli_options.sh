@@ -184,7 +184,7 @@ run 0 train --quiet --out of-old --resume
 same_losses of-old of-old-whole
 expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2 --fork of-old --steps 6
 
-# One rank sends to nobody, and compresses only where that is asked for.
+# One rank has no other to send to. It compresses only on request.
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet
 grep -q "^one rank has no peers: gradients stay dense" out && grep -q "^gradients: dense$" out || fail "one rank: $(cat out)"
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet --sparsity 0.9

@@ -77,7 +77,7 @@ static void different_work_in_turn(void **state) {
     tagc_pool_destroy(pool);
 }
 
-static void pool_of_nobody(void **state) {
+static void pool_without_threads(void **state) {
     (void)state;
     ledger l = {0};
     tagc_pool_run(NULL, note_call, &l);
@@ -106,7 +106,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_once_per_loop),
         cmocka_unit_test(different_work_in_turn),
-        cmocka_unit_test(pool_of_nobody),
+        cmocka_unit_test(pool_without_threads),
         cmocka_unit_test(bad_counts_are_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

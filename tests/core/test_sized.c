@@ -53,7 +53,7 @@ static void reading_completes_or_refuses(void **state) {
         memcpy(&expected, bytes, n < sizeof expected ? n : sizeof expected);
         expected.struct_bytes = sizeof expected;
         assert_memory_equal(&got, &expected, sizeof got);
-        for (size_t i = sizeof(here); i < n; i++) { /* any bit of what nobody knows here */
+        for (size_t i = sizeof(here); i < n; i++) { /* any bit behind the fields that are known here */
             bytes[i] = 0x80;
             assert_int_equal(tagc_sized_read(&type, bytes, &got), TAGC_ERR_ARGUMENT);
             assert_non_null(strstr(tagc_last_error(), "tagc_here is set at byte"));
@@ -64,7 +64,7 @@ static void reading_completes_or_refuses(void **state) {
     memset(bytes, 0, sizeof bytes);
     memcpy(bytes, &n, sizeof n);
     assert_int_equal(tagc_sized_read(&type, bytes, &got), TAGC_OK);
-    n++; /* nobody has so large a struct: memory that was never written */
+    n++; /* no caller has so large a struct: memory that was never written */
     memcpy(bytes, &n, sizeof n);
     assert_int_equal(tagc_sized_read(&type, bytes, &got), TAGC_ERR_ARGUMENT);
     assert_int_equal(tagc_sized_check(&type, bytes), TAGC_ERR_ARGUMENT);

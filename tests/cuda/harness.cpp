@@ -171,7 +171,7 @@ void say(const char *format, ...) {
     if (n > 0 && write(2, line, (size_t)n < sizeof line ? (size_t)n : sizeof line - 1) < 0) _exit(STOPPED);
 }
 
-[[noreturn]] void nobody_can_go_on() {
+[[noreturn]] void no_fibre_can_go_on() {
     say("harness: kernel %s: no thread can go on\n", kernel_name);
     for (unsigned i = 0, n_said = 0; i < n_fibres && n_said < 12; i++) {
         const fibre *f = &fibres[i];
@@ -196,7 +196,7 @@ void say(const char *format, ...) {
 void next_fibre() {
     fibre *from = current;
     if (n_waiting == 0) {
-        if (n_ended < n_blocks) nobody_can_go_on();
+        if (n_ended < n_blocks) no_fibre_can_go_on();
         current = nullptr;
         switch_to(&from->own, &host);
         return;

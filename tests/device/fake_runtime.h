@@ -32,7 +32,7 @@ FAKE_API void *fake_alloc(size_t n_bytes);
 FAKE_API void fake_free(void *memory);
 /* What a kernel sees of it. A mistake outside of kernels. */
 FAKE_API void *fake_view(void *memory);
-/* Addresses that nobody allocated count as memory of device 0 from now on: for tests with tensors in host memory. */
+/* From now on, addresses that were never allocated count as memory of device 0: for tests with tensors in host memory. */
 FAKE_API void fake_take_host_as_device(void);
 
 /* ---- work ---- */

@@ -39,8 +39,8 @@ static void test_refused(void **state) {
     fake_reset(1, 2, FAKE_EAGER, 1);
     assert_refused("hip", NULL, 0, TAGC_ERR_UNSUPPORTED, "maker is hip, must be cuda");
     assert_refused(NULL, NULL, 0, TAGC_ERR_UNSUPPORTED, "maker is NULL");
-    assert_refused("cuda", "libcudart-of-nobody.so", 0, TAGC_ERR_UNSUPPORTED,
-                   "there is no CUDA runtime: libcudart-of-nobody.so");
+    assert_refused("cuda", "libcudart-that-is-missing.so", 0, TAGC_ERR_UNSUPPORTED,
+                   "there is no CUDA runtime: libcudart-that-is-missing.so");
     assert_refused("cuda", "libm.so.6", 0, TAGC_ERR_UNSUPPORTED, "libm.so.6 has no cudaRuntimeGetVersion");
     assert_refused("cuda", NULL, 2, TAGC_ERR_ARGUMENT, "device is 2, must be in [0, 2)");
     assert_refused("cuda", NULL, -1, TAGC_ERR_ARGUMENT, "device is -1");

@@ -256,7 +256,7 @@ static void test_without_copies(void **state) {
     (void)state;
     int n_wrong = 0;
     for (uint64_t seed = 1; seed <= 4; seed++) assert_int_equal(n_wrong_without_copies(seed, 1), 0);
-    /* Results that nobody waited for: in most runs one of them is late. */
+    /* Results that were not waited for: in most runs one of them is late. */
     for (uint64_t seed = 1; seed <= 60 && !n_wrong; seed++) n_wrong += n_wrong_without_copies(seed, 0);
     assert_true(n_wrong > 0);
 }

@@ -1,4 +1,4 @@
-/* Failures of the runtime and of exchanges: everybody hears of them, nobody waits for ever, nothing leaks. */
+/* Failures of the runtime and of exchanges: all ranks get the error, no thread waits for ever, nothing leaks. */
 #include "rig.h"
 
 #include <math.h>
@@ -141,7 +141,7 @@ static void test_arguments(void **state) {
     assert_int_equal(fake_n_mistakes(), 0);
 }
 
-/* Nobody exchanges: closing lets all go that wait. */
+/* No thread exchanges: closing wakes all that wait. */
 static void test_close(void **state) {
     (void)state;
     fake_reset(6, 1, FAKE_EAGER, 1);

@@ -1,4 +1,4 @@
-/* Hostile bytes in a direct exchange: whatever is damaged, all ranks fail, residuals are as before, nobody hangs. */
+/* Hostile bytes in a direct exchange: whatever is damaged, all ranks fail, residuals are as before, no rank hangs. */
 #include "exchange/wire.h"
 #include "network.h"
 

@@ -21,7 +21,7 @@ static void storm_body(rank_run *run) {
     if (run->failure[0]) return;
     CHECK(run, pattern_storm(comm, 3, 20, 4000) == 0);
     double start_s = tagc_clock_s();
-    /* Nobody is in the second barrier before what this rank sent in the first one has come, and that comes back. */
+    /* The other ranks enter the second barrier after this rank's message of the first has come, and answer it. */
     for (int i = 0; i < 2; i++) CHECK(run, tagc_comm_barrier(comm) == TAGC_OK);
     CHECK(run, tagc_clock_s() - start_s >= 2 * all->network->options.latency_s);
     tagc_comm_destroy(comm);

@@ -36,7 +36,7 @@ static tagc_status test_gatherer(void *gatherer, int *done) {
     return tagc_gatherer_test(gatherer, done);
 }
 
-/* All but the last rank have begun: nobody may be done, however long they look. */
+/* All but the last rank have begun: no rank may be done, however long it looks. */
 static int stays_away(tagc_status (*test)(void *, int *), void *object) {
     int done = 0;
     double start_s = tagc_clock_s();
@@ -66,7 +66,7 @@ static void reducer_body(rank_run *run) {
             CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
             CHECK(run, stays_away(test_reducer, reducer));
         }
-        pthread_barrier_wait(&t->barrier); /* until here nobody's step can have ended */
+        pthread_barrier_wait(&t->barrier); /* until here no rank's step can have ended */
         if (run->rank == last) CHECK(run, tagc_reducer_begin(reducer, gradient, output) == TAGC_OK);
         CHECK(run, comes(test_reducer, reducer));
         CHECK(run, tagc_reducer_test(reducer, &done) == TAGC_OK && done); /* and stays so */
@@ -169,7 +169,8 @@ static void gatherers_are_polled(void **state) {
 
 /* ---- statistics ---- */
 
-/* One rank's statistics were not initialised: it is told so at once, ends the step again, and nobody else notices. */
+/* One rank's statistics were not initialised: it gets an error at once and ends the step again. The other ranks do not
+ * notice. */
 static void stats_body(rank_run *run) {
     size_t n = SHARD * (size_t)run->world_size;
     float *gradient = filled(n, run->rank), output[SHARD], again[SHARD];

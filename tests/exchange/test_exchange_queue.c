@@ -206,7 +206,7 @@ static void same_as_one_by_one(void **state) {
     clear(&alone);
 }
 
-static void nobody_waits_for_who_gave_up(void **state) {
+static void an_abort_ends_every_wait(void **state) {
     (void)state;
     for (int u = 1; u < N_UNITS; u++) {
         trial t = {.gives_up = u};
@@ -218,7 +218,7 @@ static void nobody_waits_for_who_gave_up(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(same_as_one_by_one),
-        cmocka_unit_test(nobody_waits_for_who_gave_up),
+        cmocka_unit_test(an_abort_ends_every_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

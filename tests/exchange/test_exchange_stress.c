@@ -1,4 +1,4 @@
-/* Option combinations that nobody thought of, drawn at random: shapes down to one element, values from
+/* Combinations of options, drawn at random: shapes down to one element, values from
  * denormal to near FLT_MAX, sparsity that changes between steps, and two reducers under way at a time.
  * Whatever comes out is compared with the brute-force step. */
 #include "direct_oracle.h"
@@ -230,7 +230,7 @@ static void check_step(const step_view *v) {
     for (size_t r = 0; r < v->W; r++) n_unpeeled += v->x->stats[v->step][r].n_unpeeled;
     for (size_t i = 0; i < v->W * v->n; i++) is_void |= !isfinite(v->gradients[i] + v->before[i]);
     int is_foreseen = p->index != TAGC_INDEX_SUM1 && (n_unpeeled == 0 || p->unpeeled == TAGC_UNPEELED_PACKED);
-    /* fp32 cells may overflow where single values, and even sums, do not; and what is lossy adds up to nobody knows what */
+    /* fp32 cells may overflow where single values, and even sums, do not; and the oracle does not know lossy sums */
     if (!v->is_dense && !(is_foreseen && (v->is_fixed || !v->is_sketch)) && v->max_abs > 1e36)
         is_void |= v->x->stats[v->step][0].nonfinite;
     if (!v->is_dense && !is_void && is_foreseen) is_void = sums_overflow(v);

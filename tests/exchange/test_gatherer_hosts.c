@@ -258,7 +258,7 @@ static void abandoned_body(rank_run *run) {
     view v;
     if (!open_view(run, &v)) return;
     CHECK(run, gather(&v, 0) == TAGC_OK);
-    pthread_barrier_wait(&v.t->barrier); /* nobody is in it any more */
+    pthread_barrier_wait(&v.t->barrier); /* all ranks have left the first gather */
     if (run->rank == v.t->from) {
         dawdle((uint64_t)v.t->from);
         tagc_comm_abort(v.comm, "enough");
@@ -270,7 +270,7 @@ static void abandoned_body(rank_run *run) {
     close_view(&v);
 }
 
-static void nobody_waits_for_who_gave_up(void **state) {
+static void an_abort_ends_every_wait(void **state) {
     (void)state;
     for (int wire = TAGC_GATHER_FP32; wire <= TAGC_GATHER_DELTA2; wire += 2)
         for (int w = 0; w < 5; w++)
@@ -319,7 +319,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_hosts_follow),   cmocka_unit_test(both_levels_are_alike),
         cmocka_unit_test(many_are_under_way), cmocka_unit_test(damage_is_told_to_all),
-        cmocka_unit_test(misuse_is_refused),  cmocka_unit_test(nobody_waits_for_who_gave_up),
+        cmocka_unit_test(misuse_is_refused),  cmocka_unit_test(an_abort_ends_every_wait),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

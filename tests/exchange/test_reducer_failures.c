@@ -212,6 +212,7 @@ static void test_rank_gives_up(void **state) {
         rank_run runs[MAX_RANKS];
         double start_s = tagc_time_s();
         run_ranks(3, give_up_body, &exchange, NULL, runs);
+        /* The abort ends the wait, not the time-out of 120 s. A busy machine may take seconds. */
         assert_true(tagc_time_s() - start_s < 60);
         for (int r = 0; r < 3; r++) assert_int_equal(runs[r].status, TAGC_ERR_TRANSPORT);
         assert_non_null(strstr(runs[0].text, "enough"));

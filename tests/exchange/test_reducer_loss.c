@@ -195,7 +195,7 @@ static void test_nonfinite(void **state) {
     }
 }
 
-/* Finite values whose sums in a cell are not: as bad as NaN, but nobody's fault. */
+/* Finite values whose sums in a cell are not: as bad as NaN, but no rank's gradient is at fault. */
 static void test_overflow(void **state) {
     (void)state;
     for (int variant = 0; variant < 6; variant++) {

@@ -208,7 +208,7 @@ static void ranks_must_agree(void **state) {
     run r;
     make(&r, 2, 0);
     r.bucket_of_rank[0] = 1000;
-    r.bucket_of_rank[1] = 1001; /* the same units, but nobody can know that */
+    r.bucket_of_rank[1] = 1001; /* the same units, but the ranks compare the sizes */
     toy_run(2, disagree, &r);
     assert_int_equal(r.status[0], TAGC_ERR_MISMATCH);
     assert_int_equal(r.status[1], TAGC_ERR_MISMATCH);

@@ -188,7 +188,7 @@ static void bytes_belong_to_steps(void **state) {
             else
                 assert_int_equal(n_bytes, step == POISONED + 1 ? 0 : r.steady[1]);
         }
-        assert_int_equal(r.total[1], sum + r.steady[1]); /* the last update's gathers are nobody's */
+        assert_int_equal(r.total[1], sum + r.steady[1]); /* no later step counts the last update's gathers */
         free_run(&r);
     }
 }

@@ -187,7 +187,7 @@ static void sites_do_what_plain_engines_and_loops_do(void **state) {
         }
 }
 
-/* With nobody to exchange with, a round puts the parameters back that it took, but for rounding: anchor - (anchor - now). */
+/* With no other site, a round puts the parameters back that it took, but for rounding: anchor - (anchor - now). */
 static void one_site_trains_as_without_rounds(void **state) {
     (void)state;
     run local, plain;

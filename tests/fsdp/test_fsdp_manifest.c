@@ -1,5 +1,5 @@
-/* Manifests and headers of rank files that nobody writes, with right checksums; and that what earlier programs wrote stays
- * readable. */
+/* Manifests and headers of rank files with contents that no program writes, but right checksums; and files of earlier
+ * programs, which stay readable. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -88,7 +88,7 @@ static void contradictions_are_refused_with_a_right_checksum(void **state) {
 
 /* ---- headers ---- */
 
-/* Changes that leave every file as long as it was. Returns 0 behind the last. */
+/* One change of the layout or the step each. Returns 0 behind the last. */
 static int change_layout(tagc_manifest *m, int change) {
     tagc_manifest_tensor *t = m->tensors;
     if (change == 0) m->step++;
@@ -137,7 +137,9 @@ static void a_header_belongs_to_one_layout_rank_and_step(void **state) {
     }
 }
 
-/* Files of earlier programs have these hashes: a change of any makes their checkpoints unreadable. */
+/* Files of earlier programs have these hashes: a change of any makes their checkpoints unreadable. Hash 6 is hash 2: half the
+ * owners and no first moment of the first flat add the same to a seed. Another number of the header, the offset of the local
+ * part, tells the two apart. */
 static void the_hash_of_a_layout_stays(void **state) {
     (void)state;
     static const uint64_t hashes[N_LAYOUTS + 1] = {

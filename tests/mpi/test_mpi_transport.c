@@ -82,7 +82,7 @@ static void test_two_comms(void **state) {
     tagc_comm_destroy(a);
 }
 
-/* From rank 0 to its neighbour: too little, then too much. The receiver tells; nobody uses that comm again.
+/* From rank 0 to its neighbour: too little, then too much. The receiver gets an error; no rank uses that comm again.
  */
 static void test_sizes(void **state) {
     (void)state;
@@ -128,6 +128,7 @@ static void test_timeout(void **state) {
     if (rank < W - 1) {
         assert_int_equal(tagc_comm_barrier(comm), TAGC_ERR_TRANSPORT);
         assert_true(has(part));
+        /* It is not the default time-out, 120 s, that ends the wait. A busy machine may take seconds. */
         assert_true(tagc_time_s() - start_s < 60);
         tagc_comm_destroy(comm);
     } else {

@@ -167,7 +167,7 @@ static void nothing_gains(void **state) {
     assert_int_equal(choose(&f, 0.02).candidate, 0);
     tagc_layout_destroy(f.layout);
     make(&f, TAGC_PLACE_ZERO3, 0, 1e6, 0);
-    f.setup.world_size = f.setup.n_hosts = 1; /* nobody to send to */
+    f.setup.world_size = f.setup.n_hosts = 1; /* one rank sends to no other */
     tagc_layout_destroy(f.layout);
     assert_int_equal(tagc_setup_layout(&f.setup, &f.layout), TAGC_OK);
     assert_int_equal(choose(&f, 0.02).candidate, 0);

@@ -2,7 +2,7 @@
 runs go the way of a GPU's tensors: streams that run at random times, host functions on one thread, pinned memory that is checked.
 
 Torch's own work on tensors is done when its call returns. So where a hook has the current stream wait, the host waits: at once,
-or in a lazy device at the end of the backward pass, as long as nobody reads results before."""
+or in a lazy device at the end of the backward pass, as long as no thread reads results before."""
 
 import contextlib
 import ctypes
@@ -52,7 +52,7 @@ class FakeDevice:
         return future
 
     def join(self):
-        """Before a reset: nobody may be in the runtime then."""
+        """Before a reset: no thread may be in the runtime then."""
         for thread in self._threads:
             thread.join()
 

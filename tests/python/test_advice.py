@@ -49,7 +49,7 @@ def choice(shape, found, step_s=None):
 def test_fast_link_is_left_alone(wrap, step_s):
     chosen, _ = choice(shape_of(wrap), found_on(100e9), step_s)
     assert chosen["choice"] == "off" and chosen["options"] == {}
-    assert chosen["torch"] == {} or step_s is None  # without a step's time nobody knows that half of next to nothing is nothing
+    assert chosen["torch"] == {} or step_s is None  # only a step's time shows that half of the exchange is next to nothing
     assert chosen["reason"].startswith("leave ")
 
 

@@ -291,7 +291,7 @@ def unlike_others(rank, world_size):
         assert model.single.grad is None
         check_conserved(model, handle, expected(model.used))
         assert not [w for w in warned if "tagc" in str(w.message)]
-        # One of two twins: nobody can tell which, so this unit goes dense, and its residuals stay.
+        # One of two twins, and no rank can tell which: this unit goes dense, and its residuals stay.
         for _ in range(2):
             model.zero_grad()
             before = handle.state_dict()

@@ -519,7 +519,7 @@ def loss_of_a_rank(rank, world_size, folder, dies):
     lose_a_rank(rank, world_size, folder, dies, loss.backward)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # the C tests of lost ranks run under the sanitizers
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_rank_that_is_gone_is_an_error_on_the_others(tmp_path, dies):
     ranks.attempt(loss_of_a_rank, 3, str(tmp_path), dies)

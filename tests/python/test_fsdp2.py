@@ -195,7 +195,7 @@ class Twins(nn.Module):
 
 
 def parameters_that_differ(rank, world_size):
-    """Frozen, tied and unused parameters; and two of one size, of which nobody can tell which is missing."""
+    """Frozen, tied and unused parameters; and two of one size, where no rank can tell which one is missing."""
     import tagc.torch as tagc
 
     model = sharded(Tied)
@@ -410,7 +410,7 @@ def between_sites(rank, world_size):
         tagc.compress(model, between=between, verbose=False)
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # four processes; test_fsdp_hosts and test_exchange_gatherer_hosts run under the sanitizers
 def test_between_sites():
     ranks.run(between_sites, 4)
 
@@ -430,6 +430,6 @@ def twice(rank, world_size):
         check_equal(gradients(model), full_gradients(Even, world_size))
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # calls nothing of libtagc that the other tests do not call
 def test_twice():
     ranks.run(twice, 2)

@@ -69,8 +69,8 @@ class Own:
 
 
 def what_is_a_users_own(rank, world_size):
-    """It is told where tagc replaces it, and back afterwards; a gather that tagc has no use for stays. So are parameters told
-    that nobody sums."""
+    """It is told where tagc replaces it, and back afterwards; a gather that tagc has no use for stays. Parameters whose
+    gradients no rank sums are named, too."""
     from torch.distributed.fsdp import fully_shard
 
     import tagc.torch as tagc

@@ -302,11 +302,11 @@ def failure_of_one_unit(rank, world_size):
         first = next(module for module in handle.wrapper.modules if module.name == "layers.1")
 
         def refuse(*_):
-            raise tagc.Error("mismatch", "nobody knows this layout")
+            raise tagc.Error("mismatch", "this layout is unknown")
 
         if rank == 1:
             first.layout = refuse
-        check_error(lambda: loss_of(model, batch_of(rank)).backward(), "gradients of layers.1: rank 1: nobody knows this layout")
+        check_error(lambda: loss_of(model, batch_of(rank)).backward(), "gradients of layers.1: rank 1: this layout is unknown")
         assert all(local(p.grad).isnan().all() for p in model.parameters())
         handle.close()
     device.check()
@@ -345,7 +345,7 @@ def misuse(rank, world_size):
 
     model = wrapped("ddp")
     with fake(40) as device:
-        device.library = "libcudart-of-nobody.so"
+        device.library = "libcudart-that-is-missing.so"
         check_error(lambda: tagc.compress(model, verbose=False), "there is no CUDA runtime")
         device.library = str(type(device).library)
         if rank == 1:

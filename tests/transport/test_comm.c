@@ -266,7 +266,7 @@ static void test_spares(void **state) {
     assert_int_equal(tagc_comm_n_spares(1000, 100), TAGC_MOST_SPARES);
     assert_int_equal(tagc_comm_spares_acquire(comm, UINT64_MAX / 2, NULL, &a), TAGC_ERR_MEMORY);
     assert_null(a);
-    tagc_comm_destroy(comm); /* frees b, which nobody released */
+    tagc_comm_destroy(comm); /* frees b, which was not released */
     tagc_local_group_destroy(group);
 }
 
@@ -408,7 +408,7 @@ static void test_names(void **state) {
     assert_string_equal(tagc_version(), version);
     tagc_comm_destroy(NULL);
     tagc_local_group_destroy(NULL);
-    tagc_comm_abort(NULL, "nobody");
+    tagc_comm_abort(NULL, "no comm");
 }
 
 int main(void) {

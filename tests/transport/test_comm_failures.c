@@ -1,5 +1,5 @@
 /* What a comm does when something goes wrong: every rank ends in time, with the status and text that tell
- * why, and nobody touches a buffer that was given back. */
+ * why, and no thread touches a buffer that was given back. */
 #include "ranks.h"
 
 #include "core/clock.h"
