@@ -76,7 +76,6 @@ typedef struct tagc_bench_candidate {
     const double *round_s; /* (n_rounds) median iteration of each */
     double total_s, exposed_s, compute_s, codec_s, comm_s;
     double link_s; /* time of its bytes at the link's full rate; 0: not known */
-    uint64_t memory_bytes;
 } tagc_bench_candidate;
 
 enum { TAGC_BENCH_REASON_BYTES = 768 };

@@ -154,9 +154,9 @@ static void describe(const tagc_reducer_options *o, char what[48]) {
         snprintf(what, 48, "%s %s%s", name, indexes[o->paper->index], all);
 }
 
-/* Prints one line, and makes the members that all entries have. */
-static json_t *say_entry(codec_table *c, const char *what, const char *sparsity, int n_flats,
-                         const tagc_codec_time *r) {
+/* Prints one line, and adds what all entries have to the members of `about`. */
+static void add_entry(codec_table *c, const char *what, const char *sparsity, int n_flats,
+                      const tagc_codec_time *r, json_t *about) {
     char n_elems[16];
     double total_s = 0;
     tagc_bench_say(c->bench, "  %-18s %8s %8s x %-4d", what, sparsity,
@@ -166,9 +166,12 @@ static json_t *say_entry(codec_table *c, const char *what, const char *sparsity,
         tagc_bench_say(c->bench, " %7.2f", r->to_floor[phase]);
     }
     tagc_bench_say(c->bench, " %7.2f %9.2f ms\n", r->total_to_floor, 1e3 * total_s);
-    return json_pack("{s:I, s:i, s:o, s:o, s:o}", "n_elems", (json_int_t)r->n_elems, "n_tensors", n_flats,
-                     "phase_s", tagc_json_phases(r->phase_s), "to_floor", tagc_json_phases(r->to_floor),
-                     "total_to_floor", tagc_json_real(r->total_to_floor));
+    json_object_set_new(about, "n_elems", json_integer((json_int_t)r->n_elems));
+    json_object_set_new(about, "n_tensors", json_integer(n_flats));
+    json_object_set_new(about, "phase_s", tagc_json_phases(r->phase_s));
+    json_object_set_new(about, "to_floor", tagc_json_phases(r->to_floor));
+    json_object_set_new(about, "total_to_floor", tagc_json_real(r->total_to_floor));
+    json_array_append_new(c->list, about);
 }
 
 static void report(codec_table *c, const setting *s, int n_flats, const tagc_codec_time *r) {
@@ -187,10 +190,7 @@ static void report(codec_table *c, const setting *s, int n_flats, const tagc_cod
         is_direct && o->format > TAGC_FORMAT_BF16 ? json_integer(o->block) : json_null(), "n_kept",
         json_integer((json_int_t)(r->n_kept + 0.5)), "n_union",
         r->n_union > 0 ? json_integer((json_int_t)r->n_union) : json_null());
-    json_t *figures = say_entry(c, what, sparsity, n_flats, r);
-    json_object_update(about, figures);
-    json_decref(figures);
-    json_array_append_new(c->list, about);
+    add_entry(c, what, sparsity, n_flats, r, about);
 }
 
 /* Cuts dense flats to what a slow link carries in time, and merges those that become equal. */
@@ -233,10 +233,7 @@ static tagc_status time_gather(codec_table *c, int kind, const flat_size *size) 
         json_pack("{s:s, s:s, s:s, s:b, s:f, s:f, s:n, s:n, s:I, s:n}", "exchange", "gather", "wire",
                   tagc_gather_choices[kind].name, "index", "none", "all_reduce", 0, "sparsity", 0.0, "ratio",
                   0.0, "values", "block", "n_kept", (json_int_t)size->n_elems, "n_union");
-    json_t *figures = say_entry(c, what, "-", size->n_flats, &time);
-    json_object_update(about, figures);
-    json_decref(figures);
-    json_array_append_new(c->list, about);
+    add_entry(c, what, "-", size->n_flats, &time, about);
     return TAGC_OK;
 }
 

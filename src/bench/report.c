@@ -41,6 +41,13 @@ static double bits(const tagc_measured_arms *b, const tagc_measured_arm *a, int 
     return 8 * a->n_bytes[leg] / a->n_steps / (double)a->n_params * world_size / (world_size - 1);
 }
 
+/* Time of the arm's bytes at the link's full rate; 0: the rate is not known. */
+static double link_s(const tagc_measured_arms *b, const tagc_measured_arm *a) {
+    double n_bytes = 0;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
+    return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
+}
+
 static uint64_t memory_bytes(const tagc_measured_arm *a) {
     return a->memory.parameters + a->memory.gradients + a->memory.optimizer + a->memory.residuals;
 }
@@ -75,11 +82,9 @@ static void say_floors(const tagc_measured_arms *b) {
                    tagc_measured_name_width(b), "", "link floor", "of the time", "comm to floor");
     for (int i = 0; i < b->n; i++) {
         const tagc_measured_arm *a = &b->arms[i];
-        double n_bytes = 0, floor_s = (double)NAN;
+        double floor_s = bench->all_to_all_bytes_per_s > 0 ? link_s(b, a) : (double)NAN;
         char time[24] = "-";
-        for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
-        if (bench->all_to_all_bytes_per_s > 0)
-            tagc_human_time(floor_s = n_bytes / bench->all_to_all_bytes_per_s, time);
+        if (bench->all_to_all_bytes_per_s > 0) tagc_human_time(floor_s, time);
         tagc_bench_say(bench, "  %-*s %10s %9.0f %% %13.2f  ", tagc_measured_name_width(b), a->arm->name,
                        time, 100 * floor_s / a->total.median, a->median.comm_s / floor_s);
         for (int phase = 0; bench->floor_s_per_elem > 0 && phase < TAGC_PHASE_WAIT; phase++)
@@ -131,12 +136,6 @@ static int compresses(const tagc_measured_arm *a) {
            o->gather > TAGC_GATHER_BF16;
 }
 
-static double link_s(const tagc_measured_arms *b, const tagc_measured_arm *a) {
-    double n_bytes = 0;
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) n_bytes += a->n_bytes[leg] / a->n_steps;
-    return b->bench->all_to_all_bytes_per_s > 0 ? n_bytes / b->bench->all_to_all_bytes_per_s : 0;
-}
-
 static int is_local(const tagc_measured_arm *a) {
     return a->arm->options.local_steps > 0;
 }
@@ -173,8 +172,7 @@ static tagc_status recommend(const tagc_measured_arms *b) {
                                                  .compute_s = a->median.compute_s + a->median.optimizer_s,
                                                  .link_s = link_s(b, a),
                                                  .codec_s = a->median.codec_s,
-                                                 .comm_s = a->median.comm_s,
-                                                 .memory_bytes = memory_bytes(a)};
+                                                 .comm_s = a->median.comm_s};
     }
     tagc_bench_advise(candidates, n, b->n_rounds, &advice);
     const char *name = advice.arm < 0 ? "none" : candidates[advice.arm].name;

@@ -158,36 +158,20 @@ static void print_table(const tagc_runlog *runs, int n_runs) {
 }
 
 /* Validation losses, or those of training where a run has no two of them. */
-static tagc_status draw(const tagc_runlog *runs, int n_runs) {
+static void draw(const tagc_runlog *runs, int n_runs) {
     tagc_curve curves[MAX_RUNS];
-    double *values[2 * MAX_RUNS] = {0};
     int has_evals = 1;
     for (int i = 0; i < n_runs; i++) has_evals &= runs[i].n_evals > 1;
-    tagc_status status = TAGC_OK;
-    for (int i = 0; i < n_runs && status == TAGC_OK; i++) {
+    for (int i = 0; i < n_runs; i++) {
         const tagc_runlog *run = &runs[i];
-        curves[i] = (tagc_curve){run->label, run->eval_steps, run->val_losses, run->n_evals};
-        if (has_evals) continue;
-        double *x = values[2 * i] = malloc((size_t)run->n_steps * sizeof *x);
-        double *y = values[2 * i + 1] = malloc((size_t)run->n_steps * sizeof *y);
-        if (!x || !y) {
-            status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for the curves");
-            break;
-        }
-        for (int step = 0; step < run->n_steps; step++) {
-            x[step] = run->steps[step].step;
-            y[step] = run->steps[step].loss;
-        }
-        curves[i] = (tagc_curve){run->label, x, y, run->n_steps};
+        curves[i] = has_evals ? (tagc_curve){run->label, run->eval_steps, run->val_losses, run->n_evals, 1}
+                              : (tagc_curve){run->label, &run->steps->step, &run->steps->loss, run->n_steps,
+                                             sizeof *run->steps / sizeof(double)};
     }
-    if (status == TAGC_OK) {
-        printf("\n");
-        tagc_curves_print(curves, n_runs,
-                          has_evals ? "validation loss (nats per token)" : "training loss (nats per token)",
-                          "optimizer step", stdout);
-    }
-    for (int i = 0; i < 2 * MAX_RUNS; i++) free(values[i]);
-    return status;
+    printf("\n");
+    tagc_curves_print(curves, n_runs,
+                      has_evals ? "validation loss (nats per token)" : "training loss (nats per token)",
+                      "optimizer step", stdout);
 }
 
 /* A folder, but no run's, as a shell pattern may name. */
@@ -221,7 +205,7 @@ static tagc_status compare(const tagc_parsed *parsed, const compare_options *opt
     if (status == TAGC_OK) status = read_runs(parsed, runs, &n_runs);
     if (status == TAGC_OK && options->csv) status = tagc_runlog_write_csv(runs, n_runs, options->csv);
     if (status == TAGC_OK) print_table(runs, n_runs);
-    if (status == TAGC_OK && options->curves) status = draw(runs, n_runs);
+    if (status == TAGC_OK && options->curves) draw(runs, n_runs);
     for (int i = 0; i < n_runs; i++) tagc_runlog_destroy(&runs[i]);
     return status;
 }

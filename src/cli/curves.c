@@ -14,8 +14,16 @@ typedef struct grid {
     double left, right, bottom, top;
 } grid;
 
+static double x_of(const tagc_curve *curve, int i) {
+    return curve->x[(size_t)i * curve->stride];
+}
+
+static double y_of(const tagc_curve *curve, int i) {
+    return curve->y[(size_t)i * curve->stride];
+}
+
 static int is_point(const tagc_curve *curve, int i) {
-    return fabs(curve->x[i]) < MOST && fabs(curve->y[i]) < MOST; /* not for NaN */
+    return fabs(x_of(curve, i)) < MOST && fabs(y_of(curve, i)) < MOST; /* not for NaN */
 }
 
 static int find_width(const tagc_curve *curves, int n_curves, grid *g) {
@@ -24,8 +32,8 @@ static int find_width(const tagc_curve *curves, int n_curves, grid *g) {
     for (int c = 0; c < n_curves; c++)
         for (int i = 0; i < curves[c].n_points; i++)
             if (is_point(&curves[c], i)) {
-                g->left = fmin(g->left, curves[c].x[i]);
-                g->right = fmax(g->right, curves[c].x[i]);
+                g->left = fmin(g->left, x_of(&curves[c], i));
+                g->right = fmax(g->right, x_of(&curves[c], i));
             }
     if (!(g->left <= g->right)) return 0;
     if (g->left == g->right) g->right += fmax(1, fabs(g->right));
@@ -38,15 +46,15 @@ static void find_height(const tagc_curve *curves, int n_curves, grid *g) {
     g->bottom = INFINITY;
     g->top = -INFINITY;
     for (int c = 0; c < n_curves; c++) {
-        const double *x = curves[c].x, *y = curves[c].y;
         int before = -1;
         for (int i = 0; i < curves[c].n_points; i++) {
             if (!is_point(&curves[c], i)) continue;
-            g->bottom = fmin(g->bottom, y[i]);
-            if (x[i] >= from) g->top = fmax(g->top, y[i]);
-            if (x[i] >= from && before >= 0 && x[before] < from) {
-                double share = (from - x[before]) / (x[i] - x[before]);
-                g->top = fmax(g->top, y[before] * (1 - share) + y[i] * share);
+            double x = x_of(&curves[c], i), y = y_of(&curves[c], i);
+            g->bottom = fmin(g->bottom, y);
+            if (x >= from) g->top = fmax(g->top, y);
+            if (x >= from && before >= 0 && x_of(&curves[c], before) < from) {
+                double share = (from - x_of(&curves[c], before)) / (x - x_of(&curves[c], before));
+                g->top = fmax(g->top, y_of(&curves[c], before) * (1 - share) + y * share);
             }
             before = i;
         }
@@ -69,12 +77,12 @@ static void draw(const tagc_curve *curve, int c, grid *g) {
     int before = -1;
     for (int i = 0; i < curve->n_points; i++) {
         if (!is_point(curve, i)) continue;
-        int to = column_of(g, curve->x[i]), from = before >= 0 ? column_of(g, curve->x[before]) : to;
+        int to = column_of(g, x_of(curve, i)), from = before >= 0 ? column_of(g, x_of(curve, before)) : to;
         for (int column = from + 1; column < to; column++) {
             double share = (double)(column - from) / (to - from);
-            put(g, c, column, curve->y[before] * (1 - share) + curve->y[i] * share);
+            put(g, c, column, y_of(curve, before) * (1 - share) + y_of(curve, i) * share);
         }
-        put(g, c, to, curve->y[i]);
+        put(g, c, to, y_of(curve, i));
         before = i;
     }
 }

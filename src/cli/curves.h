@@ -2,14 +2,16 @@
 #ifndef TAGC_CLI_CURVES_H
 #define TAGC_CLI_CURVES_H
 
+#include <stddef.h>
 #include <stdio.h>
 
 enum { TAGC_CURVES_MOST = 8 };
 
 typedef struct tagc_curve {
     const char *label;
-    const double *x, *y; /* (n_points); points that are not finite are left out */
+    const double *x, *y; /* of the first point; points that are not finite are left out */
     int n_points;
+    size_t stride; /* doubles from a point to the next */
 } tagc_curve;
 
 /* n_curves: 1 to TAGC_CURVES_MOST. Nothing is printed when no curve has a point. */

@@ -196,16 +196,6 @@ static const char *const shape[] = {"model",      "n-layer",    "n-head", "n-emb
                                     "block-size", "vocab-size", "tied"};
 enum { N_SHAPE = sizeof shape / sizeof shape[0] };
 
-static void take_shape(tagc_plan_request *request) {
-    tagc_train_options *train = &request->options.train;
-    train->n_layer = request->model.n_layer;
-    train->n_head = request->model.n_head;
-    train->n_embd = request->model.n_embd;
-    train->block_size = request->model.block_size;
-    train->vocab_size = request->model.vocab_size;
-    train->tied = request->model.tied ? 1 : 2;
-}
-
 /* The plan takes the measured options unless the command line has others. */
 static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *parsed, int *took_model) {
     tagc_plan_options *o = &request->options;
@@ -220,7 +210,7 @@ static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *p
         request->model = setup->model;
         snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s",
                  request->inputs.profile.model);
-        take_shape(request);
+        tagc_train_set_shape(parsed, &request->model, &o->train);
         if (!tagc_options_given(parsed, "seq-len")) o->train.seq_len = setup->n_tokens;
     }
     if (!tagc_options_given(parsed, "batch-size")) o->train.batch_size = setup->n_batch;
@@ -244,7 +234,7 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
                                  "--%s and --config-json both say what the model is; give one", shape[i]);
         TAGC_TRY(tagc_gpt2_config_read(o->config_json, &request->model));
         snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s", o->config_json);
-        take_shape(request);
+        tagc_train_set_shape(parsed, &request->model, train);
     }
     if (train->seq_len == 0)
         train->seq_len = request->model.block_size < 256 ? request->model.block_size : 256;

@@ -11,14 +11,20 @@
 
 enum { PATH_BYTES = 4096 };
 
+const tagc_runlog_field tagc_runlog_fields[TAGC_RUNLOG_N_FIELDS] = {
+#define FIELD(name)                                                                                          \
+    { #name, offsetof(tagc_runlog_step, name) }
+    FIELD(step),          FIELD(loss),        FIELD(lr),      FIELD(grad_norm), FIELD(skipped),
+    FIELD(n_tokens),      FIELD(wall_s),      FIELD(total_s), FIELD(compute_s), FIELD(wait_gather_s),
+    FIELD(wait_reduce_s), FIELD(optimizer_s), FIELD(comm_s),  FIELD(overlap),
+#undef FIELD
+};
+
+/* NaN for what is neither a number nor true or false. */
 static double number(const json_t *object, const char *name) {
     const json_t *value = json_object_get(object, name);
+    if (json_is_boolean(value)) return json_is_true(value);
     return json_is_number(value) ? json_number_value(value) : (double)NAN;
-}
-
-static double truth(const json_t *object, const char *name) {
-    const json_t *value = json_object_get(object, name);
-    return json_is_boolean(value) ? (double)json_is_true(value) : (double)NAN;
 }
 
 static void *grown(void *array, int n, size_t item_bytes) {
@@ -33,23 +39,9 @@ static tagc_status add_step(tagc_runlog *log, const json_t *line) {
     const json_t *bits = json_object_get(line, "bits_sent_per_param");
     double whole = log->world_size > 1 ? log->world_size / (log->world_size - 1.0) : 0;
     tagc_runlog_step *step = &steps[log->n_steps++];
-    *step = (tagc_runlog_step){
-        .step = number(line, "step"),
-        .loss = number(line, "loss"),
-        .lr = number(line, "lr"),
-        .grad_norm = number(line, "grad_norm"),
-        .skipped = truth(line, "skipped"),
-        .n_tokens = number(line, "n_tokens"),
-        .wall_s = number(line, "wall_s"),
-        .total_s = number(line, "total_s"),
-        .compute_s = number(line, "compute_s"),
-        .wait_gather_s = number(line, "wait_gather_s"),
-        .wait_reduce_s = number(line, "wait_reduce_s"),
-        .optimizer_s = number(line, "optimizer_s"),
-        .comm_s = number(line, "comm_s"),
-        .overlap = number(line, "overlap"),
-        .between_s = number(line, "wall_s") - number(line, "total_s"),
-    };
+    for (int i = 0; i < TAGC_RUNLOG_N_FIELDS; i++)
+        *(double *)((char *)step + tagc_runlog_fields[i].offset) = number(line, tagc_runlog_fields[i].name);
+    step->between_s = step->wall_s - step->total_s;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) {
         step->bits_sent[leg] = number(bits, tagc_leg_name(leg));
         step->bits[leg] = whole * step->bits_sent[leg];

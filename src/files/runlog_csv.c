@@ -6,23 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct {
-    const char *name;
-    size_t offset;
-} columns[] = {
-    {"lr", offsetof(tagc_runlog_step, lr)},
-    {"grad_norm", offsetof(tagc_runlog_step, grad_norm)},
-    {"skipped", offsetof(tagc_runlog_step, skipped)},
-    {"n_tokens", offsetof(tagc_runlog_step, n_tokens)},
-    {"wall_s", offsetof(tagc_runlog_step, wall_s)},
-    {"total_s", offsetof(tagc_runlog_step, total_s)},
-    {"compute_s", offsetof(tagc_runlog_step, compute_s)},
-    {"wait_gather_s", offsetof(tagc_runlog_step, wait_gather_s)},
-    {"wait_reduce_s", offsetof(tagc_runlog_step, wait_reduce_s)},
-    {"optimizer_s", offsetof(tagc_runlog_step, optimizer_s)},
-    {"comm_s", offsetof(tagc_runlog_step, comm_s)},
-};
-enum { N_COLUMNS = sizeof columns / sizeof columns[0] };
+/* Fields in columns of their own: from lr to comm_s. Step and loss come before them, overlap is left out. */
+enum { FIRST_COLUMN = 2, N_COLUMNS = TAGC_RUNLOG_N_FIELDS - 1 };
 
 /* With as few digits as read back as the same number; empty where it is not finite. */
 static void put_number(FILE *file, double value) {
@@ -53,8 +38,8 @@ static void put_row(FILE *file, const tagc_runlog *run, double at, const tagc_ru
     put_number(file, at);
     put_number(file, step ? step->loss : none);
     put_number(file, val_loss);
-    for (int i = 0; i < N_COLUMNS; i++)
-        put_number(file, step ? *(const double *)((const char *)step + columns[i].offset) : none);
+    for (int i = FIRST_COLUMN; i < N_COLUMNS; i++)
+        put_number(file, step ? *(const double *)((const char *)step + tagc_runlog_fields[i].offset) : none);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) put_number(file, step ? step->bits_sent[leg] : none);
     fputc('\n', file);
 }
@@ -81,7 +66,7 @@ typedef struct all_runs {
 static int put_all(FILE *file, const void *what) {
     const all_runs *all = what;
     fprintf(file, "run,step,loss,val_loss");
-    for (int i = 0; i < N_COLUMNS; i++) fprintf(file, ",%s", columns[i].name);
+    for (int i = FIRST_COLUMN; i < N_COLUMNS; i++) fprintf(file, ",%s", tagc_runlog_fields[i].name);
     for (int leg = 0; leg < TAGC_N_LEGS; leg++) fprintf(file, ",%s_bits_sent_per_param", tagc_leg_name(leg));
     fputc('\n', file);
     for (int i = 0; i < all->n; i++) put_run(file, &all->runs[i]);

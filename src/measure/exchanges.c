@@ -20,44 +20,32 @@ static const double least_s =
     0.05; /* shortest time of a case in a turn: the burst of a shaped link is over by then */
 static const double quick_s = 1; /* if the first turn takes less, there are more turns */
 
-typedef enum kind { LINK, REDUCER, GATHERER, MPI_REDUCE_SCATTER, MPI_ALL_REDUCE, MPI_ALL_GATHER } kind;
+typedef enum kind { LINK, REDUCER, GATHERER, MPI } kind;
 
 static const struct {
     const char *name;
     kind kind;
-    int exchange, format, output; /* of a gatherer: tagc_gather_kind as format */
+    int exchange, format, output; /* of a gatherer: tagc_gather_kind as format; of MPI: tagc_mpi_collective */
     double ratio, sparsity;       /* 0: the default; for direct that is every element */
     int n_passes; /* of plain MPI: times that n_elems / W values travel to or from each rank */
 } cases[] = {
-    {.name = "link, all to all", .kind = LINK, .n_passes = 1},
-    {.name = "reduce-scatter fp32",
-     .kind = REDUCER,
-     .exchange = TAGC_EXCHANGE_DENSE,
-     .format = TAGC_FORMAT_FP32},
-    {.name = "reduce-scatter bf16",
-     .kind = REDUCER,
-     .exchange = TAGC_EXCHANGE_DENSE,
-     .format = TAGC_FORMAT_BF16},
-    {.name = "gather fp32", .kind = GATHERER, .format = TAGC_FORMAT_FP32},
-    {.name = "gather bf16", .kind = GATHERER, .format = TAGC_FORMAT_BF16},
-    {.name = "gather delta4", .kind = GATHERER, .format = TAGC_GATHER_DELTA4},
-    {.name = "all-reduce fp32",
-     .kind = REDUCER,
-     .exchange = TAGC_EXCHANGE_DENSE,
-     .format = TAGC_FORMAT_FP32,
-     .output = TAGC_OUTPUT_UNIT},
-    {.name = "sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
-    {.name = "packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
-    {.name = "direct 95 % int2", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT, .sparsity = 0.95},
-    {.name = "direct int2", .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT},
-    {.name = "all-reduce direct 95 % int2",
-     .kind = REDUCER,
-     .exchange = TAGC_EXCHANGE_DIRECT,
-     .sparsity = 0.95,
-     .output = TAGC_OUTPUT_UNIT},
-    {.name = "MPI_Reduce_scatter fp32", .kind = MPI_REDUCE_SCATTER, .n_passes = 1},
-    {.name = "MPI_Allgather fp32", .kind = MPI_ALL_GATHER, .n_passes = 1},
-    {.name = "MPI_Allreduce fp32", .kind = MPI_ALL_REDUCE, .n_passes = 2},
+#define DENSE(format_) .kind = REDUCER, .exchange = TAGC_EXCHANGE_DENSE, .format = TAGC_FORMAT_##format_
+#define DIRECT .kind = REDUCER, .exchange = TAGC_EXCHANGE_DIRECT
+    {"link, all to all", .kind = LINK, .n_passes = 1},
+    {"reduce-scatter fp32", DENSE(FP32)},
+    {"reduce-scatter bf16", DENSE(BF16)},
+    {"gather fp32", .kind = GATHERER, .format = TAGC_FORMAT_FP32},
+    {"gather bf16", .kind = GATHERER, .format = TAGC_FORMAT_BF16},
+    {"gather delta4", .kind = GATHERER, .format = TAGC_GATHER_DELTA4},
+    {"all-reduce fp32", DENSE(FP32), .output = TAGC_OUTPUT_UNIT},
+    {"sketch 10x", .kind = REDUCER, .exchange = TAGC_EXCHANGE_SKETCH, .ratio = 10},
+    {"packed", .kind = REDUCER, .exchange = TAGC_EXCHANGE_PACKED},
+    {"direct 95 % int2", DIRECT, .sparsity = 0.95},
+    {"direct int2", DIRECT},
+    {"all-reduce direct 95 % int2", DIRECT, .sparsity = 0.95, .output = TAGC_OUTPUT_UNIT},
+    {"MPI_Reduce_scatter fp32", .kind = MPI, .format = TAGC_MPI_REDUCE_SCATTER, .n_passes = 1},
+    {"MPI_Allgather fp32", .kind = MPI, .format = TAGC_MPI_ALL_GATHER, .n_passes = 1},
+    {"MPI_Allreduce fp32", .kind = MPI, .format = TAGC_MPI_ALL_REDUCE, .n_passes = 2},
 };
 enum { N_CASES = sizeof cases / sizeof cases[0] };
 
@@ -76,7 +64,7 @@ typedef struct exchange_bench {
 } exchange_bench;
 
 static int is_wanted(const exchange_bench *e, int i) {
-    return e->setup->is_mpi || cases[i].kind < MPI_REDUCE_SCATTER;
+    return e->setup->is_mpi || cases[i].kind != MPI;
 }
 
 /* Gives the same on all ranks, because the measured rate is the same. */
@@ -118,16 +106,15 @@ static tagc_status open_case(exchange_bench *e, int i) {
 }
 
 static tagc_status open_all(exchange_bench *e) {
-    void *memory;
+    float **const arrays[] = {&e->gradient, &e->full, &e->replica};
     const tagc_exchanges_setup *setup = e->setup;
     /* Three arrays, messages of the link, residuals and their spare, buffers of the reducers. */
     TAGC_TRY(tagc_check_memory("measuring the exchanges", 12 * e->n_elems * sizeof(float), setup->n_here));
-    TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "gradient", &memory));
-    e->gradient = memory;
-    TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "parameters", &memory));
-    e->full = memory;
-    TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "replica", &memory));
-    e->replica = memory;
+    for (int i = 0; i < 3; i++) {
+        void *memory;
+        TAGC_TRY(tagc_memory_create(e->n_elems * sizeof(float), "measuring the exchanges", &memory));
+        *arrays[i] = memory;
+    }
     uint64_t seed = (uint64_t)setup->rank->rank + 1;
     tagc_fill_gradient(e->gradient, e->n_elems, &seed);
     TAGC_TRY(tagc_wire_create(setup->rank->comm, setup->is_mpi, setup->timeout_s, e->shard * sizeof(float),
@@ -155,12 +142,9 @@ static tagc_status run_case(exchange_bench *e, int i) {
         TAGC_TRY(tagc_gatherer_begin(e->gatherers[i], e->gradient,
                                      cases[i].format < TAGC_GATHER_DELTA8 ? e->full : e->replica));
         return tagc_gatherer_end(e->gatherers[i]);
-    case MPI_REDUCE_SCATTER:
-        return tagc_plain_mpi_reduce_scatter(e->gradient, e->full, e->shard);
-    case MPI_ALL_REDUCE:
-        return tagc_plain_mpi_all_reduce(e->gradient, e->full, e->n_elems);
-    case MPI_ALL_GATHER:
-        return tagc_plain_mpi_all_gather(e->gradient, e->full, e->shard);
+    case MPI:
+        return tagc_plain_mpi_collective(cases[i].format, e->gradient, e->full,
+                                         cases[i].format == TAGC_MPI_ALL_REDUCE ? e->n_elems : e->shard);
     case LINK:
         break;
     }
@@ -223,7 +207,8 @@ static void collect(const exchange_bench *e, tagc_exchange_times *out) {
                                      .n_bytes = e->n_bytes[i],
                                      .total_s = tagc_result_spread_of(e->seconds[i], e->n_turns)};
         if (cases[i].kind == REDUCER && ours_s == 0) ours_s = time->total_s.median;
-        if (cases[i].kind == MPI_REDUCE_SCATTER) out->to_mpi = ours_s / time->total_s.median;
+        if (cases[i].kind == MPI && cases[i].format == TAGC_MPI_REDUCE_SCATTER)
+            out->to_mpi = ours_s / time->total_s.median;
     }
     /* Shares refer to the link in these turns, not to an earlier measurement. */
     out->link_bytes_per_s = out->items[0].n_bytes / out->items[0].total_s.median;

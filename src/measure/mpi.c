@@ -59,34 +59,26 @@ tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire) {
     return status;
 }
 
-static tagc_status check(uint64_t n, int code) {
-    if (n > INT_MAX)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%llu values are more than MPI counts", (unsigned long long)n);
-    return code == MPI_SUCCESS ? TAGC_OK
-                               : tagc_fail(TAGC_ERR_TRANSPORT, "an MPI collective failed (%d)", code);
+/* counts (W): scratch. */
+static int run(tagc_mpi_collective kind, const float *send, float *recv, int n, int *counts, int world_size) {
+    if (kind == TAGC_MPI_ALL_REDUCE) return MPI_Allreduce(send, recv, n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (kind == TAGC_MPI_ALL_GATHER)
+        return MPI_Allgather(send, n, MPI_FLOAT, recv, n, MPI_FLOAT, MPI_COMM_WORLD);
+    for (int i = 0; i < world_size; i++) counts[i] = n;
+    return MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
-tagc_status tagc_plain_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
+tagc_status tagc_plain_mpi_collective(tagc_mpi_collective kind, const float *send, float *recv, uint64_t n) {
     int world_size;
-    TAGC_TRY(check(shard, MPI_SUCCESS));
+    if (n > INT_MAX)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "%llu values are more than MPI counts", (unsigned long long)n);
     MPI_Comm_size(MPI_COMM_WORLD, &world_size);
     int *counts = malloc((size_t)world_size * sizeof *counts);
     if (!counts) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for counts of %d ranks", world_size);
-    for (int i = 0; i < world_size; i++) counts[i] = (int)shard;
-    int code = MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    int code = run(kind, send, recv, (int)n, counts, world_size);
     free(counts);
-    return check(shard, code);
-}
-
-tagc_status tagc_plain_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
-    TAGC_TRY(check(n, MPI_SUCCESS));
-    return check(n, MPI_Allreduce(send, recv, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
-}
-
-tagc_status tagc_plain_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
-    TAGC_TRY(check(shard, MPI_SUCCESS));
-    return check(shard,
-                 MPI_Allgather(send, (int)shard, MPI_FLOAT, recv, (int)shard, MPI_FLOAT, MPI_COMM_WORLD));
+    return code == MPI_SUCCESS ? TAGC_OK
+                               : tagc_fail(TAGC_ERR_TRANSPORT, "an MPI collective failed (%d)", code);
 }
 
 #else
@@ -99,18 +91,8 @@ tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire) {
     return absent();
 }
 
-tagc_status tagc_plain_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard) {
-    (void)send, (void)recv, (void)shard;
-    return absent();
-}
-
-tagc_status tagc_plain_mpi_all_reduce(const float *send, float *recv, uint64_t n) {
-    (void)send, (void)recv, (void)n;
-    return absent();
-}
-
-tagc_status tagc_plain_mpi_all_gather(const float *send, float *recv, uint64_t shard) {
-    (void)send, (void)recv, (void)shard;
+tagc_status tagc_plain_mpi_collective(tagc_mpi_collective kind, const float *send, float *recv, uint64_t n) {
+    (void)kind, (void)send, (void)recv, (void)n;
     return absent();
 }
 #endif

@@ -6,10 +6,13 @@
 #include "measure/link.h"
 
 tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire);
-/* send (W, shard), recv (shard) */
-tagc_status tagc_plain_mpi_reduce_scatter(const float *send, float *recv, uint64_t shard);
-tagc_status tagc_plain_mpi_all_reduce(const float *send, float *recv, uint64_t n); /* (n) each */
-/* send (shard), recv (W, shard) */
-tagc_status tagc_plain_mpi_all_gather(const float *send, float *recv, uint64_t shard);
+
+/* float32, summed. n: values that a rank gets from a reduce-scatter, gets from an all-reduce, gives to an all-gather. */
+typedef enum tagc_mpi_collective {
+    TAGC_MPI_REDUCE_SCATTER, /* send (W, n), recv (n) */
+    TAGC_MPI_ALL_REDUCE,     /* send (n), recv (n) */
+    TAGC_MPI_ALL_GATHER      /* send (n), recv (W, n) */
+} tagc_mpi_collective;
+tagc_status tagc_plain_mpi_collective(tagc_mpi_collective kind, const float *send, float *recv, uint64_t n);
 
 #endif

@@ -300,26 +300,31 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
     return tagc_gpt2_config_check(out);
 }
 
+void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *config,
+                          tagc_train_options *options) {
+    const struct {
+        const char *name;
+        int64_t *value;
+        int shape;
+    } fields[] = {
+        {"n-layer", &options->n_layer, config->n_layer},
+        {"n-head", &options->n_head, config->n_head},
+        {"n-embd", &options->n_embd, config->n_embd},
+        {"block-size", &options->block_size, config->block_size},
+        {"vocab-size", &options->vocab_size, config->vocab_size},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (!tagc_options_given(parsed, fields[i].name)) *fields[i].value = fields[i].shape;
+    if (!tagc_options_given(parsed, "tied")) options->tied = config->tied ? 1 : 2;
+}
+
 tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options) {
     char path[TAGC_PATH_BYTES];
     tagc_gpt2_config config;
     TAGC_TRY(tagc_path_beside(options->init_from, "config.json", path));
     if (!tagc_path_exists(path)) return TAGC_OK;
     TAGC_TRY(tagc_gpt2_config_read(path, &config));
-    const struct {
-        const char *name;
-        int64_t *value;
-        int read;
-    } fields[] = {
-        {"n-layer", &options->n_layer, config.n_layer},
-        {"n-head", &options->n_head, config.n_head},
-        {"n-embd", &options->n_embd, config.n_embd},
-        {"block-size", &options->block_size, config.block_size},
-        {"vocab-size", &options->vocab_size, config.vocab_size},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (!tagc_options_given(parsed, fields[i].name)) *fields[i].value = fields[i].read;
-    if (!tagc_options_given(parsed, "tied")) options->tied = config.tied ? 1 : 2;
+    tagc_train_set_shape(parsed, &config, options);
     return TAGC_OK;
 }
 

@@ -60,6 +60,10 @@ int tagc_train_is_coded(const tagc_train_facts *facts);
 /* The model's shape: the preset with what was given in its place, checked. */
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);
 
+/* Sets what is not given of the shape. */
+void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *config,
+                          tagc_train_options *options);
+
 /* The shape in the config.json beside --init-from, where there is one, for what is not given of the shape. */
 tagc_status tagc_train_take_shape(const tagc_parsed *parsed, tagc_train_options *options);
 

@@ -1,7 +1,8 @@
-/* Costs of a plan: fitted to the arms of a profile, or given. */
+/* What a plan takes from a profile: costs that fit its arms, densities, and what was seen. Or costs that are given. */
 #include "plan/rows.h"
 
 #include "core/status.h"
+#include <math.h>
 #include <string.h>
 
 static int is_in_list(const char *list, const char *name) {
@@ -67,4 +68,39 @@ int tagc_plan_largest_seen(const tagc_plan_inputs *inputs) {
     double bytes_per_s[2];
     tagc_points_seen(&inputs->profile, world_sizes, bytes_per_s);
     return world_sizes[1];
+}
+
+int tagc_points_kept(const tagc_points *points, double sparsity, double *density) {
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < points->n_points; i++) {
+        const tagc_setup *s = &points->points[i].setup;
+        if (s->kept_density <= 0 || fabs(s->engine.reducer.sparsity - sparsity) > 1e-9) continue;
+        sum += s->kept_density;
+        n++;
+    }
+    if (n > 0) *density = sum / n;
+    return n > 0;
+}
+
+int tagc_points_union(const tagc_points *points, double sparsity, int n_ranks, double *density) {
+    double sum = 0, exact = 0;
+    int n = 0, n_exact = 0;
+    if (!(sparsity > 0 && sparsity < 1)) return 0;
+    for (int i = 0; i < points->n_points; i++) {
+        const tagc_point *p = &points->points[i];
+        int world_size = p->setup.world_size;
+        if (p->union_density <= 0 || p->union_density >= 1 || world_size < 2) continue;
+        if (fabs(p->setup.engine.reducer.sparsity - sparsity) > 1e-9) continue;
+        /* 1 - u = sparsity^e; if ranks chose independently, e would be their number */
+        double e = log(1 - p->union_density) / log(sparsity), part = (e - 1) / (world_size - 1);
+        sum += part < 0 ? 0 : part > 1 ? 1 : part;
+        n++;
+        if (world_size != n_ranks) continue;
+        exact += p->union_density;
+        n_exact++;
+    }
+    if (n == 0) return 0;
+    *density = n_exact > 0 ? exact / n_exact : 1 - pow(sparsity, 1 + (n_ranks - 1) * (sum / n));
+    return 1;
 }

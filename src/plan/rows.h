@@ -1,6 +1,6 @@
 /* The rows of a plan: what one setup holds and sends, and how long a step takes on each link.
  *
- *   costs.c       costs, fitted to a profile or given
+ *   costs.c       costs, fitted to a profile or given; densities of a profile
  *   rows.c        one row
  *   checks.c      forecasts beside measured iterations
  *   rows_json.c   rows as JSON */

@@ -9,30 +9,14 @@
 #include "train/trainer.h"
 #include <stdlib.h>
 
-/* What ranks tell each other after every step. */
-typedef struct step_word {
-    double loss;
-    int64_t interrupted;
-} step_word;
-
 /* Mean loss, and whether any rank was asked to stop: over all ranks, or with local steps between rounds over those of
  * this site, which does not stop then. */
 static tagc_status agree_on_step(tagc_trainer *t, int is_apart, double *loss, int *interrupted) {
-    tagc_comm *comm = is_apart ? tagc_fsdp_comm(t->fsdp) : t->rank->comm;
-    int world_size = tagc_comm_world_size(comm);
-    step_word mine = {.loss = *loss, .interrupted = tagc_interrupt_asked()};
-    step_word *all = calloc((size_t)world_size, sizeof *all);
-    if (!all) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d losses", world_size);
-    tagc_status status = tagc_comm_all_gather(comm, &mine, sizeof mine, all);
-    double sum = 0;
-    *interrupted = 0;
-    for (int rank = 0; rank < world_size; rank++) {
-        sum += all[rank].loss;
-        *interrupted |= !is_apart && all[rank].interrupted != 0;
-    }
-    free(all);
-    *loss = sum / world_size;
-    return status;
+    double means[] = {*loss, tagc_interrupt_asked()};
+    TAGC_TRY(tagc_mean_over_ranks(is_apart ? tagc_fsdp_comm(t->fsdp) : t->rank->comm, means, 2));
+    *loss = means[0];
+    *interrupted = !is_apart && means[1] > 0;
+    return TAGC_OK;
 }
 
 /* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */

@@ -36,7 +36,7 @@ static char mark(int row, int column) {
 static void test_a_line(void **state) {
     (void)state;
     double x[] = {0, 71}, y[] = {17, 0};
-    tagc_curve curve = {"down", x, y, 2};
+    tagc_curve curve = {"down", x, y, 2, 1};
     print(&curve, 1);
     assert_int_equal(n_lines, 1 + ROWS + 3);
     assert_string_equal(lines[0], "loss");
@@ -58,7 +58,7 @@ static void test_a_line(void **state) {
 static void test_no_run_hides_another(void **state) {
     (void)state;
     double x[] = {0, 50, 100}, y[] = {3, 2, 1}, low[] = {1, 1, 1};
-    tagc_curve curves[] = {{"a", x, y, 3}, {"b", x, y, 3}, {"c", x, low, 3}};
+    tagc_curve curves[] = {{"a", x, y, 3, 1}, {"b", x, y, 3, 1}, {"c", x, low, 3, 1}};
     print(curves, 3);
     int n[128] = {0};
     for (int row = 0; row < ROWS; row++)
@@ -81,7 +81,7 @@ static void test_odd_values(void **state) {
             y[i] = hostile[rand() % N_HOSTILE];
         }
         int n = 1 + rand() % TAGC_CURVES_MOST;
-        for (int c = 0; c < n; c++) curves[c] = (tagc_curve){"a\033[31m\n", x, y, rand() % 9};
+        for (int c = 0; c < n; c++) curves[c] = (tagc_curve){"a\033[31m\n", x, y, rand() % 9, 1};
         print(curves, n);
         assert_true(n_lines == 0 || n_lines == 1 + ROWS + 3);
         for (int i = 0; i < n_lines; i++) {
@@ -89,10 +89,10 @@ static void test_odd_values(void **state) {
             assert_true(strlen(lines[i]) < FRAME + COLUMNS + 40);
         }
     }
-    print(&(tagc_curve){"none", NULL, NULL, 0}, 1);
+    print(&(tagc_curve){"none", NULL, NULL, 0, 1}, 1);
     assert_int_equal(n_lines, 0);
     double one[] = {4};
-    print(&(tagc_curve){"one", one, one, 1}, 1); /* neither axis has a length */
+    print(&(tagc_curve){"one", one, one, 1, 1}, 1); /* neither axis has a length */
     assert_int_equal(n_lines, 1 + ROWS + 3);
 }
 
