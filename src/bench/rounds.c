@@ -136,17 +136,9 @@ static tagc_status open_turn(turn *t) {
     const tagc_train_options *train = &plan->options.train;
     tagc_fsdp_options options;
     t->random = (uint64_t)train->seed * 0x9e3779b97f4a7c15u + (uint64_t)bench->rank->rank;
-    if (t->b->tokens) {
-        tagc_loader_options data;
-        tagc_loader_options_init(&data);
-        data.n_batch = (int)train->batch_size;
-        data.n_tokens = plan->n_tokens;
-        data.rank = bench->rank->rank;
-        data.world_size = bench->rank->world_size;
-        data.vocab_size = (uint32_t)plan->model.vocab_size;
-        data.seed = (uint64_t)train->seed;
-        TAGC_TRY(tagc_loader_create(t->b->tokens, &data, &t->loader));
-    }
+    if (t->b->tokens)
+        TAGC_TRY(tagc_engine_loader(bench->rank, &plan->model, t->b->tokens, (int)train->batch_size,
+                                    plan->n_tokens, &train->seed, &t->loader));
     TAGC_TRY(choose_bucket(t));
     tagc_train_options asked = tagc_measured_options(t->arm);
     tagc_train_fsdp(&asked, &options);

@@ -1,6 +1,7 @@
 /* tagc eval: the validation loss of a model that is already there. */
 #include "cli/commands.h"
 #include "core/status.h"
+#include "train/engine.h"
 #include "train/evaluate.h"
 #include "train/trained.h"
 #include <inttypes.h>
@@ -74,15 +75,8 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
                          tagc_tokens_path(state->tokens), n_sequences, n_sequences > 1 ? "s" : "", n_tokens,
                          rank->world_size);
     state->n_batch = tagc_evaluate_batch(state->tokens, (int)options->batch_size, n_tokens, rank->world_size);
-    tagc_loader_options loader;
-    tagc_loader_options_init(&loader);
-    loader.n_batch = state->n_batch;
-    loader.n_tokens = n_tokens;
-    loader.rank = rank->rank;
-    loader.world_size = rank->world_size;
-    loader.vocab_size = (uint32_t)state->trained.model.vocab_size;
-    loader.shuffle = 0;
-    return tagc_loader_create(state->tokens, &loader, &state->loader);
+    return tagc_engine_loader(rank, &state->trained.model, state->tokens, state->n_batch, n_tokens, NULL,
+                              &state->loader);
 }
 
 static tagc_status print_result(const eval_options *options, const eval_state *state, double loss,

@@ -15,38 +15,25 @@ static int was_fitted(const tagc_plan_inputs *inputs, const tagc_point *point) {
     return 0;
 }
 
-/* The arms that simulation and measurement choose in each place. Points of a place are neighbours. */
-typedef struct choice {
-    const char *place;
-    double simulated_s, chosen_s, measured_s; /* least simulated; measured of that arm; least measured */
-    int n_arms, n_places, n_right;
-    double most; /* excess of the chosen arm over the fastest, as a share */
-} choice;
-
-static void end_place(choice *c) {
-    if (c->n_arms > 1) {
-        double more = c->chosen_s / c->measured_s - 1;
-        c->n_places++;
-        c->n_right += more <= 0;
-        c->most = fmax(c->most, more);
+/* Whether simulation and measurement choose the same arm of each place. Points of a place are neighbours. */
+static void compare_places(const tagc_points *points, const tagc_plan_checked *checked,
+                           tagc_plan_verdict *verdict) {
+    const tagc_point *p = points->points;
+    for (int first = 0, end; first < points->n_points; first = end) {
+        int fastest = first, chosen = first;
+        for (end = first; end < points->n_points && strcmp(p[end].place, p[first].place) == 0; end++) {
+            if (p[end].total_s < p[fastest].total_s) fastest = end;
+            if (checked[end].simulated_s < checked[chosen].simulated_s) chosen = end;
+        }
+        if (end - first == 1) continue;
+        verdict->n_places++;
+        verdict->n_right += p[chosen].total_s <= p[fastest].total_s;
+        verdict->most_slower = fmax(verdict->most_slower, p[chosen].total_s / p[fastest].total_s - 1);
     }
-    c->n_arms = 0;
-}
-
-static void compare_in_place(choice *c, const tagc_point *p, double simulated_s) {
-    if (c->place && strcmp(c->place, p->place) != 0) end_place(c);
-    c->place = p->place;
-    if (c->n_arms == 0 || simulated_s < c->simulated_s) {
-        c->simulated_s = simulated_s;
-        c->chosen_s = p->total_s;
-    }
-    if (c->n_arms == 0 || p->total_s < c->measured_s) c->measured_s = p->total_s;
-    c->n_arms++;
 }
 
 tagc_status tagc_plan_check(const tagc_plan_inputs *inputs, const tagc_points *points,
                             tagc_plan_checked *checked, tagc_plan_verdict *verdict) {
-    choice best = {0};
     double sum = 0;
     *verdict = (tagc_plan_verdict){0};
     for (int i = 0; i < points->n_points; i++) {
@@ -58,17 +45,13 @@ tagc_status tagc_plan_check(const tagc_plan_inputs *inputs, const tagc_points *p
         if (status != TAGC_OK) return tagc_fail_in(status, "arm %s, %s", p->arm, p->place);
         checked[i] =
             (tagc_plan_checked){f.iteration_s, f.iteration_s / p->total_s - 1, was_fitted(inputs, p)};
-        compare_in_place(&best, p, f.iteration_s);
         if (checked[i].is_fitted) continue;
         verdict->most_error = fmax(verdict->most_error, fabs(checked[i].error));
         sum += fabs(checked[i].error);
         verdict->n_held_out++;
     }
-    end_place(&best);
+    compare_places(points, checked, verdict);
     if (verdict->n_held_out > 0) verdict->mean_error = sum / verdict->n_held_out;
-    verdict->n_places = best.n_places;
-    verdict->n_right = best.n_right;
-    verdict->most_slower = best.most;
     return TAGC_OK;
 }
 

@@ -123,13 +123,14 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
-/* Measured or given densities apply only to flats with the engine's sparsity. */
-static void set_densities(const tagc_setup *s, tagc_reduction *r) {
+tagc_status tagc_reduction_count(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     int n_senders = r->n_ranks / r->options.ranks_per_host;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
     r->union_density =
         is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, n_senders);
+    tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
+    return tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
 }
 
 static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_options *options,
@@ -137,9 +138,7 @@ static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_o
     int n_ranks = d->setup->world_size;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
     find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
-    set_densities(d->setup, r);
-    tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
-    TAGC_TRY(tagc_reducer_volume(options, n_ranks, 0, &data, &r->volume));
+    TAGC_TRY(tagc_reduction_count(d->setup, r));
     return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 

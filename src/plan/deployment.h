@@ -50,6 +50,9 @@ typedef struct tagc_deployment {
     tagc_order_observer observer; /* sees simulated steps; for tests */
 } tagc_deployment;
 
+/* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
+ * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
+tagc_status tagc_reduction_count(const tagc_setup *setup, tagc_reduction *reduction);
 /* Bytes of a leg that leave the host. */
 double tagc_reduction_remote(const tagc_reduction *reduction, int leg);
 /* The share of the elements of a unit that are decoded; only for direct. */

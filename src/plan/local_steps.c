@@ -42,14 +42,6 @@ static tagc_status site_of(const tagc_setup *s, tagc_setup *site) {
     return TAGC_OK;
 }
 
-/* Densities that were measured or given belong to the engine's sparsity. */
-static void set_densities(const tagc_setup *s, tagc_reduction *r) {
-    int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
-    r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
-    r->union_density =
-        is_the_engines && s->union_density >= 0 ? s->union_density : 1 - pow(1 - r->kept_density, r->n_ranks);
-}
-
 static void destroy_round(round_plan *round) {
     tagc_layout_destroy(round->layout);
     free(round->reductions);
@@ -68,9 +60,7 @@ static tagc_status make_round(const tagc_setup *s, round_plan *round) {
         tagc_reduction *r = &round->reductions[i];
         *r = (tagc_reduction){
             .options = layout->parts[i].reducer, .n_ranks = layout->n_sites, .remote_share = 1};
-        set_densities(s, r);
-        tagc_volume_data data = {.union_density = r->union_density, .kept_density = r->kept_density};
-        status = tagc_reducer_volume(&r->options, r->n_ranks, 0, &data, &r->volume);
+        status = tagc_reduction_count(s, r);
     }
     if (status != TAGC_OK) destroy_round(round);
     return status;

@@ -20,9 +20,15 @@ static json_t *placement_json(int placement) {
 
 static json_t *row_json(const tagc_plan_row *row, int link) {
     const tagc_plan_volume *v = &row->volume;
-    const tagc_forecast *f = link >= 0 ? &row->forecasts[link] : NULL;
-    double n_bits[TAGC_N_LEGS], none = (double)NAN;
-    int has_time = f && f->iteration_s > 0;
+    const tagc_forecast *f = &row->forecasts[link >= 0 ? link : 0]; /* zeros without a link */
+    const struct {
+        const char *name;
+        double seconds;
+    } times[] = {{"iteration_s", f->iteration_s},     {"exposed_s", f->wait_gather_s + f->wait_reduce_s},
+                 {"compute_s", f->compute_s},         {"wait_gather_s", f->wait_gather_s},
+                 {"wait_reduce_s", f->wait_reduce_s}, {"optimizer_s", f->optimizer_s}};
+    double n_bits[TAGC_N_LEGS];
+    int has_time = f->iteration_s > 0;
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         n_bits[leg] = tagc_plan_bits(row, v->n_bytes[leg], v->n_params);
     json_t *json = json_pack(
@@ -43,13 +49,8 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
                         row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());
     json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());
     json_object_set_new(json, "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null());
-    json_object_set_new(json, "iteration_s", tagc_json_real(has_time ? f->iteration_s : none));
-    json_object_set_new(json, "exposed_s",
-                        tagc_json_real(has_time ? f->wait_gather_s + f->wait_reduce_s : none));
-    json_object_set_new(json, "compute_s", tagc_json_real(has_time ? f->compute_s : none));
-    json_object_set_new(json, "wait_gather_s", tagc_json_real(has_time ? f->wait_gather_s : none));
-    json_object_set_new(json, "wait_reduce_s", tagc_json_real(has_time ? f->wait_reduce_s : none));
-    json_object_set_new(json, "optimizer_s", tagc_json_real(has_time ? f->optimizer_s : none));
+    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
+        json_object_set_new(json, times[i].name, has_time ? tagc_json_real(times[i].seconds) : json_null());
     json_object_set_new(json, "note", row->note[0] ? json_string(row->note) : json_null());
     return json;
 }

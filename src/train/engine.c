@@ -51,3 +51,18 @@ tagc_params tagc_engine_params(tagc_fsdp *fsdp) {
                          .grad = tagc_fsdp_grad,
                          .grad_done = tagc_fsdp_grad_done};
 }
+
+tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *config,
+                               const tagc_tokens *tokens, int n_batch, int n_tokens, const int64_t *seed,
+                               tagc_loader **out) {
+    tagc_loader_options options;
+    tagc_loader_options_init(&options);
+    options.n_batch = n_batch;
+    options.n_tokens = n_tokens;
+    options.rank = rank->rank;
+    options.world_size = rank->world_size;
+    options.vocab_size = (uint32_t)config->vocab_size;
+    options.shuffle = seed != NULL;
+    if (seed) options.seed = (uint64_t)*seed;
+    return tagc_loader_create(tokens, &options, out);
+}

@@ -2,6 +2,7 @@
 #ifndef TAGC_TRAIN_ENGINE_H
 #define TAGC_TRAIN_ENGINE_H
 
+#include "data/data.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
 #include "launch/ranks.h"
@@ -15,5 +16,10 @@ tagc_status tagc_engine_init_random(tagc_fsdp *fsdp, const tagc_gpt2_config *con
 tagc_status tagc_engine_init_file(tagc_fsdp *fsdp, const tagc_gpt2_config *config, const char *path);
 
 tagc_params tagc_engine_params(tagc_fsdp *fsdp);
+
+/* Local. The rank's own batches of n_batch sequences of n_tokens. seed: of their order; NULL: that of the text. */
+tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *config,
+                               const tagc_tokens *tokens, int n_batch, int n_tokens, const int64_t *seed,
+                               tagc_loader **out);
 
 #endif

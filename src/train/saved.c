@@ -9,24 +9,71 @@
 
 enum { VALUE_BYTES = 4096 };
 
-static const struct {
+/* ---- numbers ---- */
+
+/* A number of a struct, and its member in JSON. */
+typedef struct field {
+    enum { INT, COUNT, REAL } kind; /* int and uint64_t from 0 to max, double from 0 on */
     const char *name;
     size_t offset;
-} model_fields[] = {
-    {"n_layer", offsetof(tagc_gpt2_config, n_layer)},
-    {"n_head", offsetof(tagc_gpt2_config, n_head)},
-    {"n_embd", offsetof(tagc_gpt2_config, n_embd)},
-    {"block_size", offsetof(tagc_gpt2_config, block_size)},
-    {"vocab_size", offsetof(tagc_gpt2_config, vocab_size)},
-    {"tied", offsetof(tagc_gpt2_config, tied)},
-};
-enum { N_MODEL_FIELDS = sizeof model_fields / sizeof model_fields[0] };
+    json_int_t max;
+    int is_optional; /* 1: may be missing, then the number stays as it is */
+} field;
+
+#define MOST ((json_int_t)1 << 62)
+#define AT(field_) #field_, offsetof(tagc_gpt2_config, field_), 1 << 30, 0
+static const field model_fields[] = {{INT, AT(n_layer)},    {INT, AT(n_head)},     {INT, AT(n_embd)},
+                                     {INT, AT(block_size)}, {INT, AT(vocab_size)}, {INT, AT(tied)}};
+#undef AT
+#define AT(field_) #field_, offsetof(tagc_guard, field_), MOST, 0
+static const field guard_fields[] = {{REAL, AT(factor)},  {REAL, AT(residual_norm)}, {REAL, AT(grad_norm)},
+                                     {REAL, AT(loss)},    {REAL, AT(spread)},        {COUNT, AT(n_seen)},
+                                     {COUNT, AT(n_calm)}, {COUNT, AT(n_since)}};
+#undef AT
+#define AT(field_) #field_, offsetof(tagc_saved, field_)
+static const field saved_fields[] = {{INT, AT(world_size), 1 << 20, 0},
+                                     {COUNT, AT(position), MOST, 0},
+                                     {COUNT, AT(n_tokens), MOST, 0},
+                                     {COUNT, AT(fork_step), MOST, 1},
+                                     {COUNT, AT(data_n_tokens), MOST, 1}};
+#undef AT
+#define LENGTH(fields) ((int)(sizeof fields / sizeof fields[0]))
+
+/* JSON has no number for NaN or Inf: they are left out. */
+static void write_fields(json_t *object, const void *from, const field *fields, int n) {
+    for (int i = 0; i < n; i++) {
+        const void *value = (const char *)from + fields[i].offset;
+        json_object_set_new(object, fields[i].name,
+                            fields[i].kind == REAL  ? json_real(*(const double *)value)
+                            : fields[i].kind == INT ? json_integer(*(const int *)value)
+                                                    : json_integer((json_int_t) * (const uint64_t *)value));
+    }
+}
+
+static tagc_status read_fields(const json_t *object, void *to, const field *fields, int n) {
+    for (int i = 0; i < n; i++) {
+        const json_t *value = json_object_get(object, fields[i].name);
+        void *out = (char *)to + fields[i].offset;
+        double number = json_number_value(value);
+        if (!value && fields[i].is_optional) continue;
+        int is_count = json_is_integer(value) && number <= (double)fields[i].max;
+        if (!(fields[i].kind == REAL ? json_is_number(value) : is_count) || number < 0)
+            return tagc_fail(TAGC_ERR_CORRUPT,
+                             "the checkpoint's \"%s\" is missing or no number from 0 to %lld", fields[i].name,
+                             (long long)fields[i].max);
+        if (fields[i].kind == REAL)
+            *(double *)out = number;
+        else if (fields[i].kind == INT)
+            *(int *)out = (int)json_integer_value(value);
+        else
+            *(uint64_t *)out = (uint64_t)json_integer_value(value);
+    }
+    return TAGC_OK;
+}
 
 json_t *tagc_saved_model(const tagc_gpt2_config *config) {
     json_t *object = json_object();
-    for (int i = 0; i < N_MODEL_FIELDS; i++)
-        json_object_set_new(object, model_fields[i].name,
-                            json_integer(*(const int *)((const char *)config + model_fields[i].offset)));
+    write_fields(object, config, model_fields, LENGTH(model_fields));
     return object;
 }
 
@@ -40,123 +87,46 @@ json_t *tagc_saved_options(const tagc_command *command, const void *values) {
     return object;
 }
 
-/* ---- the guard ---- */
-
-static const struct {
-    const char *name;
-    size_t offset;
-} guard_reals[] =
-    {
-        {"factor", offsetof(tagc_guard, factor)},
-        {"residual_norm", offsetof(tagc_guard, residual_norm)},
-        {"grad_norm", offsetof(tagc_guard, grad_norm)},
-        {"loss", offsetof(tagc_guard, loss)},
-        {"spread", offsetof(tagc_guard, spread)},
-},
-  guard_counts[] = {
-      {"n_seen", offsetof(tagc_guard, n_seen)},
-      {"n_calm", offsetof(tagc_guard, n_calm)},
-      {"n_since", offsetof(tagc_guard, n_since)},
-};
-enum {
-    N_GUARD_REALS = sizeof guard_reals / sizeof guard_reals[0],
-    N_GUARD_COUNTS = sizeof guard_counts / sizeof guard_counts[0]
-};
-
-static json_t *guard_object(const tagc_guard *guard) {
-    json_t *object = json_object();
-    for (int i = 0; i < N_GUARD_REALS; i++) /* JSON has no number for NaN or Inf: leave it out */
-        json_object_set_new(object, guard_reals[i].name,
-                            json_real(*(const double *)((const char *)guard + guard_reals[i].offset)));
-    for (int i = 0; i < N_GUARD_COUNTS; i++) {
-        uint64_t count = *(const uint64_t *)((const char *)guard + guard_counts[i].offset);
-        json_object_set_new(object, guard_counts[i].name, json_integer((json_int_t)count));
-    }
-    return object;
-}
-
-static tagc_status read_count(const json_t *object, const char *name, json_int_t max, json_int_t *out) {
-    const json_t *value = json_object_get(object, name);
-    if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > max)
-        return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 to %lld",
-                         name, (long long)max);
-    *out = json_integer_value(value);
-    return TAGC_OK;
-}
-
 /* A guard that had seen a loss that is no number starts again. */
 static tagc_status read_guard(const json_t *object, tagc_guard *out) {
-    tagc_guard guard = {0};
-    for (int i = 0; i < N_GUARD_REALS; i++) {
-        const json_t *value = json_object_get(object, guard_reals[i].name);
-        if (!value) return TAGC_OK;
-        if (!json_is_number(value) || json_number_value(value) < 0)
-            return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" of the guard is no number from 0 on",
-                             guard_reals[i].name);
-        *(double *)((char *)&guard + guard_reals[i].offset) = json_number_value(value);
-    }
-    for (int i = 0; i < N_GUARD_COUNTS; i++) {
-        json_int_t count = 0;
-        TAGC_TRY(read_count(object, guard_counts[i].name, (json_int_t)1 << 62, &count));
-        *(uint64_t *)((char *)&guard + guard_counts[i].offset) = (uint64_t)count;
-    }
-    *out = guard;
-    return TAGC_OK;
+    for (int i = 0; i < LENGTH(guard_fields); i++)
+        if (guard_fields[i].kind == REAL && !json_object_get(object, guard_fields[i].name)) return TAGC_OK;
+    return read_fields(object, out, guard_fields, LENGTH(guard_fields));
 }
 
 /* ---- all of it ---- */
 
 char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, const void *values) {
-    json_t *root = json_object();
+    char hash[17];
+    json_t *root = json_object(), *guard = json_object();
     json_object_set_new(root, "tagc", json_string(tagc_version()));
     json_object_set_new(root, "model", tagc_saved_model(&saved->model));
     json_object_set_new(root, "options", tagc_saved_options(command, values));
-    json_object_set_new(root, "world_size", json_integer(saved->world_size));
-    json_object_set_new(root, "position", json_integer((json_int_t)saved->position));
-    json_object_set_new(root, "n_tokens", json_integer((json_int_t)saved->n_tokens));
-    if (saved->fork_step > 0)
-        json_object_set_new(root, "fork_step", json_integer((json_int_t)saved->fork_step));
-    if (saved->guard.n_seen > 0) json_object_set_new(root, "guard", guard_object(&saved->guard));
+    write_fields(root, saved, saved_fields, LENGTH(saved_fields));
+    write_fields(guard, &saved->guard, guard_fields, LENGTH(guard_fields));
+    if (saved->guard.n_seen > 0) json_object_set(root, "guard", guard);
     json_object_set_new(root, "best_val_loss",
                         isfinite(saved->best_val_loss) ? json_real(saved->best_val_loss) : json_null());
     json_object_set_new(root, "tokenizer", json_string(saved->tokenizer));
-    char hash[17];
     snprintf(hash, sizeof hash, "%016" PRIx64, saved->data_hash);
-    json_object_set_new(root, "data_n_tokens", json_integer((json_int_t)saved->data_n_tokens));
     json_object_set_new(root, "data_hash", json_string(hash));
     char *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(guard);
     json_decref(root);
     return text;
 }
 
-static tagc_status read_fields(const json_t *root, tagc_saved *out) {
-    const json_t *model = json_object_get(root, "model"), *best = json_object_get(root, "best_val_loss");
-    json_int_t value = 0;
-    for (int i = 0; i < N_MODEL_FIELDS; i++) {
-        TAGC_TRY(read_count(model, model_fields[i].name, 1 << 30, &value));
-        *(int *)((char *)&out->model + model_fields[i].offset) = (int)value;
-    }
+static tagc_status read_root(const json_t *root, tagc_saved *out) {
+    const json_t *best = json_object_get(root, "best_val_loss");
+    TAGC_TRY(read_fields(json_object_get(root, "model"), &out->model, model_fields, LENGTH(model_fields)));
     TAGC_TRY(tagc_gpt2_config_check(&out->model));
-    TAGC_TRY(read_count(root, "world_size", 1 << 20, &value));
-    out->world_size = (int)value;
-    TAGC_TRY(read_count(root, "position", (json_int_t)1 << 62, &value));
-    out->position = (uint64_t)value;
-    TAGC_TRY(read_count(root, "n_tokens", (json_int_t)1 << 62, &value));
-    out->n_tokens = (uint64_t)value;
-    if (json_object_get(root, "fork_step")) {
-        TAGC_TRY(read_count(root, "fork_step", (json_int_t)1 << 62, &value));
-        out->fork_step = (uint64_t)value;
-    }
+    TAGC_TRY(read_fields(root, out, saved_fields, LENGTH(saved_fields)));
     TAGC_TRY(read_guard(json_object_get(root, "guard"), &out->guard));
     out->best_val_loss = json_is_real(best) ? json_real_value(best) : (double)INFINITY;
     const char *tokenizer = json_string_value(json_object_get(root, "tokenizer"));
     snprintf(out->tokenizer, sizeof out->tokenizer, "%s", tokenizer ? tokenizer : "");
     const char *hash = json_string_value(json_object_get(root, "data_hash"));
-    if (hash) {
-        TAGC_TRY(read_count(root, "data_n_tokens", (json_int_t)1 << 62, &value));
-        out->data_n_tokens = (uint64_t)value;
-        out->data_hash = strtoull(hash, NULL, 16);
-    }
+    out->data_hash = hash ? strtoull(hash, NULL, 16) : 0;
     json_t *options = json_object_get(root, "options"), *option;
     const char *name;
     if (!json_is_object(options))
@@ -174,7 +144,7 @@ tagc_status tagc_saved_read(const char *text, tagc_saved *out) {
     json_error_t error;
     json_t *root = json_loads(text, 0, &error);
     if (!root) return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's options are no JSON: %s", error.text);
-    tagc_status status = read_fields(root, out);
+    tagc_status status = read_root(root, out);
     json_decref(root);
     return status;
 }

@@ -167,28 +167,18 @@ static tagc_status choose_model(tagc_trainer *t) {
     return TAGC_OK;
 }
 
-static tagc_status open_loader(tagc_trainer *t, const tagc_tokens *tokens, int n_batch, int shuffle,
-                               tagc_loader **out) {
-    tagc_loader_options options;
-    tagc_loader_options_init(&options);
-    options.n_batch = n_batch;
-    options.n_tokens = t->n_tokens;
-    options.rank = t->rank->rank;
-    options.world_size = t->rank->world_size;
-    options.vocab_size = (uint32_t)t->saved.model.vocab_size;
-    options.shuffle = shuffle;
-    options.seed = (uint64_t)t->options.seed;
-    return tagc_loader_create(tokens, &options, out);
-}
-
 static int val_batch(const tagc_trainer *t) {
     return tagc_evaluate_batch(t->val_tokens, (int)t->options.batch_size, t->n_tokens, t->rank->world_size);
 }
 
 static tagc_status open_batches(tagc_trainer *t) {
-    t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : t->saved.model.block_size;
-    TAGC_TRY(open_loader(t, t->train_tokens, (int)t->options.batch_size, 1, &t->loader));
-    if (t->val_tokens) TAGC_TRY(open_loader(t, t->val_tokens, val_batch(t), 0, &t->val_loader));
+    const tagc_gpt2_config *model = &t->saved.model;
+    t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : model->block_size;
+    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, (int)t->options.batch_size, t->n_tokens,
+                                &t->options.seed, &t->loader));
+    if (t->val_tokens)
+        TAGC_TRY(tagc_engine_loader(t->rank, model, t->val_tokens, val_batch(t), t->n_tokens, NULL,
+                                    &t->val_loader));
     size_t n = (size_t)t->options.batch_size * (size_t)t->n_tokens;
     t->tokens = calloc(n, sizeof *t->tokens);
     t->targets = calloc(n, sizeof *t->targets);
