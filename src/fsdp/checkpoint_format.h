@@ -9,7 +9,8 @@
  *                   (n_owned), residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
  *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
  *
- *                   then, of local steps: n_local values, the anchor, the outer velocity if there is one, residuals
+ *                   then, of local steps: n_local values, the anchor, the outer velocity if there is one, residuals, and
+ *                   of each fragment under way its pseudo-gradient; its residuals are then those of before
  *
  * Local steps: each site has a checkpoint of its own, site 0 in DIR, site s in DIR/site-s.
  * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
@@ -23,8 +24,9 @@
 #include "model/tensor.h"
 
 /* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps. Up to version 4
- * every flat has a first moment. A checkpoint gets the lowest version from 2 on that can describe it. */
-#define TAGC_CHECKPOINT_VERSION 5
+ * every flat has a first moment. Version 5 has no fragments of local steps. A checkpoint gets the lowest version from 2 on
+ * that can describe it. */
+#define TAGC_CHECKPOINT_VERSION 6
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -48,12 +50,20 @@ typedef struct tagc_manifest_file {
     uint64_t n_local;                      /* values of local steps behind the flats */
 } tagc_manifest_file;
 
+/* A fragment of local steps: steps since its pseudo-gradient was last taken, and how many that one is of; 0: it is not under
+ * way. */
+typedef struct tagc_manifest_fragment {
+    uint64_t n_steps, n_away;
+} tagc_manifest_fragment;
+
 /* Local steps; n_sites 0: there are none. */
 typedef struct tagc_manifest_local {
     int n_sites, site;
-    uint64_t n_steps, n_rounds; /* since the last round; so far */
+    uint64_t n_steps, n_rounds; /* modulo local_steps, since sites had the same parameters; so far */
     int has_anchor;             /* 0: before the first step */
     uint64_t layout;            /* hash of what lies where in the values */
+    int n_fragments; /* 0: there is one, not under way, and n_steps are those since its last round */
+    tagc_manifest_fragment *fragments; /* (n_fragments) */
 } tagc_manifest_local;
 
 typedef struct tagc_manifest {

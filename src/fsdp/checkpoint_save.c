@@ -43,8 +43,9 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
     }
     if (f->local != NULL) {
         if (version < 4) version = 4;
-        tagc_local_describe(f->local, &m->local);
-        m->files[f->rank].n_local = tagc_local_n_saved(f->local);
+        TAGC_TRY(tagc_local_describe(f->local, &m->local));
+        if (m->local.n_fragments > 0) version = 6;
+        m->files[f->rank].n_local = tagc_local_n_saved(f->local, &m->local);
     }
     m->version = version;
     for (int i = 0; i < f->tables.n_tensors; i++) {

@@ -1,8 +1,11 @@
-/* The state of local steps in a checkpoint: anchor, outer velocity and residuals, after the flats in a rank's file. */
+/* The state of local steps in a checkpoint: anchor, outer velocity, residuals and pseudo-gradients under way, after the flats
+ * in a rank's file. A round under way begins once more when it is loaded, with the residuals that it began with, and comes to
+ * the same. */
 #include "fsdp/local_steps.h"
 
 #include "fsdp/internal.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
@@ -11,13 +14,19 @@ static const float *residual_of(const tagc_local_part *part, uint64_t *n) {
     return tagc_reducer_residual(part->reducer, n);
 }
 
-uint64_t tagc_local_n_saved(const tagc_local_steps *l) {
+/* Of a manifest without fragments, nothing was under way. */
+static uint64_t n_away(const tagc_manifest_local *state, int fragment) {
+    return fragment < state->n_fragments ? state->fragments[fragment].n_away : 0;
+}
+
+uint64_t tagc_local_n_saved(const tagc_local_steps *l, const tagc_manifest_local *state) {
     uint64_t n = (l->velocity != NULL ? 2 : 1) * l->n_elems;
     for (int i = 0; i < l->n_parts; i++) {
         uint64_t n_residual;
         residual_of(&l->parts[i], &n_residual);
         n += n_residual;
     }
+    for (int i = 0; i < l->n_fragments; i++) n += n_away(state, i) > 0 ? l->fragments[i].n_elems : 0;
     return n;
 }
 
@@ -35,13 +44,23 @@ static uint64_t layout_of(const tagc_local_steps *l) {
     return hash;
 }
 
-void tagc_local_describe(const tagc_local_steps *l, tagc_manifest_local *out) {
+tagc_status tagc_local_describe(const tagc_local_steps *l, tagc_manifest_local *out) {
+    int has_fragments = l->n_fragments > 1;
+    for (int i = 0; i < l->n_fragments; i++) has_fragments |= l->fragments[i].n_away > 0;
     *out = (tagc_manifest_local){.n_sites = l->n_sites,
                                  .site = l->site,
                                  .n_steps = l->n_steps,
                                  .n_rounds = l->n_rounds,
                                  .has_anchor = l->has_anchor,
                                  .layout = layout_of(l)};
+    if (!has_fragments) return TAGC_OK; /* older programs read that */
+    out->fragments = calloc((size_t)l->n_fragments, sizeof *out->fragments);
+    if (out->fragments == NULL)
+        return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d fragments", l->n_fragments);
+    out->n_fragments = l->n_fragments;
+    for (int i = 0; i < l->n_fragments; i++)
+        out->fragments[i] = (tagc_manifest_fragment){l->fragments[i].n_steps, l->fragments[i].n_away};
+    return TAGC_OK;
 }
 
 tagc_status tagc_local_write(const tagc_local_steps *l,
@@ -49,12 +68,32 @@ tagc_status tagc_local_write(const tagc_local_steps *l,
                              void *context) {
     TAGC_TRY(write(context, l->anchor, l->n_elems));
     if (l->velocity != NULL) TAGC_TRY(write(context, l->velocity, l->n_elems));
-    for (int i = 0; i < l->n_parts; i++) {
-        uint64_t n;
-        const float *residual = residual_of(&l->parts[i], &n);
-        if (n > 0) TAGC_TRY(write(context, residual, n));
+    for (int i = 0; i < l->n_fragments; i++) {
+        const tagc_local_fragment *g = &l->fragments[i];
+        for (int k = g->first_part; k < g->first_part + g->n_parts; k++) {
+            uint64_t n;
+            const float *residual = residual_of(&l->parts[k], &n);
+            if (g->is_launched) residual = l->before + l->parts[k].at;
+            if (n > 0) TAGC_TRY(write(context, residual, n));
+        }
     }
+    for (int i = 0; i < l->n_fragments; i++)
+        if (l->fragments[i].n_away > 0)
+            TAGC_TRY(write(context, l->delta + l->fragments[i].at, l->fragments[i].n_elems));
     return TAGC_OK;
+}
+
+/* Whether these options can go on with the rounds that were under way. */
+static int fits(const tagc_local_steps *l, const tagc_manifest_local *saved) {
+    uint64_t every = (uint64_t)l->options.local_steps, delay = (uint64_t)l->options.local_delay;
+    for (int i = 0; i < saved->n_fragments; i++) {
+        const tagc_manifest_fragment *g = &saved->fragments[i];
+        if (i >= l->n_fragments ||
+            (g->n_away > 0 &&
+             (g->n_steps >= delay || (l->fragments[i].due + g->n_steps) % every != saved->n_steps)))
+            return 0;
+    }
+    return saved->n_fragments == 0 || saved->n_fragments == l->n_fragments;
 }
 
 tagc_status tagc_local_check_saved(const tagc_fsdp *f, const tagc_manifest *m) {
@@ -71,11 +110,12 @@ tagc_status tagc_local_check_saved(const tagc_fsdp *f, const tagc_manifest *m) {
                          saved->n_sites, m->world_size, l->n_sites, f->world_size);
     if (saved->site != l->site)
         return tagc_fail(TAGC_ERR_MISMATCH, "site %d saved it, this is site %d", saved->site, l->site);
-    if (m->files[f->rank].n_local != tagc_local_n_saved(l) || saved->layout != layout_of(l))
+    if (m->files[f->rank].n_local != tagc_local_n_saved(l, saved) || saved->layout != layout_of(l) ||
+        !fits(l, saved))
         return tagc_fail(
             TAGC_ERR_MISMATCH,
-            "its local steps exchange other tensors or use another exchange: resume with the options "
-            "that it was saved with, or fork the run");
+            "its local steps exchange other tensors or fragments, or use another exchange or delay: resume "
+            "with the options that it was saved with, or fork the run");
     return TAGC_OK;
 }
 
@@ -92,6 +132,14 @@ tagc_status tagc_local_load(tagc_fsdp *f, const tagc_manifest_local *saved, cons
         residual_of(&l->parts[i], &n);
         if (n > 0) TAGC_TRY(tagc_reducer_set_residual(l->parts[i].reducer, values, n));
         values += n;
+    }
+    for (int i = 0; i < l->n_fragments; i++) {
+        tagc_local_fragment *g = &l->fragments[i];
+        g->n_steps = saved->n_fragments > 0 ? saved->fragments[i].n_steps : saved->n_steps;
+        g->n_away = n_away(saved, i);
+        if (g->n_away == 0) continue;
+        memcpy(l->delta + g->at, values, g->n_elems * sizeof *values);
+        values += g->n_elems;
     }
     l->n_steps = saved->n_steps;
     l->n_rounds = saved->n_rounds;

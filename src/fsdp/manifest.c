@@ -36,11 +36,27 @@ void tagc_manifest_destroy(tagc_manifest *m) {
     free(m->tensors);
     free(m->flats);
     free(m->files);
+    free(m->local.fragments);
     free(m->extra);
     free(m);
 }
 
 /* ---- to text ---- */
+
+static json_t *local_of(const tagc_manifest_local *l) {
+    char layout[20];
+    snprintf(layout, sizeof layout, "%016llx", (unsigned long long)l->layout);
+    json_t *local = json_pack("{s:i, s:i, s:I, s:I, s:b, s:s}", "sites", l->n_sites, "site", l->site, "steps",
+                              (json_int_t)l->n_steps, "rounds", (json_int_t)l->n_rounds, "anchor",
+                              l->has_anchor, "layout", layout);
+    if (local == NULL || l->n_fragments == 0) return local;
+    json_t *fragments = json_array();
+    for (int i = 0; i < l->n_fragments; i++)
+        json_array_append_new(fragments, json_pack("{s:I, s:I}", "steps", (json_int_t)l->fragments[i].n_steps,
+                                                   "under_way", (json_int_t)l->fragments[i].n_away));
+    json_object_set_new(local, "fragments", fragments);
+    return local;
+}
 
 static json_t *content_of(const tagc_manifest *m) {
     json_t *tensors = json_array(), *flats = json_array(), *files = json_array();
@@ -77,15 +93,8 @@ static json_t *content_of(const tagc_manifest *m) {
                   "version", m->version, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
                   "world_size", m->world_size, "sharded", m->sharded, "owners", m->n_owners, "tensors",
                   tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
-    const tagc_manifest_local *local = &m->local;
-    char layout[20];
-    snprintf(layout, sizeof layout, "%016llx", (unsigned long long)local->layout);
-    if (content != NULL && local->n_sites > 0)
-        json_object_set_new(content, "local_steps",
-                            json_pack("{s:i, s:i, s:I, s:I, s:b, s:s}", "sites", local->n_sites, "site",
-                                      local->site, "steps", (json_int_t)local->n_steps, "rounds",
-                                      (json_int_t)local->n_rounds, "anchor", local->has_anchor, "layout",
-                                      layout));
+    if (content != NULL && m->local.n_sites > 0)
+        json_object_set_new(content, "local_steps", local_of(&m->local));
     return content;
 }
 
@@ -172,7 +181,21 @@ static int get_hash(const json_t *object, const char *key, uint64_t *out) {
     return 1;
 }
 
-static tagc_status parse_local(const json_t *json, tagc_manifest_local *l) {
+static tagc_status parse_fragments(const json_t *json, tagc_manifest_local *l) {
+    size_t n = json_array_size(json);
+    if (json == NULL) return TAGC_OK;
+    if (n == 0 || n > MAX_ENTRIES) return corrupt("its fragments are none or too many");
+    l->fragments = calloc(n, sizeof *l->fragments);
+    if (l->fragments == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu fragments", n);
+    l->n_fragments = (int)n;
+    for (size_t i = 0; i < n; i++) {
+        TAGC_TRY(get_number(json_array_get(json, i), "steps", INT32_MAX, &l->fragments[i].n_steps));
+        TAGC_TRY(get_number(json_array_get(json, i), "under_way", INT32_MAX, &l->fragments[i].n_away));
+    }
+    return TAGC_OK;
+}
+
+static tagc_status parse_local(const json_t *json, int version, tagc_manifest_local *l) {
     uint64_t n_sites = 0, site = 0;
     if (json == NULL) return TAGC_OK;
     TAGC_TRY(get_number(json, "sites", MAX_RANKS, &n_sites));
@@ -185,7 +208,7 @@ static tagc_status parse_local(const json_t *json, tagc_manifest_local *l) {
     l->n_sites = (int)n_sites;
     l->site = (int)site;
     l->has_anchor = json_is_true(json_object_get(json, "anchor"));
-    return TAGC_OK;
+    return version > 5 ? parse_fragments(json_object_get(json, "fragments"), l) : TAGC_OK;
 }
 
 static tagc_status parse_file(const json_t *json, const tagc_manifest *m, tagc_manifest_file *f) {
@@ -248,7 +271,7 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
     const json_t *local = json_object_get(content, "local_steps");
     if (status == TAGC_OK && (version == 4 || (version > 4 && local != NULL)))
-        status = parse_local(local, &m->local);
+        status = parse_local(local, m->version, &m->local);
     if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);

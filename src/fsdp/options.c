@@ -26,6 +26,7 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .beta1_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
+        .local_fragments = 1,
         .local_decay = 1.0,
         .outer_lr = 1.0,
     };
@@ -69,6 +70,8 @@ static tagc_status check_local_steps(const tagc_fsdp_options *o) {
     TAGC_TRY(check_real("outer_momentum", o->outer_momentum, o->outer_momentum >= 0 && o->outer_momentum < 1,
                         "[0, 1)"));
     if (o->local_steps == 0) return TAGC_OK;
+    TAGC_TRY(check_int("local_fragments", o->local_fragments, 1, o->local_steps));
+    TAGC_TRY(check_int("local_delay", o->local_delay, 0, o->local_steps - 1));
     if (o->sharding != TAGC_SHARD_NONE && o->sharding != TAGC_SHARD_HYBRID)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sharding is %d with local_steps %d, allowed is %d (none) or %d (hybrid): each site "
@@ -163,11 +166,13 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d gentle=%d "
-             "local_steps=%d local_decay=%.17g outer_lr=%.17g outer_momentum=%.17g",
+             "local_steps=%d local_fragments=%d local_delay=%d local_decay=%.17g outer_lr=%.17g "
+             "outer_momentum=%.17g",
              fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
              (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
              o->beta2, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup, o->gentle,
-             o->local_steps, o->local_decay, o->outer_lr, o->outer_momentum);
+             o->local_steps, o->local_fragments, o->local_delay, o->local_decay, o->outer_lr,
+             o->outer_momentum);
 }

@@ -39,7 +39,7 @@ static const struct {
      "faster"},
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
     {"local-30", "--sharding=none --exchange=direct --local-steps=30",
-     "each rank trains by itself, and every 30 steps exchanges how far it came, direct"},
+     "each rank trains by itself; every 30 steps the ranks exchange how far their parameters moved, direct"},
     {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "the same, all of it in fp32"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };

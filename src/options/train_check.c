@@ -61,6 +61,14 @@ static tagc_status check_local_steps(const tagc_train_options *options) {
                          "--local-steps is %lld with --sharding %s, allowed: none (each rank is a site) or "
                          "hybrid (each host is one)",
                          (long long)options->local_steps, shardings[options->sharding]);
+    if (options->local_fragments > options->local_steps)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--local-fragments is %lld, allowed: 1 to --local-steps, which is %lld",
+                         (long long)options->local_fragments, (long long)options->local_steps);
+    if (options->local_delay >= options->local_steps)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--local-delay is %lld, allowed: 0 to %lld, less than --local-steps",
+                         (long long)options->local_delay, (long long)options->local_steps - 1);
     if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--local-steps is %lld with --exchange %s, allowed: dense or direct",

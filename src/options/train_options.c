@@ -145,8 +145,8 @@ static const tagc_option rows[] = {
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
-         "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options that are given win. Default: all-legs for a new run with"
-         " several ranks; none where --sharding, --gather, --wire, --compress or --exchange is given")},
+         "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options on the command line take precedence. Default: all-legs"
+         " for a new run on several ranks; none if --sharding, --gather, --wire, --compress, --exchange or --local-steps is given")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},
@@ -216,15 +216,20 @@ static const tagc_option rows[] = {
          " jumps"), .lacks = lacks_residual},
 
     {INT("Local steps", "local-steps", FIXED, local_steps, 1, 2147483647, "off", "off",
-        "sites train by themselves, and every N steps exchange how far they came, by --exchange direct or dense: for links too"
-        " slow or too far to exchange at every step. A site is one rank with --sharding none, a host with hybrid")},
+        "each site trains by itself; every N steps the sites exchange how far their parameters moved, by --exchange direct or dense:"
+        " for links too slow or too far to exchange at every step. A site is one rank with --sharding none, a host with hybrid")},
+    {INT(NULL, "local-fragments", FIXED, local_fragments, 1, 2147483647, NULL, "1",
+        "parts of the model, from 1 to --local-steps; the sites exchange one of them every --local-steps / N steps"), .lacks = lacks_local},
+    {INT(NULL, "local-delay", FIXED, local_delay, 0, 2147483646, NULL, "0",
+        "steps, fewer than --local-steps, that sites train on while a fragment is exchanged, before they apply what they received:"
+        " the exchange is then hidden behind these steps"), .lacks = lacks_local},
     {REAL(NULL, "local-decay", FREE, local_decay, 0, 1, NULL, "1",
-         "what is left of the residual after each of these exchanges; SparseLoCo has 0.95"), .lacks = lacks_local},
+         "factor of the residual after each of these exchanges; SparseLoCo uses 0.95"), .lacks = lacks_local},
     {REAL(NULL, "outer-lr", FREE, outer_lr, 1e-6, 10, NULL, "1",
-         "rate of the outer step, which sites take along the mean of how far they came; 1 without --outer-momentum is the"
-         " mean of their parameters; DiLoCo has 0.7"), .lacks = lacks_local},
+         "learning rate of the outer step, along the mean of the pseudo-gradients; 1 without --outer-momentum gives the"
+         " mean of the sites' parameters; DiLoCo uses 0.7"), .lacks = lacks_local},
     {REAL(NULL, "outer-momentum", FIXED, outer_momentum, 0, 0.999999, NULL, "0",
-         "Nesterov's, of the outer step; DiLoCo has 0.9"), .lacks = lacks_local},
+         "Nesterov momentum of the outer step; DiLoCo uses 0.9"), .lacks = lacks_local},
 
     {INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
         "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved")},
@@ -381,6 +386,8 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
         options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
     out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT && options->local_steps == 0;
     out->local_steps = (int)options->local_steps;
+    out->local_fragments = (int)options->local_fragments;
+    out->local_delay = (int)options->local_delay;
     out->local_decay = options->local_decay;
     out->outer_lr = options->outer_lr;
     out->outer_momentum = options->outer_momentum;

@@ -112,12 +112,19 @@ static void say_local_steps(tagc_trainer *t) {
     int n_sites = t->rank->world_size / tagc_comm_world_size(tagc_fsdp_comm(t->fsdp));
     char outer[96] = "their mean";
     if (o->local_steps == 0) return;
+    char fragments[128] = "";
+    if (o->local_fragments > 1)
+        snprintf(fragments, sizeof fragments, ", in %lld fragments", (long long)o->local_fragments);
+    if (o->local_delay > 0)
+        snprintf(fragments + strlen(fragments), sizeof fragments - strlen(fragments),
+                 ", applied %lld step%s later", (long long)o->local_delay, o->local_delay > 1 ? "s" : "");
     if (o->outer_momentum > 0 || o->outer_lr != 1)
         snprintf(outer, sizeof outer, "an outer step, rate %g, momentum %g", o->outer_lr, o->outer_momentum);
     tagc_progress_say(&t->progress,
-                      "local steps: %d site%s exchange how far they came every %lld steps, then take %s; the "
+                      "local steps: %d site%s exchange how far their parameters moved every %lld steps%s, "
+                      "then take %s; the "
                       "loss in between is of site 0",
-                      n_sites, n_sites > 1 ? "s" : "", (long long)o->local_steps, outer);
+                      n_sites, n_sites > 1 ? "s" : "", (long long)o->local_steps, fragments, outer);
 }
 
 static void say_buckets(tagc_trainer *t) {

@@ -5,7 +5,7 @@ make_data
 local=(--ranks 2 --sharding none --batch-size 2 --local-steps 4)
 
 run 0 train "${tiny[@]}" --no-quiet "${local[@]}" --outer-lr 0.7 --outer-momentum 0.9 --steps 11 --save-every 6 --keep 9 --out a
-grep -q "2 sites exchange how far they came every 4 steps" out || fail "no word of sites: $(cat out)"
+grep -q "2 sites exchange how far their parameters moved every 4 steps" out || fail "no word of sites: $(cat out)"
 [ "$(grep -o '"round":[0-9]*' a/metrics.jsonl | tr '\n' ' ')" = '"round":1 "round":2 "round":3 ' ] || fail "rounds: $(cat a/metrics.jsonl)"
 for step in 2 3 5 6 7 9 10; do
     grep "\"step\":$step,.*\"type\":\"step\"\|\"type\":\"step\",\"step\":$step," a/metrics.jsonl >line || fail "step $step"
@@ -21,6 +21,23 @@ run 0 train --resume --quiet --out b
 for site in . site-1; do
     cmp "a/$site/step-00000011/rank-0.bin" "b/$site/step-00000011/rank-0.bin" || fail "$site after resuming"
 done
+
+# Two fragments, of which one is under way in the checkpoint.
+run 0 train "${tiny[@]}" --no-quiet "${local[@]}" --local-fragments 2 --local-delay 1 --steps 11 --save-every 6 --keep 9 --out c
+grep -q "every 4 steps, in 2 fragments, applied 1 step later" out || fail "no word of fragments: $(cat out)"
+[ "$(grep -o '"round":[0-9]*' c/metrics.jsonl | tr '\n' ' ')" = '"round":1 "round":2 "round":3 "round":4 "round":7 ' ] || fail "rounds: $(cat c/metrics.jsonl)"
+grep -q '"under_way": 4' c/step-00000006/manifest.json || fail "nothing under way: $(grep -A9 fragments c/step-00000006/manifest.json)"
+mkdir -p d/site-1
+cp -r c/step-00000006 d/
+cp -r c/site-1/step-00000006 d/site-1/
+cp c/metrics.jsonl d/
+run 0 train --resume --quiet --out d
+for site in . site-1; do
+    cmp "c/$site/step-00000011/rank-0.bin" "d/$site/step-00000011/rank-0.bin" || fail "$site with fragments, after resuming"
+done
+run 1 train --resume --quiet --out d --steps 12 --local-delay 2
+says "--local-delay is \"2\", but the checkpoint was made with \"1\""
+
 run 1 train --resume --quiet --out b --steps 12 --ranks 3
 says "was saved by 2 sites of 1 ranks, here are 3 of 1"
 run 1 train --resume --quiet --out b --steps 12 --local-steps 5
@@ -32,6 +49,10 @@ run 2 train "${tiny[@]}" --sharding full --local-steps 4
 says "--local-steps is 4 with --sharding full, allowed: none (each rank is a site) or hybrid"
 run 2 train "${tiny[@]}" "${local[@]}" --exchange packed
 says "--local-steps is 4 with --exchange packed, allowed: dense or direct"
+run 2 train "${tiny[@]}" "${local[@]}" --local-fragments 5
+says "--local-fragments is 5, allowed: 1 to --local-steps, which is 4"
+run 2 train "${tiny[@]}" "${local[@]}" --local-delay 4
+says "--local-delay is 4, allowed: 0 to 3, less than --local-steps"
 run 2 train "${tiny[@]}" "${local[@]}" --guard 2
 says "--guard is 2 with --local-steps"
 run 2 train "${tiny[@]}" "${local[@]}" --bucket-elems auto

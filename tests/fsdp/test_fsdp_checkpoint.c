@@ -1,5 +1,6 @@
 /* Checkpoints: exact when resumed alike, conserving when resumed otherwise, refused when not whole, and never
  * half there. */
+#include "folder.h"
 #include "toy.h"
 
 #include "fsdp/checkpoint.h"
@@ -174,25 +175,6 @@ static void script_free(script *s) {
         free(s->residual[i]);
     }
     free(s);
-}
-
-static void remove_folder(const char *path) {
-    char command[1200];
-    snprintf(command, sizeof command, "rm -rf '%s'", path);
-    assert_int_equal(system(command), 0);
-}
-
-static int make_dir(void **state) {
-    char name[] = "/tmp/tagc-checkpoint-XXXXXX";
-    if (mkdtemp(name) == NULL) return -1;
-    *state = strdup(name);
-    return 0;
-}
-
-static int remove_dir(void **state) {
-    remove_folder(*state);
-    free(*state);
-    return 0;
 }
 
 static void resume_is_exact(void **state) {
