@@ -382,7 +382,7 @@ def check_options(rank, world_size):
     check_error(make(model, 3), "optimizer is a int")
     with pytest.MonkeyPatch.context() as patch:  # every group is torchft's
         patch.setitem(sys.modules, "torchft.process_group", types.SimpleNamespace(ProcessGroup=dist.ProcessGroup))
-        check_error(make(between=dist.group.WORLD), "no form under torchft yet")
+        check_error(make(between=dist.group.WORLD), "manager=manager in place of between")
     check_error(make(seeded(Odd).double(), adamw(seeded(Odd).double().parameters())), "not the model's")
     wrapped = nn.parallel.DistributedDataParallel(seeded(Odd))
     check_error(make(wrapped, adamw(wrapped.parameters())), f"this model is ddp over {world_size} ranks, and between is None")

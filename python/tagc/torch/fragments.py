@@ -96,12 +96,15 @@ class Flight:
             reducer.begin(self.delta[part.at], self.mean[part.at])
             self._begun.append((part, reducer))
 
-    def end(self) -> list[tuple[Part, lib.ReducerStats]]:
-        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first failure."""
+    def end(self, goes_on: Callable[[list[str]], object] | None = None) -> list[tuple[Part, lib.ReducerStats]]:
+        """Waits for all reducers, also after a failure, because peers wait for this rank. Raises the first failure. goes_on: called with the
+        names of parameters whose exchange is over."""
         stats, failure = [], None
         for part, reducer in self._begun:
             try:
                 stats.append((part, reducer.end()))
+                if goes_on is not None:
+                    goes_on([slot.trained.name for slot in self.fragment.slots if part.start <= slot.start < part.start + part.n_elems])
             except Error as problem:
                 failure = failure or problem
         self._begun = []
@@ -133,20 +136,23 @@ class Flight:
 
 
 class Fragment:
-    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class."""
+    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class. comm: to the other sites; None:
+    there is no connection yet, and no reducer."""
 
-    def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm, inner: Comm | None,
+    def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm | None, inner: Comm | None,
                  fields: Callable[[str], dict[str, Any]], outer: Outer) -> None:
         self.index, self.outer, self._n_slices = index, outer, site.n_slices
-        self.slots, self.parts, self.n_elems = _lay_out(trained, kinds, site)
+        self.slots, self.parts, self.n_elems = _lay_out(trained, kinds, site, 1 if comm is None else comm.world_size)
         self.n_real = sum(slot.length for slot in self.slots)
         self.anchor = torch.zeros(self.n_elems, dtype=torch.float32)
         self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32)
+        self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None  # the residual while there are no reducers
         self.reducers: list[Reducer] = []
         self._gatherer: Gatherer | None = None
         try:
-            for part in self.parts:
-                self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], op=lib.OPS["avg"], tag=index, **fields(part.kind)))
+            if comm is not None:
+                for part in self.parts:
+                    self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index, **fields(part.kind)))
             if self._n_slices > 1 and inner is not None:
                 self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32)
                 self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)
@@ -172,6 +178,12 @@ class Fragment:
             values[end:slot.start].zero_()
             end = slot.start + slot.length
         values[end:self.n_elems].zero_()
+
+    def restore(self) -> None:
+        """Gives the parameters the base. Local, so not for slices of DDP."""
+        for slot in self.slots:
+            local = slot.trained.local()
+            local.copy_(self.anchor[slot.at].view(local.shape))
 
     # ---- the outer step ----
 
@@ -200,11 +212,15 @@ class Fragment:
 
     def copy_residual(self, target: torch.Tensor) -> None:
         """(n,); zeros for dense parameters. Not while the fragment is under way."""
+        if self._unsent is not None:
+            target[:self.n_elems].copy_(self._unsent)
         for part, reducer in zip(self.parts, self.reducers):
             residual = reducer.residual()
             target[part.at].zero_() if residual is None else target[part.at].copy_(residual)
 
     def set_residual(self, values: torch.Tensor) -> None:
+        if self._unsent is not None:
+            self._unsent.copy_(values[:self.n_elems])
         for part, reducer in zip(self.parts, self.reducers):
             if reducer.residual() is not None:
                 reducer.set_residual(values[part.at])
@@ -214,9 +230,49 @@ class Fragment:
             if reducer.residual() is not None:
                 reducer.scale_residual(factor)
 
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
+        """name -> copy of the residual, (length,), of each compressed parameter. Local."""
+        values = torch.zeros(self.n_elems)
+        self.copy_residual(values)
+        return {slot.trained.name: values[slot.at].clone() for slot in self.slots if slot.kind == "compressed"}
+
+    def names_of_residuals(self) -> set[str]:
+        """The names in residuals_on_the_wire() whose residual is not zero."""
+        return {name for name, values in self.residuals_on_the_wire().items() if values.any()}
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all residuals; those not named become zero."""
+        residual = torch.zeros(self.n_elems)
+        for slot in self.slots:
+            if slot.trained.name in values:
+                residual[slot.at].copy_(values[slot.trained.name])
+        self.set_residual(residual)
+
+    # ---- other sites ----
+
+    def disconnect(self) -> None:
+        """Ends the reducers and keeps the residuals."""
+        if self._unsent is None:
+            residual = torch.zeros(self.n_elems)
+            self.copy_residual(residual)
+            self._unsent = residual
+        self.close()
+
+    def inherit(self, before: Fragment) -> None:
+        """Takes the state of a fragment of the same parameters, whose number of sites was another."""
+        for slot, old in zip(self.slots, before.slots):
+            self.anchor[slot.at].copy_(before.anchor[old.at])
+            if self.outer.momentum:
+                self.velocity[slot.at].copy_(before.velocity[old.at])
+        self.set_residuals_on_the_wire(before.residuals_on_the_wire())
+
     def checksum(self) -> int:
-        """A hash of the anchor's bits."""
-        return _crc(self.anchor)
+        """A hash of the bits of anchor and velocity. It does not depend on the number of sites."""
+        crc = 0
+        for values in (self.anchor, self.velocity) if self.outer.momentum else (self.anchor,):
+            for slot in self.slots:
+                crc = _crc(values[slot.at], crc)
+        return crc
 
     def close(self) -> None:
         for reducer in self.reducers:
@@ -227,16 +283,16 @@ class Fragment:
             self._gatherer = None
 
 
-def _crc(values: torch.Tensor) -> int:
+def _crc(values: torch.Tensor, before: int) -> int:
     n_bytes = values.numel() * values.element_size()
-    return zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr())) if n_bytes else 0
+    return zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr()), before) if n_bytes else before
 
 
-def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site) -> tuple[list[Slot], list[Part], int]:
+def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int) -> tuple[list[Slot], list[Part], int]:
     """Compressed parameters first, a part for each; then the dense ones, all in one part."""
     slots: list[Slot] = []
     parts: list[Part] = []
-    multiple, at = 16 * site.n_sites, 0
+    multiple, at = 16 * n_sites, 0
     for kind in ("compressed", "dense"):
         begin, n_real = at, 0
         for one in trained:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from tagc._library import Error
 
@@ -45,8 +44,13 @@ def save(handle: LocalSteps) -> dict[str, Any]:
         for fragment in handle.fragments:
             flight = flights.get(fragment.index)
             residual = torch.zeros(fragment.n_elems)
+            before = None if handle.managed is None else handle.managed.quorum.residuals_before(str(fragment.index))
             if flight is not None:
                 residual = flight.residual_before()
+            elif before is not None:
+                for slot in fragment.slots:
+                    if slot.kind == "compressed":
+                        residual[slot.at].copy_(before[slot.trained.name])
             else:
                 fragment.copy_residual(residual)
             sources = {"anchor": fragment.anchor, "residual": residual, "velocity": fragment.velocity,
@@ -57,15 +61,18 @@ def save(handle: LocalSteps) -> dict[str, Any]:
                         named[slot.trained.name] = sources[kind][slot.at].clone()
         about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "rounds": handle.n_rounds,
                  "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
-                 "begun": {str(index): flight.step for index, flight in flights.items()}}
-        return {f"rank{dist.get_rank()}": {"about": json.dumps(about), **tensors}}
+                 "begun": {str(index): flight.step for index, flight in flights.items()}, "managed": int(handle.managed is not None)}
+        return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
 
 
 def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
     with handle.lock:
         _check_open(handle)
-        entry = _entry(saved)
+        entry = _entry(handle, saved)
         about = _about(entry)
+        if bool(about.get("managed")) != (handle.managed is not None):
+            raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean: "
+                       f"load it {'there' if about.get('managed') else 'elsewhere'}")
         begun = {int(index): int(step) for index, step in about["begun"].items()}
         mine = handle.settings
         if begun and (about["fragments"], about["delay"]) != (mine.fragments, mine.delay):
@@ -74,7 +81,9 @@ def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
         for kind in _kinds(handle):
             if kind != "delta" or begun:
                 _check(handle, entry, kind)
-        factor = handle.site.n_sites / about["sites"] if residuals else 0.0
+        factor = 0.0 if not residuals else 1.0 if handle.managed is not None else handle.site.n_sites / about["sites"]
+        if handle.managed is not None:
+            handle.managed.quorum.forget()
         handle.drop_flights()
         flights = []
         for fragment in handle.fragments:
@@ -89,11 +98,34 @@ def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
         handle.resume(about, sorted(flights, key=lambda one: one[1]))
 
 
-def _entry(saved: Any) -> dict[str, Any]:
+def shared(handle: LocalSteps) -> dict[str, Any]:
+    """What torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
+    tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
+    for fragment in handle.fragments:
+        for slot in fragment.slots:
+            tensors["anchor"][slot.trained.name] = fragment.anchor[slot.at].clone()
+            if handle.settings.outer_momentum:
+                tensors["velocity"][slot.trained.name] = fragment.velocity[slot.at].clone()
+    return {"steps": handle.n_steps, "rounds": handle.n_rounds, **tensors}
+
+
+def load_shared(handle: LocalSteps, state: Mapping[str, Any]) -> None:
+    kinds = ["anchor", *(["velocity"] if handle.settings.outer_momentum else [])]
+    for kind in kinds:
+        _check(handle, state, kind)
+    for fragment in handle.fragments:
+        for slot in fragment.slots:
+            fragment.anchor[slot.at].copy_(state["anchor"][slot.trained.name])
+            if handle.settings.outer_momentum:
+                fragment.velocity[slot.at].copy_(state["velocity"][slot.trained.name])
+    handle.n_steps, handle.n_rounds = int(state["steps"]), int(state["rounds"])
+
+
+def _entry(handle: LocalSteps, saved: Any) -> dict[str, Any]:
     """This rank's, or the only one there is."""
     if not isinstance(saved, Mapping) or not saved:
         raise _bad(f"is a {type(saved).__name__}, must be what state_dict() gives")
-    own = f"rank{dist.get_rank()}"
+    own = f"rank{handle.site.rank}"
     if own not in saved and len(saved) != 1:
         raise _bad(f"has {', '.join(map(str, saved))}, and this is {own}")
     entry = saved[own] if own in saved else next(iter(saved.values()))

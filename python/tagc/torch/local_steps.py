@@ -10,10 +10,12 @@ over that of the reducers it would wait for fragments under way."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -23,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import adapt, internals, local_state, managed, options, policy
+from tagc.torch import adapt, internals, local_state, managed, options, policy, rounds
 from tagc.torch.comm import Comm
 from tagc.torch.fragments import Flight, Fragment, Outer, Part, cut
 from tagc.torch.options import Layers
@@ -65,9 +67,9 @@ class Settings:
         number("threads", self.threads, 1, 256, int)
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
-    def fields(self, kind: str) -> dict[str, Any]:
+    def fields(self, kind: str, op: str) -> dict[str, Any]:
         """Of tagc_reducer_options."""
-        fields: dict[str, Any] = {"n_threads": self.threads}
+        fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
         if kind == "dense":
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
         return fields | options.of_direct(self.values, self.sparsity)
@@ -104,6 +106,7 @@ class LocalSteps:
         and so are buffers: each site has its own.
     between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or that dimension's name, as "site"; all
         ranks where the model is plain.
+    manager: torchft's, where sites come and go; then between and delay are left out.
     every: steps between two exchanges of a parameter, from 1 on.
     fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
@@ -135,6 +138,7 @@ class LocalSteps:
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, str] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
+        manager: Any = None,
         threads: int = 1,
         timeout_s: float = 300,
         on_round: Callable[[dict[str, Any]], object] | None = None,
@@ -146,7 +150,9 @@ class LocalSteps:
                   "threads": threads, "timeout_s": timeout_s}
         said = options.unknown_option(LocalSteps, unknown)
         self.model: torch.nn.Module = internals.uncompiled(model)
-        rows = self._prepare(optimizer, between, chosen, on_round, said)
+        mine = self._prepare(optimizer, between, manager, chosen, on_round, said)
+        rows = mine["rows"]
+        self._kinds = {row.name: row.class_ for row in rows}
         self.on_round = on_round
         self.n_steps = self.n_rounds = 0  # of the optimizer; exchanges of a fragment
         self.lock = threading.RLock()
@@ -160,8 +166,16 @@ class LocalSteps:
         self.fragments: list[Fragment] = []
         self.flying: list[Flight] = []  # in the order in which they began
         self._comms: list[Comm] = []
+        self._agreement: list[Comm] = []
+        self.managed: rounds.Rounds | None = None  # under torchft
+        self._verbose = verbose
         try:
-            self._connect({row.name: row.class_ for row in rows})
+            if manager is None:
+                self._connect()
+            else:
+                self.make_fragments(None)
+                about = {"classes": zlib.crc32(repr(rows).encode())}
+                self.managed = rounds.Rounds(self, manager, mine["versions"] | mine["options"] | about)
         except BaseException:
             self._free()
             raise
@@ -169,27 +183,28 @@ class LocalSteps:
         optimizers = self.site.optimizers
         self._hooks = [one.register_step_pre_hook(lambda *_: self._before_step()) for one in optimizers]
         self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_step()))
-        if verbose and dist.get_rank() == 0:
-            print(f"{self.table}\ntagc: {self._words()}", flush=True)
+        self.say(f"{self.table}\ntagc: {self._words()}")
 
     # ---- making it ----
 
-    def _prepare(self, optimizer: Any, between: Any, chosen: dict[str, Any], on_round: object,
-                 unknown: str | None) -> list[policy.Row]:
-        """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others."""
+    def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_round: object,
+                 unknown: str | None) -> dict[str, Any]:
+        """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others. Returns what they agree on."""
         from tagc.torch import _agree
 
         failure: Exception | None = None
         groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
         mine: dict[str, Any] = {}
         try:
-            if groups[0] is None:
-                raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             if unknown is not None:
                 raise Error("argument", unknown)
             if managed.is_managed_group(between) or managed.manager_of(self.model) is not None:
-                raise Error("unsupported", "LocalSteps has no form under torchft yet: where sites come and go, make LocalSteps anew with those that are "
-                            "there, and give it the old one's state_dict()")
+                raise Error("argument", "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model itself, and "
+                            "manager=manager in place of between")
+            if manager is not None:
+                rounds.check(manager, optimizer, between, chosen["delay"])
+            elif groups[0] is None:
+                raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
             if between is not None and not isinstance(between, dist.ProcessGroup):
                 raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
@@ -197,8 +212,10 @@ class LocalSteps:
                 raise Error("argument", f"on_round is {on_round!r}, must be a function of a dict")
             lib.load()
             self.settings = Settings(**chosen)
-            site = self.site = Site(self.model, adapt.inner(optimizer), between)
-            if site.n_sites * site.n_inner != dist.get_world_size():
+            site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
+            if manager is not None:
+                groups = site.inner or [None]
+            elif site.n_sites * site.n_inner != dist.get_world_size():
                 groups = [site.between, *site.inner]
             rows = [row._replace(class_="compressed") if row.class_ == "mild" else row for row in policy.classify(
                 ((one.name, one.parameter) for one in site.trained), self.settings.layers, self.settings.rules)]
@@ -215,9 +232,9 @@ class LocalSteps:
                 failure = problem
         if failure is not None:
             raise failure
-        return list(mine["rows"])
+        return mine
 
-    def _connect(self, kinds: Mapping[str, str]) -> None:
+    def _connect(self) -> None:
         site, settings = self.site, self.settings
 
         def comm(group: dist.ProcessGroup) -> Comm:
@@ -226,13 +243,35 @@ class LocalSteps:
 
         self._comm = comm(site.between)
         self._agreement = [comm(site.between), *(comm(group) for group in site.inner if group.size() > 1)]
+        self.make_fragments(self._comm)
+
+    def make_fragments(self, comm: Comm | None) -> None:
+        """With the state of those that there are; under torchft, for each quorum. comm: to the other sites. Collective."""
+        site, settings = self.site, self.settings
         inner = self._agreement[1] if len(self._agreement) > 1 else None
         outer = Outer(settings.outer_lr, settings.outer_momentum)
-        for i, chosen in enumerate(cut([one.parameter.numel() for one in site.trained], settings.fragments)):
-            self.fragments.append(Fragment(i, [site.trained[at] for at in chosen], kinds, site, self._comm, inner, settings.fields, outer))
-        n_elems = max(fragment.n_elems for fragment in self.fragments)
-        self._recorder.n_elems = sum(fragment.n_real for fragment in self.fragments)
+        fields = functools.partial(settings.fields, op="avg" if self.managed is None else "sum")
+        made: list[Fragment] = []
+        try:
+            for i, chosen in enumerate(cut([one.parameter.numel() for one in site.trained], settings.fragments)):
+                made.append(Fragment(i, [site.trained[at] for at in chosen], self._kinds, site, comm, inner, fields, outer))
+            for new, before in zip(made, self.fragments):
+                new.inherit(before)
+        except BaseException:
+            for fragment in made:
+                fragment.close()
+            raise
+        self.fragments = made
+        n_elems = max(fragment.n_elems for fragment in made)
         self._free_flights = [Flight(n_elems) for _ in range(settings.n_flights())]
+        self._recorder.n_elems = sum(fragment.n_real for fragment in made)
+        if comm is not None:
+            site.n_sites, site.site = comm.world_size, comm.rank
+            self._recorder.n_sites = comm.world_size
+
+    def free_flight(self) -> Flight:
+        """For rounds, which has one at a time."""
+        return self._free_flights[0]
 
     # ---- what the optimizer's hooks call ----
 
@@ -249,7 +288,10 @@ class LocalSteps:
             self._land()
             for fragment, due in zip(self.fragments, self._due):
                 if self.n_steps % self.settings.every == due:
-                    self._begin(fragment)
+                    if self.managed is not None:
+                        self.managed.run(fragment)
+                    else:
+                        self._begin(fragment)
             self._land()
 
     def _land(self) -> None:
@@ -263,6 +305,12 @@ class LocalSteps:
         if not self.has_anchor:
             for fragment in self.fragments:
                 fragment.take_anchor()
+        if self.managed is not None:
+            self.has_anchor = True
+            while not self.managed.run(None):
+                pass
+            self.is_open = True
+            return
         numbers = {"checksums": [fragment.checksum() for fragment in self.fragments], "exchanges": self.n_rounds,
                    "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying]}
         self._agree("what sites begin with, which must be the same: load one checkpoint on all of them, or seed them alike", numbers)
@@ -313,12 +361,21 @@ class LocalSteps:
             if not isinstance(problem, Error) or problem.status == "transport":
                 self._give_up(problem)
             raise
-        fragment.decay_residual(self.settings.residual_decay)
-        fragment.apply(flight, is_now=flight.step == self.n_steps)
         self._free_flights.append(flight)
-        said = self._recorder.add(stats, sum(comm.agreement_bytes for comm in self._agreement), {
-            "rounds": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step, "n_elems": fragment.n_real,
-            "wait_s": waited - begin, "agree_s": time.perf_counter() - waited})
+        self.land(flight, flight.step == self.n_steps, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited}, number)
+
+    @torch.no_grad()
+    def land(self, flight: Flight, is_now: bool, stats: list[tuple[Part, lib.ReducerStats]], seconds: Mapping[str, float],
+             number: int | None = None) -> None:
+        """The outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
+        if number is None:
+            number = self.n_rounds = self.n_rounds + 1
+        fragment = flight.fragment
+        fragment.decay_residual(self.settings.residual_decay)
+        fragment.apply(flight, is_now)
+        n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.quorum.connection()]))
+        said = self._recorder.add(stats, n_bytes, {"rounds": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
+                                                   "n_elems": fragment.n_real, **seconds})
         if self.on_round is not None:
             self.on_round(said)
 
@@ -363,6 +420,10 @@ class LocalSteps:
             while self.flying:
                 self._apply()
             for fragment in self.fragments:
+                if self.managed is not None:
+                    if not self.managed.run(fragment):
+                        raise Error("transport", f"the exchange of fragment {fragment.index} does not count, and changed nothing: synchronize() again")
+                    continue
                 self._begin(fragment)
                 self._apply()
 
@@ -413,6 +474,11 @@ class LocalSteps:
         self.n_steps, self.n_rounds = about["steps"], about["rounds"]
         self.has_anchor, self.is_open = bool(about["open"]), False
 
+    def say(self, text: str) -> None:
+        """Prints it on rank 0; under torchft, on rank 0 of each site."""
+        if self._verbose and self.site.rank == 0:
+            print(text, flush=True)
+
     def close(self) -> None:
         """Takes the hooks out, ends what is under way without applying it, and frees the residuals. Local."""
         with self.lock:
@@ -427,6 +493,8 @@ class LocalSteps:
             fragment.close()
         for comm in self._comms:
             comm.close()
+        if self.managed is not None:
+            self.managed.close()
 
     def _words(self) -> str:
         chosen, site = self.settings, self.site
@@ -435,7 +503,8 @@ class LocalSteps:
         outer = "the mean of all sites" if (chosen.outer_lr, chosen.outer_momentum) == (1, 0) else \
             f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
         inner = f" of {site.n_inner} ranks" if site.n_inner > 1 else ""
-        return f"{site.n_sites} sites{inner}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
+        sites = f"{site.n_sites} sites{inner}" if self.managed is None else f"the sites{inner} of torchft's quorum"
+        return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
 
     def __repr__(self) -> str:
         """Local, from any thread, at any time."""

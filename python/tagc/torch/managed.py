@@ -1,4 +1,5 @@
-"""DDP under torchft: the ranks of an exchange are the replicas of torchft's quorum, which may change at each step.
+"""Under torchft the ranks of an exchange are the replicas of torchft's quorum, which may change at each step. Quorum is that connection;
+Wrapper uses it for DDP, rounds.py for local steps.
 
 torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a replica that joins, and
 decides after each step whether it counts (should_commit). tagc handles the rest:
@@ -22,7 +23,7 @@ import struct
 import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -75,44 +76,98 @@ class _Comm(Comm):
         return [json.loads(data[:n]) for data, n in zip(self.all_gather(text.ljust(max(lengths), b" ")), lengths)]
 
 
-# ---- a handle's state that a step changes ----
+class Kept(Protocol):
+    """Residuals by the names of parameters, as of interfaces.Residuals."""
 
-def _about(handle: Compressed) -> dict[str, Any]:
-    """State that is equal on all replicas."""
-    return {"step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state(with_windows=False)
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
+
+    def names_of_residuals(self) -> set[str]: ...
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None: ...
 
 
-def _take(handle: Compressed, about: Mapping[str, Any]) -> None:
-    """Restores _about(). Unfinished windows are dropped."""
-    if about["loss_scale"] != handle.current_loss_scale:
-        handle.loss_scale(about["loss_scale"])
-    handle.n_steps = about["step"]
-    handle.moments.load(about, False)
+class Member(Protocol):
+    """What exchanges in a quorum."""
+
+    @property
+    def n_steps(self) -> int:
+        """Exchanges so far."""
+        ...
+
+    @property
+    def units(self) -> Mapping[str, Kept]: ...
+
+    def takes_part(self) -> bool:
+        """Whether the state of this replica is not one that torchft sent to it in this quorum."""
+        ...
+
+    def about(self) -> dict[str, Any]:
+        """What is equal on all replicas."""
+        ...
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """about: of this replica, before a step that did not count."""
+        ...
+
+    def follow(self, about: Mapping[str, Any]) -> None:
+        """about: of a replica that takes part."""
+        ...
+
+    def disconnect(self) -> None:
+        """Ends all reducers and keeps the residuals."""
+        ...
+
+    def say(self, text: str) -> None: ...
+
+
+class _Gradients:
+    """The Member for a handle."""
+
+    def __init__(self, handle: Compressed, manager: Any) -> None:
+        self._handle, self._manager, self.n_steps = handle, manager, handle.n_steps
+        self.units, self.disconnect, self.say = handle.units, handle.disconnect, handle.say
+
+    def takes_part(self) -> bool:
+        return bool(self._manager.is_participating())
+
+    def about(self) -> dict[str, Any]:
+        handle = self._handle
+        return {"step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state(with_windows=False)
+
+    def restore(self, about: Mapping[str, Any]) -> None:
+        """Unfinished windows are dropped."""
+        handle = self._handle
+        if about["loss_scale"] != handle.current_loss_scale:
+            handle.loss_scale(about["loss_scale"])
+        self.n_steps = handle.n_steps = about["step"]
+        handle.moments.load(about, False)
+
+    follow = restore
 
 
 class _Attempt:
     """A step that torchft has not decided yet, and the state before it."""
 
-    def __init__(self, handle: Compressed, name: str, step: int) -> None:
+    def __init__(self, member: Member, name: str, step: int) -> None:
         self.name, self.step = name, step  # of the connection; of torchft
         self.has_failed = False
         self._through: set[str] = set()  # names of parameters whose exchange is over
-        self._residuals = {name: unit.residuals_on_the_wire() for name, unit in handle.units.items()}
-        self._about = _about(handle)
+        self.residuals = {name: unit.residuals_on_the_wire() for name, unit in member.units.items()}
+        self._about = member.about()
 
     def goes_on(self, names: Iterable[str]) -> None:
         self._through.update(names)
 
-    def undo(self, handle: Compressed) -> None:
-        _take(handle, self._about)
-        for name, unit in handle.units.items():
-            unit.set_residuals_on_the_wire(self._residuals[name])
+    def undo(self, member: Member) -> None:
+        member.restore(self._about)
+        for name, unit in member.units.items():
+            unit.set_residuals_on_the_wire(self.residuals[name])
 
-    def keep(self, handle: Compressed) -> int:
+    def keep(self, member: Member) -> int:
         """The step counted on other replicas. Returns the number of parameters whose residual is lost, because their exchange failed here
         at its end."""
         n_lost = 0
-        for unit in handle.units.values():
+        for unit in member.units.values():
             lost = unit.names_of_residuals() - self._through
             if lost:
                 unit.set_residuals_on_the_wire({name: values for name, values in unit.residuals_on_the_wire().items() if name not in lost})
@@ -157,17 +212,22 @@ class Quorum:
 
     # ---- a step ----
 
-    def begin(self, handle: Compressed) -> None:
-        """Called before the first bucket of a pass, in the exchanging thread. Collective if the quorum has changed."""
+    def connect(self, member: Member) -> Comm:
+        """Called in each quorum before the first exchange, in the exchanging thread. Collective if the quorum has changed."""
         self._manager.wait_quorum()
         self._check()
-        step, group = self._manager.current_step(), self._torchs()
+        group = self._torchs()
         if self._comm is None or group is not self._group:
-            self._renew(handle, group)
+            self._renew(member, group)
         elif self._attempt is not None and self._attempt.has_failed:
-            self._decide(handle, self._counted)
+            self._decide(member, self._counted)
+        return self.connection()
+
+    def begin(self, member: Member) -> None:
+        """After connect(), before the residual changes."""
+        step = self._manager.current_step()
         if self.attempt() != (self._name, step):
-            self._attempt = _Attempt(handle, self._name, step)
+            self._attempt = _Attempt(member, self._name, step)
 
     def _check(self) -> None:
         if (said := self._manager.errored()) is not None:
@@ -195,15 +255,15 @@ class Quorum:
         else:
             self._attempt.has_failed = True
 
-    def _decide(self, handle: Compressed, counted: Mapping[str, int]) -> None:
+    def _decide(self, member: Member, counted: Mapping[str, int]) -> None:
         """Decides on the open attempt. counted: of all replicas."""
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
         if counted.get(attempt.name, -1) >= attempt.step:
-            self.counts["lost"] += attempt.keep(handle)
+            self.counts["lost"] += attempt.keep(member)
         else:
-            attempt.undo(handle)
+            attempt.undo(member)
             self.counts["undone"] += 1
 
     def give_up(self, failure: Error) -> None:
@@ -219,33 +279,41 @@ class Quorum:
         if comm is not None:
             comm.close()
 
+    def residuals_before(self, unit: str) -> Mapping[str, torch.Tensor] | None:
+        """Of a unit before a step that did not count here; None if there is no such step."""
+        return self._attempt.residuals[unit] if self._attempt is not None and self._attempt.has_failed else None
+
+    def forget(self) -> None:
+        """Residuals are new, and none of them is undone."""
+        self._attempt = None
+
     # ---- a quorum ----
 
-    def _renew(self, handle: Compressed, group: Any) -> None:
-        handle.disconnect()
+    def _renew(self, member: Member, group: Any) -> None:
+        member.disconnect()
         self.close()
         comm = _Comm(group, self._timeout_s)
         try:
-            self._join(handle, comm)
+            self._join(member, comm)
         except BaseException:
             comm.close()
             raise
         self._comm, self._group = comm, group
 
-    def _join(self, handle: Compressed, comm: _Comm) -> None:
+    def _join(self, member: Member, comm: _Comm) -> None:
         everyone = comm.share({"id": self._id, "name": str(uuid.uuid4()), "fingerprint": self._fingerprint, "counted": self._counted,
-                               "takes part": self._manager.is_participating()})
+                               "takes part": member.takes_part()})
         source = next((rank for rank, theirs in enumerate(everyone) if theirs["takes part"]), 0)
         self._compare([theirs["fingerprint"] for theirs in everyone], source)
         counted: dict[str, int] = {}
         for theirs in everyone:
             for name, step in theirs["counted"].items():
                 counted[name] = max(step, counted.get(name, -1))
-        self._decide(handle, counted)
+        self._decide(member, counted)
         self._counted = dict(list(counted.items())[-MOST_REMEMBERED:])
-        _take(handle, comm.share(_about(handle) if comm.rank == source else None)[source])
+        member.follow(comm.share(member.about() if comm.rank == source else None)[source])
         self._name = everyone[0]["name"]
-        self._tell(handle, [theirs["id"] for theirs in everyone])
+        self._tell(member, [theirs["id"] for theirs in everyone])
 
     def _compare(self, fingerprints: Sequence[Mapping[str, str]], source: int) -> None:
         """Raises Error on a replica that differs from the participating ones; these continue without it."""
@@ -255,7 +323,7 @@ class Quorum:
                     status = "mismatch" if self._fingerprint != fingerprints[source] else "transport"
                     raise Error(status, f"replicas do not agree: {what} is {value} on replica {source} and {theirs.get(what)} on replica {rank}")
 
-    def _tell(self, handle: Compressed, members: list[str]) -> None:
+    def _tell(self, member: Member, members: list[str]) -> None:
         gone, joined = set(self._members) - set(members), set(members) - set(self._members) if self._members else set[str]()
         self.counts["changes"] += bool(self._members)
         self.counts["replicas"], self._members = len(members), members
@@ -264,7 +332,7 @@ class Quorum:
         words = [f"{len(gone)} gone, and with {'it its residual' if len(gone) == 1 else 'them their residuals'}"] if gone else []
         words += [f"{len(joined)} joined"] if joined else []
         if words:
-            handle.say(f"tagc: {len(members)} replicas from exchange {handle.n_steps + 1} on: {', '.join(words)}")
+            member.say(f"tagc: {len(members)} replicas from exchange {member.n_steps + 1} on: {', '.join(words)}")
 
 
 class Wrapper(ddp.Wrapper):
@@ -319,8 +387,9 @@ class Wrapper(ddp.Wrapper):
 
     def begin(self, handle: Compressed) -> None:
         state = self.hooked()
-        before = self.quorum.size()
-        self.quorum.begin(handle)
+        before, member = self.quorum.size(), _Gradients(handle, self._manager)
+        self.quorum.connect(member)
+        self.quorum.begin(member)
         if state is not None and self.quorum.size() != before:
             state.forget_layouts()
 

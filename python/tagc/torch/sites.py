@@ -1,4 +1,5 @@
 """What one site of local steps is: a plain model in one process, a DDP model, or a model that FSDP2 shards inside the site.
+Under torchft a site is a replica, and torchft knows the others.
 
 A rank exchanges with the ranks that have the same place in the other sites. Under FSDP2 it has its shards for that. Under DDP all ranks of
 a site have the same parameters, so that each takes a slice of them, and gathers the others' slices within the site afterwards."""
@@ -52,13 +53,23 @@ def group_of(model: torch.nn.Module, between: Any) -> Any:
 
 
 class Site:
-    """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks. Local; Error where the
-    model is none of the three."""
+    """This rank's place among all. between: the ranks with the same place in their sites, None: all ranks. is_managed: torchft knows the other
+    sites. Local; Error where the model is none of the three."""
 
-    def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], between: dist.ProcessGroup | None) -> None:
+    def __init__(self, model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer], between: dist.ProcessGroup | None,
+                 is_managed: bool = False) -> None:
         self.model, self.optimizers = model, list(optimizers)
         self.kind = _kind(model)
         self.inner = self._inner_groups()  # over each of which the ranks of this site agree, one after the other
+        self.n_sites, self.site = 1, 0
+        self.n_slices, self.slice = 1, 0
+        if not is_managed:
+            self._join(between)
+        elif self.kind == "ddp":
+            raise Error("unsupported", "model is DistributedDataParallel: under torchft, LocalSteps takes a plain model or a fully_shard()-ed one")
+        self.trained = self._find_trained()
+
+    def _join(self, between: dist.ProcessGroup | None) -> None:
         if between is None and any(group.size() > 1 for group in self.inner):
             raise Error("argument", f"this model is {self.kind} over {self.n_inner} ranks, and between is None: it must be the group of "
                         "the ranks that have the same place in their sites, as mesh['site'].get_group() is")
@@ -67,8 +78,13 @@ class Site:
         self.between = world if between is None else between
         self.n_sites, self.site = self.between.size(), dist.get_rank(self.between)
         self._check_apart()
-        self.n_slices, self.slice = (self.inner[0].size(), dist.get_rank(self.inner[0])) if self.kind == "ddp" else (1, 0)
-        self.trained = self._find_trained()
+        if self.kind == "ddp":
+            self.n_slices, self.slice = self.inner[0].size(), dist.get_rank(self.inner[0])
+
+    @property
+    def rank(self) -> int:
+        """Of torch.distributed: under torchft, within this site; 0 where there is none."""
+        return dist.get_rank() if dist.is_initialized() else 0
 
     @property
     def n_inner(self) -> int:

@@ -119,9 +119,9 @@ class RoundRecorder:
     """Statistics of local steps; LocalSteps.stats() describes the keys."""
 
     def __init__(self, n_sites: int) -> None:
-        self._n_sites, self._share = n_sites, (n_sites - 1) / n_sites
+        self.n_sites = n_sites
         self.n_elems = self.n_steps = 0  # of the model, on this rank; since the handle was made
-        self._n_bytes = 0
+        self._n_bits = 0.0  # before the factor (W-1)/W
         self._last: dict[str, Any] = {}
 
     def last(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class RoundRecorder:
 
     def add(self, stats: Iterable[tuple[fragments.Part, lib.ReducerStats]], n_bytes_control: int, counts: Mapping[str, float]) -> dict[str, Any]:
         """stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by its agreement. counts: further numbers."""
-        now: dict[str, Any] = dict(counts) | {"world_size": self._n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
+        now: dict[str, Any] = dict(counts) | {"world_size": self.n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
                                               "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
         now["bytes_by_leg"]["control"] = n_bytes_control
         kept = 0
@@ -145,10 +145,11 @@ class RoundRecorder:
                 now["n_compressed"] += part.n_real
         now["sparsity"] = 1 - kept / now["n_compressed"] if now["n_compressed"] else 0.0
         now["bytes_sent"] = sum(now["bytes_by_leg"].values())
-        self._n_bytes += now["bytes_sent"]
-        now["bits_per_param"] = 8 * now["bytes_sent"] / now["n_elems"] / self._share if now["n_elems"] and self._share else 0.0
+        n_bits = 8 * now["bytes_sent"] * self.n_sites / (self.n_sites - 1) if self.n_sites > 1 else 0.0
+        self._n_bits += n_bits
+        now["bits_per_param"] = n_bits / now["n_elems"] if now["n_elems"] else 0.0
         n = self.n_elems * self.n_steps
-        now["bits_per_param_and_step"] = 8 * self._n_bytes / n / self._share if n and self._share else 0.0
+        now["bits_per_param_and_step"] = self._n_bits / n if n else 0.0
         self._last = now
         return self.last()
 
