@@ -142,10 +142,9 @@ tagc_status tagc_local_connect(tagc_fsdp *f) {
     arena = (tagc_arena){.base = l->memory};
     place(l, &arena);
     for (int i = 0; i < l->n_parts; i++) {
-        uint64_t n_residual = 0;
         TAGC_TRY(tagc_reducer_create(l->between, &l->parts[i].options, &l->parts[i].reducer));
-        tagc_reducer_residual(l->parts[i].reducer, &n_residual);
-        f->memory.residuals += n_residual * sizeof(float);
+        tagc_reducer_residual(l->parts[i].reducer, &l->parts[i].n_residual);
+        f->memory.residuals += l->parts[i].n_residual * sizeof(float);
     }
     return TAGC_OK;
 }

@@ -9,11 +9,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-static const float *residual_of(const tagc_local_part *part, uint64_t *n) {
-    *n = 0;
-    return tagc_reducer_residual(part->reducer, n);
-}
-
 /* Of a manifest without fragments, nothing was under way. */
 static uint64_t n_away(const tagc_manifest_local *state, int fragment) {
     return fragment < state->n_fragments ? state->fragments[fragment].n_away : 0;
@@ -21,11 +16,7 @@ static uint64_t n_away(const tagc_manifest_local *state, int fragment) {
 
 uint64_t tagc_local_n_saved(const tagc_local_steps *l, const tagc_manifest_local *state) {
     uint64_t n = (l->velocity != NULL ? 2 : 1) * l->n_elems;
-    for (int i = 0; i < l->n_parts; i++) {
-        uint64_t n_residual;
-        residual_of(&l->parts[i], &n_residual);
-        n += n_residual;
-    }
+    for (int i = 0; i < l->n_parts; i++) n += l->parts[i].n_residual;
     for (int i = 0; i < l->n_fragments; i++) n += n_away(state, i) > 0 ? l->fragments[i].n_elems : 0;
     return n;
 }
@@ -34,9 +25,7 @@ uint64_t tagc_local_n_saved(const tagc_local_steps *l, const tagc_manifest_local
 static uint64_t layout_of(const tagc_local_steps *l) {
     uint64_t hash = l->velocity != NULL;
     for (int i = 0; i < l->n_parts; i++) {
-        uint64_t n_residual;
-        residual_of(&l->parts[i], &n_residual);
-        uint64_t numbers[] = {(uint64_t)l->parts[i].class_, n_residual > 0};
+        uint64_t numbers[] = {(uint64_t)l->parts[i].class_, l->parts[i].n_residual > 0};
         hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
         hash = XXH3_64bits_withSeed(l->members + l->parts[i].first_member,
                                     (size_t)l->parts[i].n_members * sizeof *l->members, hash);
@@ -71,10 +60,12 @@ tagc_status tagc_local_write(const tagc_local_steps *l,
     for (int i = 0; i < l->n_fragments; i++) {
         const tagc_local_fragment *g = &l->fragments[i];
         for (int k = g->first_part; k < g->first_part + g->n_parts; k++) {
+            const tagc_local_part *part = &l->parts[k];
             uint64_t n;
-            const float *residual = residual_of(&l->parts[k], &n);
-            if (g->is_launched) residual = l->before + l->parts[k].at;
-            if (n > 0) TAGC_TRY(write(context, residual, n));
+            if (part->n_residual == 0) continue;
+            const float *residual =
+                g->is_launched ? l->before + part->at : tagc_reducer_residual(part->reducer, &n);
+            TAGC_TRY(write(context, residual, part->n_residual));
         }
     }
     for (int i = 0; i < l->n_fragments; i++)
@@ -128,8 +119,7 @@ tagc_status tagc_local_load(tagc_fsdp *f, const tagc_manifest_local *saved, cons
         values += l->n_elems;
     }
     for (int i = 0; i < l->n_parts; i++) {
-        uint64_t n;
-        residual_of(&l->parts[i], &n);
+        uint64_t n = l->parts[i].n_residual;
         if (n > 0) TAGC_TRY(tagc_reducer_set_residual(l->parts[i].reducer, values, n));
         values += n;
     }

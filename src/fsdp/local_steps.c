@@ -58,10 +58,9 @@ static void note_failure(tagc_local_fragment *g, tagc_status status) {
 /* Puts the fragment back to where its round began. */
 static void drop(tagc_local_steps *l, tagc_local_fragment *g) {
     for (int i = g->first_part; i < g->first_part + g->n_parts; i++) {
-        uint64_t n_residual = 0;
-        tagc_reducer_residual(l->parts[i].reducer, &n_residual);
-        if (l->before != NULL && g->is_launched && n_residual > 0)
-            (void)tagc_reducer_set_residual(l->parts[i].reducer, l->before + l->parts[i].at, n_residual);
+        const tagc_local_part *part = &l->parts[i];
+        if (l->before != NULL && g->is_launched && part->n_residual > 0)
+            (void)tagc_reducer_set_residual(part->reducer, l->before + part->at, part->n_residual);
     }
     g->n_steps += g->n_away;
     g->n_away = 0;

@@ -26,6 +26,7 @@ typedef struct tagc_local_part {
     int first_member, n_members; /* in tagc_local_steps.members */
     uint64_t at;                 /* in the arrays */
     uint64_t n_elems, n_padded;  /* that this rank exchanges */
+    uint64_t n_residual;         /* n_padded, or 0 if the exchange keeps none */
     tagc_reducer_options options;
     tagc_reducer *reducer;
 } tagc_local_part;

@@ -32,11 +32,11 @@ static void check_resumed(const char *dir, int sharding, int n_local, int world_
 
 /* After a round, in the middle of one, and with fragments under way. */
 static void a_resumed_run_goes_on_bit_for_bit(void **state) {
-    static const int shapes[][3] = {{EVERY, 1, 0}, {4, 2, 0}, {4, 2, 2}, {5, 3, 4}};
+    static const int shapes[][3] = {{EVERY, 1, 0}, {4, 2, 2}, {5, 3, 4}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         for (int save_at = EVERY; save_at < EVERY + shapes[i][0]; save_at++) {
             check_resumed(*state, TAGC_SHARD_NONE, 1, 2, save_at, shapes[i]);
-            if (save_at % 2 == 0) check_resumed(*state, TAGC_SHARD_HYBRID, 2, 4, save_at, shapes[i]);
+            if (save_at == EVERY + 1) check_resumed(*state, TAGC_SHARD_HYBRID, 2, 4, save_at, shapes[i]);
         }
 }
 
