@@ -95,6 +95,28 @@ static tagc_status make_residual(tagc_reducer *r) {
     return status;
 }
 
+tagc_status tagc_reducer_share(tagc_reducer *r, int world_size) {
+    size_t n = (size_t)world_size;
+    void *memory;
+    r->world_size = world_size;
+    r->shard = (size_t)(r->options.n_elems / n);
+    if (!r->options.owner_elems) return TAGC_OK;
+    const uint64_t *owner_elems = r->options.owner_elems;
+    r->options.owner_elems = NULL;
+    TAGC_TRY(tagc_memory_create((2 * n + 1) * sizeof *r->begins, "the ranges of owners", &memory));
+    r->begins = memory;
+    memcpy(r->begins + n + 1, owner_elems, n * sizeof *owner_elems);
+    r->options.owner_elems = r->begins + n + 1;
+    r->begins[0] = 0;
+    for (size_t q = 0; q < n; q++) r->begins[q + 1] = r->begins[q] + owner_elems[q];
+    return TAGC_OK;
+}
+
+static tagc_status check_equal_owners(const tagc_reducer *r, const char *what) {
+    return r->begins ? tagc_fail(TAGC_ERR_UNSUPPORTED, "owner_elems is set, must be NULL with %s", what)
+                     : TAGC_OK;
+}
+
 /* The limits of reducers with kernels. */
 static tagc_status check_on(const tagc_reducer *r) {
     if (!r->exchange->make_on)
@@ -104,7 +126,7 @@ static tagc_status check_on(const tagc_reducer *r) {
     if (r->options.ranks_per_host != 1)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with kernels",
                          r->options.ranks_per_host);
-    return TAGC_OK;
+    return check_equal_owners(r, "kernels");
 }
 
 static tagc_status check_by_slots(const tagc_reducer *r) {
@@ -118,7 +140,7 @@ static tagc_status check_by_slots(const tagc_reducer *r) {
     if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
                          r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
-    return TAGC_OK;
+    return check_equal_owners(r, "slots");
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
@@ -139,8 +161,7 @@ static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
     r->paper = paper;
     r->exchange = tagc_exchange_of(checked.exchange);
     r->rank = tagc_comm_rank(comm);
-    r->world_size = tagc_comm_world_size(comm);
-    r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
+    TAGC_TRY(tagc_reducer_share(r, tagc_comm_world_size(comm)));
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (kernels) TAGC_TRY(check_on(r));
     if (by_slots) TAGC_TRY(check_by_slots(r));
@@ -185,6 +206,7 @@ void tagc_reducer_destroy(tagc_reducer *r) {
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
+    tagc_memory_destroy(r->begins);
     tagc_memory_destroy(r);
 }
 

@@ -47,13 +47,16 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     int n_threads = r->options.n_threads, is_all = r->options.output != TAGC_OUTPUT_SHARD;
     int n_handed = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1 ? 2 * d->n_hosts : 0;
-    size_t scratch = d->fragment_code->scratch_bytes(&d->fragment, n_threads);
-    d->capacity = d->fragment_code->max_bytes(&d->fragment) + MARGIN;
-    if (is_all) {
-        scratch = larger(scratch, d->sums_code->scratch_bytes(&d->sums, n_threads));
-        d->capacity = larger(d->capacity, d->sums_code->max_bytes(&d->sums) + MARGIN);
-    }
-    d->is_small = fits(r) && has_lanes(r);
+    size_t scratch = 0;
+    d->capacity = 0;
+    for (size_t q = 0; q < (r->begins ? (size_t)r->world_size : 1); q++)
+        for (int is_sums = 0; is_sums <= is_all; is_sums++) {
+            tagc_code_options o = tagc_direct_make_options(r, q, is_sums);
+            const tagc_code *code = tagc_code_of(&o);
+            scratch = larger(scratch, code->scratch_bytes(&o, n_threads));
+            d->capacity = larger(d->capacity, code->max_bytes(&o) + MARGIN);
+        }
+    d->is_small = fits(r) && has_lanes(r) && !r->begins;
     tagc_direct_guess_eager(r);
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
     d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
@@ -103,7 +106,7 @@ static tagc_message *body_of(const tagc_direct *d, int b) {
     return &d->body_out[b % d->n_slots];
 }
 
-void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
+void tagc_fragment_finish(tagc_reducer *r, char *row, size_t n, const tagc_encoded *encoded, size_t eager,
                           tagc_fragment *out) {
     char *body = row + TAGC_WIRE_HEADER_BYTES;
     int is_void = r->now.stats.nonfinite || r->now.failure != TAGC_OK;
@@ -118,8 +121,8 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
                                .flags = (r->now.stats.nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0) |
                                         (r->now.failure != TAGC_OK ? TAGC_WIRE_FLAG_FAILED : 0),
                                .rank = (uint32_t)r->rank,
-                               .k = (uint32_t)r->k,
-                               .n_elems = r->shard,
+                               .k = (uint32_t)tagc_select_count(n, r->options.sparsity),
+                               .n_elems = n,
                                .n_items = (uint32_t)out->n_items,
                                .body_sum = out->sum,
                                .index_bytes = (uint32_t)out->index_bytes,
@@ -133,24 +136,27 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encode
 static void encode(tagc_reducer *r, int s) {
     tagc_direct *d = tagc_direct_of(r);
     int host = tagc_host_to(d, s);
-    size_t slot = slot_of(d, s), row = (size_t)host * r->shard;
+    size_t slot = slot_of(d, s), row = tagc_owner_begin(r, (size_t)host);
+    const tagc_code_options *o = tagc_direct_options(r, (size_t)host, 0);
     char *to = d->send + slot * d->stride;
-    const float *gradient =
-        d->per_host > 1 ? d->host_sum : r->now.gradient + tagc_direct_row(r, host, d->local) * r->shard;
+    const float *gradient = d->per_host > 1
+                                ? d->host_sum
+                                : r->now.gradient + tagc_owner_begin(r, tagc_direct_row(r, host, d->local));
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
         if (d->on)
             tagc_on_encode(r, s, &encoded);
         else
-            d->fragment_code->encode(&d->fragment, gradient, r->residual ? r->residual + row : NULL,
-                                     r->residual ? r->now.residual + row : NULL,
-                                     (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
+            tagc_direct_code(r, o)->encode(o, gradient, r->residual ? r->residual + row : NULL,
+                                           r->residual ? r->now.residual + row : NULL,
+                                           (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool,
+                                           &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
         if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
     }
-    start_s = tagc_phase_end(r, d->fragment.sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, to, &encoded, d->eager[0], &d->sent[slot]);
+    start_s = tagc_phase_end(r, o->sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
+    tagc_fragment_finish(r, to, o->n, &encoded, d->eager[0], &d->sent[slot]);
     if (s < d->n_hosts - 1) tagc_direct_note_length(r, 0, d->sent[slot].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -179,8 +185,8 @@ static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *h
     tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
                                  .coding = r->options.format,
                                  .rank = (uint32_t)from,
-                                 .k = (uint32_t)r->k,
-                                 .n_elems = r->shard,
+                                 .k = (uint32_t)tagc_select_count(options->n, r->options.sparsity),
+                                 .n_elems = options->n,
                                  .step = r->now.number};
     TAGC_TRY(tagc_wire_expect(header, &expected));
     if (!options->sparse && header->index_bytes)
@@ -195,8 +201,8 @@ static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *h
 }
 
 /* The longest body that any sparsity makes. */
-static size_t longest_body(const tagc_reducer *r) {
-    tagc_code_options o = tagc_direct_of(r)->fragment;
+static size_t longest_body(const tagc_code_options *options) {
+    tagc_code_options o = *options;
     o.k = o.n;
     o.sparse = 1;
     size_t n_bytes = tagc_code_of(&o)->max_bytes(&o);
@@ -204,15 +210,14 @@ static size_t longest_body(const tagc_reducer *r) {
     return larger(n_bytes, tagc_code_of(&o)->max_bytes(&o));
 }
 
-tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code *code,
-                                    const tagc_code_options *options) {
+tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_wire_header header;
     tagc_status status = tagc_wire_read(d->recv + row * d->stride, TAGC_WIRE_HEADER_BYTES, &header);
     if (status == TAGC_OK && header.kind != TAGC_WIRE_FRAGMENT)
         status =
             tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, expected %d", header.kind, TAGC_WIRE_FRAGMENT);
-    size_t most = larger(longest_body(r), d->capacity);
+    size_t most = larger(longest_body(options), d->capacity);
     if (status == TAGC_OK && header.body_bytes > most)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, most);
@@ -223,9 +228,10 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         return status;
     }
     status = check_header(r, &header, from, options);
-    if (status == TAGC_OK && header.body_bytes > code->max_bytes(options))
+    size_t longest = tagc_direct_code(r, options)->max_bytes(options);
+    if (status == TAGC_OK && header.body_bytes > longest)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
-                           (unsigned long long)header.body_bytes, code->max_bytes(options));
+                           (unsigned long long)header.body_bytes, longest);
     if (status != TAGC_OK)
         tagc_note_failure(r, tagc_fail_in(status, "header of the fragment from rank %d", from));
     r->now.stats.nonfinite |= header.flags & TAGC_WIRE_FLAG_NONFINITE;
@@ -291,8 +297,7 @@ static tagc_status post_bodies(tagc_reducer *r, int b) {
     for (int s = b * d->batch; s < tagc_direct_batch_end(d, b); s++) {
         int from = tagc_host_from(d, s);
         d->rows[n++] = (size_t)from;
-        TAGC_TRY(tagc_fragment_announced(r, (size_t)from, tagc_rank_of(d, from, d->local), d->fragment_code,
-                                         &d->fragment));
+        TAGC_TRY(tagc_fragment_announced(r, (size_t)from, tagc_rank_of(d, from, d->local), &d->fragment));
     }
     tagc_rests rests;
     uint64_t index_sent = 0, front_sent = 0, front_received = 0; /* positions */
@@ -324,15 +329,14 @@ tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row) {
                        d->received[row].n_bytes};
 }
 
-int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code *code,
-                           const tagc_code_options *options) {
+int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
     const tagc_fragment *f = &tagc_direct_of(r)->received[row];
     if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return 0;
     tagc_body body = tagc_fragment_body(r, row);
     tagc_status status = TAGC_OK;
     if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)
         status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
-    if (status == TAGC_OK) status = code->validate(options, body.bytes, body.n_bytes);
+    if (status == TAGC_OK) status = tagc_direct_code(r, options)->validate(options, body.bytes, body.n_bytes);
     if (status != TAGC_OK) tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", from));
     return status == TAGC_OK;
 }
@@ -354,9 +358,7 @@ static int take_body(tagc_reducer *r, int host, int n) {
         d->bodies[n] = (tagc_body){(const uint8_t *)row + TAGC_WIRE_HEADER_BYTES, own->n_bytes};
         return own->is_void ? n : n + 1;
     }
-    if (!tagc_fragment_is_sound(r, (size_t)host, tagc_rank_of(d, host, d->local), d->fragment_code,
-                                &d->fragment))
-        return n;
+    if (!tagc_fragment_is_sound(r, (size_t)host, tagc_rank_of(d, host, d->local), &d->fragment)) return n;
     d->bodies[n] = tagc_fragment_body(r, (size_t)host);
     return n + 1;
 }

@@ -23,13 +23,15 @@ static double eager_of(const tagc_reducer *r, int i, int is_known, tagc_body_byt
 static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, tagc_volume *v) {
     const tagc_direct *d = tagc_direct_of(r);
     int is_known = data && data->bodies;
-    tagc_body_bytes expected = tagc_expected_body(&d->fragment, data && !is_known ? data->kept_density : 1);
-    double eager = eager_of(r, 0, is_known, expected), n_partners = d->n_hosts - 1;
+    double density = data && !is_known ? data->kept_density : 1, n_partners = d->n_hosts - 1;
+    double eager = eager_of(r, 0, is_known, tagc_expected_body(&d->fragment, density));
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
     v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager; /* but for positions there */
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
-        tagc_body_bytes body = is_known ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)]) : expected;
+        tagc_code_options o = tagc_direct_make_options(r, (size_t)host, 0);
+        tagc_body_bytes body = is_known ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)])
+                                        : tagc_expected_body(&o, density);
         v->n_bytes[TAGC_LEG_INDEX] += body.index;
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
