@@ -3,6 +3,7 @@ top-k by sorting."""
 
 import copy
 import io
+import itertools
 import pathlib
 import sys
 import time
@@ -47,24 +48,26 @@ class Mean:
 
 
 class TopK:
-    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind comes with the next."""
+    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind comes with the next. cuts(n) -> sizes of
+    the rows of n elements, else all the same."""
 
-    def __init__(self, sparsity, decay=1.0):
-        self.sparsity, self.decay, self.residuals = sparsity, decay, {}
+    def __init__(self, sparsity, decay=1.0, cuts=None):
+        self.sparsity, self.decay, self.residuals, self.cuts = sparsity, decay, {}, cuts
 
     def __call__(self, name, deltas):
         n_sites, n = len(deltas), deltas[0].numel()
         row = -(-n // (16 * n_sites)) * 16
-        k = int(row * (1 - self.sparsity))
+        rows = self.cuts(row * n_sites) if self.cuts else [row] * n_sites
         arrived = torch.zeros(row * n_sites)
         for site, delta in enumerate(deltas):
             total = torch.zeros(row * n_sites)
             total[:n] = delta.flatten() + self.residuals.get((name, site), 0)
-            kept = torch.zeros(n_sites, row)
-            where = total.view(n_sites, row).abs().sort(dim=1, descending=True, stable=True).indices[:, :k]
-            kept.scatter_(1, where, total.view(n_sites, row).gather(1, where))
-            self.residuals[name, site] = (total - kept.flatten())[:n] * self.decay
-            arrived += kept.flatten()
+            kept = torch.zeros_like(total)
+            for begin, length in zip(itertools.accumulate([0, *rows]), rows):
+                where = begin + total[begin:begin + length].abs().sort(descending=True, stable=True).indices[:int(length * (1 - self.sparsity))]
+                kept[where] = total[where]
+            self.residuals[name, site] = (total - kept)[:n] * self.decay
+            arrived += kept
         return (arrived / n_sites)[:n].view(deltas[0].shape)
 
 
@@ -152,6 +155,64 @@ def check_top_k(rank, world_size):
             for name, values in residuals.items():
                 torch.testing.assert_close(values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6)
             assert 0.7 < handle.stats()["sparsity"] < 0.76
+
+
+def by_hand(n, weights):
+    """Blocks of 16: one for each site, and of the others as many as its weight says."""
+    more, total, ends = n // 16 - len(weights), sum(weights), [0]
+    for i in range(len(weights)):
+        ends.append(i + 1 + round(more * sum(weights[:i + 1]) / total))
+    return [16 * (b - a) for a, b in zip(ends, ends[1:])]
+
+
+def check_shares(rank, world_size):
+    """Sites that own different shares: top-k of other rows, else the same; and a state that goes on under other shares."""
+    import tagc.torch as tagc
+
+    weights = [0, 1, 3, 1][:world_size]
+    options = {"every": 2, "sparsity": 0.75, "values": "fp32", "layers": "all", "verbose": False}
+    model = seeded(Odd)
+    optimizer = adamw(model.parameters())
+    with tagc.LocalSteps(model, optimizer, shares=weights, **options) as handle:
+        exchange = TopK(0.75, cuts=lambda n: by_hand(n, weights))
+        train(model, optimizer, 8, rank)
+        check_close(model, simulate(Odd, world_size, 8, {"every": 2, 0: 0}, names_of(handle), exchange=exchange)[rank], "shares")
+        check_alike(flat(model), "shares")
+        saved = handle.state_dict()[f"rank{rank}"]
+        assert any(values.any() for values in saved["residual"].values())
+        for name, values in saved["residual"].items():
+            torch.testing.assert_close(values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6)
+    # With other shares the residuals stay where they are: each belongs to this site's values, whoever owns them.
+    for shares in weights[::-1], None:
+        optimizer = adamw(model.parameters())
+        with tagc.LocalSteps(model, optimizer, shares=shares, **options) as handle:
+            handle.load_state_dict({f"rank{rank}": saved})
+            again = handle.state_dict()[f"rank{rank}"]["residual"]
+            assert all(torch.equal(values, again[name]) for name, values in saved["residual"].items())
+
+
+def check_bytes_of_shares(rank, world_size):
+    """What docs/sites.md says that a site sends and receives, besides headers, of which each exchange has at most 4 and an agreement."""
+    import tagc.torch as tagc
+
+    weights = [0, 1, 3, 1][:world_size]
+    for values, bits, layers in ("int4", 4.5, "all"), ("fp32", 32, "none"), ("bf16", 16, "all"):
+        model = nn.Linear(256, 256, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with tagc.LocalSteps(model, optimizer, every=1, sparsity=0, values=values, layers=layers, shares=weights, verbose=False) as handle:
+            for _ in range(2):
+                model.weight.grad = torch.randn(256, 256)
+                optimizer.step()
+            stats = handle.stats()
+        n, others = 256 * 256, world_size - 1
+        own = by_hand(n, weights)[rank]
+        sent, received = (n - own + others * own) * bits / 8, (others * own + n - own) * bits / 8
+        legs = stats["bytes_by_leg"]
+        assert legs["values"] + legs["result"] == pytest.approx(sent, abs=16 * world_size)
+        assert stats["bytes_received"] - legs["control"] == pytest.approx(received, abs=16 * world_size)
+        if weights[rank] == 0:
+            assert sent < 1.01 * n * bits / 8  # its own values, once; no sums but of 16
 
 
 def check_fragments_and_delay(rank, world_size):
@@ -371,6 +432,12 @@ def check_options(rank, world_size):
         ({"fragments": 27}, "fragments is 27, and the model has 2. parameters"),
         ({"outer_momentum": 1.0}, "outer_momentum 1.0"),
         ({"residual_decay": 2}, "residual_decay is 2, must be a number from 0 to 1"),
+        ({"shares": [0.5, "a"]}, r"shares\[1\] is 'a', must be a number from 0"),
+        ({"shares": [1, -1]}, r"shares\[1\] is -1, must be a number from 0"),
+        ({"shares": [0, 0]}, r"shares is \[0, 0\], must have a number above 0"),
+        ({"shares": 0.5}, "shares has 1 numbers, must have one for each of 2 sites"),
+        ({"shares": [1, 1, 1]}, "shares has 3 numbers, must have one for each of 2 sites"),
+        ({"shares": [1, 1 + rank]}, r"shares is \[1, 1\] on rank 0 and \[1, 2\] on rank 1"),
         ({"values": "int3"}, "values is 'int3', must be one of 'fp32'"),
         ({"between": 3}, "between is 3, must be a process group"),
         ({"between": "site"}, "between is 'site', and this model has no mesh"),
@@ -438,8 +505,8 @@ def check_statistics(rank, world_size):
         assert set(tagc.flat(said[-1])) >= {"tagc/bits_per_param", "tagc/bytes_by_leg/values"}
 
 
-TWO = [check_mean_and_nesterov, check_top_k, check_fragments_and_delay, check_conservation, check_bf16, check_odd_parameters, check_resume,
-       check_bad_states, check_not_finite, check_options, check_statistics]
+TWO = [check_mean_and_nesterov, check_top_k, check_shares, check_bytes_of_shares, check_fragments_and_delay, check_conservation, check_bf16,
+       check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics]
 
 
 def test_two_sites():
@@ -544,7 +611,7 @@ def check_fsdp2_sites(rank, world_size):
 
 @pytest.mark.slow
 def test_sites_of_several_ranks():
-    ranks.run_each([check_one_site, check_three_of_four, check_ddp_sites, check_fsdp2_sites], 4)
+    ranks.run_each([check_one_site, check_three_of_four, check_shares, check_bytes_of_shares, check_ddp_sites, check_fsdp2_sites], 4)
 
 
 # ---- a site is lost in the middle of an exchange ----

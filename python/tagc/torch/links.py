@@ -2,7 +2,7 @@
 measured here. docs/sites.md has the formulas, which `tagc plan` shares.
 
     out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them
-    shares       the shards' sizes, as shares of all parameters; they add up to 1. Engines have equal ones"""
+    shares       the shards' sizes, as shares of all parameters; they add up to 1. LocalSteps takes them; compress() has equal ones"""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
     own messages.
 
     Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "shares", "text"}; of each row name, every, bits (per parameter and
-    step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange would take if shards were as "shares" says."""
+    step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange takes with LocalSteps(shares=...) as "shares" says."""
     for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
                                   ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
         number(name, real, low, high)
@@ -183,7 +183,7 @@ def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
         lines.append(f"{row['name']:44} {row['bits']:10.3g} {row['exchange_s']:11.3g} {row['step_s']:9.3g} {row['unequal_s']:10.3g}")
     lines.append(advice["reason"])
     if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
-        shares = ", ".join(f"{100 * share:.0f}" for share in chosen["shares"])
-        lines.append(f"an exchange would take {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s, if sites owned {shares} % of the "
-                     "parameters; tagc's shards are equal")
+        shares = ", ".join(f"{round(share, 3):g}" for share in chosen["shares"])
+        only = "" if chosen["every"] > 1 else "; compress() has equal shards alone"
+        lines.append(f"an exchange takes {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s with LocalSteps(shares=[{shares}]){only}")
     return "\n".join(lines)
