@@ -5,6 +5,7 @@ import copy
 import io
 import itertools
 import pathlib
+import random
 import sys
 import time
 import types
@@ -663,6 +664,24 @@ def test_a_lost_site(tmp_path, dies):
 
 
 # ---- pure ----
+
+def test_shares_divide_everything():
+    from tagc import Error
+    from tagc.torch import shares
+
+    chance = random.Random(3)
+    for _ in range(300):
+        weights = [chance.choice((0, 1, chance.random(), 1e6 * chance.random())) for _ in range(chance.randint(1, 9))]
+        weights[chance.randrange(len(weights))] += 1e-3
+        n = 16 * len(weights) * chance.randint(1, 10**6)
+        sizes = shares.divide(n, weights)
+        assert sum(sizes) == n and min(sizes) >= 16 and all(size % 16 == 0 for size in sizes)
+        room = n - 16 * len(weights)
+        assert all(abs(size - 16 - room * weight / sum(weights)) <= 16 for size, weight in zip(sizes, weights))
+        assert shares.divide(n, [0.1] * len(weights)) == [n // len(weights)] * len(weights)
+    with pytest.raises(Error, match="must be None under torchft"):
+        shares.check_sites([1, 1], 2, is_managed=True)
+
 
 def test_fragments_are_cut_evenly():
     from tagc.torch.fragments import cut
