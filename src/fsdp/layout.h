@@ -6,7 +6,7 @@
 #include "fsdp/fsdp.h"
 
 typedef struct tagc_layout_flat {
-    int unit, class_;             /* tagc_class */
+    int unit, class_;             /* tagc_class; of parts, the fragment instead of the unit */
     uint64_t n_elems, n_padded;   /* without and with padding */
     tagc_reducer_options reducer; /* as the engine would create it */
     int has_gatherer;             /* 0 where parameters are replicated */
@@ -30,7 +30,7 @@ typedef struct tagc_layout {
     tagc_layout_unit *units;
     tagc_layout_flat *flats;
     /* Of local steps; all else is then of one site, of world_size ranks. */
-    int n_sites, n_parts;
+    int n_sites, n_fragments, n_parts;
     tagc_layout_flat *parts;  /* (n_parts) what a round exchanges between sites; no gatherers */
     tagc_paper_options paper; /* of the reducers that use them */
     uint64_t n_params, n_compressed, n_mild;

@@ -58,12 +58,15 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
     }
     if (f->local == NULL) return TAGC_OK;
     out->n_sites = f->local->n_sites;
+    out->n_fragments = f->local->n_fragments;
     out->n_parts = f->local->n_parts;
     out->parts = calloc((size_t)out->n_parts, sizeof *out->parts);
     if (!out->parts) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d parts", out->n_parts);
-    for (int i = 0; i < out->n_parts; i++) {
+    for (int i = 0, fragment = 0; i < out->n_parts; i++) {
         const tagc_local_part *part = &f->local->parts[i];
-        out->parts[i] = (tagc_layout_flat){.unit = -1,
+        while (i >= f->local->fragments[fragment].first_part + f->local->fragments[fragment].n_parts)
+            fragment++;
+        out->parts[i] = (tagc_layout_flat){.unit = fragment,
                                            .class_ = part->class_,
                                            .n_elems = part->n_elems,
                                            .n_padded = part->n_padded,

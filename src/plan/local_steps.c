@@ -1,4 +1,5 @@
-/* Simulates a step within a site, and adds a round between sites, divided by the steps of a round. */
+/* Simulates a step within a site, and adds the rounds between sites, one for each fragment, divided by local_steps. A delay
+ * hides what a round exchanges behind so many steps. */
 #include "plan/local_steps.h"
 
 #include "core/status.h"
@@ -11,10 +12,9 @@
 typedef struct round_plan {
     tagc_layout *layout;
     tagc_reduction *reductions; /* (layout->n_parts) */
-    double agree_bytes;         /* of one rank; ranks agree before the exchange and after it */
+    double agree_bytes;         /* of one rank and agreement */
+    int n_agreements;           /* of a round: before the exchange, unless there is a delay, and after it */
 } round_plan;
-
-enum { N_AGREEMENTS = 2 };
 
 static tagc_fsdp_options engine_of(const tagc_setup *s) {
     tagc_fsdp_options engine = s->engine;
@@ -49,7 +49,8 @@ static void destroy_round(round_plan *round) {
 
 static tagc_status make_round(const tagc_setup *s, round_plan *round) {
     tagc_fsdp_options engine = engine_of(s);
-    *round = (round_plan){.agree_bytes = (double)tagc_agree_bytes(s->world_size)};
+    *round = (round_plan){.agree_bytes = (double)tagc_agree_bytes(s->world_size),
+                          .n_agreements = engine.local_delay > 0 ? 1 : 2};
     TAGC_TRY(tagc_model_layout(&s->model, &engine, s->world_size, &round->layout));
     const tagc_layout *layout = round->layout;
     round->reductions = calloc((size_t)layout->n_parts, sizeof *round->reductions);
@@ -95,7 +96,7 @@ tagc_status tagc_plan_count_local(const tagc_setup *s, tagc_plan_volume *volume,
         (void)tagc_reducer_memory(&r->options, r->n_ranks, 0, &exchange);
         if (memory) memory->buffers += exchange.buffers + exchange.spare;
     }
-    double n_bytes = share * N_AGREEMENTS * round.agree_bytes;
+    double n_bytes = share * layout->n_fragments * round.n_agreements * round.agree_bytes;
     double others = s->world_size > 1 ? (s->world_size - per_host) / (s->world_size - 1) : 0;
     volume->n_bytes[TAGC_LEG_CONTROL] += n_bytes;
     volume->n_host_bytes[TAGC_LEG_CONTROL] += n_bytes * per_host * others;
@@ -114,34 +115,68 @@ static void agree(tagc_clock *clock, double n_bytes) {
     tagc_clock_wait(clock, &word);
 }
 
-/* Begins all parts at once, as the engine does, and counts its memory traffic before and after. */
-static tagc_status run_round(const round_plan *round, const tagc_costs *costs, tagc_clock *clock,
-                             double *outer_s) {
+/* Of one round. */
+typedef struct round_times {
+    double total_s;    /* not hidden */
+    double exchange_s; /* from when it begins to when all is received */
+    double outer_s;
+} round_times;
+
+/* Begins all parts of a fragment at once, as the engine does, and counts its memory traffic before and after. */
+static tagc_status run_round(const round_plan *round, int fragment, const tagc_costs *costs,
+                             tagc_clock *clock, round_times *out) {
     const tagc_layout *layout = round->layout;
     tagc_sim_job *jobs = calloc((size_t)layout->n_parts, sizeof *jobs);
     tagc_status status = jobs ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory to simulate a round");
-    double n_elems = 0;
+    double n_elems = 0, first_s = clock->now_s;
     int n_jobs = 0;
-    for (; status == TAGC_OK && n_jobs < layout->n_parts; n_jobs += status == TAGC_OK) {
+    for (int i = 0; status == TAGC_OK && i < layout->n_parts; i++) {
         tagc_phase_work work;
-        status = tagc_reduction_work(&round->reductions[n_jobs], costs, &work);
-        if (status == TAGC_OK) status = tagc_job_create(&round->reductions[n_jobs], &work, &jobs[n_jobs]);
-        n_elems += (double)layout->parts[n_jobs].n_padded;
+        if (layout->parts[i].unit != fragment) continue;
+        status = tagc_reduction_work(&round->reductions[i], costs, &work);
+        if (status == TAGC_OK) status = tagc_job_create(&round->reductions[i], &work, &jobs[n_jobs]);
+        n_jobs += status == TAGC_OK;
+        n_elems += (double)layout->parts[i].n_padded;
     }
     if (status == TAGC_OK) {
         tagc_clock_work(clock,
                         16 * n_elems * costs->byte_s); /* reads anchor and master, writes delta, checks it */
-        agree(clock, round->agree_bytes);
+        if (round->n_agreements > 1) agree(clock, round->agree_bytes);
+        double begin_s = clock->now_s;
         for (int i = 0; i < n_jobs; i++) tagc_clock_submit(clock, &jobs[i]);
         for (int i = 0; i < n_jobs; i++) tagc_clock_join(clock, &jobs[i]);
+        out->exchange_s = clock->now_s - begin_s;
         agree(clock, round->agree_bytes);
         double start_s = clock->now_s;
         tagc_clock_work(clock, 20 * n_elems * costs->byte_s); /* mean, anchor, master */
-        *outer_s = clock->now_s - start_s;
+        out->outer_s = clock->now_s - start_s;
+        out->total_s = clock->now_s - first_s;
     }
     for (int i = 0; i < n_jobs; i++) tagc_job_destroy(&jobs[i]);
     free(jobs);
     return status;
+}
+
+/* Adds the rounds of all fragments, of which each step has its share. If they follow each other faster than the link
+ * carries them, the link decides. */
+static tagc_status run_rounds(const tagc_setup *s, const round_plan *round, const tagc_costs *costs,
+                              tagc_clock *clock, tagc_forecast *out) {
+    double site_s = out->iteration_s, share = 1.0 / s->engine.local_steps;
+    double all_s = 0, hidden_s = 0, outer_s = 0;
+    for (int i = 0; i < round->layout->n_fragments; i++) {
+        round_times times = {0};
+        TAGC_TRY(run_round(round, i, costs, clock, &times));
+        all_s += times.total_s;
+        hidden_s += fmin(times.exchange_s, s->engine.local_delay * site_s);
+        outer_s += times.outer_s;
+    }
+    hidden_s = fmin(hidden_s, s->engine.local_steps * site_s);
+    out->iteration_s += share * (all_s - hidden_s);
+    out->wait_reduce_s += share * (all_s - hidden_s - outer_s);
+    out->optimizer_s += share * outer_s;
+    out->comm_s += share * clock->comm_s;
+    out->codec_s += share * clock->codec_s;
+    return TAGC_OK;
 }
 
 tagc_status tagc_plan_simulate_local(const tagc_setup *s, const tagc_costs *costs, const tagc_plan_link *link,
@@ -154,20 +189,16 @@ tagc_status tagc_plan_simulate_local(const tagc_setup *s, const tagc_costs *cost
     TAGC_TRY(tagc_plan_simulate(&site, &of_site, link, out));
     tagc_sim_machine machine = tagc_sim_machine_of(s, costs, link);
     tagc_clock clock;
-    double outer_s = 0, share = 1.0 / s->engine.local_steps;
+    double share = 1.0 / s->engine.local_steps;
     TAGC_TRY(make_round(s, &round));
     tagc_clock_init(&clock, &machine);
     clock.worker_cores = s->engine.reducer.n_threads;
-    tagc_status status = run_round(&round, costs, &clock, &outer_s);
-    out->iteration_s += share * clock.now_s;
-    out->wait_reduce_s += share * (clock.now_s - outer_s);
-    out->optimizer_s += share * outer_s;
-    out->comm_s += share * clock.comm_s;
-    out->codec_s += share * clock.codec_s;
+    tagc_status status = run_rounds(s, &round, costs, &clock, out);
     for (int i = 0; status == TAGC_OK && i < round.layout->n_parts; i++)
         for (int leg = 0; leg < TAGC_N_LEGS; leg++)
             out->n_bytes[leg] += share * round.reductions[i].volume.n_bytes[leg];
-    out->n_bytes[TAGC_LEG_CONTROL] += share * N_AGREEMENTS * round.agree_bytes;
+    out->n_bytes[TAGC_LEG_CONTROL] +=
+        share * round.layout->n_fragments * round.n_agreements * round.agree_bytes;
     destroy_round(&round);
     return status;
 }

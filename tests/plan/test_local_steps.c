@@ -32,7 +32,8 @@ static void take_steps(tagc_comm *comm, void *arg) {
     free(tensors);
 }
 
-static void check(int world_size, int n_local, int format) {
+/* With dense exchanges and nothing that takes time but the link. */
+static run make_run(int world_size, int n_local, int format, int n_fragments, int delay) {
     run r = {.setup = {.world_size = world_size,
                        .n_hosts = world_size / n_local,
                        .n_batch = 1,
@@ -45,8 +46,15 @@ static void check(int world_size, int n_local, int format) {
     o->sharding = n_local > 1 ? TAGC_SHARD_HYBRID : TAGC_SHARD_NONE;
     o->ranks_per_host = n_local;
     o->local_steps = 3;
+    o->local_fragments = n_fragments;
+    o->local_delay = delay;
     o->reducer.exchange = TAGC_EXCHANGE_DENSE;
     o->reducer.format = o->dense_format = format;
+    return r;
+}
+
+static void check(int world_size, int n_local, int format, int n_fragments, int delay) {
+    run r = make_run(world_size, n_local, format, n_fragments, delay);
     pthread_mutex_init(&r.lock, NULL);
     toy_run(world_size, take_steps, &r);
     pthread_mutex_destroy(&r.lock);
@@ -73,12 +81,43 @@ static void check(int world_size, int n_local, int format) {
 
 static void plans_send_what_engines_send(void **state) {
     (void)state;
-    check(2, 1, TAGC_FORMAT_FP32);
-    check(3, 1, TAGC_FORMAT_BF16);
-    check(4, 2, TAGC_FORMAT_FP32);
+    check(2, 1, TAGC_FORMAT_FP32, 1, 0);
+    check(3, 1, TAGC_FORMAT_BF16, 1, 0);
+    check(4, 2, TAGC_FORMAT_FP32, 1, 0);
+    check(2, 1, TAGC_FORMAT_FP32, 3, 0);
+    check(3, 1, TAGC_FORMAT_FP32, 2, 2);
+    check(4, 2, TAGC_FORMAT_BF16, 2, 1);
+}
+
+/* The formula of docs/sites.md, C + P / H max(0, E - D C), where one of P exchanges takes E; but a link that is always busy
+ * takes P E in H steps. */
+static void a_delay_hides_the_link(void **state) {
+    (void)state;
+    static const int shapes[][2] = {{1, 0}, {1, 1}, {1, 2}, {2, 1}, {3, 1}, {3, 2}};
+    tagc_plan_link link = {.bytes_per_s = 1e5};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (double ratio = 0.2; ratio < 8; ratio *= 2) { /* of C and all of E */
+            int n_fragments = shapes[i][0], delay = shapes[i][1], every = 3;
+            run r = make_run(2, 1, TAGC_FORMAT_FP32, n_fragments, delay);
+            tagc_plan_volume volume;
+            tagc_costs costs;
+            tagc_forecast forecast;
+            assert_int_equal(tagc_plan_count(&r.setup, &volume, NULL), TAGC_OK);
+            double n_bytes = volume.n_bytes[TAGC_LEG_VALUES] + volume.n_bytes[TAGC_LEG_RESULT];
+            double all_s = n_bytes * every / link.bytes_per_s, compute_s = ratio * all_s / every;
+            tagc_costs_init(&costs);
+            costs.flop_s = compute_s / tagc_setup_flops(&r.setup);
+            assert_int_equal(tagc_plan_simulate(&r.setup, &costs, &link, &forecast), TAGC_OK);
+            double each_s = all_s / n_fragments, more_s = fmax(0, each_s - delay * compute_s);
+            double expected_s = fmax(compute_s + n_fragments * more_s / every, delay > 0 ? all_s / every : 0);
+            if (fabs(forecast.iteration_s - expected_s) > 0.05 * expected_s)
+                fail_msg("%d fragments, delay %d: %g s, expected %g s", n_fragments, delay,
+                         forecast.iteration_s, expected_s);
+        }
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_send_what_engines_send)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_send_what_engines_send),
+                                       cmocka_unit_test(a_delay_hides_the_link)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
