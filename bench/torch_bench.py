@@ -46,10 +46,11 @@ DEFAULT_ARMS = "fsdp2,fsdp2-bf16,fsdp2-tagc,fsdp2-tagc-delta4,ddp,ddp-bf16,ddp-p
 # ---- arms ----
 
 class Arm:
-    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None)."""
+    """name: what it is called; about: in words; wrap(model) -> (wrapped model, tagc's handle or None). local: options of LocalSteps, which
+    exchanges at every step here; then wrap is None."""
 
-    def __init__(self, name, about, wrap, reduce_bytes=4, gather_bytes=4):
-        self.name, self.about, self.wrap = name, about, wrap
+    def __init__(self, name, about, wrap, reduce_bytes=4, gather_bytes=4, local=None):
+        self.name, self.about, self.wrap, self.local = name, about, wrap, local
         self.reduce_bytes, self.gather_bytes = reduce_bytes, gather_bytes  # of an element, for torch's own
         self.wrapped = self.handle = self.optimizer = None
         self.iterations = []
@@ -98,7 +99,7 @@ def _powersgd():
     return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 
 
-def arms_of(sparsity, threads):
+def arms_of(sparsity, threads, shares=None):
     both = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16)
     own = {"sparsity": sparsity, "threads": threads}
     made = (
@@ -120,6 +121,10 @@ def arms_of(sparsity, threads):
         Arm("ddp-powersgd", "torch's PowerSGD hook, rank 1, one bucket",
             _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000)),
         Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
+        Arm("local", "local steps, every value in 4 bits", None, local={"threads": threads}),
+        Arm("local-shares", "the same, sites own --shares", None, local={"threads": threads, "shares": shares}),
+        Arm("local-2bit", "local steps, selected values in 2 bits", None, local=own | {"values": "int2"}),
+        Arm("local-2bit-shares", "the same, sites own --shares", None, local=own | {"values": "int2", "shares": shares}),
     )
     return {arm.name: arm for arm in made}
 
@@ -146,7 +151,7 @@ class Bench:
         self.hosts = self._everyone(socket.gethostname())
         self.ranks_per_host = self.hosts.count(self.hosts[self.rank])
         self.config = MODELS[args.model]
-        known = arms_of(args.sparsity, args.threads)
+        known = arms_of(args.sparsity, args.threads, args.shares)
         self.arms = [known[name] for name in args.arms]
         generator = torch.Generator().manual_seed(self.rank)
         self.tokens = torch.randint(self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator)
@@ -165,9 +170,11 @@ class Bench:
         model = self.model()
         self.n_params = sum(parameter.numel() for parameter in model.parameters())
         self.n_root = self.n_params - sum(p.numel() for p in model.transformer.h.parameters())
-        arm.wrapped, arm.handle = arm.wrap(model)
+        arm.wrapped, arm.handle = arm.wrap(model) if arm.wrap else (model, None)
         groups = arm.handle.param_groups() if arm.handle else arm.wrapped.parameters()
         arm.optimizer = torch.optim.AdamW(groups, lr=1e-4, fused=True)
+        if arm.local:
+            arm.handle = tagc.torch.LocalSteps(model, arm.optimizer, every=1, layers="all", verbose=False, **arm.local)
 
     def step(self, arm):
         arm.wrapped(self.tokens[:, :-1], self.tokens[:, 1:]).backward()
@@ -354,9 +361,10 @@ def parse():
                                 ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc")):
         add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
+    add("--shares", metavar="0,1,1,1", help="what each rank owns, for the arms local-shares and local-2bit-shares; plan_sites() says which are best")
     add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
         "one, bytes are by formula")
-    add("--skip-exchanges", action="store_true", help="do not measure each collective alone")
+    add("--skip-exchanges", nargs="?", const=True, default=False, type=lambda text: text == "true", help="do not measure each collective alone")
     add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
@@ -367,6 +375,12 @@ def parse():
     for name in args.arms:
         if name not in known:
             parser.error(f"--arms has {name!r}, known: {', '.join(known)}")
+    if any(name.endswith("-shares") for name in args.arms) and not args.shares:
+        parser.error("--arms has local-shares: give --shares")
+    try:
+        args.shares = [float(share) for share in args.shares.split(",")] if args.shares else None
+    except ValueError:
+        parser.error(f"--shares is {args.shares!r}, must be numbers as 0,1,1,1")
     least = {"warmup": 3 if "ddp-powersgd" in args.arms else 1}
     for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads"):
         if getattr(args, name) < least.get(name, 1):

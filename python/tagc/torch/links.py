@@ -57,49 +57,53 @@ def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[st
             f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
 
 
-def sent_and_received(shares: Sequence[float], out: float, back: float) -> list[tuple[float, float]]:
-    """Bits per parameter of each site."""
+def halves(shares: Sequence[float], out: float, back: float) -> list[list[tuple[float, float]]]:
+    """Bits per parameter that each site sends and receives: first to the owners, then the sums from them."""
     others = len(shares) - 1
-    return [((1 - share) * out + others * share * back, others * share * out + (1 - share) * back) for share in shares]
+    return [[((1 - share) * out, others * share * out) for share in shares], [(others * share * back, (1 - share) * back) for share in shares]]
 
 
 def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float, shares: Sequence[float] | None = None) -> float:
-    """Seconds that the bytes of one exchange take, until the slowest direction of any site is through."""
+    """Seconds that the bytes of one exchange take. gloo does one half after the other; each takes as long as the slowest direction of any site."""
     shares = [1 / len(links)] * len(links) if shares is None else shares
-    return n_params * max(max(sent / link.up, received / link.down)
-                          for (sent, received), link in zip(sent_and_received(shares, out, back), links))
+    return n_params * sum(max(max(sent / link.up, received / link.down) for (sent, received), link in zip(half, links))
+                          for half in halves(shares, out, back))
 
 
-def _range(link: Link, others: int, out: float, back: float, seconds: float) -> tuple[float, float]:
-    """Shares with which a site is through in so many seconds per parameter; empty where the first is above the second."""
-    low, high = 0.0, 1.0
-    for fixed, slope, bits in ((out, others * back - out, link.up * seconds), (back, others * out - back, link.down * seconds)):
-        if slope > 0:
-            high = min(high, (bits - fixed) / slope)
-        elif slope < 0:
-            low = max(low, (bits - fixed) / slope)
-        elif fixed > bits:
-            high = -1.0
-    return low, high
+def _shares_within(links: Sequence[Link], out: float, back: float, out_s: float, back_s: float) -> list[float] | None:
+    """Shares with which the halves take so many seconds per parameter at most; None if there are none."""
+    others = len(links) - 1
+    low = [max(0.0, 1 - out_s * link.up / out, 1 - back_s * link.down / back) for link in links]
+    high = [min(1.0, out_s * link.down / (others * out), back_s * link.up / (others * back)) for link in links]
+    least, most = sum(low), sum(high)
+    if least > 1 or most < 1 or any(a > b for a, b in zip(low, high)):
+        return None
+    part = 0.0 if most <= least else (1 - least) / (most - least)
+    return [a + part * (b - a) for a, b in zip(low, high)]
 
 
 def best_shares(links: Sequence[Link], out: float, back: float) -> list[float]:
-    """With which one exchange is through soonest. Equal ones, where nothing is better."""
-    n = len(links)
-    equal = [1 / n] * n
-    fast, slow = 0.0, bytes_s(1, links, out, back)
-    best = equal
-    for _ in range(60):
-        middle = (fast + slow) / 2
-        ranges = [_range(link, n - 1, out, back, middle) for link in links]
-        low, high = (sum(one[i] for one in ranges) for i in (0, 1))
-        if all(a <= b for a, b in ranges) and low <= 1 <= high:
-            slow = middle
-            part = 0.0 if high <= low else (1 - low) / (high - low)
-            best = [a + part * (b - a) for a, b in ranges]
-        else:
-            fast = middle
-    return best if bytes_s(1, links, out, back, best) < 0.999 * bytes_s(1, links, out, back) else equal
+    """With which one exchange is through soonest. Equal ones, where nothing is better. The sum of both halves' times is convex in the first one's,
+    which a ternary search finds; bisection finds the second one's."""
+    equal = [1 / len(links)] * len(links)
+    whole_s = bytes_s(1, links, out, back)
+
+    def second_s(out_s: float) -> float:
+        if _shares_within(links, out, back, out_s, whole_s) is None:
+            return math.inf
+        low, high = 0.0, whole_s
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _shares_within(links, out, back, out_s, middle) else (middle, high)
+        return high
+
+    low, high = 0.0, whole_s
+    for _ in range(40):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        first, second = a + second_s(a), b + second_s(b)
+        low, high = (a, high) if first == math.inf or first > second else (low, b)
+    best = _shares_within(links, out, back, high, second_s(high)) or equal
+    return best if bytes_s(1, links, out, back, best) < 0.999 * whole_s else equal
 
 
 # ---- a step ----
