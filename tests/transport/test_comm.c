@@ -403,6 +403,20 @@ static void test_names(void **state) {
     assert_string_equal(tagc_leg_name(TAGC_LEG_CONTROL), "control");
     assert_string_equal(tagc_leg_name(-1), "?");
     assert_string_equal(tagc_leg_name(TAGC_N_LEGS), "?");
+    static const char *const names[] = {[TAGC_OK] = "ok",
+                                        [TAGC_ERR_ARGUMENT] = "invalid argument",
+                                        [TAGC_ERR_STATE] = "call out of order",
+                                        [TAGC_ERR_MEMORY] = "out of memory",
+                                        [TAGC_ERR_MISMATCH] = "ranks disagree",
+                                        [TAGC_ERR_TRANSPORT] = "transport failure",
+                                        [TAGC_ERR_CORRUPT] = "corrupt data",
+                                        [TAGC_ERR_UNSUPPORTED] = "not supported",
+                                        [TAGC_ERR_DEVICE] = "device failure"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i]) assert_string_equal(tagc_status_name((tagc_status)i), names[i]);
+    assert_string_equal(tagc_status_name(TAGC_ERR_IO), "input or output failure");
+    assert_string_equal(tagc_status_name(TAGC_ERR_INTERRUPTED), "interrupted");
+    assert_string_equal(tagc_status_name((tagc_status)9999), "unknown status");
     char version[32];
     snprintf(version, sizeof version, "%d.%d.%d", TAGC_VERSION_MAJOR, TAGC_VERSION_MINOR, TAGC_VERSION_PATCH);
     assert_string_equal(tagc_version(), version);
