@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -66,8 +67,40 @@ def the_model():
     return nn.Sequential(nn.Linear(24, 64), nn.Tanh(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 24))
 
 
-def train(name, folder, script, is_async=True, sparsity=None):
-    """Trains until the file "stop" in the folder has a step that is reached. script: what happens to this replica."""
+def local(parameter):
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def shard(model, n_ranks):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (n_ranks,))
+    for layer in (*model[::2], model):
+        fully_shard(layer, mesh=mesh)
+
+
+def documented_state(model, adam):
+    """(save, load) of the page's snippet for FSDP2."""
+    (snippet,) = (snippet for snippet in SNIPPETS if snippet.library == "torchft" and "between=manager" in snippet.text)
+    program = {"model": model, "adam": adam}
+    exec(snippet.text.split("\nmanager = ")[0], program)
+    return program["save"], program["load"]
+
+
+def gradient_of(model, batches, rank, n_ranks):
+    """What this rank has of the mean gradient of its replica."""
+    whole = the_model()
+    with torch.no_grad():
+        for own, parameter in zip(whole.parameters(), model.parameters()):
+            own.copy_(parameter.full_tensor() if n_ranks > 1 else parameter)
+    losses = [(whole(x) - x.roll(1, 1)).square().mean() for x in batches]
+    return flat(gradient.chunk(n_ranks)[rank] for gradient in torch.autograd.grad(sum(losses) / n_ranks, list(whole.parameters())))
+
+
+def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0, port=0):
+    """Trains until the file "stop" in the folder has a step that is reached. script: what happens to this replica. With several ranks FSDP2
+    shards the model over them."""
     import torch.distributed as dist
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
@@ -75,23 +108,34 @@ def train(name, folder, script, is_async=True, sparsity=None):
     from tagc.torch import stages, watch
 
     watch.WINDOW, stages.MOST_COHERENCE = 3, 1e9  # selection begins after three exchanges
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    model, second = the_model(), datetime.timedelta(seconds=1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    model, second, number = the_model(), datetime.timedelta(seconds=1), int(str(name).split(".")[0])
+    if n_ranks > 1:
+        dist.init_process_group("gloo", store=dist.PrefixStore("replica", store), rank=rank, world_size=n_ranks)
+        shard(model, n_ranks)
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def load(state):
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
-    manager = Manager(pg=ProcessGroupGloo(timeout=60 * second), load_state_dict=load, min_replica_size=1, rank=0, world_size=1,
-                      state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()}, store_addr="127.0.0.1",
+    def save():
+        return {"model": model.state_dict(), "optimizer": inner.state_dict()}
+
+    if n_ranks > 1:
+        save, load = documented_state(model, inner)
+    manager = Manager(pg=ProcessGroupGloo(timeout=60 * second), load_state_dict=load, min_replica_size=1, rank=rank, world_size=n_ranks,
+                      state_dict=save, store_addr="127.0.0.1",
                       store_port=store.port, replica_id=f"replica_{name}", timeout=120 * second, quorum_timeout=120 * second,
                       use_async_quorum=is_async)
     if script == "as documented":
-        (snippet,) = (snippet for snippet in SNIPPETS if snippet.library == "torchft" and "compress(" in snippet.text)
+        (snippet,) = (snippet for snippet in SNIPPETS if snippet.library == "torchft" and "DistributedDataParallel" in snippet.text)
         program = {"manager": manager, "model": model, "adam": inner, "tagc": tagc}
         exec(snippet.text, program)
         wrapped, handle, optimizer = program["model"], program["handle"], program["optimizer"]
+    elif n_ranks > 1:
+        wrapped, optimizer = model, Optimizer(manager, inner)
+        handle = tagc.compress(model, between=manager, sparsity=0.9, values="int2", gentle=False, layers="all", timeout_s=60)
     else:
         wrapped = DistributedDataParallel(manager, model, bucket_cap_mb=0.01)
         handle = tagc.compress(wrapped, inner, sparsity=sparsity, layers="all", timeout_s=60)
@@ -101,7 +145,7 @@ def train(name, folder, script, is_async=True, sparsity=None):
 
     def prepare_or_die(source):
         n_buckets[0] += 1
-        if script == "dies in the middle of a pass" and n_passes == 8 and n_buckets[0] == 2:
+        if script == "dies in the middle of a pass" and rank == 0 and n_passes == 8 and n_buckets[0] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         prepare(source)
 
@@ -110,31 +154,31 @@ def train(name, folder, script, is_async=True, sparsity=None):
         while not (folder / "stop").exists() or manager.current_step() < int((folder / "stop").read_text()):
             n_passes, n_buckets[0] = n_passes + 1, 0
             optimizer.zero_grad()
-            x = torch.randn(16, 24, generator=torch.Generator().manual_seed(SEED_OF_DATA * int(name) + n_passes))
-            loss_of = lambda net: (net(x) - x.roll(1, 1)).square().mean()  # noqa: E731, B023
-            own = flat(torch.autograd.grad(loss_of(model), list(model.parameters())))
-            loss_of(wrapped).backward()
+            seed = SEED_OF_DATA * n_ranks * number + n_passes
+            batches = [torch.randn(16, 24, generator=torch.Generator().manual_seed(seed + SEED_OF_DATA * i)) for i in range(n_ranks)]
+            own, x = gradient_of(model, batches, rank, n_ranks), batches[rank]
+            (wrapped(x) - x.roll(1, 1)).square().mean().backward()
             part, n = manager.is_participating(), manager.num_participants()
-            key, mean = quorum.attempt(), flat(p.grad for p in model.parameters())
-            if script == "fails alone" and n_passes == 14:
+            key, mean = quorum.attempt(), flat(local(p.grad) for p in model.parameters())
+            if script == "fails alone" and rank == 0 and n_passes == 14:
                 manager.report_error(RuntimeError("planted"))
             before = manager.current_step()
             optimizer.step()
             counts = manager.current_step() > before
-            residual = flat(handle.state_dict()["rank0"]["residuals"].values())
+            residual = flat(handle.state_dict()[f"rank{rank}"]["residuals"].values())
             pickle.dump({"key": key, "counts": counts, "own": own if part else torch.zeros_like(own), "n": n, "mean": mean,
-                         "residual": residual, "weights": flat(model.parameters()), "told": dict(quorum.counts), "heals": not part,
+                         "residual": residual, "weights": flat(local(p) for p in model.parameters()), "told": dict(quorum.counts), "heals": not part,
                          "beta1 is short": bool(handle.moments.held_off)}, notes)
             notes.flush()
             time.sleep(0.02)
-    check_saved(handle)
+    check_saved(handle, rank)
     handle.close()
     assert "should_commit" not in vars(manager)
     time.sleep(1)  # peers have come to the end, too
     manager.shutdown(wait=False)
 
 
-def check_saved(handle):
+def check_saved(handle, rank):
     """What this replica saves it can load, and what was saved elsewhere, in other units, it refuses."""
     import tagc.torch as tagc
 
@@ -142,11 +186,11 @@ def check_saved(handle):
     (mine,) = saved.values()
     before = {name: values.clone() for name, values in mine["residuals"].items()}
     handle.load_state_dict(saved)
-    after = handle.state_dict()["rank0"]["residuals"]
+    after = handle.state_dict()[f"rank{rank}"]["residuals"]
     assert all(torch.equal(values, after[name]) for name, values in before.items()) and before.keys() == after.keys()
     (key,) = mine.keys() - {"residuals"}
     with pytest.raises(tagc.Error, match="not saved under torchft"):
-        handle.load_state_dict({"rank0": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}})
+        handle.load_state_dict({f"rank{rank}": mine | {key: mine[key].replace('"managed": 1', '"managed": 0')}})
 
 
 def flat(tensors):
@@ -194,12 +238,50 @@ def test_replicas_come_and_go(tmp_path, is_async):
                 replica.process.join()
     assert [replica.process.exitcode for replica in replicas] == [0, 0, -signal.SIGKILL, 0]
     check(replicas, survivors=[0, 1, 3], dead=2)
+    assert re.search(r"\d gone, and with (it its residual|them their residuals)", replicas[0].said())
+    assert re.search(r"\d joined", replicas[0].said()), replicas[0].said()
+    assert all(replicas[i].passes()[-1]["beta1 is short"] for i in (0, 1, 3))
+
+
+def start(name, folder, address, script, program=train, n_ranks=1, **options):
+    """The ranks of a replica."""
+    if n_ranks == 1:
+        return [Replica(str(name), folder, address, script, program, **options)]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return [Replica(f"{name}.{rank}", folder, address, script, program, n_ranks=n_ranks, rank=rank, port=port, **options) for rank in range(n_ranks)]
+
+
+@pytest.mark.parametrize("is_async", [True, False], ids=["heals meanwhile", "heals first"])
+def test_sharded_replicas_come_and_go(tmp_path, is_async):
+    """FSDP2 over two ranks inside each replica. What happens to a replica happens to its first rank."""
+    replicas = []
+    with lighthouse() as address:
+        try:
+            for name, script in enumerate(["", "fails alone", "dies in the middle of a pass"]):
+                replicas.append(start(name, tmp_path, address, script, n_ranks=2, is_async=is_async))
+            everyone = [rank for replica in replicas for rank in replica]
+            wait_until(lambda: replicas[2][0].process.exitcode is not None, everyone)
+            replicas[2][1].process.kill()
+            replicas.append(start(3, tmp_path, address, "", n_ranks=2, is_async=is_async))
+            everyone = [*replicas[0], *replicas[1], *replicas[3]]
+            wait_until(lambda: n_of(replicas[3][0], ("n", 3), ("counts", True)) > 6 and len(replicas[1][0].passes()) > 20, everyone)
+            (tmp_path / "stop").write_text(str(max(one["key"][1] for one in replicas[0][0].passes() if one["key"]) + 4))
+            wait_until(lambda: all(rank.process.exitcode is not None for rank in everyone), everyone)
+        finally:
+            for rank in (rank for replica in replicas for rank in replica):
+                rank.process.kill()
+                rank.process.join()
+    assert [rank.process.exitcode for rank in everyone] == [0] * 6 and replicas[2][0].process.exitcode == -signal.SIGKILL
+    for rank in (0, 1):
+        check([replica[rank] for replica in replicas], survivors=[0, 1, 3], dead=2)
 
 
 def check(replicas, survivors, dead):
     passes = [replica.passes() for replica in replicas]
     counted = list({one["key"]: one for found in passes for one in found if one["counts"]}.values())
-    assert {one["n"] for one in counted} >= {2, 3} and any(not one["counts"] for one in passes[1])
+    assert max(one["n"] for one in counted) == 3 and any(not one["counts"] for one in passes[1])
     # The same weights wherever a step counted, the same mean gradient.
     for one in counted:
         others = [other for found in passes[1:] for other in found if other["key"] == one["key"] and other["counts"]]
@@ -216,9 +298,6 @@ def check(replicas, survivors, dead):
     # It is counted and told.
     told = passes[0][-1]["told"]
     assert told["replicas"] == 3 and told["gone"] >= 1 and told["joined"] >= 1 and told["undone"] >= 1, told
-    assert re.search(r"\d gone, and with (it its residual|them their residuals)", replicas[0].said())
-    assert re.search(r"\d joined", replicas[0].said()), replicas[0].said()
-    assert all(found[-1]["beta1 is short"] for found in (passes[i] for i in survivors))
 
 
 def test_as_documented(tmp_path):
@@ -254,12 +333,25 @@ def test_one_that_differs_ends_and_the_others_go_on(tmp_path):
 
 def test_what_is_refused():
     import tagc.torch as tagc
+    from torchft import Manager
     from torchft.process_group import ProcessGroupDummy
 
     with pytest.raises(tagc.Error, match="not initialised"):
         tagc.compress(nn.Linear(4, 4))
-    with pytest.raises(tagc.Error, match="DistributedDataParallel"):
+    with pytest.raises(tagc.Error, match="or fully_shard.. with between=manager"):
         ranks_of_one(lambda: tagc.compress(nn.Linear(4, 4), between=ProcessGroupDummy(0, 1)))
+    manager = object.__new__(Manager)
+    with pytest.raises(tagc.Error, match="it must be fully_shard"):
+        ranks_of_one(lambda: tagc.compress(nn.Linear(4, 4), between=manager))
+
+    def sharded(**options):
+        shard(model := the_model(), 1)
+        tagc.compress(model, between=manager, **options)
+
+    with pytest.raises(tagc.Error, match="parameters is 'delta4': under torchft it must be None"):
+        ranks_of_one(lambda: sharded(parameters="delta4"))
+    with pytest.raises(tagc.Error, match="transport is 'group'"):
+        ranks_of_one(lambda: sharded(transport="group"))
 
 
 def ranks_of_one(function):

@@ -54,7 +54,7 @@ def compress(
     exchange: str = "direct",
     sparsity_warmup: int = 0,
     parameters: str | None = None,
-    between: dist.ProcessGroup | DeviceMesh | str | None = None,
+    between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: str | None = "host",
     transport: str = "host",
     threads: int = 1,
@@ -83,8 +83,8 @@ def compress(
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
         last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
-        dimension's name; tagc sums
-        gradients over it, compressed, after torch's own reduce-scatter.
+        dimension's name; tagc sums gradients over it, compressed, after torch's own reduce-scatter. Or torchft's Manager, where replicas of such
+        a mesh come and go.
     codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
         only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
     transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own group, in messages of a
@@ -171,6 +171,10 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     mine: dict[str, Any] = {}
     try:
         manager = managed.manager_of(model)
+        if managed.is_manager(between):
+            if manager is not None:
+                raise Error("argument", "between is a Manager, and the model is wrapped by torchft, which has one: leave between out")
+            manager, between = between, None
         if group is None and manager is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         if on_step is not None and not callable(on_step):
@@ -181,12 +185,15 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         if unknown is not None:
             raise Error("argument", unknown)
         if managed.is_managed_group(between):
-            raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel")
-        wrapper = _wrapper(model, between, only) if manager is None else managed.Wrapper(model, manager)
-        group = None if wrapper.is_managed else _all_of(wrapper)
+            raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel, or "
+                        "fully_shard() with between=manager")
+        wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
+        group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
         settings = Options(**options)
+        if wrapper.is_managed and settings.parameters is not None:
+            raise Error("unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None")
         if wrapper.is_managed and settings.transport == "group":
             raise Error("unsupported", "transport is 'group': under torchft, whose groups change, tagc takes 'host'")
         if (found := streams.of(streams.device_of(model))) is not None:
@@ -210,7 +217,7 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     table = _table(rows, settings)
     handle = Compressed(model, wrapper, settings, table, staging)
     handle.on_step = on_step
-    if isinstance(wrapper, managed.Wrapper):  # replicas compare options when they connect
+    if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
     else:
         for group in wrapper.groups():
@@ -275,6 +282,18 @@ def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) ->
     from tagc.torch import fsdp1
 
     return fsdp1.Wrapper(model)
+
+
+def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
+    """Under torchft."""
+    if managed.manager_of(model) is not None:
+        return managed.Wrapper(model, manager)
+    if _kind(model, None) != "fsdp2":
+        raise Error("argument", f"between is a Manager, and this model is {_kind(model, None)}: with a Manager tagc takes fully_shard()-ed models; wrap "
+                    "others in torchft.DistributedDataParallel")
+    from tagc.torch import managed_fsdp2
+
+    return managed_fsdp2.Wrapper(model, manager)
 
 
 def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """FSDP2: a reduce-scatter and an all-gather of our own for each fully_shard()-ed module, or an all-reduce after it.
 
 The reduce-scatter's input is (W, row): row r is the r-th chunk of each parameter that got a gradient, one after the
-other, padded. Which parameters those are it does not say; _Module finds out."""
+other, padded. Which parameters those are it does not say; Module finds out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tagc.torch.handle import Compressed
 
 
-class _Module:
+class Module:
     """What one fully_shard()-ed module exchanges together, in FSDP2's order: its parameters, or those on one mesh. group: its
     internals.FsdpGroup."""
 
@@ -114,7 +114,7 @@ def _those_that_fit(parameters: list[layouts.Parameter], n_elems: int, world_siz
 class ReduceScatter(FsdpComm):
     """For set_custom_reduce_scatter(): one per module. Complete when it returns."""
 
-    def __init__(self, handle: Compressed, unit: Exchanged, module: _Module) -> None:
+    def __init__(self, handle: Compressed, unit: Exchanged, module: Module) -> None:
         self._handle, self._unit, self._module = handle, unit, module
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
@@ -129,7 +129,7 @@ class AllReduce:
     those of the same place in the other hosts. Residuals are of shards then, not of whole gradients. Under replicate() there are
     no shards: whole gradients are averaged over all ranks."""
 
-    def __init__(self, handle: Compressed, unit: Exchanged, module: _Module, group: dist.ProcessGroup) -> None:
+    def __init__(self, handle: Compressed, unit: Exchanged, module: Module, group: dist.ProcessGroup) -> None:
         self._handle, self._unit, self._module, self._group = handle, unit, module, group
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
@@ -138,8 +138,8 @@ class AllReduce:
                               lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
 
 
-def modules_of(model: torch.nn.Module) -> list[_Module]:
-    """A _Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
+def modules_of(model: torch.nn.Module) -> list[Module]:
+    """A Module for each fully_shard() that has parameters, and for each mesh where these are on several; modules that were
     given to it in one list have one state."""
     lists: dict[int, list[tuple[str, FSDPModule]]] = {}
     found, registered = [], {id(parameter) for parameter in model.parameters()}
@@ -155,7 +155,7 @@ def modules_of(model: torch.nn.Module) -> list[_Module]:
     for modules in lists.values():
         name, groups = "-".join(dict.fromkeys((modules[0][0], modules[-1][0]))), internals.fsdp_groups(modules[0][1])
         for i, group in enumerate(groups):
-            module = _Module(modules[0][1], f"{name}, mesh {i + 1} of {len(groups)}" if len(groups) > 1 else name, group)
+            module = Module(modules[0][1], f"{name}, mesh {i + 1} of {len(groups)}" if len(groups) > 1 else name, group)
             if module.parameters:
                 module.name_parameters(names)
                 found.append(module)
@@ -170,9 +170,11 @@ class Wrapper(AnyWrapper):
     """All fully_shard()-ed modules of a model, for compress()."""
 
     name = "fsdp2"
+    sums_shards = False  # over another group, after torch's reduce-scatter
 
     def __init__(self, model: torch.nn.Module, between: dist.ProcessGroup | None = None) -> None:
         self._model, self.between = model, between
+        self.sums_shards = self.sums_shards or between is not None
         self.modules = modules_of(model)
         self._gathers: list[AllGather] = []
         for module in self.modules:
@@ -185,10 +187,10 @@ class Wrapper(AnyWrapper):
                 raise Error("unsupported", f"{module.name} is sharded over 1 rank and replicated over {replicas.size()}: torch "
                             "reduce-scatters nothing then, and sums between them itself, uncompressed. Take DistributedDataParallel, "
                             "or fully_shard() over all ranks, or over a mesh inside each host with between=")
-        if between is not None and any(module.mesh().ndim > 1 for module in self.modules):
+        if self.sums_shards and any(module.mesh().ndim > 1 for module in self.modules):
             raise Error("unsupported", "between wants fully_shard() over a mesh of one dimension, inside each host; this model's "
                         "has more, and torch then sums between hosts itself, uncompressed")
-        if between is not None and any(module.group.shard_group is None for module in self.modules):
+        if self.sums_shards and any(module.group.shard_group is None for module in self.modules):
             raise Error("unsupported", "between is for fully_shard()-ed models; this one has replicate(), whose gradients tagc sums "
                         "over all replicas: leave between out")
 
@@ -241,11 +243,11 @@ class Wrapper(AnyWrapper):
             place = shards.rank()
             handle.comm(self.between).agree("between", {"place in the shard group": place})
 
-    def _comms(self, handle: Compressed, tag: int, module: _Module) -> tuple[object, object, object]:
+    def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """(reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
         shards, name, timeout_s = module.group.shard_group, module.name, handle.options.timeout_s
         unit = handle.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
-                               place=shards.rank() if self.between is not None and shards is not None else None)
+                               place=shards.rank() if self.sums_shards and shards is not None else None)
         if shards is None:
             handle.undo.append(module.group.leave_replicas_to_the_hook())
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
@@ -254,9 +256,14 @@ class Wrapper(AnyWrapper):
             gather = AllGather(handle, name, (shards, module.n_shard(), module.own), handle.options.parameters, tag)
             self._gathers.append(gather)
             handle.frees.append(gather.close)
-        if self.between is not None:
-            return waits.ReduceScatter(name, timeout_s), gather, AllReduce(handle, unit, module, self.between)
+        if self.sums_shards:
+            return waits.ReduceScatter(name, timeout_s), gather, self.all_reduce(handle, unit, module)
         return ReduceScatter(handle, unit, module), gather, None
+
+    def all_reduce(self, handle: Compressed, unit: Exchanged, module: Module) -> object:
+        """The hook that sums shards."""
+        assert self.between is not None
+        return AllReduce(handle, unit, module, self.between)
 
     def _warn_of_outsiders(self) -> None:
         inside = {id(sharded) for module in self.modules for sharded in module.group.sharded_parameters}

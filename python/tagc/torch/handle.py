@@ -81,8 +81,8 @@ class Compressed:
 
     def comm(self, group: Any) -> Comm:
         """The connection over that group's ranks. Collective at the first call for a group."""
-        if self.wrapper.is_managed:
-            return group.connection()
+        if self.wrapper.is_managed and not isinstance(group, dist.ProcessGroup):
+            return group.connection()  # a managed.Quorum
         ranks = tuple(dist.get_process_group_ranks(group))
         if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
             return found
@@ -142,10 +142,10 @@ class Compressed:
             else:
                 self._exchange(call, source, target)
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """The rest of this backward pass, and its end, will not come."""
         with self.lock:
             self._step_open = False
@@ -242,7 +242,7 @@ class Compressed:
             if self.staging is not None:
                 self.staging.finish()
         except BaseException:
-            self._give_up()
+            self.give_up()
             raise
 
     def record_gather(self, n_bytes_sent: int, n_bytes_received: int, n_elems: int, comm: Comm, gather_s: float, agree_s: float) -> None:

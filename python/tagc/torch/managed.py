@@ -1,5 +1,5 @@
 """Under torchft the ranks of an exchange are the replicas of torchft's quorum, which may change at each step. Quorum is that connection;
-Wrapper uses it for DDP, rounds.py for local steps.
+Wrapper uses it for DDP, managed_fsdp2.py for FSDP2, rounds.py for local steps.
 
 torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a replica that joins, and
 decides after each step whether it counts (should_commit). tagc handles the rest:
@@ -49,6 +49,12 @@ def manager_of(model: torch.nn.Module) -> Any:
         return None
     states = [state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)]
     return next((state for state in states if isinstance(state, Manager)), None)
+
+
+def is_manager(found: Any) -> bool:
+    """Whether this is torchft's Manager."""
+    module = sys.modules.get("torchft.manager")
+    return module is not None and isinstance(found, module.Manager)
 
 
 def is_managed_group(group: Any) -> bool:
@@ -335,20 +341,13 @@ class Quorum:
             member.say(f"tagc: {len(members)} replicas from exchange {member.n_steps + 1} on: {', '.join(words)}")
 
 
-class Wrapper(ddp.Wrapper):
-    """torchft's DistributedDataParallel, for compress()."""
+class Managed:
+    """What the wrappers of models under torchft share."""
 
     is_managed = True
-    speaks = True  # each replica has a log of its own
-    op = dist.ReduceOp.SUM
-
-    def __init__(self, model: Any, manager: Any) -> None:
-        self._manager = manager
-        self._quorum: Quorum | None = None
-        super().__init__(model)
-
-    def _is_known(self, state: Any) -> bool:
-        return state is self._manager
+    _manager: Any
+    _quorum: Quorum | None = None
+    _error: Any = None  # torchft's, of the last step that was given up
 
     def start(self, timeout_s: float | None, fingerprint: Mapping[str, Any]) -> None:
         """fingerprint: settings that must be equal on all replicas, by name."""
@@ -358,6 +357,54 @@ class Wrapper(ddp.Wrapper):
     def quorum(self) -> Quorum:
         assert self._quorum is not None  # start() is called first
         return self._quorum
+
+    def follow_commits(self, handle: Compressed) -> None:
+        """Learns whether steps count, until the handle is closed."""
+        said = self._manager.should_commit
+
+        def should_commit(*arguments: Any, **options: Any) -> bool:
+            counts: bool = said(*arguments, **options)
+            self.quorum.decided(counts)
+            return counts
+
+        self._manager.should_commit = should_commit
+        handle.undo.append(lambda: vars(self._manager).pop("should_commit", None))
+        handle.ends.append(self.quorum.close)
+
+    def begin(self, handle: Compressed) -> None:
+        member = _Gradients(handle, self._manager)
+        self.quorum.connect(member)
+        self.quorum.begin(member)
+
+    def prepare(self, source: torch.Tensor) -> None:
+        self.quorum.prepare(source)
+
+    def goes_on(self, names: Sequence[str]) -> None:
+        self.quorum.goes_on(names)
+
+    def gives_up(self, handle: Compressed | None, failure: BaseException) -> bool:
+        """Whether torchft, not the caller of backward(), gets this failure."""
+        if not isinstance(failure, Error) or failure.status != "transport":
+            return False
+        if handle is not None and (self._error is None or self._error is not self._manager.errored()):
+            handle.say(f"tagc: this step is given up: {failure}")
+        self.quorum.give_up(failure)
+        self._error = self._manager.errored()
+        return True
+
+
+class Wrapper(Managed, ddp.Wrapper):
+    """torchft's DistributedDataParallel, for compress()."""
+
+    speaks = True  # each replica has a log of its own
+    op = dist.ReduceOp.SUM
+
+    def __init__(self, model: Any, manager: Any) -> None:
+        self._manager = manager
+        super().__init__(model)
+
+    def _is_known(self, state: Any) -> bool:
+        return state is self._manager
 
     def groups(self) -> list[Any]:
         return [] if self._quorum is None else [self._quorum]
@@ -372,38 +419,17 @@ class Wrapper(ddp.Wrapper):
         state = self.hooked()
         assert state is not None
         state.manager = self._manager
-        said = self._manager.should_commit
-
-        def should_commit(*arguments: Any, **options: Any) -> bool:
-            counts: bool = said(*arguments, **options)
-            self.quorum.decided(counts)
-            return counts
-
-        self._manager.should_commit = should_commit
-        handle.undo.append(lambda: vars(self._manager).pop("should_commit", None))
-        handle.ends.append(self.quorum.close)
+        self.follow_commits(handle)
 
     # ---- called by the hook ----
 
     def begin(self, handle: Compressed) -> None:
         state = self.hooked()
-        before, member = self.quorum.size(), _Gradients(handle, self._manager)
-        self.quorum.connect(member)
-        self.quorum.begin(member)
+        before = self.quorum.size()
+        super().begin(handle)
         if state is not None and self.quorum.size() != before:
             state.forget_layouts()
 
-    def prepare(self, source: torch.Tensor) -> None:
-        self.quorum.prepare(source)
-
-    def goes_on(self, names: Sequence[str]) -> None:
-        self.quorum.goes_on(names)
-
     def swallows(self, failure: BaseException) -> bool:
-        """Whether torchft, not the caller of backward(), gets this failure."""
-        if not isinstance(failure, Error) or failure.status != "transport":
-            return False
-        if (state := self.hooked()) is not None:
-            state.handle.say(f"tagc: this step is given up: {failure}")
-        self.quorum.give_up(failure)
-        return True
+        state = self.hooked()
+        return self.gives_up(None if state is None else state.handle, failure)

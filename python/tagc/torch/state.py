@@ -205,7 +205,10 @@ class Reader:
 
 def _place(handle: Compressed) -> tuple[int, int]:
     """(rank, ranks). A replica under torchft counts as alone, because the others may change."""
-    return (0, 1) if handle.wrapper.is_managed else (dist.get_rank(), dist.get_world_size())
+    if handle.wrapper.is_managed:
+        _, _, n_chunks, place = handle.carriers()[0]
+        return (0, 1) if place is None else (place, n_chunks)
+    return dist.get_rank(), dist.get_world_size()
 
 
 def _about(handle: Compressed) -> dict[str, Any]:
@@ -214,6 +217,8 @@ def _about(handle: Compressed) -> dict[str, Any]:
              "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
     if handle.wrapper.is_managed:
         about["managed"] = 1
+        if world_size > 1:
+            about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
     between = handle.wrapper.between
     if between is not None:
         _, _, n_chunks, place = handle.carriers()[0]
