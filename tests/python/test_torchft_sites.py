@@ -1,5 +1,6 @@
 """Local steps under torchft: sites are killed, come and fail alone, and nothing of a survivor's pseudo-gradients is lost."""
 
+import copy
 import datetime
 import os
 import pickle
@@ -272,9 +273,37 @@ def alone(name, folder, script):
         inner.step()
     assert handle.n_rounds == 1 and all(torch.equal(values, before[kind]) for kind, values in state_of(handle, model).items())
     handle.close()
-    again = tagc.LocalSteps(model, inner, every=1, manager=manager, verbose=False)  # the Manager is free for it
-    again.close()
+    model = the_model()
+    check_resumed(model, torch.optim.AdamW(model.parameters(), lr=1e-2), manager)  # for which the Manager is free now
     manager.shutdown(wait=False)
+
+
+def check_resumed(model, inner, manager):
+    """A run that was saved between two exchanges goes on bit for bit."""
+    import tagc.torch as tagc
+
+    def steps(first, last):
+        for step in range(first, last):
+            inner.zero_grad()
+            x = torch.randn(16, 24, generator=torch.Generator().manual_seed(step))
+            (model(x) - x.roll(1, 1)).square().mean().backward()
+            inner.step()
+
+    def local_steps():
+        return tagc.LocalSteps(model, inner, every=3, manager=manager, outer_momentum=MOMENTUM, layers="all", sparsity=0.9, values="int2", verbose=False)
+
+    with local_steps() as handle:
+        steps(0, 7)
+        saved = copy.deepcopy([model.state_dict(), inner.state_dict(), handle.state_dict()])
+        steps(7, 14)
+        expected, after = of_model(model), state_of(handle, model)
+    model.load_state_dict(saved[0])
+    inner.load_state_dict(saved[1])
+    with local_steps() as handle:
+        handle.load_state_dict(saved[2])
+        steps(7, 14)
+        assert handle.n_rounds == 4 and torch.equal(of_model(model), expected)
+        assert all(torch.equal(values, after[kind]) for kind, values in state_of(handle, model).items())
 
 
 def test_alone(tmp_path):
