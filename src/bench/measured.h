@@ -9,14 +9,15 @@
 typedef struct tagc_bench_iteration {
     double total_s, compute_s, wait_gather_s, wait_reduce_s, optimizer_s, comm_s, codec_s, exchange_s,
         gradient_s;
+    double exposed_s; /* both waits */
     double phase_s[TAGC_N_PHASES];
 } tagc_bench_iteration;
+enum { TAGC_BENCH_N_FIGURES = sizeof(tagc_bench_iteration) / sizeof(double) };
 
 typedef struct tagc_measured_arm {
     const tagc_arm *arm;
     tagc_bench_iteration *iterations; /* (rounds, steps) */
-    double *round_s;                  /* (rounds) median of each */
-    double *speedups;                 /* (rounds) */
+    double *round_s, *speedups;       /* (rounds) medians, and those of the first arm over them */
     int64_t bucket_elems; /* the arm's, or the choice of auto in the first turn; -1: not chosen yet */
     uint64_t n_params, n_compressed, n_mild;
     double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
@@ -42,7 +43,7 @@ int tagc_measured_name_width(const tagc_measured_arms *arms);
 tagc_status tagc_bench_open_tokens(const tagc_bench_plan *plan, tagc_tokens **out);
 
 /* After the last round: medians and spreads. */
-tagc_status tagc_measured_summarize(tagc_measured_arms *arms);
+void tagc_measured_summarize(tagc_measured_arms *arms);
 /* Prints the tables and the recommendation, and adds them to the result. */
 tagc_status tagc_measured_report(const tagc_measured_arms *arms);
 

@@ -21,18 +21,19 @@ int tagc_measured_name_width(const tagc_measured_arms *b) {
     return (int)width;
 }
 
-static void summarize(const tagc_measured_arms *b, tagc_measured_arm *a, double *scratch) {
+void tagc_measured_summarize(tagc_measured_arms *b) {
     int n = b->n_rounds * b->n_steps;
-    for (size_t member = 0; member < sizeof(tagc_bench_iteration) / sizeof(double); member++) {
-        for (int i = 0; i < n; i++) scratch[i] = ((const double *)&a->iterations[i])[member];
-        ((double *)&a->median)[member] = tagc_result_spread_of(scratch, n).median;
+    for (int i = 0; i < b->n; i++) {
+        tagc_measured_arm *a = &b->arms[i];
+        for (int figure = 0; figure < TAGC_BENCH_N_FIGURES; figure++)
+            ((double *)&a->median)[figure] =
+                tagc_result_spread_every((const double *)a->iterations + figure, TAGC_BENCH_N_FIGURES, n)
+                    .median;
+        a->total = tagc_result_spread_every(&a->iterations->total_s, TAGC_BENCH_N_FIGURES, n);
+        a->exposed = tagc_result_spread_every(&a->iterations->exposed_s, TAGC_BENCH_N_FIGURES, n);
+        for (int k = 0; k < b->n_rounds; k++) a->speedups[k] = b->arms[0].round_s[k] / a->round_s[k];
+        a->speedup = tagc_result_spread_of(a->speedups, b->n_rounds);
     }
-    for (int i = 0; i < n; i++) scratch[i] = a->iterations[i].total_s;
-    a->total = tagc_result_spread_of(scratch, n);
-    for (int i = 0; i < n; i++) scratch[i] = a->iterations[i].wait_gather_s + a->iterations[i].wait_reduce_s;
-    a->exposed = tagc_result_spread_of(scratch, n);
-    for (int i = 0; i < b->n_rounds; i++) a->speedups[i] = b->arms[0].round_s[i] / a->round_s[i];
-    a->speedup = tagc_result_spread_of(a->speedups, b->n_rounds);
 }
 
 /* Per parameter of the whole model, before the factor (W-1)/W. */
@@ -182,15 +183,6 @@ static tagc_status recommend(const tagc_measured_arms *b) {
                    json_pack("{s:s, s:s, s:o}", "arm", name, "reason", advice.reason, "speedup",
                              tagc_json_real(advice.speedup)));
     free(candidates);
-    return TAGC_OK;
-}
-
-tagc_status tagc_measured_summarize(tagc_measured_arms *b) {
-    size_t n = (size_t)b->n_rounds * (size_t)b->n_steps;
-    double *scratch = calloc(n, sizeof *scratch);
-    if (!scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu times", n);
-    for (int i = 0; i < b->n; i++) summarize(b, &b->arms[i], scratch);
-    free(scratch);
     return TAGC_OK;
 }
 

@@ -201,6 +201,7 @@ static void keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_b
                                   .compute_s = stats->compute_s + t->wall_s - stats->total_s,
                                   .wait_gather_s = stats->wait_gather_s,
                                   .wait_reduce_s = stats->wait_reduce_s,
+                                  .exposed_s = stats->wait_gather_s + stats->wait_reduce_s,
                                   .optimizer_s = stats->optimizer_s,
                                   .comm_s = busy->comm_s,
                                   .codec_s = busy->codec_s,
@@ -235,6 +236,7 @@ static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_it
         kept[i].total_s += share * total_s;
         kept[i].optimizer_s += share * optimizer_s;
         kept[i].wait_reduce_s += share * (stats.wait_reduce_s - last->wait_reduce_s);
+        kept[i].exposed_s = kept[i].wait_gather_s + kept[i].wait_reduce_s;
         kept[i].comm_s += share * busy.comm_s;
         kept[i].codec_s += share * busy.codec_s;
         kept[i].exchange_s += share * busy.exchange_s;
@@ -269,17 +271,10 @@ static tagc_status run_steps(turn *t, int round) {
     }
     if (t->arm->arm->options.local_steps > 0) TAGC_TRY(add_round(t, &stats, kept));
     /* The sums of bytes are exact: nothing else was sent between the steps. */
-    int n_figures = (int)(sizeof *kept / sizeof(double)) * b->n_steps;
-    return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, n_figures);
+    return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, TAGC_BENCH_N_FIGURES * b->n_steps);
 }
 
-static double round_median(const tagc_measured_arms *b, const tagc_measured_arm *a, int round,
-                           double *scratch) {
-    for (int i = 0; i < b->n_steps; i++) scratch[i] = a->iterations[round * b->n_steps + i].total_s;
-    return tagc_result_spread_of(scratch, b->n_steps).median;
-}
-
-static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int round, double *scratch) {
+static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int round) {
     turn t = {.b = b, .arm = a};
     double start_s = tagc_clock_s(), made_s = 0;
     char each[24], made[24];
@@ -292,7 +287,9 @@ static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int ro
     tagc_rank_finish(b->bench->rank, status);
     close_turn(&t);
     TAGC_TRY(status);
-    a->round_s[round] = round_median(b, a, round, scratch);
+    a->round_s[round] =
+        tagc_result_spread_every(&a->iterations[round * b->n_steps].total_s, TAGC_BENCH_N_FIGURES, b->n_steps)
+            .median;
     tagc_bench_say(b->bench, "  round %d of %d  %-*s %10s an iteration   (engine made in %s)\n", round + 1,
                    b->n_rounds, tagc_measured_name_width(b), a->arm->name,
                    tagc_human_time(a->round_s[round], each), tagc_human_time(made_s, made));
@@ -301,18 +298,14 @@ static tagc_status take_turn(tagc_measured_arms *b, tagc_measured_arm *a, int ro
 
 static tagc_status measure_arms(tagc_measured_arms *b) {
     TAGC_TRY(open_arms(b));
-    size_t n = (size_t)b->n_rounds * (size_t)b->n_steps;
-    double *scratch = calloc(n, sizeof *scratch);
-    if (!scratch) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu times", n);
     tagc_bench_say(b->bench, "\nTraining, %s\n",
                    b->tokens ? b->bench->plan->options.train.data : "synthetic tokens");
     tagc_status status = TAGC_OK;
     for (int round = 0; status == TAGC_OK && round < b->n_rounds; round++)
         for (int i = 0; status == TAGC_OK && i < b->n; i++)
-            status = take_turn(b, &b->arms[round % 2 ? b->n - 1 - i : i], round, scratch);
-    free(scratch);
+            status = take_turn(b, &b->arms[round % 2 ? b->n - 1 - i : i], round);
     TAGC_TRY(status);
-    TAGC_TRY(tagc_measured_summarize(b));
+    tagc_measured_summarize(b);
     return tagc_measured_report(b);
 }
 

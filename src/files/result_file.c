@@ -41,14 +41,14 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-tagc_result_spread tagc_result_spread_of(const double *values, int n) {
+tagc_result_spread tagc_result_spread_every(const double *first, size_t stride, int n) {
     tagc_result_spread spread = {.median = (double)NAN, .min = (double)NAN, .max = (double)NAN, .n = n};
     double *sorted = n > 0 ? malloc((size_t)n * sizeof *sorted) : NULL;
     if (!sorted) return spread;
     int has_nan = 0;
     for (int i = 0; i < n; i++) {
-        sorted[i] = values[i];
-        has_nan |= isnan(values[i]) != 0;
+        sorted[i] = first[(size_t)i * stride];
+        has_nan |= isnan(sorted[i]) != 0;
     }
     qsort(sorted, (size_t)n, sizeof *sorted, by_value);
     if (!has_nan) {
@@ -58,6 +58,10 @@ tagc_result_spread tagc_result_spread_of(const double *values, int n) {
     }
     free(sorted);
     return spread;
+}
+
+tagc_result_spread tagc_result_spread_of(const double *values, int n) {
+    return tagc_result_spread_every(values, 1, n);
 }
 
 json_t *tagc_json_spread(const tagc_result_spread *spread) {

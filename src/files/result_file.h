@@ -20,6 +20,8 @@ typedef struct tagc_result_spread {
 
 /* Median, least and largest of values (n), which keep their order; all NaN if n is 0 or a value is NaN. */
 tagc_result_spread tagc_result_spread_of(const double *values, int n);
+/* The same of first[0], first[stride], first[2 * stride] and so on, n values. */
+tagc_result_spread tagc_result_spread_every(const double *first, size_t stride, int n);
 json_t *tagc_json_spread(const tagc_result_spread *spread);
 
 /* Fails if `path` cannot be written. Call it before the work whose result it will hold. */
