@@ -2,7 +2,7 @@
 #include "bench/measured.h"
 
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "plan/plan.h"
 #include "train/engine.h"
 #include <stdio.h>

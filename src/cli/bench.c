@@ -2,6 +2,7 @@
 #include "bench/bench.h"
 #include "cli/commands.h"
 #include "core/status.h"
+#include "disk/new_file.h"
 #include "files/origin.h"
 #include "launch/human.h"
 #include "options/agree.h"
@@ -153,7 +154,7 @@ static tagc_status open_rank(tagc_bench *bench) {
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "tagc bench needs at least 2 ranks to exchange anything, and this is 1:"
                          " mpirun -n 2, or --ranks 2");
-    if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_result_check(plan->options.json));
+    if (rank->rank == 0 && plan->options.json) TAGC_TRY(tagc_new_file_check(plan->options.json));
     TAGC_TRY(tagc_hosts_find(rank->comm, &bench->hosts));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(tagc_bench_arms_check(bench));
     if (plan->parts & TAGC_BENCH_ARMS) TAGC_TRY(check_hosts(bench));

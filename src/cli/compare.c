@@ -2,7 +2,8 @@
 #include "cli/commands.h"
 #include "cli/curves.h"
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/new_file.h"
+#include "disk/paths.h"
 #include "files/result_file.h"
 #include "files/runlog.h"
 #include "launch/ranks.h"
@@ -201,7 +202,7 @@ static tagc_status read_runs(const tagc_parsed *parsed, tagc_runlog *runs, int *
 static tagc_status compare(const tagc_parsed *parsed, const compare_options *options) {
     tagc_runlog runs[MAX_RUNS] = {0};
     int n_runs = 0;
-    tagc_status status = options->csv ? tagc_result_check(options->csv) : TAGC_OK;
+    tagc_status status = options->csv ? tagc_new_file_check(options->csv) : TAGC_OK;
     if (status == TAGC_OK) status = read_runs(parsed, runs, &n_runs);
     if (status == TAGC_OK && options->csv) status = tagc_runlog_write_csv(runs, n_runs, options->csv);
     if (status == TAGC_OK) print_table(runs, n_runs);

@@ -3,6 +3,7 @@
 
 #include "cli/commands.h"
 #include "core/status.h"
+#include "disk/new_file.h"
 #include "files/result_file.h"
 #include "gpt2/safetensors.h"
 #include "launch/ranks.h"
@@ -286,7 +287,7 @@ static tagc_status make_request(tagc_plan_request *request, const tagc_parsed *p
 static tagc_status make_plans(tagc_plan_request *request) {
     json_t *checks = NULL, *results = json_array();
     const char *path = request->options.json;
-    tagc_status status = path ? tagc_result_check(path) : TAGC_OK;
+    tagc_status status = path ? tagc_new_file_check(path) : TAGC_OK;
     if (status == TAGC_OK) status = tagc_plan_find_costs(request);
     if (status == TAGC_OK && !request->options.train.quiet) tagc_plan_print_costs(request);
     if (status == TAGC_OK) status = tagc_plan_hold_checks(request, &checks);

@@ -2,7 +2,7 @@
 #include "cli/commands.h"
 #include "core/clock.h"
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "fsdp/checkpoint.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"

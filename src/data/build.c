@@ -6,7 +6,7 @@
 #include "data/split.h"
 #include "data/token_writer.h"
 #include "data/utf8.h"
-#include <errno.h>
+#include "disk/paths.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,38 +41,15 @@ static tagc_status check_options(const tagc_data_options *options) {
     return TAGC_OK;
 }
 
-static tagc_status make_folder(const char *path) {
-    char *part = strdup(path);
-    if (!part) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its name", path);
-    tagc_status status = TAGC_OK;
-    for (char *p = part + 1; status == TAGC_OK; p++) {
-        char c = *p;
-        if (c != '/' && c != '\0') continue;
-        *p = '\0';
-        if (mkdir(part, 0777) != 0 && errno != EEXIST)
-            status = tagc_fail(TAGC_ERR_IO, "%s: cannot make the folder: %s", part, strerror(errno));
-        *p = c;
-        if (c == '\0') break;
-    }
-    free(part);
-    return status;
-}
-
 /* A val.bin of other text or another tokenizer would look like that of the new train.bin. */
 static tagc_status check_no_val(const char *out_dir) {
     struct stat info;
-    size_t n_bytes = strlen(out_dir) + sizeof "/val.bin";
-    char *path = malloc(n_bytes);
-    if (!path) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its name", out_dir);
-    snprintf(path, n_bytes, "%s/val.bin", out_dir);
-    tagc_status status = TAGC_OK;
-    if (lstat(path, &info) == 0)
-        status = tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "val_share is 0, but %s is there already, of other text: remove it, or choose another folder",
-            path);
-    free(path);
-    return status;
+    char path[TAGC_PATH_BYTES];
+    TAGC_TRY(tagc_path_join(out_dir, "val.bin", path));
+    if (lstat(path, &info) != 0) return TAGC_OK;
+    return tagc_fail(
+        TAGC_ERR_ARGUMENT,
+        "val_share is 0, but %s is there already, of other text: remove it, or choose another folder", path);
 }
 
 static tagc_status tell_progress(builder *b) {
@@ -197,7 +174,7 @@ static tagc_status prepare(builder *b) {
     if (!b->text || !b->tokens)
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for %d bytes of text", CHUNK_BYTES);
 
-    TAGC_TRY(make_folder(o->out_dir));
+    TAGC_TRY(tagc_path_make_dirs(o->out_dir));
     if (o->val_share == 0) TAGC_TRY(check_no_val(o->out_dir));
     TAGC_TRY(tagc_token_writer_create(o->out_dir, "train.bin", b->tokenizer, &b->train));
     if (o->val_share > 0) TAGC_TRY(tagc_token_writer_create(o->out_dir, "val.bin", b->tokenizer, &b->val));

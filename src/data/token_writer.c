@@ -4,6 +4,7 @@
 
 #include "core/status.h"
 #include "data/token_format.h"
+#include "disk/paths.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -175,13 +176,5 @@ tagc_status tagc_token_writer_commit(tagc_token_writer *writer) {
                          strerror(errno));
     free(writer->temporary);
     writer->temporary = NULL;
-    /* The rename is durable only when the folder is on disk. */
-    int fd = open(writer->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd) != 0) {
-        tagc_status status = tagc_fail(TAGC_ERR_IO, "%s: cannot sync: %s", writer->folder, strerror(errno));
-        if (fd >= 0) close(fd);
-        return status;
-    }
-    close(fd);
-    return TAGC_OK;
+    return tagc_path_sync_dir(writer->folder);
 }

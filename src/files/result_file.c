@@ -1,15 +1,11 @@
-/* A result file appears complete or not at all, because a script may read it as soon as it exists. */
+/* Result files. A script may read one as soon as it exists, so it appears complete. */
 #include "files/result_file.h"
 
 #include "core/status.h"
-#include "files/paths.h"
-#include <errno.h>
+#include "disk/new_file.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 json_t *tagc_json_real(double value) {
     return isfinite(value) ? json_real(value) : json_null();
@@ -69,57 +65,14 @@ json_t *tagc_json_spread(const tagc_result_spread *spread) {
                      tagc_json_real(spread->min), "max", tagc_json_real(spread->max), "n", spread->n);
 }
 
-static tagc_status cannot_write(const char *path, int error) {
-    return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", path, strerror(error));
-}
-
-/* The path to write to first. A pipe, a device or a link is written directly, because a rename would replace it by a file. */
-static tagc_status find_partial(const char *path, char partial[TAGC_PATH_BYTES], int *is_plain) {
-    struct stat about;
-    int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0;
-    *is_plain = !exists || S_ISREG(about.st_mode);
-    if (is_dir) return cannot_write(path, EISDIR);
-    if (snprintf(partial, TAGC_PATH_BYTES, *is_plain ? "%s.partial" : "%s", path) < TAGC_PATH_BYTES)
-        return TAGC_OK;
-    return cannot_write(path, ENAMETOOLONG);
-}
-
-tagc_status tagc_result_check(const char *path) {
-    char partial[TAGC_PATH_BYTES];
-    int is_plain;
-    TAGC_TRY(find_partial(path, partial, &is_plain));
-    if (!is_plain) return access(path, W_OK) == 0 ? TAGC_OK : cannot_write(path, errno);
-    FILE *file = fopen(partial, "w");
-    if (!file) return cannot_write(path, errno);
-    fclose(file);
-    unlink(partial);
-    return TAGC_OK;
-}
-
-tagc_status tagc_result_write_by(int (*write)(FILE *file, const void *what), const void *what,
-                                 const char *path) {
-    char partial[TAGC_PATH_BYTES];
-    int is_plain;
-    TAGC_TRY(find_partial(path, partial, &is_plain));
-    FILE *file = fopen(partial, "w");
-    if (!file) return cannot_write(path, errno);
-    errno = 0;
-    int failed = write(file, what) != 0;
-    failed |= fflush(file) != 0 || ferror(file) != 0 || (is_plain && fsync(fileno(file)) != 0);
-    int error = errno ? errno : EIO;
-    failed |= fclose(file) != 0;
-    if (!failed && (!is_plain || rename(partial, path) == 0)) return TAGC_OK;
-    if (!failed) error = errno;
-    if (is_plain) unlink(partial);
-    return cannot_write(path, error);
-}
-
-static int write_json(FILE *file, const void *result) {
-    return json_dumpf(result, file, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0 ||
-           fputc('\n', file) == EOF;
-}
-
 tagc_status tagc_result_write(const json_t *result, const char *path) {
+    tagc_new_file file;
     if (!result) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
-    return tagc_result_write_by(write_json, result, path);
+    TAGC_TRY(tagc_new_file_open(path, &file));
+    int failed = json_dumpf(result, file.stream, JSON_INDENT(1) | JSON_REAL_PRECISION(17)) != 0;
+    fputc('\n', file.stream);
+    tagc_status status = tagc_new_file_commit(&file);
+    if (status == TAGC_OK && failed) status = tagc_fail(TAGC_ERR_MEMORY, "out of memory for %s", path);
+    tagc_new_file_close(&file);
+    return status;
 }

@@ -24,13 +24,7 @@ tagc_result_spread tagc_result_spread_of(const double *values, int n);
 tagc_result_spread tagc_result_spread_every(const double *first, size_t stride, int n);
 json_t *tagc_json_spread(const tagc_result_spread *spread);
 
-/* Fails if `path` cannot be written. Call it before the work whose result it will hold. */
-tagc_status tagc_result_check(const char *path);
-/* Writes to a temporary name, then renames. write: 0, or something else with errno after a failure. TAGC_ERR_IO names the
- * file. */
-tagc_status tagc_result_write_by(int (*write)(FILE *file, const void *what), const void *what,
-                                 const char *path);
-/* The same for JSON. */
+/* Writes the file completely or not at all (disk/new_file.h). */
 tagc_status tagc_result_write(const json_t *result, const char *path);
 
 #endif

@@ -2,14 +2,12 @@
 #include "files/runlog.h"
 
 #include "core/status.h"
+#include "disk/paths.h"
 #include "files/result_file.h"
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-enum { PATH_BYTES = 4096 };
 
 const tagc_runlog_field tagc_runlog_fields[TAGC_RUNLOG_N_FIELDS] = {
 #define FIELD(name)                                                                                          \
@@ -113,14 +111,12 @@ static void make_label(const char *dir, char *label, size_t n_bytes) {
 }
 
 tagc_status tagc_runlog_read(const char *dir, tagc_runlog *out) {
-    char path[PATH_BYTES];
+    char path[TAGC_PATH_BYTES];
     *out = (tagc_runlog){.world_size = 1, .n_params = (double)NAN, .n_compressed = (double)NAN};
-    struct stat about;
-    int is_file = stat(dir, &about) == 0 && !S_ISDIR(about.st_mode);
+    int is_file = tagc_path_exists(dir) && !tagc_path_is_dir(dir);
     out->dir = dir;
     make_label(dir, out->label, sizeof out->label);
-    if ((size_t)snprintf(path, sizeof path, "%s%s", dir, is_file ? "" : "/metrics.jsonl") >= sizeof path)
-        return tagc_fail(TAGC_ERR_IO, "%.100s...: the path is too long", dir);
+    TAGC_TRY(tagc_path_print(path, "%s%s", dir, is_file ? "" : "/metrics.jsonl"));
     FILE *file = fopen(path, "r");
     if (!file)
         return tagc_fail(TAGC_ERR_IO, "%s: %s; a run's folder is made by tagc train --out", path,

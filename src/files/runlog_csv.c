@@ -1,7 +1,8 @@
 /* Runs as CSV (RFC 4180, but lines end with \n), for spreadsheets and plotting tools. */
 #include "files/runlog.h"
 
-#include "files/result_file.h"
+#include "core/status.h"
+#include "disk/new_file.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,22 +59,16 @@ static void put_run(FILE *file, const tagc_runlog *run) {
         put_row(file, run, run->eval_steps[eval], NULL, run->val_losses[eval]);
 }
 
-typedef struct all_runs {
-    const tagc_runlog *runs;
-    int n;
-} all_runs;
-
-static int put_all(FILE *file, const void *what) {
-    const all_runs *all = what;
-    fprintf(file, "run,step,loss,val_loss");
-    for (int i = FIRST_COLUMN; i < N_COLUMNS; i++) fprintf(file, ",%s", tagc_runlog_fields[i].name);
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++) fprintf(file, ",%s_bits_sent_per_param", tagc_leg_name(leg));
-    fputc('\n', file);
-    for (int i = 0; i < all->n; i++) put_run(file, &all->runs[i]);
-    return ferror(file);
-}
-
 tagc_status tagc_runlog_write_csv(const tagc_runlog *runs, int n, const char *path) {
-    all_runs all = {runs, n};
-    return tagc_result_write_by(put_all, &all, path);
+    tagc_new_file file;
+    TAGC_TRY(tagc_new_file_open(path, &file));
+    fprintf(file.stream, "run,step,loss,val_loss");
+    for (int i = FIRST_COLUMN; i < N_COLUMNS; i++) fprintf(file.stream, ",%s", tagc_runlog_fields[i].name);
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
+        fprintf(file.stream, ",%s_bits_sent_per_param", tagc_leg_name(leg));
+    fputc('\n', file.stream);
+    for (int i = 0; i < n; i++) put_run(file.stream, &runs[i]);
+    tagc_status status = tagc_new_file_commit(&file);
+    tagc_new_file_close(&file);
+    return status;
 }

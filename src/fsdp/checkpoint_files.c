@@ -4,8 +4,6 @@
 #include "fsdp/internal.h"
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,28 +11,6 @@
 #include <unistd.h>
 
 #define MAX_MANIFEST_BYTES ((off_t)256 << 20)
-
-tagc_status tagc_path_print(char path[TAGC_PATH_BYTES], const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(path, TAGC_PATH_BYTES, format, args);
-    va_end(args);
-    if (n >= 0 && n < TAGC_PATH_BYTES) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "a path of %d bytes, allowed is up to %d", n, TAGC_PATH_BYTES - 1);
-}
-
-tagc_status tagc_folder_make(const char *path) {
-    char part[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_path_print(part, "%s", path));
-    for (char *at = part + 1; *at != 0; at++) {
-        if (*at != '/') continue;
-        *at = 0;
-        mkdir(part, 0777); /* a failure shows in the last mkdir */
-        *at = '/';
-    }
-    if (mkdir(part, 0777) == 0 || errno == EEXIST) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_IO, "cannot make folder %s: %s", path, strerror(errno));
-}
 
 tagc_status tagc_folder_remove(const char *path) {
     DIR *folder = opendir(path);
@@ -46,13 +22,6 @@ tagc_status tagc_folder_remove(const char *path) {
     closedir(folder);
     if (rmdir(path) == 0) return TAGC_OK;
     return tagc_fail(TAGC_ERR_IO, "cannot remove %s: %s", path, strerror(errno));
-}
-
-tagc_status tagc_folder_sync(const char *path) {
-    int fd = open(path, O_RDONLY | O_DIRECTORY);
-    int failed = fd < 0 || fsync(fd) != 0, error = errno;
-    if (fd >= 0) close(fd);
-    return failed ? tagc_fail(TAGC_ERR_IO, "cannot sync folder %s: %s", path, strerror(error)) : TAGC_OK;
 }
 
 tagc_status tagc_manifest_read(const char *path, tagc_manifest **out) {

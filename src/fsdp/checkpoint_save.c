@@ -158,9 +158,9 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
 /* ---- rank 0's part ---- */
 
 static tagc_status make_partial(tagc_save *save) {
-    TAGC_TRY(tagc_folder_make(save->dir));
+    TAGC_TRY(tagc_path_make_dirs(save->dir));
     TAGC_TRY(tagc_folder_remove(save->partial));
-    return tagc_folder_make(save->partial);
+    return tagc_path_make_dirs(save->partial);
 }
 
 static tagc_status write_manifest(tagc_save *save) {
@@ -177,13 +177,13 @@ static tagc_status write_manifest(tagc_save *save) {
 
 static tagc_status publish(tagc_save *save) {
     TAGC_TRY(write_manifest(save));
-    TAGC_TRY(tagc_folder_sync(save->partial));
+    TAGC_TRY(tagc_path_sync_dir(save->partial));
     TAGC_TRY(tagc_folder_remove(save->replaced));
     int again = rename(save->final, save->replaced) == 0; /* an older save of this step exists */
     tagc_status status = TAGC_OK;
     if (rename(save->partial, save->final) != 0)
         status = tagc_fail(TAGC_ERR_IO, "cannot rename %s: %s", save->partial, strerror(errno));
-    else if ((status = tagc_folder_sync(save->dir)) != TAGC_OK)
+    else if ((status = tagc_path_sync_dir(save->dir)) != TAGC_OK)
         rename(save->final, save->partial);
     if (status != TAGC_OK && again) rename(save->replaced, save->final);
     if (status == TAGC_OK && again)

@@ -4,17 +4,14 @@
  *
  * Ranks send their text to rank 0 in pieces of whole events, so that a long run needs memory for one piece per rank. */
 #include "fsdp/trace.h"
+#include "disk/new_file.h"
 #include "fsdp/internal.h"
-#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#define PATH_BYTES 4096
 #define PIECE_BYTES ((size_t)256 << 10)
 #define EVENT_BYTES 1024 /* more than any event takes */
 #define SAME_CLOCK_S                                                                                         \
@@ -207,43 +204,6 @@ static tagc_status find_zero(tagc_trace_writer *w, tagc_comm *comm, double (*tim
     return TAGC_OK;
 }
 
-static tagc_status cannot_write(const char *path, int error) {
-    return tagc_fail(TAGC_ERR_IO, "cannot write trace %s: %s", path, strerror(error));
-}
-
-/* A pipe, a device or a link is written directly (`partial` equals `path`), because a rename would replace it by a file. */
-static tagc_status find_partial(const char *path, char partial[PATH_BYTES], int *is_plain) {
-    struct stat about;
-    int is_dir = stat(path, &about) == 0 && S_ISDIR(about.st_mode), exists = lstat(path, &about) == 0,
-        error = ENAMETOOLONG;
-    *is_plain = !exists || S_ISREG(about.st_mode);
-    if (is_dir)
-        error = EISDIR;
-    else if (snprintf(partial, PATH_BYTES, *is_plain ? "%s.partial" : "%s", path) < PATH_BYTES)
-        return TAGC_OK;
-    return cannot_write(path, error);
-}
-
-static tagc_status open_partial(const char *path, char partial[PATH_BYTES], FILE **file) {
-    int is_plain;
-    *file = NULL;
-    TAGC_TRY(find_partial(path, partial, &is_plain));
-    *file = fopen(partial, "w");
-    return *file != NULL ? TAGC_OK : cannot_write(path, errno);
-}
-
-tagc_status tagc_trace_check_path(const char *path) {
-    char partial[PATH_BYTES];
-    FILE *file;
-    int is_plain;
-    TAGC_TRY(find_partial(path, partial, &is_plain));
-    if (!is_plain) return access(path, W_OK) == 0 ? TAGC_OK : cannot_write(path, errno);
-    TAGC_TRY(open_partial(path, partial, &file));
-    fclose(file);
-    unlink(partial);
-    return TAGC_OK;
-}
-
 /* Rank 0 keeps receiving after its file has failed, because the others are still sending. */
 static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, FILE *file,
                                 uint64_t *n_dropped) {
@@ -263,34 +223,22 @@ static tagc_status write_pieces(tagc_trace_writer *w, tagc_comm *comm, tagc_piec
     return TAGC_OK;
 }
 
-static tagc_status close_file(FILE *file, uint64_t n_dropped, const char *partial, const char *path) {
-    fprintf(file, "{\"ph\":\"M\",\"name\":\"tagc\",\"pid\":0,\"args\":{\"n_dropped\":%llu}}\n]}\n",
-            (unsigned long long)n_dropped);
-    int is_plain = strcmp(partial, path) != 0;
-    int failed = ferror(file) || fflush(file) != 0 || (is_plain && fsync(fileno(file)) != 0), error = errno;
-    failed |= fclose(file) != 0;
-    if (!failed && (!is_plain || rename(partial, path) == 0)) return TAGC_OK;
-    error = failed ? error : errno;
-    if (is_plain) unlink(partial);
-    return cannot_write(path, error);
-}
-
 static tagc_status write_all(tagc_trace_writer *w, tagc_comm *comm, tagc_piece *pieces, double (*times)[2],
                              const char *path) {
     TAGC_TRY(find_zero(w, comm, times));
-    FILE *file = NULL;
-    char partial[PATH_BYTES];
-    TAGC_TRY(tagc_agree(comm, w->rank == 0 ? open_partial(path, partial, &file) : TAGC_OK));
-    if (file != NULL) fprintf(file, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
-    uint64_t n_dropped = 0; /* by all ranks */
-    tagc_status status = write_pieces(w, comm, pieces, file, &n_dropped);
-    if (status != TAGC_OK && file != NULL) {
-        fclose(file);
-        unlink(partial);
+    tagc_new_file file = {0}; /* of rank 0 */
+    uint64_t n_dropped = 0;   /* by all ranks */
+    TAGC_TRY(tagc_agree(comm, w->rank == 0 ? tagc_new_file_open(path, &file) : TAGC_OK));
+    if (file.stream != NULL) fprintf(file.stream, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n");
+    tagc_status status = write_pieces(w, comm, pieces, file.stream, &n_dropped);
+    int is_sent = status == TAGC_OK;
+    if (is_sent && file.stream != NULL) {
+        fprintf(file.stream, "{\"ph\":\"M\",\"name\":\"tagc\",\"pid\":0,\"args\":{\"n_dropped\":%llu}}\n]}\n",
+                (unsigned long long)n_dropped);
+        status = tagc_new_file_commit(&file);
     }
-    TAGC_TRY(status);
-    if (file != NULL) status = close_file(file, n_dropped, partial, path);
-    return tagc_agree(comm, status);
+    tagc_new_file_close(&file);
+    return is_sent ? tagc_agree(comm, status) : status;
 }
 
 tagc_status tagc_trace_write(tagc_trace *trace, tagc_comm *comm, const char *const *unit_names, int n_units,

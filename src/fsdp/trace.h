@@ -12,8 +12,6 @@ void tagc_trace_destroy(tagc_trace *trace);
 /* A tagc_trace_fn; the context is the trace. Thread-safe. Does nothing while paused. */
 void tagc_trace_add(void *trace, const tagc_event *event);
 void tagc_trace_pause(tagc_trace *trace, int paused);
-/* Local: fails if `path` cannot be written, so that a long run fails at its start. */
-tagc_status tagc_trace_check_path(const char *path);
 /* Collective: rank 0 writes one JSON file, complete or not at all, with ranks as processes and streams as threads.
  * Simultaneous transfers have threads of their own: "comm", "comm 2", ...; those beyond 64 are dropped.
  * unit_names: (n_units) by tag. Events are named "<name> <unit>" and have n_bytes as an argument. */

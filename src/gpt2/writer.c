@@ -1,73 +1,18 @@
-/* Writes a checkpoint as a whole or not at all. Bytes go to "<path>.tmp", which replaces <path> when all of it is on the
- * disk. */
+/* Reads config.json. Writes it and weights, each completely or not at all (disk/new_file.h). */
 #include "gpt2/safetensors.h"
 
+#include "disk/new_file.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
-#include <libgen.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-/* ---- a file that appears at once ---- */
-
-typedef struct new_file {
-    char *path, *temporary;
-    FILE *stream; /* NULL when there is nothing to remove */
-} new_file;
-
-static void new_file_close(new_file *file) {
-    if (file->stream) {
-        fclose(file->stream);
-        unlink(file->temporary);
-    }
-    free(file->path);
-    free(file->temporary);
-}
-
-static tagc_status io_error(const char *path) {
-    return tagc_fail(TAGC_ERR_IO, "%s: cannot be written: %s", path, strerror(errno));
-}
-
-static tagc_status new_file_open(const char *path, new_file *file) {
-    file->path = strdup(path);
-    if (asprintf(&file->temporary, "%s.tmp", path) < 0) file->temporary = NULL;
-    if (!file->path || !file->temporary) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
-    file->stream = fopen(file->temporary, "wbe");
-    return file->stream ? TAGC_OK : io_error(file->temporary);
-}
-
-static tagc_status new_file_write(new_file *file, const void *bytes, size_t n_bytes) {
-    return fwrite(bytes, 1, n_bytes, file->stream) == n_bytes ? TAGC_OK : io_error(file->temporary);
-}
-
-/* Synchronises the folder too: otherwise a power failure may undo the rename. */
-static tagc_status sync_folder(const char *path) {
-    char *copy = strdup(path);
-    if (!copy) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
-    int fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL); /* some file systems cannot, and say EINVAL */
-    tagc_status status = failed ? io_error(path) : TAGC_OK;
-    if (fd >= 0) close(fd);
-    free(copy);
-    return status;
-}
-
-static tagc_status new_file_commit(new_file *file) {
-    if (fflush(file->stream) != 0 || fsync(fileno(file->stream)) != 0) return io_error(file->temporary);
-    if (rename(file->temporary, file->path) != 0) return io_error(file->path);
-    fclose(file->stream);
-    file->stream = NULL;
-    return sync_folder(file->path);
-}
 
 /* ---- weights ---- */
 
 struct tagc_gpt2_writer {
-    new_file file;
+    tagc_new_file file;
     uint64_t n_left; /* values still to come */
 };
 
@@ -91,17 +36,18 @@ static json_t *header_of(const tagc_gpt2_config *config) {
     return header;
 }
 
-static tagc_status write_header(new_file *file, const tagc_gpt2_config *config) {
+static tagc_status write_header(tagc_new_file *file, const tagc_gpt2_config *config) {
     json_t *header = header_of(config);
     char *text = header ? json_dumps(header, JSON_COMPACT) : NULL;
     json_decref(header);
     if (!text) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory for its header", file->path);
     uint64_t n_chars = strlen(text), n_padded = (n_chars + 7) / 8 * 8; /* values start at a multiple of 8 */
-    tagc_status status = new_file_write(file, &n_padded, sizeof n_padded);
-    if (status == TAGC_OK) status = new_file_write(file, text, n_chars);
-    if (status == TAGC_OK) status = new_file_write(file, "        ", n_padded - n_chars);
+    fwrite(&n_padded, sizeof n_padded, 1, file->stream);
+    fwrite(text, 1, n_chars, file->stream);
+    fwrite("        ", 1, n_padded - n_chars,
+           file->stream); /* a failure shows in the first append or the commit */
     free(text);
-    return status;
+    return TAGC_OK;
 }
 
 tagc_status tagc_gpt2_writer_create(const char *path, const tagc_gpt2_config *config,
@@ -111,7 +57,7 @@ tagc_status tagc_gpt2_writer_create(const char *path, const tagc_gpt2_config *co
     tagc_gpt2_writer *writer = calloc(1, sizeof *writer);
     if (!writer) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
     writer->n_left = tagc_gpt2_n_params(config);
-    tagc_status status = new_file_open(path, &writer->file);
+    tagc_status status = tagc_new_file_open(path, &writer->file);
     if (status == TAGC_OK) status = write_header(&writer->file, config);
     if (status == TAGC_OK)
         *out = writer;
@@ -125,7 +71,8 @@ tagc_status tagc_gpt2_writer_append(tagc_gpt2_writer *writer, const float *value
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s: %zu values are appended, allowed is at most %llu",
                          writer->file.path, n, (unsigned long long)writer->n_left);
     writer->n_left -= n;
-    return new_file_write(&writer->file, values, n * sizeof *values);
+    if (fwrite(values, sizeof *values, n, writer->file.stream) == n) return TAGC_OK;
+    return tagc_fail(TAGC_ERR_IO, "cannot write %s: %s", writer->file.path, strerror(errno));
 }
 
 tagc_status tagc_gpt2_writer_commit(tagc_gpt2_writer *writer) {
@@ -133,12 +80,12 @@ tagc_status tagc_gpt2_writer_commit(tagc_gpt2_writer *writer) {
     if (writer->n_left > 0)
         return tagc_fail(TAGC_ERR_STATE, "%s: %llu values are missing", writer->file.path,
                          (unsigned long long)writer->n_left);
-    return new_file_commit(&writer->file);
+    return tagc_new_file_commit(&writer->file);
 }
 
 void tagc_gpt2_writer_destroy(tagc_gpt2_writer *writer) {
     if (!writer) return;
-    new_file_close(&writer->file);
+    tagc_new_file_close(&writer->file);
     free(writer);
 }
 
@@ -158,15 +105,14 @@ tagc_status tagc_gpt2_config_write(const char *path, const tagc_gpt2_config *con
         json_object_set_new(json, "bos_token_id", json_null());
         json_object_set_new(json, "eos_token_id", json_null());
     }
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : NULL;
+    if (!json) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
+    tagc_new_file file;
+    tagc_status status = tagc_new_file_open(path, &file);
+    if (status == TAGC_OK && json_dumpf(json, file.stream, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) != 0)
+        status = tagc_fail(TAGC_ERR_IO, "cannot write %s", path);
+    if (status == TAGC_OK) status = tagc_new_file_commit(&file);
+    tagc_new_file_close(&file);
     json_decref(json);
-    if (!text) return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to write it", path);
-    new_file file = {0};
-    tagc_status status = new_file_open(path, &file);
-    if (status == TAGC_OK) status = new_file_write(&file, text, strlen(text));
-    if (status == TAGC_OK) status = new_file_commit(&file);
-    new_file_close(&file);
-    free(text);
     return status;
 }
 

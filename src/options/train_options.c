@@ -2,7 +2,7 @@
 #include "options/train_options.h"
 
 #include "exchange/options.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "gpt2/safetensors.h"
 
 enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */

@@ -3,7 +3,7 @@
 #include "train/metrics.h"
 
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "files/result_file.h"
 #include <errno.h>
 #include <math.h>

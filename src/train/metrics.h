@@ -8,7 +8,7 @@
 #ifndef TAGC_TRAIN_METRICS_H
 #define TAGC_TRAIN_METRICS_H
 
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "train/step_report.h"
 #include <jansson.h>
 

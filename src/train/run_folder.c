@@ -3,7 +3,7 @@
 #include "train/run_folder.h"
 
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "fsdp/checkpoint.h"
 #include <string.h>
 #include <sys/stat.h>

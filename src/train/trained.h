@@ -4,7 +4,7 @@
 #define TAGC_TRAIN_TRAINED_H
 
 #include "data/data.h"
-#include "files/paths.h"
+#include "disk/paths.h"
 #include "fsdp/fsdp.h"
 #include "launch/ranks.h"
 #include "train/saved.h"

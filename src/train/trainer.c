@@ -4,7 +4,7 @@
 
 #include "auto/bucket.h"
 #include "core/status.h"
-#include "files/paths.h"
+#include "disk/new_file.h"
 #include "fsdp/checkpoint.h"
 #include "measure/hosts.h"
 #include "options/agree.h"
@@ -71,7 +71,7 @@ static tagc_status open_trace(tagc_trainer *t) {
         return tagc_fail(TAGC_ERR_ARGUMENT, "--trace-steps is \"%s\", but this run does steps %llu to %llu",
                          t->options.trace_steps, (unsigned long long)t->step + 1,
                          (unsigned long long)n_steps);
-    return t->rank->rank == 0 ? tagc_trace_check_path(t->options.trace) : TAGC_OK;
+    return t->rank->rank == 0 ? tagc_new_file_check(t->options.trace) : TAGC_OK;
 }
 
 /* Ranks may read copies at different places, but not different data: they would not even agree on when to

@@ -394,7 +394,7 @@ static void bad_options_are_named(void **state) {
     options = options_for(&path, 1, path);
     assert_fails(tagc_data_build(&options, NULL), TAGC_ERR_IO, "good.txt");
     options = options_for(&path, 1, "/proc/no/such/place");
-    assert_fails(tagc_data_build(&options, NULL), TAGC_ERR_IO, "cannot make the folder");
+    assert_fails(tagc_data_build(&options, NULL), TAGC_ERR_IO, "cannot make folder");
 }
 
 /* RLIMIT_FSIZE makes writes fail as a full disk does, with another word. */
