@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
-/* Of a job: with MAX_CHUNKS or MAX_PEERS pieces none has more than 8 ops and 4 transfers for each, and a few at its end. */
-enum { MAX_OPS = 8 * MAX_CHUNKS + 32, MAX_TRANSFERS = 4 * MAX_CHUNKS + 16 };
+/* Of a job, with room to spare. The longest is direct in two levels with MAX_PEERS batches and sums that return. */
+enum { MAX_OPS = 160, MAX_TRANSFERS = 80 };
 
 typedef struct builder {
     tagc_sim_job *job;
@@ -120,6 +120,7 @@ tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs
 /* ---- building ---- */
 
 static void add_op(builder *b, tagc_sim_op op) {
+    if (b->job->n_ops == MAX_OPS) abort(); /* only a new kind of step could */
     b->job->ops[b->job->n_ops++] = op;
 }
 
@@ -134,6 +135,7 @@ static void wait(builder *b, int transfer) {
 /* n_messages: the number of receivers. Returns the transfer's number. */
 static int add_transfer(builder *b, double n_bytes, double n_messages) {
     tagc_sim_job *job = b->job;
+    if (job->n_transfers == MAX_TRANSFERS) abort();
     job->transfers[job->n_transfers] = (tagc_sim_transfer){.message_bytes = n_bytes / n_messages,
                                                            .remote_bytes = n_bytes * b->remote_share,
                                                            .local_bytes = n_bytes * (1 - b->remote_share)};
