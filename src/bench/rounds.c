@@ -220,7 +220,15 @@ static tagc_status settle(turn *t) {
     return TAGC_OK;
 }
 
-/* With local steps: one round behind the last step, of which every step has its share. */
+/* What a delay hides of the exchanges of all fragments, which were measured without one: of each, up to so many steps. */
+static double hidden(const turn *t, double exchange_s, const tagc_bench_iteration *kept) {
+    const tagc_train_options *o = &t->arm->arm->options;
+    double steps_s = 0;
+    for (int i = 0; i < t->b->n_steps; i++) steps_s += kept[i].total_s;
+    return fmin(exchange_s, (double)(o->local_fragments * o->local_delay) * steps_s / t->b->n_steps);
+}
+
+/* With local steps: one round of each fragment behind the last step, of which every step has its share. */
 static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_iteration *kept) {
     tagc_measured_arm *a = t->arm;
     int n_steps = t->b->n_steps;
@@ -231,11 +239,12 @@ static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_it
     tagc_busy_take(t->b->bench->rank->busy, &busy);
     TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, &stats));
     tagc_busy_take(t->b->bench->rank->busy, &busy);
+    double wait_s = stats.wait_reduce_s - last->wait_reduce_s, hidden_s = hidden(t, wait_s, kept);
     double total_s = stats.total_s - last->total_s, optimizer_s = stats.optimizer_s - last->optimizer_s;
     for (int i = 0; i < n_steps; i++) {
-        kept[i].total_s += share * total_s;
+        kept[i].total_s += share * (total_s - hidden_s);
         kept[i].optimizer_s += share * optimizer_s;
-        kept[i].wait_reduce_s += share * (stats.wait_reduce_s - last->wait_reduce_s);
+        kept[i].wait_reduce_s += share * (wait_s - hidden_s);
         kept[i].exposed_s = kept[i].wait_gather_s + kept[i].wait_reduce_s;
         kept[i].comm_s += share * busy.comm_s;
         kept[i].codec_s += share * busy.codec_s;

@@ -40,7 +40,10 @@ static const struct {
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
     {"local-30", "--sharding=none --exchange=direct --local-steps=30",
      "each rank trains by itself; every 30 steps the ranks exchange how far their parameters moved, direct"},
-    {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "the same, all of it in fp32"},
+    {"local-30-delay",
+     "--sharding=none --exchange=direct --local-steps=30 --local-fragments=3 --local-delay=5",
+     "the same in 3 parts, each exchanged while the next 5 steps run"},
+    {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "as local-30, all of it in fp32"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 

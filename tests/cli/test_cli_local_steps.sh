@@ -60,7 +60,11 @@ says "--bucket-elems is auto with --local-steps"
 run 2 train "${tiny[@]}" "${local[@]}" --outer-momentum 1
 says "--outer-momentum" "0.999999"
 
+# A benchmark says what they gain.
+run 0 bench --model tiny --ranks 2 --batch-size 1 --rounds 1 --steps-per-round 1 --warmup-steps 1 --only arms --arms ddp,local-30-delay --json bench.json
+grep -q "Local steps: local-30-delay is" out || fail "bench: $(cat out)"
+
 # A plan tells both ways, and which is faster.
-run 0 plan --model tiny --arms zero2-bf16,local-30 --compute-s 0.1 --codec-ns 5 --link-rate 100kbit,100gbit --latency 1ms
+run 0 plan --model tiny --arms zero2-bf16,local-30,local-30-delay --compute-s 0.1 --codec-ns 5 --link-rate 100kbit,100gbit --latency 1ms
 grep -q "local steps are [0-9.]* times as fast" out || fail "plan: $(cat out)"
 grep -q "exchange at every step; local steps would be" out || fail "plan: $(cat out)"

@@ -11,7 +11,7 @@
 
 #include "fsdp/checkpoint_format.h"
 
-enum { N_CONTRADICTIONS = 18, N_LAYOUTS = 17 };
+enum { N_CONTRADICTIONS = 20, N_LAYOUTS = 17 };
 
 static void set_sizes(tagc_manifest *m) {
     for (int rank = 0; rank < m->world_size; rank++)
@@ -34,6 +34,14 @@ static tagc_manifest *make(void) {
     return m;
 }
 
+/* Two fragments of local steps, the second of them `last`. */
+static void set_fragments(tagc_manifest *m, tagc_manifest_fragment last) {
+    m->local = (tagc_manifest_local){.n_sites = 2, .site = 1, .n_fragments = 2};
+    m->local.fragments = calloc(2, sizeof *m->local.fragments);
+    m->local.fragments[0] = (tagc_manifest_fragment){.n_steps = 5};
+    m->local.fragments[1] = last;
+}
+
 /* One change each; returns 0 behind the last. The size of the files fits, but in the first case. */
 static int contradict(tagc_manifest *m, int change) {
     int has_sizes = change == 0;
@@ -54,8 +62,10 @@ static int contradict(tagc_manifest *m, int change) {
     if (change == 13) m->step = (uint64_t)1 << 63;
     if (change == 14) m->local = (tagc_manifest_local){.n_sites = 2, .site = 2};
     if (change == 15) m->flats[1].n_gathers = UINT64_MAX;
-    if (change == 16) m->version = 0;
-    if (change == 17) m->version = TAGC_CHECKPOINT_VERSION + 1;
+    if (change == 16) set_fragments(m, (tagc_manifest_fragment){.n_steps = (uint64_t)1 << 31});
+    if (change == 17) set_fragments(m, (tagc_manifest_fragment){.n_away = (uint64_t)1 << 31});
+    if (change == 18) m->version = 0;
+    if (change == 19) m->version = TAGC_CHECKPOINT_VERSION + 1;
     if (change >= N_CONTRADICTIONS) return 0;
     if (!has_sizes && m->n_owners > 0) set_sizes(m);
     return 1;
@@ -80,10 +90,25 @@ static void contradictions_are_refused_with_a_right_checksum(void **state) {
     for (int change = 0, goes_on = 1; goes_on; change++) {
         m = make();
         goes_on = contradict(m, change);
-        tagc_status status = !goes_on ? TAGC_OK : change >= 16 ? TAGC_ERR_UNSUPPORTED : TAGC_ERR_CORRUPT;
+        tagc_status status = !goes_on ? TAGC_OK : change >= 18 ? TAGC_ERR_UNSUPPORTED : TAGC_ERR_CORRUPT;
         assert_int_equal(read_back(m), status);
         tagc_manifest_destroy(m);
     }
+}
+
+static void fragments_are_read_back(void **state) {
+    (void)state;
+    char *text;
+    tagc_manifest *m = make(), *back;
+    set_fragments(m, (tagc_manifest_fragment){.n_steps = 1, .n_away = 4});
+    set_sizes(m);
+    assert_int_equal(tagc_manifest_print(m, &text), TAGC_OK);
+    assert_int_equal(tagc_manifest_parse(text, strlen(text), 1, &back), TAGC_OK);
+    assert_int_equal(back->local.n_fragments, 2);
+    assert_memory_equal(back->local.fragments, m->local.fragments, 2 * sizeof *m->local.fragments);
+    free(text);
+    tagc_manifest_destroy(m);
+    tagc_manifest_destroy(back);
 }
 
 /* ---- headers ---- */
@@ -196,6 +221,7 @@ static void residuals_cover_every_position(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(contradictions_are_refused_with_a_right_checksum),
+        cmocka_unit_test(fragments_are_read_back),
         cmocka_unit_test(a_header_belongs_to_one_layout_rank_and_step),
         cmocka_unit_test(the_hash_of_a_layout_stays),
         cmocka_unit_test(residuals_cover_every_position),
