@@ -177,7 +177,8 @@ def check(replicas, survivors, dead):
         sent = sent + mask * next(one["mean"] for one in ones if not one["heals"]).double()
     assert any(one["key"] in counted and not one["counts"] for one in passes[1]) and max(map(len, counted.values())) == 3
     # What was applied and what residuals hold is what pseudo-gradients came to: of all exchanges that counted, and of no other.
-    kept = sum(passes[i][-1]["residual"].double() for i in survivors) + [one for one in passes[dead] if one["counts"]][-1]["residual"].double()
+    ends = [passes[i][-1] for i in survivors] + [one for one in passes[dead] if one["counts"]][-1:]
+    kept = sum(one["residual"].double() for one in ends)
     assert kept.abs().max() > 1e-3
     torch.testing.assert_close(sent + kept, due, rtol=0, atol=5e-6)
     # It is counted and told.
