@@ -1,7 +1,7 @@
 """Replicas under torchft with tagc, while they are killed, stopped and cut off: does the run end where an undisturbed one does?
 
     python bench/torch_chaos.py --steps 300                       # a few minutes
-    python bench/torch_chaos.py --steps 12000 --every 20          # about an hour
+    python bench/torch_chaos.py --steps 800 --seeds 1 --every 20  # an hour or two on two busy cores
     sudo python bench/torch_chaos.py --links                      # each replica in a network namespace, whose link goes down, too
 
 Needs torchft (pip install torchft==0.2.0) and libtagc (make build). A small GPT learns the sources of tagc in so many steps, without
@@ -10,9 +10,8 @@ SIGSTOP for a while, or its link goes down for a while. It fails unless the dist
 ones, or at most --allowed outside. Goodput is the share of all passes of all replicas that counted, and the
 undisturbed runs' time as a share of the disturbed one's.
 
-A replica is disturbed only while another one has the same parameters: if all were lost, the run would begin anew. All runs of a command learn
-from one copy of the sources. Otherwise an edit of 40 bytes meanwhile would give other batches, and another evaluation text: that alone changed
-a loss by up to 1.5 %.
+A replica is disturbed only while another one has the newest parameters: if all were lost, the run would begin anew. All runs of a command
+read one copy of the sources: after an edit, a replica that starts later would have other batches and another evaluation text.
 
 Each step has one batch, whatever the number of replicas: those that take part share its rows. So runs differ by what tagc and torchft do, and not by
 how many samples a step has. One more undisturbed run has --fewest replicas: selection keeps a share of each replica's gradient, so how many there
@@ -300,6 +299,14 @@ def run(args, place, seed, folder, is_disturbed):
     return report(job, counts, time.monotonic() - begin)
 
 
+def curve(useful, steps):
+    """The mean training loss of each tenth of the run. Runs with the same seed have the same batches."""
+    tenths = [{} for _ in range(10)]
+    for note in useful:
+        tenths[10 * note["step"] // steps].setdefault(note["step"], []).append(note["loss"])
+    return [round(sum(sum(losses) / len(losses) for losses in tenth.values()) / len(tenth), 4) if tenth else None for tenth in tenths]
+
+
 def report(job, counts, wall_s):
     job.read()
     notes = [note for notes in job.notes for note in notes]
@@ -310,14 +317,14 @@ def report(job, counts, wall_s):
         if note["counts"]:
             by_step.setdefault(note["step"], set()).add(note["weights"])
     apart = sorted(step for step, weights in by_step.items() if len(weights) > 1)
-    useful = sum(note["counts"] and note["took part"] for note in passes)
-    return {"loss": sum(losses) / len(losses), "losses of replicas": len(losses), "steps": len(by_step), "wall_s": wall_s, "replicas per step": useful / max(1, len(by_step)),
-            "passes": len(passes), "useful": useful, "weights differ at": apart, "started": job.n_started, "disturbances": counts,
+    useful = [note for note in passes if note["counts"] and note["took part"]]
+    return {"loss": sum(losses) / len(losses), "losses of replicas": len(losses), "steps": len(by_step), "wall_s": wall_s, "replicas per step": len(useful) / max(1, len(by_step)),
+            "passes": len(passes), "useful": len(useful), "training loss": curve(useful, job.args.steps), "weights differ at": apart, "started": job.n_started, "disturbances": counts,
             "most undone": max((note["n_undone"] for note in passes), default=0), "lost": max((note["n_lost"] for note in passes), default=0)}
 
 
 def copy_text(path):
-    """Those who edit the sources during a run would otherwise change what a replica learns that starts later."""
+    """One for all replicas of all runs, also of those that start after an edit."""
     import torch
     from train_gpt import TEXT, read_bytes
 

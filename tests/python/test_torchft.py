@@ -165,6 +165,8 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             before = manager.current_step()
             optimizer.step()
             counts = manager.current_step() > before
+            if script == "steps alone":
+                quorum._last = "a connection of its own", before
             residual = flat(handle.state_dict()[f"rank{rank}"]["residuals"].values())
             pickle.dump({"key": key, "counts": counts, "own": own if part else torch.zeros_like(own), "n": n, "mean": mean,
                          "residual": residual, "weights": flat(local(p) for p in model.parameters()), "told": dict(quorum.counts), "heals": not part,
@@ -329,6 +331,27 @@ def test_one_that_differs_ends_and_the_others_go_on(tmp_path):
                 replica.process.kill()
                 replica.process.join()
     assert [replica.process.exitcode for replica in replicas] == [0, 0, 1]
+
+
+def test_one_that_made_the_last_step_alone_ends(tmp_path):
+    """torchft lets two quorums make the same step, each with replicas that the other one lacks, and takes them for equal afterwards."""
+    replicas = []
+    with lighthouse() as address:
+        try:
+            replicas += [Replica(name, tmp_path, address, script) for name, script in enumerate(["", "", "steps alone"])]
+            wait_until(lambda: n_of(replicas[2], ("n", 3), ("counts", True)) > 2, replicas)
+            replicas.append(Replica(3, tmp_path, address, ""))  # a new quorum
+            others = [replicas[i] for i in (0, 1, 3)]
+            wait_until(lambda: replicas[2].process.exitcode is not None, others)
+            assert replicas[2].process.exitcode == 1 and "replica 2 made step" in replicas[2].said(), replicas[2].said()
+            wait_until(lambda: n_of(replicas[3], ("n", 3), ("counts", True)) > 3, others)
+            (tmp_path / "stop").write_text("0")
+            wait_until(lambda: all(replica.process.exitcode is not None for replica in others), others)
+        finally:
+            for replica in replicas:
+                replica.process.kill()
+                replica.process.join()
+    assert [replica.process.exitcode for replica in replicas] == [0, 0, 1, 0]
 
 
 def test_what_is_refused():

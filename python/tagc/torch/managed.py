@@ -181,6 +181,29 @@ class _Attempt:
         return n_lost
 
 
+# ---- what replicas say of themselves when they connect: "takes part", and "last", the [connection, step] that counted last, or None ----
+
+def _makers(everyone: Sequence[Mapping[str, Any]], step: int) -> dict[int, str]:
+    """Who made that step: rank -> the connection."""
+    return {rank: theirs["last"][0] for rank, theirs in enumerate(everyone) if theirs["last"] is not None and theirs["last"][1] == step}
+
+
+def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
+    """The rank whose stages the others follow: one that made the last step. A replica that was healed in a step that failed takes part, too,
+    but has stages of its own."""
+    makers = _makers(everyone, last_step)
+    taking_part = [rank for rank, theirs in enumerate(everyone) if theirs["takes part"]]
+    return next((rank for rank in taking_part if rank in makers), next(iter(taking_part), 0))
+
+
+def _strays(everyone: Sequence[Mapping[str, Any]], last_step: int) -> list[int]:
+    """Ranks that made the last step with others than most here did; of equally many, than the first one did. torchft compares numbers of
+    steps, so it takes their parameters for the same."""
+    makers = _makers(everyone, last_step)
+    connections = list(makers.values())
+    return [rank for rank, connection in makers.items() if connection != max(connections, key=connections.count)]
+
+
 class Quorum:
     """Replaces the process group in a managed model's handle: it is the connection over the present replicas."""
 
@@ -194,6 +217,7 @@ class Quorum:
         self._name = ""  # of the connection
         self._attempt: _Attempt | None = None
         self._counted: dict[str, int] = {}  # name of a connection -> the last step over it that counted
+        self._last: tuple[str, int] | None = None  # (connection, step) of the last step that counted here
         self._id, self._members = str(uuid.uuid4()), list[str]()
         self.counts = {"replicas": 0, "changes": 0, "gone": 0, "joined": 0, "undone": 0, "lost": 0}
 
@@ -257,6 +281,7 @@ class Quorum:
             return
         if counts:
             self._counted[self._attempt.name] = self._attempt.step
+            self._last = self._attempt.name, self._attempt.step
             self._attempt = None
         else:
             self._attempt.has_failed = True
@@ -308,9 +333,14 @@ class Quorum:
 
     def _join(self, member: Member, comm: _Comm) -> None:
         everyone = comm.share({"id": self._id, "name": str(uuid.uuid4()), "fingerprint": self._fingerprint, "counted": self._counted,
-                               "takes part": member.takes_part()})
-        source = next((rank for rank, theirs in enumerate(everyone) if theirs["takes part"]), 0)
+                               "takes part": member.takes_part(), "last": self._last})
+        last_step = self._manager.current_step() - 1
+        source = _source(everyone, last_step)
         self._compare([theirs["fingerprint"] for theirs in everyone], source)
+        if strays := _strays(everyone, last_step):
+            raise Error("mismatch" if comm.rank in strays else "transport", f"replicas do not agree: replica {strays[0]} made step {last_step} "
+                        "without most of the others, so its parameters differ; start it again, and give torchft's lighthouse a --min_replicas "
+                        "above half of all replicas")
         counted: dict[str, int] = {}
         for theirs in everyone:
             for name, step in theirs["counted"].items():
