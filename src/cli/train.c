@@ -6,6 +6,7 @@
 #include "fsdp/checkpoint.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"
+#include "options/levels.h"
 #include "options/presets.h"
 #include "train/trainer.h"
 #include <stdlib.h>
@@ -54,9 +55,13 @@ static int saved_ranks(const tagc_train_options *options) {
     return n_ranks <= TAGC_TRAIN_MAX_RANKS ? n_ranks : 0;
 }
 
-/* Options that other options set: those of the preset, and the model's shape if the weights have one. */
+/* Options that other options set: those of the preset and of the levels, and the model's shape if the weights have one. */
 static tagc_status complete(tagc_parsed *parsed, tagc_train_options *options) {
+    int is_local = tagc_ranks_is_local(options->transport),
+        n_given = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0;
     if (options->preset) TAGC_TRY(tagc_preset_apply(options->preset, parsed));
+    if (options->levels)
+        TAGC_TRY(tagc_levels_apply(options->levels, is_local ? n_given : tagc_ranks_launcher_size(), parsed));
     if (!options->init_from || options->resume || tagc_options_given(parsed, "model")) return TAGC_OK;
     return tagc_train_take_shape(parsed, options);
 }

@@ -147,6 +147,9 @@ static const tagc_option rows[] = {
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
          "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options on the command line take precedence. Default: all-legs"
          " for a new run on several ranks; none if --sharding, --gather, --wire, --compress, --exchange or --local-steps is given")},
+    {TEXT(NULL, "levels", LOCAL, levels, NULL, NULL, "LEVELS",
+         "how ranks are grouped: hosts=H,ranks=R sets --two-level, or with --local-steps sites=S,ranks=R; in the place of --ranks"
+         " and --ranks-per-host")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},

@@ -19,7 +19,7 @@ typedef struct tagc_train_options {
         seed;     /* decay_steps 0: a tenth of the steps */
     int schedule; /* tagc_schedule */
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, clip;
-    const char *preset;
+    const char *preset, *levels;
     int sharding, wrap, gather, exchange_each_micro_step;
     int64_t bucket_elems; /* -1: auto */
     int64_t prefetch, grads_in_flight, gather_check_every, ranks_per_host;

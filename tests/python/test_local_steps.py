@@ -610,9 +610,29 @@ def check_fsdp2_sites(rank, world_size):
     check_error(lambda: tagc.LocalSteps(model, optimizer, between=mesh, verbose=False), "between is a mesh of 2 dimensions")
 
 
+def check_three_levels(rank, world_size):
+    """Sites of hosts of ranks, by the names of one mesh."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import tagc.torch as tagc
+
+    mesh = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("site", "host", "local"))
+    model = seeded(Odd)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh["host", "local"])
+    fully_shard(model, mesh=mesh["host", "local"])
+    optimizer = adamw(model.parameters())
+    with tagc.LocalSteps(model, optimizer, every=3, between="site", **everything()) as handle:
+        train(model, optimizer, 6, rank)
+        assert handle.site.n_sites == 2 and handle.site.n_inner == 2
+        check_close(model, simulate(Odd, 2, 6, {"every": 3, 0: 0}, names_of(handle), n_inner=2)[rank // 2], "three levels")
+
+
 @pytest.mark.slow
 def test_sites_of_several_ranks():
-    ranks.run_each([check_one_site, check_three_of_four, check_shares, check_bytes_of_shares, check_ddp_sites, check_fsdp2_sites], 4)
+    ranks.run_each([check_one_site, check_three_of_four, check_shares, check_bytes_of_shares, check_ddp_sites, check_fsdp2_sites,
+                    check_three_levels], 4)
 
 
 # ---- a site is lost in the middle of an exchange ----

@@ -1,0 +1,80 @@
+/* The option --levels. */
+#include "options/levels.h"
+
+#include "options/train_options.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SITES, HOSTS, RANKS, N_LEVELS };
+static const char *const names[N_LEVELS] = {"sites", "hosts", "ranks"};
+
+#define FORM "allowed: sites=N or hosts=N, and ranks=N of a host, as \"hosts=2,ranks=4\""
+
+/* counts (N_LEVELS): 0 where a level is not named. */
+static tagc_status read_levels(const char *text, long counts[N_LEVELS]) {
+    int level = -1;
+    for (const char *at = text;; at++) {
+        const char *equals = strchr(at, '=');
+        size_t n_name = equals ? (size_t)(equals - at) : 0;
+        int found = level + 1;
+        while (found < N_LEVELS && (strlen(names[found]) != n_name || strncmp(names[found], at, n_name) != 0))
+            found++;
+        char *end = NULL;
+        long count = found < N_LEVELS ? strtol(equals + 1, &end, 10) : 0;
+        if (found == N_LEVELS || equals[1] < '0' || equals[1] > '9' || (*end != ',' && *end != '\0') ||
+            count < 1 || count > TAGC_TRAIN_MAX_RANKS)
+            return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", " FORM ", each from 1 to %d", text,
+                             TAGC_TRAIN_MAX_RANKS);
+        counts[level = found] = count;
+        at = end;
+        if (*at == '\0') break;
+    }
+    if (counts[SITES] + counts[HOSTS] == 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", " FORM, text);
+    return TAGC_OK;
+}
+
+/* What the levels say, unless another option says something else. */
+static tagc_status set(tagc_parsed *parsed, const char *levels, const char *name, const char *value) {
+    char given[64];
+    int row = tagc_options_find(parsed->command, name);
+    tagc_options_get(parsed->command, parsed->values, row, given, sizeof given);
+    if (parsed->given[row] && strcmp(given, value) != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--%s is %s, and by --levels %.60s it is %s: leave one of them out", name, given,
+                         levels, value);
+    parsed->given[row] = 1;
+    return tagc_options_set(parsed->command, parsed->values, row, value, "");
+}
+
+tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed) {
+    const tagc_train_options *options = parsed->values;
+    long counts[N_LEVELS] = {0}, n = 1;
+    char per_host[24], all[24];
+    TAGC_TRY(read_levels(text, counts));
+    for (int i = 0; i < N_LEVELS; i++) n *= counts[i] ? counts[i] : 1;
+    if (counts[SITES] && counts[HOSTS] > 1)
+        return tagc_fail(
+            TAGC_ERR_UNSUPPORTED,
+            "--levels is \"%.60s\": hosts inside sites are not supported; leave out hosts (each site is one "
+            "host), or sites",
+            text);
+    if (n_ranks > 0 && n != n_ranks)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", which are %ld ranks, and this run has %d",
+                         text, n, n_ranks);
+    if (counts[SITES] && options->local_steps == 0 && !options->resume)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "--levels is \"%.60s\", and sites need --local-steps; at every step, hosts=%ld exchange", text,
+            counts[SITES]);
+    long n_inner = counts[RANKS] ? counts[RANKS] : 1;
+    snprintf(per_host, sizeof per_host, "%ld", n_inner);
+    snprintf(all, sizeof all, "%ld", n);
+    TAGC_TRY(set(parsed, text, "ranks", all));
+    if (counts[SITES]) TAGC_TRY(set(parsed, text, "sharding", n_inner > 1 ? "hybrid" : "none"));
+    if (n_inner == 1) return TAGC_OK;
+    TAGC_TRY(set(parsed, text, "ranks-per-host", per_host));
+    return counts[SITES] || options->sharding == TAGC_SHARD_HYBRID ? TAGC_OK
+                                                                   : set(parsed, text, "two-level", "yes");
+}
