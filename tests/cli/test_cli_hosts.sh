@@ -69,7 +69,8 @@ levels() { # <levels> <the same by other options>...
     for run in named spelt; do
         head -n 1 $run/metrics.jsonl | grep -o '"world_size":[0-9]*\|"sharding":"[a-z]*"\|"ranks-per-host":"[0-9]*"\|"two-level":"[a-z]*"' >$run.levels
     done
-    [ "$(wc -l <named.levels)" = 4 ] && diff named.levels spelt.levels || fail "--levels $named: $(cat named.levels)"
+    [ "$(wc -l <named.levels)" = 4 ] || fail "the run's options: $(cat named.levels)"
+    diff named.levels spelt.levels || fail "--levels $named: $(cat named.levels)"
     rm -rf named spelt
 }
 levels hosts=2,ranks=2 --ranks 4 --ranks-per-host 2 --two-level
