@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import statistics
 import sys
 import time
 import zlib
@@ -206,17 +207,23 @@ def table(args):
     from tagc.torch import links
 
     found = {key_of(row): row for row in done(args)}
-    heads = ["sites", "arm", "H", "loss", "above fp32", "bits a step", *(f"{rate} Mbit/s, {1e3 * latency:g} ms" for rate, latency in LINKS)]
+    heads = ["sites", "arm", "H", "seeds", "loss", "above fp32 at every step", "bits a step",
+             *(f"{rate} Mbit/s, {1e3 * latency:g} ms" for rate, latency in LINKS)]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    for (sites, arm, every, seed), row in sorted(found.items(), key=lambda one: (one[0][0], [*ARMS].index(one[0][1]), one[0][2], one[0][3])):
-        base = found.get((sites, "every step, fp32", 1, seed))
-        above = f"{100 * (row['loss'] / base['loss'] - 1):+.1f} %" if base else "-"
+    for sites, arm, every in sorted({key[:3] for key in found}, key=lambda one: (one[0], [*ARMS].index(one[1]), one[2])):
+        seeds = {key[3]: row for key, row in sorted(found.items()) if key[:3] == (sites, arm, every)}
+        loss, bits = (statistics.mean(row[name] for row in seeds.values()) for name in ("loss", "bits"))
+        bases = {seed: found.get((sites, "every step, fp32", 1, seed)) for seed in seeds}
+        gaps = [100 * (row["loss"] / bases[seed]["loss"] - 1) for seed, row in seeds.items() if bases[seed]]
+        above = f"{statistics.mean(gaps):+.1f} %" if gaps else "-"
+        spread = f" ({min(gaps):+.1f} to {max(gaps):+.1f})" if len(gaps) > 1 and arm != "every step, fp32" else ""
         cells = []
         for rate, latency in LINKS:
-            n_bytes_s = row["bits"] * every * (sites - 1) / sites * args.params / (links.PAYLOAD * rate * 1e6)
+            n_bytes_s = bits * every * (sites - 1) / sites * args.params / (links.PAYLOAD * rate * 1e6)
             exchange_s = links.MESSAGES * latency + n_bytes_s
             cells.append(f"{links.local_step_s(args.step_s, exchange_s, every):.3g} s")
-        lines.append("| " + " | ".join([str(sites), arm, "-" if every == 1 else str(every), f"{row['loss']:.4f}", above, f"{row['bits']:.3g}", *cells]) + " |")
+        words = [str(sites), arm, "-" if every == 1 else str(every), str(len(seeds)), f"{loss:.3f}", above + spread, f"{bits:.3g}"]
+        lines.append("| " + " | ".join(words + cells) + " |")
     print("\n".join(lines))
 
 

@@ -137,8 +137,8 @@ def goes_on(rank, world_size):
     assert [h[:2] for h in everyone[0]] == [h[:2] for h in everyone[1]]
     n = [p.numel() for p in model.parameters()]
     stages = [{name: now[name] for name in ("noisy", "steady", "attn.q_proj.weight")} for _, now, _ in history]
-    assert list(stages[WINDOW - 2].values()) == [0, 0, 0] and list(stages[WINDOW].values()) == [1, 0, 1]
-    assert list(stages[2 * WINDOW].values()) == [2, 0, 1] and list(stages[-1].values()) == [2, 0, 1]
+    assert list(stages[WINDOW - 2].values()) == [1, 1, 1] and list(stages[WINDOW].values()) == [2, 1, 2]
+    assert list(stages[2 * WINDOW].values()) == [3, 1, 2] and list(stages[-1].values()) == [3, 1, 2]
     assert history[0][0] == sum(n) and history[-1][0] == n[1]
     assert 8.9 < history[0][2] < 10 and history[-1][2] < 5.5
     mean = sum(bits for _, _, bits in history) / len(history)
@@ -148,15 +148,59 @@ def goes_on(rank, world_size):
         for step in range(2 * WINDOW):
             backward(model, rank, 0)
     said = [str(warning.message) for warning in seen if "point one way again" in str(warning.message)]
-    assert handle.stages._now == {"noisy": 0, "steady": 0, "attn.q_proj.weight": 0} and len(said) == (rank == 0), said
+    assert handle.stages._now == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(said) == (rank == 0), said
     model, handle = compressed(has_moment=True)  # Adam has its first moment: not all the way
     for step in range(3 * WINDOW):
         backward(model, rank, step)
-    assert set(handle.stages._now.values()) == {0}
+    assert set(handle.stages._now.values()) == {1}
     handle.param_groups()
     for step in range(2 * WINDOW + 1):
         backward(model, rank, step)
-    assert handle.stages._now["noisy"] == 2
+    assert handle.stages._now["noisy"] == 3
+
+
+class Fresh(Given):
+    """Its norm has not learnt yet."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, *gradients):
+        return super().forward(*gradients) + 0 * (self.norm.weight.sum() + self.norm.bias.sum())
+
+
+def random_weights(rank, world_size):
+    """Every value in 8 bits for three windows, whatever the gradients are; resumed in between; not once a norm has learnt."""
+    import tagc.torch as tagc
+    from tagc.torch.watch import WINDOW
+
+    def made(has_learnt=False):
+        model = Fresh()
+        if has_learnt:
+            nn.init.normal_(model.norm.weight)
+        model = DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return model, tagc.compress(model, optimizer, verbose=False)
+
+    def bits(model, handle, step):
+        backward(model, rank, step)
+        return handle.stats()["bits_per_param"]
+
+    model, handle = made()
+    history = []
+    for step in range(5 * WINDOW + 1):
+        if step == 2 * WINDOW + 3:
+            saved = copy.deepcopy(handle.state_dict())
+        history.append(bits(model, handle, step))
+        assert handle.stages.with_short_moment() <= ({"noisy"} if step >= 3 * WINDOW else set())
+    assert min(history[:3 * WINDOW]) > 16.5 and max(history[3 * WINDOW:]) < 10, history
+    assert handle.stages._now == {"noisy": 3, "steady": 1, "attn.q_proj.weight": 1}
+    other, second = made()
+    backward(other, rank, 99)
+    second.load_state_dict(saved)
+    assert [bits(other, second, step) for step in range(2 * WINDOW + 3, 5 * WINDOW + 1)] == history[2 * WINDOW + 3:]
+    assert bits(*made(has_learnt=True), 0) < 10
 
 
 def stepped_short(optimizer, model):
@@ -188,7 +232,7 @@ def switches_off(rank, world_size):
         backward(model, rank, step)
         optimizer.step()
     assert seen[WINDOW - 2] == set() and seen[-1] == {"noisy"}
-    assert handle.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 0}
+    assert handle.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 1}
     noisy_before, steady_before = noisy.detach().clone(), steady.detach().clone()
     moments = {p: optimizer.state[p]["exp_avg"].clone() for p in (noisy, steady)}
     gradients = backward(model, rank, 2 * WINDOW)
@@ -222,7 +266,7 @@ def switches_off(rank, world_size):
     saved, groups = copy.deepcopy(handle.state_dict()), copy.deepcopy(optimizer.state_dict())
     for step in range(2 * WINDOW):
         backward(model, rank, 200 + step, noisy=True)
-    assert handle.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
+    assert handle.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
     goes_back_without_an_optimizer(handle.state_dict(), "noisy and 1 more", rank)
     handle.close()
     assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks  # this test's
@@ -246,7 +290,7 @@ def steps_with_a_closure(handle, model, optimizer, rank):
     optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
     for step in range(2 * WINDOW):
         def closure():
-            first = {name for name, stage in handle.stages._now.items() if stage == 0}
+            first = {name for name, stage in handle.stages._now.items() if stage == 1}
             backward(model, rank, 400 + step, noisy=True)
             seen[-1] = seen[-1][0], first
         optimizer.step(closure)
@@ -268,7 +312,7 @@ def goes_back_without_an_optimizer(saved, names, rank):
     assert len(said) == (rank == 0) and all(f"was short for {names}, " in text and "before the checkpoint" in text for text in said), said
     for step in range(2 * WINDOW):
         backward(model, rank, 300 + step, noisy=True)
-    assert set(handle.stages._now.values()) == {0} and not handle.stages.with_short_moment()
+    assert set(handle.stages._now.values()) == {1} and not handle.stages.with_short_moment()
     handle.close()
 
 
@@ -351,11 +395,11 @@ def residuals_that_outgrow(rank, world_size):
         return [str(warning.message) for warning in seen if "have grown to" in str(warning.message)]
 
     model, handle = compressed()
-    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
-    assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.stages._now.values()) == {1, 2}
+    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
+    assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.stages._now.values()) == {2, 3}
     saved = copy.deepcopy(handle.state_dict())
     said = steps(model, 200, WINDOW, 1e-3)
-    assert len(said) == (rank == 0) and handle.stages._now["noisy"] == handle.stages._now["steady"] == 0, said
+    assert len(said) == (rank == 0) and handle.stages._now["noisy"] == handle.stages._now["steady"] == 1, said
     other, second = compressed()
     backward(other, rank, 99)
     second.load_state_dict(saved)
@@ -375,7 +419,7 @@ def unused_hold_nothing_up(rank, world_size):
     for step in range(3 * WINDOW + 1):
         model.zero_grad()
         model(torch.randn(96, 64, generator=random)).backward()
-    assert handle.stages._now["noisy"] == 2 and handle.stages._now["steady"] == 0 and id(model.module.noisy) in handle.moments.held_off
+    assert handle.stages._now["noisy"] == 3 and handle.stages._now["steady"] == 1 and id(model.module.noisy) in handle.moments.held_off
 
 
 def moment_stays_where_nothing_is_selected(rank, world_size):
@@ -405,19 +449,21 @@ def resumes(rank, world_size):
         second.load_state_dict(saved)
         for step in range(saved_at, WINDOW + 9):
             again = backward(other, rank, step)
-        assert second.stages._now == handle.stages._now and second.stages._now["noisy"] == 1
+        assert second.stages._now == handle.stages._now and second.stages._now["noisy"] == 2
         assert all(torch.equal(a, b) for a, b in zip(last, again))
     (entry,) = saved.values()
     about = json.loads(entry[state.ABOUT])
-    first = {key: value for key, value in about.items() if key in ("rank", "stages", "windows", "moment", "seen", "noisy") or key in state._NUMBERS}  # as the first tagc with stages wrote it
+    kept = ("rank", "stages", "windows", "moment", "seen", "noisy", *state._NUMBERS)  # as the first tagc with stages wrote it
+    first = {key: value for key, value in about.items() if key in kept and key != "ages"}
+    first["stages"] = {name: stage - 1 for name, stage in first["stages"].items()}  # and before models with random weights had one of their own
     entry[state.ABOUT] = json.dumps(first)
     second.load_state_dict(saved)
-    assert second.stages._now == {"noisy": 1, "steady": 0, "attn.q_proj.weight": 1} and not second.stages.with_short_moment()
+    assert second.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 2} and not second.stages.with_short_moment()
     old = {key: value for key, value in about.items() if key not in ("stages", "windows")}
     entry[state.ABOUT] = json.dumps(old)
     _, third = compressed()
     third.load_state_dict(saved)
-    assert third.stages._now == {"noisy": 2, "steady": 2, "attn.q_proj.weight": 1}
+    assert third.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
     import tagc.torch as tagc
 
     for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1},
@@ -545,7 +591,7 @@ def trains(rank, world_size):
 
 
 def test_stages():
-    ranks.run_each((goes_on, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
+    ranks.run_each((goes_on, random_weights, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
                      residuals_that_outgrow, guarded), 2)
 
 

@@ -191,6 +191,7 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
         mine = _describe(model, wrapper, options)
         mine["options"]["optimizer is given"] = optimizer is not None
+        mine["fresh"] = first_words.look_fresh(mine["rows"], ((policy.clean_name(name), p) for name, p in model.named_parameters()))
         settings = Options(**options)
         if wrapper.is_managed and settings.parameters is not None:
             raise Error("unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None")
@@ -215,7 +216,8 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
-    handle = Compressed(model, wrapper, settings, table, staging)
+    is_fresh = any(rank["fresh"] for rank in everyone)  # a rank whose shards have no norm does not know
+    handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.on_step = on_step
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
@@ -232,8 +234,7 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     if verbose and wrapper.speaks:
         words = handle.moments.words
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
-        fresh = first_words.look_fresh(rows, ((policy.clean_name(name), p) for name, p in model.named_parameters()))
-        expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], fresh, settings.gentle)
+        expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
         print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
     return handle
 

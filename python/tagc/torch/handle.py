@@ -38,7 +38,8 @@ class Compressed:
 
     is_closed = True  # until it is made
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, table: str, staging: Staging | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, table: str, staging: Staging | None = None,
+                 is_fresh: bool = False) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False
         self.units: dict[str, Residuals] = {}
@@ -49,7 +50,7 @@ class Compressed:
         self.staging = staging  # of the device where gradients are; None: in CPU memory
         self.carrier = Carrier(options.timeout_s) if options.transport == "group" else None
         self._recorder = Recorder()
-        self.stages = Stages(wrapper, options)
+        self.stages = Stages(wrapper, options, is_fresh)
         self.moments = Moments(model, wrapper, options, self.stages)
         self.frees: list[Callable[[], object]] = [self.moments.close]  # called by close(), and when the handle goes with its model
         self.ends: list[Callable[[], object]] = []  # connections that are not in _comms

@@ -15,7 +15,8 @@ from tagc._library import Error
 from tagc.torch import policy
 
 WARMUP_KEPT = 0.25  # the share kept at first
-EVERY_VALUE = ("int4", 0)  # values and sparsity in the gentle start, and of LocalSteps
+FRESH = ("int8", 0)  # values and sparsity in the first exchanges of a model with random weights
+EVERY_VALUE = ("int4", 0)  # in the gentle start, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
 FEW_BITS = ("int2", 0)  # between that and what is selected
 TRANSPORTS = ("host", "group")
@@ -129,9 +130,9 @@ class Options:
         if not self.gentle:
             return []
         if kind == "compressed" and self.sparsity > 0:
-            return [EVERY_VALUE, FEW_BITS, (self.values, self.sparsity)]
+            return [FRESH, EVERY_VALUE, FEW_BITS, (self.values, self.sparsity)]
         if kind == "mild" and self.mild != "dense" and self.mild_sparsity > 0:
-            return [EVERY_VALUE, (self.mild, self.mild_sparsity)]
+            return [FRESH, EVERY_VALUE, (self.mild, self.mild_sparsity)]
         return []
 
     def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None) -> dict[str, Any]:

@@ -18,8 +18,10 @@ from tagc.torch.interfaces import Exchanged, Kinds
 from tagc.torch.layout import Layout, Parameter
 from tagc.torch.losses import Losses, fits_losses
 from tagc.torch.options import Options
-from tagc.torch.watch import Watch, coherence_of, fits_window, pooled
+from tagc.torch.watch import WINDOW, Watch, coherence_of, fits_window, pooled
 
+FIRST, GENTLE = 0, 1  # stages: of a model with random weights, and of every other one and of what begins anew
+FRESH_WINDOWS = 3  # that the first stage lasts: a rounding error of 4 bits can make the loss of an unclipped run jump then
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
 ALARM = 2.6  # of one that has gone on, and begins anew
 MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
@@ -28,7 +30,7 @@ MOST_DOUBLINGS = 6  # of the windows of noise that a parameter waits for, one ea
 
 # Words in checkpoints, of sets of names and of numbers by name.
 _SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}
-_NUMBERS = {"calm": "_calm", "failures": "_failures"}
+_NUMBERS = {"calm": "_calm", "failures": "_failures", "ages": "_ages"}
 
 
 def fits(about: Mapping[str, Any]) -> bool:
@@ -76,14 +78,14 @@ class _Parameters(Protocol):
 class Stages:
     """Of one model. All ranks that exchange a parameter decide alike: they decide from sums over ranks."""
 
-    def __init__(self, wrapper: _Parameters, options: Options) -> None:
+    def __init__(self, wrapper: _Parameters, options: Options, is_fresh: bool = False) -> None:
+        """is_fresh: whether the model has random weights; the same on all ranks."""
         self._wrapper, self._options = wrapper, options
         self._kinds = {p.name: p.kind for p in wrapper.parameters() if options.stages(p.kind)}
         self._has_long_moments = True  # the optimizer has a long first moment of what is compressed, as far as is known
         self._can_shorten: frozenset[str] = frozenset()  # names of those whose first moment can become short, one by one
         self._never_long: frozenset[str] = frozenset()  # and of those that have none
         self._short: set[str] = set()  # names of those whose has
-        self._now = dict.fromkeys(self._kinds, 0)
         self.unknown: frozenset[str] = frozenset()  # of load()
         self._next: dict[str, int] = {}  # name -> the stage from the next exchange of the whole model on
         self._seen: set[str] = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
@@ -91,8 +93,10 @@ class Stages:
         self._grown: set[str] = set()  # and at whose end the residual was too large
         self._calm: dict[str, int] = {}  # name -> windows of noise in a row
         self._failures: dict[str, int] = {}  # name -> how often it began anew
+        self._ages: dict[str, int] = {}  # name -> windows, of those in the first stage
         self._alarms: dict[str, dict[str, float]] = {}  # why -> {name: by how much}, of those that begin anew
         self._watch, self._losses = Watch(self._kinds), Losses()
+        self._put(dict.fromkeys(self._kinds, FIRST if is_fresh else GENTLE))
 
     def _last(self, name: str) -> int:
         return len(self._options.stages(self._kinds[name])) - 1
@@ -140,9 +144,12 @@ class Stages:
         mine = [*self._losses.take(), *itertools.chain(*self._watch.take(names)), *itertools.chain(*unit.squares(layout, gradient))]
         losses, found = (pool := pooled(comm, mine))[:3], pool[3:]
         if (rise := self._losses.rise(*losses)) is not None:
-            for name in [name for name, stage in self._now.items() if stage > 0]:
+            for name in [name for name, stage in self._now.items() if stage > GENTLE]:
                 self._begin_anew(name, "loss", rise)
         for i, name in enumerate(names):
+            self._ages[name] = self._ages.get(name, 0) + 1
+            if self._now[name] == FIRST and self._ages[name] >= FRESH_WINDOWS:
+                self._next[name] = GENTLE
             if (coherence := coherence_of(*found[2 * i:2 * i + 2])) is not None:
                 self._decide(name, coherence)
         squares = found[2 * len(names):]
@@ -156,12 +163,14 @@ class Stages:
         self._seen.add(name)
         (self._noisy.add if is_noise else self._noisy.discard)(name)
         self._calm[name] = self._calm.get(name, 0) + 1 if is_noise else 0
+        if self._now[name] == FIRST:
+            return
         if self._calm[name] >= 2 ** min(self._failures.get(name, 0), MOST_DOUBLINGS) and self._may_go_on(name):
             self._next[name] = self._now[name] + 1
             self._calm[name] = 0
         elif coherence > ALARM:
             self._short.discard(name)
-            if self._now[name] > 0:
+            if self._now[name] > GENTLE:
                 self._begin_anew(name, "direction", coherence)
 
     def _check(self, names: set[str], growth: float) -> None:
@@ -170,21 +179,21 @@ class Stages:
             self._grown -= names
             return
         for name in names:
-            if name in self._grown and self._now[name] > 0:
+            if name in self._grown and self._now[name] > GENTLE:
                 self._begin_anew(name, "growth", growth)
         self._grown ^= names  # those that begin anew are given time
 
     def _begin_anew(self, name: str, why: str, value: float) -> None:
-        if self._next.get(name) != 0:
+        if self._next.get(name) != GENTLE:
             self._failures[name] = self._failures.get(name, 0) + 1
-        self._next[name] = self._calm[name] = 0
+        self._next[name], self._calm[name] = GENTLE, 0
         self._noisy.discard(name)
         self._short.discard(name)
         self._alarms.setdefault(why, {})[name] = value
 
     def go_on(self) -> bool:
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
-        self._short |= self._compressed(self._noisy) & self._can_shorten
+        self._short |= {name for name in self._compressed(self._noisy) & self._can_shorten if self._now[name] > FIRST}
         if not self._next:
             return False
         self._put(self._now | self._next)
@@ -212,7 +221,9 @@ class Stages:
         """For the table."""
         if not self._kinds:
             return ""
-        gentle = _words(*self._options.stages(next(iter(self._kinds.values())))[0])
+        first, gentle = (_words(*found) for found in self._options.stages(next(iter(self._kinds.values())))[:GENTLE + 1])
+        if FIRST in self._now.values():
+            gentle = f"{first} for {FRESH_WINDOWS * WINDOW} exchanges, then {gentle}"
         if self._has_long_moments and not self._can_shorten | self._never_long:
             return (f"\nfor now {gentle}, since the optimizer may have a long first moment of it all: compress(model, optimizer)"
                     "\nmakes that short for what is compressed, and goes on to the above when gradients are mostly noise")
@@ -239,7 +250,9 @@ class Stages:
         anew = self.unknown | (self._kinds.keys() - self._compressed(self._kinds) if self.unknown else set())
         self._next, stages = {}, about.get("stages", {})
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
-        self._put({name: 0 if name in anew else min(stages.get(name, n), n) for name, n in last.items()})
+        if "ages" not in about:  # before there was a first stage
+            stages = {name: stage + GENTLE for name, stage in stages.items()}
+        self._put({name: GENTLE if name in anew else min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
         for key, attribute in _SETS.items():
             setattr(self, attribute, self._kinds.keys() & set(about.get(key, ())))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tagc import _library as lib
 from tagc.torch.comm import Comm
 from tagc.torch.layout import Part
+from tagc.torch.stages import GENTLE
 
 if TYPE_CHECKING:
     from tagc.torch import fragments
@@ -49,7 +50,7 @@ class Recorder:
                 now["bytes_received"] += sum(step.n_bytes_received)
                 for phase, seconds in zip(lib.PHASES, step.time_s):
                     now["time_s"][phase] += seconds
-                now["n_gentle"] += part.n_real if part.stage == 0 and gentle(part.kind) else 0
+                now["n_gentle"] += part.n_real if part.stage <= GENTLE and gentle(part.kind) else 0
                 if part.kind == "compressed":
                     now["_kept"] += min(step.n_kept, part.n_real)
                     now["n_compressed"] += part.n_real
