@@ -294,7 +294,7 @@ def several_share_a_model(rank, world_size):
             wrapped(torch.randn(64, 64, generator=random), torch.randn(64, 64, generator=random)).backward()
             for optimizer in optimizers:
                 optimizer.step()
-        assert handle.stages._now == {"one": 0, "two": 1} and handle.moments.held_off == {id(inner.two)}
+        assert handle.stages._now == {"one": 1, "two": 2} and handle.moments.held_off == {id(inner.two)}
 
 
 def test_optimizers_and_schedulers():
