@@ -61,7 +61,7 @@ def test_learns_and_goes_on_from_a_checkpoint(text, tmp_path, options):
     assert whole[11, "loss"] < 0.9 * whole[0, "loss"], said
     assert "elements compressed" in said
     bits = [float(x) for x in re.findall(r"([\d.]+) bits per parameter", said)]
-    assert 0 < bits[-1] <= bits[0] < 12, said  # it begins gently
+    assert 0 < bits[-1] <= bits[0] < 20, said  # it begins gently
     assert again and set(again) < set(whole)
     # DDP begins with other buckets than it goes on with, and the largest of a bucket are not the largest of another. Deltas
     # begin with a copy of the parameters as they are, which had lagged behind them a little.
