@@ -271,7 +271,7 @@ def look_after(job, counts, open_pauses):
             if process.returncode != -signal.SIGKILL:
                 counts["ended by an error"] = counts.get("ended by an error", 0) + 1
             if not any(job.has_all(j) for j in range(len(job.replicas))):
-                counts["nobody was left"] = counts.get("nobody was left", 0) + 1
+                counts["no replica was left"] = counts.get("no replica was left", 0) + 1
             job.start(i)  # it joins
 
 

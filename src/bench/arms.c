@@ -66,11 +66,11 @@ int tagc_arms_rows(tagc_arms_user user, const tagc_option *own, int n_own, tagc_
 
 /* Refuses options that an arm cannot set: they would appear in its name and change nothing. */
 static tagc_status check_extra(const char *name) {
-    static const char *const refused[] = {"config",     "data",        "val-data",   "init-from",
-                                          "ranks",      "transport",   "timeout",    "blas-threads",
-                                          "out",        "resume",      "fork",       "schedule-from",
-                                          "trace",      "trace-steps", "eval-every", "eval-batches",
-                                          "save-every", "keep",        "quiet",      "preset"};
+    static const char *const refused[] = {
+        "config",  "data",         "val-data",   "init-from",    "ranks",      "transport",
+        "timeout", "blas-threads", "out",        "resume",       "fork",       "schedule-from",
+        "trace",   "trace-steps",  "eval-every", "eval-batches", "save-every", "keep",
+        "quiet",   "preset",       "levels"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++)
         if (strcmp(refused[i], name) == 0)
             return tagc_fail(TAGC_ERR_ARGUMENT,

@@ -54,6 +54,7 @@ tagc_status tagc_path_make_dirs(const char *dir) {
 
 tagc_status tagc_path_sync_dir(const char *dir) {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == EACCES) return TAGC_OK;              /* it can be written to, but not read */
     int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL); /* some file systems cannot, and say EINVAL */
     int error = errno;
     if (fd >= 0) close(fd);

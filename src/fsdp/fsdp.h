@@ -90,7 +90,8 @@ typedef struct tagc_fsdp_options {
     /* [1, local_steps], default 1: parts of the model, at most one for each tensor. Each is exchanged every local_steps steps,
      * one of them every local_steps / local_fragments steps. */
     int local_fragments;
-    /* [0, local_steps), default 0: steps after which what a fragment exchanged is applied. Training goes on meanwhile. */
+    /* [0, local_steps), default 0: so many steps after its exchange began, the result of a fragment is applied. Training goes
+     * on meanwhile. */
     int local_delay;
     double local_decay; /* [0, 1], default 1: what residuals are multiplied with after each round */
     double outer_lr,

@@ -35,7 +35,8 @@ static uint64_t layout_of(const tagc_local_steps *l) {
 
 tagc_status tagc_local_describe(const tagc_local_steps *l, tagc_manifest_local *out) {
     int has_fragments = l->n_fragments > 1;
-    for (int i = 0; i < l->n_fragments; i++) has_fragments |= l->fragments[i].n_away > 0;
+    for (int i = 0; i < l->n_fragments; i++) /* a fragment whose round failed has steps of its own */
+        has_fragments |= l->fragments[i].n_away > 0 || l->fragments[i].n_steps != l->n_steps;
     *out = (tagc_manifest_local){.n_sites = l->n_sites,
                                  .site = l->site,
                                  .n_steps = l->n_steps,

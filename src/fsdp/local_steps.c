@@ -55,7 +55,7 @@ static void note_failure(tagc_local_fragment *g, tagc_status status) {
     snprintf(g->failure_text, sizeof g->failure_text, "%s", tagc_last_error());
 }
 
-/* Puts the fragment back to where its round began. */
+/* Its steps count as not exchanged. With a delay, also restores the residuals. */
 static void drop(tagc_local_steps *l, tagc_local_fragment *g) {
     for (int i = g->first_part; i < g->first_part + g->n_parts; i++) {
         const tagc_local_part *part = &l->parts[i];

@@ -40,7 +40,8 @@ static tagc_status set(tagc_parsed *parsed, const char *levels, const char *name
     char given[64];
     int row = tagc_options_find(parsed->command, name);
     tagc_options_get(parsed->command, parsed->values, row, given, sizeof given);
-    if (parsed->given[row] && strcmp(given, value) != 0)
+    int is_own = parsed->given[row] >= parsed->given[tagc_options_find(parsed->command, "levels")];
+    if (parsed->given[row] && is_own && strcmp(given, value) != 0) /* a preset or a config file gives way */
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--%s is %s, and by --levels %.60s it is %s: leave one of them out", name, given,
                          levels, value);
@@ -61,8 +62,9 @@ tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed
             "host), or sites",
             text);
     if (n_ranks > 0 && n != n_ranks)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", which are %ld ranks, and this run has %d",
-                         text, n, n_ranks);
+        return tagc_fail(TAGC_ERR_ARGUMENT,
+                         "--levels is \"%.60s\", that makes %ld ranks, but this run has %d", text, n,
+                         n_ranks);
     if (counts[SITES] && options->local_steps == 0 && !options->resume)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
@@ -75,6 +77,6 @@ tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed
     if (counts[SITES]) TAGC_TRY(set(parsed, text, "sharding", n_inner > 1 ? "hybrid" : "none"));
     if (n_inner == 1) return TAGC_OK;
     TAGC_TRY(set(parsed, text, "ranks-per-host", per_host));
-    return counts[SITES] || options->sharding == TAGC_SHARD_HYBRID ? TAGC_OK
-                                                                   : set(parsed, text, "two-level", "yes");
+    if (counts[SITES] || options->sharding == TAGC_SHARD_HYBRID || options->resume) return TAGC_OK;
+    return set(parsed, text, "two-level", "yes");
 }

@@ -56,7 +56,7 @@ typedef struct tagc_command {
     const char *needs;       /* NULL, or the options that must be given: names with spaces between */
     const char *positionals; /* NULL, or it takes words that are no options: the failure if there are none */
     void (*print_more)(FILE *out); /* NULL, or: prints what follows the long help */
-    /* NULL, or: puts what it means beside the other values in the place of every "auto" */
+    /* NULL, or: replaces every "auto" by its value, which depends on the other options */
     void (*resolve)(void *values);
 } tagc_command;
 

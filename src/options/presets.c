@@ -96,6 +96,7 @@ int tagc_preset_apply_default(const tagc_parsed *parsed, void *values) {
     char value[64];
     const char *words = tagc_preset_words(TAGC_PRESET_DEFAULT, strlen(TAGC_PRESET_DEFAULT));
     for (int row; (words = next_word(words, parsed->command, &row, value));)
-        (void)tagc_options_set(parsed->command, values, row, value, ""); /* of our own table: they hold */
+        if (!parsed->given[row])
+            (void)tagc_options_set(parsed->command, values, row, value, ""); /* our own table is right */
     return 1;
 }

@@ -19,8 +19,8 @@ void tagc_preset_print(FILE *out);                        /* under "Arms:" a lin
  * there is no such preset. */
 tagc_status tagc_preset_apply(const char *name, tagc_parsed *parsed);
 
-/* Where `parsed` was given none of the options that a preset sets, and no preset: puts those of TAGC_PRESET_DEFAULT into
- * `values`. Returns whether it did. */
+/* If `parsed` was given neither a preset nor --sharding, --gather, --wire, --compress, --exchange or --local-steps: puts the
+ * options of TAGC_PRESET_DEFAULT that were not given into `values`. Returns whether it did. */
 int tagc_preset_apply_default(const tagc_parsed *parsed, void *values);
 
 #endif

@@ -1,8 +1,8 @@
 /* The table of `tagc train`, and the translation of its values into options of the engine and the model. */
 #include "options/train_options.h"
 
-#include "exchange/options.h"
 #include "disk/paths.h"
+#include "exchange/options.h"
 #include "gpt2/safetensors.h"
 
 enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_format */
@@ -148,7 +148,7 @@ static const tagc_option rows[] = {
          "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options on the command line take precedence. Default: all-legs"
          " for a new run on several ranks; none if --sharding, --gather, --wire, --compress, --exchange or --local-steps is given")},
     {TEXT(NULL, "levels", LOCAL, levels, NULL, NULL, "LEVELS",
-         "how ranks are grouped: hosts=H,ranks=R sets --two-level, or with --local-steps sites=S,ranks=R; in the place of --ranks"
+         "how ranks are grouped: hosts=H,ranks=R sets --two-level, or with --local-steps sites=S,ranks=R; replaces --ranks"
          " and --ranks-per-host")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"

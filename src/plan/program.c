@@ -127,7 +127,8 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_tokens is %d, allowed is 1 to block_size %d", n_tokens,
                          config->block_size);
     if (n_batch < 1) return tagc_fail(TAGC_ERR_ARGUMENT, "n_batch is %d, allowed is 1 or more", n_batch);
-    out->calls = malloc(((size_t)config->n_layer * CALLS_OF_BLOCK + MOST_OTHER_CALLS) * sizeof *out->calls);
+    size_t n_calls = (size_t)config->n_layer * CALLS_OF_BLOCK + MOST_OTHER_CALLS;
+    out->calls = malloc(n_calls * sizeof *out->calls);
     if (!out->calls) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the calls of a model");
     int head = config->tied ? WTE : tagc_gpt2_n_tensors(config) - 1;
     writer w = {.program = out, .rows = (double)n_batch * (double)n_tokens, .width = (double)config->n_embd};
@@ -136,6 +137,7 @@ tagc_status tagc_program_create(const tagc_gpt2_config *config, int n_batch, int
     forward(&w, config, attention, head);
     out->n_forward = out->n_calls;
     backward(&w, config, attention, head);
+    if ((size_t)out->n_calls > n_calls) abort(); /* CALLS_OF_BLOCK or MOST_OTHER_CALLS is wrong */
     return TAGC_OK;
 }
 

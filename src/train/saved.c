@@ -57,7 +57,10 @@ static tagc_status read_fields(const json_t *object, void *to, const field *fiel
         double number = json_number_value(value);
         if (!value && fields[i].is_optional) continue;
         int is_count = json_is_integer(value) && number <= (double)fields[i].max;
-        if (!(fields[i].kind == REAL ? json_is_number(value) : is_count) || number < 0)
+        if (fields[i].kind == REAL && !(json_is_number(value) && number >= 0))
+            return tagc_fail(TAGC_ERR_CORRUPT, "the checkpoint's \"%s\" is missing or no number from 0 on",
+                             fields[i].name);
+        if (fields[i].kind != REAL && !(is_count && number >= 0))
             return tagc_fail(TAGC_ERR_CORRUPT,
                              "the checkpoint's \"%s\" is missing or no number from 0 to %lld", fields[i].name,
                              (long long)fields[i].max);

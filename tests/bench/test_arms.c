@@ -162,7 +162,7 @@ static void arms_have_what_changes_them(void **state) {
     (void)state;
     static const char *const refused[] = {
         "data=a", "val-data=a", "init-from=a",        "ranks=2",        "timeout=3", "blas-threads=2",
-        "out=a",  "fork=a",     "schedule-from=fork", "eval-batches=2", "keep=3"};
+        "out=a",  "fork=a",     "schedule-from=fork", "eval-batches=2", "keep=3",    "levels=hosts=2"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char text[64];
         tagc_arm *arms;

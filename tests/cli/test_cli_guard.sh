@@ -40,6 +40,9 @@ run 0 train "${common[@]}" --model tiny --steps 2 --quiet --out plain
 [ "$(column plain kept_factor | sort -u)" = 1.0 ] || fail "no guard by default: $(column plain kept_factor)"
 grep -q "\"guard\": *\"*20" plain/metrics.jsonl || fail "the default guard is not recorded"
 
+run 0 train "${common[@]}" --model tiny --steps 2 --guard off --quiet --out off
+[ -z "$(column off kept_factor)" ] || fail "--guard off is ignored"
+
 # Stopped and gone on with: the guard knows what it knew, and a warm-up of sparsity is where it was; forks begin anew.
 recipe=(--model tiny --warmup 2 --lr 3e-3 --min-lr 3e-4 --exchange direct --sparsity 0.95 --quiet)
 for way in "--guard 0.5" "--sparsity-warmup 9" "--guard 0.5 --sparsity-warmup 9 --sharding hybrid --ranks 4 --ranks-per-host 2"; do

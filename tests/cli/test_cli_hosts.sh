@@ -86,7 +86,7 @@ says "sites need --local-steps"
 run 2 train "${tiny[@]}" --levels sites=2,hosts=2,ranks=2 --local-steps 2
 says "hosts inside sites are not supported"
 run 2 train "${tiny[@]}" --levels hosts=2,ranks=2 --ranks 3
-says "which are 4 ranks, and this run has 3"
+says "that makes 4 ranks, but this run has 3"
 run 2 train "${tiny[@]}" --levels hosts=2,ranks=2 --ranks-per-host 4
 says "--ranks-per-host is 4, and by --levels hosts=2,ranks=2 it is 2"
 run 2 train "${tiny[@]}" --levels sites=2,ranks=2 --local-steps 2 --sharding none

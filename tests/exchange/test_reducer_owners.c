@@ -274,14 +274,16 @@ static void equal_sizes_are_the_default(void **state) {
     static const double equal[MAX_RANKS] = {1, 1, 1, 1};
     owners_case c = make_case(4, 4000, equal, 9);
     for (int q = 0; q < 4; q++) c.owner_elems[q] = 1000;
-    rank_run runs[MAX_RANKS];
-    run_ranks(4, run_steps, &c, NULL, runs);
-    tagc_volume planned;
+    tagc_volume planned, without;
     tagc_volume_data data = {.kept_density = 0.05, .union_density = 0.2};
     tagc_reducer_options options = c.options;
     options.owner_elems = c.owner_elems;
     assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &planned), TAGC_OK);
-    assert_true(planned.eager_bytes > 0);
+    options.owner_elems = NULL;
+    assert_int_equal(tagc_reducer_volume(&options, 4, 0, &data, &without), TAGC_OK);
+    assert_true(planned.eager_bytes > 0 && planned.eager_bytes == without.eager_bytes);
+    assert_memory_equal(planned.n_bytes, without.n_bytes, sizeof planned.n_bytes);
+    assert_memory_equal(planned.n_transfers, without.n_transfers, sizeof planned.n_transfers);
     assert_as_oracle(&c);
     destroy_case(&c);
 }

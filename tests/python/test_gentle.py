@@ -200,7 +200,7 @@ def random_weights(rank, world_size):
     backward(other, rank, 99)
     second.load_state_dict(saved)
     assert [bits(other, second, step) for step in range(2 * WINDOW + 3, 5 * WINDOW + 1)] == history[2 * WINDOW + 3:]
-    assert bits(*made(has_learnt=True), 0) < 10
+    assert bits(*made(has_learnt=rank == 0), 0) < 10  # as where the shards of one rank are too few to show it
 
 
 def stepped_short(optimizer, model):

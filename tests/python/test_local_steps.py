@@ -436,8 +436,8 @@ def check_options(rank, world_size):
         ({"shares": [0.5, "a"]}, r"shares\[1\] is 'a', must be a number from 0"),
         ({"shares": [1, -1]}, r"shares\[1\] is -1, must be a number from 0"),
         ({"shares": [0, 0]}, r"shares is \[0, 0\], must have a number above 0"),
-        ({"shares": 0.5}, "shares has 1 numbers, must have one for each of 2 sites"),
-        ({"shares": [1, 1, 1]}, "shares has 3 numbers, must have one for each of 2 sites"),
+        ({"shares": 0.5}, "shares is 0.5, must be a list with one number for each site"),
+        ({"shares": [1, 1, 1]}, r"shares is \[1, 1, 1\], must have one number for each of 2 sites"),
         ({"shares": [1, 1 + rank]}, r"shares is \[1, 1\] on rank 0 and \[1, 2\] on rank 1"),
         ({"values": "int3"}, "values is 'int3', must be one of 'fp32'"),
         ({"between": 3}, "between is 3, must be a process group"),
@@ -506,8 +506,29 @@ def check_statistics(rank, world_size):
         assert set(tagc.flat(said[-1])) >= {"tagc/bits_per_param", "tagc/bytes_by_leg/values"}
 
 
+def check_a_site_that_catches_up(rank, world_size):
+    """Under torchft an exchange may give a site the number of steps of the others: then no other fragment is due in this step."""
+    import tagc.torch as tagc
+
+    model, calls = seeded(lambda: Even(64)), []
+    optimizer = adamw(model.parameters())
+    with tagc.LocalSteps(model, optimizer, every=6, fragments=3, verbose=False) as handle:
+        train(model, optimizer, 1, rank)
+
+        class Managed:
+            def run(self, fragment):
+                calls.append(fragment.index)
+                handle.n_steps += 10
+
+        handle.managed = Managed()
+        train(model, optimizer, 1, rank, first=1)
+        handle.managed = None
+    assert calls == [0]
+
+
 TWO = [check_mean_and_nesterov, check_top_k, check_shares, check_bytes_of_shares, check_fragments_and_delay, check_conservation, check_bf16,
-       check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics]
+       check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics,
+       check_a_site_that_catches_up]
 
 
 def test_two_sites():

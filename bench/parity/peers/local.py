@@ -1,4 +1,4 @@
-"""Local steps: every rank trains a replica of its own for H steps of AdamW, then all exchange how far they came.
+"""Local steps: every rank trains a replica of its own for H steps of AdamW, then all exchange how far their parameters moved.
 
 DiLoCo (Douillard et al., arXiv 2311.08105): the mean of the differences, in fp32, goes through SGD with Nesterov's momentum
 (outer learning rate 0.7, momentum 0.9). SparseLoCo (Sarfi et al., 2508.15706): the 64 largest of each 4,096 values of a difference

@@ -73,7 +73,7 @@ def compress(
         [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
     gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to `sparsity` or `mild_sparsity` when its
         gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is given. If Adam keeps a long first moment,
-        or compress() does not get the optimizer, all parameters stay at 4 bits.
+        or compress() does not get the optimizer, all parameters then stay at 4 bits.
     values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
     layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
         "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
@@ -216,7 +216,8 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
-    is_fresh = any(rank["fresh"] for rank in everyone)  # a rank whose shards have no norm does not know
+    known = [rank["fresh"] for rank in everyone if rank["fresh"] is not None]
+    is_fresh = bool(known) and all(known)
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
     handle.on_step = on_step
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect

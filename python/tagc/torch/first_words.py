@@ -1,5 +1,5 @@
 """Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not learnt yet, ranks on one
-host, a fast link. Nothing is measured here; tagc.advise() does that."""
+host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh() also decides in which stage parameters begin."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathl
         return 0
 
 
-def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool:
+def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
     """Whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
-    this rank's shards. False if this rank has none."""
+    this rank's shards. None if this rank has none."""
     norms = {row.name for row in rows if row.reason == "norm"}
     seen = False
     for name, parameter in named:
@@ -42,7 +42,7 @@ def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -
         if not bool((local.detach() == local.detach().flatten()[0]).all()):
             return False
         seen = True
-    return seen
+    return seen or None
 
 
 def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:

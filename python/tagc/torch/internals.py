@@ -344,3 +344,8 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> Any:
 def uncompiled(model: Any) -> Any:
     """The model within torch.compile()'s wrapper."""
     return _find(model, "OptimizedModule._orig_mod", model)
+
+
+def has_async_quorum(manager: Any) -> bool:
+    """Whether torchft's Manager looks for a quorum while the forward pass runs. torchft has no public name for it."""
+    return bool(getattr(manager, "_use_async_quorum", False))

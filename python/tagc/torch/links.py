@@ -148,8 +148,8 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
     for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
                                   ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
         number(name, real, low, high)
-    for name, whole, least in (("fragments", fragments, 1), ("delay", delay, 0), ("units", units, 1)):
-        number(name, whole, least, MOST_STEPS, int)
+    for name, whole, least, most in (("fragments", fragments, 1, MOST_STEPS), ("delay", delay, 0, MOST_STEPS - 1), ("units", units, 1, MOST_STEPS)):
+        number(name, whole, least, most, int)
     number("every", MOST_STEPS if every is None else every, max(2, fragments, delay + 1), MOST_STEPS, int)
     if isinstance(links, str) or not isinstance(links, Sequence) or len(links) < 2:
         raise Error("argument", f"links is {links!r}, must be a list with the link of each site, 2 or more")
@@ -188,6 +188,6 @@ def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
     lines.append(advice["reason"])
     if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
         shares = ", ".join(f"{round(share, 3):g}" for share in chosen["shares"])
-        only = "" if chosen["every"] > 1 else "; compress() has equal shards alone"
+        only = "" if chosen["every"] > 1 else "; with compress() all shards are equal"
         lines.append(f"an exchange takes {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s with LocalSteps(shares=[{shares}]){only}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""LocalSteps: sites train by themselves for some steps, and then exchange how far they came.
+"""LocalSteps: sites train by themselves for some steps, and then exchange how far their parameters moved.
 
     step, step, step, ...   each site's own; its ranks exchange gradients among themselves as they do without tagc
     a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads of their own
@@ -98,7 +98,7 @@ class Settings:
 
 
 class LocalSteps:
-    """Sites that each train `model` by themselves, and exchange how far they came every `every` steps:
+    """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every` steps:
 
         handle = tagc.LocalSteps(model, optimizer, every=30)
 
@@ -292,10 +292,11 @@ class LocalSteps:
         with self.lock:
             self._check_usable()
             self.n_steps += 1
+            step = self.n_steps  # an exchange under torchft may change it to that of other sites
             self._recorder.n_steps += 1
             self._land()
             for fragment, due in zip(self.fragments, self._due):
-                if self.n_steps % self.settings.every == due:
+                if step % self.settings.every == due:
                     if self.managed is not None:
                         self.managed.run(fragment)
                     else:
@@ -427,11 +428,10 @@ class LocalSteps:
             self._check_usable()
             while self.flying:
                 self._apply()
+            if self.managed is not None:
+                self.managed.run_all()
+                return
             for fragment in self.fragments:
-                if self.managed is not None:
-                    if not self.managed.run(fragment):
-                        raise Error("transport", f"the exchange of fragment {fragment.index} does not count, and changed nothing: synchronize() again")
-                    continue
                 self._begin(fragment)
                 self._apply()
 

@@ -197,8 +197,8 @@ def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
 
 
 def _strays(everyone: Sequence[Mapping[str, Any]], last_step: int) -> list[int]:
-    """Ranks that made the last step with others than most here did; of equally many, than the first one did. torchft compares numbers of
-    steps, so it takes their parameters for the same."""
+    """Ranks that made the last step over another connection than most did. If two connections have equally many ranks, the one of the lowest
+    rank counts as most. torchft compares numbers of steps, so it takes the parameters for the same."""
     makers = _makers(everyone, last_step)
     connections = list(makers.values())
     return [rank for rank, connection in makers.items() if connection != max(connections, key=connections.count)]
@@ -393,8 +393,11 @@ class Managed:
         said = self._manager.should_commit
 
         def should_commit(*arguments: Any, **options: Any) -> bool:
-            counts: bool = said(*arguments, **options)
-            self.quorum.decided(counts)
+            counts = False
+            try:
+                counts = said(*arguments, **options)
+            finally:
+                self.quorum.decided(counts)
             return counts
 
         self._manager.should_commit = should_commit

@@ -21,7 +21,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import local_state, managed
+from tagc.torch import internals, local_state, managed
 from tagc.torch.fragments import Flight, Fragment, Part
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check(manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
         raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager, and torchft is not installed") from failure
     if not isinstance(manager, Manager):
         raise Error("argument", f"manager is a {type(manager).__name__}, must be torchft's Manager")
-    if getattr(manager, "_use_async_quorum", False):
+    if internals.has_async_quorum(manager):
         raise Error("unsupported", "this Manager has use_async_quorum=True: LocalSteps needs False, because a replica that joins must have its "
                     "state before an exchange begins")
     if isinstance(optimizer, Optimizer):
@@ -96,6 +96,9 @@ class Rounds:
         if self._is_healed:
             for one in self._handle.fragments:
                 one.restore()
+            if fragment is None:  # between backward() and step(): gradients are of the parameters before
+                for trained in self._handle.site.trained:
+                    trained.parameter.grad = None
         flight: Flight | None = None
         stats: list[tuple[Part, lib.ReducerStats]] = []
         is_now, failure = True, None
@@ -118,6 +121,14 @@ class Rounds:
         if counts and flight is not None:
             self._handle.land(flight, is_now, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited})
         return counts
+
+    def run_all(self) -> None:
+        """An exchange of each fragment. A site that failed alone before goes on behind the fragment that others exchange now."""
+        fragments, at = self._handle.fragments, 0
+        while at < len(fragments):
+            if not self.run(fragments[at]):
+                raise Error("transport", f"the exchange of fragment {at} does not count, and changed nothing: synchronize() again")
+            at = self._handle.stats()["fragment"] + 1
 
     def _prepare(self, fragment: Fragment | None) -> tuple[Flight | None, bool]:
         """(what this replica sends, whether its parameters are to be the base afterwards); None: no replica contributes."""
@@ -148,7 +159,8 @@ class Rounds:
             raise
         wanted = {vote for vote in votes if vote}
         if len(wanted) > 1:
-            raise Error("mismatch", f"sites do not exchange the same fragment: {[vote - 1 for vote in votes]}")
+            raise Error("mismatch", f"sites do not exchange the same fragment: {[vote - 1 if vote else None for vote in votes]} by site (None: "
+                        "contributes nothing); all must have the same every and fragments, and the same number of steps")
         if not wanted:
             return None, True
         is_now = True
@@ -162,7 +174,7 @@ class Rounds:
 
     def _exchange(self, flight: Flight) -> list[tuple[Part, lib.ReducerStats]]:
         self.quorum.begin(self)
-        self.quorum.goes_on(name for one in self._handle.fragments if one is not flight.fragment for name in one.residuals_on_the_wire())
+        self.quorum.goes_on(slot.trained.name for one in self._handle.fragments if one is not flight.fragment for slot in one.slots)
         flight.launch()
         stats = flight.end(self.quorum.goes_on)
         if sum(one.nonfinite for _, one in stats):

@@ -14,7 +14,9 @@ def checked(shares: Any) -> list[float] | None:
     """The option as a list; Error where it is none."""
     if shares is None:
         return None
-    made = list(shares) if isinstance(shares, Sequence) and not isinstance(shares, str) else [shares]
+    if isinstance(shares, str) or not isinstance(shares, Sequence):
+        raise Error("argument", f"shares is {shares!r}, must be a list with one number for each site")
+    made = list(shares)
     for i, share in enumerate(made):
         options.number(f"shares[{i}]", share, 0, 1e6)
     if not sum(made) > 0:
@@ -28,7 +30,7 @@ def check_sites(shares: Sequence[float] | None, n_sites: int, is_managed: bool) 
     if is_managed:
         raise Error("unsupported", f"shares is {shares!r}, must be None under torchft: sites come and go, and the numbers belong to certain ones")
     if len(shares) != n_sites:
-        raise Error("argument", f"shares has {len(shares)} numbers, must have one for each of {n_sites} sites")
+        raise Error("argument", f"shares is {list(shares)!r}, must have one number for each of {n_sites} sites")
 
 
 def divide(n_elems: int, shares: Sequence[float]) -> list[int]:

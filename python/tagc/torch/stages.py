@@ -93,7 +93,7 @@ class Stages:
         self._grown: set[str] = set()  # and at whose end the residual was too large
         self._calm: dict[str, int] = {}  # name -> windows of noise in a row
         self._failures: dict[str, int] = {}  # name -> how often it began anew
-        self._ages: dict[str, int] = {}  # name -> windows, of those in the first stage
+        self._ages: dict[str, int] = {}  # name -> windows so far
         self._alarms: dict[str, dict[str, float]] = {}  # why -> {name: by how much}, of those that begin anew
         self._watch, self._losses = Watch(self._kinds), Losses()
         self._put(dict.fromkeys(self._kinds, FIRST if is_fresh else GENTLE))
@@ -117,7 +117,7 @@ class Stages:
 
     def set_moments(self, can_shorten: Iterable[str], never_long: Iterable[str]) -> None:
         """Names of what is compressed: whose first moment can become short, and which has none or a short one. The others keep theirs, and
-        stay in their first stage."""
+        do not go beyond GENTLE."""
         self._can_shorten, self._never_long = frozenset(can_shorten), frozenset(never_long)
         self._has_long_moments = not self._compressed(self._kinds) <= self._never_long
         self._short &= self._can_shorten

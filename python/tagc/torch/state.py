@@ -217,7 +217,7 @@ def _about(handle: Compressed) -> dict[str, Any]:
              "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
     if handle.wrapper.is_managed:
         about["managed"] = 1
-        if world_size > 1:
+        if handle.carriers()[0][3] is not None:
             about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
     between = handle.wrapper.between
     if between is not None:
@@ -351,7 +351,7 @@ def _check(carriers: Iterable[_Carrier], rank: int, about: Mapping[str, Any], re
                 kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
                 raise _bad(f"{what} is {kind}, must be a floating tensor")
             if (carrier.place is None) != (not about["chunks"]):
-                raise _bad("was saved " + ("with" if about["chunks"] else "without") + " `between`: a model that is not so "
+                raise _bad("was saved " + ("with" if about["chunks"] else "without") + " `between`, torchft's Manager included: a model that is not so "
                            "cannot load it")
             shape = tuple(parameter.shape) if carrier.place is None else (_n_chunk(parameter, about["places"]),)
             if tuple(values.shape) != shape:

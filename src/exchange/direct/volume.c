@@ -63,7 +63,7 @@ static int is_share(double x) {
 
 static tagc_status check_data(const tagc_reducer *r, const tagc_volume_data *data) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (!d->coded || !d->fragment.sparse) return TAGC_OK;
+    if (!d->coded || (!d->fragment.sparse && r->begins == NULL)) return TAGC_OK; /* others may own more */
     if (!data || !(data->bodies || is_share(data->kept_density)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "kept_density is %g, must be in [0, 1]",
                          data ? data->kept_density : -1.0);
