@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from tagc.torch import fsdp2
+from tagc._library import Error
+from tagc.torch import fsdp2, internals
 from tagc.torch.interfaces import Exchanged
 from tagc.torch.managed import Managed
 
@@ -46,6 +47,9 @@ class Wrapper(Managed, fsdp2.Wrapper):
     sums_shards = True
 
     def __init__(self, model: torch.nn.Module, manager: Any) -> None:
+        if internals.has_async_quorum(manager):
+            raise Error("unsupported", "this Manager has use_async_quorum=True: FSDP2 needs False, because torchft would send the state to a replica "
+                        "that joins in the middle of a pass, when parameters are whole")
         self._manager = manager
         super().__init__(model)
 
