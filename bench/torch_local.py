@@ -34,6 +34,7 @@ ARMS = {
     "DiLoCo, fp32": ALL | DILOCO | {"values": "fp32"},
     "DiLoCo, bf16": ALL | DILOCO | {"values": "bf16"},
     "averaging, every value in 4 bits": {"sparsity": 0, "values": "int4"},
+    "DiLoCo, every value in 4 bits": DILOCO | {"sparsity": 0, "values": "int4"},
     "averaging, direct 95 %": LARGEST,
     "DiLoCo, direct 95 %": LARGEST | DILOCO,
     "SparseLoCo's setting": {"sparsity": 0.984, "values": "int2", "residual_decay": 0.95, "layers": "all"},
