@@ -22,7 +22,7 @@ tagc_status tagc_path_beside(const char *path, const char *name, char *out);
 /* Makes a folder and its parents; an existing one is no error. */
 tagc_status tagc_path_make_dirs(const char *dir);
 
-/* A rename in the folder is durable only after this. */
+/* A rename in the folder is durable only after this. Does nothing if the folder cannot be read. */
 tagc_status tagc_path_sync_dir(const char *dir);
 
 #endif

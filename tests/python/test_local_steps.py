@@ -526,6 +526,33 @@ def check_a_site_that_catches_up(rank, world_size):
     assert calls == [0]
 
 
+def test_synchronize_goes_on_behind_what_others_exchange():
+    """Under torchft: a site that failed alone exchanges fragment 0 while the others are at fragment 1."""
+    import tagc.torch as tagc
+    from tagc.torch.rounds import Rounds
+
+    def run_all(outcomes):
+        """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the fragments that were asked for."""
+        asked, left = [], list(outcomes)
+        site = types.SimpleNamespace(_handle=types.SimpleNamespace(fragments=[0, 1, 2]), _exchanged=None)
+
+        def run(fragment):
+            asked.append(fragment)
+            counts, site._exchanged = left.pop(0)
+            return counts
+
+        site.run = run
+        Rounds.run_all(site)
+        assert not left
+        return asked
+
+    assert run_all([(True, 0), (True, 1), (True, 2)]) == [0, 1, 2]
+    assert run_all([(True, 1), (True, 2)]) == [0, 2]
+    assert run_all([(True, None)] * 3) == [0, 1, 2]  # no replica contributed
+    with pytest.raises(tagc.Error, match="fragment 1 does not count"):
+        run_all([(True, 0), (False, None)])
+
+
 TWO = [check_mean_and_nesterov, check_top_k, check_shares, check_bytes_of_shares, check_fragments_and_delay, check_conservation, check_bf16,
        check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics,
        check_a_site_that_catches_up]

@@ -207,14 +207,6 @@ def documented(name, folder, script):
     program["manager"].shutdown(wait=False)
 
 
-def test_as_documented(tmp_path):
-    with lighthouse() as address:
-        replica = Replica(0, tmp_path, address, "", program=documented)
-        replica.process.join(120)
-        replica.process.kill()
-    assert replica.process.exitcode == 0, replica.said()
-
-
 def test_one_that_differs_ends_and_the_others_go_on(tmp_path):
     with lighthouse() as address:
         sites = [start(name, tmp_path, address, "", train)[0] for name in (0, 1)]
@@ -307,9 +299,10 @@ def check_resumed(model, inner, manager):
         assert all(torch.equal(values, after[kind]) for kind, values in state_of(handle, model).items())
 
 
-def test_alone(tmp_path):
+@pytest.mark.parametrize("program", [documented, alone])
+def test_one_site(tmp_path, program):
     with lighthouse() as address:
-        replica = Replica(0, tmp_path, address, "", program=alone)
+        replica = Replica(0, tmp_path, address, "", program=program)
         replica.process.join(120)
         replica.process.kill()
     assert replica.process.exitcode == 0, replica.said()

@@ -71,9 +71,9 @@ def compress(
         0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc sends more values, as a first moment requires.
     sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);
         [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
-    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to `sparsity` or `mild_sparsity` when its
-        gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is given. If Adam keeps a long first moment,
-        or compress() does not get the optimizer, all parameters then stay at 4 bits.
+    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to
+        `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is
+        given. If Adam keeps a long first moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
     values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
     layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
         "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.

@@ -81,6 +81,7 @@ class Rounds:
         self._handle, self._manager, self.is_closed = handle, manager, False
         self.quorum = managed.Quorum(manager, handle.settings.timeout_s, {name: repr(value) for name, value in fingerprint.items()})
         self._is_healed = False  # in this quorum
+        self._exchanged: int | None = None  # the fragment of the last run(); None: no replica contributed, or it does not count
         self._refused: Error | None = None
         self._connected: Any = None  # the connection of the fragments
         _register(manager, self)
@@ -91,7 +92,7 @@ class Rounds:
         """An exchange of a fragment, or None: of the one that others exchange now, to which this replica contributes nothing. Returns whether
         it counts. Collective over the replicas that torchft has in its quorum."""
         begin = time.perf_counter()
-        self._is_healed, self._refused = False, None
+        self._is_healed, self._refused, self._exchanged = False, None, None
         self._manager.start_quorum()
         if self._is_healed:
             for one in self._handle.fragments:
@@ -119,6 +120,7 @@ class Rounds:
                 raise failure
             self.say(f"tagc: this exchange is given up: {failure}")
         if counts and flight is not None:
+            self._exchanged = flight.fragment.index
             self._handle.land(flight, is_now, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited})
         return counts
 
@@ -128,7 +130,7 @@ class Rounds:
         while at < len(fragments):
             if not self.run(fragments[at]):
                 raise Error("transport", f"the exchange of fragment {at} does not count, and changed nothing: synchronize() again")
-            at = self._handle.stats()["fragment"] + 1
+            at = (at if self._exchanged is None else self._exchanged) + 1
 
     def _prepare(self, fragment: Fragment | None) -> tuple[Flight | None, bool]:
         """(what this replica sends, whether its parameters are to be the base afterwards); None: no replica contributes."""
