@@ -210,8 +210,8 @@ static void bench_make(bench *b, const options *o, size_t n, double sparsity, do
     tagc_bitmap_indices(b->unions[OWN], b->shard, b->list);
     tagc_pack(b->list, b->n_union[OWN], b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_kept[OWN], NULL,
               b->peer_packed);
-    tagc_sketch_encode(&b->sketch, b->peer_indices[OWN], b->peer_values[OWN], b->n_peer_kept[OWN],
-                       b->peer_cells);
+    tagc_sketch_encode(TAGC_CELLS_FP32, &b->sketch, b->peer_indices[OWN], b->peer_values[OWN],
+                       b->n_peer_kept[OWN], b->peer_cells);
     b->n_two_passes = 0;
 }
 
@@ -267,14 +267,14 @@ static void time_sketch(bench *b, int turn) {
     for (int d = W - 1; d >= 0; d--) {
         if (d == OWN) list_union(b, d, SKETCH_LIST, turn, &now_s);
         memset(b->cells[d], 0, b->sketch.n_cells * sizeof(float));
-        tagc_sketch_encode(&b->sketch, b->indices + (size_t)d * b->k_shard,
+        tagc_sketch_encode(TAGC_CELLS_FP32, &b->sketch, b->indices + (size_t)d * b->k_shard,
                            b->values + (size_t)d * b->k_shard, b->n_kept[d], b->cells[d]);
         lap(b, SKETCH_ENCODE, turn, &now_s);
     }
     tagc_sum_add(b->cells[OWN], b->peer_cells, b->sketch.n_cells);
     lap(b, SKETCH_ADD, turn, &now_s);
-    tagc_peeling_replay(&b->peeling, &b->sketch, b->list, b->cells[OWN], b->sums);
-    if (tagc_peeling_dirty(&b->peeling, &b->sketch, b->cells[OWN], 0.01f * W * b->max_abs)) {
+    tagc_peeling_replay(TAGC_CELLS_FP32, &b->peeling, &b->sketch, b->list, b->cells[OWN], b->sums);
+    if (tagc_peeling_dirty(TAGC_CELLS_FP32, &b->peeling, &b->sketch, b->cells[OWN], 0.01f * W * b->max_abs)) {
         fprintf(stderr, "bench_codec: the sketch did not give back what went in\n");
         exit(1);
     }

@@ -49,11 +49,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     size_t n_given = n_bitmap < sketch.n_cells * 4 ? n_bitmap : sketch.n_cells * 4;
     memcpy(cells, data + 4 + n_bitmap, n_given);
     memcpy(fixed, data + 4 + n_bitmap, n_given);
-    tagc_peeling_replay(&peeling, &sketch, indices, cells, values);
-    tagc_peeling_estimate(&peeling, &sketch, indices, cells, values);
-    tagc_peeling_replay_fixed(&peeling, &sketch, indices, fixed, integers);
-    tagc_peeling_estimate_fixed(&peeling, &sketch, indices, fixed, integers);
-    int is_dirty = tagc_peeling_dirty_fixed(&peeling, &sketch, fixed);
+    tagc_peeling_replay(TAGC_CELLS_FP32, &peeling, &sketch, indices, cells, values);
+    tagc_peeling_estimate(TAGC_CELLS_FP32, &peeling, &sketch, indices, cells, values);
+    tagc_peeling_replay(TAGC_CELLS_FIXED, &peeling, &sketch, indices, fixed, integers);
+    tagc_peeling_estimate(TAGC_CELLS_FIXED, &peeling, &sketch, indices, fixed, integers);
+    int is_dirty = tagc_peeling_dirty(TAGC_CELLS_FIXED, &peeling, &sketch, fixed, 0);
     require(!(is_dirty && peeling.n_peeled < n_items));
     tagc_unpack(indices, n_items, values, 0.5f, out, n);
     free(bits), free(indices), free(memory), free(scratch);

@@ -29,15 +29,15 @@ static void fp32_values_come_back_to_rounding(void **state) {
             bench b = bench_make(N, (size_t)((double)n_items / loads[l]), 1, indices, n_items);
             assert_int_equal(b.peeling.n_peeled, n_items);
             float *cells = calloc(b.sketch.n_cells, sizeof *cells);
-            tagc_sketch_encode(&b.sketch, indices, values, n_items, cells);
-            tagc_peeling_replay(&b.peeling, &b.sketch, indices, cells, found);
+            tagc_sketch_encode(TAGC_CELLS_FP32, &b.sketch, indices, values, n_items, cells);
+            tagc_peeling_replay(TAGC_CELLS_FP32, &b.peeling, &b.sketch, indices, cells, found);
             double error = 0, total = 0;
             for (size_t j = 0; j < n_items; j++) {
                 error += pow((double)found[j] - values[j], 2);
                 total += pow(values[j], 2);
             }
             assert_true(sqrt(error / total) < limits[l]);
-            assert_false(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e-4f));
+            assert_false(tagc_peeling_dirty(TAGC_CELLS_FP32, &b.peeling, &b.sketch, cells, 1e-4f));
             free(values), free(found), free(cells);
             bench_free(&b);
         }
@@ -73,7 +73,8 @@ static world world_make(size_t n, int n_ranks, double density, double load) {
         float *values = malloc(n * sizeof *values);
         int32_t *fixed = malloc(n * sizeof *fixed), *cells = calloc(w.b.sketch.n_cells, sizeof *cells);
         for (size_t k = 0; k < n_items[rank]; k++) values[k] = next_value();
-        tagc_sketch_encode_fixed(&w.b.sketch, indices[rank], values, n_items[rank], exponent, cells, fixed);
+        tagc_sketch_round(values, n_items[rank], exponent, fixed);
+        tagc_sketch_encode(TAGC_CELLS_FIXED, &w.b.sketch, indices[rank], fixed, n_items[rank], cells);
         for (size_t k = 0; k < n_items[rank]; k++) {
             assert_int_equal(fixed[k], (int32_t)rint(ldexp(values[k], exponent)));
             dense[indices[rank][k]] += fixed[k];
@@ -99,9 +100,9 @@ static void fixed_point_is_exact(void **state) {
         world w = world_make(SLOW ? 60000 : 400000, n_ranks, 0.0125, 0.75);
         assert_int_equal(w.b.peeling.n_peeled, w.n_union);
         int32_t *found = malloc(w.n_union * sizeof *found);
-        tagc_peeling_replay_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
+        tagc_peeling_replay(TAGC_CELLS_FIXED, &w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
         assert_memory_equal(found, w.sums, w.n_union * sizeof *found);
-        assert_false(tagc_peeling_dirty_fixed(&w.b.peeling, &w.b.sketch, w.cells));
+        assert_false(tagc_peeling_dirty(TAGC_CELLS_FIXED, &w.b.peeling, &w.b.sketch, w.cells, 0));
         for (size_t c = 0; c < w.b.sketch.n_cells; c++) assert_int_equal(w.cells[c], 0);
         free(found);
         world_free(&w);
@@ -110,16 +111,11 @@ static void fixed_point_is_exact(void **state) {
 
 static void fixed_point_rounds_to_even(void **state) {
     (void)state;
-    tagc_sketch s;
-    tagc_sketch_init(&s, 10, 0, 0);
-    const uint32_t indices[] = {0, 1, 2, 3, 4, 5, 6};
     const float values[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 1e-40f, -2.5000002f};
     const int32_t expected[] = {0, 2, 2, 0, -2, 0, -3};
-    int32_t *cells = calloc(s.n_cells, sizeof *cells), fixed[7];
-    tagc_sketch_encode_fixed(&s, indices, values, 7, 0, cells, fixed);
+    int32_t fixed[7];
+    tagc_sketch_round(values, 7, 0, fixed);
     assert_memory_equal(fixed, expected, sizeof fixed);
-    tagc_sketch_encode_fixed(&s, indices, values, 7, 0, cells, NULL); /* fixed may be NULL */
-    free(cells);
 }
 
 static void scale_is_the_largest_that_fits(void **state) {
@@ -162,12 +158,15 @@ static void check_wrong_index(int is_missing) {
         if (right.peeling.n_peeled == n_items && b.peeling.n_peeled == n_wrong) {
             float *cells = calloc(b.sketch.n_cells, sizeof *cells);
             int32_t *cells_fixed = calloc(b.sketch.n_cells, sizeof *cells_fixed);
-            tagc_sketch_encode(&b.sketch, indices, values, n_items, cells);
-            tagc_sketch_encode_fixed(&b.sketch, indices, values, n_items, 20, cells_fixed, fixed);
-            tagc_peeling_replay(&b.peeling, &b.sketch, wrong, cells, found);
-            tagc_peeling_replay_fixed(&b.peeling, &b.sketch, wrong, cells_fixed, found_fixed);
-            assert_int_equal(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e-3f), is_missing);
-            assert_int_equal(tagc_peeling_dirty_fixed(&b.peeling, &b.sketch, cells_fixed), is_missing);
+            tagc_sketch_encode(TAGC_CELLS_FP32, &b.sketch, indices, values, n_items, cells);
+            tagc_sketch_round(values, n_items, 20, fixed);
+            tagc_sketch_encode(TAGC_CELLS_FIXED, &b.sketch, indices, fixed, n_items, cells_fixed);
+            tagc_peeling_replay(TAGC_CELLS_FP32, &b.peeling, &b.sketch, wrong, cells, found);
+            tagc_peeling_replay(TAGC_CELLS_FIXED, &b.peeling, &b.sketch, wrong, cells_fixed, found_fixed);
+            assert_int_equal(tagc_peeling_dirty(TAGC_CELLS_FP32, &b.peeling, &b.sketch, cells, 1e-3f),
+                             is_missing);
+            assert_int_equal(tagc_peeling_dirty(TAGC_CELLS_FIXED, &b.peeling, &b.sketch, cells_fixed, 0),
+                             is_missing);
             for (size_t j = 0, k = 0; j < n_wrong && !is_missing; j++) {
                 int is_spurious = wrong[j] != indices[k];
                 assert_int_equal(found_fixed[j], is_spurious ? 0 : fixed[k]);
@@ -196,9 +195,9 @@ static void not_a_number_is_dirty(void **state) {
     const uint32_t index = 5;
     bench b = bench_make(100, 96, 0, &index, 1);
     float *cells = calloc(b.sketch.n_cells, sizeof *cells);
-    assert_false(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 0));
+    assert_false(tagc_peeling_dirty(TAGC_CELLS_FP32, &b.peeling, &b.sketch, cells, 0));
     cells[95] = NAN;
-    assert_true(tagc_peeling_dirty(&b.peeling, &b.sketch, cells, 1e30f));
+    assert_true(tagc_peeling_dirty(TAGC_CELLS_FP32, &b.peeling, &b.sketch, cells, 1e30f));
     free(cells);
     bench_free(&b);
 }
@@ -217,16 +216,16 @@ static void overload_is_estimated(void **state) {
     int32_t *found = malloc(w.n_union * sizeof *found);
     float *found_float = malloc(w.n_union * sizeof *found_float);
     float *cells = malloc(w.b.sketch.n_cells * sizeof *cells);
-    tagc_peeling_replay_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
+    tagc_peeling_replay(TAGC_CELLS_FIXED, &w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
     for (size_t q = 0; q < w.n_union; q++) {
         uint32_t j = w.b.peeling.order[q];
         assert_int_equal(found[j], q < w.b.peeling.n_peeled ? w.sums[j] : 0);
     }
-    assert_false(tagc_peeling_dirty_fixed(&w.b.peeling, &w.b.sketch, w.cells));
-    tagc_peeling_estimate_fixed(&w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
+    assert_false(tagc_peeling_dirty(TAGC_CELLS_FIXED, &w.b.peeling, &w.b.sketch, w.cells, 0));
+    tagc_peeling_estimate(TAGC_CELLS_FIXED, &w.b.peeling, &w.b.sketch, w.joint, w.cells, found);
     for (size_t c = 0; c < w.b.sketch.n_cells; c++) cells[c] = (float)w.cells[c];
-    assert_false(tagc_peeling_dirty(&w.b.peeling, &w.b.sketch, cells, 0));
-    tagc_peeling_estimate(&w.b.peeling, &w.b.sketch, w.joint, cells, found_float);
+    assert_false(tagc_peeling_dirty(TAGC_CELLS_FP32, &w.b.peeling, &w.b.sketch, cells, 0));
+    tagc_peeling_estimate(TAGC_CELLS_FP32, &w.b.peeling, &w.b.sketch, w.joint, cells, found_float);
     tagc_locator locator;
     tagc_locator_init(&locator, &w.b.sketch);
     for (size_t q = w.b.peeling.n_peeled; q < w.n_union; q++) {

@@ -35,18 +35,29 @@ static inline void tagc_prefetch(const tagc_located *at, size_t n, const void *c
             __builtin_prefetch((const char *)cells + at->cell[t][k] * cell_bytes, 1);
 }
 
-/* The value with its sign in table t; its own inverse. */
-static inline float tagc_signed(float value, uint32_t signs, int t) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    bits ^= (signs << t) & 0x80000000u;
-    memcpy(&value, &bits, sizeof bits);
+/* Cells and values are words of 4 bytes, of either kind. */
+typedef uint32_t __attribute__((may_alias)) tagc_word;
+
+static inline float tagc_word_float(uint32_t word) {
+    float value;
+    memcpy(&value, &word, sizeof value);
     return value;
 }
 
-static inline uint32_t tagc_signed_fixed(uint32_t value, uint32_t signs, int t) {
+static inline uint32_t tagc_float_word(float value) {
+    uint32_t word;
+    memcpy(&word, &value, sizeof word);
+    return word;
+}
+
+static inline uint32_t tagc_word_sum(tagc_cells kind, uint32_t a, uint32_t b) {
+    return kind == TAGC_CELLS_FIXED ? a + b : tagc_float_word(tagc_word_float(a) + tagc_word_float(b));
+}
+
+/* The word with its sign in table t; its own inverse. */
+static inline uint32_t tagc_word_signed(tagc_cells kind, uint32_t word, uint32_t signs, int t) {
     uint32_t negative = 0u - ((signs >> (31 - t)) & 1u);
-    return (value ^ negative) - negative;
+    return kind == TAGC_CELLS_FIXED ? (word ^ negative) - negative : word ^ (negative & 0x80000000u);
 }
 
 #endif

@@ -192,8 +192,9 @@ void tagc_peeling_make_reference(tagc_peeling *peeling, const tagc_sketch *sketc
     make_with(split_scalar, peeling, sketch, indices, n_items, scratch);
 }
 
-void tagc_peeling_replay(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
-                         float *cells, float *values) {
+static inline __attribute__((always_inline)) void replay(tagc_cells kind, const tagc_peeling *peeling,
+                                                         const tagc_sketch *sketch, const uint32_t *indices,
+                                                         tagc_word *cells, tagc_word *values) {
     tagc_locator locator;
     tagc_located at;
     uint32_t positions[TAGC_LOCATE_CHUNK];
@@ -205,80 +206,55 @@ void tagc_peeling_replay(const tagc_peeling *peeling, const tagc_sketch *sketch,
         tagc_locate(&locator, positions, n, &at);
         tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++) {
+            const uint32_t signs = at.signs[k], of[3] = {at.cell[0][k], at.cell[1][k], at.cell[2][k]};
             int table = (alone[k] >= locator.table_cells) + (alone[k] >= 2 * locator.table_cells);
-            float value = tagc_signed(cells[alone[k]], at.signs[k], table);
-            for (int t = 0; t < 3; t++) cells[at.cell[t][k]] -= tagc_signed(value, at.signs[k], t);
+            uint32_t value = tagc_word_signed(kind, cells[alone[k]], signs, table);
+            for (int t = 0; t < 3; t++)
+                cells[of[t]] = tagc_word_sum(kind, cells[of[t]], tagc_word_signed(kind, value, ~signs, t));
             values[items[k]] = value;
         }
     }
     for (size_t q = peeling->n_peeled; q < peeling->n_items; q++) values[peeling->order[q]] = 0;
 }
 
-void tagc_peeling_replay_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
-                               const uint32_t *indices, int32_t *cells, int32_t *values) {
-    tagc_locator locator;
-    tagc_located at;
-    uint32_t positions[TAGC_LOCATE_CHUNK];
-    uint32_t *sums = (uint32_t *)cells;
-    tagc_locator_init(&locator, sketch);
-    for (size_t begin = 0, n; begin < peeling->n_peeled; begin += n) {
-        n = chunk_at(begin, peeling->n_peeled);
-        const uint32_t *items = peeling->order + begin, *alone = peeling->cell + begin;
-        for (size_t k = 0; k < n; k++) positions[k] = indices[items[k]];
-        tagc_locate(&locator, positions, n, &at);
-        tagc_prefetch(&at, n, cells, sizeof *cells);
-        for (size_t k = 0; k < n; k++) {
-            int table = (alone[k] >= locator.table_cells) + (alone[k] >= 2 * locator.table_cells);
-            uint32_t value = tagc_signed_fixed(sums[alone[k]], at.signs[k], table);
-            for (int t = 0; t < 3; t++) sums[at.cell[t][k]] -= tagc_signed_fixed(value, at.signs[k], t);
-            values[items[k]] = (int32_t)value;
-        }
-    }
-    for (size_t q = peeling->n_peeled; q < peeling->n_items; q++) values[peeling->order[q]] = 0;
+void tagc_peeling_replay(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                         const uint32_t *indices, void *cells, void *values) {
+    if (kind == TAGC_CELLS_FIXED)
+        replay(TAGC_CELLS_FIXED, peeling, sketch, indices, cells, values);
+    else
+        replay(TAGC_CELLS_FP32, peeling, sketch, indices, cells, values);
 }
 
-void tagc_peeling_estimate(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
-                           const float *cells, float *values) {
+static int is_less(tagc_cells kind, uint32_t a, uint32_t b) {
+    return kind == TAGC_CELLS_FIXED ? (int32_t)a < (int32_t)b : tagc_word_float(a) < tagc_word_float(b);
+}
+
+void tagc_peeling_estimate(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                           const uint32_t *indices, const void *cells, void *values) {
+    const tagc_word *from = cells;
+    tagc_word *to = values;
     tagc_locator locator;
     tagc_located at;
     tagc_locator_init(&locator, sketch);
     for (size_t q = peeling->n_peeled; q < peeling->n_items; q++) {
-        uint32_t item = peeling->order[q];
+        uint32_t item = peeling->order[q], v[3];
         tagc_locate(&locator, indices + item, 1, &at);
-        float v[3];
-        for (int t = 0; t < 3; t++) v[t] = tagc_signed(cells[at.cell[t][0]], at.signs[0], t);
-        float low = v[0] < v[1] ? v[0] : v[1], high = v[0] < v[1] ? v[1] : v[0];
-        values[item] = v[2] < low ? low : v[2] > high ? high : v[2];
+        for (int t = 0; t < 3; t++) v[t] = tagc_word_signed(kind, from[at.cell[t][0]], at.signs[0], t);
+        int is_second_more = is_less(kind, v[0], v[1]);
+        uint32_t low = v[!is_second_more], high = v[is_second_more];
+        to[item] = is_less(kind, v[2], low) ? low : is_less(kind, high, v[2]) ? high : v[2];
     }
 }
 
-void tagc_peeling_estimate_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
-                                 const uint32_t *indices, const int32_t *cells, int32_t *values) {
-    tagc_locator locator;
-    tagc_located at;
-    tagc_locator_init(&locator, sketch);
-    for (size_t q = peeling->n_peeled; q < peeling->n_items; q++) {
-        uint32_t item = peeling->order[q];
-        tagc_locate(&locator, indices + item, 1, &at);
-        int32_t v[3];
-        for (int t = 0; t < 3; t++)
-            v[t] = (int32_t)tagc_signed_fixed((uint32_t)cells[at.cell[t][0]], at.signs[0], t);
-        int32_t low = v[0] < v[1] ? v[0] : v[1], high = v[0] < v[1] ? v[1] : v[0];
-        values[item] = v[2] < low ? low : v[2] > high ? high : v[2];
-    }
-}
-
-int tagc_peeling_dirty(const tagc_peeling *peeling, const tagc_sketch *sketch, const float *cells,
-                       float tolerance) {
-    if (peeling->n_peeled < peeling->n_items) return 0;
+int tagc_peeling_dirty(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                       const void *cells, float tolerance) {
+    const tagc_word *words = cells;
     int dirty = 0; /* no early end: a loop without branches is the fast one */
-    for (size_t c = 0; c < sketch->n_cells; c++) dirty |= !(fabsf(cells[c]) <= tolerance); /* also NaN */
-    return dirty;
-}
-
-int tagc_peeling_dirty_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch, const int32_t *cells) {
     if (peeling->n_peeled < peeling->n_items) return 0;
-    int32_t any = 0;
-    for (size_t c = 0; c < sketch->n_cells; c++) any |= cells[c];
-    return any != 0;
+    if (kind == TAGC_CELLS_FIXED)
+        for (size_t c = 0; c < sketch->n_cells; c++) dirty |= words[c] != 0;
+    else
+        for (size_t c = 0; c < sketch->n_cells; c++)
+            dirty |= !(fabsf(tagc_word_float(words[c])) <= tolerance); /* also NaN */
+    return dirty;
 }

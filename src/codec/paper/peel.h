@@ -30,24 +30,19 @@ void tagc_peeling_make(tagc_peeling *peeling, const tagc_sketch *sketch, const u
 void tagc_peeling_make_reference(tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
                                  size_t n_items, void *scratch);
 
-/* Replays the peeling: writes values (n_items) of the peeled items, and 0 for leftovers. It consumes the cells. What remains
- * in them belongs to the leftovers; without leftovers and with the right union it is zero (exactly so in fixed point).
- * Fixed-point values stay integers; the caller scales them by 2^-scale_exponent. */
-void tagc_peeling_replay(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
-                         float *cells, float *values);
-void tagc_peeling_replay_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
-                               const uint32_t *indices, int32_t *cells, int32_t *values);
+/* Replays the peeling over cells of this kind: writes values (n_items) of the peeled items, and 0 for leftovers. It consumes the
+ * cells. What remains in them belongs to the leftovers; without leftovers and with the right union it is zero (exactly so in
+ * fixed point). Fixed-point values stay integers; the caller scales them by 2^-scale_exponent. */
+void tagc_peeling_replay(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                         const uint32_t *indices, void *cells, void *values);
 
 /* Sets the leftovers' values to the median of their three cells after peeling (the paper's estimation). */
-void tagc_peeling_estimate(const tagc_peeling *peeling, const tagc_sketch *sketch, const uint32_t *indices,
-                           const float *cells, float *values);
-void tagc_peeling_estimate_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch,
-                                 const uint32_t *indices, const int32_t *cells, int32_t *values);
+void tagc_peeling_estimate(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                           const uint32_t *indices, const void *cells, void *values);
 
 /* Returns 1 if the consumed cells contradict the peeling. If all items were peeled and the union is right, cells hold zero
  * (fixed point) or rounding errors (fp32: at most `tolerance`). Never 1 if there are leftovers. */
-int tagc_peeling_dirty(const tagc_peeling *peeling, const tagc_sketch *sketch, const float *cells,
-                       float tolerance);
-int tagc_peeling_dirty_fixed(const tagc_peeling *peeling, const tagc_sketch *sketch, const int32_t *cells);
+int tagc_peeling_dirty(tagc_cells kind, const tagc_peeling *peeling, const tagc_sketch *sketch,
+                       const void *cells, float tolerance);
 
 #endif

@@ -52,8 +52,9 @@ void tagc_sketch_init(tagc_sketch *sketch, size_t n, size_t n_cells, uint64_t se
     sketch->seed = seed;
 }
 
-void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
-                        size_t n_items, float *cells) {
+static inline __attribute__((always_inline)) void encode(tagc_cells kind, const tagc_sketch *sketch,
+                                                         const uint32_t *indices, const tagc_word *values,
+                                                         size_t n_items, tagc_word *cells) {
     tagc_locator locator;
     tagc_located at;
     tagc_locator_init(&locator, sketch);
@@ -62,28 +63,24 @@ void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, cons
         tagc_locate(&locator, indices + begin, n, &at);
         tagc_prefetch(&at, n, cells, sizeof *cells);
         for (size_t k = 0; k < n; k++)
-            for (int t = 0; t < 3; t++)
-                cells[at.cell[t][k]] += tagc_signed(values[begin + k], at.signs[k], t);
+            for (int t = 0; t < 3; t++) {
+                tagc_word *cell = &cells[at.cell[t][k]];
+                *cell = tagc_word_sum(kind, *cell, tagc_word_signed(kind, values[begin + k], at.signs[k], t));
+            }
     }
 }
 
-void tagc_sketch_encode_fixed(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
-                              size_t n_items, int scale_exponent, int32_t *cells, int32_t *fixed) {
-    tagc_locator locator;
-    tagc_located at;
-    tagc_locator_init(&locator, sketch);
+void tagc_sketch_encode(tagc_cells kind, const tagc_sketch *sketch, const uint32_t *indices,
+                        const void *values, size_t n_items, void *cells) {
+    if (kind == TAGC_CELLS_FIXED)
+        encode(TAGC_CELLS_FIXED, sketch, indices, values, n_items, cells);
+    else
+        encode(TAGC_CELLS_FP32, sketch, indices, values, n_items, cells);
+}
+
+void tagc_sketch_round(const float *values, size_t n, int scale_exponent, int32_t *fixed) {
     float scale = ldexpf(1.0f, scale_exponent);
-    uint32_t *sums = (uint32_t *)cells; /* unsigned: sums wrap by design */
-    for (size_t begin = 0; begin < n_items; begin += TAGC_LOCATE_CHUNK) {
-        size_t n = n_items - begin < TAGC_LOCATE_CHUNK ? n_items - begin : TAGC_LOCATE_CHUNK;
-        tagc_locate(&locator, indices + begin, n, &at);
-        tagc_prefetch(&at, n, cells, sizeof *cells);
-        for (size_t k = 0; k < n; k++) {
-            uint32_t value = (uint32_t)lrintf(values[begin + k] * scale);
-            for (int t = 0; t < 3; t++) sums[at.cell[t][k]] += tagc_signed_fixed(value, at.signs[k], t);
-            if (fixed) fixed[begin + k] = (int32_t)value;
-        }
-    }
+    for (size_t i = 0; i < n; i++) fixed[i] = (int32_t)lrintf(values[i] * scale);
 }
 
 int tagc_sketch_scale_exponent(float max_abs, int world_size) {

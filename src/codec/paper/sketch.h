@@ -5,6 +5,7 @@
 #ifndef TAGC_CODEC_PAPER_SKETCH_H
 #define TAGC_CODEC_PAPER_SKETCH_H
 
+#include "tagc/paper.h"
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,13 +22,12 @@ typedef struct tagc_sketch {
  * at most 2 cells below, to at least 96 and at most about 2^32. */
 void tagc_sketch_init(tagc_sketch *sketch, size_t n, size_t n_cells, uint64_t seed);
 
-/* cells (n_cells) += signed values of the items. */
-void tagc_sketch_encode(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
-                        size_t n_items, float *cells);
-/* values * 2^scale_exponent rounded to nearest even, added modulo 2^32; fixed[j] (n_items, may be NULL) the integer.
- * The caller guarantees |value| * 2^scale_exponent * world_size < 2^31. */
-void tagc_sketch_encode_fixed(const tagc_sketch *sketch, const uint32_t *indices, const float *values,
-                              size_t n_items, int scale_exponent, int32_t *cells, int32_t *fixed);
+/* cells (n_cells) += signed values (n_items), both of this kind: fp32, or integers whose sums wrap modulo 2^32. */
+void tagc_sketch_encode(tagc_cells kind, const tagc_sketch *sketch, const uint32_t *indices,
+                        const void *values, size_t n_items, void *cells);
+/* fixed (n) = values * 2^scale_exponent rounded to nearest even. The caller guarantees
+ * |value| * 2^scale_exponent * world_size < 2^31. */
+void tagc_sketch_round(const float *values, size_t n, int scale_exponent, int32_t *fixed);
 /* The largest exponent in [-126, 126] for which world_size times the rounded max_abs * 2^exponent stays below 2^31
  * (0 for max_abs == 0). */
 int tagc_sketch_scale_exponent(float max_abs, int world_size);

@@ -4,6 +4,7 @@
  *   owners    --- positions of the leftovers of their shards ---> all
  *   all       --- policy "packed": their values, 4 bytes each ---> owners
  *   all       <-> agreement */
+#include "codec/paper/locate.h"
 #include "core/clock.h"
 #include "exchange/paper/paper.h"
 
@@ -30,34 +31,13 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     return r->now.gradient[at] + r->residual[at];
 }
 
-/* The same as 4 bytes for the owner to add: an fp32, or a fixed-point integer. */
+/* The same as a word for the owner to add. */
 static uint32_t encoded_word(const tagc_reducer *r, int d, uint32_t position) {
     float value = encoded_value(r, d, position);
-    int exponent = tagc_paper_of(r)->sketch.exponent;
-    uint32_t word;
-    if (r->paper.cells == TAGC_CELLS_FIXED) return (uint32_t)lrintf(value * ldexpf(1.0f, exponent));
-    memcpy(&word, &value, sizeof word);
-    return word;
-}
-
-static uint32_t add_words(const tagc_reducer *r, uint32_t a, uint32_t b) {
-    if (r->paper.cells == TAGC_CELLS_FIXED) return a + b;
-    float x, y;
-    memcpy(&x, &a, sizeof x);
-    memcpy(&y, &b, sizeof y);
-    x += y;
-    memcpy(&a, &x, sizeof a);
-    return a;
-}
-
-/* Copied bytewise, because the memory was written as another type. */
-static void put_word(const tagc_reducer *r, void *to, uint32_t word) {
-    float value;
-    memcpy(&value, &word, sizeof value);
-    if (r->paper.cells == TAGC_CELLS_FIXED)
-        *(uint32_t *)to = word;
-    else
-        *(float *)to = value;
+    int32_t fixed;
+    if (r->paper.cells != TAGC_CELLS_FIXED) return tagc_float_word(value);
+    tagc_sketch_round(&value, 1, tagc_paper_of(r)->sketch.exponent, &fixed);
+    return (uint32_t)fixed;
 }
 
 /* Positions behind a header, in the rows of contributions, which are unused by now. */
@@ -145,7 +125,7 @@ static void agree(tagc_reducer *r) {
 static tagc_status leftovers_here(tagc_reducer *r) {
     const tagc_sketching *s = &tagc_paper_of(r)->sketch;
     const uint32_t *positions = left_positions(r, r->rank);
-    float *sums = tagc_paper_sums(r);
+    tagc_word *sums = (tagc_word *)tagc_paper_sums(r);
     double start_s = tagc_clock_s();
     for (size_t i = 0; i < s->n_left[r->rank]; i++) {
         uint32_t sum = 0;
@@ -153,9 +133,9 @@ static tagc_status leftovers_here(tagc_reducer *r) {
             uint32_t word;
             memcpy(&word, tagc_contribution(r, q) + i * sizeof word, sizeof word);
             if (q == r->rank) word = encoded_word(r, q, positions[i]);
-            sum = q == 0 ? word : add_words(r, sum, word);
+            sum = q == 0 ? word : tagc_word_sum((tagc_cells)r->paper.cells, sum, word);
         }
-        put_word(r, &sums[s->plan.order[s->plan.n_peeled + i]], sum);
+        sums[s->plan.order[s->plan.n_peeled + i]] = sum;
     }
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     agree(r);

@@ -119,10 +119,11 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     }
     memset(cells, 0, sketch.n_cells * sizeof(float));
     if (r->paper.cells == TAGC_CELLS_FIXED) {
-        tagc_sketch_encode_fixed(&sketch, indices, values, n, p->sketch.exponent, cells, p->sketch.fixed);
+        tagc_sketch_round(values, n, p->sketch.exponent, p->sketch.fixed);
+        tagc_sketch_encode(TAGC_CELLS_FIXED, &sketch, indices, p->sketch.fixed, n, cells);
         keep_remainders(r, d, indices, values, n);
     } else {
-        tagc_sketch_encode(&sketch, indices, values, n, cells);
+        tagc_sketch_encode(TAGC_CELLS_FP32, &sketch, indices, values, n, cells);
     }
 }
 
@@ -153,15 +154,12 @@ static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cel
 /* Peels the cells into `sums`. Returns 1 if the consumed cells contradict the union. */
 static int peel(tagc_reducer *r, const tagc_sketch *sketch, const tagc_union *own, void *cells, void *sums) {
     tagc_paper *p = tagc_paper_of(r);
-    int estimate = r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE;
-    if (r->paper.cells == TAGC_CELLS_FIXED) {
-        tagc_peeling_replay_fixed(&p->sketch.plan, sketch, own->positions, cells, sums);
-        if (estimate) tagc_peeling_estimate_fixed(&p->sketch.plan, sketch, own->positions, cells, sums);
-        return tagc_peeling_dirty_fixed(&p->sketch.plan, sketch, cells);
-    }
-    tagc_peeling_replay(&p->sketch.plan, sketch, own->positions, cells, sums);
-    if (estimate) tagc_peeling_estimate(&p->sketch.plan, sketch, own->positions, cells, sums);
-    return tagc_peeling_dirty(&p->sketch.plan, sketch, cells,
+    const tagc_peeling *plan = &p->sketch.plan;
+    const tagc_cells kind = (tagc_cells)r->paper.cells;
+    tagc_peeling_replay(kind, plan, sketch, own->positions, cells, sums);
+    if (r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE)
+        tagc_peeling_estimate(kind, plan, sketch, own->positions, cells, sums);
+    return tagc_peeling_dirty(kind, plan, sketch, cells,
                               DIRT_PER_MAX * (float)r->world_size * p->own_max_abs);
 }
 
