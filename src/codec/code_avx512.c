@@ -7,30 +7,21 @@
 #include <math.h>
 #include <string.h>
 
-typedef float avx512_vec __attribute__((vector_size(64)));
-typedef uint32_t avx512_uvec __attribute__((vector_size(64)));
-typedef int32_t avx512_ivec __attribute__((vector_size(64)));
-#define VEC avx512_vec
-#define UVEC avx512_uvec
-#define IVEC avx512_ivec
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2,bmi2,lzcnt,popcnt")))
 #define WIDTH 16
 #define NAME(x) avx512_##x
-#define PARTNERS(v, h)                                                                                       \
-    __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h), 4 ^ (h), 5 ^ (h), 6 ^ (h), 7 ^ (h),    \
-                            8 ^ (h), 9 ^ (h), 10 ^ (h), 11 ^ (h), 12 ^ (h), 13 ^ (h), 14 ^ (h), 15 ^ (h))
-#define ALWAYS TARGET static inline __attribute__((always_inline))
+#include "codec/code_vectors.h"
 
-ALWAYS UVEC avx512_max(UVEC a, UVEC b) {
+INLINE UVEC avx512_max(UVEC a, UVEC b) {
     return (UVEC)_mm512_max_epu32((__m512i)a, (__m512i)b);
 }
 
-ALWAYS VEC avx512_clamp(VEC x, float most) {
+INLINE VEC avx512_clamp(VEC x, float most) {
     __m512 above = _mm512_max_ps((__m512)x, _mm512_set1_ps(-most)); /* the second one where x is NaN */
     return (VEC)_mm512_min_ps(above, _mm512_set1_ps(most));
 }
 
-ALWAYS void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
+INLINE void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
     __m128i bytes = _mm512_cvtepi32_epi8((__m512i)codes[0]);
     if (bits == 8) {
         _mm_storeu_si128((__m128i *)out, bytes);
@@ -43,7 +34,7 @@ ALWAYS void avx512_pack(const UVEC *codes, int bits, uint8_t *out) {
     memcpy(out, &word, 2 * (size_t)bits);
 }
 
-ALWAYS void avx512_unpack(const uint8_t *in, int bits, UVEC *codes) {
+INLINE void avx512_unpack(const uint8_t *in, int bits, UVEC *codes) {
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     if (bits == 8) {
         codes[0] = (UVEC)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)in));
@@ -64,7 +55,7 @@ ALWAYS void avx512_unpack(const uint8_t *in, int bits, UVEC *codes) {
     codes[0] = (UVEC)_mm512_and_si512(_mm512_srlv_epi32(words, shifts), _mm512_set1_epi32((1 << bits) - 1));
 }
 
-ALWAYS void avx512_halves(UVEC half, uint8_t *out) {
+INLINE void avx512_halves(UVEC half, uint8_t *out) {
     _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi32_epi16((__m512i)half));
 }
 
@@ -78,22 +69,8 @@ TARGET static inline __m512i prefix_sums(__m512i v) {
     return _mm512_add_epi32(v, _mm512_alignr_epi32(v, zero, 8));
 }
 
-/* The codes of WIDTH indices one by one, with escapes skipped. */
-ALWAYS size_t avx512_fill_singly(const uint32_t *indices, int escape, float inverse, uint8_t *codes,
-                                 size_t at) {
-    IVEC wide = avx512_gaps(indices), escapes = avx512_escapes(wide, inverse), rest = wide - escapes * escape;
-    int32_t skip[WIDTH], code[WIDTH];
-    memcpy(skip, &escapes, sizeof skip);
-    memcpy(code, &rest, sizeof code);
-    for (int lane = 0; lane < WIDTH; lane++) {
-        at += (uint32_t)skip[lane];
-        codes[at++] = (uint8_t)code[lane];
-    }
-    return at;
-}
-
 /* If the codes take at most 64 bytes, writes them at once: moves each code to its place behind the escapes. */
-ALWAYS size_t avx512_fill(const uint32_t *indices, int escape, float inverse, uint8_t *codes, size_t at) {
+INLINE size_t avx512_fill(const uint32_t *indices, int escape, float inverse, uint8_t *codes, size_t at) {
     const __m512i one = _mm512_set1_epi32(1), bit = _mm512_set1_epi64(1);
     IVEC wide = avx512_gaps(indices), escapes = avx512_escapes(wide, inverse), rest = wide - escapes * escape;
     if (_mm512_cmpgt_epi32_mask((__m512i)escapes, _mm512_set1_epi32(3))) /* 16 * 4 = 64 */
@@ -107,6 +84,7 @@ ALWAYS size_t avx512_fill(const uint32_t *indices, int escape, float inverse, ui
     return at + 64 - (size_t)_lzcnt_u64(is_item);
 }
 
+#define FILL avx512_fill
 #include "codec/code_bmi2.h"
 
 /* How 16 codes are packed in 2 * bits bytes: lane j begins at bit j * bits and fits into two 16-bit words. */
@@ -161,31 +139,10 @@ TARGET static size_t avx512_check_codes(const uint8_t *bytes, size_t n_codes, in
     return n + avx512_check_from(bytes, i, n_codes, bits, end);
 }
 
-TARGET static void avx512_copy_around(float *to, const float *from, size_t n) {
-    for (; n > 0 && ((uintptr_t)to & 63); n--) *to++ = *from++;
-    size_t i = 0;
-    for (; i + 16 <= n; i += 16) _mm512_stream_ps(to + i, _mm512_loadu_ps(from + i));
-    for (; i < n; i++) to[i] = from[i];
-    _mm_sfence();
-}
-
-const tagc_code_kernels tagc_code_avx512 = {
-    .name = "avx512",
-    .count_codes = avx512_count_codes,
-    .write_codes = avx512_write_codes,
-    .read_codes = avx512_read_codes,
-    .check_codes = avx512_check_codes,
-    .accumulate = avx512_accumulate,
-    .largest = avx512_largest,
-    .mean = avx512_mean,
-    .refit = avx512_refit,
-    .round = avx512_round,
-    .narrow = avx512_narrow,
-    .widen_halves = avx512_widen_halves,
-    .widen = avx512_widen,
-    .subtract = avx512_subtract,
-    .transform = avx512_transform,
-    .add = avx512_add,
-    .copy_around = avx512_copy_around,
-};
+#define HAS_READERS
+#define WRITE_CODES avx512_write_codes
+#define STREAM(p, v) _mm512_stream_ps(p, (__m512)(v))
+#define TABLE tagc_code_avx512
+#define LEVEL "avx512"
+#include "codec/code_table.h"
 #endif

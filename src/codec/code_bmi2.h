@@ -1,5 +1,5 @@
-/* Writes codes of gaps with pext. Included after code_body.h by the tables that have it, with NAME(fill), which writes the
- * bytes of WIDTH indices from codes[at] on (at most 64) and returns where the next ones begin. */
+/* Writes codes of gaps with pext. Included after code_body.h by the tables that have it, with FILL, a function like
+ * NAME(fill_singly). */
 
 /* Packs codes (n_codes, then zeros up to a multiple of 8). */
 INLINE void NAME(write_bytes)(const uint8_t *codes, size_t n_codes, int bits, uint8_t *bytes) {
@@ -31,7 +31,7 @@ KERNEL void NAME(write_codes)(const uint32_t *indices, size_t n, uint32_t next, 
     size_t at = NAME(escapes_of)(gap, inverse), i = 1;
     codes[at] = (uint8_t)(gap - at * (uint32_t)escape);
     at++;
-    for (; i + WIDTH <= n; i += WIDTH) at = NAME(fill)(indices + i, escape, inverse, codes, at);
+    for (; i + WIDTH <= n; i += WIDTH) at = FILL(indices + i, escape, inverse, codes, at);
     for (; i < n; i++) {
         gap = indices[i] - indices[i - 1] - 1;
         uint32_t skip = NAME(escapes_of)(gap, inverse);

@@ -1,8 +1,10 @@
 /* The loops of code_kernels.h in vectors of WIDTH lanes. Included once per instruction set, hence no include guard. The
  * includer defines:
  *
- *   TARGET, NAME(x), WIDTH            function attribute, suffix, lanes: a divisor of TAGC_CODE_LANES
- *   VEC, UVEC, IVEC                   vectors of float, uint32_t, int32_t
+ *   TARGET, NAME(x), WIDTH            function attribute, prefix, lanes: a divisor of TAGC_CODE_LANES
+ *
+ * includes code_vectors.h, which has VEC, UVEC and IVEC, and defines:
+ *
  *   NAME(max), NAME(clamp)            of UVEC below 2^31; of VEC to [-most, most], NaN to -most
  *   NAME(pack), NAME(unpack)          WIDTH codes of 8, 4, 2 or 1 bits to and from whole bytes
  *   NAME(halves)                      the lower 16 bits of each lane to 2 * WIDTH bytes
@@ -10,8 +12,6 @@
  * Every operation is one IEEE operation in a fixed order, and sums are LANES partial sums, so all levels give the same
  * bits. */
 
-#define INLINE TARGET static inline __attribute__((always_inline))
-#define KERNEL TARGET static
 #define LANES TAGC_CODE_LANES
 #define PARTS (LANES / WIDTH)
 
@@ -337,6 +337,21 @@ INLINE IVEC NAME(gaps)(const uint32_t *indices) { /* the one before them is ther
 
 INLINE uint32_t NAME(escapes_of)(uint32_t gap, float inverse) {
     return (uint32_t)(((float)(int32_t)gap + 0.5f) * inverse);
+}
+
+/* Writes the codes of WIDTH indices one by one as bytes from codes[at] on, with escapes skipped. Returns where the next ones
+ * begin. */
+INLINE size_t NAME(fill_singly)(const uint32_t *indices, int escape, float inverse, uint8_t *codes,
+                                size_t at) {
+    IVEC wide = NAME(gaps)(indices), escapes = NAME(escapes)(wide, inverse), rest = wide - escapes * escape;
+    int32_t skip[WIDTH], code[WIDTH];
+    memcpy(skip, &escapes, sizeof skip);
+    memcpy(code, &rest, sizeof code);
+    for (int lane = 0; lane < WIDTH; lane++) {
+        at += (uint32_t)skip[lane];
+        codes[at++] = (uint8_t)code[lane];
+    }
+    return at;
 }
 
 KERNEL size_t NAME(count_codes)(const uint32_t *indices, size_t n, uint32_t next, int bits) {

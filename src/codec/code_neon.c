@@ -7,29 +7,22 @@
 #include <math.h>
 #include <string.h>
 
-typedef float neon_vec __attribute__((vector_size(16)));
-typedef uint32_t neon_uvec __attribute__((vector_size(16)));
-typedef int32_t neon_ivec __attribute__((vector_size(16)));
-#define VEC neon_vec
-#define UVEC neon_uvec
-#define IVEC neon_ivec
 #define TARGET
 #define WIDTH 4
 #define NAME(x) neon_##x
-#define PARTNERS(v, h) __builtin_shufflevector(v, v, 0 ^ (h), 1 ^ (h), 2 ^ (h), 3 ^ (h))
-#define ALWAYS static inline __attribute__((always_inline))
+#include "codec/code_vectors.h"
 
-ALWAYS UVEC neon_max(UVEC a, UVEC b) {
+INLINE UVEC neon_max(UVEC a, UVEC b) {
     return (UVEC)vmaxq_u32((uint32x4_t)a, (uint32x4_t)b);
 }
 
-ALWAYS VEC neon_clamp(VEC x, float most) {
+INLINE VEC neon_clamp(VEC x, float most) {
     float32x4_t above = vmaxnmq_f32((float32x4_t)x, vdupq_n_f32(-most)); /* the number where x is NaN */
     return (VEC)vminq_f32(above, vdupq_n_f32(most));
 }
 
 /* Neighbours come together by halves: 8 bits of two codes, then of four, then of eight. */
-ALWAYS void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
+INLINE void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
     uint16x8_t low = vcombine_u16(vmovn_u32((uint32x4_t)codes[0]), vmovn_u32((uint32x4_t)codes[1]));
     uint16x8_t high = vcombine_u16(vmovn_u32((uint32x4_t)codes[2]), vmovn_u32((uint32x4_t)codes[3]));
     uint8x16_t bytes = vcombine_u8(vmovn_u16(low), vmovn_u16(high));
@@ -56,7 +49,7 @@ ALWAYS void neon_pack(const UVEC *codes, int bits, uint8_t *out) {
 }
 
 /* The byte of each of 16 codes, shifted so that the code is at its end. */
-ALWAYS void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
+INLINE void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
     static const uint8_t bytes_of[4][16] = {{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1},
                                             {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3},
                                             {0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7},
@@ -77,42 +70,14 @@ ALWAYS void neon_unpack(const uint8_t *in, int bits, UVEC *codes) {
     codes[3] = (UVEC)vmovl_u16(vget_high_u16(high));
 }
 
-ALWAYS void neon_halves(UVEC half, uint8_t *out) {
+INLINE void neon_halves(UVEC half, uint8_t *out) {
     vst1_u8(out, vreinterpret_u8_u16(vmovn_u32((uint32x4_t)half)));
 }
 
 #include "codec/code_body.h"
 
-static size_t neon_read_codes(const uint8_t *bytes, size_t n_codes, int bits, uint32_t *positions) {
-    return neon_read_from(bytes, 0, n_codes, bits, 0, positions);
-}
-
-static size_t neon_check_codes(const uint8_t *bytes, size_t n_codes, int bits, size_t *end) {
-    *end = 0;
-    return neon_check_from(bytes, 0, n_codes, bits, end);
-}
-
-static void neon_copy_around(float *to, const float *from, size_t n) {
-    memcpy(to, from, n * sizeof *to);
-}
-
-const tagc_code_kernels tagc_code_neon = {
-    .name = "neon",
-    .count_codes = neon_count_codes,
-    .write_codes = neon_write_any,
-    .read_codes = neon_read_codes,
-    .check_codes = neon_check_codes,
-    .accumulate = neon_accumulate,
-    .largest = neon_largest,
-    .mean = neon_mean,
-    .refit = neon_refit,
-    .round = neon_round,
-    .narrow = neon_narrow,
-    .widen_halves = neon_widen_halves,
-    .widen = neon_widen,
-    .subtract = neon_subtract,
-    .transform = neon_transform,
-    .add = neon_add,
-    .copy_around = neon_copy_around,
-};
+#define WRITE_CODES neon_write_any
+#define TABLE tagc_code_neon
+#define LEVEL "neon"
+#include "codec/code_table.h"
 #endif
