@@ -80,49 +80,40 @@ INLINE float NAME(moved)(float replica, float change) {
     return sum;
 }
 
-#define CODE_8(i) ((float)((int32_t)codes[i] - 128) * scale)
-#define CODE_4(i, part) ((float)((int32_t)(codes[i] >> 4 * (part)&15) - 8) * scale)
-#define CODE_2(i, part) ((float)((int32_t)(codes[i] >> 2 * (part)&3) - 2) * scale)
-
-KERNEL void NAME(apply)(int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
-                        float *restrict out, size_t n_blocks) {
-    enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
-    for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += (size_t)bits * 32, out += TAGC_DELTA_BLOCK) {
+/* Decodes to out, or with `moves` adds to it and rounds. moves and bits are constants at each call. */
+INLINE void NAME(open)(int moves, int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
+                       float *restrict out, size_t n_blocks) {
+    const size_t n_bytes = TAGC_DELTA_BLOCK * (size_t)bits / 8;
+    const int32_t n_half = 1 << (bits - 1);
+    for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += n_bytes) {
         const float scale = scale_at(scales);
-        if (bits == 8)
-            for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) out[i] = NAME(moved)(out[i], CODE_8(i));
-        else if (bits == 4)
-            for (int part = 0; part < 2; part++)
-                for (size_t i = 0; i < HALF; i++)
-                    out[(size_t)part * HALF + i] = NAME(moved)(out[(size_t)part * HALF + i], CODE_4(i, part));
-        else
-            for (int part = 0; part < 4; part++)
-                for (size_t i = 0; i < QUARTER; i++)
-                    out[(size_t)part * QUARTER + i] =
-                        NAME(moved)(out[(size_t)part * QUARTER + i], CODE_2(i, part));
+        for (int shift = 0; shift < 8; shift += bits, out += n_bytes)
+            for (size_t i = 0; i < n_bytes; i++) {
+                float value = (float)((codes[i] >> shift & (2 * n_half - 1)) - n_half) * scale;
+                out[i] = moves ? NAME(moved)(out[i], value) : value;
+            }
     }
 }
 
-KERNEL void NAME(decode)(int bits, const uint8_t *restrict scales, const uint8_t *restrict codes,
-                         float *restrict out, size_t n_blocks) {
-    enum { HALF = TAGC_DELTA_BLOCK / 2, QUARTER = TAGC_DELTA_BLOCK / 4 };
-    for (size_t b = 0; b < n_blocks; b++, scales += 2, codes += (size_t)bits * 32, out += TAGC_DELTA_BLOCK) {
-        const float scale = scale_at(scales);
-        if (bits == 8)
-            for (size_t i = 0; i < TAGC_DELTA_BLOCK; i++) out[i] = CODE_8(i);
-        else if (bits == 4)
-            for (int part = 0; part < 2; part++)
-                for (size_t i = 0; i < HALF; i++) out[(size_t)part * HALF + i] = CODE_4(i, part);
-        else
-            for (int part = 0; part < 4; part++)
-                for (size_t i = 0; i < QUARTER; i++) out[(size_t)part * QUARTER + i] = CODE_2(i, part);
-    }
+INLINE void NAME(open_all)(int moves, int bits, const uint8_t *scales, const uint8_t *codes, float *out,
+                           size_t n_blocks) {
+    if (bits == 8)
+        NAME(open)(moves, 8, scales, codes, out, n_blocks);
+    else if (bits == 4)
+        NAME(open)(moves, 4, scales, codes, out, n_blocks);
+    else
+        NAME(open)(moves, 2, scales, codes, out, n_blocks);
+}
+
+KERNEL void NAME(apply)(int bits, const uint8_t *scales, const uint8_t *codes, float *out, size_t n_blocks) {
+    NAME(open_all)(1, bits, scales, codes, out, n_blocks);
+}
+
+KERNEL void NAME(decode)(int bits, const uint8_t *scales, const uint8_t *codes, float *out, size_t n_blocks) {
+    NAME(open_all)(0, bits, scales, codes, out, n_blocks);
 }
 
 static const tagc_delta_kernels NAME(kernels) = {KERNELS_NAME, NAME(encode), NAME(apply), NAME(decode)};
 
-#undef CODE_8
-#undef CODE_4
-#undef CODE_2
 #undef INLINE
 #undef KERNEL
