@@ -138,6 +138,11 @@ LONG = (
     "dense-b1=0",
     "sparseloco",
     "diloco",
+    "tagc-groups",
+    "tagc-all-95",
+    "tagc-int2",
+    "bf16",
+    "onebit",
 )
 
 
@@ -206,6 +211,7 @@ SETTINGS = {
             8,
             2000,
             LONG,
+            first_rate=4e-3,
             warmup=50,
             eval_every=100,
             eval_tokens=8192,

@@ -102,5 +102,7 @@ tagc_status tagc_fsdp_renew(tagc_fsdp *fsdp);
 /* ---- optimizer ---- */
 /* beta1 of the tensors in that flat. */
 double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat);
+/* beta2 of them at that update, the first of which is 1. */
+double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates);
 
 #endif

@@ -17,6 +17,7 @@ tagc_fsdp_options tagc_local_inner(const tagc_fsdp_options *options) {
     o.reducer.exchange = o.mild.exchange = TAGC_EXCHANGE_DENSE;
     o.reducer.n_threads = options->reducer.n_threads;
     o.beta1_compressed = o.beta1;
+    o.beta2_compressed = o.beta2;
     return o;
 }
 

@@ -8,6 +8,7 @@
 
 #define MILD_FORMAT TAGC_FORMAT_INT4
 #define MILD_SPARSITY 0.85
+#define SELDOM 10.0 /* times the memory of the second moment where values are selected */
 
 void tagc_fsdp_options_init(tagc_fsdp_options *options) {
     *options = (tagc_fsdp_options){
@@ -24,6 +25,7 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .beta2 = 0.95,
         .epsilon = 1e-8,
         .beta1_compressed = -1,
+        .beta2_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
         .local_fragments = 1,
@@ -46,11 +48,14 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
         if (mild->sparsity == -1) mild->sparsity = is_direct ? o->reducer.sparsity : 0;
         if (mild->format == -1 && is_direct) mild->format = o->reducer.format;
         if (o->beta1_compressed == -1) o->beta1_compressed = o->beta1;
+        if (o->beta2_compressed == -1) o->beta2_compressed = o->beta2;
     }
     if (mild->sparsity == -1)
         mild->sparsity = mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(MILD_SPARSITY, o->reducer.sparsity);
     if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = MILD_FORMAT;
-    if (o->beta1_compressed == -1) o->beta1_compressed = is_direct && o->reducer.sparsity > 0 ? 0 : o->beta1;
+    int selects = is_direct && o->reducer.sparsity > 0;
+    if (o->beta1_compressed == -1) o->beta1_compressed = selects ? 0 : o->beta1;
+    if (o->beta2_compressed == -1) o->beta2_compressed = selects ? 1 - (1 - o->beta2) / SELDOM : o->beta2;
 }
 
 static tagc_status check_int(const char *name, int value, int min, int max) {
@@ -126,6 +131,9 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
                         "-1 (by the exchange) or [0, 1)"));
     TAGC_TRY(check_real("beta2", o->beta2, o->beta2 >= 0 && o->beta2 < 1, "[0, 1)"));
+    TAGC_TRY(check_real("beta2_compressed", o->beta2_compressed,
+                        o->beta2_compressed == -1 || (o->beta2_compressed >= 0 && o->beta2_compressed < 1),
+                        "-1 (by the exchange) or [0, 1)"));
     TAGC_TRY(check_real("epsilon", o->epsilon, o->epsilon > 0, "above 0"));
     TAGC_TRY(check_real("weight_decay", o->weight_decay, o->weight_decay >= 0, "0 or more"));
     TAGC_TRY(check_real("clip_norm", o->clip_norm, o->clip_norm >= 0, "0 (off) or more"));
@@ -165,14 +173,15 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "gather=%d ranks_per_host=%d two_level=%d prefetch=%d grads_in_flight=%d n_micro_steps=%d "
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
-             "beta2=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g sparsity_warmup=%d gentle=%d "
+             "beta2=%.17g beta2_compressed=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g "
+             "sparsity_warmup=%d gentle=%d "
              "local_steps=%d local_fragments=%d local_delay=%d local_decay=%.17g outer_lr=%.17g "
              "outer_momentum=%.17g",
              fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
              (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
-             o->beta2, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup, o->gentle,
-             o->local_steps, o->local_fragments, o->local_delay, o->local_decay, o->outer_lr,
+             o->beta2, o->beta2_compressed, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup,
+             o->gentle, o->local_steps, o->local_fragments, o->local_delay, o->local_decay, o->outer_lr,
              o->outer_momentum);
 }

@@ -31,12 +31,20 @@ double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) 
                                                                   : options->beta1;
 }
 
+/* A value that is selected every 20 steps brings the sum of 20 gradients. With a beta2 of 0.95 its square makes up most of the
+ * second moment at once, and the step that it takes is too short: the rarer an element comes, the shorter. A longer memory
+ * takes that away. It must not exceed the run: a moment that began at zero has the mean's size only after a few memories. */
+double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates) {
+    double target = options->beta2_compressed, reached = 1 - 3.0 / (double)n_updates;
+    if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return options->beta2;
+    return target <= options->beta2 ? target : fmax(options->beta2, fmin(target, reached));
+}
+
 /* Unit by unit in the order of the forward pass. With sharding GRAD a unit's gather begins as soon as its owners have
  * updated it, and overlaps with the rest of the update and the next forward pass. */
 static tagc_status update(tagc_fsdp *f, double lr, double clip) {
     const tagc_fsdp_options *o = &f->options;
     tagc_adamw adamw = {.lr = lr,
-                        .beta2 = o->beta2,
                         .epsilon = o->epsilon,
                         .gradient_scale = clip / o->n_micro_steps,
                         .n_updates = ++f->n_updates};
@@ -46,6 +54,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
             const tagc_flat *flat = &f->tables.flats[i];
             adamw.beta1 = tagc_fsdp_beta1(o, flat); /* 0 where there is no first moment */
+            adamw.beta2 = tagc_fsdp_beta2(o, flat, f->n_updates);
             for (int member = flat->first_member; member < flat->first_member + flat->n_members; member++) {
                 int tensor = f->tables.members[member];
                 const tagc_place *p = &f->tables.places[tensor];

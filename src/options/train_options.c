@@ -142,6 +142,9 @@ static const tagc_option rows[] = {
          "decay of the first moment of compressed tensors; auto: 0 for direct above --sparsity 0, whose residual averages"
          " already, else --beta1"), .lacks = lacks_policy},
     {REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment")},
+    {REAL(NULL, "compressed-beta2", FREE, compressed_beta2, 0, 0.999999, "auto=-1", "auto",
+         "decay of the second moment of compressed and mild tensors, reached as the run grows; auto: for direct above --sparsity 0"
+         " its distance from 1 is a tenth of --beta2's, because values come seldom, else --beta2"), .lacks = lacks_policy},
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
@@ -380,6 +383,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->beta1 = options->beta1;
     out->beta1_compressed = options->compressed_beta1;
     out->beta2 = options->beta2;
+    out->beta2_compressed = options->compressed_beta2;
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
     int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
@@ -427,6 +431,7 @@ static void resolve(void *values) {
         options->values = direct.format;
     }
     options->compressed_beta1 = engine.beta1_compressed;
+    options->compressed_beta2 = engine.beta2_compressed;
     options->mild = engine.mild.exchange == TAGC_EXCHANGE_DENSE ? 0 : engine.mild.format;
     options->mild_sparsity = engine.mild.sparsity;
 }

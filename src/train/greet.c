@@ -71,8 +71,8 @@ static void say_gradients(tagc_trainer *t) {
 
 /* The resolved values of defaults that depend on the exchange. */
 static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
-    static const char *const names[] = {"sparsity", "values",        "compressed-beta1",
-                                        "mild",     "mild-sparsity", "gentle"};
+    static const char *const names[] = {
+        "sparsity", "values", "compressed-beta1", "compressed-beta2", "mild", "mild-sparsity", "gentle"};
     int is_direct = t->options.exchange >= TAGC_EXCHANGE_DIRECT;
     char line[256] = "", text[64];
     if (!tagc_train_compresses(&t->options) || t->options.resume) return; /* resumed: the checkpoint's */
@@ -81,8 +81,8 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
         int row = tagc_options_find(parsed->command, names[i]);
         size_t n = strlen(line);
         tagc_options_get(parsed->command, parsed->values, row, text, sizeof text);
-        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 4 && t->options.mild == 0) ||
-            (i == 5 && t->options.gentle != 1))
+        if (strcmp(text, "auto") != 0 || (i == 1 && !is_direct) || (i == 5 && t->options.mild == 0) ||
+            (i == 6 && t->options.gentle != 1))
             continue;
         tagc_options_get(parsed->command, &t->options, row, text, sizeof text);
         snprintf(line + n, sizeof line - n, " --%s %s", names[i], text);

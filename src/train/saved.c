@@ -174,8 +174,9 @@ static const char *off_value(const char *name) {
 /* Where builds before a default's change were silent, or said what no longer can be said. */
 static const struct {
     const char *name, *text;
-} before[] = {{"exchange", "packed"}, {"sparsity", "0.9875"},     {"values", "int4"}, {"mild", "dense"},
-              {"mild-sparsity", "0"}, {"compressed-beta1", "-1"}, {"gentle", "no"}};
+} before[] = {{"exchange", "packed"},     {"sparsity", "0.9875"}, {"values", "int4"},
+              {"mild", "dense"},          {"mild-sparsity", "0"}, {"compressed-beta1", "-1"},
+              {"compressed-beta2", "-1"}, {"gentle", "no"}};
 enum { N_BEFORE = sizeof before / sizeof before[0] };
 
 static int says(const json_t *options, const char *name, const char *text) {
@@ -191,6 +192,10 @@ const char *tagc_saved_text(const json_t *options, const char *name) {
     if (text && strcmp(name, "compressed-beta1") == 0 && strcmp(text, "-1") == 0) {
         text = json_string_value(json_object_get(options, "beta1"));
         return text ? text : "0.9";
+    }
+    if (text && strcmp(name, "compressed-beta2") == 0 && strcmp(text, "-1") == 0) {
+        text = json_string_value(json_object_get(options, "beta2"));
+        return text ? text : "0.95";
     }
     if (is_before && strcmp(name, "mild") == 0 && says(options, "exchange", "auto") &&
         says(options, name, "dense"))

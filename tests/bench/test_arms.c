@@ -1,6 +1,7 @@
 /* The arms of the table and the config files of the same names ask the engine for the same. */
 #include "bench/arms.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -62,27 +63,27 @@ static void arms_are_their_files(void **state) {
 static void files_come_to(void **state) {
     (void)state;
     static const char *const names[] = {
-        "exchange", "sparsity",      "ratio",    "index", "unpeeled", "compressed-beta1",
-        "mild",     "mild-sparsity", "compress", "wrap",  "sharding"};
+        "exchange",         "sparsity", "ratio",         "index",    "unpeeled", "compressed-beta1",
+        "compressed-beta2", "mild",     "mild-sparsity", "compress", "wrap",     "sharding"};
     static const struct {
         const char *file, *words;
     } files[] = {
-        {"fsdp", "dense 0.9875 auto or packed 0.9 dense 0 none stage full"},
-        {"demo", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
-        {"packed", "packed 0.9875 auto or packed 0.9 dense 0 non-attention-linear stage full"},
-        {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 dense 0 paper matrix full"},
-        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 dense 0 non-attention-linear stage full"},
-        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
-        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 dense 0 non-attention-linear stage full"},
-        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
-        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 dense 0 non-attention-linear stage full"},
-        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 dense 0 non-attention-linear stage full"},
-        {"direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
-        {"direct-bf16", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage full"},
-        {"zero2-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
-        {"all-legs", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
-        {"all-legs-2bit", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage grad"},
-        {"ddp-direct", "direct 0.95 auto or packed 0 * 0.85 non-attention-linear stage none"},
+        {"fsdp", "dense 0.9875 auto or packed 0.9 0.95 dense 0 none stage full"},
+        {"demo", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage full"},
+        {"packed", "packed 0.9875 auto or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"paper-gpt2-162m", "sketch 0.9875 10 or estimate 0.9 0.95 dense 0 paper matrix full"},
+        {"tagc-10x-or", "sketch 0.9875 10 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"tagc-10x-sum4", "sketch 0.9875 10 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-or", "sketch 0.9 4 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"tagc-4x-sum4", "sketch 0.9 4 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-or", "sketch 0.8 2 or packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"tagc-2x-sum4", "sketch 0.8 2 sum4 packed 0.9 0.95 dense 0 non-attention-linear stage full"},
+        {"direct", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage full"},
+        {"direct-bf16", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage full"},
+        {"zero2-direct", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage grad"},
+        {"all-legs", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage grad"},
+        {"all-legs-2bit", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage grad"},
+        {"ddp-direct", "direct 0.95 auto or packed 0 0.995 * 0.85 non-attention-linear stage none"},
     };
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char path[1024], text[512] = "", word[64];
@@ -94,7 +95,7 @@ static void files_come_to(void **state) {
         for (size_t k = 0; k < sizeof names / sizeof *names; k++) {
             tagc_options_get(&tagc_train_command, &arm->options,
                              tagc_options_find(&tagc_train_command, names[k]), word, sizeof word);
-            int is_low_bit = k == 6 && (strcmp(word, "int4") == 0 || strcmp(word, "int2") == 0);
+            int is_low_bit = k == 7 && (strcmp(word, "int4") == 0 || strcmp(word, "int2") == 0);
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", k ? " " : "",
                      is_low_bit ? "*" : word);
         }
@@ -131,6 +132,22 @@ static void defaults_follow_the_exchange(void **state) {
     come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.85);
     come_to("direct+mild-sparsity=0.9+sparsity=0.9875", 0.9875, 0, DIRECT, 0.9);
     come_to("direct+exchange=packed+mild=int8+mild-sparsity=0.5+compressed-beta1=0", 0.9875, 0, DIRECT, 0.5);
+    tagc_fsdp_options o;
+    static const struct {
+        const char *arm;
+        double beta2_compressed;
+    } second[] = {{"direct", 0.995},
+                  {"direct+beta2=0.9", 0.99},
+                  {"direct+sparsity=0", 0.95},
+                  {"direct+exchange=packed", 0.95},
+                  {"direct+compress=none", 0.95},
+                  {"direct+compressed-beta2=0.7", 0.7},
+                  {"direct+local-steps=30+sharding=none", 0.95}};
+    for (size_t i = 0; i < sizeof second / sizeof second[0]; i++) {
+        read_arm(second[i].arm, &o);
+        if (fabs(o.beta2_compressed - second[i].beta2_compressed) > 1e-12)
+            fail_msg("%s: compressed-beta2 %g", second[i].arm, o.beta2_compressed);
+    }
     /* The engine's own defaults are the same. */
     tagc_fsdp_options init, arm;
     tagc_fsdp_options_init(&init);

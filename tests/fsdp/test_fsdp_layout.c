@@ -257,6 +257,8 @@ static void bad_options_are_refused(void **state) {
         {offsetof(tagc_fsdp_options, clip_norm), NAN},
         {offsetof(tagc_fsdp_options, beta1_compressed), -0.5},
         {offsetof(tagc_fsdp_options, beta1_compressed), 1},
+        {offsetof(tagc_fsdp_options, beta2_compressed), -0.5},
+        {offsetof(tagc_fsdp_options, beta2_compressed), 1},
     };
     for (size_t i = 0; i < sizeof bad_reals / sizeof *bad_reals; i++) {
         tagc_fsdp_options_init(&o);

@@ -276,18 +276,23 @@ static inline void toy_oracle_step(toy_oracle *o, const toy_model *m, const tagc
     o->norm = sqrt(squares);
     double clip = options->clip_norm > 0 ? fmin(1.0, options->clip_norm / (o->norm + 1e-6)) : 1.0;
     o->n_updates++;
-    double correction2 = 1 - pow(options->beta2, o->n_updates);
     at = 0;
     for (int t = 0; t < m->n_tensors; t++) {
-        int is_own = options->beta1_compressed >= 0 &&
-                     tagc_fsdp_class(options, &m->tensors[t]) == TAGC_CLASS_COMPRESSED;
+        tagc_class class_ = tagc_fsdp_class(options, &m->tensors[t]);
+        int is_own = options->beta1_compressed >= 0 && class_ == TAGC_CLASS_COMPRESSED;
         double beta1 = is_own ? options->beta1_compressed : options->beta1,
-               correction1 = 1 - pow(beta1, o->n_updates);
+               correction1 = 1 - pow(beta1, o->n_updates), beta2 = options->beta2;
+        if (options->beta2_compressed >= 0 && class_ != TAGC_CLASS_DENSE) {
+            beta2 = options->beta2_compressed;
+            if (beta2 > options->beta2 && 3 / (1 - beta2) > o->n_updates) /* not reached yet */
+                beta2 = fmax(options->beta2, (o->n_updates - 3.0) / o->n_updates);
+        }
+        double correction2 = 1 - pow(beta2, o->n_updates);
         for (size_t i = 0; i < m->tensors[t].n_elems; i++, at++) {
             double g = o->g[at] * clip;
             if (m->tensors[t].decay) o->p[at] *= 1 - lr * options->weight_decay;
             o->m[at] = beta1 * o->m[at] + (1 - beta1) * g;
-            o->v[at] = options->beta2 * o->v[at] + (1 - options->beta2) * g * g;
+            o->v[at] = beta2 * o->v[at] + (1 - beta2) * g * g;
             o->p[at] -= lr * (o->m[at] / correction1) / (sqrt(o->v[at] / correction2) + options->epsilon);
         }
     }

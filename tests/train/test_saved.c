@@ -1,6 +1,6 @@
 /* Options that a checkpoint or a result of an earlier program holds mean what they meant then. */
-#include "train/saved.h"
 #include "options/train_options.h"
+#include "train/saved.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,6 +50,8 @@ static void check(const char *options, int exchange, double sparsity, double bet
         fail_msg("%s: exchange %d, sparsity %g, compressed-beta1 %g, mild %d at %g", options,
                  o.engine.reducer.exchange, o.engine.reducer.sparsity, o.engine.beta1_compressed,
                  o.engine.mild.exchange, o.engine.mild.sparsity);
+    if (o.engine.beta2_compressed != o.engine.beta2)
+        fail_msg("%s: beta2 %g, compressed-beta2 %g", options, o.engine.beta2, o.engine.beta2_compressed);
     assert_int_equal(o.engine.reducer.format,
                      exchange == TAGC_EXCHANGE_DIRECT ? TAGC_FORMAT_INT4 : TAGC_FORMAT_FP32);
 }
@@ -68,6 +70,7 @@ static void old_options_mean_what_they_meant(void **state) {
           "\"mild\":\"dense\",\"mild-sparsity\":\"0\"," GONE,
           DIRECT, 0.9, 0.8, DENSE, 0);
     check("\"exchange\":\"direct\",\"sparsity\":\"0.9\"", DIRECT, 0.9, 0.9, DENSE, 0);
+    check("\"exchange\":\"direct\",\"sparsity\":\"0.9\",\"beta2\":\"0.8\"", DIRECT, 0.9, 0.9, DENSE, 0);
     check("\"exchange\":\"auto\",\"sparsity\":\"0.9\",\"compressed-beta1\":\"-1\",\"mild\":\"dense\",\"mild-"
           "sparsity\":\"0\"," GONE,
           DIRECT, 0.9, 0.9, DIRECT, 0);
