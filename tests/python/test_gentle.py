@@ -171,8 +171,10 @@ class Fresh(Given):
 
 
 def random_weights(rank, world_size):
-    """Every value in 8 bits for three windows, whatever the gradients are; resumed in between; not once a norm has learnt."""
+    """Every value in 8 bits for three windows, whatever the gradients are. Then the first moment of what is noise becomes short window by
+    window, and its values are selected after that. Resumed in between. Not once a norm has learnt."""
     import tagc.torch as tagc
+    from tagc.torch.adapt import Memory
     from tagc.torch.watch import WINDOW
 
     def made(has_learnt=False):
@@ -187,20 +189,30 @@ def random_weights(rank, world_size):
         backward(model, rank, step)
         return handle.stats()["bits_per_param"]
 
+    def share(model, handle):
+        assert id(model.module.steady) not in handle.moments.memories
+        return handle.moments.memories.get(id(model.module.noisy), Memory()).first
+
     model, handle = made()
-    history = []
-    for step in range(5 * WINDOW + 1):
-        if step == 2 * WINDOW + 3:
-            saved = copy.deepcopy(handle.state_dict())
-        history.append(bits(model, handle, step))
-        assert handle.stages.with_short_moment() <= ({"noisy"} if step >= 3 * WINDOW else set())
-    assert min(history[:3 * WINDOW]) > 16.5 and max(history[3 * WINDOW:]) < 10, history
+    history, saved = [], {}
+    for step in range(14 * WINDOW + 1):
+        if step in (2 * WINDOW + 3, 6 * WINDOW + 5):
+            saved[step] = copy.deepcopy(handle.state_dict())
+        history.append((bits(model, handle, step), share(model, handle)))
+    sent, shares = zip(*history)
+    assert min(sent[:3 * WINDOW]) > 16.5 and min(sent[3 * WINDOW:12 * WINDOW]) > 9.5 and max(sent[12 * WINDOW:]) < 8.5, sent
+    assert [shares[i * WINDOW + 1] for i in range(14)] == [1, 1, 1, *(i / 10 for i in range(9, -1, -1)), 0], shares
     assert handle.stages._now == {"noisy": 3, "steady": 1, "attn.q_proj.weight": 1}
-    other, second = made()
-    backward(other, rank, 99)
-    second.load_state_dict(saved)
-    assert [bits(other, second, step) for step in range(2 * WINDOW + 3, 5 * WINDOW + 1)] == history[2 * WINDOW + 3:]
+    for step, state in saved.items():
+        other, second = made()
+        backward(other, rank, 99)
+        second.load_state_dict(state)
+        assert [(bits(other, second, i), share(other, second)) for i in range(step, len(history))] == history[step:], step
     assert bits(*made(has_learnt=rank == 0), 0) < 10  # as where the shards of one rank are too few to show it
+
+
+def short_ids(handle):
+    return {key for key, memory in handle.moments.memories.items() if memory.first == 0}
 
 
 def stepped_short(optimizer, model):
@@ -251,7 +263,7 @@ def switches_off(rank, world_size):
     another = torch.optim.AdamW(third.parameters(), lr=1e-3)
     resumed = tagc.compress(third, another, verbose=False)
     resumed.load_state_dict(saved)
-    assert resumed.moments.held_off == {id(third.module.noisy)} and handle.moments.held_off == {id(noisy)}
+    assert short_ids(resumed) == {id(third.module.noisy)} and short_ids(handle) == {id(noisy)}
     goes_back_without_an_optimizer(saved, "noisy", rank)
     steps_with_a_closure(resumed, third, another, rank)
     for step in range(2 * WINDOW):
@@ -274,7 +286,7 @@ def switches_off(rank, world_size):
     again = torch.optim.AdamW(other.parameters(), lr=1e-3)
     second = tagc.compress(other, again, verbose=False)
     second.load_state_dict(saved)
-    assert second.moments.held_off == {id(other.module.noisy), id(other.module.steady)}
+    assert short_ids(second) == {id(other.module.noisy), id(other.module.steady)}
     again.load_state_dict(groups)
     for step in range(2 * WINDOW):
         backward(other, rank, 200 + step, noisy=True)
@@ -325,7 +337,7 @@ def switches_off_of_shards(rank, world_size):
     model = fully_shard(Given())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     handle = tagc.compress(model, optimizer, verbose=False)
-    for step in range(WINDOW + 4):
+    for step in range(2 * WINDOW + 4):
         before = [p.to_local().clone() for p in model.parameters()]
         moments = [optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b) for p, b in zip(model.parameters(), before)]
         backward(model, rank, step)
@@ -334,7 +346,7 @@ def switches_off_of_shards(rank, world_size):
     off = []
     for old, moment, parameter in zip(before, moments, model.parameters()):
         state = {"before": moment, "exp_avg_sq": optimizer.state[parameter]["exp_avg_sq"].to_local()}
-        made = step_made(state, WINDOW + 4, parameter.grad.to_local(), 1e-3)
+        made = step_made(state, 2 * WINDOW + 4, parameter.grad.to_local(), 1e-3)
         off.append((torch.dist(old - parameter.to_local(), made) / made.norm()).item())
     assert off[0] < 1e-2 and min(off[1:]) > 0.1, off
 
@@ -353,12 +365,15 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
         one, other = ([nn.Parameter(values.clone()) for values in start] for _ in range(2))
         held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
         plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
-        keys, groups = set(), [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
-        short = adapt.ShortMoment(held, keys, {id(p): "" for p in one})
+        memories, groups = {}, [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
+        short = adapt.OwnBetas(held, memories, {id(p): "" for p in one})
         for step in range(12):
             if step == 4:
-                keys.update(map(id, [*one[:2], one[3]]))
+                memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
                 plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.99)
+            if step == 6:  # half way in what is tolerated, sqrt(19 * 3), and after 640 updates
+                memories[id(one[2])] = adapt.Memory(0.5, 640)
+                plain.param_groups[1]["betas"] = ((57**0.5 - 1) / (57**0.5 + 1), 1 - 3 / 640)
             for mine, theirs in zip(one, other):
                 theirs.grad = torch.randn(7, 5, generator=random)
                 mine.grad = theirs.grad.clone()
@@ -368,16 +383,31 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
                 assert len(held.state_dict()["param_groups"]) == len(held.param_groups) == 2
             held.step()
             plain.step()
-            assert all(torch.equal(a, b) for a, b in zip(one, other)), (make, options, step)
+            assert all(torch.equal(a, b) for a, b in zip(one[:2] + one[3:], other[:2] + other[3:])), (make, options, step)
+            torch.testing.assert_close(one[2], other[2], rtol=1e-5, atol=1e-6)
             assert groups == [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
         short.remove()
-        plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.9, 0.99)
+        for group in plain.param_groups:
+            group["betas"] = (0.9, 0.99)
         for mine, theirs in zip(one, other):
             theirs.grad = torch.randn(7, 5, generator=random)
             mine.grad = theirs.grad.clone()
         held.step()
         plain.step()
-        assert all(torch.equal(a, b) for a, b in zip(one, other)), (make, options)
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_memories_make_betas():
+    """(share of the way to beta1, updates) -> betas, of numbers and of tensors."""
+    from tagc.torch.adapt import Memory
+
+    for memory, own, wanted in ((Memory(), (0.9, 0.95), (0.9, 0.95)), (Memory(0.0), (0.9, 0.95), (0.5, 0.95)),
+                                (Memory(0.0), (0.3, 0.95), (0.3, 0.95)), (Memory(1.0, 20), (0.9, 0.95), (0.9, 0.95)),
+                                (Memory(1.0, 160), (0.9, 0.95), (0.9, 1 - 3 / 160)), (Memory(0.0, 1 << 20), (0.8, 0.95), (0.5, 0.995)),
+                                (Memory(1.0, 1 << 20), (0.9, 0.999), (0.9, 0.9999)), (Memory(0.5), (0.5, 0.999), (0.5, 0.999))):
+        assert memory.betas(own) == pytest.approx(wanted, rel=1e-12), memory
+        tensors = memory.betas(tuple(torch.tensor(beta, dtype=torch.float64) for beta in own))
+        assert all(isinstance(beta, torch.Tensor) for beta in tensors) and [*map(float, tensors)] == pytest.approx(wanted, rel=1e-12)
 
 
 def residuals_that_outgrow(rank, world_size):
@@ -419,7 +449,7 @@ def unused_hold_nothing_up(rank, world_size):
     for step in range(3 * WINDOW + 1):
         model.zero_grad()
         model(torch.randn(96, 64, generator=random)).backward()
-    assert handle.stages._now["noisy"] == 3 and handle.stages._now["steady"] == 1 and id(model.module.noisy) in handle.moments.held_off
+    assert handle.stages._now["noisy"] == 3 and handle.stages._now["steady"] == 1 and id(model.module.noisy) in short_ids(handle)
 
 
 def moment_stays_where_nothing_is_selected(rank, world_size):
@@ -430,7 +460,7 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle = tagc.compress(model, optimizer, verbose=False, **options)
         backward(model, rank, 0)
-        assert not handle.moments.held_off
+        assert not handle.moments.memories
 
 
 def resumes(rank, world_size):
@@ -467,7 +497,7 @@ def resumes(rank, world_size):
     import tagc.torch as tagc
 
     for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1},
-                  {"failures": {"noisy": -1}}, {"calm": [1]}, {"losses": 3}, {"losses": {"least": [1]}}, {"losses": {"own": ["?"]}},
+                  {"failures": {"noisy": -1}}, {"fading": {"noisy": -1}}, {"is_fresh": 1}, {"calm": [1]}, {"losses": 3}, {"losses": {"least": [1]}}, {"losses": {"own": ["?"]}},
                   {"losses": {"pooled": [1, -1, 2]}}):
         entry[state.ABOUT] = json.dumps(about | wrong)
         with pytest.raises(tagc.Error, match="about"):

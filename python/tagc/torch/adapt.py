@@ -1,9 +1,13 @@
-"""What an optimizer makes of compressed gradients, and how its first moment becomes short for what is compressed.
+"""What an optimizer makes of compressed gradients, and how the moments of an Adam change for them.
 
 Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has waited in the residual. With
 beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in some, whose steps are so large that only a mean of
-gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 when selection
+gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 before selection
 begins, parameter by parameter: docs/first-try.md has the runs.
+
+A value that is selected every 20 exchanges brings the sum of 20 gradients. Its square makes up much of the second moment at once, so
+the step that it takes is too short, and the more so the rarer the value comes. So where values are selected the second moment has a
+memory SELDOM times as long.
 
 It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At other times a scheduler, a
 checkpoint or a loop that sets learning rates sees the groups that it knows."""
@@ -12,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 Group = dict[str, Any]  # of an optimizer
 
 BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
+SELDOM = 10.0  # times the memory of the second moment where values are selected
 
 # Class names of Adams, the optimizer's own or a base class's: fused, 8-bit and paged ones, too.
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
@@ -56,10 +61,39 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
 
 
-def short(betas: tuple[Any, Any]) -> tuple[Any, Any]:
-    """beta1 keeps its type, which may be a tensor's."""
-    beta1 = betas[0]
-    return (beta1.clamp(max=BETA1) if isinstance(beta1, torch.Tensor) else min(beta1, BETA1), betas[1])
+class Memory(NamedTuple):
+    """How long the moments of a parameter are."""
+
+    first: float = 1.0  # of the way from BETA1 (0) to the user's beta1 (1)
+    n_updates: int = 0  # so many at least has a parameter seen whose values are selected; 0: others have the user's beta2
+
+    def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
+        """own: the user's. Those that are tensors remain such."""
+        beta1, beta2 = own
+        if self.first < 1:
+            beta1 = _between(beta1, self.first)
+        if self.n_updates:  # a moment that began at zero has the mean's size only after a few memories
+            beta2 = _most(beta2, _least(1 - (1 - beta2) / SELDOM, 1 - 3 / self.n_updates))
+        return beta1, beta2
+
+
+SHORT = Memory(0.0)
+
+
+def _between(beta1: Any, share: float) -> Any:
+    """In (1 + beta1) / (1 - beta1), the curvature that steps with such a moment tolerate, by equal factors."""
+    least = (1 + BETA1) / (1 - BETA1)
+    tolerated = _most((1 + beta1) / (1 - beta1) / least, 1.0)
+    tolerated = least * tolerated**share
+    return _least(beta1, (tolerated - 1) / (tolerated + 1))
+
+
+def _least(x: Any, y: Any) -> Any:
+    return torch.minimum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else min(x, y)
+
+
+def _most(x: Any, y: Any) -> Any:
+    return torch.maximum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else max(x, y)
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
@@ -115,7 +149,7 @@ def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, 
         if not n:
             continue
         if can:
-            when = ", from when a gradient is mostly noise" if options.gentle else ""
+            when = ", once a gradient is mostly noise; beta2 is nearer to 1 where values are selected" if options.gentle else ""
             lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
         elif none:
             is_so = is_short(optimizer, optimizer.param_groups[0])
@@ -125,12 +159,13 @@ def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, 
     return "\n".join(lines)
 
 
-class ShortMoment:
-    """Of one Adam: parameters whose ids are in `keys`, a set that may change, are stepped with a beta1 of BETA1 at most."""
+class OwnBetas:
+    """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their own."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, keys: Collection[int], compressed: Iterable[int]) -> None:
-        self._optimizer, self._keys, self._compressed = optimizer, keys, frozenset(compressed)
+    def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory], compressed: Iterable[int]) -> None:
+        self._optimizer, self._memories, self._compressed = optimizer, memories, frozenset(compressed)
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
+        self._n_groups = 0  # before it
         self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
                        optimizer.register_step_post_hook(lambda *_: self._join()),
                        optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
@@ -142,26 +177,26 @@ class ShortMoment:
             hook.remove()
 
     def _split(self) -> None:
-        """A group keeps its dict, for what an optimizer counts in there, and the new one has a copy."""
+        """A group keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
         self._join()
         groups = self._optimizer.param_groups
+        self._n_groups = len(groups)
         for group in list(groups):
-            params, betas = group["params"], group["betas"]
-            own = [parameter for parameter in params if id(parameter) in self._keys]
-            if not own or betas[0] <= BETA1:
+            parts: dict[Memory, list[torch.Tensor]] = {}
+            for parameter in group["params"]:
+                parts.setdefault(self._memories.get(id(parameter), Memory()), []).append(parameter)
+            if not parts or parts.keys() == {Memory()}:
                 continue
-            others = [parameter for parameter in params if id(parameter) not in self._keys]
+            params, betas = group["params"], group["betas"]
             self._undo.append((group, params, betas))
-            if others:
-                group["params"] = others
-                groups.append({**group, "params": own, "betas": short(betas)})
-            else:
-                group["betas"] = short(betas)
+            first, *others = sorted(parts)
+            for memory in others:
+                groups.append({**group, "params": parts[memory], "betas": memory.betas(betas)})
+            group["params"], group["betas"] = parts[first], first.betas(betas)
 
     def _join(self) -> None:
         if self._undo:
-            n_split = sum(len(group["params"]) < len(params) for group, params, _ in self._undo)
-            del self._optimizer.param_groups[len(self._optimizer.param_groups) - n_split:]
+            del self._optimizer.param_groups[self._n_groups:]
             for group, params, betas in self._undo:
                 group["params"], group["betas"] = params, betas
             self._undo = []
@@ -200,7 +235,7 @@ def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tu
             raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
         own = [parameter for parameter in group["params"] if id(parameter) in compressed]
         others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
-        split += [{**group, "params": own, "betas": short(own_betas or (BETA1, 0.999))}] if own else []
+        split += [{**group, "params": own, "betas": SHORT.betas(own_betas or (BETA1, 0.999))}] if own else []
         split += [{**group, "params": others}] if others else []
         given |= dict.fromkeys(map(id, own), own_betas)
     return split, given
@@ -231,7 +266,7 @@ class Awaited:
             if betas is None:
                 group.pop("betas", None)
             else:
-                group["betas"] = short(betas) if is_adam(optimizer) else betas
+                group["betas"] = SHORT.betas(betas) if is_adam(optimizer) else betas
             seen |= own if not is_short(optimizer, group) else set()
             self._waiting -= own
         if seen:

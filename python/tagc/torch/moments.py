@@ -1,4 +1,4 @@
-"""What a handle knows of its model's optimizers, and for which parameters their first moment becomes short, when. adapt.py looks at
+"""What a handle knows of its model's optimizers, and how long their moments are for which parameter, when. adapt.py looks at
 optimizers and changes them; stages.py says whose gradient is ripe for it."""
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ class Moments:
     def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, stages: Stages) -> None:
         self._model, self._wrapper, self._options, self._stages = model, wrapper, options, stages
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
-        self._adams: dict[int, adapt.ShortMoment] = {}  # of these, by id
+        self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
         self._compressed: dict[int, str] = {}  # id of a parameter -> name
         self._others: set[str] = set()  # names of parameters that an optimizer other than Adam got from param_groups()
         self._are_short = False
         self._removes: list[Callable[[], None]] = []
-        self.held_off: set[int] = set()  # ids of parameters that an Adam steps with a short first moment
+        self._selected: dict[int, str] = {}  # the same with attention and positions
+        self.memories: dict[int, adapt.Memory] = {}  # id of a parameter that an Adam steps with betas of its own -> what makes them
         self.words = ""  # on what adapt() did
 
     def go_on(self) -> bool:
@@ -53,7 +54,7 @@ class Moments:
 
     def adapt(self, optimizer: Any) -> None:
         """Compressed.adapt()."""
-        optimizers, compressed = adapt.inner(optimizer), self._compressed_ids()
+        optimizers, compressed = adapt.inner(optimizer), self._ids("compressed")
         known = {**self._optimizers, **{id(one): one for one in optimizers}}
         adapt.check_complete(known.values(), compressed)
         can, none = adapt.kinds(known.values(), compressed)
@@ -61,10 +62,10 @@ class Moments:
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
                         "change beta1 at different steps: give compress() no optimizer, and make it from "
                         "handle.param_groups()")
-        self._optimizers, self._compressed = known, compressed
+        self._optimizers, self._compressed, self._selected = known, compressed, {**compressed, **self._ids("mild")}
         for key, one in known.items():
             if key not in self._adams and adapt.kinds([one], compressed)[0]:
-                self._adams[key] = adapt.ShortMoment(one, self.held_off, compressed)
+                self._adams[key] = adapt.OwnBetas(one, self.memories, compressed)
                 self._removes.append(self._adams[key].remove)
         self._stages.set_moments(can, none)
         if not self._options.gentle or self._are_short and can | none >= set(compressed.values()):
@@ -74,7 +75,7 @@ class Moments:
     def param_groups(self, betas: tuple[float, float] | None, groups: Iterable[dict[str, Any]] | None,
                      options: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Compressed.param_groups()."""
-        compressed = self._compressed_ids()
+        compressed = self._ids("compressed")
         if groups is None:
             groups = [{"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}]
         split, given = adapt.split_groups(groups, compressed, betas, options)
@@ -92,9 +93,14 @@ class Moments:
             remove()
 
     def _follow_stages(self) -> None:
-        names = self._stages.with_short_moment()
-        self.held_off.clear()
-        self.held_off.update(key for key, name in self._compressed.items() if self._are_short or name in names)
+        found = self._stages.memories()
+        self.memories.clear()
+        for key, name in self._selected.items():
+            memory = found.get(name, adapt.Memory())
+            if self._are_short and key in self._compressed:
+                memory = memory._replace(first=0.0)
+            if memory != adapt.Memory():
+                self.memories[key] = memory
 
     def _shorten(self) -> None:
         """Of all that is compressed, for good."""
@@ -102,21 +108,21 @@ class Moments:
         self._stages.all_are_short()
         self._follow_stages()
 
-    def _compressed_ids(self) -> dict[int, str]:
-        """id -> name of those that are trained."""
+    def _ids(self, kind: str) -> dict[int, str]:
+        """id -> name of those of that class that are trained."""
         kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
-        compressed = {}
+        found = {}
         for name, parameter in self._model.named_parameters():
             if policy.clean_name(name) not in kinds and self._wrapper.name == "fsdp1":
                 raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
                             "for parameter groups")
-            if kinds.get(policy.clean_name(name)) == "compressed" and parameter.requires_grad:
-                compressed[id(parameter)] = policy.clean_name(name)
-        return compressed
+            if kinds.get(policy.clean_name(name)) == kind and parameter.requires_grad:
+                found[id(parameter)] = policy.clean_name(name)
+        return found
 
     def _is_long_after_all(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
         """Of param_groups(): these went to an optimizer that is not an Adam."""
-        compressed = self._compressed_ids()
+        compressed = self._ids("compressed")
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
         self._others |= {compressed[key] for key in ids if stays and key in compressed}
         self._stages.set_moments((), set(compressed.values()) - self._others)

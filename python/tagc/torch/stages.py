@@ -1,5 +1,8 @@
-"""Which stage each parameter is in, and whose first moment is to be short (adapt.BETA1). Options.stages() names the stages;
+"""Which stage each parameter is in, and how long its Adam's moments are to be (adapt.Memory). Options.stages() names the stages;
 tagc.torch.watch tells when a parameter may go on.
+
+The first moment becomes short step by step, and selection waits for that. A model trains where its steps are just small enough not
+to oscillate, and a short moment tolerates less: if it becomes short at once, or while values begin to wait, the loss jumps.
 
 A parameter begins anew where compression fails it: its residual outgrows its gradient, its gradient points one way again, or
 the loss rises. Each time, it waits for twice as many windows of noise before it goes on."""
@@ -13,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tagc.torch.adapt import Memory
 from tagc.torch.comm import Comm
 from tagc.torch.interfaces import Exchanged, Kinds
 from tagc.torch.layout import Layout, Parameter
@@ -25,12 +29,14 @@ FRESH_WINDOWS = 3  # that the first stage lasts: a rounding error of 4 bits can 
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
 ALARM = 2.6  # of one that has gone on, and begins anew
 MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
+FADING = 10  # windows over which a first moment becomes short in a model with random weights
+FADING_OF_TRAINED = 2  # and in every other one
 MOST_DOUBLINGS = 6  # of the windows of noise that a parameter waits for, one each time that it begins anew
 
 
 # Words in checkpoints, of sets of names and of numbers by name.
-_SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown", "without_moment": "_short"}
-_NUMBERS = {"calm": "_calm", "failures": "_failures", "ages": "_ages"}
+_SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown"}
+_NUMBERS = {"calm": "_calm", "failures": "_failures", "ages": "_ages", "fading": "_fading"}
 
 
 def fits(about: Mapping[str, Any]) -> bool:
@@ -38,7 +44,9 @@ def fits(about: Mapping[str, Any]) -> bool:
     stages, windows = about.get("stages", {}), about.get("windows", {})
     if not isinstance(stages, dict) or not isinstance(windows, dict):
         return False
-    if not all(isinstance(about.get(names, []), list) for names in _SETS) or not isinstance(about.get("moment", True), bool):
+    if not all(isinstance(about.get(names, []), list) for names in (*_SETS, "without_moment")):
+        return False
+    if not all(isinstance(about.get(flag, True), bool) for flag in ("moment", "is_fresh")):
         return False
     if not all(_are_numbers(about.get(numbers, {})) for numbers in _NUMBERS) or not fits_losses(about.get("losses", {})):
         return False
@@ -85,7 +93,8 @@ class Stages:
         self._has_long_moments = True  # the optimizer has a long first moment of what is compressed, as far as is known
         self._can_shorten: frozenset[str] = frozenset()  # names of those whose first moment can become short, one by one
         self._never_long: frozenset[str] = frozenset()  # and of those that have none
-        self._short: set[str] = set()  # names of those whose has
+        self._fading: dict[str, int] = {}  # name of one whose does -> windows until it is short
+        self._is_fresh = is_fresh
         self.unknown: frozenset[str] = frozenset()  # of load()
         self._next: dict[str, int] = {}  # name -> the stage from the next exchange of the whole model on
         self._seen: set[str] = set()  # names that had a gradient over a window: those frozen or never used hold nothing up
@@ -102,8 +111,11 @@ class Stages:
         return len(self._options.stages(self._kinds[name])) - 1
 
     def _may_go_on(self, name: str) -> bool:
-        is_free = not self._has_long_moments or name in self._short or name in self._never_long
+        is_free = not self._has_long_moments or self._is_short(name) or name in self._never_long
         return self._now[name] < self._last(name) and is_free
+
+    def _is_short(self, name: str) -> bool:
+        return self._fading.get(name) == 0
 
     def _compressed(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if self._kinds[name] == "compressed"}
@@ -120,16 +132,27 @@ class Stages:
         do not go beyond GENTLE."""
         self._can_shorten, self._never_long = frozenset(can_shorten), frozenset(never_long)
         self._has_long_moments = not self._compressed(self._kinds) <= self._never_long
-        self._short &= self._can_shorten
+        self._fading = {name: left for name, left in self._fading.items() if name in self._can_shorten}
 
     def with_short_moment(self) -> frozenset[str]:
-        """Names of what is compressed and needs no long first moment any more."""
-        return frozenset(self._short)
+        """Names of what is compressed and has no long first moment any more."""
+        return frozenset(filter(self._is_short, self._fading))
+
+    def memories(self) -> dict[str, Memory]:
+        """Of every parameter whose Adam should have betas of its own."""
+        found = {name: Memory(self._fading.get(name, FADING) / FADING, self._n_updates(name)) for name in self._kinds}
+        return {name: memory for name, memory in found.items() if memory != Memory()}
+
+    def _n_updates(self, name: str) -> int:
+        """At least so many has a parameter seen whose values are selected; 0 for the others. It doubles, so that an optimizer seldom
+        has to take up another beta2."""
+        age = int(self._ages.get(name, 0))
+        return WINDOW << (age.bit_length() - 1) if self._now[name] > GENTLE and age else 0
 
     def are_ripe(self) -> bool:
         """Whether a long first moment of what is compressed is all that holds selection up."""
         compressed = self._compressed(self._seen)
-        ripe = self._short | (self._never_long & self._noisy)
+        ripe = self.with_short_moment() | (self._never_long & self._noisy)
         return self._has_long_moments and bool(compressed) and compressed <= ripe
 
     def watch_loss(self, loss: float | torch.Tensor) -> None:
@@ -165,13 +188,18 @@ class Stages:
         self._calm[name] = self._calm.get(name, 0) + 1 if is_noise else 0
         if self._now[name] == FIRST:
             return
+        if name in self._fading:
+            self._fading[name] = max(0, self._fading[name] - self._fades())
         if self._calm[name] >= 2 ** min(self._failures.get(name, 0), MOST_DOUBLINGS) and self._may_go_on(name):
             self._next[name] = self._now[name] + 1
             self._calm[name] = 0
         elif coherence > ALARM:
-            self._short.discard(name)
+            self._fading.pop(name, None)
             if self._now[name] > GENTLE:
                 self._begin_anew(name, "direction", coherence)
+
+    def _fades(self) -> int:
+        return 1 if self._is_fresh else FADING // FADING_OF_TRAINED
 
     def _check(self, names: set[str], growth: float) -> None:
         """The residual of these, which are exchanged as one, came to that many gradients."""
@@ -188,12 +216,14 @@ class Stages:
             self._failures[name] = self._failures.get(name, 0) + 1
         self._next[name], self._calm[name] = GENTLE, 0
         self._noisy.discard(name)
-        self._short.discard(name)
+        self._fading.pop(name, None)
         self._alarms.setdefault(why, {})[name] = value
 
     def go_on(self) -> bool:
         """An exchange of the whole model is over. Returns whether all are in their last stage now, and were not before."""
-        self._short |= {name for name in self._compressed(self._noisy) & self._can_shorten if self._now[name] > FIRST}
+        for name in self._compressed(self._noisy) & self._can_shorten - self._fading.keys():
+            if self._now[name] > FIRST:
+                self._fading[name] = FADING - self._fades()
         if not self._next:
             return False
         self._put(self._now | self._next)
@@ -234,7 +264,7 @@ class Stages:
     def state(self, with_windows: bool = True) -> dict[str, Any]:
         if not self._now:
             return {}
-        return {"stages": self._now, "windows": self._watch.state() if with_windows else {}, "moment": self._has_long_moments} | {
+        return {"is_fresh": self._is_fresh, "stages": self._now, "windows": self._watch.state() if with_windows else {}, "moment": self._has_long_moments} | {
             key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()} | {
             key: dict(getattr(self, attribute)) for key, attribute in _NUMBERS.items()} | {"losses": self._losses.state(with_windows)}
 
@@ -245,7 +275,8 @@ class Stages:
         if not self._now:
             return False
         were_short = not about.get("moment", True)
-        short = self._compressed(self._kinds) if were_short else self._kinds.keys() & set(about.get("without_moment", ()))
+        fading = {**dict.fromkeys(about.get("without_moment", ()), 0), **about.get("fading", {})}  # the first is of an earlier tagc
+        short = self._compressed(self._kinds) if were_short else self._kinds.keys() & fading
         self.unknown = frozenset(short - self._can_shorten - self._never_long) if self._has_long_moments else frozenset()
         anew = self.unknown | (self._kinds.keys() - self._compressed(self._kinds) if self.unknown else set())
         self._next, stages = {}, about.get("stages", {})
@@ -259,5 +290,6 @@ class Stages:
         for key, attribute in _NUMBERS.items():
             setattr(self, attribute, dict(about.get(key, {})))
         self._losses.load(about.get("losses", {}), with_windows)
-        self._short -= self.unknown
+        self._fading = {name: min(int(left), FADING) for name, left in fading.items() if name in short - self.unknown}
+        self._is_fresh = about.get("is_fresh", False)
         return were_short and not self.unknown
