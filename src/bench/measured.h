@@ -32,7 +32,6 @@ typedef struct tagc_measured_arms {
     int n, n_rounds, n_steps;
     tagc_measured_arm *arms; /* (n) */
     tagc_tokens *tokens;     /* NULL: synthetic */
-    int *input, *target;     /* (batch_size, n_tokens) */
 } tagc_measured_arms;
 
 /* Those of the arm, with the bucket that auto has chosen. */

@@ -13,7 +13,6 @@
 #include "launch/over_ranks.h"
 #include "train/engine.h"
 #include "train/progress.h"
-#include "train/step.h"
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -37,11 +36,6 @@ static tagc_status open_arms(tagc_measured_arms *b) {
         if (!a->iterations || !a->round_s || !a->speedups)
             return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the figures of %d rounds", b->n_rounds);
     }
-    size_t n_tokens = (size_t)plan->options.train.batch_size * (size_t)plan->n_tokens;
-    b->input = calloc(n_tokens, sizeof *b->input);
-    b->target = calloc(n_tokens, sizeof *b->target);
-    if (!b->input || !b->target)
-        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a batch of %zu tokens", n_tokens);
     return tagc_bench_open_tokens(plan, &b->tokens);
 }
 
@@ -53,8 +47,6 @@ static void close_arms(tagc_measured_arms *b) {
     }
     free(b->arms);
     tagc_tokens_close(b->tokens);
-    free(b->input);
-    free(b->target);
 }
 
 /* ---- a turn ---- */
@@ -64,7 +56,7 @@ typedef struct turn {
     tagc_measured_arm *arm;
     tagc_loader *loader; /* NULL: synthetic tokens */
     uint64_t random;
-    tagc_gpt2 *model;
+    tagc_workspace workspace;
     tagc_fsdp *fsdp;
     tagc_auto *chooser; /* NULL: the arm's exchange is what it says */
     uint64_t step;
@@ -145,7 +137,7 @@ static tagc_status open_turn(turn *t) {
     if (options.local_steps > 0) options.local_steps = INT_MAX; /* the turn asks for its round itself */
     TAGC_TRY(tagc_engine_create(bench->rank, &plan->model, &options, &t->fsdp));
     TAGC_TRY(tagc_engine_init_random(t->fsdp, &plan->model, (uint64_t)train->seed));
-    TAGC_TRY(tagc_gpt2_create(&plan->model, (int)train->batch_size, plan->n_tokens, &t->model));
+    TAGC_TRY(tagc_workspace_open(&plan->model, (int)train->batch_size, plan->n_tokens, &t->workspace));
     t->arm->n_params = tagc_fsdp_n_params(t->fsdp);
     t->arm->n_compressed = tagc_fsdp_n_compressed(t->fsdp);
     t->arm->n_mild = tagc_fsdp_n_mild(t->fsdp);
@@ -155,7 +147,7 @@ static tagc_status open_turn(turn *t) {
 
 static void close_turn(turn *t) {
     tagc_auto_destroy(t->chooser);
-    tagc_gpt2_destroy(t->model);
+    tagc_workspace_close(&t->workspace);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);
 }
@@ -164,12 +156,8 @@ static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *bu
     const tagc_bench_plan *plan = t->b->bench->plan;
     const tagc_train_options *options = &t->arm->arm->options;
     tagc_training training = {.fsdp = t->fsdp,
-                              .model = t->model,
+                              .workspace = &t->workspace,
                               .busy = t->b->bench->rank->busy,
-                              .tokens = t->b->input,
-                              .targets = t->b->target,
-                              .n_batch = (int)plan->options.train.batch_size,
-                              .n_tokens = plan->n_tokens,
                               .n_micro_steps = plan->options.train.accumulate,
                               .next_batch = next_batch,
                               .context = t};

@@ -2,7 +2,6 @@
 #include "cli/commands.h"
 #include "core/status.h"
 #include "train/engine.h"
-#include "train/evaluate.h"
 #include "train/trained.h"
 #include <inttypes.h>
 #include <jansson.h>
@@ -58,10 +57,8 @@ static const tagc_command command = {
 typedef struct eval_state {
     tagc_trained trained;
     tagc_tokens *tokens;
-    tagc_loader *loader;
-    tagc_gpt2 *model;
-    int *input, *target;
-    int n_batch;
+    tagc_evaluation evaluation;
+    tagc_workspace workspace;
 } eval_state;
 
 static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int n_tokens,
@@ -74,9 +71,9 @@ static tagc_status open_tokens(tagc_rank *rank, const eval_options *options, int
                          "%s has %" PRIu64 " sequence%s of %d tokens, fewer than there are ranks (%d)",
                          tagc_tokens_path(state->tokens), n_sequences, n_sequences > 1 ? "s" : "", n_tokens,
                          rank->world_size);
-    state->n_batch = tagc_evaluate_batch(state->tokens, (int)options->batch_size, n_tokens, rank->world_size);
-    return tagc_engine_loader(rank, &state->trained.model, state->tokens, state->n_batch, n_tokens, NULL,
-                              &state->loader);
+    uint64_t n_batches = options->n_batches ? (uint64_t)options->n_batches : UINT64_MAX;
+    return tagc_evaluation_open(rank, &state->trained.model, state->tokens, (int)options->batch_size,
+                                n_tokens, n_batches, &state->evaluation);
 }
 
 static tagc_status print_result(const eval_options *options, const eval_state *state, double loss,
@@ -107,39 +104,23 @@ static tagc_status evaluate(tagc_rank *rank, const eval_options *options, eval_s
         return tagc_fail(TAGC_ERR_ARGUMENT, "--seq-len is %d, allowed: 1 to the model's block-size of %d",
                          n_tokens, state->trained.model.block_size);
     TAGC_TRY(open_tokens(rank, options, n_tokens, state));
-    TAGC_TRY(tagc_gpt2_create(&state->trained.model, state->n_batch, n_tokens, &state->model));
-    size_t n = (size_t)state->n_batch * (size_t)n_tokens;
-    state->input = calloc(n, sizeof *state->input);
-    state->target = calloc(n, sizeof *state->target);
-    if (!state->input || !state->target) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %zu tokens", n);
-    tagc_evaluation evaluation = {
-        .rank = rank,
-        .model = state->model,
-        .fsdp = state->trained.fsdp,
-        .loader = state->loader,
-        .n_batch = state->n_batch,
-        .n_tokens = n_tokens,
-        .n_batches = tagc_evaluate_batches(state->loader, state->n_batch, rank->world_size,
-                                           options->n_batches ? (uint64_t)options->n_batches : UINT64_MAX),
-        .tokens = state->input,
-        .targets = state->target,
-    };
+    const tagc_evaluation *e = &state->evaluation;
+    TAGC_TRY(tagc_workspace_open(&state->trained.model, e->n_batch, n_tokens, &state->workspace));
     double loss = 0;
-    TAGC_TRY(tagc_evaluate(&evaluation, &loss));
+    TAGC_TRY(tagc_evaluate(rank, state->trained.fsdp, &state->workspace, e, &loss));
     if (rank->rank != 0) return TAGC_OK;
     return print_result(options, state, loss,
-                        evaluation.n_batches * (uint64_t)rank->world_size * (uint64_t)n);
+                        e->n_batches * (uint64_t)rank->world_size * (uint64_t)e->n_batch *
+                            (uint64_t)n_tokens);
 }
 
 static tagc_status eval_rank(tagc_rank *rank, void *context) {
     eval_state state = {0};
     tagc_status status = tagc_rank_finish(rank, evaluate(rank, context, &state));
-    tagc_gpt2_destroy(state.model);
+    tagc_workspace_close(&state.workspace);
     tagc_trained_close(&state.trained);
-    tagc_loader_destroy(state.loader);
+    tagc_loader_destroy(state.evaluation.loader);
     tagc_tokens_close(state.tokens);
-    free(state.input);
-    free(state.target);
     return status;
 }
 

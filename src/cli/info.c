@@ -1,9 +1,9 @@
 /* tagc info: what a thing on disk, or a preset, holds. */
 #include "cli/commands.h"
 #include "core/status.h"
-#include "fsdp/checkpoint.h"
 #include "gpt2/safetensors.h"
 #include "launch/human.h"
+#include "launch/over_ranks.h"
 #include "launch/ranks.h"
 #include "train/progress.h"
 #include "train/trained.h"
@@ -108,17 +108,16 @@ static tagc_status info_weights(const char *path, int with_tensors) {
     return TAGC_OK;
 }
 
-static tagc_status print_checkpoint(const char *path, int with_tensors) {
-    uint64_t step;
-    int world_size;
-    char *extra = NULL, tokens[16];
+static tagc_status info_checkpoint(const char *from, int with_tensors) {
+    char path[TAGC_PATH_BYTES], tokens[16];
+    tagc_alone alone;
     tagc_saved saved;
-    TAGC_TRY(tagc_checkpoint_info(path, &step, &world_size, &extra));
-    tagc_status status = tagc_saved_read(extra, &saved);
-    free(extra);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
-    printf("%s: checkpoint after step %llu, written by %d rank%s\n", path, (unsigned long long)step,
-           world_size, world_size > 1 ? "s" : "");
+    tagc_status status = tagc_alone_open(&alone);
+    if (status == TAGC_OK) status = tagc_saved_open(alone.comm, from, path, &saved);
+    tagc_alone_close(&alone);
+    TAGC_TRY(status);
+    printf("%s: checkpoint after step %llu, written by %d rank%s\n", path, (unsigned long long)saved.step,
+           saved.world_size, saved.world_size > 1 ? "s" : "");
     printf("  %s tokens seen", tagc_human((double)saved.n_tokens, tokens));
     if (saved.best_val_loss < 1e300) printf(", best validation loss %.4f", saved.best_val_loss);
     if (*saved.tokenizer) printf(", tokenizer %s", saved.tokenizer);
@@ -131,20 +130,6 @@ static tagc_status print_checkpoint(const char *path, int with_tensors) {
     print_model(&saved.model, with_tensors);
     tagc_saved_destroy(&saved);
     return TAGC_OK;
-}
-
-/* The engine finds the newest step of a folder among ranks; here one rank is enough. */
-typedef struct checkpoint_query {
-    const char *path;
-    int with_tensors;
-} checkpoint_query;
-
-static tagc_status checkpoint_rank(tagc_rank *rank, void *context) {
-    const checkpoint_query *query = context;
-    char path[TAGC_PATH_BYTES];
-    tagc_status status = tagc_checkpoint_find(rank->comm, query->path, path, sizeof path);
-    if (status == TAGC_OK) status = print_checkpoint(path, query->with_tensors);
-    return tagc_rank_finish(rank, status);
 }
 
 static int is_weights(const char *path) {
@@ -172,12 +157,9 @@ static int describe(const char *what, int with_tensors) {
             return tagc_command_end(status);
         }
         status = tagc_trained_find(what, &trained);
-        if (status == TAGC_OK && trained.is_checkpoint) {
-            checkpoint_query query = {what, with_tensors};
-            tagc_launch launch = {.n_ranks = 1, .transport = TAGC_LAUNCH_LOCAL, .timeout_s = 120};
-            return tagc_ranks_run(&launch, checkpoint_rank, &query);
-        }
-        if (status == TAGC_OK) status = info_weights(trained.path, with_tensors);
+        if (status == TAGC_OK)
+            status = trained.is_checkpoint ? info_checkpoint(what, with_tensors)
+                                           : info_weights(trained.path, with_tensors);
     } else {
         status = is_weights(what) ? info_weights(what, with_tensors) : info_tokens(what, TAGC_DATA_TRAIN);
     }

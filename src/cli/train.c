@@ -3,9 +3,9 @@
 #include "core/clock.h"
 #include "core/status.h"
 #include "disk/paths.h"
-#include "fsdp/checkpoint.h"
 #include "launch/human.h"
 #include "launch/interrupt.h"
+#include "launch/over_ranks.h"
 #include "options/levels.h"
 #include "options/presets.h"
 #include "train/trainer.h"
@@ -39,19 +39,16 @@ static tagc_status train_rank(tagc_rank *rank, void *context) {
 static int saved_ranks(const tagc_train_options *options) {
     const char *from = options->resume;
     if (from && strcmp(from, "latest") == 0) from = options->out;
-    char path[TAGC_PATH_BYTES], *extra = NULL;
-    tagc_local_group *alone = NULL;
-    tagc_comm *comm = NULL;
-    uint64_t step;
+    char path[TAGC_PATH_BYTES];
+    tagc_alone alone;
+    tagc_saved saved;
     int n_ranks = 0;
-    if (!from || tagc_local_group_create(1, &alone) != TAGC_OK) return 0;
-    if (tagc_comm_create_local(alone, 0, NULL, &comm) != TAGC_OK ||
-        tagc_checkpoint_find(comm, from, path, sizeof path) != TAGC_OK ||
-        tagc_checkpoint_info(path, &step, &n_ranks, &extra) != TAGC_OK)
-        n_ranks = 0;
-    free(extra);
-    tagc_comm_destroy(comm);
-    tagc_local_group_destroy(alone);
+    if (from && tagc_alone_open(&alone) == TAGC_OK &&
+        tagc_saved_open(alone.comm, from, path, &saved) == TAGC_OK) {
+        n_ranks = saved.world_size;
+        tagc_saved_destroy(&saved);
+    }
+    if (from) tagc_alone_close(&alone);
     return n_ranks <= TAGC_TRAIN_MAX_RANKS ? n_ranks : 0;
 }
 

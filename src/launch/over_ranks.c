@@ -46,3 +46,14 @@ tagc_status tagc_abort_unless_ok(tagc_comm *comm, tagc_status status) {
     if (status != TAGC_OK) tagc_comm_abort(comm, tagc_last_error());
     return status;
 }
+
+tagc_status tagc_alone_open(tagc_alone *out) {
+    *out = (tagc_alone){0};
+    TAGC_TRY(tagc_local_group_create(1, &out->group));
+    return tagc_comm_create_local(out->group, 0, NULL, &out->comm);
+}
+
+void tagc_alone_close(tagc_alone *alone) {
+    tagc_comm_destroy(alone->comm);
+    tagc_local_group_destroy(alone->group);
+}

@@ -81,20 +81,14 @@ static tagc_status measure_codecs(tagc_comm *alone, const codec_buffers *b, cons
 
 tagc_status tagc_machine_measure_codec(const tagc_fsdp_options *engine, const tagc_candidate *candidates,
                                        int n, tagc_machine *machine) {
-    tagc_local_group *group = NULL;
-    tagc_comm *alone = NULL;
-    void *memory = NULL;
-    tagc_status status =
-        tagc_memory_create((size_t)3 * CODEC_ELEMS * sizeof(float), "a codec's measurement", &memory);
-    if (status == TAGC_OK) status = tagc_local_group_create(1, &group);
-    if (status == TAGC_OK) status = tagc_comm_create_local(group, 0, NULL, &alone);
-    if (status == TAGC_OK) {
-        float *values = memory;
-        codec_buffers b = {values, values + CODEC_ELEMS, values + 2 * (size_t)CODEC_ELEMS};
-        status = measure_codecs(alone, &b, engine, candidates, n, machine);
-    }
-    tagc_comm_destroy(alone);
-    tagc_local_group_destroy(group);
+    tagc_alone alone;
+    void *memory;
+    TAGC_TRY(tagc_memory_create((size_t)3 * CODEC_ELEMS * sizeof(float), "a codec's measurement", &memory));
+    float *values = memory;
+    codec_buffers b = {values, values + CODEC_ELEMS, values + 2 * (size_t)CODEC_ELEMS};
+    tagc_status status = tagc_alone_open(&alone);
+    if (status == TAGC_OK) status = measure_codecs(alone.comm, &b, engine, candidates, n, machine);
+    tagc_alone_close(&alone);
     tagc_memory_destroy(memory);
     return status;
 }

@@ -1,8 +1,9 @@
-/* Glue between the model's table of tensors and the engine, which knows no models. */
+/* Glue between model and engine. */
 #include "train/engine.h"
 
 #include "core/status.h"
 #include "gpt2/safetensors.h"
+#include "launch/over_ranks.h"
 #include <stdlib.h>
 
 tagc_status tagc_engine_create(tagc_rank *rank, const tagc_gpt2_config *config,
@@ -65,4 +66,87 @@ tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *co
     options.shuffle = seed != NULL;
     if (seed) options.seed = (uint64_t)*seed;
     return tagc_loader_create(tokens, &options, out);
+}
+
+/* ---- a batch ---- */
+
+tagc_status tagc_workspace_open(const tagc_gpt2_config *config, int n_batch, int n_tokens,
+                                tagc_workspace *out) {
+    size_t n = (size_t)n_batch * (size_t)n_tokens;
+    *out = (tagc_workspace){.tokens = calloc(n, sizeof *out->tokens),
+                            .targets = calloc(n, sizeof *out->targets),
+                            .n_batch = n_batch,
+                            .n_tokens = n_tokens};
+    if (!out->tokens || !out->targets)
+        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a batch of %zu tokens", n);
+    return tagc_gpt2_create(config, n_batch, n_tokens, &out->model);
+}
+
+void tagc_workspace_close(tagc_workspace *workspace) {
+    tagc_gpt2_destroy(workspace->model);
+    free(workspace->tokens);
+    free(workspace->targets);
+    *workspace = (tagc_workspace){0};
+}
+
+/* ---- a training step ---- */
+
+tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, tagc_fsdp_stats *stats,
+                               tagc_busy_times *busy) {
+    const tagc_workspace *w = t->workspace;
+    tagc_params params = tagc_engine_params(t->fsdp);
+    double sum = 0;
+    tagc_busy_take(t->busy, busy); /* what was before this step */
+    for (int64_t micro = 0; micro < t->n_micro_steps; micro++) {
+        double micro_loss = 0;
+        TAGC_TRY(t->next_batch(t->context, w->tokens, w->targets));
+        TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
+        TAGC_TRY(tagc_gpt2_forward(w->model, &params, w->tokens, w->targets, w->n_batch, w->n_tokens,
+                                   &micro_loss));
+        TAGC_TRY(tagc_fsdp_backward_begin(t->fsdp));
+        TAGC_TRY(
+            tagc_gpt2_backward(w->model, &params, 1.0f)); /* the engine takes the mean over micro-steps */
+        sum += micro_loss;
+    }
+    *loss = sum / (double)t->n_micro_steps;
+    TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
+    tagc_busy_take(t->busy, busy);
+    return TAGC_OK;
+}
+
+/* ---- a validation loss ---- */
+
+static uint64_t at_most(uint64_t value, uint64_t most) {
+    if (most == 0) most = 1;
+    return value < most ? value : most;
+}
+
+tagc_status tagc_evaluation_open(const tagc_rank *rank, const tagc_gpt2_config *config,
+                                 const tagc_tokens *tokens, int n_batch, int n_tokens, uint64_t n_batches,
+                                 tagc_evaluation *out) {
+    uint64_t n_ranks = (uint64_t)rank->world_size;
+    uint64_t n_sequences = (tagc_tokens_n(tokens) - 1) / (uint64_t)n_tokens;
+    *out = (tagc_evaluation){.n_batch = (int)at_most((uint64_t)n_batch, n_sequences / n_ranks)};
+    TAGC_TRY(tagc_engine_loader(rank, config, tokens, out->n_batch, n_tokens, NULL, &out->loader));
+    out->n_batches =
+        at_most(n_batches, tagc_loader_n_windows(out->loader) / ((uint64_t)out->n_batch * n_ranks));
+    return TAGC_OK;
+}
+
+/* Sums go batch by batch and then rank by rank, so that a validation loss is the same number every time. */
+tagc_status tagc_evaluate(const tagc_rank *rank, tagc_fsdp *fsdp, const tagc_workspace *w,
+                          const tagc_evaluation *e, double *loss) {
+    tagc_params params = tagc_engine_params(fsdp);
+    double sum = 0;
+    TAGC_TRY(tagc_loader_seek(e->loader, 0));
+    for (uint64_t batch = 0; batch < e->n_batches; batch++) {
+        double batch_loss = 0;
+        TAGC_TRY(tagc_loader_next(e->loader, w->tokens, w->targets));
+        TAGC_TRY(tagc_fsdp_forward_begin(fsdp, 0));
+        TAGC_TRY(tagc_gpt2_forward(w->model, &params, w->tokens, w->targets, e->n_batch, w->n_tokens,
+                                   &batch_loss));
+        sum += batch_loss;
+    }
+    *loss = sum / (double)e->n_batches;
+    return tagc_mean_over_ranks(rank->comm, loss, 1);
 }

@@ -1,4 +1,5 @@
-/* The model's tensors put into the engine: what train, eval, generate and export begin with. */
+/* The model over the engine, which knows no models: what train, bench, eval, generate and export begin with, a training
+ * step and a validation loss. */
 #ifndef TAGC_TRAIN_ENGINE_H
 #define TAGC_TRAIN_ENGINE_H
 
@@ -21,5 +22,53 @@ tagc_params tagc_engine_params(tagc_fsdp *fsdp);
 tagc_status tagc_engine_loader(const tagc_rank *rank, const tagc_gpt2_config *config,
                                const tagc_tokens *tokens, int n_batch, int n_tokens, const int64_t *seed,
                                tagc_loader **out);
+
+/* ---- a batch ---- */
+
+/* What a model computes on. */
+typedef struct tagc_workspace {
+    tagc_gpt2 *model;
+    int *tokens, *targets; /* (n_batch, n_tokens) */
+    int n_batch, n_tokens;
+} tagc_workspace;
+
+/* Local. Call _close after failure, too. */
+tagc_status tagc_workspace_open(const tagc_gpt2_config *config, int n_batch, int n_tokens,
+                                tagc_workspace *out);
+void tagc_workspace_close(tagc_workspace *workspace);
+
+/* ---- a training step ---- */
+
+typedef struct tagc_training {
+    tagc_fsdp *fsdp;
+    const tagc_workspace *workspace;
+    tagc_busy *busy;
+    int64_t n_micro_steps;
+    /* Fills tokens and targets of the workspace for the next micro-step. */
+    tagc_status (*next_batch)(void *context, int *tokens, int *targets);
+    void *context;
+} tagc_training;
+
+/* Collective. One optimizer step. loss: of this rank, mean over micro-steps. busy: of the streams, in this step. */
+tagc_status tagc_training_step(const tagc_training *training, double lr, double *loss, tagc_fsdp_stats *stats,
+                               tagc_busy_times *busy);
+
+/* ---- a validation loss ---- */
+
+typedef struct tagc_evaluation {
+    tagc_loader *loader;
+    int n_batch;        /* sequences per rank and batch */
+    uint64_t n_batches; /* per rank */
+} tagc_evaluation;
+
+/* Local. The first batches of the text. n_batch and n_batches become less, but at least 1, where they would read a token
+ * twice. loader: the caller destroys it. */
+tagc_status tagc_evaluation_open(const tagc_rank *rank, const tagc_gpt2_config *config,
+                                 const tagc_tokens *tokens, int n_batch, int n_tokens, uint64_t n_batches,
+                                 tagc_evaluation *out);
+
+/* Collective. Mean loss over the batches of all ranks, the same on all. workspace: of at least n_batch sequences. */
+tagc_status tagc_evaluate(const tagc_rank *rank, tagc_fsdp *fsdp, const tagc_workspace *workspace,
+                          const tagc_evaluation *evaluation, double *loss);
 
 #endif

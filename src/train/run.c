@@ -5,7 +5,6 @@
 #include "launch/human.h"
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
-#include "train/step.h"
 #include "train/trainer.h"
 #include <stdlib.h>
 
@@ -65,12 +64,8 @@ static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
     double start_s = tagc_clock_s();
     tagc_training training = {.fsdp = t->fsdp,
-                              .model = t->model,
+                              .workspace = &t->workspace,
                               .busy = t->rank->busy,
-                              .tokens = t->tokens,
-                              .targets = t->targets,
-                              .n_batch = (int)t->options.batch_size,
-                              .n_tokens = t->n_tokens,
                               .n_micro_steps = t->options.accumulate,
                               .next_batch = next_batch,
                               .context = t};
@@ -95,8 +90,8 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
 
 static tagc_status validate(tagc_trainer *t) {
     double loss;
-    if (!t->val_loader) return TAGC_OK;
-    TAGC_TRY(with_remedy(t, tagc_evaluate(&t->evaluation, &loss)));
+    if (!t->evaluation.loader) return TAGC_OK;
+    TAGC_TRY(with_remedy(t, tagc_evaluate(t->rank, t->fsdp, &t->workspace, &t->evaluation, &loss)));
     int is_best = loss < t->saved.best_val_loss;
     if (is_best) t->saved.best_val_loss = loss;
     tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,

@@ -1,6 +1,8 @@
 /* The command's part of a checkpoint, as JSON. */
 #include "train/saved.h"
 
+#include "core/status.h"
+#include "fsdp/checkpoint.h"
 #include "options/train_options.h"
 #include <inttypes.h>
 #include <math.h>
@@ -150,6 +152,19 @@ tagc_status tagc_saved_read(const char *text, tagc_saved *out) {
     tagc_status status = read_root(root, out);
     json_decref(root);
     return status;
+}
+
+tagc_status tagc_saved_open(tagc_comm *comm, const char *from, char path[TAGC_PATH_BYTES], tagc_saved *out) {
+    uint64_t step;
+    int world_size;
+    char *text = NULL;
+    *out = (tagc_saved){0};
+    TAGC_TRY(tagc_checkpoint_find(comm, from, path, TAGC_PATH_BYTES));
+    TAGC_TRY(tagc_checkpoint_info(path, &step, &world_size, &text));
+    tagc_status status = tagc_saved_read(text, out);
+    free(text);
+    out->step = step;
+    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
 }
 
 void tagc_saved_destroy(tagc_saved *saved) {

@@ -2,6 +2,7 @@
 #ifndef TAGC_TRAIN_SAVED_H
 #define TAGC_TRAIN_SAVED_H
 
+#include "disk/paths.h"
 #include "fsdp/fsdp.h"
 #include "fsdp/guard.h"
 #include "gpt2/gpt2.h"
@@ -20,6 +21,7 @@ typedef struct tagc_saved {
     char tokenizer[64];                /* of the token file, "" when it does not say */
     uint64_t data_n_tokens, data_hash; /* of the training tokens; both 0: a build before saved none */
     json_t *options;                   /* {name: text}; texts of merged options live here */
+    uint64_t step;                     /* of the checkpoint, not in its text; set by _open */
 } tagc_saved;
 
 json_t *tagc_saved_model(const tagc_gpt2_config *config);
@@ -30,6 +32,8 @@ char *tagc_saved_write(const tagc_saved *saved, const tagc_command *command, con
 
 /* TAGC_ERR_CORRUPT names what is missing or wrong. */
 tagc_status tagc_saved_read(const char *text, tagc_saved *out);
+/* Collective: that of the newest checkpoint at or under `from`. path: the checkpoint's. */
+tagc_status tagc_saved_open(tagc_comm *comm, const char *from, char path[TAGC_PATH_BYTES], tagc_saved *out);
 void tagc_saved_destroy(tagc_saved *saved);
 
 /* An option's text as saved with a checkpoint or a result ({name: text}), in today's words: what was not said meant the

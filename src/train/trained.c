@@ -52,15 +52,10 @@ tagc_status tagc_trained_shape(const char *weights, const char *preset, tagc_gpt
 
 static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_trained *trained) {
     char *extra = NULL;
-    int world_size;
     tagc_train_options options;
     tagc_fsdp_options engine;
     tagc_progress silent = {.quiet = 1};
-    TAGC_TRY(tagc_checkpoint_find(rank->comm, from, trained->path, sizeof trained->path));
-    TAGC_TRY(tagc_checkpoint_info(trained->path, &trained->step, &world_size, &extra));
-    tagc_status status = tagc_saved_read(extra, &trained->saved);
-    free(extra);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", trained->path);
+    TAGC_TRY(tagc_saved_open(rank->comm, from, trained->path, &trained->saved));
     TAGC_TRY(tagc_options_parse(&tagc_train_command, 0, NULL, &options, &trained->parsed));
     TAGC_TRY(tagc_saved_merge(&trained->saved, &trained->parsed, &options, &silent));
     trained->model = trained->saved.model;
@@ -74,7 +69,7 @@ static tagc_status open_checkpoint(tagc_rank *rank, const char *from, tagc_train
     plain.gather = engine.gather;
     plain.prefetch = engine.prefetch;
     TAGC_TRY(tagc_engine_create(rank, &trained->model, &plain, &trained->fsdp));
-    TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->step, &extra));
+    TAGC_TRY(tagc_checkpoint_fork(trained->fsdp, rank->comm, trained->path, &trained->saved.step, &extra));
     free(extra);
     return TAGC_OK;
 }

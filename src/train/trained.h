@@ -13,8 +13,7 @@ typedef struct tagc_trained {
     tagc_gpt2_config model;
     char path[TAGC_PATH_BYTES]; /* what was opened in the end */
     int is_checkpoint;
-    uint64_t step;    /* checkpoint only, as the next two */
-    tagc_saved saved; /* .tokenizer is "" for weights files */
+    tagc_saved saved; /* of a checkpoint, as `parsed`; .tokenizer is "" for weights files */
     tagc_parsed parsed;
     tagc_fsdp *fsdp;
 } tagc_trained;

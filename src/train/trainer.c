@@ -6,10 +6,10 @@
 #include "core/status.h"
 #include "disk/new_file.h"
 #include "fsdp/checkpoint.h"
+#include "launch/over_ranks.h"
 #include "measure/hosts.h"
 #include "options/agree.h"
 #include "options/presets.h"
-#include "train/engine.h"
 #include "train/greet.h"
 #include "train/run_folder.h"
 #include "train/trained.h"
@@ -18,22 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the checkpoint at or under `from` says. path: TAGC_PATH_BYTES. */
-static tagc_status read_saved(tagc_trainer *t, const char *from, char *path) {
-    int world_size;
-    char *extra = NULL;
-    TAGC_TRY(tagc_checkpoint_find(t->rank->comm, from, path, TAGC_PATH_BYTES));
-    TAGC_TRY(tagc_checkpoint_info(path, &t->step, &world_size, &extra));
-    tagc_status status = tagc_saved_read(extra, &t->saved);
-    free(extra);
-    return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "%s", path);
-}
-
 /* A new run from another one's checkpoint: takes only the model and the step from its text. */
 static tagc_status open_fork(tagc_trainer *t, const tagc_parsed *parsed, char *path) {
-    TAGC_TRY(read_saved(t, t->options.fork, path));
+    TAGC_TRY(tagc_saved_open(t->rank->comm, t->options.fork, path, &t->saved));
     TAGC_TRY(tagc_saved_merge_model(&t->saved, parsed, &t->options));
-    t->saved.fork_step = t->step;
+    t->saved.fork_step = t->step = t->saved.step;
     t->saved.position = 0;
     t->saved.guard = (tagc_guard){0};
     t->saved.best_val_loss = (double)INFINITY;
@@ -49,7 +38,8 @@ static tagc_status open_resume(tagc_trainer *t, const tagc_parsed *parsed, char 
     int is_latest = strcmp(t->options.resume, "latest") == 0;
     if (is_latest && !t->options.out)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--resume needs --out DIR of the run, or a path: --resume PATH");
-    TAGC_TRY(read_saved(t, is_latest ? t->options.out : t->options.resume, path));
+    TAGC_TRY(tagc_saved_open(t->rank->comm, is_latest ? t->options.out : t->options.resume, path, &t->saved));
+    t->step = t->saved.step;
     tagc_status status = tagc_saved_check_known(&t->saved, parsed->command, &t->progress);
     if (status != TAGC_OK) return tagc_fail_in(status, "%s", path);
     TAGC_TRY(tagc_saved_merge(&t->saved, parsed, &t->options, &t->progress));
@@ -167,24 +157,15 @@ static tagc_status choose_model(tagc_trainer *t) {
     return TAGC_OK;
 }
 
-static int val_batch(const tagc_trainer *t) {
-    return tagc_evaluate_batch(t->val_tokens, (int)t->options.batch_size, t->n_tokens, t->rank->world_size);
-}
-
-static tagc_status open_batches(tagc_trainer *t) {
+static tagc_status open_loaders(tagc_trainer *t) {
     const tagc_gpt2_config *model = &t->saved.model;
+    int n_batch = (int)t->options.batch_size;
     t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : model->block_size;
-    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, (int)t->options.batch_size, t->n_tokens,
-                                &t->options.seed, &t->loader));
-    if (t->val_tokens)
-        TAGC_TRY(tagc_engine_loader(t->rank, model, t->val_tokens, val_batch(t), t->n_tokens, NULL,
-                                    &t->val_loader));
-    size_t n = (size_t)t->options.batch_size * (size_t)t->n_tokens;
-    t->tokens = calloc(n, sizeof *t->tokens);
-    t->targets = calloc(n, sizeof *t->targets);
-    if (!t->tokens || !t->targets)
-        return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a batch of %zu tokens", n);
-    return TAGC_OK;
+    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, n_batch, t->n_tokens, &t->options.seed,
+                                &t->loader));
+    if (!t->val_tokens) return TAGC_OK;
+    return tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->n_tokens,
+                                (uint64_t)t->options.eval_batches, &t->evaluation);
 }
 
 static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
@@ -326,7 +307,7 @@ static tagc_status open_inputs(tagc_trainer *t, const tagc_parsed *parsed, char 
     TAGC_TRY(open_trace(t));
     TAGC_TRY(open_data(t, parsed));
     TAGC_TRY(choose_model(t));
-    return open_batches(t);
+    return open_loaders(t);
 }
 
 static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
@@ -337,20 +318,17 @@ static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, i
 
 tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world_size) {
     char checkpoint[TAGC_PATH_BYTES] = "";
-    tagc_local_group *group = NULL;
-    tagc_rank alone = {.rank = rank, .world_size = world_size};
+    tagc_alone alone;
     tagc_trainer t;
-    TAGC_TRY(tagc_local_group_create(1, &group));
-    tagc_status status = tagc_comm_create_local(group, 0, NULL, &alone.comm);
+    tagc_status status = tagc_alone_open(&alone);
     if (status == TAGC_OK) {
-        begin(&t, &alone, parsed, 1);
+        begin(&t, &(tagc_rank){.rank = rank, .world_size = world_size, .comm = alone.comm}, parsed, 1);
         status = open_inputs(&t, parsed, checkpoint);
         if (status == TAGC_OK && t.options.out && tagc_path_is_dir(t.options.out))
             status = tagc_run_folder_check(t.options.out, t.options.resume ? checkpoint : NULL, t.step);
         tagc_trainer_close(&t);
     }
-    tagc_comm_destroy(alone.comm);
-    tagc_local_group_destroy(group);
+    tagc_alone_close(&alone);
     return status;
 }
 
@@ -363,21 +341,8 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(open_out(t, checkpoint));
     TAGC_TRY(choose_bucket(t));
     TAGC_TRY(open_weights(t, checkpoint));
-    TAGC_TRY(tagc_gpt2_create(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->model));
+    TAGC_TRY(tagc_workspace_open(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->workspace));
     TAGC_TRY(begin_metrics(t));
-    if (t->val_loader)
-        t->evaluation = (tagc_evaluation){
-            .rank = rank,
-            .model = t->model,
-            .fsdp = t->fsdp,
-            .loader = t->val_loader,
-            .n_batch = val_batch(t),
-            .n_tokens = t->n_tokens,
-            .n_batches = tagc_evaluate_batches(t->val_loader, val_batch(t), rank->world_size,
-                                               (uint64_t)t->options.eval_batches),
-            .tokens = t->tokens,
-            .targets = t->targets,
-        };
     open_guard(t);
     tagc_greet(t, parsed);
     return open_chooser(t);
@@ -403,13 +368,11 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
 void tagc_trainer_close(tagc_trainer *t) {
     tagc_metrics_close(t->metrics);
     tagc_auto_destroy(t->chooser);
-    tagc_gpt2_destroy(t->model);
+    tagc_workspace_close(&t->workspace);
     tagc_fsdp_destroy(t->fsdp);
     tagc_loader_destroy(t->loader);
-    tagc_loader_destroy(t->val_loader);
+    tagc_loader_destroy(t->evaluation.loader);
     tagc_tokens_close(t->train_tokens);
     tagc_tokens_close(t->val_tokens);
-    free(t->tokens);
-    free(t->targets);
     tagc_saved_destroy(&t->saved);
 }

@@ -5,7 +5,7 @@
 #include "auto/auto.h"
 #include "fsdp/guard.h"
 #include "options/train_options.h"
-#include "train/evaluate.h"
+#include "train/engine.h"
 #include "train/metrics.h"
 #include "train/progress.h"
 #include "train/saved.h"
@@ -17,17 +17,16 @@ typedef struct tagc_trainer {
     tagc_progress progress;     /* quiet on all ranks but 0 */
     tagc_metrics *metrics;      /* rank 0 with --out only */
     tagc_tokens *train_tokens, *val_tokens;
-    tagc_loader *loader, *val_loader; /* val_loader NULL: no validation */
-    tagc_gpt2 *model;
+    tagc_loader *loader;
+    tagc_evaluation evaluation; /* its loader NULL: no validation */
     tagc_fsdp *fsdp;
-    tagc_auto *chooser;    /* --exchange auto, else NULL */
-    int *tokens, *targets; /* (batch_size, n_tokens) */
-    int n_tokens;          /* per sequence */
-    uint64_t step;         /* done so far */
+    tagc_workspace workspace; /* of batch_size */
+    tagc_auto *chooser;       /* --exchange auto, else NULL */
+    int n_tokens;             /* per sequence */
+    uint64_t step;            /* done so far */
     uint64_t n_done, n_skipped,
         n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
-    tagc_evaluation evaluation;
     tagc_guard guard;      /* with --guard only */
     int n_gentle;          /* flats in their gentle beginning at the last step */
     int is_default_preset; /* TAGC_PRESET_DEFAULT was taken, for want of options that choose */
