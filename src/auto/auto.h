@@ -16,7 +16,6 @@
 
 typedef struct tagc_auto tagc_auto;
 
-/* Of --bucket-elems auto, too (bucket.h), which comes before the engine and leaves fsdp unread. */
 typedef struct tagc_auto_setup {
     tagc_comm *comm;
     tagc_fsdp *fsdp;
@@ -36,5 +35,12 @@ tagc_status tagc_auto_step(tagc_auto *a, const tagc_fsdp_stats *stats, double wa
 /* 1 if no measurement is under way. */
 int tagc_auto_is_settled(const tagc_auto *a);
 void tagc_auto_destroy(tagc_auto *a); /* accepts NULL */
+
+/* ---- --bucket-elems auto: the size of units for this link and machine, before the engine is made ---- */
+
+/* Collective. Measures link, codec and computing for about a second, then the cost model chooses bucket_elems: 0 if no
+ * size is forecast to gain 2 %. chooses_exchange: 1 if --exchange is auto, too. All ranks return the same. Does not read
+ * the setup's fsdp. */
+tagc_status tagc_bucket_choose(const tagc_auto_setup *setup, int chooses_exchange, int64_t *bucket_elems);
 
 #endif

@@ -1,8 +1,7 @@
 /* Makes the measurements of --exchange auto before the engine exists, since buckets are part of its layout. There is no
  * step to time yet, so a small model of the same width gives the speed of computing. */
-#include "auto/bucket.h"
-
 #include "auto/candidates.h"
+
 #include "core/clock.h"
 #include "core/status.h"
 #include "launch/over_ranks.h"

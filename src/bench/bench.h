@@ -35,9 +35,7 @@ typedef enum tagc_bench_part {
 /* Read-only for all ranks of a process. */
 typedef struct tagc_bench_plan {
     tagc_bench_options options; /* must come first: where its rows point */
-    const tagc_command *command;
-    int argc;
-    char **argv;
+    const tagc_parsed *parsed;
     tagc_gpt2_config model;
     int n_tokens; /* per sequence */
     int parts;    /* tagc_bench_part, combined by | */

@@ -4,7 +4,6 @@
 #include "bench/measured.h"
 
 #include "auto/auto.h"
-#include "auto/bucket.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/status.h"

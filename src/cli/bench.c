@@ -53,18 +53,18 @@ static const char examples[] =
 _Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
 /* Own rows, and those of tagc train with other defaults. */
-static const tagc_command *bench_command(void) {
-    static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
-    static tagc_command command = {.name = "bench",
-                                   .summary =
-                                       "measure link, memory, codec and training on this machine and network",
-                                   .usage = "[options]",
-                                   .common = "arms only model batch-size ranks rounds json",
-                                   .examples = examples,
-                                   .options = rows,
-                                   .print_more = tagc_preset_print};
+static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
+static tagc_command command = {.name = "bench",
+                               .summary =
+                                   "what this machine and network give, and whether compression pays on them",
+                               .usage = "[options]",
+                               .common = "arms only model batch-size ranks rounds json",
+                               .examples = examples,
+                               .options = rows,
+                               .print_more = tagc_preset_print};
+
+static void prepare(void) {
     command.n_options = tagc_arms_rows(TAGC_ARMS_OF_BENCH, own, N_OWN, rows);
-    return &command;
 }
 
 /* ---- one rank ---- */
@@ -83,11 +83,12 @@ static void begin_result(tagc_bench *bench) {
     json_t *hosts = json_array();
     for (int i = 0; i < bench->hosts.n_hosts; i++)
         json_array_append_new(hosts, json_string(bench->hosts.names[i]));
-    bench->result = json_pack("{s:s, s:i, s:o, s:i, s:i, s:s, s:o, s:I, s:i}", "type", "bench", "format", 1,
-                              "origin", tagc_origin("bench", plan->argc, plan->argv, hosts), "world_size",
-                              bench->rank->world_size, "n_hosts", bench->hosts.n_hosts, "transport",
-                              bench->is_mpi ? "mpi" : "local", "model", model_json(plan), "batch_size",
-                              (json_int_t)plan->options.train.batch_size, "seq_len", plan->n_tokens);
+    bench->result =
+        json_pack("{s:s, s:i, s:o, s:i, s:i, s:s, s:o, s:I, s:i}", "type", "bench", "format", 1, "origin",
+                  tagc_origin("bench", plan->parsed->argc, plan->parsed->argv, hosts), "world_size",
+                  bench->rank->world_size, "n_hosts", bench->hosts.n_hosts, "transport",
+                  bench->is_mpi ? "mpi" : "local", "model", model_json(plan), "batch_size",
+                  (json_int_t)plan->options.train.batch_size, "seq_len", plan->n_tokens);
     /* What --only leaves out stays null. */
     static const char *const members[] = {"link", "exchanges", "floor", "codec", "arms", "recommendation"};
     for (size_t i = 0; i < sizeof members / sizeof members[0]; i++)
@@ -149,7 +150,7 @@ static tagc_status check_hosts(const tagc_bench *bench) {
 static tagc_status open_rank(tagc_bench *bench) {
     const tagc_bench_plan *plan = bench->plan;
     tagc_rank *rank = bench->rank;
-    TAGC_TRY(tagc_agree_options(rank->comm, plan->command, &plan->options));
+    TAGC_TRY(tagc_agree_options(rank->comm, &command, &plan->options));
     if (rank->world_size < 2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "tagc bench needs at least 2 ranks to exchange anything, and this is 1:"
@@ -206,8 +207,7 @@ static tagc_status check_arm(const tagc_bench_plan *plan, const tagc_arm *arm) {
         char theirs[32], ours[32];
         tagc_options_get(&tagc_train_command, &arm->options, tagc_options_find(&tagc_train_command, same[i]),
                          theirs, sizeof theirs);
-        tagc_options_get(plan->command, &plan->options, tagc_options_find(plan->command, same[i]), ours,
-                         sizeof ours);
+        tagc_options_get(&command, &plan->options, tagc_options_find(&command, same[i]), ours, sizeof ours);
         if (strcmp(theirs, ours) != 0)
             return tagc_fail(
                 TAGC_ERR_ARGUMENT,
@@ -237,6 +237,7 @@ static tagc_status make_plan(tagc_bench_plan *plan, tagc_parsed *parsed) {
 static int run(tagc_parsed *parsed) {
     tagc_bench_plan *plan = parsed->values;
     const tagc_train_options *options = &plan->options.train;
+    plan->parsed = parsed;
     tagc_launch launch = {.n_ranks = tagc_options_given(parsed, "ranks") ? (int)options->ranks : 0,
                           .n_local_ranks = 2,
                           .transport = options->transport,
@@ -244,12 +245,9 @@ static int run(tagc_parsed *parsed) {
                           .blas_threads = (int)options->blas_threads};
     /* bench writes nothing before its end, so a signal may end it at any point. */
     int code = make_plan(plan, parsed) == TAGC_OK ? tagc_ranks_run(&launch, bench_rank, plan)
-                                                  : tagc_command_refuse(plan->command);
+                                                  : tagc_command_refuse(&command);
     tagc_arms_destroy(plan->arms, plan->n_arms);
     return code;
 }
 
-int tagc_command_bench(int argc, char **argv) {
-    tagc_bench_plan plan = {.command = bench_command(), .argc = argc, .argv = argv};
-    return tagc_command_run(plan.command, argc, argv, &plan, run);
-}
+const tagc_entry tagc_entry_bench = {&command, sizeof(tagc_bench_plan), run, prepare};

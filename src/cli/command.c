@@ -1,6 +1,7 @@
 /* The beginning and the end that all commands share. */
 #include "cli/commands.h"
 #include "launch/ranks.h"
+#include <stdlib.h>
 
 int tagc_command_refuse(const tagc_command *command) {
     char text[TAGC_ERROR_TEXT_BYTES + 64];
@@ -15,18 +16,22 @@ int tagc_command_end(tagc_status status) {
     return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
 }
 
-int tagc_command_run(const tagc_command *command, int argc, char **argv, void *values,
-                     int (*run)(tagc_parsed *parsed)) {
-    tagc_parsed parsed;
+int tagc_entry_run(const tagc_entry *entry, int argc, char **argv) {
+    if (entry->prepare) entry->prepare();
+    tagc_parsed parsed = {0};
+    void *values = calloc(1, entry->n_value_bytes);
     int code = TAGC_EXIT_OK, is_speaker = tagc_ranks_launcher_rank() == 0;
-    if (tagc_options_parse(command, argc, argv, values, &parsed) != TAGC_OK)
-        code = tagc_command_refuse(command);
+    if (!values)
+        code = tagc_command_end(tagc_fail(TAGC_ERR_MEMORY, "out of memory for options"));
+    else if (tagc_options_parse(entry->command, argc, argv, values, &parsed) != TAGC_OK)
+        code = tagc_command_refuse(entry->command);
     else if (!parsed.help)
-        code = run(&parsed);
+        code = entry->run(&parsed);
     else if (is_speaker && parsed.help == TAGC_HELP_TABLE)
-        tagc_options_table(command, stdout);
+        tagc_options_table(entry->command, stdout);
     else if (is_speaker)
-        tagc_options_help(command, parsed.help == TAGC_HELP_ALL, stdout);
+        tagc_options_help(entry->command, parsed.help == TAGC_HELP_ALL, stdout);
     tagc_options_destroy(&parsed);
+    free(values);
     return code;
 }

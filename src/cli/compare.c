@@ -31,7 +31,7 @@ static const tagc_option rows[] = {
 
 static const tagc_command command = {
     .name = "compare",
-    .summary = "put runs side by side; the first is what the others are measured against",
+    .summary = "put runs beside the first: losses and their curves, where time went, bits per parameter",
     .usage = "RUN_DIR...",
     .examples = "  tagc compare runs/fsdp runs/tagc\n"
                 "  tagc compare runs/tagc --csv tagc.csv   # for a spreadsheet\n",
@@ -221,7 +221,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_command_refuse(&command);
 }
 
-int tagc_command_compare(int argc, char **argv) {
-    compare_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_compare = {&command, sizeof(compare_options), run, NULL};

@@ -37,7 +37,7 @@ static const tagc_option rows[] = {
 
 static const tagc_command command = {
     .name = "data",
-    .summary = "turn text, plain or .gz, into tokens to train on",
+    .summary = "turn files and folders of text, plain or .gz, into tokens to train on",
     .usage = "--out DIR FILE|FOLDER...",
     .examples = "  tagc data --out data/books books/\n"
                 "  tagc data --out data/mixed notes.txt archive/ corpus.txt.gz --val-share 0.05\n"
@@ -121,7 +121,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_command_end(build(parsed));
 }
 
-int tagc_command_data(int argc, char **argv) {
-    data_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_data = {&command, sizeof(data_options), run, NULL};

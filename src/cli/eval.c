@@ -45,7 +45,7 @@ static const tagc_option rows[] = {
 
 static const tagc_command command = {
     .name = "eval",
-    .summary = "validation loss of a model",
+    .summary = "validation loss of a checkpoint or of published weights",
     .usage = "--from PATH --data DIR [options]",
     .examples =
         "  tagc eval --from runs/first --data data/books\n"
@@ -147,7 +147,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_ranks_run(&launch, eval_rank, parsed->values);
 }
 
-int tagc_command_eval(int argc, char **argv) {
-    eval_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_eval = {&command, sizeof(eval_options), run, NULL};

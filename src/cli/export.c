@@ -71,7 +71,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_ranks_run(&launch, export_rank, parsed->values);
 }
 
-int tagc_command_export(int argc, char **argv) {
-    export_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_export = {&command, sizeof(export_options), run, NULL};

@@ -145,7 +145,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_ranks_run(&launch, generate_rank, parsed->values);
 }
 
-int tagc_command_generate(int argc, char **argv) {
-    generate_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_generate = {&command, sizeof(generate_options), run, NULL};

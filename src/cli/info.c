@@ -174,7 +174,4 @@ static int run(tagc_parsed *parsed) {
     return code;
 }
 
-int tagc_command_info(int argc, char **argv) {
-    info_options options = {0};
-    return tagc_command_run(&command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_info = {&command, sizeof(info_options), run, NULL};

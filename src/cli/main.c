@@ -10,29 +10,24 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *summary;
-} commands[] = {
-    {"train", tagc_command_train, "train a GPT-2 on one or more ranks, gradients compressed or not"},
-    {"bench", tagc_command_bench, "what this machine and network give, and whether compression pays on them"},
-    {"compare", tagc_command_compare,
-     "put runs side by side: losses and their curves, where time went, bits per parameter"},
-    {"plan", tagc_command_plan, "memory, bytes and time of a deployment, without running it"},
-    {"report", tagc_command_report, "moved: tagc-report makes a page and pictures of runs and results"},
-    {"eval", tagc_command_eval, "validation loss of a checkpoint or of published weights"},
-    {"generate", tagc_command_generate, "continue a text"},
-    {"data", tagc_command_data, "turn files and folders of text into tokens to train on"},
-    {"export", tagc_command_export, "write a checkpoint as a folder that Hugging Face's GPT-2 opens"},
-    {"info", tagc_command_info, "what a token file, checkpoint, weights file or preset holds"},
-};
-enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+static const tagc_entry *const entries[] = {&tagc_entry_train, &tagc_entry_bench,  &tagc_entry_compare,
+                                            &tagc_entry_plan,  &tagc_entry_eval,   &tagc_entry_generate,
+                                            &tagc_entry_data,  &tagc_entry_export, &tagc_entry_info};
+enum { N_ENTRIES = sizeof entries / sizeof entries[0] };
+
+static const tagc_entry *find_entry(const char *name) {
+    for (int i = 0; i < N_ENTRIES; i++)
+        if (strcmp(entries[i]->command->name, name) == 0) return entries[i];
+    return NULL;
+}
 
 static void print_help(FILE *out) {
     fprintf(out, "tagc: sharded training of GPT-2 with compressed gradient exchange\n\nusage: tagc COMMAND "
                  "[options]\n\n");
-    for (int i = 0; i < N_COMMANDS; i++) fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    for (int i = 0; i < N_ENTRIES; i++)
+        fprintf(out, "  %-10s %s\n", entries[i]->command->name, entries[i]->command->summary);
+    fprintf(out, "  %-10s %s\n", "report",
+            "moved: tagc-report makes a page and pictures of runs and results");
     fprintf(out, "  %-10s %s\n", "help", "this text; tagc COMMAND --help for a command");
     fprintf(out, "  %-10s %s\n", "version", "the version of this build");
     fprintf(out, "\nA first run:\n"
@@ -57,19 +52,27 @@ static int run(int argc, char **argv) {
         fprintf(stderr, "tagc: %s\n", tagc_last_error());
         return TAGC_EXIT_USAGE;
     }
-    for (int i = 0; i < N_COMMANDS; i++)
-        if (strcmp(word, commands[i].name) == 0) return commands[i].run(argc - 2, argv + 2);
+    int is_help = strcmp(word, "help") == 0 && argc > 2;
+    if (is_help) word = argv[2];
+    const tagc_entry *entry = find_entry(word);
+    if (entry && is_help) {
+        char help[] = "--help", *words[] = {help};
+        return tagc_entry_run(entry, 1, words);
+    }
+    if (entry) return tagc_entry_run(entry, argc - 2, argv + 2);
+    if (strcmp(word, "report") == 0) {
+        tagc_ranks_complain(
+            tagc_ranks_launcher_rank(),
+            "report has become a command of its own with the same options: in a clone, pip install "
+            "\".[report]\", then tagc-report PATH... --out report.html");
+        return TAGC_EXIT_USAGE;
+    }
     if (strcmp(word, "version") == 0 || strcmp(word, "--version") == 0) {
         printf("tagc %s%s, %s\n", tagc_version(), TAGC_HAVE_MPI ? ", with MPI" : ", without MPI",
                tagc_cpu_name(tagc_cpu_best()));
         return TAGC_EXIT_OK;
     }
-    if (strcmp(word, "help") == 0 && argc > 2) {
-        char help[] = "--help", *words[] = {help};
-        for (int i = 0; i < N_COMMANDS; i++)
-            if (strcmp(argv[2], commands[i].name) == 0) return commands[i].run(1, words);
-        word = argv[2];
-    } else if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    if (strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
         print_help(stdout);
         return TAGC_EXIT_OK;
     }

@@ -79,18 +79,17 @@ static const char examples[] =
 _Static_assert(N_OWN + TAGC_ARMS_MAX_SHARED <= TAGC_MAX_OPTIONS, "raise TAGC_MAX_OPTIONS");
 
 /* Own rows, and those of tagc train with other defaults. */
-static const tagc_command *plan_command(void) {
-    static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
-    static tagc_command command = {.name = "plan",
-                                   .summary = "memory, bytes and time of a deployment, without running it",
-                                   .usage = "[options]",
-                                   .common =
-                                       "arms model batch-size world-size link-rate latency profile json",
-                                   .examples = examples,
-                                   .options = rows,
-                                   .print_more = tagc_preset_print};
+static tagc_option rows[N_OWN + TAGC_ARMS_MAX_SHARED];
+static tagc_command command = {.name = "plan",
+                               .summary = "memory, bytes and time of a deployment, without running it",
+                               .usage = "[options]",
+                               .common = "arms model batch-size world-size link-rate latency profile json",
+                               .examples = examples,
+                               .options = rows,
+                               .print_more = tagc_preset_print};
+
+static void prepare(void) {
     command.n_options = tagc_arms_rows(TAGC_ARMS_OF_PLAN, own, N_OWN, rows);
-    return &command;
 }
 
 /* ---- lists ---- */
@@ -193,10 +192,6 @@ static tagc_status read_network(tagc_plan_request *request) {
 
 /* ---- model and arms ---- */
 
-static const char *const shape[] = {"model",      "n-layer",    "n-head", "n-embd",
-                                    "block-size", "vocab-size", "tied"};
-enum { N_SHAPE = sizeof shape / sizeof shape[0] };
-
 /* The plan takes the measured options unless the command line has others. */
 static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *parsed, int *took_model) {
     tagc_plan_options *o = &request->options;
@@ -206,7 +201,8 @@ static tagc_status take_profile(tagc_plan_request *request, const tagc_parsed *p
     if (request->inputs.profile.n_points == 0) return TAGC_OK;
     const tagc_setup *setup = &request->inputs.profile.points[0].setup;
     *took_model = !o->config_json;
-    for (int i = 0; i < N_SHAPE; i++) *took_model &= !tagc_options_given(parsed, shape[i]);
+    for (int i = 0; i < TAGC_TRAIN_N_SHAPE; i++)
+        *took_model &= !tagc_options_given(parsed, tagc_train_shape[i]);
     if (*took_model) {
         request->model = setup->model;
         snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s",
@@ -229,10 +225,11 @@ static tagc_status read_model(tagc_plan_request *request, const tagc_parsed *par
                  train->model ? train->model : "");
         TAGC_TRY(tagc_train_model(train, &request->model));
     } else if (!took_model) {
-        for (int i = 0; i < N_SHAPE; i++)
-            if (tagc_options_given(parsed, shape[i]))
+        for (int i = 0; i < TAGC_TRAIN_N_SHAPE; i++)
+            if (tagc_options_given(parsed, tagc_train_shape[i]))
                 return tagc_fail(TAGC_ERR_ARGUMENT,
-                                 "--%s and --config-json both say what the model is; give one", shape[i]);
+                                 "--%s and --config-json both say what the model is; give one",
+                                 tagc_train_shape[i]);
         TAGC_TRY(tagc_gpt2_config_read(o->config_json, &request->model));
         snprintf(request->inputs.model_name, sizeof request->inputs.model_name, "%.60s", o->config_json);
         tagc_train_set_shape(parsed, &request->model, train);
@@ -303,6 +300,7 @@ static tagc_status make_plans(tagc_plan_request *request) {
 
 static int run(tagc_parsed *parsed) {
     tagc_plan_request *request = parsed->values;
+    request->parsed = parsed;
     tagc_status status = make_request(request, parsed);
     int is_usage = status == TAGC_ERR_ARGUMENT; /* a bad file is not a usage error */
     if (status == TAGC_OK) status = make_plans(request);
@@ -312,7 +310,4 @@ static int run(tagc_parsed *parsed) {
     return is_usage ? tagc_command_refuse(parsed->command) : tagc_command_end(status);
 }
 
-int tagc_command_plan(int argc, char **argv) {
-    tagc_plan_request request = {.argc = argc, .argv = argv};
-    return tagc_command_run(plan_command(), argc, argv, &request, run);
-}
+const tagc_entry tagc_entry_plan = {&command, sizeof(tagc_plan_request), run, prepare};

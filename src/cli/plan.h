@@ -22,8 +22,7 @@ typedef struct tagc_plan_options {
 /* What was asked for, read and checked. */
 typedef struct tagc_plan_request {
     tagc_plan_options options;
-    int argc;
-    char **argv;
+    const tagc_parsed *parsed;
     tagc_gpt2_config model;
     int n_tokens;
     tagc_arm *arms;

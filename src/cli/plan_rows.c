@@ -254,7 +254,7 @@ tagc_status tagc_plan_world(const tagc_plan_request *request, int world, json_t 
     }
     int n_links = request->inputs.n_links;
     for (int link = n_links > 0 ? 0 : -1; status == TAGC_OK && (link < n_links || link < 0); link++) {
-        json_t *origin = tagc_origin("plan", request->argc, request->argv, NULL);
+        json_t *origin = tagc_origin("plan", request->parsed->argc, request->parsed->argv, NULL);
         json_array_append_new(results, tagc_plan_json(&request->inputs, rows, n, link, origin));
     }
     free(rows);

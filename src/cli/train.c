@@ -6,7 +6,6 @@
 #include "launch/human.h"
 #include "launch/interrupt.h"
 #include "launch/over_ranks.h"
-#include "options/levels.h"
 #include "options/presets.h"
 #include "train/trainer.h"
 #include <stdlib.h>
@@ -83,7 +82,4 @@ static int run(tagc_parsed *parsed) {
     return tagc_ranks_run(&launch, train_rank, parsed);
 }
 
-int tagc_command_train(int argc, char **argv) {
-    tagc_train_options options = {0};
-    return tagc_command_run(&tagc_train_command, argc, argv, &options, run);
-}
+const tagc_entry tagc_entry_train = {&tagc_train_command, sizeof(tagc_train_options), run, NULL};

@@ -1,6 +1,5 @@
 /* The option --levels. */
-#include "options/levels.h"
-
+#include "options/presets.h"
 #include "options/train_options.h"
 #include <stdio.h>
 #include <stdlib.h>

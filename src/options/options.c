@@ -91,6 +91,11 @@ static tagc_status unknown_option(const tagc_command *command, const char *name,
     return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s", where, name);
 }
 
+/* A FLAG is a CHOICE of two. */
+static const char *words_of(const tagc_option *option) {
+    return option->type == TAGC_OPTION_FLAG ? "no/false/off/0|yes/true/on/1" : option->words;
+}
+
 /* The number of `text` among "a/b|c", -1 when it is none of them. */
 static int choice_number(const char *words, const char *text) {
     int number = 0;
@@ -139,15 +144,6 @@ static tagc_status set_number(const tagc_option *option, void *value, const char
     return TAGC_OK;
 }
 
-static int flag_value(const char *text) {
-    static const char *const no[] = {"no", "false", "off", "0"}, *const yes[] = {"yes", "true", "on", "1"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(text, no[i]) == 0) return 0;
-        if (strcmp(text, yes[i]) == 0) return 1;
-    }
-    return -1;
-}
-
 tagc_status tagc_options_set(const tagc_command *command, void *values, int index, const char *text,
                              const char *where) {
     const tagc_option *option = &command->options[index];
@@ -161,17 +157,11 @@ tagc_status tagc_options_set(const tagc_command *command, void *values, int inde
         *(const char **)value = *text ? text : NULL;
         return TAGC_OK;
     case TAGC_OPTION_FLAG:
-        number = flag_value(text);
-        if (number < 0)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: yes or no", where,
-                             option->name, text);
-        *(int *)value = number;
-        return TAGC_OK;
     case TAGC_OPTION_CHOICE:
-        number = choice_number(option->words, text);
+        number = choice_number(words_of(option), text);
         if (number < 0)
             return tagc_fail(TAGC_ERR_ARGUMENT, "%s--%s is \"%.80s\", allowed: %s", where, option->name, text,
-                             option->words);
+                             option->type == TAGC_OPTION_FLAG ? "yes or no" : option->words);
         *(int *)value = number;
         return TAGC_OK;
     }
@@ -210,10 +200,8 @@ void tagc_options_get(const tagc_command *command, const void *values, int index
         break;
     }
     case TAGC_OPTION_FLAG:
-        snprintf(text, n_bytes, "%s", *(const int *)value ? "yes" : "no");
-        break;
     case TAGC_OPTION_CHOICE:
-        choice_word(option->words, *(const int *)value, text, n_bytes);
+        choice_word(words_of(option), *(const int *)value, text, n_bytes);
         break;
     }
 }
@@ -360,7 +348,7 @@ static tagc_status check_needs(const tagc_parsed *parsed) {
 
 tagc_status tagc_options_parse(const tagc_command *command, int argc, char **argv, void *values,
                                tagc_parsed *parsed) {
-    *parsed = (tagc_parsed){.command = command, .values = values};
+    *parsed = (tagc_parsed){.command = command, .values = values, .argc = argc, .argv = argv};
     for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) parsed->help = TAGC_HELP_SHORT;
         if (strcmp(argv[i], "--help-all") == 0) parsed->help = TAGC_HELP_ALL;

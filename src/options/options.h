@@ -71,7 +71,9 @@ typedef enum tagc_help {
 
 typedef struct tagc_parsed {
     const tagc_command *command;
-    void *values;                    /* the command's struct */
+    void *values; /* the command's struct */
+    int argc;
+    char **argv;                     /* (argc) behind the command's name */
     uint8_t given[TAGC_MAX_OPTIONS]; /* 1: by the config file, 2: on the command line */
     const char **words;              /* (n_words) positionals */
     int n_words;

@@ -1,5 +1,5 @@
-/* Named ways to shard and exchange, as words of tagc train: what --preset takes, what arms of tagc bench begin with, and
- * what a run on several ranks does unless it is asked for something else. */
+/* Options of tagc train that set others. Presets are named ways to shard and exchange, as words of tagc train: what --preset
+ * takes, what arms of tagc bench begin with, and what a run on several ranks does unless it is asked for something else. */
 #ifndef TAGC_OPTIONS_PRESETS_H
 #define TAGC_OPTIONS_PRESETS_H
 
@@ -22,5 +22,12 @@ tagc_status tagc_preset_apply(const char *name, tagc_parsed *parsed);
 /* If `parsed` was given neither a preset nor --sharding, --gather, --wire, --compress, --exchange or --local-steps: puts the
  * options of TAGC_PRESET_DEFAULT that were not given into `values`. Returns whether it did. */
 int tagc_preset_apply_default(const tagc_parsed *parsed, void *values);
+
+/* ---- --levels: sites, hosts and ranks by name, as the options that follow from them ---- */
+
+/* Sets --ranks, --ranks-per-host, --two-level and --sharding in `parsed`, of tagc train, where the levels say them, and counts them
+ * as given. n_ranks: of the run; 0 if the levels decide. TAGC_ERR_ARGUMENT if the text is wrong, another option says something
+ * else, or the counts do not give n_ranks; TAGC_ERR_UNSUPPORTED for hosts inside sites. */
+tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed);
 
 #endif

@@ -20,7 +20,6 @@ tagc_status tagc_train_trace_steps(const char *text, uint64_t *first, uint64_t *
 
 /* Combinations that the engine would refuse, in the words of the command line. */
 static tagc_status check_exchange(const tagc_train_options *options) {
-    static const char *const exchanges[] = {"dense", "sketch", "packed"};
     int is_hybrid = options->sharding == TAGC_SHARD_HYBRID;
     if (options->block & (options->block - 1))
         return tagc_fail(TAGC_ERR_ARGUMENT, "--block is %lld, allowed: a power of two from 16 to 4096",
@@ -29,16 +28,13 @@ static tagc_status check_exchange(const tagc_train_options *options) {
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
             "--gather %s needs --sharding grad, where parameters stay; others have fp32, bf16 and int8",
-            tagc_gather_choices[options->gather].name);
-    if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX) {
-        char size[24] = "auto";
-        if (options->bucket_elems > 0) snprintf(size, sizeof size, "%lld", (long long)options->bucket_elems);
+            tagc_train_word(options, "gather"));
+    if (options->bucket_elems != 0 && options->wrap == TAGC_WRAP_MATRIX)
         return tagc_fail(
             TAGC_ERR_ARGUMENT,
             "--bucket-elems is %s, which needs --wrap stage: matrices that are units of their own do"
             " not join",
-            size);
-    }
+            tagc_train_word(options, "bucket-elems"));
     if (is_hybrid && options->ranks_per_host < 2)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--sharding hybrid needs --ranks-per-host of 2 or more; hosts of one rank"
@@ -47,20 +43,18 @@ static tagc_status check_exchange(const tagc_train_options *options) {
         (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--exchange %s does not go with --sharding hybrid, allowed: dense, direct or auto",
-                         exchanges[options->exchange]);
+                         tagc_train_word(options, "exchange"));
     return TAGC_OK;
 }
 
 static tagc_status check_local_steps(const tagc_train_options *options) {
-    static const char *const exchanges[] = {"dense", "sketch", "packed", "direct", "auto"};
-    static const char *const shardings[] = {"full", "grad"};
     if (options->local_steps == 0) return TAGC_OK;
     int is_sharded = options->sharding == TAGC_SHARD_FULL || options->sharding == TAGC_SHARD_GRAD;
     if (is_sharded && !options->resume) /* the checkpoint's is not known yet, and the engine checks again */
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--local-steps is %lld with --sharding %s, allowed: none (each rank is a site) or "
                          "hybrid (each host is one)",
-                         (long long)options->local_steps, shardings[options->sharding]);
+                         (long long)options->local_steps, tagc_train_word(options, "sharding"));
     if (options->local_fragments > options->local_steps)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--local-fragments is %lld, allowed: 1 to --local-steps, which is %lld",
@@ -72,7 +66,7 @@ static tagc_status check_local_steps(const tagc_train_options *options) {
     if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--local-steps is %lld with --exchange %s, allowed: dense or direct",
-                         (long long)options->local_steps, exchanges[options->exchange]);
+                         (long long)options->local_steps, tagc_train_word(options, "exchange"));
     if (options->guard > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--guard is %g with --local-steps, allowed: off; with local steps, residuals do not "

@@ -290,14 +290,25 @@ _Static_assert(sizeof rows / sizeof rows[0] <= TAGC_MAX_OPTIONS, "raise TAGC_MAX
 
 static void resolve(void *values);
 
-const tagc_command tagc_train_command = {.name = "train",
-                                         .summary = "train a GPT-2 on one or more ranks",
-                                         .usage = "--data DIR [options]",
-                                         .common = "data model steps batch-size lr ranks preset out resume",
-                                         .examples = examples,
-                                         .options = rows,
-                                         .n_options = sizeof rows / sizeof rows[0],
-                                         .resolve = resolve};
+const tagc_command tagc_train_command = {
+    .name = "train",
+    .summary = "train a GPT-2 on one or more ranks, gradients compressed or not",
+    .usage = "--data DIR [options]",
+    .common = "data model steps batch-size lr ranks preset out resume",
+    .examples = examples,
+    .options = rows,
+    .n_options = sizeof rows / sizeof rows[0],
+    .resolve = resolve};
+
+const char *const tagc_train_shape[TAGC_TRAIN_N_SHAPE] = {"model",      "n-layer",    "n-head", "n-embd",
+                                                          "block-size", "vocab-size", "tied"};
+
+const char *tagc_train_word(const tagc_train_options *options, const char *name) {
+    static _Thread_local char word[64];
+    tagc_options_get(&tagc_train_command, options, tagc_options_find(&tagc_train_command, name), word,
+                     sizeof word);
+    return word;
+}
 
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out) {
     if (!options->model) return tagc_fail(TAGC_ERR_ARGUMENT, "--model is empty");
@@ -313,19 +324,12 @@ tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config
 
 void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *config,
                           tagc_train_options *options) {
-    const struct {
-        const char *name;
-        int64_t *value;
-        int shape;
-    } fields[] = {
-        {"n-layer", &options->n_layer, config->n_layer},
-        {"n-head", &options->n_head, config->n_head},
-        {"n-embd", &options->n_embd, config->n_embd},
-        {"block-size", &options->block_size, config->block_size},
-        {"vocab-size", &options->vocab_size, config->vocab_size},
-    };
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
-        if (!tagc_options_given(parsed, fields[i].name)) *fields[i].value = fields[i].shape;
+    int64_t *const values[] = {&options->n_layer, &options->n_head, &options->n_embd, &options->block_size,
+                               &options->vocab_size};
+    const int shape[] = {config->n_layer, config->n_head, config->n_embd, config->block_size,
+                         config->vocab_size};
+    for (int i = 0; i < 5; i++)
+        if (!tagc_options_given(parsed, tagc_train_shape[i + 1])) *values[i] = shape[i];
     if (!tagc_options_given(parsed, "tied")) options->tied = config->tied ? 1 : 2;
 }
 

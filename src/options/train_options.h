@@ -58,8 +58,15 @@ typedef struct tagc_train_facts {
 int tagc_train_compresses(const tagc_train_options *options);
 int tagc_train_is_coded(const tagc_train_facts *facts);
 
+/* An option's value as a word, of --exchange and the like; until the next call in this thread. */
+const char *tagc_train_word(const tagc_train_options *options, const char *name);
+
 /* The model's shape: the preset with what was given in its place, checked. */
 tagc_status tagc_train_model(const tagc_train_options *options, tagc_gpt2_config *out);
+
+/* The options of the model's shape, --model first. */
+enum { TAGC_TRAIN_N_SHAPE = 7 };
+extern const char *const tagc_train_shape[TAGC_TRAIN_N_SHAPE];
 
 /* Sets what is not given of the shape. */
 void tagc_train_set_shape(const tagc_parsed *parsed, const tagc_gpt2_config *config,

@@ -2,7 +2,6 @@
 #include "plan/deployment.h"
 
 #include "core/status.h"
-#include "plan/local_steps.h"
 #include <math.h>
 #include <stdlib.h>
 

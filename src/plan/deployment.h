@@ -64,6 +64,21 @@ void tagc_deployment_destroy(tagc_deployment *deployment);
 
 void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory *out);
 
+/* ---- jobs.c ---- */
+
+/* The work of a reducer on its worker, as a job of the clock. TAGC_ERR_UNSUPPORTED if the costs lack the reduction's
+ * exchange. costs NULL: everything is free. */
+tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_costs *costs, tagc_sim_job *out);
+void tagc_job_destroy(tagc_sim_job *job);
+
+/* ---- local_steps.c: a site is a deployment of its own, and each of its steps bears 1/H of a round ---- */
+
+/* As tagc_plan_count and tagc_plan_simulate, for engines with local_steps. Figures are means over the steps of a round. */
+tagc_status tagc_plan_count_local(const tagc_setup *setup, tagc_plan_volume *volume,
+                                  tagc_plan_memory *memory);
+tagc_status tagc_plan_simulate_local(const tagc_setup *setup, const tagc_costs *costs,
+                                     const tagc_plan_link *link, tagc_forecast *out);
+
 /* ---- simulate.c ---- */
 
 /* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */

@@ -1,6 +1,6 @@
 /* The order of work and transfers in src/exchange: dense.c, paper/index.c and direct/direct.c. Many small pieces are merged
  * into a few, because the order of waits matters much more than the number of pieces. */
-#include "plan/jobs.h"
+#include "plan/deployment.h"
 
 #include "core/status.h"
 #include "exchange/wire.h"
@@ -11,6 +11,12 @@ enum { DEPTH = 3, MAX_CHUNKS = 16, MAX_PEERS = 12, HOST_DEPTH = 2 };
 /* Of a job, with room to spare. The longest is direct in two levels with MAX_PEERS batches and sums that return. */
 enum { MAX_OPS = 160, MAX_TRANSFERS = 80 };
 
+/* Seconds of work of one step over a whole unit. */
+typedef struct phase_work {
+    double phase_s[TAGC_N_PHASES];
+    double send_within_s, add_within_s; /* two levels: before that, among the ranks of a host */
+} phase_work;
+
 typedef struct builder {
     tagc_sim_job *job;
     double remote_share; /* of the transfers posted next */
@@ -19,7 +25,7 @@ typedef struct builder {
 /* ---- work ---- */
 
 /* The work of a dense step is memory traffic. */
-static void dense_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
+static void dense_work(const tagc_reduction *r, double byte_s, phase_work *out) {
     int per_host = r->options.ranks_per_host, n_senders = r->n_ranks / per_host;
     double n_unit = (double)r->options.n_elems / per_host, n_shard = n_unit / n_senders;
     int is_bf16 = r->options.format == TAGC_FORMAT_BF16;
@@ -70,7 +76,7 @@ static const char *exchange_name(int exchange) {
 
 /* Selecting and indexing read the whole unit; encoding and decoding only what is sent. In direct, encoding is one pass over
  * the unit; if hosts add their gradients first, only their sums are encoded. */
-static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
+static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, phase_work *out) {
     const tagc_codec_cost *cost = find_cost(r, costs);
     int is_direct = r->options.exchange == TAGC_EXCHANGE_DIRECT;
     if (!cost && is_plain(&r->options)) { /* only memory traffic, as in a dense step */
@@ -94,16 +100,16 @@ static tagc_status codec_work(const tagc_reduction *r, const tagc_costs *costs, 
 }
 
 /* A dense step among the ranks of a host, in bf16 unless values are fp32; with all_reduce the sums are returned. */
-static void within_work(const tagc_reduction *r, double byte_s, tagc_phase_work *out) {
+static void within_work(const tagc_reduction *r, double byte_s, phase_work *out) {
     double n_unit = (double)r->options.n_elems, n_ranks = r->options.ranks_per_host;
     int is_bf16 = r->options.format != TAGC_FORMAT_FP32;
     out->send_within_s = is_bf16 ? n_unit * 6 * byte_s : 0;
     out->add_within_s = n_unit / n_ranks * n_ranks * ((is_bf16 ? 6 : 0) + 12) * byte_s;
 }
 
-tagc_status tagc_reduction_work(const tagc_reduction *r, const tagc_costs *costs, tagc_phase_work *out) {
-    *out = (tagc_phase_work){0};
-    if (!costs || r->n_ranks == 1) return TAGC_OK;
+static tagc_status find_work(const tagc_reduction *r, const tagc_costs *costs, phase_work *out) {
+    *out = (phase_work){0};
+    if (!costs) return TAGC_OK;
     if (r->options.exchange == TAGC_EXCHANGE_DENSE) {
         dense_work(r, costs->byte_s, out);
     } else {
@@ -224,7 +230,7 @@ enum { ROWS, HEADERS, BODIES, RESULTS, DIRECT_AGREEMENT };
 typedef struct direct_builder {
     builder *b;
     const tagc_reduction *r;
-    const tagc_phase_work *w;
+    const phase_work *w;
     int n, n_stages;    /* batches of other hosts, merged; stages include the own host */
     double each, own;   /* shares of the unit in a stage */
     double front, rest; /* bytes of a batch: headers with the start of the bodies, and the rest */
@@ -278,7 +284,7 @@ static void return_results(builder *b, const tagc_reduction *r, double headers, 
 }
 
 /* In two levels a stage begins with the sum over the ranks of the host. */
-static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_work *w) {
+static void direct_step(builder *b, const tagc_reduction *r, const phase_work *w) {
     const double *n_bytes = r->volume.n_bytes, *n_within = r->volume.n_within_bytes;
     int n_hosts = r->n_ranks / r->options.ranks_per_host, n_others = n_hosts - 1;
     int n = r->volume.n_batches < MAX_PEERS ? r->volume.n_batches : MAX_PEERS;
@@ -311,11 +317,13 @@ static void direct_step(builder *b, const tagc_reduction *r, const tagc_phase_wo
     agree(b, r, DIRECT_AGREEMENT, agreement);
 }
 
-tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, tagc_sim_job *out) {
+tagc_status tagc_job_create(const tagc_reduction *r, const tagc_costs *costs, tagc_sim_job *out) {
+    phase_work work;
     *out = (tagc_sim_job){0};
     builder b = {.job = out, .remote_share = r->remote_share};
     int exchange = r->options.exchange;
     if (r->n_ranks == 1) return TAGC_OK; /* a single rank sends nothing, and its work is negligible */
+    TAGC_TRY(find_work(r, costs, &work));
     out->ops = malloc(MAX_OPS * sizeof *out->ops);
     out->transfers = malloc(MAX_TRANSFERS * sizeof *out->transfers);
     if (!out->ops || !out->transfers) {
@@ -323,11 +331,11 @@ tagc_status tagc_job_create(const tagc_reduction *r, const tagc_phase_work *w, t
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for the steps of a reducer");
     }
     if (exchange == TAGC_EXCHANGE_DENSE)
-        dense_step(&b, r, w->phase_s);
+        dense_step(&b, r, work.phase_s);
     else if (exchange == TAGC_EXCHANGE_DIRECT)
-        direct_step(&b, r, w);
+        direct_step(&b, r, &work);
     else
-        indexed_step(&b, r, w->phase_s);
+        indexed_step(&b, r, work.phase_s);
     return TAGC_OK;
 }
 

@@ -1,11 +1,9 @@
 /* Simulates a step within a site, and adds the rounds between sites, one for each fragment, divided by local_steps. A delay
  * hides what a round exchanges behind so many steps. */
-#include "plan/local_steps.h"
-
+#include "fsdp/local_steps.h"
 #include "core/status.h"
 #include "fsdp/agree.h"
-#include "fsdp/local_steps.h"
-#include "plan/jobs.h"
+#include "plan/deployment.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -131,10 +129,8 @@ static tagc_status run_round(const round_plan *round, int fragment, const tagc_c
     double n_elems = 0, first_s = clock->now_s;
     int n_jobs = 0;
     for (int i = 0; status == TAGC_OK && i < layout->n_parts; i++) {
-        tagc_phase_work work;
         if (layout->parts[i].unit != fragment) continue;
-        status = tagc_reduction_work(&round->reductions[i], costs, &work);
-        if (status == TAGC_OK) status = tagc_job_create(&round->reductions[i], &work, &jobs[n_jobs]);
+        status = tagc_job_create(&round->reductions[i], costs, &jobs[n_jobs]);
         n_jobs += status == TAGC_OK;
         n_elems += (double)layout->parts[i].n_padded;
     }

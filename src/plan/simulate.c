@@ -2,8 +2,7 @@
  * place of the threads and the network of pass.c and step.c. */
 #include "core/status.h"
 #include "exchange/options.h"
-#include "plan/jobs.h"
-#include "plan/local_steps.h"
+#include "plan/deployment.h"
 #include "plan/program.h"
 
 #include <math.h>
@@ -225,12 +224,9 @@ static tagc_status prepare(simulation *s) {
     TAGC_TRY(tagc_program_create(&setup->model, setup->n_batch, setup->n_tokens, &s->program));
     TAGC_TRY(make_order(s));
     find_used_backward(s);
-    for (size_t i = 0; i < n_flats; i++) {
-        const tagc_reduction *r = &s->d->flats[i].reduction;
-        tagc_phase_work work;
-        TAGC_TRY(tagc_reduction_work(r, s->costs->n_codec >= 0 ? s->costs : NULL, &work));
-        TAGC_TRY(tagc_job_create(r, &work, &s->jobs[i]));
-    }
+    for (size_t i = 0; i < n_flats; i++)
+        TAGC_TRY(tagc_job_create(&s->d->flats[i].reduction, s->costs->n_codec >= 0 ? s->costs : NULL,
+                                 &s->jobs[i]));
     return TAGC_OK;
 }
 

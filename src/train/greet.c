@@ -1,12 +1,11 @@
 /* The headline of a run: what is trained, how gradients travel, and which options have no say in it. */
-#include "train/greet.h"
+#include "train/trainer.h"
 
+#include "exchange/options.h"
 #include "launch/human.h"
 #include "options/presets.h"
 #include <stdio.h>
 #include <string.h>
-
-static const char *const value_names[] = {"fp32", "bf16", "int8", "int4", "int2", "sign"};
 
 static int is_auto(const tagc_trainer *t) {
     return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
@@ -31,21 +30,19 @@ static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
 
 /* "direct int4, sparsity 95 %" and the like. */
 static void print_exchange(const tagc_train_options *o, char *text, size_t n_bytes) {
-    static const char *const indexes[] = {"or", "sum4", "sum1"};
     char ratio[24] = " auto";
     if (o->ratio > 0) snprintf(ratio, sizeof ratio, " %.4gx", o->ratio);
     if (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED)
-        snprintf(text, n_bytes, "%s%s, index %s, sparsity %.4g %%",
-                 o->exchange == TAGC_EXCHANGE_SKETCH ? "sketch" : "packed",
-                 o->exchange == TAGC_EXCHANGE_SKETCH ? ratio : "", indexes[o->index], 100 * o->sparsity);
+        snprintf(text, n_bytes, "%s%s, index %s, sparsity %.4g %%", tagc_exchange_names[o->exchange],
+                 o->exchange == TAGC_EXCHANGE_SKETCH ? ratio : "", tagc_train_word(o, "index"),
+                 100 * o->sparsity);
     else
         snprintf(text, n_bytes, "%sdirect %s, sparsity %.4g %%",
-                 o->exchange == TAGC_TRAIN_EXCHANGE_AUTO ? "where it pays, " : "", value_names[o->values],
-                 100 * o->sparsity);
+                 o->exchange == TAGC_TRAIN_EXCHANGE_AUTO ? "where it pays, " : "",
+                 tagc_format_names[o->values], 100 * o->sparsity);
 }
 
 static void say_gradients(tagc_trainer *t) {
-    static const char *const policies[] = {"none", "non-attention-linear", "paper", "all", "names"};
     const tagc_train_options *o = &t->options;
     double n_params = (double)tagc_fsdp_n_params(t->fsdp);
     double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp), n_mild = (double)tagc_fsdp_n_mild(t->fsdp);
@@ -55,13 +52,13 @@ static void say_gradients(tagc_trainer *t) {
     print_exchange(o, exchange, sizeof exchange);
     if (tagc_train_compresses(&t->options) && n_compressed == 0)
         tagc_progress_say(&t->progress, "note: --compress %s matches no tensor of this model",
-                          policies[o->compress]);
+                          tagc_train_word(o, "compress"));
     if (tagc_train_compresses(&t->options) && n_compressed > 0)
         snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
                  100 * n_compressed / n_params);
     if (n_mild > 0)
         snprintf(mild, sizeof mild, "%smild %s, sparsity %.4g %%, on %.1f %%; ",
-                 is_auto(t) && !*compressed ? "where it pays, " : "", value_names[o->mild],
+                 is_auto(t) && !*compressed ? "where it pays, " : "", tagc_format_names[o->mild],
                  100 * o->mild_sparsity, 100 * n_mild / n_params);
     if (*compressed || *mild)
         tagc_progress_say(&t->progress, "%s: %s%sthe rest %s", what, compressed, mild, dense);

@@ -20,13 +20,6 @@ struct tagc_metrics {
 
 /* ---- going back to a step ---- */
 
-typedef struct tagc_kept_lines {
-    FILE *from;
-    uint64_t step;
-    long n_prefix; /* bytes before the first line that goes */
-    int n_damaged; /* lines that are no records, but for a torn last one */
-} tagc_kept_lines;
-
 typedef enum { LINE_STAYS, LINE_DAMAGED, LINE_PAST } tagc_line_kind;
 
 /* A record that describes the run has no step, so it is never past the checkpoint. */
@@ -38,25 +31,31 @@ static tagc_line_kind kind_of(const char *line, size_t n_bytes, uint64_t step) {
     return kind;
 }
 
-/* Writes the lines that stay after the first damaged one to `to`, where it is not NULL. */
-static int pick_lines(tagc_kept_lines *kept, FILE *to) {
+/* What stays: the first n_prefix bytes of the file, and `rest` from behind the first damaged line. */
+typedef struct kept_lines {
+    long n_prefix;
+    int n_damaged; /* lines that are no records, but for a torn last one */
+    char *rest;    /* (n_rest) */
+    size_t n_rest;
+} kept_lines;
+
+static int pick_lines(FILE *from, uint64_t step, kept_lines *kept) {
     char *line = NULL;
     size_t capacity = 0;
-    int failed = 0;
-    rewind(kept->from);
-    kept->n_prefix = kept->n_damaged = 0;
-    for (ssize_t n; (n = getline(&line, &capacity, kept->from)) > 0;) {
-        tagc_line_kind kind = kind_of(line, (size_t)n, kept->step);
+    FILE *rest = open_memstream(&kept->rest, &kept->n_rest);
+    if (!rest) return 1;
+    for (ssize_t n; (n = getline(&line, &capacity, from)) > 0;) {
+        tagc_line_kind kind = kind_of(line, (size_t)n, step);
         if (kind == LINE_PAST || line[n - 1] != '\n') break;
         kept->n_damaged += kind == LINE_DAMAGED;
         if (kept->n_damaged == 0)
             kept->n_prefix += n;
-        else if (to && kind == LINE_STAYS)
-            failed |= fwrite(line, 1, (size_t)n, to) != (size_t)n;
+        else if (kind == LINE_STAYS)
+            fwrite(line, 1, (size_t)n, rest);
     }
-    failed |= ferror(kept->from) != 0;
+    int failed = ferror(from) != 0 || ferror(rest) != 0;
     free(line);
-    return failed;
+    return (fclose(rest) != 0) | failed;
 }
 
 static int copy_whole(FILE *from, const char *path) {
@@ -84,29 +83,21 @@ static tagc_status set_aside(const tagc_metrics *metrics, FILE *file, char damag
     return tagc_fail(TAGC_ERR_IO, "%s: %s", damaged, strerror(errno));
 }
 
-/* In place, so that the lock stays. */
-static int rewrite(tagc_metrics *metrics, tagc_kept_lines *kept) {
-    char *rest = NULL;
-    size_t n_rest = 0;
-    FILE *memory = open_memstream(&rest, &n_rest);
-    int failed = !memory || pick_lines(kept, memory) != 0;
-    if (memory) failed |= fclose(memory) != 0;
-    failed = failed || ftruncate(fileno(metrics->file), kept->n_prefix) != 0;
-    failed = failed || fwrite(rest, 1, n_rest, metrics->file) != n_rest || fflush(metrics->file) != 0;
-    free(rest);
-    return failed;
-}
-
 tagc_status tagc_metrics_rewind(tagc_metrics *metrics, uint64_t step, char damaged[TAGC_PATH_BYTES]) {
     struct stat about;
+    kept_lines kept = {0};
     damaged[0] = 0;
     if (fstat(fileno(metrics->file), &about) != 0 || !S_ISREG(about.st_mode)) return TAGC_OK;
-    tagc_kept_lines kept = {.from = fopen(metrics->path, "r"), .step = step};
-    int failed = !kept.from || pick_lines(&kept, NULL) != 0;
+    FILE *from = fopen(metrics->path, "r");
+    int failed = !from || pick_lines(from, step, &kept) != 0;
     tagc_status status = TAGC_OK;
-    if (!failed && kept.n_damaged > 0) status = set_aside(metrics, kept.from, damaged);
-    if (!failed && status == TAGC_OK) failed = rewrite(metrics, &kept);
-    if (kept.from) fclose(kept.from);
+    if (!failed && kept.n_damaged > 0) status = set_aside(metrics, from, damaged);
+    if (!failed && status == TAGC_OK) /* in place, so that the lock stays */
+        failed = ftruncate(fileno(metrics->file), kept.n_prefix) != 0 ||
+                 fwrite(kept.rest, 1, kept.n_rest, metrics->file) != kept.n_rest ||
+                 fflush(metrics->file) != 0;
+    if (from) fclose(from);
+    free(kept.rest);
     if (failed) return tagc_fail(TAGC_ERR_IO, "%s: %s", metrics->path, strerror(errno ? errno : EIO));
     return status;
 }
@@ -157,6 +148,14 @@ tagc_status tagc_metrics_run(tagc_metrics *metrics, json_t *run) {
     return write_line(metrics, run);
 }
 
+/* Share of the exchange (codec and comm work) during which compute went on: [0, 1]. */
+static double overlap(const tagc_step_report *report) {
+    double exposed = report->stats.wait_gather_s + report->stats.wait_reduce_s;
+    double total = report->busy.exchange_s;
+    if (total <= 0 || exposed >= total) return 0; /* NaN passes */
+    return 1 - exposed / total;
+}
+
 static void add_time(json_t *line, const tagc_step_report *report) {
     const tagc_fsdp_stats *stats = &report->stats;
     json_object_set_new(line, "wall_s", tagc_json_real(report->wall_s));
@@ -169,7 +168,7 @@ static void add_time(json_t *line, const tagc_step_report *report) {
     json_object_set_new(line, "codec_s", tagc_json_real(report->busy.codec_s));
     json_object_set_new(line, "exchange_s", tagc_json_real(report->busy.exchange_s));
     json_object_set_new(line, "gradient_s", tagc_json_real(report->busy.gradient_s));
-    json_object_set_new(line, "overlap", tagc_json_real(tagc_step_report_overlap(report)));
+    json_object_set_new(line, "overlap", tagc_json_real(overlap(report)));
     json_object_set_new(line, "phase_s", tagc_json_phases(stats->phase_s));
 }
 

@@ -52,6 +52,13 @@ static void show(tagc_progress *progress, const tagc_step_report *last) {
     progress->reduce_s = progress->optimizer_s = progress->bits = 0;
 }
 
+/* Per parameter, before the factor (W-1)/W; 0 for one rank. */
+static double bits_of(const tagc_step_report *report) {
+    double bits = 0, n_ranks = report->world_size;
+    for (int leg = 0; leg < TAGC_N_LEGS; leg++) bits += report->stats.bits_per_param[leg];
+    return n_ranks > 1 ? bits * n_ranks / (n_ranks - 1) : 0;
+}
+
 void tagc_progress_step(tagc_progress *progress, const tagc_step_report *report) {
     if (progress->quiet) return;
     progress->n_reports++;
@@ -61,7 +68,7 @@ void tagc_progress_step(tagc_progress *progress, const tagc_step_report *report)
     progress->gather_s += report->stats.wait_gather_s;
     progress->reduce_s += report->stats.wait_reduce_s;
     progress->optimizer_s += report->stats.optimizer_s;
-    progress->bits += tagc_step_report_bits(report, 0, TAGC_LEG_GATHER);
+    progress->bits += bits_of(report);
     double now = tagc_clock_s();
     if (now - progress->shown_s < (progress->is_terminal ? TERMINAL_EVERY_S : PLAIN_EVERY_S) &&
         report->step < progress->n_steps && !report->stats.skipped)

@@ -1,6 +1,6 @@
 /* A folder holds one run: the newest step in it is where that run goes on. Steps of two runs, or of a run and
  * of what it was before somebody went back, would make the newest one mean something else. */
-#include "train/run_folder.h"
+#include "train/trainer.h"
 
 #include "core/status.h"
 #include "disk/paths.h"

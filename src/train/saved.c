@@ -266,11 +266,9 @@ tagc_status tagc_saved_check_known(const tagc_saved *saved, const tagc_command *
 }
 
 tagc_status tagc_saved_merge_model(const tagc_saved *saved, const tagc_parsed *parsed, void *values) {
-    static const char *const names[] = {"model",      "n-layer",    "n-head", "n-embd",
-                                        "block-size", "vocab-size", "tied"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        const char *text = json_string_value(json_object_get(saved->options, names[i]));
-        int row = tagc_options_find(parsed->command, names[i]);
+    for (int i = 0; i < TAGC_TRAIN_N_SHAPE; i++) {
+        const char *text = json_string_value(json_object_get(saved->options, tagc_train_shape[i]));
+        int row = tagc_options_find(parsed->command, tagc_train_shape[i]);
         if (!text || parsed->given[row]) continue;
         TAGC_TRY(tagc_options_set(parsed->command, values, row, text, "in the checkpoint, "));
     }

@@ -17,10 +17,4 @@ typedef struct tagc_step_report {
     double kept_factor, residual_norm; /* of the guard, at the end of the step; 0 and 0 without one */
 } tagc_step_report;
 
-/* Bits per parameter before the factor (W-1)/W, over all legs in [first, last]; 0 for one rank. */
-double tagc_step_report_bits(const tagc_step_report *report, int first_leg, int last_leg);
-
-/* Share of the exchange (codec and comm work) during which compute went on: [0, 1]. */
-double tagc_step_report_overlap(const tagc_step_report *report);
-
 #endif

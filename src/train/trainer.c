@@ -2,7 +2,6 @@
  * mistyped path does not cost the making of a model. */
 #include "train/trainer.h"
 
-#include "auto/bucket.h"
 #include "core/status.h"
 #include "disk/new_file.h"
 #include "fsdp/checkpoint.h"
@@ -10,8 +9,6 @@
 #include "measure/hosts.h"
 #include "options/agree.h"
 #include "options/presets.h"
-#include "train/greet.h"
-#include "train/run_folder.h"
 #include "train/trained.h"
 #include <cblas.h>
 #include <math.h>

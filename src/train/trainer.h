@@ -43,7 +43,19 @@ void tagc_trainer_close(tagc_trainer *trainer);
 /* Collective: the steps that are left, with validation, checkpoints and metrics between them. */
 tagc_status tagc_trainer_run(tagc_trainer *trainer);
 
+/* Prints what is trained, how gradients travel, and which options have no effect. */
+void tagc_greet(tagc_trainer *trainer, const tagc_parsed *parsed);
+
 /* Collective: a checkpoint of this step in --out; nothing without --out. */
 tagc_status tagc_trainer_save(tagc_trainer *trainer);
+
+/* ---- the folder of --out ---- */
+
+/* Local, of rank 0: refuses a folder whose run would get mixed up with this one. checkpoint: the one that is
+ * gone on from, of `step`; NULL for a new run. */
+tagc_status tagc_run_folder_check(const char *dir, const char *checkpoint, uint64_t step);
+
+/* Collective, after rank 0 has made it: refuses when a rank does not see the folder. */
+tagc_status tagc_run_folder_agree(tagc_comm *comm, const char *dir);
 
 #endif
