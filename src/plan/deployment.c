@@ -6,14 +6,15 @@
 #include <stdlib.h>
 
 static const tagc_placement_info placements[] = {
-    [TAGC_PLACE_NONE] = {"none", "replicated", "replicated", "replicated", "replicated", 1},
+    [TAGC_PLACE_NONE] = {"none", "replicated", "replicated", "replicated", "replicated", 1, TAGC_SHARD_NONE},
     [TAGC_PLACE_ZERO1] = {"zero1", "replicated, gathered once per step", "replicated", "sharded",
-                          "replicated", 0},
+                          "replicated", 0, TAGC_SHARD_GRAD},
     [TAGC_PLACE_ZERO2] = {"zero2", "replicated, gathered once per step", "sharded", "sharded", "replicated",
-                          1},
-    [TAGC_PLACE_ZERO3] = {"zero3", "sharded, gathered on use", "sharded", "sharded", "replicated", 1},
+                          1, TAGC_SHARD_GRAD},
+    [TAGC_PLACE_ZERO3] = {"zero3", "sharded, gathered on use", "sharded", "sharded", "replicated", 1,
+                          TAGC_SHARD_FULL},
     [TAGC_PLACE_HYBRID] = {"hybrid", "sharded within a host, gathered on use", "sharded within a host",
-                           "sharded within a host", "once per host", 1},
+                           "sharded within a host", "once per host", 1, TAGC_SHARD_HYBRID},
 };
 enum { N_PLACEMENTS = sizeof placements / sizeof placements[0] };
 
@@ -22,24 +23,16 @@ const tagc_placement_info *tagc_placement_describe(int placement) {
 }
 
 int tagc_placement_of_sharding(int sharding) {
-    static const int placement[] = {[TAGC_SHARD_FULL] = TAGC_PLACE_ZERO3,
-                                    [TAGC_SHARD_GRAD] = TAGC_PLACE_ZERO2,
-                                    [TAGC_SHARD_NONE] = TAGC_PLACE_NONE,
-                                    [TAGC_SHARD_HYBRID] = TAGC_PLACE_HYBRID};
-    return placement[sharding];
+    int placement = TAGC_PLACE_NONE;
+    while (!placements[placement].is_run || placements[placement].sharding != sharding) placement++;
+    return placement;
 }
 
-/* If the placement asks for hybrid sharding and the engine's options do not, its hosts are the real ones. */
-static tagc_fsdp_options engine_of(const tagc_setup *s) {
-    static const int sharding[] = {[TAGC_PLACE_NONE] = TAGC_SHARD_NONE,
-                                   [TAGC_PLACE_ZERO1] = TAGC_SHARD_GRAD,
-                                   [TAGC_PLACE_ZERO2] = TAGC_SHARD_GRAD,
-                                   [TAGC_PLACE_ZERO3] = TAGC_SHARD_FULL,
-                                   [TAGC_PLACE_HYBRID] = TAGC_SHARD_HYBRID};
+tagc_fsdp_options tagc_setup_engine(const tagc_setup *s) {
     tagc_fsdp_options engine = s->engine;
     if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
         engine.ranks_per_host = s->world_size / s->n_hosts;
-    engine.sharding = sharding[s->placement];
+    engine.sharding = placements[s->placement].sharding;
     return engine;
 }
 
@@ -59,7 +52,7 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
 }
 
 int tagc_setup_senders(const tagc_setup *s) {
-    tagc_fsdp_options engine = engine_of(s);
+    tagc_fsdp_options engine = tagc_setup_engine(s);
     int is_direct = engine.reducer.exchange == TAGC_EXCHANGE_DIRECT;
     int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || (engine.two_level && is_direct);
     return s->world_size / (by_hosts ? engine.ranks_per_host : 1);
@@ -187,14 +180,14 @@ tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_opt
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
     *out = NULL;
     TAGC_TRY(tagc_setup_check(setup));
-    tagc_fsdp_options engine = engine_of(setup);
+    tagc_fsdp_options engine = tagc_setup_engine(setup);
     return tagc_model_layout(&setup->model, &engine, setup->world_size, out);
 }
 
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
     TAGC_TRY(tagc_setup_check(setup));
     tagc_deployment *d = out;
-    *d = (tagc_deployment){.setup = setup, .engine = engine_of(setup)};
+    *d = (tagc_deployment){.setup = setup, .engine = tagc_setup_engine(setup)};
     TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;

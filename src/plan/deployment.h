@@ -50,6 +50,10 @@ typedef struct tagc_deployment {
     tagc_order_observer observer; /* sees simulated steps; for tests */
 } tagc_deployment;
 
+/* The engine's options under the placement. If that asks for hybrid sharding and the options do not, its hosts are the real
+ * ones. */
+tagc_fsdp_options tagc_setup_engine(const tagc_setup *setup);
+
 /* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
  * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
 tagc_status tagc_reduction_count(const tagc_setup *setup, tagc_reduction *reduction);

@@ -14,25 +14,17 @@ typedef struct round_plan {
     int n_agreements;           /* of a round: before the exchange, unless there is a delay, and after it */
 } round_plan;
 
-static tagc_fsdp_options engine_of(const tagc_setup *s) {
-    tagc_fsdp_options engine = s->engine;
-    if (s->placement == TAGC_PLACE_NONE) engine.sharding = TAGC_SHARD_NONE;
-    if (s->placement == TAGC_PLACE_HYBRID) engine.sharding = TAGC_SHARD_HYBRID;
-    return engine;
-}
-
 /* One site, on one host. */
 static tagc_status site_of(const tagc_setup *s, tagc_setup *site) {
-    tagc_fsdp_options engine = engine_of(s);
-    int n_ranks = tagc_local_site_ranks(&engine);
     TAGC_TRY(tagc_setup_check(s));
+    tagc_fsdp_options engine = tagc_setup_engine(s);
     if (s->placement != TAGC_PLACE_NONE && s->placement != TAGC_PLACE_HYBRID)
         return tagc_fail(TAGC_ERR_ARGUMENT, "local steps are placed as %s, allowed: none or hybrid",
                          tagc_placement_describe(s->placement)->name);
     *site = *s;
     site->engine = tagc_local_inner(&engine);
     site->placement = s->placement == TAGC_PLACE_NONE ? TAGC_PLACE_NONE : TAGC_PLACE_ZERO3;
-    site->world_size = n_ranks;
+    site->world_size = tagc_local_site_ranks(&engine);
     site->n_hosts = site->n_machines = 1;
     site->flat_reducers = NULL;
     site->union_density = -1;
@@ -46,7 +38,7 @@ static void destroy_round(round_plan *round) {
 }
 
 static tagc_status make_round(const tagc_setup *s, round_plan *round) {
-    tagc_fsdp_options engine = engine_of(s);
+    tagc_fsdp_options engine = tagc_setup_engine(s);
     *round = (round_plan){.agree_bytes = (double)tagc_agree_bytes(s->world_size),
                           .n_agreements = engine.local_delay > 0 ? 1 : 2};
     TAGC_TRY(tagc_model_layout(&s->model, &engine, s->world_size, &round->layout));

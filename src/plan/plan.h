@@ -23,7 +23,8 @@ typedef enum tagc_placement {
 
 typedef struct tagc_placement_info {
     const char *name, *parameters, *gradients, *optimizer, *residuals;
-    int is_run; /* 0: tagc train has no such engine; the plan combines legs that it has */
+    int is_run;   /* 0: tagc train has no such engine; the plan combines legs that it has */
+    int sharding; /* of the engine, or of one with most of these legs */
 } tagc_placement_info;
 
 const tagc_placement_info *tagc_placement_describe(int placement);

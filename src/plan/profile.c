@@ -2,6 +2,7 @@
 #include "plan/profile.h"
 
 #include "core/status.h"
+#include "disk/paths.h"
 #include "exchange/options.h"
 #include "files/result_file.h"
 #include <errno.h>
@@ -9,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* A result while it is read. */
 typedef struct reader {
@@ -24,50 +24,46 @@ typedef struct reader {
 /* ---- numbers; `where` is the place of `object` ---- */
 
 /* The failure for a member that is missing or not `what`. */
-static tagc_status missing(const reader *r, const char *where, const char *name, const char *what) {
-    return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s%s%s is missing or not %s", r->file, where, *where ? "." : "",
-                     name, what);
+static tagc_status missing(const char *where, const char *name, const char *what) {
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s%s%s is missing or not %s", where, *where ? "." : "", name, what);
 }
 
-static tagc_status number_of(const reader *r, const json_t *object, const char *where, const char *name,
-                             double *out) {
+static tagc_status number_of(const json_t *object, const char *where, const char *name, double *out) {
     const json_t *value = json_object_get(object, name);
     *out = 0;
     if (!json_is_number(value) || !isfinite(json_number_value(value)))
-        return missing(r, where, name, "a number");
+        return missing(where, name, "a number");
     *out = json_number_value(value);
     return TAGC_OK;
 }
 
-static tagc_status whole_of(const reader *r, const json_t *object, const char *where, const char *name,
-                            int min, int max, int *out) {
+static tagc_status whole_of(const json_t *object, const char *where, const char *name, int min, int max,
+                            int *out) {
     double value;
-    TAGC_TRY(number_of(r, object, where, name, &value));
+    TAGC_TRY(number_of(object, where, name, &value));
     if (!(value >= min && value <= max))
-        return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s%s%s is %g, allowed is %d to %d", r->file, where,
-                         *where ? "." : "", name, value, min, max);
+        return tagc_fail(TAGC_ERR_CORRUPT, "%s%s%s is %g, allowed is %d to %d", where, *where ? "." : "",
+                         name, value, min, max);
     *out = (int)value;
     return TAGC_OK;
 }
 
-static tagc_status positive_of(const reader *r, const json_t *object, const char *where, const char *name,
-                               double *out) {
-    TAGC_TRY(number_of(r, object, where, name, out));
+static tagc_status positive_of(const json_t *object, const char *where, const char *name, double *out) {
+    TAGC_TRY(number_of(object, where, name, out));
     if (*out > 0) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_CORRUPT, "%s: %s.%s is %g, must be above 0", r->file, where, name, *out);
+    return tagc_fail(TAGC_ERR_CORRUPT, "%s.%s is %g, must be above 0", where, name, *out);
 }
 
 /* The median over iterations of the number of that name; object: the member that holds it, or NULL. */
-static tagc_status median_of(const reader *r, const json_t *iterations, const char *object, const char *name,
-                             double *out) {
+static tagc_status median_of(const json_t *iterations, const char *object, const char *name, double *out) {
     size_t n = json_array_size(iterations);
     double *values = calloc(n + 1, sizeof *values);
     if (!values) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu iterations", n);
-    tagc_status status = n > 0 ? TAGC_OK : missing(r, "arms", "iterations", "a list of iterations");
+    tagc_status status = n > 0 ? TAGC_OK : missing("arms", "iterations", "a list of iterations");
     for (size_t i = 0; status == TAGC_OK && i < n; i++) {
         const json_t *from = json_array_get(iterations, i);
         if (object) from = json_object_get(from, object);
-        status = number_of(r, from, object ? "arms.iterations.phase_s" : "arms.iterations", name, &values[i]);
+        status = number_of(from, object ? "arms.iterations.phase_s" : "arms.iterations", name, &values[i]);
     }
     *out = tagc_result_spread_of(values, (int)n).median;
     free(values);
@@ -92,8 +88,7 @@ static tagc_status add_codec(const reader *r, const tagc_codec_cost *cost) {
         return TAGC_OK;
     }
     if (points->n_codec == TAGC_MAX_CODEC_COSTS)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: more than %d settings of the codec", r->file,
-                         TAGC_MAX_CODEC_COSTS);
+        return tagc_fail(TAGC_ERR_ARGUMENT, "more than %d settings of the codec", TAGC_MAX_CODEC_COSTS);
     points->codec[points->n_codec++] = *cost;
     return TAGC_OK;
 }
@@ -130,7 +125,7 @@ static tagc_status read_phases(const reader *r, const json_t *arm, double n_comp
     int n_exchanges = o->exchange_each_micro_step ? o->n_micro_steps : 1, n_ranks = point->setup.world_size;
     double phase_s[TAGC_N_PHASES] = {0}, n_params = (double)tagc_gpt2_n_params(&point->setup.model);
     for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++)
-        TAGC_TRY(median_of(r, iterations, "phase_s", tagc_phase_name(phase), &phase_s[phase]));
+        TAGC_TRY(median_of(iterations, "phase_s", tagc_phase_name(phase), &phase_s[phase]));
     /* The split between kinds of flats is unknown: assume equal times per element. */
     for (int k = 0; k < 2; k++) {
         const tagc_reducer_options *reducer = reducers[k];
@@ -169,9 +164,9 @@ static tagc_status read_gather(const reader *r, const tagc_point *common, const 
     int kind = TAGC_N_GATHER_KINDS - 1;
     while (kind >= 0 && !(word && strcmp(tagc_gather_choices[kind].name, word) == 0)) kind--;
     double encode_s, decode_s;
-    if (kind < 0) return missing(r, "codec", "wire", "the format of a gather");
-    TAGC_TRY(number_of(r, phases, "codec.phase_s", "encode", &encode_s));
-    TAGC_TRY(number_of(r, phases, "codec.phase_s", "decode", &decode_s));
+    if (kind < 0) return missing("codec", "wire", "the format of a gather");
+    TAGC_TRY(number_of(phases, "codec.phase_s", "encode", &encode_s));
+    TAGC_TRY(number_of(phases, "codec.phase_s", "decode", &decode_s));
     tagc_gather_cost *c = &r->points->gather[kind];
     c->weight += n_elems * n_tensors;
     double share = n_elems * n_tensors / c->weight;
@@ -197,24 +192,24 @@ static tagc_status read_codec(const reader *r, const tagc_point *common, const j
     int n_ranks = common->setup.world_size;
     tagc_codec_cost cost = {.exchange = find_word(exchanges, N_EXCHANGES, name)};
     if (cost.exchange < 0)
-        return missing(r, "codec", "exchange", "one of dense, sketch, packed, direct, gather");
+        return missing("codec", "exchange", "one of dense, sketch, packed, direct, gather");
     if (cost.exchange == TAGC_EXCHANGE_DENSE) return TAGC_OK;
-    TAGC_TRY(number_of(r, entry, "codec", "sparsity", &cost.sparsity));
-    TAGC_TRY(number_of(r, entry, "codec", "ratio", &cost.ratio));
-    TAGC_TRY(positive_of(r, entry, "codec", "n_elems", &n_elems));
-    TAGC_TRY(positive_of(r, entry, "codec", "n_tensors", &n_tensors));
-    if (!json_is_object(phases)) return missing(r, "codec", "phase_s", "an object");
+    TAGC_TRY(number_of(entry, "codec", "sparsity", &cost.sparsity));
+    TAGC_TRY(number_of(entry, "codec", "ratio", &cost.ratio));
+    TAGC_TRY(positive_of(entry, "codec", "n_elems", &n_elems));
+    TAGC_TRY(positive_of(entry, "codec", "n_tensors", &n_tensors));
+    if (!json_is_object(phases)) return missing("codec", "phase_s", "an object");
     if (cost.exchange > TAGC_EXCHANGE_DIRECT) return read_gather(r, common, entry, n_elems, n_tensors);
     for (int phase = 0; phase < TAGC_PHASE_WAIT; phase++) {
         double s;
-        TAGC_TRY(number_of(r, phases, "codec.phase_s", tagc_phase_name(phase), &s));
+        TAGC_TRY(number_of(phases, "codec.phase_s", tagc_phase_name(phase), &s));
         cost.elem_s[phase] = s / n_elems;
     }
     cost.union_density = n_union > 0 ? n_union / n_elems : 1 - pow(cost.sparsity, n_ranks);
     if (cost.exchange == TAGC_EXCHANGE_DIRECT) {
         cost.format =
             find_word(tagc_format_names, N_FORMATS, json_string_value(json_object_get(entry, "values")));
-        if (cost.format < 0) return missing(r, "codec", "values", "the format of values");
+        if (cost.format < 0) return missing("codec", "values", "the format of values");
         cost.union_density = decoded(entry, cost.sparsity, n_elems, n_ranks);
         cost.all_reduce = json_is_true(json_object_get(entry, "all_reduce"));
     }
@@ -238,16 +233,15 @@ static int is_one_machine(const json_t *bench) {
 
 static tagc_status read_model(const reader *r, const json_t *bench, tagc_gpt2_config *out) {
     const json_t *model = json_object_get(bench, "model"), *tied = json_object_get(model, "tied");
-    if (!json_is_object(model)) return missing(r, "", "model", "an object");
-    TAGC_TRY(whole_of(r, model, "model", "n_layer", 1, 1000, &out->n_layer));
-    TAGC_TRY(whole_of(r, model, "model", "n_head", 1, 65536, &out->n_head));
-    TAGC_TRY(whole_of(r, model, "model", "n_embd", 1, 65536, &out->n_embd));
-    TAGC_TRY(whole_of(r, model, "model", "block_size", 1, 1 << 20, &out->block_size));
-    TAGC_TRY(whole_of(r, model, "model", "vocab_size", 1, 1 << 24, &out->vocab_size));
-    if (!tied) return missing(r, "model", "tied", "true or false");
+    if (!json_is_object(model)) return missing("", "model", "an object");
+    TAGC_TRY(whole_of(model, "model", "n_layer", 1, 1000, &out->n_layer));
+    TAGC_TRY(whole_of(model, "model", "n_head", 1, 65536, &out->n_head));
+    TAGC_TRY(whole_of(model, "model", "n_embd", 1, 65536, &out->n_embd));
+    TAGC_TRY(whole_of(model, "model", "block_size", 1, 1 << 20, &out->block_size));
+    TAGC_TRY(whole_of(model, "model", "vocab_size", 1, 1 << 24, &out->vocab_size));
+    if (!tied) return missing("model", "tied", "true or false");
     out->tied = json_is_true(tied) || json_integer_value(tied) == 1;
-    tagc_status status = tagc_gpt2_config_check(out);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s", r->file);
+    TAGC_TRY(tagc_gpt2_config_check(out));
     const char *name = json_string_value(json_object_get(model, "name"));
     if (!*r->points->model)
         snprintf(r->points->model, sizeof r->points->model, "%s", name ? name : "a model without name");
@@ -285,12 +279,12 @@ static tagc_status read_link(const reader *r, const json_t *bench, int is_alone,
         return TAGC_OK;
     }
     if (!json_is_object(link))
-        return missing(r, "", "link", "an object (tagc bench measures it unless --only leaves it out)");
-    TAGC_TRY(number_of(r, link, "link", "latency_s", &out->latency_s));
+        return missing("", "link", "an object (tagc bench measures it unless --only leaves it out)");
+    TAGC_TRY(number_of(link, "link", "latency_s", &out->latency_s));
     if (json_is_number(json_object_get(link, "large_latency_s")))
-        TAGC_TRY(number_of(r, link, "link", "large_latency_s", &out->large_latency_s));
-    TAGC_TRY(positive_of(r, link, "link", "both_ways_bytes_per_s", &both_ways));
-    TAGC_TRY(positive_of(r, link, "link", "one_way_bytes_per_s", &one_way));
+        TAGC_TRY(number_of(link, "link", "large_latency_s", &out->large_latency_s));
+    TAGC_TRY(positive_of(link, "link", "both_ways_bytes_per_s", &both_ways));
+    TAGC_TRY(positive_of(link, "link", "one_way_bytes_per_s", &one_way));
     out->bytes_per_s = fmax(out->bytes_per_s, fmax(both_ways, one_way));
     if (is_alone && isfinite(all))
         out->bytes_per_s = fmax(out->bytes_per_s, all); /* sum over the ranks of a host */
@@ -303,13 +297,13 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     const json_t *machine = json_object_get(json_object_get(bench, "origin"), "machine");
     tagc_setup *s = &out->setup;
     int n_cpus = 1, format = 0;
-    TAGC_TRY(whole_of(r, bench, "", "format", 1, 1, &format));
-    TAGC_TRY(whole_of(r, bench, "", "world_size", 1, 65536, &s->world_size));
-    TAGC_TRY(whole_of(r, bench, "", "n_hosts", 1, s->world_size, &s->n_hosts));
+    TAGC_TRY(whole_of(bench, "", "format", 1, 1, &format));
+    TAGC_TRY(whole_of(bench, "", "world_size", 1, 65536, &s->world_size));
+    TAGC_TRY(whole_of(bench, "", "n_hosts", 1, s->world_size, &s->n_hosts));
     TAGC_TRY(read_model(r, bench, &s->model));
-    TAGC_TRY(whole_of(r, bench, "", "batch_size", 1, 65536, &s->n_batch));
-    TAGC_TRY(whole_of(r, bench, "", "seq_len", 1, s->model.block_size, &s->n_tokens));
-    TAGC_TRY(whole_of(r, machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
+    TAGC_TRY(whole_of(bench, "", "batch_size", 1, 65536, &s->n_batch));
+    TAGC_TRY(whole_of(bench, "", "seq_len", 1, s->model.block_size, &s->n_tokens));
+    TAGC_TRY(whole_of(machine, "origin.machine", "n_cpus", 1, 1 << 20, &n_cpus));
     out->cores = n_cpus;
     if (s->n_hosts < 1 || s->world_size % s->n_hosts != 0)
         s->n_hosts = 1; /* unevenly spread: most pairs have no network between them */
@@ -319,7 +313,7 @@ static tagc_status read_common(const reader *r, const json_t *bench, tagc_point 
     else
         out->link.bytes_per_s = (double)INFINITY;
     double bytes_per_s = 0;
-    if (json_is_object(floor)) TAGC_TRY(positive_of(r, floor, "floor", "bytes_per_s", &bytes_per_s));
+    if (json_is_object(floor)) TAGC_TRY(positive_of(floor, "floor", "bytes_per_s", &bytes_per_s));
     out->byte_s = bytes_per_s > 0 ? 1 / bytes_per_s : 0;
     return TAGC_OK;
 }
@@ -348,26 +342,22 @@ static void set_densities(double n_compressed, double n_union, double n_kept, ta
 static tagc_status read_arm(const reader *r, const tagc_point *common, int has_codec, const json_t *arm) {
     const json_t *options = json_object_get(arm, "options"), *iterations = json_object_get(arm, "iterations");
     const char *name = json_string_value(json_object_get(arm, "name"));
-    double n_compressed = 0, n_union = 0, gather_s = 0, reduce_s = 0;
-    if (!name) return missing(r, "arms", "name", "a text");
-    if (!json_is_object(options)) return missing(r, "arms", "options", "an object");
+    double n_compressed = 0, n_union = 0;
+    if (!name) return missing("arms", "name", "a text");
+    if (!json_is_object(options)) return missing("arms", "options", "an object");
     const char *exchange = json_string_value(json_object_get(options, "exchange"));
     if (exchange && strcmp(exchange, "auto") == 0) return TAGC_OK; /* its options do not record its choices */
     tagc_point point = *common;
-    TAGC_TRY(median_of(r, iterations, NULL, "total_s", &point.total_s));
-    TAGC_TRY(median_of(r, iterations, NULL, "compute_s", &point.compute_s));
-    TAGC_TRY(median_of(r, iterations, NULL, "wait_gather_s", &gather_s));
-    TAGC_TRY(median_of(r, iterations, NULL, "wait_reduce_s", &reduce_s));
-    TAGC_TRY(median_of(r, iterations, NULL, "optimizer_s", &point.optimizer_s));
-    TAGC_TRY(number_of(r, arm, "arms", "n_compressed", &n_compressed));
-    TAGC_TRY(number_of(r, arm, "arms", "n_union", &n_union));
+    TAGC_TRY(median_of(iterations, NULL, "total_s", &point.total_s));
+    TAGC_TRY(median_of(iterations, NULL, "compute_s", &point.compute_s));
+    TAGC_TRY(median_of(iterations, NULL, "optimizer_s", &point.optimizer_s));
+    TAGC_TRY(number_of(arm, "arms", "n_compressed", &n_compressed));
+    TAGC_TRY(number_of(arm, "arms", "n_union", &n_union));
     if (!(point.total_s > 0))
-        return tagc_fail(TAGC_ERR_CORRUPT, "%s: arm %.60s: total_s is %g, must be above 0", r->file, name,
-                         point.total_s);
-    point.exposed_s = gather_s + reduce_s;
+        return tagc_fail(TAGC_ERR_CORRUPT, "arm %.60s: total_s is %g, must be above 0", name, point.total_s);
     snprintf(point.arm, sizeof point.arm, "%s", name);
     tagc_status status = r->read_engine(options, &point.setup.engine);
-    if (status != TAGC_OK) return tagc_fail_in(status, "%s: arm %.60s", r->file, name);
+    if (status != TAGC_OK) return tagc_fail_in(status, "arm %.60s", name);
     point.setup.placement = tagc_placement_of_sharding(point.setup.engine.sharding);
     set_densities(n_compressed, n_union, json_number_value(json_object_get(arm, "n_kept")), &point);
     if (!has_codec) TAGC_TRY(read_phases(r, arm, n_compressed, &point));
@@ -382,7 +372,7 @@ static tagc_status read_bench(const reader *r, const json_t *bench) {
     tagc_point common = {0};
     TAGC_TRY(read_common(r, bench, &common));
     if (json_array_size(arms) == 0)
-        return missing(r, "", "arms", "a list with something in it (tagc bench without --only has it)");
+        return missing("", "arms", "a list with something in it (tagc bench without --only has it)");
     char number[24] = "", latency[24] = "";
     if (r->is_lab) snprintf(number, sizeof number, ":%ld", r->number);
     if (common.link.latency_s >= 5e-4)
@@ -403,10 +393,9 @@ static tagc_status read_lab(reader *r, const json_t *lab, long only) {
     const json_t *cases = json_object_get(lab, "cases");
     long n_cases = (long)json_array_size(cases), n_read = 0;
     r->is_lab = 1;
-    if (!json_is_array(cases)) return missing(r, "", "cases", "a list");
+    if (!json_is_array(cases)) return missing("", "cases", "a list");
     if (only >= n_cases)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: there is no case %ld, allowed is 0 to %ld", r->file, only,
-                         n_cases - 1);
+        return tagc_fail(TAGC_ERR_ARGUMENT, "there is no case %ld, allowed is 0 to %ld", only, n_cases - 1);
     for (long i = 0; i < n_cases; i++) {
         const json_t *here = json_array_get(cases, (size_t)i), *bench = json_object_get(here, "bench");
         r->shaped = json_object_get(here, "link");
@@ -415,22 +404,20 @@ static tagc_status read_lab(reader *r, const json_t *lab, long only) {
         TAGC_TRY(read_bench(r, bench));
         n_read++;
     }
-    return n_read > 0 ? TAGC_OK : tagc_fail(TAGC_ERR_CORRUPT, "%s: holds no bench result", r->file);
+    return n_read > 0 ? TAGC_OK : tagc_fail(TAGC_ERR_CORRUPT, "holds no bench result");
 }
 
 static tagc_status read_json(reader *r, const json_t *root, long only) {
     const char *type = json_string_value(json_object_get(root, "type"));
     if (!json_is_object(root))
         return tagc_fail(TAGC_ERR_CORRUPT,
-                         "%s: is no object but a list, wanted is a result of type \"bench\" or \"lab\"",
-                         r->file);
+                         "is no object but a list, wanted is a result of type \"bench\" or \"lab\"");
     if (type && strcmp(type, "lab") == 0) return read_lab(r, root, only);
     if (type && strcmp(type, "bench") == 0 && only < 0) return read_bench(r, root);
     if (type && strcmp(type, "bench") == 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%s: a bench result has no cases; :%ld is for lab results",
-                         r->file, only);
-    return tagc_fail(TAGC_ERR_CORRUPT, "%s: type is %s%.40s%s, wanted is \"bench\" or \"lab\"", r->file,
-                     type ? "\"" : "", type ? type : "missing", type ? "\"" : "");
+        return tagc_fail(TAGC_ERR_ARGUMENT, "a bench result has no cases; :%ld is for lab results", only);
+    return tagc_fail(TAGC_ERR_CORRUPT, "type is %s%.40s%s, wanted is \"bench\" or \"lab\"", type ? "\"" : "",
+                     type ? type : "missing", type ? "\"" : "");
 }
 
 tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_engine read_engine) {
@@ -445,22 +432,18 @@ tagc_status tagc_points_read(tagc_points *points, const char *path, tagc_read_en
             *colon = 0;
     }
     reader r = {.points = points, .file = file, .read_engine = read_engine};
-    json_error_t error;
     FILE *stream = fopen(file, "rbe");
-    struct stat about;
-    if (stream && fstat(fileno(stream), &about) == 0 && S_ISDIR(about.st_mode)) {
-        fclose(stream);
-        stream = NULL;
-        errno = EISDIR;
-    }
+    json_error_t error;
     json_t *root = NULL;
-    tagc_status status = TAGC_OK;
-    if (!stream)
-        status = tagc_fail(TAGC_ERR_IO, "%s: %s", file, strerror(errno));
+    tagc_status status;
+    if (!stream || tagc_path_is_dir(file))
+        status = tagc_fail(TAGC_ERR_IO, "%s", strerror(stream ? EISDIR : errno));
     else if (!(root = json_loadf(stream, JSON_REJECT_DUPLICATES, &error)))
-        status = tagc_fail(TAGC_ERR_CORRUPT, "%s: line %d: %.160s", file, error.line, error.text);
+        status = tagc_fail(TAGC_ERR_CORRUPT, "line %d: %.160s", error.line, error.text);
+    else
+        status = read_json(&r, root, only);
+    if (status != TAGC_OK) tagc_fail_in(status, "%s", file);
     if (stream) fclose(stream);
-    if (status == TAGC_OK) status = read_json(&r, root, only);
     json_decref(root);
     free(file);
     return status;

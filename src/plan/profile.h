@@ -13,11 +13,11 @@ typedef struct tagc_point {
     char place[TAGC_POINT_PLACE_BYTES]; /* file, world size and link, for messages */
     tagc_setup setup;
     tagc_plan_link link;
-    double union_density;                              /* of the compressed flats; < 0: no index is sent */
-    double total_s, compute_s, exposed_s, optimizer_s; /* medians of an iteration */
-    double byte_s;                                     /* of memory; 0: not measured */
-    double cores;                                      /* of a machine */
-    int is_held_out;                                   /* 1: not fitted */
+    double union_density;                   /* of the compressed flats; < 0: no index is sent */
+    double total_s, compute_s, optimizer_s; /* medians of an iteration */
+    double byte_s;                          /* of memory; 0: not measured */
+    double cores;                           /* of a machine */
+    int is_held_out;                        /* 1: not fitted */
 } tagc_point;
 
 typedef struct tagc_points {

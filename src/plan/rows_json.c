@@ -18,41 +18,36 @@ static json_t *placement_json(int placement) {
                      "is_run", p->is_run);
 }
 
+/* null unless it is above 0. */
+static json_t *positive(double value) {
+    return value > 0 ? tagc_json_real(value) : json_null();
+}
+
 static json_t *row_json(const tagc_plan_row *row, int link) {
     const tagc_plan_volume *v = &row->volume;
-    const tagc_forecast *f = &row->forecasts[link >= 0 ? link : 0]; /* zeros without a link */
-    const struct {
-        const char *name;
-        double seconds;
-    } times[] = {{"iteration_s", f->iteration_s},     {"exposed_s", f->wait_gather_s + f->wait_reduce_s},
-                 {"compute_s", f->compute_s},         {"wait_gather_s", f->wait_gather_s},
-                 {"wait_reduce_s", f->wait_reduce_s}, {"optimizer_s", f->optimizer_s}};
-    double n_bits[TAGC_N_LEGS];
-    int has_time = f->iteration_s > 0;
+    const tagc_forecast *f = &row->forecasts[link >= 0 ? link : 0];          /* zeros without a link */
+    double n_bits[TAGC_N_LEGS], seen = f->iteration_s > 0 ? 0 : (double)NAN; /* NaN: no times */
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         n_bits[leg] = tagc_plan_bits(row, v->n_bytes[leg], v->n_params);
-    json_t *json = json_pack(
-        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "arm", row->arm, "placement",
-        placement_json(row->setup.placement), "memory_bytes", memory_json(&row->memory), "n_bytes_sent",
-        tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent", tagc_json_leg_reals(v->n_host_bytes),
-        "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed", (json_int_t)v->n_compressed,
-        "compressed_bits_per_param",
-        tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",
-        row->union_source ? tagc_json_real(row->setup.union_density) : json_null());
-    json_object_set_new(json, "union_source",
-                        row->union_source ? json_string(row->union_source) : json_null());
     uint64_t bucket_elems =
         row->has_auto_buckets && link >= 0 ? row->buckets[link].bucket_elems : row->setup.engine.bucket_elems;
-    json_object_set_new(json, "bucket_elems", json_integer((json_int_t)bucket_elems));
-    json_object_set_new(json, "n_mild", json_integer((json_int_t)v->n_mild));
-    json_object_set_new(json, "kept_density",
-                        row->setup.kept_density > 0 ? tagc_json_real(row->setup.kept_density) : json_null());
-    json_object_set_new(json, "load", v->load > 0 ? tagc_json_real(v->load) : json_null());
-    json_object_set_new(json, "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null());
-    for (size_t i = 0; i < sizeof times / sizeof times[0]; i++)
-        json_object_set_new(json, times[i].name, has_time ? tagc_json_real(times[i].seconds) : json_null());
-    json_object_set_new(json, "note", row->note[0] ? json_string(row->note) : json_null());
-    return json;
+    return json_pack(
+        "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
+        "s:o, s:o, s:s?}",
+        "arm", row->arm, "placement", placement_json(row->setup.placement), "memory_bytes",
+        memory_json(&row->memory), "n_bytes_sent", tagc_json_leg_reals(v->n_bytes), "n_host_bytes_sent",
+        tagc_json_leg_reals(v->n_host_bytes), "bits_per_param", tagc_json_leg_reals(n_bits), "n_compressed",
+        (json_int_t)v->n_compressed, "compressed_bits_per_param",
+        tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",
+        row->union_source ? tagc_json_real(row->setup.union_density) : json_null(), "union_source",
+        row->union_source, "bucket_elems", (json_int_t)bucket_elems, "n_mild", (json_int_t)v->n_mild,
+        "kept_density", positive(row->setup.kept_density), "load", positive(v->load), "unpeeled",
+        v->load > 0 ? tagc_json_real(v->unpeeled) : json_null(), "iteration_s",
+        tagc_json_real(seen + f->iteration_s), "exposed_s",
+        tagc_json_real(seen + f->wait_gather_s + f->wait_reduce_s), "compute_s",
+        tagc_json_real(seen + f->compute_s), "wait_gather_s", tagc_json_real(seen + f->wait_gather_s),
+        "wait_reduce_s", tagc_json_real(seen + f->wait_reduce_s), "optimizer_s",
+        tagc_json_real(seen + f->optimizer_s), "note", row->note[0] ? row->note : NULL);
 }
 
 static json_t *costs_json(const tagc_plan_inputs *inputs) {
@@ -84,12 +79,10 @@ json_t *tagc_plan_json(const tagc_plan_inputs *inputs, const tagc_plan_row *rows
     for (int i = 0; i < n; i++) json_array_append_new(list, row_json(&rows[i], link));
     if (link >= 0) {
         const tagc_plan_link *l = &inputs->links[link];
-        double line = inputs->line_bits_per_s[link];
-        about_link =
-            json_pack("{s:f, s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "large_latency_s",
-                      fmax(l->large_latency_s, l->latency_s), "bytes_per_s", l->bytes_per_s,
-                      "line_bits_per_s", line > 0 ? json_real(line) : json_null(), "host_bytes_per_s",
-                      l->host_bytes_per_s > 0 ? json_real(l->host_bytes_per_s) : json_null());
+        about_link = json_pack("{s:f, s:f, s:f, s:o, s:o}", "latency_s", l->latency_s, "large_latency_s",
+                               fmax(l->large_latency_s, l->latency_s), "bytes_per_s", l->bytes_per_s,
+                               "line_bits_per_s", positive(inputs->line_bits_per_s[link]), "host_bytes_per_s",
+                               positive(l->host_bytes_per_s));
     }
     json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:b, s:I}", "name", inputs->model_name,
                               "n_layer", c->n_layer, "n_head", c->n_head, "n_embd", c->n_embd, "block_size",

@@ -225,16 +225,8 @@ tagc_status tagc_saved_engine(const json_t *options, tagc_fsdp_options *out) {
         const char *name = command->options[i].name, *initial = command->options[i].initial;
         const json_t *value = json_object_get(options, name);
         const char *text = tagc_saved_text(options, name);
-        char number[40];
-        if (json_is_number(value) || json_is_boolean(value)) {
-            if (json_is_number(value))
-                snprintf(number, sizeof number, "%.17g", json_number_value(value));
-            else
-                snprintf(number, sizeof number, "%s", json_is_true(value) ? "yes" : "no");
-            text = number;
-        }
-        if (json_is_object(value) || json_is_array(value))
-            return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is neither a text nor a number", name);
+        if (value && !json_is_string(value))
+            return tagc_fail(TAGC_ERR_CORRUPT, "options.%.40s is not a text", name);
         if (!text) text = initial ? initial : "";
         TAGC_TRY(tagc_options_set(command, &values, i, text, "options of the result: "));
     }
