@@ -55,9 +55,8 @@ typedef struct turn {
     tagc_measured_arm *arm;
     tagc_loader *loader; /* NULL: synthetic tokens */
     uint64_t random;
-    tagc_workspace workspace;
-    tagc_fsdp *fsdp;
-    tagc_auto *chooser; /* NULL: the arm's exchange is what it says */
+    tagc_train_options options; /* with the bucket that auto has chosen */
+    tagc_training training;
     uint64_t step;
     double end_s, wall_s; /* the end of the last step, and its time since the end of the step before */
 } turn;
@@ -65,38 +64,7 @@ typedef struct turn {
 enum { MOST_SETTLING_STEPS = 64 };
 
 static void say_line(void *context, const char *line) {
-    tagc_bench_say(context, "    %s\n", line);
-}
-
-static tagc_auto_setup auto_setup(const turn *t) {
-    const tagc_bench *bench = t->b->bench;
-    tagc_train_options options = tagc_measured_options(t->arm);
-    tagc_auto_setup setup = {.comm = bench->rank->comm,
-                             .fsdp = t->fsdp,
-                             .model = bench->plan->model,
-                             .n_batch = (int)bench->plan->options.train.batch_size,
-                             .n_tokens = bench->plan->n_tokens,
-                             .say = say_line,
-                             .context = t->b->bench};
-    tagc_train_fsdp(&options, &setup.engine);
-    return setup;
-}
-
-static int chooses_exchange(const turn *t) {
-    return t->arm->arm->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
-}
-
-static tagc_status open_chooser(turn *t) {
-    if (!chooses_exchange(t)) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_auto_create(&setup, &t->chooser);
-}
-
-/* Only in the first turn, so that all turns of an arm run alike. */
-static tagc_status choose_bucket(turn *t) {
-    if (t->arm->bucket_elems >= 0) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_bucket_choose(&setup, chooses_exchange(t), &t->arm->bucket_elems);
+    tagc_bench_say(((turn *)context)->b->bench, "    %s\n", line);
 }
 
 /* Token k has the frequency 1 / (k + 1), as words of a language sorted by frequency do. */
@@ -130,43 +98,41 @@ static tagc_status open_turn(turn *t) {
     if (t->b->tokens)
         TAGC_TRY(tagc_engine_loader(bench->rank, &plan->model, t->b->tokens, (int)train->batch_size,
                                     plan->n_tokens, &train->seed, &t->loader));
-    TAGC_TRY(choose_bucket(t));
-    tagc_train_options asked = tagc_measured_options(t->arm);
-    tagc_train_fsdp(&asked, &options);
+    t->training = (tagc_training){.rank = bench->rank,
+                                  .options = &t->options,
+                                  .model = plan->model,
+                                  .n_tokens = plan->n_tokens,
+                                  .next_batch = next_batch,
+                                  .say = say_line,
+                                  .context = t};
+    /* Chosen only in the first turn, so that all turns of an arm run alike. */
+    t->options = tagc_measured_options(t->arm);
+    TAGC_TRY(tagc_training_choose_bucket(&t->training, &t->arm->bucket_elems));
+    t->options = tagc_measured_options(t->arm);
+    tagc_train_fsdp(&t->options, &options);
     if (options.local_steps > 0) options.local_steps = INT_MAX; /* the turn asks for its round itself */
-    TAGC_TRY(tagc_engine_create(bench->rank, &plan->model, &options, &t->fsdp));
-    TAGC_TRY(tagc_engine_init_random(t->fsdp, &plan->model, (uint64_t)train->seed));
-    TAGC_TRY(tagc_workspace_open(&plan->model, (int)train->batch_size, plan->n_tokens, &t->workspace));
-    t->arm->n_params = tagc_fsdp_n_params(t->fsdp);
-    t->arm->n_compressed = tagc_fsdp_n_compressed(t->fsdp);
-    t->arm->n_mild = tagc_fsdp_n_mild(t->fsdp);
-    tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
-    return open_chooser(t);
+    TAGC_TRY(tagc_training_open(&t->training, &options));
+    TAGC_TRY(tagc_engine_init_random(t->training.fsdp, &plan->model, (uint64_t)train->seed));
+    t->arm->n_params = tagc_fsdp_n_params(t->training.fsdp);
+    t->arm->n_compressed = tagc_fsdp_n_compressed(t->training.fsdp);
+    t->arm->n_mild = tagc_fsdp_n_mild(t->training.fsdp);
+    tagc_fsdp_memory_used(t->training.fsdp, &t->arm->memory);
+    return tagc_training_begin(&t->training);
 }
 
 static void close_turn(turn *t) {
-    tagc_auto_destroy(t->chooser);
-    tagc_workspace_close(&t->workspace);
-    tagc_fsdp_destroy(t->fsdp);
+    tagc_training_close(&t->training);
     tagc_loader_destroy(t->loader);
 }
 
 static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *busy) {
-    const tagc_bench_plan *plan = t->b->bench->plan;
-    const tagc_train_options *options = &t->arm->arm->options;
-    tagc_training training = {.fsdp = t->fsdp,
-                              .workspace = &t->workspace,
-                              .busy = t->b->bench->rank->busy,
-                              .n_micro_steps = plan->options.train.accumulate,
-                              .next_batch = next_batch,
-                              .context = t};
-    tagc_learning_rate rate = tagc_train_learning_rate(options, 0);
+    tagc_learning_rate rate = tagc_train_learning_rate(&t->options, 0);
     double loss, lr = tagc_learning_rate_at(&rate, ++t->step);
-    TAGC_TRY(tagc_training_step(&training, lr, &loss, stats, busy));
+    TAGC_TRY(tagc_training_step(&t->training, lr, &loss, stats, busy));
     double end_s = tagc_clock_s();
     t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;
     t->end_s = end_s;
-    if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, stats, t->wall_s));
+    if (t->training.chooser) TAGC_TRY(tagc_auto_step(t->training.chooser, stats, t->wall_s));
     if (stats->skipped)
         return tagc_fail(TAGC_ERR_CORRUPT, "step %llu has a gradient that is not finite",
                          (unsigned long long)t->step);
@@ -201,9 +167,10 @@ static void keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_b
 static tagc_status settle(turn *t) {
     tagc_fsdp_stats stats;
     tagc_busy_times busy;
-    for (int i = 0; t->chooser && !tagc_auto_is_settled(t->chooser) && i < MOST_SETTLING_STEPS; i++)
+    for (int i = 0;
+         t->training.chooser && !tagc_auto_is_settled(t->training.chooser) && i < MOST_SETTLING_STEPS; i++)
         TAGC_TRY(one_step(t, &stats, &busy));
-    if (t->chooser) tagc_fsdp_memory_used(t->fsdp, &t->arm->memory);
+    if (t->training.chooser) tagc_fsdp_memory_used(t->training.fsdp, &t->arm->memory);
     return TAGC_OK;
 }
 
@@ -224,7 +191,7 @@ static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_it
     tagc_busy_times busy;
     TAGC_TRY(tagc_comm_barrier(t->b->bench->rank->comm)); /* sites have not waited for each other so far */
     tagc_busy_take(t->b->bench->rank->busy, &busy);
-    TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, &stats));
+    TAGC_TRY(tagc_fsdp_synchronize(t->training.fsdp, &stats));
     tagc_busy_take(t->b->bench->rank->busy, &busy);
     double wait_s = stats.wait_reduce_s - last->wait_reduce_s, hidden_s = hidden(t, wait_s, kept);
     double total_s = stats.total_s - last->total_s, optimizer_s = stats.optimizer_s - last->optimizer_s;
@@ -258,7 +225,8 @@ static tagc_status run_steps(turn *t, int round) {
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
         TAGC_TRY(one_step(t, &stats, &busy));
         if (step + 1 == n_warmup) {
-            TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, NULL)); /* of local steps: a round, not counted */
+            TAGC_TRY(
+                tagc_fsdp_synchronize(t->training.fsdp, NULL)); /* of local steps: a round, not counted */
             t->end_s = tagc_clock_s();
         }
         if (step < n_warmup) continue;

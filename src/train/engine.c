@@ -89,15 +89,44 @@ void tagc_workspace_close(tagc_workspace *workspace) {
     *workspace = (tagc_workspace){0};
 }
 
-/* ---- a training step ---- */
+/* ---- training ---- */
+
+static tagc_auto_setup auto_setup(const tagc_training *t) {
+    tagc_auto_setup setup = {.comm = t->rank->comm,
+                             .fsdp = t->fsdp,
+                             .model = t->model,
+                             .n_batch = (int)t->options->batch_size,
+                             .n_tokens = t->n_tokens,
+                             .say = t->say,
+                             .context = t->context};
+    tagc_train_fsdp(t->options, &setup.engine);
+    return setup;
+}
+
+tagc_status tagc_training_choose_bucket(const tagc_training *t, int64_t *bucket_elems) {
+    if (*bucket_elems >= 0) return TAGC_OK;
+    tagc_auto_setup setup = auto_setup(t);
+    return tagc_bucket_choose(&setup, t->options->exchange == TAGC_TRAIN_EXCHANGE_AUTO, bucket_elems);
+}
+
+tagc_status tagc_training_open(tagc_training *t, const tagc_fsdp_options *engine) {
+    TAGC_TRY(tagc_engine_create(t->rank, &t->model, engine, &t->fsdp));
+    return tagc_workspace_open(&t->model, (int)t->options->batch_size, t->n_tokens, &t->workspace);
+}
+
+tagc_status tagc_training_begin(tagc_training *t) {
+    if (t->options->exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
+    tagc_auto_setup setup = auto_setup(t);
+    return tagc_auto_create(&setup, &t->chooser);
+}
 
 tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, tagc_fsdp_stats *stats,
                                tagc_busy_times *busy) {
-    const tagc_workspace *w = t->workspace;
+    const tagc_workspace *w = &t->workspace;
     tagc_params params = tagc_engine_params(t->fsdp);
     double sum = 0;
-    tagc_busy_take(t->busy, busy); /* what was before this step */
-    for (int64_t micro = 0; micro < t->n_micro_steps; micro++) {
+    tagc_busy_take(t->rank->busy, busy); /* what was before this step */
+    for (int64_t micro = 0; micro < t->options->accumulate; micro++) {
         double micro_loss = 0;
         TAGC_TRY(t->next_batch(t->context, w->tokens, w->targets));
         TAGC_TRY(tagc_fsdp_forward_begin(t->fsdp, 1));
@@ -108,10 +137,16 @@ tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, 
             tagc_gpt2_backward(w->model, &params, 1.0f)); /* the engine takes the mean over micro-steps */
         sum += micro_loss;
     }
-    *loss = sum / (double)t->n_micro_steps;
+    *loss = sum / (double)t->options->accumulate;
     TAGC_TRY(tagc_fsdp_step(t->fsdp, lr, stats));
-    tagc_busy_take(t->busy, busy);
+    tagc_busy_take(t->rank->busy, busy);
     return TAGC_OK;
+}
+
+void tagc_training_close(tagc_training *t) {
+    tagc_auto_destroy(t->chooser);
+    tagc_workspace_close(&t->workspace);
+    tagc_fsdp_destroy(t->fsdp);
 }
 
 /* ---- a validation loss ---- */

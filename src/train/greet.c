@@ -12,7 +12,7 @@ static int is_auto(const tagc_trainer *t) {
 }
 
 static tagc_train_facts facts_of(const tagc_trainer *t) {
-    return (tagc_train_facts){.options = &t->options, .has_mild = tagc_fsdp_n_mild(t->fsdp) > 0};
+    return (tagc_train_facts){.options = &t->options, .has_mild = tagc_fsdp_n_mild(t->training.fsdp) > 0};
 }
 
 static void say_unused(tagc_trainer *t, const tagc_parsed *parsed) {
@@ -44,8 +44,9 @@ static void print_exchange(const tagc_train_options *o, char *text, size_t n_byt
 
 static void say_gradients(tagc_trainer *t) {
     const tagc_train_options *o = &t->options;
-    double n_params = (double)tagc_fsdp_n_params(t->fsdp);
-    double n_compressed = (double)tagc_fsdp_n_compressed(t->fsdp), n_mild = (double)tagc_fsdp_n_mild(t->fsdp);
+    double n_params = (double)tagc_fsdp_n_params(t->training.fsdp);
+    double n_compressed = (double)tagc_fsdp_n_compressed(t->training.fsdp),
+           n_mild = (double)tagc_fsdp_n_mild(t->training.fsdp);
     const char *dense = o->wire == TAGC_FORMAT_BF16 ? "dense, bf16" : "dense";
     const char *what = o->local_steps > 0 ? "pseudo-gradients" : "gradients";
     char compressed[128] = "", mild[128] = "", exchange[96];
@@ -106,7 +107,7 @@ static void say_parameters(tagc_trainer *t) {
 
 static void say_local_steps(tagc_trainer *t) {
     const tagc_train_options *o = &t->options;
-    int n_sites = t->rank->world_size / tagc_comm_world_size(tagc_fsdp_comm(t->fsdp));
+    int n_sites = t->rank->world_size / tagc_comm_world_size(tagc_fsdp_comm(t->training.fsdp));
     char outer[96] = "their mean";
     if (o->local_steps == 0) return;
     char fragments[128] = "";
@@ -129,7 +130,7 @@ static void say_buckets(tagc_trainer *t) {
     if (t->options.bucket_elems <= 0) return;
     tagc_progress_say(&t->progress,
                       "buckets: neighbouring blocks share units of at least %s values, %d units in all",
-                      tagc_human((double)t->options.bucket_elems, size), tagc_fsdp_n_units(t->fsdp));
+                      tagc_human((double)t->options.bucket_elems, size), tagc_fsdp_n_units(t->training.fsdp));
 }
 
 static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
@@ -148,13 +149,13 @@ static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
 void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
     char sharding[96], params[16], a[16], b[16], c[16], d[16];
     tagc_fsdp_memory memory;
-    tagc_fsdp_memory_used(t->fsdp, &memory);
+    tagc_fsdp_memory_used(t->training.fsdp, &memory);
     print_sharding(t, sharding, sizeof sharding);
     say_unused(t, parsed);
     int is_own_shape = t->options.init_from && !tagc_options_given(parsed, "model");
     tagc_progress_say(&t->progress, "%s, %s parameters, %d rank%s, %s",
                       is_own_shape ? t->options.init_from : t->options.model,
-                      tagc_human((double)tagc_fsdp_n_params(t->fsdp), params), t->rank->world_size,
+                      tagc_human((double)tagc_fsdp_n_params(t->training.fsdp), params), t->rank->world_size,
                       t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);
     say_chosen(t, parsed);

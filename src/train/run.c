@@ -12,25 +12,10 @@
  * this site, which does not stop then. */
 static tagc_status agree_on_step(tagc_trainer *t, int is_apart, double *loss, int *interrupted) {
     double means[] = {*loss, tagc_interrupt_asked()};
-    TAGC_TRY(tagc_mean_over_ranks(is_apart ? tagc_fsdp_comm(t->fsdp) : t->rank->comm, means, 2));
+    TAGC_TRY(tagc_mean_over_ranks(is_apart ? tagc_fsdp_comm(t->training.fsdp) : t->rank->comm, means, 2));
     *loss = means[0];
     *interrupted = !is_apart && means[1] > 0;
     return TAGC_OK;
-}
-
-/* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
-static tagc_status with_remedy(const tagc_trainer *t, tagc_status status) {
-    char text[TAGC_ERROR_TEXT_BYTES];
-    tagc_tokens_info info;
-    tagc_tokens_get_info(t->train_tokens, &info);
-    if (status != TAGC_ERR_CORRUPT || info.vocab_size > 0 || t->options.resume) return status;
-    snprintf(text, sizeof text, "%s", tagc_last_error());
-    return tagc_fail(status, "%s; give --vocab-size, 50257 for GPT-2's tokens", text);
-}
-
-static tagc_status next_batch(void *context, int *tokens, int *targets) {
-    tagc_trainer *t = context;
-    return with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
 }
 
 /* Loss and norms are the same on all ranks, and so is what is made of them. */
@@ -38,12 +23,12 @@ static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
     static const char *const reasons[] = {"", "the residual has outgrown the gradient", "the loss has jumped",
                                           "calm again"};
     if (t->options.guard <= 0) return TAGC_OK;
-    TAGC_TRY(tagc_fsdp_residual_norm(t->fsdp, &report->residual_norm));
+    TAGC_TRY(tagc_fsdp_residual_norm(t->training.fsdp, &report->residual_norm));
     tagc_guard_change change =
         tagc_guard_update(&t->guard, report->loss, report->stats.grad_norm, report->residual_norm);
     report->kept_factor = t->guard.factor;
     if (change == TAGC_GUARD_SAME) return TAGC_OK;
-    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+    tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
     tagc_progress_say(&t->progress, "step %llu  guard: %s; sends %g times what it would",
                       (unsigned long long)t->step, reasons[change], t->guard.factor);
     return TAGC_OK;
@@ -52,7 +37,7 @@ static tagc_status watch(tagc_trainer *t, tagc_step_report *report) {
 static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
     char bytes[16];
     tagc_fsdp_memory memory;
-    tagc_fsdp_memory_used(t->fsdp, &memory);
+    tagc_fsdp_memory_used(t->training.fsdp, &memory);
     if (t->n_gentle > 0 && report->stats.n_gentle == 0)
         tagc_progress_say(&t->progress,
                           "step %llu  gradients are mostly noise: they go on by --sparsity; memory of the"
@@ -63,23 +48,18 @@ static void say_gentle(tagc_trainer *t, const tagc_step_report *report) {
 
 static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *interrupted) {
     double start_s = tagc_clock_s();
-    tagc_training training = {.fsdp = t->fsdp,
-                              .workspace = &t->workspace,
-                              .busy = t->rank->busy,
-                              .n_micro_steps = t->options.accumulate,
-                              .next_batch = next_batch,
-                              .context = t};
     uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
     tagc_learning_rate rate = tagc_train_learning_rate(&t->options, from);
     report->lr = tagc_learning_rate_at(&rate, t->step + 1 - from);
     int is_last = t->step + 1 == (uint64_t)t->options.steps;
-    int is_apart = !tagc_fsdp_round_is_due(t->fsdp) && !is_last;
-    TAGC_TRY(tagc_training_step(&training, report->lr, &report->loss, &report->stats, &report->busy));
-    if (is_last) TAGC_TRY(tagc_fsdp_synchronize(t->fsdp, &report->stats)); /* sites end as one model */
+    int is_apart = !tagc_fsdp_round_is_due(t->training.fsdp) && !is_last;
+    TAGC_TRY(tagc_training_step(&t->training, report->lr, &report->loss, &report->stats, &report->busy));
+    if (is_last)
+        TAGC_TRY(tagc_fsdp_synchronize(t->training.fsdp, &report->stats)); /* sites end as one model */
     report->step = ++t->step;
     report->world_size = t->rank->world_size;
     report->n_tokens = (uint64_t)t->rank->world_size * (uint64_t)t->options.batch_size *
-                       (uint64_t)t->options.accumulate * (uint64_t)t->n_tokens;
+                       (uint64_t)t->options.accumulate * (uint64_t)t->training.n_tokens;
     t->saved.n_tokens += report->n_tokens;
     TAGC_TRY(agree_on_step(t, is_apart, &report->loss, interrupted));
     TAGC_TRY(watch(t, report));
@@ -91,7 +71,8 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
 static tagc_status validate(tagc_trainer *t) {
     double loss;
     if (!t->evaluation.loader) return TAGC_OK;
-    TAGC_TRY(with_remedy(t, tagc_evaluate(t->rank, t->fsdp, &t->workspace, &t->evaluation, &loss)));
+    TAGC_TRY(tagc_trainer_with_remedy(
+        t, tagc_evaluate(t->rank, t->training.fsdp, &t->training.workspace, &t->evaluation, &loss)));
     int is_best = loss < t->saved.best_val_loss;
     if (is_best) t->saved.best_val_loss = loss;
     tagc_progress_say(&t->progress, "step %*llu  validation loss %.4f%s", t->options.steps >= 10000 ? 6 : 4,
@@ -100,10 +81,10 @@ static tagc_status validate(tagc_trainer *t) {
 }
 
 static tagc_status write_trace(tagc_trainer *t) {
-    int n_units = tagc_fsdp_n_units(t->fsdp);
+    int n_units = tagc_fsdp_n_units(t->training.fsdp);
     const char **names = calloc((size_t)n_units, sizeof *names);
     if (!names) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for %d unit names", n_units);
-    for (int unit = 0; unit < n_units; unit++) names[unit] = tagc_fsdp_unit_name(t->fsdp, unit);
+    for (int unit = 0; unit < n_units; unit++) names[unit] = tagc_fsdp_unit_name(t->training.fsdp, unit);
     tagc_status status = tagc_trace_write(t->rank->trace, t->rank->comm, names, n_units, t->options.trace);
     free(names);
     if (status == TAGC_OK)
@@ -178,7 +159,7 @@ tagc_status tagc_trainer_run(tagc_trainer *t) {
         if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
         tagc_progress_step(&t->progress, &report);
         TAGC_TRY(count_step(t, report.stats.skipped));
-        if (t->chooser) TAGC_TRY(tagc_auto_step(t->chooser, &report.stats, report.wall_s));
+        if (t->training.chooser) TAGC_TRY(tagc_auto_step(t->training.chooser, &report.stats, report.wall_s));
         int is_last = t->step == n_steps, is_saved = 0;
         if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
         if (is_due(t->options.save_every, t->step) || is_last) {

@@ -144,18 +144,18 @@ static tagc_status choose_model(tagc_trainer *t) {
             " for %d, %d and %d",
             t->saved.model.n_layer, t->saved.model.n_embd, t->saved.model.vocab_size, config.n_layer,
             config.n_embd, config.vocab_size);
-    t->saved.model = config;
+    t->saved.model = t->training.model = config;
     return TAGC_OK;
 }
 
 static tagc_status open_loaders(tagc_trainer *t) {
     const tagc_gpt2_config *model = &t->saved.model;
     int n_batch = (int)t->options.batch_size;
-    t->n_tokens = t->options.seq_len ? (int)t->options.seq_len : model->block_size;
-    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, n_batch, t->n_tokens, &t->options.seed,
-                                &t->loader));
+    t->training.n_tokens = t->options.seq_len ? (int)t->options.seq_len : model->block_size;
+    TAGC_TRY(tagc_engine_loader(t->rank, model, t->train_tokens, n_batch, t->training.n_tokens,
+                                &t->options.seed, &t->loader));
     if (!t->val_tokens) return TAGC_OK;
-    return tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->n_tokens,
+    return tagc_evaluation_open(t->rank, model, t->val_tokens, n_batch, t->training.n_tokens,
                                 (uint64_t)t->options.eval_batches, &t->evaluation);
 }
 
@@ -168,45 +168,15 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
     return tagc_run_folder_agree(t->rank->comm, t->options.out);
 }
 
-/* ---- auto ---- */
-
-static void say_line(void *context, const char *line) {
-    tagc_progress_say(context, "%s", line);
-}
-
-static tagc_auto_setup auto_setup(tagc_trainer *t) {
-    tagc_auto_setup setup = {.comm = t->rank->comm,
-                             .fsdp = t->fsdp,
-                             .model = t->saved.model,
-                             .n_batch = (int)t->options.batch_size,
-                             .n_tokens = t->n_tokens,
-                             .say = say_line,
-                             .context = &t->progress};
-    tagc_train_fsdp(&t->options, &setup.engine);
-    return setup;
-}
-
-/* From here on what was chosen is what was asked for, in checkpoints, too. */
-static tagc_status choose_bucket(tagc_trainer *t) {
-    if (t->options.bucket_elems >= 0) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_bucket_choose(&setup, t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO,
-                              &t->options.bucket_elems);
-}
-
-static tagc_status open_chooser(tagc_trainer *t) {
-    if (t->options.exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_auto_create(&setup, &t->chooser);
-}
-
 /* ---- opening ---- */
 
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
+    /* From here on what was chosen is what was asked for, in checkpoints, too. */
+    TAGC_TRY(tagc_training_choose_bucket(&t->training, &t->options.bucket_elems));
     tagc_train_fsdp(&t->options, &options);
-    TAGC_TRY(tagc_engine_create(t->rank, &t->saved.model, &options, &t->fsdp));
-    if (t->options.compress_names && tagc_fsdp_n_compressed(t->fsdp) == 0) {
+    TAGC_TRY(tagc_training_open(&t->training, &options));
+    if (t->options.compress_names && tagc_fsdp_n_compressed(t->training.fsdp) == 0) {
         t->rank->is_failure_common = 1;
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--compress-names is \"%.100s\", which matches no tensor of the model;"
@@ -215,19 +185,21 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     }
     if (t->options.resume) {
         char *extra = NULL;
-        TAGC_TRY(tagc_checkpoint_load(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        TAGC_TRY(tagc_checkpoint_load(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
         free(extra);
-        if (t->saved.fork_step < t->step) tagc_fsdp_set_steps_begun(t->fsdp, t->step - t->saved.fork_step);
+        if (t->saved.fork_step < t->step)
+            tagc_fsdp_set_steps_begun(t->training.fsdp, t->step - t->saved.fork_step);
         return tagc_loader_seek(t->loader, t->saved.position);
     }
     if (t->options.fork) {
         char *extra = NULL;
-        TAGC_TRY(tagc_checkpoint_fork(t->fsdp, t->rank->comm, checkpoint, &t->step, &extra));
+        TAGC_TRY(tagc_checkpoint_fork(t->training.fsdp, t->rank->comm, checkpoint, &t->step, &extra));
         free(extra);
         return TAGC_OK;
     }
-    if (t->options.init_from) return tagc_engine_init_file(t->fsdp, &t->saved.model, t->options.init_from);
-    return tagc_engine_init_random(t->fsdp, &t->saved.model, (uint64_t)t->options.seed);
+    if (t->options.init_from)
+        return tagc_engine_init_file(t->training.fsdp, &t->saved.model, t->options.init_from);
+    return tagc_engine_init_random(t->training.fsdp, &t->saved.model, (uint64_t)t->options.seed);
 }
 
 static tagc_status begin_metrics(tagc_trainer *t) {
@@ -242,9 +214,10 @@ static tagc_status begin_metrics(tagc_trainer *t) {
     json_object_set_new(run, "model", tagc_saved_model(&t->saved.model));
     json_object_set_new(run, "options", tagc_saved_options(&tagc_train_command, &t->options));
     json_object_set_new(run, "world_size", json_integer(t->rank->world_size));
-    json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->fsdp)));
-    json_object_set_new(run, "n_compressed", json_integer((json_int_t)tagc_fsdp_n_compressed(t->fsdp)));
-    json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->fsdp)));
+    json_object_set_new(run, "n_params", json_integer((json_int_t)tagc_fsdp_n_params(t->training.fsdp)));
+    json_object_set_new(run, "n_compressed",
+                        json_integer((json_int_t)tagc_fsdp_n_compressed(t->training.fsdp)));
+    json_object_set_new(run, "n_mild", json_integer((json_int_t)tagc_fsdp_n_mild(t->training.fsdp)));
     json_object_set_new(run, "from_step", json_integer((json_int_t)t->step));
     return tagc_metrics_run(t->metrics, run);
 }
@@ -254,7 +227,7 @@ static void open_guard(tagc_trainer *t) {
     tagc_guard_init(&t->guard, t->options.guard, 1 - t->options.sparsity);
     if (t->saved.guard.n_seen == 0) return;
     tagc_guard_resume(&t->guard, &t->saved.guard);
-    tagc_fsdp_set_kept_factor(t->fsdp, t->guard.factor);
+    tagc_fsdp_set_kept_factor(t->training.fsdp, t->guard.factor);
 }
 
 /* A new run with several ranks compresses every leg, unless its options say how ranks exchange. One rank has no peers: it is
@@ -301,8 +274,29 @@ static tagc_status open_inputs(tagc_trainer *t, const tagc_parsed *parsed, char 
     return open_loaders(t);
 }
 
+/* Raw tokens do not say how many there are: that the model knows too few shows when one is read. */
+tagc_status tagc_trainer_with_remedy(const tagc_trainer *t, tagc_status status) {
+    char text[TAGC_ERROR_TEXT_BYTES];
+    tagc_tokens_info info;
+    tagc_tokens_get_info(t->train_tokens, &info);
+    if (status != TAGC_ERR_CORRUPT || info.vocab_size > 0 || t->options.resume) return status;
+    snprintf(text, sizeof text, "%s", tagc_last_error());
+    return tagc_fail(status, "%s; give --vocab-size, 50257 for GPT-2's tokens", text);
+}
+
+static tagc_status next_batch(void *context, int *tokens, int *targets) {
+    tagc_trainer *t = context;
+    return tagc_trainer_with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
+}
+
+static void say_line(void *context, const char *line) {
+    tagc_progress_say(&((tagc_trainer *)context)->progress, "%s", line);
+}
+
 static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
     *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
+    t->training = (tagc_training){
+        .rank = rank, .options = &t->options, .next_batch = next_batch, .say = say_line, .context = t};
     t->saved.best_val_loss = (double)INFINITY;
     tagc_progress_init(&t->progress, quiet, 0);
 }
@@ -330,13 +324,11 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(open_inputs(t, parsed, checkpoint));
     if (t->options.ranks_per_host > 1) TAGC_TRY(check_hosts(t));
     TAGC_TRY(open_out(t, checkpoint));
-    TAGC_TRY(choose_bucket(t));
     TAGC_TRY(open_weights(t, checkpoint));
-    TAGC_TRY(tagc_workspace_open(&t->saved.model, (int)t->options.batch_size, t->n_tokens, &t->workspace));
     TAGC_TRY(begin_metrics(t));
     open_guard(t);
     tagc_greet(t, parsed);
-    return open_chooser(t);
+    return tagc_training_begin(&t->training);
 }
 
 tagc_status tagc_trainer_save(tagc_trainer *t) {
@@ -345,12 +337,13 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
     t->saved.guard = t->guard;
     char *extra = tagc_saved_write(&t->saved, &tagc_train_command, &t->options);
     if (!extra) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for a checkpoint");
-    tagc_status status = tagc_checkpoint_save(t->fsdp, t->rank->comm, t->options.out, t->step, extra);
+    tagc_status status =
+        tagc_checkpoint_save(t->training.fsdp, t->rank->comm, t->options.out, t->step, extra);
     free(extra);
     TAGC_TRY(status);
     char folder[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_fsdp_folder(t->fsdp, t->options.out, folder, sizeof folder));
-    status = tagc_checkpoint_prune(tagc_fsdp_comm(t->fsdp), folder, (int)t->options.keep);
+    TAGC_TRY(tagc_fsdp_folder(t->training.fsdp, t->options.out, folder, sizeof folder));
+    status = tagc_checkpoint_prune(tagc_fsdp_comm(t->training.fsdp), folder, (int)t->options.keep);
     /* The new checkpoint is saved. If an old one cannot be removed (a file still open over NFS), the run goes on. */
     if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
     return status == TAGC_ERR_IO ? TAGC_OK : status;
@@ -358,9 +351,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
 
 void tagc_trainer_close(tagc_trainer *t) {
     tagc_metrics_close(t->metrics);
-    tagc_auto_destroy(t->chooser);
-    tagc_workspace_close(&t->workspace);
-    tagc_fsdp_destroy(t->fsdp);
+    tagc_training_close(&t->training);
     tagc_loader_destroy(t->loader);
     tagc_loader_destroy(t->evaluation.loader);
     tagc_tokens_close(t->train_tokens);

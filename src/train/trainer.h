@@ -2,9 +2,7 @@
 #ifndef TAGC_TRAIN_TRAINER_H
 #define TAGC_TRAIN_TRAINER_H
 
-#include "auto/auto.h"
 #include "fsdp/guard.h"
-#include "options/train_options.h"
 #include "train/engine.h"
 #include "train/metrics.h"
 #include "train/progress.h"
@@ -19,11 +17,8 @@ typedef struct tagc_trainer {
     tagc_tokens *train_tokens, *val_tokens;
     tagc_loader *loader;
     tagc_evaluation evaluation; /* its loader NULL: no validation */
-    tagc_fsdp *fsdp;
-    tagc_workspace workspace; /* of batch_size */
-    tagc_auto *chooser;       /* --exchange auto, else NULL */
-    int n_tokens;             /* per sequence */
-    uint64_t step;            /* done so far */
+    tagc_training training;
+    uint64_t step; /* done so far */
     uint64_t n_done, n_skipped,
         n_skipped_in_row; /* steps of this process; skipped: the gradient was not finite */
     uint64_t trace_first, trace_last;
@@ -39,6 +34,9 @@ tagc_status tagc_trainer_rehearse(const tagc_parsed *parsed, int rank, int world
 /* Collective. *out can be closed after success and failure alike. */
 tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_trainer *out);
 void tagc_trainer_close(tagc_trainer *trainer);
+
+/* Local: `status`, whose text says what to do if a token was read that the model does not know. */
+tagc_status tagc_trainer_with_remedy(const tagc_trainer *trainer, tagc_status status);
 
 /* Collective: the steps that are left, with validation, checkpoints and metrics between them. */
 tagc_status tagc_trainer_run(tagc_trainer *trainer);
