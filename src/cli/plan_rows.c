@@ -2,7 +2,7 @@
 #include "cli/plan.h"
 
 #include "core/status.h"
-#include "files/origin.h"
+#include "files/result_file.h"
 #include "launch/human.h"
 #include "train/progress.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Describes the build and the system. What is unknown becomes null, so that a result never fails for it. */
-#include "files/origin.h"
+#include "files/result_file.h"
 
 #include "tagc/tagc.h"
 #include "tagc_commit.h"

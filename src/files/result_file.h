@@ -1,5 +1,5 @@
-/* Shared by all files of docs/results-format.md: numbers by leg and by phase, spreads, and writing a file completely or not
- * at all. */
+/* Shared by all files of docs/results-format.md: numbers by leg and by phase, spreads, the origin, and writing a file
+ * completely or not at all. */
 #ifndef TAGC_FILES_RESULT_FILE_H
 #define TAGC_FILES_RESULT_FILE_H
 
@@ -26,5 +26,14 @@ json_t *tagc_json_spread(const tagc_result_spread *spread);
 
 /* Writes the file completely or not at all (disk/new_file.h). */
 tagc_status tagc_result_write(const json_t *result, const char *path);
+
+/* ---- the origin of a result: version and commit of this build, the command line, the machine ---- */
+
+/* The command line is "tagc <command> <argv>...". hosts: an array of names, of which it takes ownership; NULL: this host
+ * alone. Returns NULL if out of memory. */
+json_t *tagc_origin(const char *command, int argc, char *const *argv, json_t *hosts);
+
+/* This host's name, never empty. */
+void tagc_origin_host(char *name, int n_bytes);
 
 #endif

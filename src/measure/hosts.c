@@ -5,7 +5,7 @@
 #include "measure/hosts.h"
 
 #include "core/status.h"
-#include "files/origin.h"
+#include "files/result_file.h"
 #include "launch/human.h"
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,6 @@
 #include "core/status.h"
 #include "files/result_file.h"
 #include "launch/over_ranks.h"
-#include "measure/mpi.h"
 #include "transport/comm.h"
 #include <math.h>
 #include <stdlib.h>

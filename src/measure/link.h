@@ -35,4 +35,18 @@ tagc_status tagc_measure_pair(tagc_wire *wire, tagc_pair *pair);
 /* Collective: what each rank sends per second when all send to all. */
 tagc_status tagc_measure_all_to_all(tagc_wire *wire, double latency_s, double *bytes_per_s);
 
+/* ---- plain MPI, to compare exchanges with ---- */
+
+/* Call these only while no transfer of the comm is under way, because the comm's thread calls MPI, too. TAGC_ERR_UNSUPPORTED
+ * in a build without MPI. */
+tagc_status tagc_plain_mpi_exchange(const tagc_wire *wire);
+
+/* float32, summed. n: values that a rank gets from a reduce-scatter, gets from an all-reduce, gives to an all-gather. */
+typedef enum tagc_mpi_collective {
+    TAGC_MPI_REDUCE_SCATTER, /* send (W, n), recv (n) */
+    TAGC_MPI_ALL_REDUCE,     /* send (n), recv (n) */
+    TAGC_MPI_ALL_GATHER      /* send (n), recv (W, n) */
+} tagc_mpi_collective;
+tagc_status tagc_plain_mpi_collective(tagc_mpi_collective kind, const float *send, float *recv, uint64_t n);
+
 #endif

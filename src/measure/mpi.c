@@ -1,5 +1,5 @@
 /* Plain MPI without tagc: point to point, and MPI's own collectives. */
-#include "measure/mpi.h"
+#include "measure/link.h"
 
 #include "core/clock.h"
 #include "core/status.h"

@@ -1,5 +1,5 @@
 /* Every rank's options as text, gathered and compared by every rank alike. */
-#include "options/agree.h"
+#include "options/options.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,6 +7,7 @@
 #define TAGC_OPTIONS_OPTIONS_H
 
 #include "core/status.h"
+#include "tagc/tagc.h"
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -108,5 +109,11 @@ void tagc_options_get(const tagc_command *command, const void *values, int optio
 void tagc_options_help(const tagc_command *command, int all, FILE *out);
 /* One row per option: name, type, range, default, with tabs between; for scripts and completion. */
 void tagc_options_table(const tagc_command *command, FILE *out);
+
+/* ---- ranks that were started with different options would train different models ---- */
+
+/* Collective: the same TAGC_ERR_MISMATCH on all ranks, naming the first option that differs and both values.
+ */
+tagc_status tagc_agree_options(tagc_comm *comm, const tagc_command *command, const void *values);
 
 #endif

@@ -7,7 +7,6 @@
 #include "fsdp/checkpoint.h"
 #include "launch/over_ranks.h"
 #include "measure/hosts.h"
-#include "options/agree.h"
 #include "options/presets.h"
 #include "train/trained.h"
 #include <cblas.h>
