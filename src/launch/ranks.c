@@ -62,24 +62,17 @@ static int exit_code(tagc_status status) {
     return status == TAGC_ERR_INTERRUPTED ? TAGC_EXIT_INTERRUPTED : TAGC_EXIT_FAILURE;
 }
 
-/* Makes the trace and clock of a rank, then its comm by `connect`, and runs it. */
-typedef tagc_status (*connect_fn)(void *how, int rank, const tagc_comm_options *options, tagc_comm **out);
-
-static tagc_status open_rank(const tagc_launch *launch, connect_fn connect, void *how, int rank, void *job,
-                             tagc_rank *out) {
-    *out = (tagc_rank){.rank = rank, .job = job};
+/* Makes the trace and clock of a rank, and the options of its comm. */
+static tagc_status prepare_rank(const tagc_launch *launch, tagc_rank *out, tagc_comm_options *options) {
     if (launch->trace) {
         TAGC_TRY(tagc_trace_create(TRACE_EVENTS, &out->trace));
         tagc_trace_pause(out->trace, 1);
     }
     TAGC_TRY(tagc_busy_create(out->trace, &out->busy));
-    tagc_comm_options options;
-    tagc_comm_options_init(&options);
-    options.timeout_s = launch->timeout_s;
-    options.trace = tagc_busy_event;
-    options.trace_context = out->busy;
-    TAGC_TRY(connect(how, rank, &options, &out->comm));
-    out->world_size = tagc_comm_world_size(out->comm);
+    tagc_comm_options_init(options);
+    options->timeout_s = launch->timeout_s;
+    options->trace = tagc_busy_event;
+    options->trace_context = out->busy;
     return TAGC_OK;
 }
 
@@ -94,6 +87,7 @@ static void close_rank(tagc_rank *rank) {
 typedef struct local_job {
     const tagc_launch *launch;
     tagc_local_group *group;
+    int n_ranks;
     tagc_rank_fn run;
     void *context;
     pthread_mutex_t lock;
@@ -106,10 +100,6 @@ typedef struct local_thread {
     pthread_t thread;
     int rank;
 } local_thread;
-
-static tagc_status connect_local(void *how, int rank, const tagc_comm_options *options, tagc_comm **out) {
-    return tagc_comm_create_local(how, rank, options, out);
-}
 
 /* Keeps the first failure, then wakes the peers. */
 static tagc_status finish_local(tagc_rank *rank, tagc_status status) {
@@ -128,8 +118,10 @@ static tagc_status finish_local(tagc_rank *rank, tagc_status status) {
 static void *local_main(void *arg) {
     local_thread *self = arg;
     local_job *job = self->job;
-    tagc_rank rank;
-    if (open_rank(job->launch, connect_local, job->group, self->rank, job, &rank) != TAGC_OK) {
+    tagc_rank rank = {.rank = self->rank, .world_size = job->n_ranks, .job = job};
+    tagc_comm_options options;
+    if (prepare_rank(job->launch, &rank, &options) != TAGC_OK ||
+        tagc_comm_create_local(job->group, rank.rank, &options, &rank.comm) != TAGC_OK) {
         /* Other ranks would wait for this one until their time-out. Nothing has been written yet, so exiting is safe. */
         tagc_ranks_complain(0, tagc_last_error());
         _Exit(TAGC_EXIT_FAILURE);
@@ -146,7 +138,7 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
         tagc_ranks_complain(0, tagc_last_error());
         return TAGC_EXIT_FAILURE;
     }
-    local_job job = {.launch = launch, .run = run, .context = context, .first_failure = TAGC_OK};
+    local_job job = {.launch = launch, .n_ranks = n_ranks, .run = run, .context = context};
     local_thread *threads = calloc((size_t)n_ranks, sizeof *threads);
     if (!threads || tagc_local_group_create(n_ranks, &job.group) != TAGC_OK) {
         tagc_ranks_complain(0, threads ? tagc_last_error() : "out of memory for the ranks");
@@ -177,11 +169,6 @@ static int run_local(const tagc_launch *launch, tagc_rank_fn run, void *context)
 /* ---- ranks as processes ---- */
 
 #if TAGC_HAVE_MPI
-static tagc_status connect_mpi(void *how, int rank, const tagc_comm_options *options, tagc_comm **out) {
-    (void)how, (void)rank;
-    return tagc_comm_create_mpi(MPI_COMM_WORLD, options, out);
-}
-
 /* Prints the failure and ends the job. Returns only after an interruption or a failure that all ranks have. */
 static tagc_status finish_mpi(tagc_rank *rank, tagc_status status) {
     char text[TAGC_ERROR_TEXT_BYTES];
@@ -230,7 +217,8 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
     }
     MPI_Comm_rank(MPI_COMM_WORLD, &mpi_rank);
     MPI_Comm_size(MPI_COMM_WORLD, &mpi_size);
-    tagc_rank rank = {.rank = mpi_rank};
+    tagc_rank rank = {.rank = mpi_rank, .world_size = mpi_size};
+    tagc_comm_options options;
     tagc_status status = TAGC_OK;
     if (launch->n_ranks > 1 && mpi_size == 1 && n_started == 0) {
         MPI_Finalize();
@@ -249,7 +237,8 @@ static int run_mpi(const tagc_launch *launch, tagc_rank_fn run, void *context) {
             tagc_fail(TAGC_ERR_ARGUMENT, "--ranks is %d, allowed under mpirun: nothing, or %d as it started",
                       launch->n_ranks, mpi_size);
     if (status == TAGC_OK) status = tagc_blas_prepare(1, ranks_of_host(), launch->blas_threads);
-    if (status == TAGC_OK) status = open_rank(launch, connect_mpi, NULL, mpi_rank, NULL, &rank);
+    if (status == TAGC_OK) status = prepare_rank(launch, &rank, &options);
+    if (status == TAGC_OK) status = tagc_comm_create_mpi(MPI_COMM_WORLD, &options, &rank.comm);
     status = status == TAGC_OK ? run(&rank, context) : tagc_rank_finish(&rank, status);
     close_rank(&rank);
     MPI_Finalize();

@@ -71,24 +71,26 @@ static const struct {
 };
 enum { N_SYNONYMS = sizeof synonyms / sizeof synonyms[0] };
 
-static tagc_status unknown_option(const tagc_command *command, const char *name, const char *where) {
+/* Another trainer's word for one of the command's options, else the nearest name; NULL: none is near. */
+static const char *meant(const tagc_command *command, const char *name) {
     const char *nearest = NULL;
+    int least = (int)strlen(name) / 2 + 1;
     for (int i = 0; i < N_SYNONYMS; i++)
         if (strcmp(name, synonyms[i].theirs) == 0 && tagc_options_find(command, synonyms[i].ours) >= 0)
-            return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s; did you mean --%s?", where, name,
-                             synonyms[i].ours);
-    int least = (int)strlen(name) / 2 + 1;
+            return synonyms[i].ours;
     for (int i = 0; i < command->n_options; i++) {
         int distance = edit_distance(name, command->options[i].name);
-        if (distance < least) {
-            least = distance;
-            nearest = command->options[i].name;
-        }
+        if (distance >= least) continue;
+        least = distance;
+        nearest = command->options[i].name;
     }
-    if (nearest)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s; did you mean --%s?", where, name,
-                         nearest);
-    return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s", where, name);
+    return nearest;
+}
+
+static tagc_status unknown_option(const tagc_command *command, const char *name, const char *where) {
+    const char *option = meant(command, name);
+    return tagc_fail(TAGC_ERR_ARGUMENT, "%sunknown option --%.64s%s%s%s", where, name,
+                     option ? "; did you mean --" : "", option ? option : "", option ? "?" : "");
 }
 
 /* A FLAG is a CHOICE of two. */
