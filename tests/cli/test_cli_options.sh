@@ -26,6 +26,12 @@ for command in train bench plan; do
     [ "$(grep -c "^  --" short)" -ge 7 ] || fail "$command --help: $(cat short)"
 done
 run 0 help
+cp out commands
+for command in train bench compare plan eval generate data export info; do
+    run 0 "$command" --help
+    grep -qxF -- "$(printf '  %-10s %s' "$command" "$(head -n 1 out | sed "s/^tagc $command: //")")" commands ||
+        fail "tagc help does not say: $(head -n 1 out)"
+done
 run 0 version
 run 2
 run 2 trian
