@@ -11,7 +11,7 @@ SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
 # One more than there are processors: many tests wait, for a time-out or for another of their processes.
 CTEST = ctest --output-on-failure --no-tests=error -j$$(($(JOBS) + 1))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
-NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|commands|corrupt|folder|fork|full_disk|guard|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
+NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
 .DEFAULT_GOAL := all
 .PHONY: help all build setup demo report check test python asan tsan aarch64 wheels bench format lint install clean
 

@@ -291,7 +291,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--most-cpu", type=float, default=3, help="seconds; a longer test runs where its name has the file's in it, "
                         "or no shorter one executes the line. Default: 3")
-    parser.add_argument("--only", default="", help="files whose path has this text in it")
+    parser.add_argument("--only", type=re.compile, default="", help="a regular expression of paths")
     parser.add_argument("--leave-out", default="^$", help="a regular expression of tests")
     parser.add_argument("--retry", action="store_true", help="judge again what survived or was not executed, and nothing else")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at a time. Default: one per processor")
@@ -401,12 +401,12 @@ def main():
         return keep({**result, "line": number, **judged}, result["original"])
 
     if options.retry:
-        kept = [r for r in results.values() if r["verdict"] in ("survived", "not executed") and options.only in r["file"]]
+        kept = [r for r in results.values() if r["verdict"] in ("survived", "not executed") and options.only.search(r["file"])]
         list(pool.map(again, kept))
     else:
         every: list = []
         for module in MODULES:
-            files = sorted(p for p in build.compile if p.startswith(f"src/{module}/") and options.only in p)
+            files = sorted(p for p in build.compile if p.startswith(f"src/{module}/") and options.only.search(p))
             every.append([line for f in files for line in lines_of(f)])
             random.Random(f"{options.seed} {module}").shuffle(every[-1])
         places, n_run = [place for turn in itertools.zip_longest(*every) for place in turn if place], 0

@@ -66,9 +66,11 @@ for command in train eval generate data; do
                 above=$(awk -v h="$high" 'BEGIN { printf "%.9g", h * 1.01 }')
             fi
             for value in "$below" "$above" nonsense "" 1x nan inf " 1" 0x1 1e999; do
+                n=$((n + 1))
+                # One parser reads them all: a slow one is asked about every seventh, another one of each option.
+                [ $sanitized = no ] || [ $((n % 7)) = 0 ] || continue
                 run 2 "$command" "--$name=$value"
                 says "--$name is \"$value\"" "from $low to $high"
-                n=$((n + 1))
             done
             ;;
         choice)

@@ -27,6 +27,7 @@ says "no arm can be placed so" "gather"
 legs='"n_bytes_sent":{'
 for sharding in full grad none; do
     for exchange in dense sketch packed; do
+        case $sanitized-$sharding-$exchange in no-* | *-full-dense | *-grad-sketch | *-none-packed) ;; *) continue ;; esac
         arm="packed+sharding=$sharding+exchange=$exchange+sparsity=0.98+ratio=$([ $exchange = sketch ] && echo 4 || echo auto)"
         run 0 train "${tiny[@]}" --ranks 4 --steps 2 --eval-every never --batch-size 2 --sharding $sharding \
             --exchange $exchange --sparsity 0.98 --ratio "$([ $exchange = sketch ] && echo 4 || echo auto)" \

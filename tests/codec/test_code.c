@@ -1,6 +1,7 @@
 /* Fragment codes: what goes in comes out of body and residual together, a decoder written here from the documented layout
  * sees the same values, and no bytes make a decoder do harm. */
 #define RANDOM_SEED 7
+#include "../repeats.h"
 #include "codec/code.h"
 #include "codec/select.h"
 #include "core/memory.h"
@@ -278,6 +279,7 @@ static void round_trip(const tagc_code_options *options) {
 
 static void test_round_trip(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     each_shape(round_trip);
 }
 
@@ -339,6 +341,7 @@ static void check_many(const tagc_code_options *o, int n_bodies) {
 
 static void test_many(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (int trial = 0; trial < 30; trial++) {
         tagc_code_options o = random_options(trial % 5 ? 500 : 20000);
         check_many(&o, trial == 0 ? 0 : trial == 1 ? 70 : 1 + trial % 4);
@@ -354,6 +357,7 @@ static void test_many(void **state) {
 /* The owner's sums are what a receiver of the body has, and the error is what they lost. */
 static void test_sums(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (int trial = 0; trial < 200; trial++) {
         tagc_code_options o = random_options(trial % 10 ? 500 : 50000);
         const tagc_code *code = tagc_code_of(&o);
@@ -392,6 +396,7 @@ static void test_sums(void **state) {
 
 static void test_nonfinite(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     static const float bad[] = {NAN, INFINITY, -INFINITY};
     for (int trial = 0; trial < 300; trial++) {
         tagc_code_options o = random_options(3000);
@@ -453,7 +458,7 @@ static void test_overflow(void **state) {
     (void)state;
     tagc_pool *pool;
     assert_int_equal(tagc_pool_create(3, &pool), TAGC_OK);
-    for (int variant = 0; variant < 8 * 6; variant++) {
+    for (int variant = REPEATS(0, 0, 4); variant < 8 * 6; variant += REPEATS(1, 1, 9)) {
         tagc_code_options o = {.n = variant & 2 ? (1 << 21) + 77 : 300,
                                .sparse = variant & 1,
                                .values = variant / 8,
@@ -466,6 +471,7 @@ static void test_overflow(void **state) {
 
 static void test_damaged(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     int n_passed = 0, n_refused = 0;
     for (int trial = 0; trial < 400; trial++) {
         tagc_code_options o = random_options(trial % 20 ? 300 : 70000);
@@ -504,6 +510,7 @@ static void test_damaged(void **state) {
 /* Arrays and bodies where they happen to lie, and the residual in place, give the same bytes. */
 static void test_unaligned(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (int trial = 0; trial < 60; trial++) {
         tagc_code_options o = random_options(trial % HUGE_EVERY ? 3000 : 2500000);
         const tagc_code *code = tagc_code_of(&o);
@@ -533,6 +540,7 @@ static void test_unaligned(void **state) {
 /* Where nothing is carried over, blocks are those of a residual of zeros. */
 static void test_alone(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     for (int trial = 0; trial < 200; trial++) {
         tagc_code_options o = random_options(3000);
         uint64_t seed = random_state;

@@ -2,6 +2,7 @@
  * they are and on arrays made to mislead the sample, the bounds or the ends of loops. The reference itself is
  * checked against a sort. */
 #define RANDOM_SEED 1
+#include "../repeats.h"
 #include "codec/select.h"
 #include "codec/select_kernels.h"
 #include "core/memory.h"
@@ -17,11 +18,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef TAGC_SANITIZED
-enum { N_LARGE = 200000, N_SMALL_TRIALS = 200, N_MIDDLE_TRIALS = 60, N_PREDICTIONS = 10 };
-#else
-enum { N_LARGE = 700000, N_SMALL_TRIALS = 2000, N_MIDDLE_TRIALS = 400, N_PREDICTIONS = 48 };
-#endif
+enum {
+    N_LARGE = REPEATS(700000, 200000, 200000),
+    N_SMALL_TRIALS = REPEATS(2000, 200, 60),
+    N_MIDDLE_TRIALS = REPEATS(400, 60, 15),
+    N_SAMPLED = REPEATS(2, 2, 1),
+    N_PREDICTIONS = REPEATS(48, 10, 3)
+};
 enum { GUARD = 64, MAX_OFFSET = 20 };
 
 static float random_heavy(void) {
@@ -287,6 +290,7 @@ static int by_magnitude(const void *a, const void *b) {
 
 static void reference_agrees_with_a_sort(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     enum { N = 300 };
     fixture f = fixture_make(N);
     for (int trial = 0; trial < 400; trial++) {
@@ -346,7 +350,7 @@ static void middling_arrays(void **state) {
 static void sampled_arrays(void **state) {
     (void)state;
     fixture f = fixture_make(N_LARGE);
-    for (int round = 0; round < 2; round++)
+    for (int round = 0; round < N_SAMPLED; round++)
         for (size_t i = 0; i < N_FILLERS; i++) {
             random_begin(2, (size_t)round * N_FILLERS + i);
             size_t n = 8192 + random_below(N_LARGE - 8192);
@@ -411,6 +415,7 @@ static void prediction_holds_where_it_can(void **state) {
  * one of independent elements. The bounds of a fragment miss in 1 of 1,000 at most. */
 static void prediction_holds_for_small_fragments(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     const filler predictable[] = {fill_heavy, fill_rows, fill_clumped, fill_cancelling, fill_periodic};
     const double sparsities[] = {0.5, 0.9, 0.95, 0.9875, 0.999};
     enum { MOST = 20000 };
@@ -439,6 +444,7 @@ static void prediction_holds_for_small_fragments(void **state) {
  * least, and a large sample's margin leaves less room than that. */
 static void band_has_room_for_a_bucket(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     const size_t n = (size_t)1 << 21;
     fixture f = fixture_make(n);
     random_begin(5, 0);
@@ -479,6 +485,7 @@ static void non_finite_is_seen_anywhere(void **state) {
  * bits. */
 static void nothing_is_lost_over_steps(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     enum { N = 50000 };
     size_t k = tagc_select_count(N, 0.95);
     float *gradient = must_alloc(N, 4), *residuals[2] = {must_alloc(N, 4), must_alloc(N, 4)};
@@ -516,6 +523,7 @@ static void nothing_is_lost_over_steps(void **state) {
 
 static void count_is_the_largest_allowed(void **state) {
     (void)state;
+    HAS_ONE_THREAD();
     assert_int_equal(tagc_select_count(10, 0.9), 1);
     assert_int_equal(tagc_select_count(80, 0.9875), 1);
     assert_int_equal(tagc_select_count(79, 0.9875), 1); /* or none of them would ever be kept */

@@ -1,5 +1,6 @@
 /* Latencies that a step takes one after the other, counted; steps under way together, of which one fails; and hostile bytes
  * in messages that bring a header and a body. */
+#include "../repeats.h"
 #include "ranks.h"
 #include "rounds.h"
 
@@ -75,7 +76,7 @@ static void count(const tagc_reducer_options *options, int world_size, int n_uni
 static void test_rounds_of_a_step(void **state) {
     (void)state;
     static const int worlds[] = {2, 3, 8, 64, 200};
-    for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
+    for (int w = 0; w < REPEATS(5, 5, 3); w++) {
         int W = worlds[w];
         tagc_reducer_options o = options_of(TAGC_EXCHANGE_DENSE, W, 512);
         count(&o, W, 1, 2);

@@ -1,6 +1,7 @@
 /* Combinations of options, drawn at random: shapes down to one element, values from
  * denormal to near FLT_MAX, sparsity that changes between steps, and two reducers under way at a time.
  * Whatever comes out is compared with the brute-force step. */
+#include "../repeats.h"
 #include "direct_oracle.h"
 #include "oracle.h"
 #include "paper.h"
@@ -8,11 +9,7 @@
 
 #include <float.h>
 
-#ifdef TAGC_SANITIZED
-enum { N_TRIALS = 120, N_RANKS_LARGE = 5 };
-#else
-enum { N_TRIALS = 300, N_RANKS_LARGE = 16 };
-#endif
+enum { N_TRIALS = REPEATS(300, 120, 50), N_RANKS_LARGE = REPEATS(16, 5, 5) };
 enum { N_STEPS = 3, N_UNITS = 2 };
 
 typedef struct unit {

@@ -1,6 +1,7 @@
 /* Nothing may get lost: what the owners receive and what stays in residuals adds up, exactly, also when the
  * sketch is overloaded. Where an index is lossy by design it says so, and a step with NaN or Inf changes
  * nothing. */
+#include "../repeats.h"
 #include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
@@ -85,8 +86,8 @@ static void assert_conserved(const trial *t, int world_size) {
 
 static void test_conservation(void **state) {
     (void)state;
-    for (int world_size = 1; world_size <= 8; world_size = world_size == 1 ? 2 : world_size * 2)
-        for (int variant = 0; variant < 8; variant++) {
+    for (int world_size = 1; world_size <= REPEATS(8, 8, 4); world_size *= 2)
+        for (int variant = 0; variant < 8; variant += REPEATS(1, 1, 3)) {
             trial t = make_trial(world_size, 4096, (uint64_t)variant);
             t.options.exchange = variant < 4 ? TAGC_EXCHANGE_PACKED : TAGC_EXCHANGE_SKETCH;
             t.paper.fill_union = variant % 2;
@@ -107,7 +108,7 @@ static void test_overload(void **state) {
     (void)state;
     size_t shard = 16384;
     for (int unpeeled = TAGC_UNPEELED_PACKED; unpeeled <= TAGC_UNPEELED_ESTIMATE; unpeeled++)
-        for (int variant = 0; variant < 4; variant++) {
+        for (int variant = 0; variant < 4; variant += REPEATS(1, 1, 3)) {
             trial t = make_trial(8, shard, 3);
             t.options.exchange = TAGC_EXCHANGE_SKETCH;
             t.paper.ratio = 10;

@@ -1,5 +1,6 @@
 /* Every exchange against the brute-force step: same output, same residual, same bits, over steps that carry
  * it on. */
+#include "../repeats.h"
 #include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
@@ -116,15 +117,12 @@ static void assert_as_oracle(experiment *x, int world_size, int fill, double tol
     free(output);
 }
 
-#ifdef TAGC_SANITIZED
-static const int world_sizes[] = {1, 2, 3, 8}; /* many threads take their time there */
-#else
-static const int world_sizes[] = {1, 2, 3, 4, 5, 8, 16};
-#endif
+static const int world_sizes[] = {1, 2, 3, 8, 4, 5, 16};
+enum { N_WORLDS = REPEATS(7, 4, 3) }; /* many threads take their time under sanitizers */
 
 static void test_packed(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+    for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 8; variant++) {
             int world_size = world_sizes[w];
             experiment x =
@@ -141,7 +139,7 @@ static void test_packed(void **state) {
 
 static void test_sketch_fixed(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+    for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 8; variant++) {
             int world_size = world_sizes[w];
             experiment x =
@@ -160,7 +158,7 @@ static void test_sketch_fixed(void **state) {
 
 static void test_sketch_fp32(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+    for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 4; variant++) {
             experiment x = make_experiment(world_sizes[w], 3000, w * 8 + 3);
             x.options.exchange = TAGC_EXCHANGE_SKETCH;
@@ -174,7 +172,7 @@ static void test_sketch_fp32(void **state) {
 
 static void test_dense(void **state) {
     (void)state;
-    for (size_t w = 0; w < sizeof world_sizes / sizeof world_sizes[0]; w++)
+    for (size_t w = 0; w < N_WORLDS; w++)
         for (int variant = 0; variant < 4; variant++) {
             int world_size = world_sizes[w];
             experiment x = make_experiment(world_size, 1999, w * 8 + 4);
@@ -189,7 +187,7 @@ static void test_dense(void **state) {
 /* Shards of several chunks, the last one short. */
 static void test_dense_chunks(void **state) {
     (void)state;
-    for (int all_reduce = 0; all_reduce < 2; all_reduce++) {
+    for (int all_reduce = 0; all_reduce < REPEATS(2, 2, 1); all_reduce++) {
         experiment x = make_experiment(2, 262144 * 2 + 777, 77);
         x.options.exchange = TAGC_EXCHANGE_DENSE;
         x.options.output = all_reduce;

@@ -1,5 +1,6 @@
 /* Shards of different sizes: against plain loops over all ranks, the same bits on every rank; planned and counted bytes against
  * the formula of docs/sites.md; and what is refused. */
+#include "../repeats.h"
 #include "direct_oracle.h"
 #include "oracle.h"
 #include "ranks.h"
@@ -144,14 +145,13 @@ static void direct_equals_the_oracle(void **state) {
     (void)state;
     static const int worlds[] = {2, 3, 4, 8};
     static const double sparsities[] = {0, 0.95, 0.5};
-#if defined(TAGC_SANITIZED) || defined(__SANITIZE_THREAD__)
-    enum { N_WORLDS = 3 }; /* many threads take their time there */
-#else
-    enum { N_WORLDS = 4 };
-#endif
+    enum {
+        N_WORLDS = REPEATS(4, 3, 3),
+        EACH = REPEATS(1, 1, 2)
+    }; /* many threads take their time under sanitizers */
     for (int w = 0; w < N_WORLDS; w++)
         for (int format = TAGC_FORMAT_FP32; format <= TAGC_FORMAT_SIGN; format++)
-            for (int i = 0; i < 3; i++) {
+            for (int i = (w + format) % EACH; i < 3; i += EACH) {
                 size_t n = (size_t[]){1000, 333, 7}[(w + format) % 3] * (size_t)worlds[w];
                 owners_case c =
                     make_case(worlds[w], n, weights[(w + format + i) % 3], (uint64_t)(w * 100 + format));
@@ -179,7 +179,7 @@ static void dense_equals_the_oracle(void **state) {
     (void)state;
     for (int variant = 0; variant < 8; variant++) {
         int world_size = variant % 2 ? 4 : 3;
-        size_t n = (size_t)world_size * (variant < 2 ? 300000 : 500);
+        size_t n = (size_t)world_size * (variant < REPEATS(2, 2, 1) ? 300000 : 500);
         owners_case c = make_case(world_size, n, weights[variant % 3], (uint64_t)variant);
         c.options.exchange = TAGC_EXCHANGE_DENSE;
         c.options.format = variant / 2 % 2 ? TAGC_FORMAT_BF16 : TAGC_FORMAT_FP32;

@@ -26,6 +26,7 @@ static int read_bytes(side *own, void *to, const void *from, size_t n) {
 #include "host_side.h"
 #endif
 
+#include "../repeats.h"
 #include "codec/slots.h"
 #include "exchange/direct/direct.h"
 #include "tagc/slots.h"
@@ -340,7 +341,7 @@ enum { N_TRIALS = 10, N_HARMED = 18 };
 #elif defined(WITH_KERNELS)
 enum { N_TRIALS = 24, N_HARMED = 36 };
 #else
-enum { N_TRIALS = 40, N_HARMED = 108 };
+enum { N_TRIALS = REPEATS(40, 40, 14), N_HARMED = REPEATS(108, 108, 36) };
 #endif
 
 static void test_equals_reducers(void **state) {

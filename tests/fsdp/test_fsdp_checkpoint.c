@@ -1,5 +1,6 @@
 /* Checkpoints: exact when resumed alike, conserving when resumed otherwise, refused when not whole, and never
  * half there. */
+#include "../repeats.h"
 #include "folder.h"
 #include "toy.h"
 
@@ -178,7 +179,7 @@ static void script_free(script *s) {
 }
 
 static void resume_is_exact(void **state) {
-    for (int variant = 0; variant < 9; variant++) {
+    for (int variant = 0; variant < 9; variant += REPEATS(1, 1, 2)) {
         char dir[1024];
         snprintf(dir, sizeof dir, "%s/deep/v%d", (char *)*state, variant);
         script *a = script_make(dir), *b = script_make(dir);
@@ -205,7 +206,7 @@ static void resume_is_exact(void **state) {
 /* Hosts that add first hold one residual together; replicas of hybrid sharding save every value once. */
 static void resume_in_hosts_is_exact(void **state) {
     static const int hosts[][2] = {{2, 1}, {2, 2}, {4, 2}, {6, 3}};
-    for (int variant = 0; variant < 16; variant++) {
+    for (int variant = 0; variant < 16; variant += REPEATS(1, 1, 3)) {
         char dir[1024];
         snprintf(dir, sizeof dir, "%s/hosts%d", (char *)*state, variant);
         script *a = script_make(dir), *b = script_make(dir);
@@ -239,7 +240,7 @@ static void deltas_resume_exactly(void **state) {
                                     {3, 1, 1, 1},
                                     {4, 2, 4, 1},
                                     {6, 3, 4, 2}};
-    for (int variant = 0; variant < 15; variant++) {
+    for (int variant = 0; variant < 15; variant += REPEATS(1, 1, 7)) {
         const int *world = worlds[variant % 5];
         char dir[1024];
         snprintf(dir, sizeof dir, "%s/deltas%d", (char *)*state, variant);
@@ -413,7 +414,7 @@ static void resume_in_another_world(void **state) {
     } worlds[] = {{4, 2, 1, 1}, {2, 3, 1, 1}, {3, 1, 1, 1}, {1, 4, 1, 1}, {2, 2, 1, 1},
                   {4, 4, 2, 1}, {4, 4, 1, 2}, {4, 8, 2, 2}, {6, 4, 3, 2}, {8, 2, 2, 1},
                   {4, 6, 2, 2}, {8, 4, 4, 2}, {2, 8, 1, 4}, {6, 6, 2, 3}, {4, 4, 2, 2}};
-    for (size_t v = 0; v < sizeof worlds / sizeof *worlds; v++) {
+    for (size_t v = 0; v < sizeof worlds / sizeof *worlds; v += REPEATS(1, 1, 2)) {
         char dir[1024];
         snprintf(dir, sizeof dir, "%s/w%zu", (char *)*state, v);
         int old = worlds[v].old, now = worlds[v].now;
@@ -611,7 +612,7 @@ static void damaged_files_are_refused(void **state) {
     s->n_steps_after = 0;
     toy_run(2, save_and_go_on, s);
     snprintf(path, sizeof path, "%s/copy", dir);
-    for (int kind = 0; kind < KINDS; kind++) {
+    for (int kind = 0; kind < KINDS; kind += REPEATS(1, 1, 4)) {
         snprintf(command, sizeof command, "rm -rf %s; cp -r %s/step-00000003 %s", path, dir, path);
         assert_int_equal(system(command), 0);
         damage(kind, path);

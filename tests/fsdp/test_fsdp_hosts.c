@@ -1,5 +1,6 @@
 /* Ranks in hosts, and three classes of tensors: hybrid sharding and two levels against the oracle in double, replicas
  * alike to the last bit, and the bytes of every class where they belong. */
+#include "../repeats.h"
 #include "toy.h"
 
 #include "fsdp/internal.h"
@@ -79,11 +80,13 @@ static void compare(const run *r, const toy_oracle *oracle, int world_size) {
 }
 
 static const int worlds[][2] = {{1, 1}, {2, 1}, {2, 2}, {4, 2}, {6, 3}, {6, 2}, {8, 4}, {8, 2}};
-#ifdef TAGC_SANITIZED
-enum { N_WORLDS = 4, TRAIN_STEPS = 100, N_HOSTS = 1, LARGEST = 4 };
-#else
-enum { N_WORLDS = sizeof worlds / sizeof *worlds, TRAIN_STEPS = 100, N_HOSTS = 2, LARGEST = 8 };
-#endif
+enum {
+    N_WORLDS = REPEATS(8, 4, 4),
+    TRAIN_STEPS = 100,
+    N_HOSTS = REPEATS(2, 1, 1),
+    EACH_SHARDING = REPEATS(1, 1, 3),
+    LARGEST = REPEATS(8, 4, 4)
+};
 
 /* policy none: every flat travels dense, between hosts too. Else: direct with every value in fp32. */
 static void check_exact(int sharding, int two_level, int policy) {
@@ -162,7 +165,7 @@ static void low_bits_train_in_hosts(void **state) {
     recipe(&r.options);
     static const int hosts[][2] = {{4, 2}, {4, 1}};
     for (int h = 0; h < N_HOSTS; h++)
-        for (int sharding = 0; sharding < 4; sharding++) {
+        for (int sharding = 0; sharding < 4; sharding += EACH_SHARDING) {
             r.options.sharding = sharding;
             r.options.ranks_per_host = hosts[h][1];
             r.options.two_level = sharding != TAGC_SHARD_HYBRID;

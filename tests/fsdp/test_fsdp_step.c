@@ -1,5 +1,6 @@
 /* The engine against one process in double: every sharding, wrap, world size and way of accumulating must
  * give the same parameters. */
+#include "../repeats.h"
 #include "toy.h"
 
 typedef struct run {
@@ -70,7 +71,7 @@ static void check_all(const toy_model *model, int max_world) {
     for (int step = 0; step < r.n_steps; step++)
         toy_oracle_step(&oracle, model, &r.options, (uint64_t)step, 0.01);
     for (int world_size = 1; world_size <= max_world; world_size++)
-        for (int variant = 0; variant < 3 * 3 * 3; variant++) {
+        for (int variant = 0; variant < 3 * 3 * 3; variant += REPEATS(1, 1, 2)) {
             r.options.sharding = variant % 3;
             r.options.prefetch = variant / 3 % 3;
             int accumulation = variant / 9;
@@ -113,11 +114,13 @@ static void compressed_betas_are_their_own(void **state) {
     free(r.result);
 }
 
-#ifdef TAGC_SANITIZED
-enum { MAX_WORLD = 3, LAYERS = 2, LARGE_STEPS = 1, LARGE_SHARDINGS = 1, VARIANT_STRIDE = 3 };
-#else
-enum { MAX_WORLD = 4, LAYERS = 4, LARGE_STEPS = 2, LARGE_SHARDINGS = 3, VARIANT_STRIDE = 1 };
-#endif
+enum {
+    MAX_WORLD = REPEATS(4, 3, 3),
+    LAYERS = REPEATS(4, 2, 2),
+    LARGE_STEPS = REPEATS(2, 1, 1),
+    LARGE_SHARDINGS = REPEATS(3, 1, 1),
+    VARIANT_STRIDE = REPEATS(1, 3, 4)
+};
 
 static void all_ways_agree_untied(void **state) {
     (void)state;
