@@ -37,8 +37,4 @@ void tagc_select_leaving(const float *gradient, const float *residual_in, float 
                          size_t k, uint32_t *indices, float *values, void *scratch, tagc_pool *pool,
                          tagc_selection *result);
 
-/* The plain reference: the same result without scratch, in 33 sweeps over the inputs; for tests. */
-void tagc_select_reference(const float *gradient, const float *residual_in, float *residual_out, size_t n,
-                           size_t k, uint32_t *indices, float *values, tagc_selection *result);
-
 #endif

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "select_reference.h"
+
 enum {
     N_LARGE = REPEATS(700000, 200000, 200000),
     N_SMALL_TRIALS = REPEATS(2000, 200, 60),
@@ -254,8 +256,8 @@ static int run_and_compare(const fixture *f, const tagc_select_kernels *kernels,
 
 static tagc_selection expect(const fixture *f, size_t n, size_t k) {
     tagc_selection expected;
-    tagc_select_reference(f->gradient, f->residual, f->expected_residual, n, k, f->expected_indices,
-                          f->expected_values, &expected);
+    select_reference(f->gradient, f->residual, f->expected_residual, n, k, f->expected_indices,
+                     f->expected_values, &expected);
     return expected;
 }
 
