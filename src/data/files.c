@@ -13,7 +13,7 @@ static tagc_status no_memory(const char *path) {
     return tagc_fail(TAGC_ERR_MEMORY, "%s: no memory to list it", path);
 }
 
-static tagc_status append(tagc_file_list *list, const char *path) {
+tagc_status tagc_file_list_append(tagc_file_list *list, const char *path) {
     if (list->n == list->capacity) {
         size_t capacity = list->capacity ? 2 * list->capacity : 64;
         char **paths = realloc(list->paths, capacity * sizeof *paths);
@@ -45,7 +45,7 @@ static tagc_status add_entry(tagc_file_list *list, const char *path) {
     if (S_ISDIR(itself.st_mode)) return add_folder(list, path);
     if (stat(path, &target) != 0 && errno == ENOENT) return TAGC_OK; /* a link to nothing */
     if (stat(path, &target) != 0) return tagc_fail(TAGC_ERR_IO, "%s: cannot stat: %s", path, strerror(errno));
-    return S_ISREG(target.st_mode) ? append(list, path) : TAGC_OK;
+    return S_ISREG(target.st_mode) ? tagc_file_list_append(list, path) : TAGC_OK;
 }
 
 static tagc_status add_folder(tagc_file_list *list, const char *folder) {
@@ -72,7 +72,7 @@ tagc_status tagc_file_list_add(tagc_file_list *list, const char *input) {
     struct stat about;
     if (stat(input, &about) != 0)
         return tagc_fail(TAGC_ERR_IO, "%s: cannot stat: %s", input, strerror(errno));
-    return S_ISDIR(about.st_mode) ? add_folder(list, input) : append(list, input);
+    return S_ISDIR(about.st_mode) ? add_folder(list, input) : tagc_file_list_append(list, input);
 }
 
 void tagc_file_list_clear(tagc_file_list *list) {
