@@ -99,7 +99,7 @@ static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
     const tagc_runtime *runtime = &s->device->runtime;
     if (rank == 0)
         expect(tagc_device_check(s->device,
-                                 runtime->pinned_alloc(runtime->context, &s->pinned, s->n * sizeof(float)),
+                                 runtime->HostAlloc(&s->pinned, s->n * sizeof(float), TAGC_PINNED_PORTABLE),
                                  "allocating pinned memory"),
                "pinned memory");
 }
@@ -109,7 +109,7 @@ static void close_side(side *s) {
     const tagc_runtime *runtime = &s->device->runtime;
     heap->destroy(heap->context, s->there, s->n * sizeof(float));
     heap->destroy(heap->context, s->output_there, s->n_output * sizeof(float));
-    if (s->pinned) runtime->pinned_free(runtime->context, s->pinned);
+    if (s->pinned) runtime->FreeHost(s->pinned);
     tagc_reducer_destroy(s->host);
     tagc_reducer_destroy(s->on_device);
     tagc_kernels_close(s->kernels);

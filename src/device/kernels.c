@@ -36,8 +36,7 @@ tagc_status tagc_kernels_check(const tagc_kernels *k, tagc_status status) {
 static tagc_status take(tagc_kernels *k, size_t n_bytes, const char *what, void **out) {
     const tagc_runtime *runtime = runtime_of(k);
     *out = NULL;
-    TAGC_TRY(
-        tagc_device_check(k->device, runtime->device_alloc(runtime->context, out, n_bytes, k->stream), what));
+    TAGC_TRY(tagc_device_check(k->device, runtime->MallocAsync(out, n_bytes, k->stream), what));
     k->n_live_bytes += n_bytes;
     return TAGC_OK;
 }
@@ -45,7 +44,7 @@ static tagc_status take(tagc_kernels *k, size_t n_bytes, const char *what, void 
 static void give(tagc_kernels *k, void *memory, size_t n_bytes) {
     const tagc_runtime *runtime = runtime_of(k);
     if (!memory) return;
-    if (runtime->device_free(runtime->context, memory, k->stream)) runtime->forget_error(runtime->context);
+    if (runtime->FreeAsync(memory, k->stream)) runtime->GetLastError();
     k->n_live_bytes -= n_bytes;
 }
 
@@ -70,7 +69,7 @@ static void heap_destroy(void *context, void *memory, size_t n_bytes) {
 static tagc_status reserve_pinned(tagc_kernels *k, size_t n_bytes) {
     const tagc_runtime *runtime = runtime_of(k);
     void *larger;
-    TAGC_TRY(tagc_device_check(k->device, runtime->pinned_alloc(runtime->context, &larger, n_bytes),
+    TAGC_TRY(tagc_device_check(k->device, runtime->HostAlloc(&larger, n_bytes, TAGC_PINNED_PORTABLE),
                                "allocating pinned memory"));
     if (k->pinned) {
         memcpy(k->pinned, &k->outgrown, sizeof k->outgrown);
@@ -98,14 +97,13 @@ tagc_status tagc_kernels_reserve(tagc_kernels *k, size_t work_bytes, size_t pinn
 tagc_status tagc_kernels_copy(tagc_kernels *k, void *to, const void *from, size_t n_bytes, tagc_copy kind) {
     const tagc_runtime *runtime = runtime_of(k);
     if (n_bytes == 0) return TAGC_OK;
-    return tagc_device_check(k->device, runtime->copy(runtime->context, to, from, n_bytes, kind, k->stream),
+    return tagc_device_check(k->device, runtime->MemcpyAsync(to, from, n_bytes, kind, k->stream),
                              kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying to the device");
 }
 
 tagc_status tagc_kernels_wait(tagc_kernels *k) {
     const tagc_runtime *runtime = runtime_of(k);
-    return tagc_device_check(k->device, runtime->stream_synchronize(runtime->context, k->stream),
-                             "waiting for kernels");
+    return tagc_device_check(k->device, runtime->StreamSynchronize(k->stream), "waiting for kernels");
 }
 
 static tagc_status pass(tagc_kernels *k, char *here, char *there, size_t n_bytes, tagc_copy kind) {
@@ -158,12 +156,11 @@ tagc_status tagc_kernels_fill(tagc_kernels *k, float *values, float value, uint6
 /* Makes every call that an exchange will make once, while no exchange waits. */
 static tagc_status try_out(tagc_kernels *k) {
     const tagc_runtime *runtime = runtime_of(k);
-    TAGC_TRY(tagc_device_check(k->device, runtime->stream_create(runtime->context, &k->stream),
-                               "making a stream"));
+    TAGC_TRY(tagc_device_check(
+        k->device, runtime->StreamCreateWithFlags(&k->stream, TAGC_STREAM_NON_BLOCKING), "making a stream"));
     TAGC_TRY(tagc_kernels_check(k, k->maker->prepare()));
     TAGC_TRY(tagc_kernels_reserve(k, TAGC_ALIGNMENT, LEAST_PINNED));
-    TAGC_TRY(tagc_device_check(k->device,
-                               runtime->device_fill(runtime->context, k->work, 0, TAGC_ALIGNMENT, k->stream),
+    TAGC_TRY(tagc_device_check(k->device, runtime->MemsetAsync(k->work, 0, TAGC_ALIGNMENT, k->stream),
                                "writing to memory of the device"));
     return tagc_kernels_wait(k);
 }
@@ -195,7 +192,7 @@ tagc_status tagc_kernels_open(tagc_device *device, tagc_kernels **out) {
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!device) return tagc_fail(TAGC_ERR_ARGUMENT, "device is NULL");
-    TAGC_TRY(tagc_batch_maker_of(device->runtime.maker, &maker));
+    TAGC_TRY(tagc_batch_maker_of("cuda", &maker));
     return tagc_kernels_create(device, maker, out);
 }
 
@@ -214,17 +211,16 @@ void *tagc_kernels_stream(const tagc_kernels *k) {
 void tagc_kernels_close(tagc_kernels *k) {
     if (!k) return;
     const tagc_runtime *runtime = runtime_of(k);
-    void *context = runtime->context;
     if (tagc_kernels_enter(k) == TAGC_OK) {
         give(k, k->work, k->work_bytes);
-        if (k->stream) runtime->stream_synchronize(context, k->stream);
-        if (k->pinned) runtime->pinned_free(context, k->pinned);
+        if (k->stream) runtime->StreamSynchronize(k->stream);
+        if (k->pinned) runtime->FreeHost(k->pinned);
         for (void *next; k->outgrown; k->outgrown = next) {
             memcpy(&next, k->outgrown, sizeof next);
-            runtime->pinned_free(context, k->outgrown);
+            runtime->FreeHost(k->outgrown);
         }
-        if (k->stream) runtime->stream_destroy(context, k->stream);
-        runtime->forget_error(context);
+        if (k->stream) runtime->StreamDestroy(k->stream);
+        runtime->GetLastError();
         tagc_kernels_leave(k);
     }
     pthread_mutex_destroy(&k->lock);

@@ -34,7 +34,7 @@ static tagc_status check_arrays(const tagc_stage *stage, const void *input, cons
     const tagc_device *device = stage->stager->device;
     const tagc_runtime *runtime = &device->runtime;
     int is_capturing = 0;
-    TAGC_TRY(tagc_device_check(device, runtime->stream_is_capturing(runtime->context, stream, &is_capturing),
+    TAGC_TRY(tagc_device_check(device, runtime->StreamIsCapturing(stream, &is_capturing),
                                "asking for the stream's state"));
     if (is_capturing)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
@@ -51,7 +51,7 @@ static tagc_status put_copy(const tagc_stage *stage, void *to, const void *from,
     const tagc_device *device = stage->stager->device;
     const tagc_runtime *runtime = &device->runtime;
     if (n_bytes == 0) return TAGC_OK;
-    return tagc_device_check(device, runtime->copy(runtime->context, to, from, n_bytes, kind, stream),
+    return tagc_device_check(device, runtime->MemcpyAsync(to, from, n_bytes, kind, stream),
                              kind == TAGC_COPY_TO_HOST ? "copying to the host" : "copying back");
 }
 
@@ -61,29 +61,27 @@ static tagc_status put_into_streams(tagc_stage *stage, ticket *one, const void *
     tagc_stager *stager = stage->stager;
     const tagc_device *device = stager->device;
     const tagc_runtime *runtime = &device->runtime;
-    void *context = runtime->context;
     slot *own = &stager->slots[one->slot];
     const char *out = "copying to the host", *back = "copying back";
-    TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->came, stream), out));
-    TAGC_TRY(tagc_device_check(device, runtime->stream_wait_event(context, stager->out, own->came), out));
-    TAGC_TRY(tagc_device_check(device, runtime->stream_wait_event(context, stager->out, own->back), out));
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->came, stream), out));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(stager->out, own->came, 0), out));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(stager->out, own->back, 0), out));
     TAGC_TRY(put_copy(stage, own->in, input, stage->n_bytes_in, TAGC_COPY_TO_HOST, stager->out));
-    TAGC_TRY(tagc_device_check(
-        device, runtime->host_function(context, stager->out, tagc_stager_input_came, one), out));
-    TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->copied_out, stager->out), out));
-
     TAGC_TRY(
-        tagc_device_check(device, runtime->stream_wait_event(context, stager->back, own->copied_out), back));
+        tagc_device_check(device, runtime->LaunchHostFunc(stager->out, tagc_stager_input_came, one), out));
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->copied_out, stager->out), out));
+
+    TAGC_TRY(tagc_device_check(device, runtime->StreamWaitEvent(stager->back, own->copied_out, 0), back));
     TAGC_TRY(tagc_device_check(
-        device, runtime->host_function(context, stager->back, tagc_stager_wait_for_result, one), back));
+        device, runtime->LaunchHostFunc(stager->back, tagc_stager_wait_for_result, one), back));
     pthread_mutex_lock(&stager->lock);
     one->is_awaited = 1;
     pthread_mutex_unlock(&stager->lock);
     TAGC_TRY(put_copy(stage, output, own->out, stage->n_bytes_out, TAGC_COPY_TO_DEVICE, stager->back));
-    TAGC_TRY(tagc_device_check(device, runtime->event_record(context, own->back, stager->back), back));
+    TAGC_TRY(tagc_device_check(device, runtime->EventRecord(own->back, stager->back), back));
     own->last = one->number;
     if (!waits) return TAGC_OK;
-    return tagc_device_check(device, runtime->stream_wait_event(context, stream, own->back),
+    return tagc_device_check(device, runtime->StreamWaitEvent(stream, own->back, 0),
                              "waiting for the result");
 }
 
@@ -136,21 +134,19 @@ tagc_status tagc_stage_enqueue(tagc_stage *stage, const void *input, void *outpu
 static tagc_status replace(tagc_stager *stager, void **memory, size_t n_bytes) {
     const tagc_runtime *runtime = runtime_of(stager);
     void *larger = NULL;
-    TAGC_TRY(tagc_device_check(stager->device, runtime->pinned_alloc(runtime->context, &larger, n_bytes),
+    TAGC_TRY(tagc_device_check(stager->device, runtime->HostAlloc(&larger, n_bytes, TAGC_PINNED_PORTABLE),
                                "allocating pinned memory"));
     void *old = *memory;
     *memory = larger;
-    return old ? tagc_device_check(stager->device, runtime->pinned_free(runtime->context, old),
-                                   "freeing pinned memory")
-               : TAGC_OK;
+    return old ? tagc_device_check(stager->device, runtime->FreeHost(old), "freeing pinned memory") : TAGC_OK;
 }
 
 static tagc_status grow(tagc_stager *stager, size_t n_bytes_in, size_t n_bytes_out) {
     const tagc_runtime *runtime = runtime_of(stager);
-    TAGC_TRY(tagc_device_check(stager->device, runtime->stream_synchronize(runtime->context, stager->out),
-                               "waiting for copies"));
-    TAGC_TRY(tagc_device_check(stager->device, runtime->stream_synchronize(runtime->context, stager->back),
-                               "waiting for copies"));
+    TAGC_TRY(
+        tagc_device_check(stager->device, runtime->StreamSynchronize(stager->out), "waiting for copies"));
+    TAGC_TRY(
+        tagc_device_check(stager->device, runtime->StreamSynchronize(stager->back), "waiting for copies"));
     for (int i = 0; i < stager->n_slots; i++) {
         if (n_bytes_in > stager->n_bytes_in) TAGC_TRY(replace(stager, &stager->slots[i].in, n_bytes_in));
         if (n_bytes_out > stager->n_bytes_out) TAGC_TRY(replace(stager, &stager->slots[i].out, n_bytes_out));

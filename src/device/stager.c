@@ -98,9 +98,9 @@ static void look_at_device(tagc_stager *stager) {
     int before = 0, done = 0;
     tagc_status status = tagc_device_enter(stager->device, &before);
     if (status == TAGC_OK) {
-        status =
-            tagc_device_check(stager->device, runtime->stream_query(runtime->context, stager->out, &done),
-                              "a copy to the host");
+        status = tagc_device_check(stager->device,
+                                   tagc_runtime_answer(runtime, runtime->StreamQuery(stager->out), &done),
+                                   "a copy to the host");
         tagc_device_leave(stager->device, before);
     }
     if (status == TAGC_OK) return;
@@ -190,27 +190,6 @@ tagc_status tagc_stager_wait(tagc_stager *stager, uint64_t number) {
     return status;
 }
 
-int tagc_stager_n_waiting(tagc_stager *stager) {
-    pthread_mutex_lock(&stager->lock);
-    int n = 0;
-    for (uint64_t i = stager->n_finished + 1; i <= stager->n_enqueued && !stager->is_closed; i++)
-        n += ticket_of(stager, i)->is_slept_for;
-    pthread_mutex_unlock(&stager->lock);
-    return n;
-}
-
-uint64_t tagc_stager_n_ready(tagc_stager *stager) {
-    pthread_mutex_lock(&stager->lock);
-    uint64_t n = 0;
-    while (stager->n_taken + n < stager->n_enqueued) {
-        const ticket *one = ticket_of(stager, stager->n_taken + n + 1);
-        if (!one->enqueued || !one->input_came) break;
-        n++;
-    }
-    pthread_mutex_unlock(&stager->lock);
-    return n;
-}
-
 uint64_t tagc_stager_retired(tagc_stager *stager) {
     if (!stager) return 0;
     const tagc_runtime *runtime = runtime_of(stager);
@@ -220,8 +199,8 @@ uint64_t tagc_stager_retired(tagc_stager *stager) {
         slot *one = &stager->slots[i];
         int done = 0;
         if (one->last <= stager->retired) continue;
-        int code = runtime->event_query(runtime->context, one->back, &done);
-        if (code) runtime->forget_error(runtime->context);
+        int code = tagc_runtime_answer(runtime, runtime->EventQuery(one->back), &done);
+        if (code) runtime->GetLastError();
         if (code || done) stager->retired = one->last; /* a failed device does nothing any more */
     }
     uint64_t retired = stager->retired;
@@ -238,14 +217,17 @@ void *tagc_stager_stream(const tagc_stager *stager) {
 static tagc_status make(tagc_stager *stager) {
     const tagc_device *device = stager->device;
     const tagc_runtime *runtime = &device->runtime;
-    void *context = runtime->context;
-    TAGC_TRY(tagc_device_check(device, runtime->stream_create(context, &stager->out), "making a stream"));
-    TAGC_TRY(tagc_device_check(device, runtime->stream_create(context, &stager->back), "making a stream"));
+    TAGC_TRY(tagc_device_check(device, runtime->StreamCreateWithFlags(&stager->out, TAGC_STREAM_NON_BLOCKING),
+                               "making a stream"));
+    TAGC_TRY(tagc_device_check(
+        device, runtime->StreamCreateWithFlags(&stager->back, TAGC_STREAM_NON_BLOCKING), "making a stream"));
     for (int i = 0; i < stager->n_slots; i++) {
         slot *one = &stager->slots[i];
         void **events[] = {&one->came, &one->copied_out, &one->back};
         for (int e = 0; e < 3; e++)
-            TAGC_TRY(tagc_device_check(device, runtime->event_create(context, events[e]), "making an event"));
+            TAGC_TRY(tagc_device_check(device,
+                                       runtime->EventCreateWithFlags(events[e], TAGC_EVENT_WITHOUT_TIMING),
+                                       "making an event"));
     }
     return TAGC_OK;
 }
@@ -294,25 +276,23 @@ void tagc_stager_close(tagc_stager *stager) {
 void tagc_stager_destroy(tagc_stager *stager) {
     if (!stager) return;
     const tagc_runtime *runtime = runtime_of(stager);
-    void *context = runtime->context;
     tagc_stager_close(stager);
     int before = 0;
     if (tagc_device_enter(stager->device, &before) == TAGC_OK) {
         void *streams[] = {stager->out, stager->back};
         for (int i = 0; i < 2; i++)
-            if (streams[i])
-                runtime->stream_synchronize(context, streams[i]); /* its functions know this memory */
+            if (streams[i]) runtime->StreamSynchronize(streams[i]); /* its functions know this memory */
         for (int i = 0; i < stager->n_slots; i++) {
             slot *one = &stager->slots[i];
             void *events[] = {one->came, one->copied_out, one->back};
             for (int e = 0; e < 3; e++)
-                if (events[e]) runtime->event_destroy(context, events[e]);
-            if (one->in) runtime->pinned_free(context, one->in);
-            if (one->out) runtime->pinned_free(context, one->out);
+                if (events[e]) runtime->EventDestroy(events[e]);
+            if (one->in) runtime->FreeHost(one->in);
+            if (one->out) runtime->FreeHost(one->out);
         }
         for (int i = 0; i < 2; i++)
-            if (streams[i]) runtime->stream_destroy(context, streams[i]);
-        runtime->forget_error(context);
+            if (streams[i]) runtime->StreamDestroy(streams[i]);
+        runtime->GetLastError();
         tagc_device_leave(stager->device, before);
     }
     pthread_cond_destroy(&stager->changed);

@@ -2,7 +2,7 @@
 #ifndef TAGC_DEVICE_STAGER_PRIVATE_H
 #define TAGC_DEVICE_STAGER_PRIVATE_H
 
-#include "device/stager.h"
+#include "device/runtime.h"
 
 #include <pthread.h>
 

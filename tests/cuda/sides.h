@@ -7,8 +7,10 @@
 #include "device/kernels.h"
 #include "harness_maker.h"
 
+#include <pthread.h>
+#include <stdlib.h>
+
 typedef struct side {
-    tagc_runtime real;
     int n_waits, dropped;
     tagc_device *device;
     tagc_kernels *kernels; /* NULL: on the processor */
@@ -17,72 +19,46 @@ typedef struct side {
     tagc_gatherer *gatherer;
 } side;
 
-#define PASS(call, ...) return ((side *)context)->real.call(((side *)context)->real.context, __VA_ARGS__)
-static inline int pass_count(void *context, int *n) {
-    PASS(device_count, n);
+/* The sides with a device, so that a wait for a stream finds its side. */
+enum { MAX_SIDES = 64 };
+static side *open_sides[MAX_SIDES];
+static pthread_mutex_t open_sides_lock = PTHREAD_MUTEX_INITIALIZER;
+static int (*real_wait)(void *stream);
+
+static inline void swap_side(side *from, side *to) {
+    pthread_mutex_lock(&open_sides_lock);
+    int i = 0;
+    while (i < MAX_SIDES && open_sides[i] != from) i++;
+    if (i == MAX_SIDES) abort();
+    open_sides[i] = to;
+    pthread_mutex_unlock(&open_sides_lock);
 }
-static inline int pass_get(void *context, int *n) {
-    PASS(device_get, n);
+
+/* Leaves out the wait that its side has dropped. */
+static inline int wait_or_not(void *stream) {
+    side *own = NULL;
+    pthread_mutex_lock(&open_sides_lock);
+    for (int i = 0; i < MAX_SIDES && !own; i++)
+        if (open_sides[i] && open_sides[i]->kernels->stream == stream) own = open_sides[i];
+    int (*wait)(void *) = real_wait;
+    pthread_mutex_unlock(&open_sides_lock);
+    return own && own->n_waits++ == own->dropped ? 0 : wait(stream);
 }
-static inline int pass_set(void *context, int n) {
-    PASS(device_set, n);
-}
-static inline int pass_stream(void *context, void **s) {
-    PASS(stream_create, s);
-}
-static inline int pass_destroy(void *context, void *s) {
-    PASS(stream_destroy, s);
-}
-static inline int pass_copy(void *context, void *to, const void *from, size_t n, tagc_copy kind, void *s) {
-    PASS(copy, to, from, n, kind, s);
-}
-static inline int pass_pinned(void *context, void **m, size_t n) {
-    PASS(pinned_alloc, m, n);
-}
-static inline int pass_pinned_free(void *context, void *m) {
-    PASS(pinned_free, m);
-}
-static inline int pass_alloc(void *context, void **m, size_t n, void *s) {
-    PASS(device_alloc, m, n, s);
-}
-static inline int pass_free(void *context, void *m, void *s) {
-    PASS(device_free, m, s);
-}
-static inline int pass_fill(void *context, void *m, int byte, size_t n, void *s) {
-    PASS(device_fill, m, byte, n, s);
-}
-static inline int pass_place(void *context, const void *p, tagc_place *place) {
-    PASS(pointer_place, p, place);
-}
-static inline const char *pass_text(void *context, int code) {
-    PASS(error_text, code);
-}
-static inline int wait_or_not(void *context, void *s) {
-    side *own = context;
-    return own->n_waits++ == own->dropped ? 0 : own->real.stream_synchronize(own->real.context, s);
-}
-static inline void pass_forget(void *context) {
-    ((side *)context)->real.forget_error(((side *)context)->real.context);
-}
-static inline void pass_unload(void *context) {
-    ((side *)context)->real.unload(((side *)context)->real.context);
-}
-#undef PASS
 
 static inline int open_device(rank_run *run, side *own, int rank) {
-    if (!CHECK(run, tagc_cuda_bind(FAKE_CUDART, &own->real) == TAGC_OK)) return 0;
-    tagc_runtime table = own->real;
-    table.context = own;
-    table.device_count = pass_count, table.device_get = pass_get, table.device_set = pass_set;
-    table.stream_create = pass_stream, table.stream_destroy = pass_destroy;
-    table.stream_synchronize = wait_or_not;
-    table.copy = pass_copy, table.pinned_alloc = pass_pinned, table.pinned_free = pass_pinned_free;
-    table.device_alloc = pass_alloc, table.device_free = pass_free, table.device_fill = pass_fill;
-    table.pointer_place = pass_place, table.error_text = pass_text;
-    table.forget_error = pass_forget, table.unload = pass_unload;
+    tagc_runtime runtime;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    if (!CHECK(run, tagc_runtime_bind(FAKE_CUDART, &runtime, where) == TAGC_OK)) return 0;
+    pthread_mutex_lock(&open_sides_lock);
+    real_wait = runtime.StreamSynchronize; /* the same for all */
+    pthread_mutex_unlock(&open_sides_lock);
+    runtime.StreamSynchronize = wait_or_not;
     own->dropped = -1;
-    return CHECK(run, tagc_device_create(&table, rank % FAKE_MAX_DEVICES, &own->device) == TAGC_OK) &&
-           CHECK(run, tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_OK);
+    if (!CHECK(run, tagc_device_create(&runtime, where, rank % FAKE_MAX_DEVICES, &own->device) == TAGC_OK) ||
+        !CHECK(run, tagc_kernels_create(own->device, harness_maker(), &own->kernels) == TAGC_OK))
+        return 0;
+    swap_side(NULL, own);
+    return 1;
 }
 
 static inline float *take(side *own, size_t n) {
@@ -116,6 +92,7 @@ static inline int read_from(side *own, float *to, const float *from, size_t n) {
 static inline void close_side(rank_run *run, side *own) {
     if (!own->kernels) return;
     CHECK(run, tagc_kernels_bytes(own->kernels) == own->kernels->work_bytes);
+    swap_side(own, NULL);
     tagc_kernels_close(own->kernels);
     tagc_device_close(own->device);
 }

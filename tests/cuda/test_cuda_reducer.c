@@ -367,8 +367,8 @@ static void look_from_elsewhere(side *own, both *b) {
     look one = {own->output, b->output, b->n_output * sizeof(float)};
     fake_stream(&stream);
     fake_launch(stream, look_at, &one);
-    own->real.stream_synchronize(own->real.context, stream);
-    own->real.stream_destroy(own->real.context, stream);
+    real_wait(stream);
+    own->device->runtime.StreamDestroy(stream);
 }
 
 static void rank_drops(rank_run *run) {

@@ -351,13 +351,6 @@ FAKE_API int cudaEventQuery(void *handle) {
     return leave(code ? code : !one ? INVALID_HANDLE : is_recorded(one) ? OK : NOT_READY);
 }
 
-FAKE_API int cudaEventSynchronize(void *handle) {
-    int code = enter("EventSynchronize");
-    event *one = event_at(handle);
-    if (!code && !one) code = INVALID_HANDLE;
-    return leave(code ? code : wait_for(&fake.devices[current_device], is_recorded, one));
-}
-
 FAKE_API int cudaMemcpyAsync(void *to, const void *from, size_t n_bytes, int kind, void *handle) {
     int code = enter("MemcpyAsync");
     if (!code && kind != TO_HOST && kind != TO_DEVICE) code = INVALID_VALUE;

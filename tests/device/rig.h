@@ -18,14 +18,14 @@
 
 #include <cmocka.h>
 
-#include "device/stager.h"
+#include "device/stager_private.h"
 #include "fake_runtime.h"
 
 enum { RIG_UNITS = 5, RIG_STEPS = 4, RIG_MAX_ELEMS = 4096 };
 
 typedef enum sabotage {
     SABOTAGE_NONE,
-    DROP_WAIT,        /* the n-th tagc_runtime.stream_wait_event of an exchange does nothing */
+    DROP_WAIT,        /* the n-th StreamWaitEvent of an exchange does nothing */
     RECORD_ELSEWHERE, /* the n-th event of an exchange is recorded on the other stream */
     READ_DEVICE,      /* the exchange reads the gradient where it lies */
 } sabotage;
@@ -66,101 +66,60 @@ typedef struct device_rig {
     void *step_over; /* event */
 } device_rig;
 
-/* ---- the saboteur ---- */
+/* ---- what it asks a stager ---- */
 
-static inline int rig_capturing(void *context, void *stream, int *is) {
-    saboteur *between = context; /* the first call of an exchange */
-    between->n_waits = between->n_records = 0;
-    return between->real.stream_is_capturing(between->real.context, stream, is);
+/* Host functions that sleep until their exchange is finished. */
+static inline int rig_n_waiting(tagc_stager *stager) {
+    pthread_mutex_lock(&stager->lock);
+    int n = 0;
+    for (uint64_t i = stager->n_finished + 1; i <= stager->n_enqueued && !stager->is_closed; i++)
+        n += ticket_of(stager, i)->is_slept_for;
+    pthread_mutex_unlock(&stager->lock);
+    return n;
 }
 
-static inline int rig_stream(void *context, void **stream) {
-    saboteur *between = context;
-    int code = between->real.stream_create(between->real.context, stream);
+/* Exchanges that tagc_stager_next would give at once. */
+static inline uint64_t rig_n_ready(tagc_stager *stager) {
+    pthread_mutex_lock(&stager->lock);
+    uint64_t n = 0;
+    while (stager->n_taken + n < stager->n_enqueued) {
+        const ticket *one = ticket_of(stager, stager->n_taken + n + 1);
+        if (!one->enqueued || !one->input_came) break;
+        n++;
+    }
+    pthread_mutex_unlock(&stager->lock);
+    return n;
+}
+
+/* ---- the saboteur ---- */
+
+/* Of the rig that this thread makes, or enqueues in. */
+static _Thread_local saboteur *rig_between;
+
+static inline int rig_capturing(void *stream, int *status) {
+    rig_between->n_waits = rig_between->n_records = 0; /* the first call of an exchange */
+    return rig_between->real.StreamIsCapturing(stream, status);
+}
+
+static inline int rig_stream(void **stream, unsigned flags) {
+    saboteur *between = rig_between;
+    int code = between->real.StreamCreateWithFlags(stream, flags);
     if (between->n_streams < 2) between->streams[between->n_streams++] = *stream;
     return code;
 }
 
-static inline int rig_wait(void *context, void *stream, void *event) {
-    saboteur *between = context;
+static inline int rig_wait(void *stream, void *event, unsigned flags) {
+    saboteur *between = rig_between;
     if (between->kind == DROP_WAIT && between->n_waits++ == between->n) return 0;
-    return between->real.stream_wait_event(between->real.context, stream, event);
+    return between->real.StreamWaitEvent(stream, event, flags);
 }
 
-static inline int rig_record(void *context, void *event, void *stream) {
-    saboteur *between = context;
+static inline int rig_record(void *event, void *stream) {
+    saboteur *between = rig_between;
     if (between->kind == RECORD_ELSEWHERE && between->n_records++ == between->n)
         stream = between->streams[stream == between->streams[0]];
-    return between->real.event_record(between->real.context, event, stream);
+    return between->real.EventRecord(event, stream);
 }
-
-#define PASS_ON(call, ...)                                                                                   \
-    return ((saboteur *)context)->real.call(((saboteur *)context)->real.context, __VA_ARGS__)
-static inline int rig_count(void *context, int *n) {
-    PASS_ON(device_count, n);
-}
-static inline int rig_get(void *context, int *n) {
-    PASS_ON(device_get, n);
-}
-static inline int rig_set(void *context, int n) {
-    PASS_ON(device_set, n);
-}
-static inline int rig_stream_destroy(void *context, void *stream) {
-    PASS_ON(stream_destroy, stream);
-}
-static inline int rig_stream_query(void *context, void *stream, int *done) {
-    PASS_ON(stream_query, stream, done);
-}
-static inline int rig_stream_sync(void *context, void *stream) {
-    PASS_ON(stream_synchronize, stream);
-}
-static inline int rig_event(void *context, void **event) {
-    PASS_ON(event_create, event);
-}
-static inline int rig_event_destroy(void *context, void *event) {
-    PASS_ON(event_destroy, event);
-}
-static inline int rig_event_query(void *context, void *event, int *done) {
-    PASS_ON(event_query, event, done);
-}
-static inline int rig_event_sync(void *context, void *event) {
-    PASS_ON(event_synchronize, event);
-}
-static inline int rig_copy(void *context, void *to, const void *from, size_t n, tagc_copy kind,
-                           void *stream) {
-    PASS_ON(copy, to, from, n, kind, stream);
-}
-static inline int rig_function(void *context, void *stream, void (*function)(void *), void *arg) {
-    PASS_ON(host_function, stream, function, arg);
-}
-static inline int rig_pinned(void *context, void **memory, size_t n) {
-    PASS_ON(pinned_alloc, memory, n);
-}
-static inline int rig_pinned_free(void *context, void *memory) {
-    PASS_ON(pinned_free, memory);
-}
-static inline int rig_alloc(void *context, void **memory, size_t n, void *stream) {
-    PASS_ON(device_alloc, memory, n, stream);
-}
-static inline int rig_free(void *context, void *memory, void *stream) {
-    PASS_ON(device_free, memory, stream);
-}
-static inline int rig_fill(void *context, void *memory, int byte, size_t n, void *stream) {
-    PASS_ON(device_fill, memory, byte, n, stream);
-}
-static inline int rig_place(void *context, const void *pointer, tagc_place *place) {
-    PASS_ON(pointer_place, pointer, place);
-}
-static inline const char *rig_text(void *context, int code) {
-    PASS_ON(error_text, code);
-}
-static inline void rig_forget(void *context) {
-    ((saboteur *)context)->real.forget_error(((saboteur *)context)->real.context);
-}
-static inline void rig_unload(void *context) {
-    ((saboteur *)context)->real.unload(((saboteur *)context)->real.context);
-}
-#undef PASS_ON
 
 /* ---- kernels and arrays ---- */
 
@@ -200,7 +159,7 @@ static inline tagc_status rig_double(device_rig *rig, int unit, const float *inp
 }
 
 static inline int rig_n_sleeping(void *context) {
-    return tagc_stager_n_waiting(context);
+    return rig_n_waiting(context);
 }
 
 /* Everything else comes first, as far as the streams let it. */
@@ -210,28 +169,28 @@ static inline void rig_be_late(device_rig *rig) {
 
 static inline void *rig_exchange_main(void *arg) {
     device_rig *rig = arg;
-    uint64_t ticket, tag;
+    uint64_t number, tag;
     const void *input;
     void *output;
     tagc_runtime *real = &rig->saboteur.real;
-    real->device_set(real->context, rig->device->ordinal);
+    real->SetDevice(rig->device->ordinal);
     for (;;) {
         rig_be_late(rig);
-        if (rig->is_late && !tagc_stager_n_ready(rig->stager)) {
+        if (rig->is_late && !rig_n_ready(rig->stager)) {
             rig->is_stuck = 1;
             tagc_stager_close(rig->stager);
             return NULL;
         }
-        tagc_status status = tagc_stager_next(rig->stager, &ticket, &tag, &input, &output);
-        if (!ticket) return NULL;
+        tagc_status status = tagc_stager_next(rig->stager, &number, &tag, &input, &output);
+        if (!number) return NULL;
         if (status == TAGC_OK) {
             rig_be_late(rig);
             const float *read = rig->saboteur.kind == READ_DEVICE ? rig->gradients[tag] : input;
             status = rig->exchange(rig, (int)tag, read, output);
             rig_be_late(rig);
         }
-        tagc_stager_finish(rig->stager, ticket, status, tagc_last_error());
-        if (rig->is_late && ticket == rig->last) return NULL;
+        tagc_stager_finish(rig->stager, number, status, tagc_last_error());
+        if (rig->is_late && number == rig->last) return NULL;
     }
 }
 
@@ -243,42 +202,21 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
     for (int s = 0; s < RIG_STEPS; s++)
         for (int u = 0; u < RIG_UNITS; u++) rig->kernels[s][u] = (rig_kernel){rig, s, u};
     if (!rig->exchange) rig->exchange = rig_double;
-    saboteur *between = &rig->saboteur;
-    tagc_status status = tagc_cuda_bind(FAKE_CUDART, &between->real);
+    saboteur *between = rig_between = &rig->saboteur;
+    char where[TAGC_WHERE_TEXT_BYTES];
+    tagc_status status = tagc_runtime_bind(FAKE_CUDART, &between->real, where);
     if (status != TAGC_OK) return status;
     tagc_runtime table = between->real;
-    table.context = between;
-    table.stream_is_capturing = rig_capturing;
-    table.stream_create = rig_stream;
-    table.stream_wait_event = rig_wait;
-    table.event_record = rig_record;
-    table.device_count = rig_count;
-    table.device_get = rig_get;
-    table.device_set = rig_set;
-    table.stream_destroy = rig_stream_destroy;
-    table.stream_query = rig_stream_query;
-    table.stream_synchronize = rig_stream_sync;
-    table.event_create = rig_event;
-    table.event_destroy = rig_event_destroy;
-    table.event_query = rig_event_query;
-    table.event_synchronize = rig_event_sync;
-    table.copy = rig_copy;
-    table.host_function = rig_function;
-    table.pinned_alloc = rig_pinned;
-    table.pinned_free = rig_pinned_free;
-    table.device_alloc = rig_alloc;
-    table.device_free = rig_free;
-    table.device_fill = rig_fill;
-    table.pointer_place = rig_place;
-    table.error_text = rig_text;
-    table.forget_error = rig_forget;
-    table.unload = rig_unload;
-    status = tagc_device_create(&table, ordinal, &rig->device);
+    table.StreamIsCapturing = rig_capturing;
+    table.StreamCreateWithFlags = rig_stream;
+    table.StreamWaitEvent = rig_wait;
+    table.EventRecord = rig_record;
+    status = tagc_device_create(&table, where, ordinal, &rig->device);
     if (status != TAGC_OK) {
-        between->real.unload(between->real.context);
+        tagc_runtime_unbind(&table);
         return status;
     }
-    between->real.device_set(between->real.context, ordinal);
+    between->real.SetDevice(ordinal);
     if ((status = tagc_stager_create(rig->device, n_slots, &rig->stager)) != TAGC_OK) return status;
     for (int u = RIG_UNITS - 1; u >= 0; u--) { /* the largest first: no growing with work under way */
         rig->n_elems[u] = 64 << u;
@@ -289,7 +227,8 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
         status = tagc_stage_create(rig->stager, (uint64_t)u, n_bytes, n_bytes, &rig->stages[u]);
         if (status != TAGC_OK) return status;
     }
-    if (between->real.event_create(between->real.context, &rig->step_over)) return TAGC_ERR_DEVICE;
+    if (between->real.EventCreateWithFlags(&rig->step_over, TAGC_EVENT_WITHOUT_TIMING))
+        return TAGC_ERR_DEVICE;
     return fake_stream(&rig->caller) ? TAGC_ERR_DEVICE : TAGC_OK;
 }
 
@@ -297,9 +236,10 @@ static inline tagc_status rig_make(device_rig *rig, int rank, int ordinal, uint6
 static inline tagc_status rig_enqueue(device_rig *rig, int step, int unit) {
     const tagc_runtime *real = &rig->saboteur.real;
     void *back = tagc_stager_stream(rig->stager);
+    rig_between = &rig->saboteur;
     if (rig->is_pipelined && unit == 0) { /* gradients of the last step are noted, and can be written again */
-        real->event_record(real->context, rig->step_over, back);
-        real->stream_wait_event(real->context, rig->caller, rig->step_over);
+        real->EventRecord(rig->step_over, back);
+        real->StreamWaitEvent(rig->caller, rig->step_over, 0);
     }
     rig_launch(rig, rig->caller, rig_write_gradient, step, unit);
     tagc_status status = tagc_stage_enqueue(rig->stages[unit], rig->gradients[unit], rig->outputs[unit],
@@ -314,8 +254,8 @@ static inline void rig_start(device_rig *rig) {
 
 static inline int rig_synchronize(device_rig *rig) {
     tagc_runtime *real = &rig->saboteur.real;
-    int code = real->stream_synchronize(real->context, rig->caller);
-    return code ? code : real->stream_synchronize(real->context, tagc_stager_stream(rig->stager));
+    int code = real->StreamSynchronize(rig->caller);
+    return code ? code : real->StreamSynchronize(tagc_stager_stream(rig->stager));
 }
 
 static inline void rig_join(device_rig *rig) {
@@ -327,13 +267,13 @@ static inline void rig_end(device_rig *rig) {
     tagc_runtime *real = &rig->saboteur.real;
     for (int u = 0; u < RIG_UNITS; u++) tagc_stage_destroy(rig->stages[u]);
     tagc_stager_destroy(rig->stager);
-    real->stream_synchronize(real->context, rig->caller); /* its kernels know the arrays */
+    real->StreamSynchronize(rig->caller); /* its kernels know the arrays */
     for (int u = 0; u < RIG_UNITS; u++) {
         for (int s = 0; s < RIG_STEPS; s++) free(rig->results[s][u]);
         if (rig->gradients[u]) fake_free(rig->gradients[u]);
         if (rig->outputs[u]) fake_free(rig->outputs[u]);
     }
-    real->event_destroy(real->context, rig->step_over);
+    real->EventDestroy(rig->step_over);
     tagc_device_close(rig->device);
 }
 

@@ -73,12 +73,13 @@ static void test_real(void **state) {
         skip();
     }
     tagc_runtime runtime;
-    assert_int_equal(tagc_cuda_bind(found, &runtime), TAGC_OK);
-    print_message("%s\n", runtime.where);
-    int n = 0, code = runtime.device_count(runtime.context, &n);
-    if (code) print_message("%s\n", runtime.error_text(runtime.context, code));
+    char where[TAGC_WHERE_TEXT_BYTES];
+    assert_int_equal(tagc_runtime_bind(found, &runtime, where), TAGC_OK);
+    print_message("%s\n", where);
+    int n = 0, code = runtime.GetDeviceCount(&n);
+    if (code) print_message("%s\n", runtime.GetErrorString(code));
     assert_true(code != 0 || n > 0);
-    runtime.unload(runtime.context);
+    tagc_runtime_unbind(&runtime);
 }
 
 int main(void) {

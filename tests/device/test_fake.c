@@ -11,12 +11,11 @@
 #include "fake_runtime.h"
 
 static tagc_runtime runtime;
-static void *context;
+static char where[TAGC_WHERE_TEXT_BYTES];
 
 static void begin(uint64_t seed, fake_pace pace) {
     fake_reset(seed, 1, pace, 1);
-    assert_int_equal(tagc_cuda_bind(FAKE_CUDART, &runtime), TAGC_OK);
-    context = runtime.context;
+    assert_int_equal(tagc_runtime_bind(FAKE_CUDART, &runtime, where), TAGC_OK);
 }
 
 static void end(const char *expected) {
@@ -26,7 +25,7 @@ static void end(const char *expected) {
         assert_string_equal(fake_mistake(0), expected);
     else
         assert_int_equal(fake_n_mistakes(), 0);
-    runtime.unload(context);
+    tagc_runtime_unbind(&runtime);
 }
 
 static int order[8], n_order;
@@ -45,24 +44,24 @@ static void test_order(void **state) {
             void *a, *b, *event;
             assert_int_equal(fake_stream(&a), 0);
             assert_int_equal(fake_stream(&b), 0);
-            assert_int_equal(runtime.event_create(context, &event), 0);
+            assert_int_equal(runtime.EventCreateWithFlags(&event, TAGC_EVENT_WITHOUT_TIMING), 0);
             n_order = 0;
-            assert_int_equal(runtime.stream_wait_event(context, b, event),
+            assert_int_equal(runtime.StreamWaitEvent(b, event, 0),
                              0); /* never recorded: nothing to wait for */
             fake_launch(a, note, (void *)1);
             fake_launch(a, note, (void *)2);
-            runtime.event_record(context, event, a);
-            if (with_event) runtime.stream_wait_event(context, b, event);
+            runtime.EventRecord(event, a);
+            if (with_event) runtime.StreamWaitEvent(b, event, 0);
             fake_launch(b, note, (void *)3);
-            runtime.event_record(context, event, b); /* later than what was waited for */
+            runtime.EventRecord(event, b); /* later than what was waited for */
             fake_launch(b, note, (void *)4);
             int done = 1;
-            assert_int_equal(runtime.stream_query(context, a, &done), 0);
+            assert_int_equal(tagc_runtime_answer(&runtime, runtime.StreamQuery(a), &done), 0);
             assert_int_equal(done, 0);
             assert_int_equal(n_order, 0); /* late */
-            assert_int_equal(runtime.stream_synchronize(context, b), 0);
-            assert_int_equal(runtime.stream_synchronize(context, a), 0);
-            assert_int_equal(runtime.event_query(context, event, &done), 0);
+            assert_int_equal(runtime.StreamSynchronize(b), 0);
+            assert_int_equal(runtime.StreamSynchronize(a), 0);
+            assert_int_equal(tagc_runtime_answer(&runtime, runtime.EventQuery(event), &done), 0);
             assert_int_equal(done, 1);
             int place[5] = {0};
             for (int i = 0; i < 4; i++) place[order[i]] = i;
@@ -90,22 +89,22 @@ static void test_copies(void **state) {
     void *stream, *pinned;
     char *array = fake_alloc(64);
     assert_int_equal(fake_stream(&stream), 0);
-    assert_int_equal(runtime.pinned_alloc(context, &pinned, 64), 0);
+    assert_int_equal(runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE), 0);
     fake_launch(stream, write_ones, array);
-    runtime.copy(context, pinned, array, 64, TAGC_COPY_TO_HOST, stream);
-    runtime.stream_synchronize(context, stream);
+    runtime.MemcpyAsync(pinned, array, 64, TAGC_COPY_TO_HOST, stream);
+    runtime.StreamSynchronize(stream);
     for (int i = 0; i < 64; i++) assert_int_equal(((char *)pinned)[i], 1);
     memset(pinned, 7, 64);
-    runtime.copy(context, array, pinned, 64, TAGC_COPY_TO_DEVICE, stream);
+    runtime.MemcpyAsync(array, pinned, 64, TAGC_COPY_TO_DEVICE, stream);
     fake_launch(stream, look, array);
-    runtime.stream_synchronize(context, stream);
+    runtime.StreamSynchronize(stream);
     for (int i = 0; i < 64; i++) assert_int_equal(seen[i], 7);
     tagc_place place;
-    assert_int_equal(runtime.pointer_place(context, array + 5, &place), 0);
+    assert_int_equal(tagc_runtime_place(&runtime, array + 5, &place), 0);
     assert_int_equal(place.is_device, 1);
-    assert_int_equal(runtime.pointer_place(context, pinned, &place), 0);
+    assert_int_equal(tagc_runtime_place(&runtime, pinned, &place), 0);
     assert_int_equal(place.is_device, 0);
-    runtime.pinned_free(context, pinned);
+    runtime.FreeHost(pinned);
     fake_free(array);
     end(NULL);
 }
@@ -126,39 +125,39 @@ static void test_host(void **state) {
     end("the device's memory looked at outside of a kernel");
 
     begin(1, FAKE_LATE);
-    runtime.pinned_alloc(context, &pinned, 64);
-    runtime.pinned_free(context, pinned);
+    runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE);
+    runtime.FreeHost(pinned);
     ((volatile char *)pinned)[0] = 1;
     end("pinned memory used after it was freed");
 
     begin(1, FAKE_LATE);
-    runtime.pinned_alloc(context, &pinned, 64);
-    runtime.pinned_free(context, pinned);
-    runtime.pinned_free(context, pinned);
+    runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE);
+    runtime.FreeHost(pinned);
+    runtime.FreeHost(pinned);
     end("freed twice");
 
     begin(1, FAKE_LATE);
     fake_stream(&stream);
-    runtime.pinned_alloc(context, &pinned, 64);
-    runtime.copy(context, fake_alloc(64), pinned, 64, TAGC_COPY_TO_DEVICE, stream);
-    runtime.pinned_free(context, pinned);
+    runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE);
+    runtime.MemcpyAsync(fake_alloc(64), pinned, 64, TAGC_COPY_TO_DEVICE, stream);
+    runtime.FreeHost(pinned);
     end("freed while a copy is to come");
 
     begin(1, FAKE_LATE);
     fake_stream(&stream);
-    runtime.pinned_alloc(context, &pinned, 64);
-    runtime.copy(context, fake_alloc(64), pinned, 65, TAGC_COPY_TO_DEVICE, stream);
+    runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE);
+    runtime.MemcpyAsync(fake_alloc(64), pinned, 65, TAGC_COPY_TO_DEVICE, stream);
     end("a copy beyond the end of its memory");
 
     begin(1, FAKE_LATE);
     fake_stream(&stream);
-    runtime.copy(context, fake_alloc(64), seen, 64, TAGC_COPY_TO_DEVICE, stream);
+    runtime.MemcpyAsync(fake_alloc(64), seen, 64, TAGC_COPY_TO_DEVICE, stream);
     end("a copy's host side is not pinned memory");
 
     begin(1, FAKE_LATE);
     fake_stream(&stream);
-    runtime.stream_destroy(context, stream);
-    runtime.stream_synchronize(context, stream);
+    runtime.StreamDestroy(stream);
+    runtime.StreamSynchronize(stream);
     end("a stream that does not exist");
 }
 
@@ -176,21 +175,21 @@ static void test_copy_under_way(void **state) {
         void *a, *b, *pinned;
         fake_stream(&a);
         fake_stream(&b);
-        runtime.pinned_alloc(context, &pinned, 64);
-        runtime.copy(context, fake_alloc(64), pinned, 64, TAGC_COPY_TO_DEVICE, a);
+        runtime.HostAlloc(&pinned, 64, TAGC_PINNED_PORTABLE);
+        runtime.MemcpyAsync(fake_alloc(64), pinned, 64, TAGC_COPY_TO_DEVICE, a);
         fake_launch(b, touch, pinned);
-        runtime.stream_synchronize(context, a);
-        runtime.stream_synchronize(context, b);
+        runtime.StreamSynchronize(a);
+        runtime.StreamSynchronize(b);
         n_found += fake_n_mistakes() == 1 &&
                    !strcmp(fake_mistake(0), "the host touched pinned memory while a copy was under way");
-        runtime.unload(context);
+        tagc_runtime_unbind(&runtime);
     }
     assert_in_range(n_found, 2, 14);
 }
 
 static void call_back(void *arg) {
     int done;
-    runtime.stream_query(context, arg, &done);
+    tagc_runtime_answer(&runtime, runtime.StreamQuery(arg), &done);
 }
 
 static void test_host_function(void **state) {
@@ -198,8 +197,8 @@ static void test_host_function(void **state) {
     begin(1, FAKE_EAGER);
     void *stream;
     fake_stream(&stream);
-    runtime.host_function(context, stream, call_back, stream);
-    runtime.stream_synchronize(context, stream);
+    runtime.LaunchHostFunc(stream, call_back, stream);
+    runtime.StreamSynchronize(stream);
     end("a call of the runtime from a host function");
 }
 
@@ -210,13 +209,13 @@ static void test_broken(void **state) {
     int done;
     fake_stream(&stream);
     n_order = 0;
-    runtime.host_function(context, stream, note, NULL);
+    runtime.LaunchHostFunc(stream, note, NULL);
     fake_fail("StreamQuery", 2, 17);
-    assert_int_equal(runtime.stream_query(context, stream, &done), 0);
-    assert_int_equal(runtime.stream_query(context, stream, &done), 17);
+    assert_int_equal(tagc_runtime_answer(&runtime, runtime.StreamQuery(stream), &done), 0);
+    assert_int_equal(tagc_runtime_answer(&runtime, runtime.StreamQuery(stream), &done), 17);
     fake_break(0, 700);
-    assert_int_equal(runtime.stream_synchronize(context, stream), 700);
-    assert_string_equal(runtime.error_text(context, 700), "an illegal memory access was encountered");
+    assert_int_equal(runtime.StreamSynchronize(stream), 700);
+    assert_string_equal(runtime.GetErrorString(700), "an illegal memory access was encountered");
     assert_int_equal(n_order, 0); /* host functions are not called any more */
     end(NULL);
 }

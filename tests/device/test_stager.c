@@ -217,7 +217,7 @@ static tagc_status double_there(device_rig *rig, int unit, const float *input, f
     *one = (doubling){(float *)(size_t)input, output, rig->n_elems[unit]};
     if (input != rig->gradients[unit] || output != rig->outputs[unit]) return TAGC_ERR_STATE;
     if (fake_launch(there.stream, double_values, one)) return TAGC_ERR_DEVICE;
-    if (there.waits && real->stream_synchronize(real->context, there.stream)) return TAGC_ERR_DEVICE;
+    if (there.waits && real->StreamSynchronize(there.stream)) return TAGC_ERR_DEVICE;
     return TAGC_OK;
 }
 
@@ -246,7 +246,7 @@ static int n_wrong_without_copies(uint64_t seed, int waits) {
             for (int i = 0; i < rig.n_elems[u]; i++)
                 n_wrong += rig.results[s][u][i] != 2 * rig_value(&rig, s, u, i);
     rig_join(&rig);
-    rig.saboteur.real.stream_synchronize(rig.saboteur.real.context, there.stream);
+    rig.saboteur.real.StreamSynchronize(there.stream);
     rig_end(&rig);
     assert_int_equal(fake_n_mistakes(), 0);
     return n_wrong;
