@@ -187,7 +187,7 @@ static tagc_status make(tagc_auto *a) {
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for the choices of %d flats", a->n_flats);
     a->n_candidates = tagc_auto_candidates(&a->setup.engine, a->candidates);
     for (int i = 0; i < a->n_flats; i++) {
-        tagc_fsdp_flat flat;
+        tagc_layout_flat flat;
         TAGC_TRY(tagc_fsdp_flat_info(a->setup.fsdp, i, &flat));
         a->dense[i] = flat.reducer;
         if (flat.class_ == TAGC_CLASS_DENSE) continue;

@@ -195,7 +195,7 @@ static int had_replica(const tagc_load *load, const tagc_flat *flat) {
 /* Deltas continue from the saved replica. If a unit has none, its next gather sends whole values. */
 static tagc_status load_replica(const tagc_load *load, int unit) {
     tagc_fsdp *f = load->fsdp;
-    const tagc_unit *u = &f->tables.units[unit];
+    const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
         if (!had_replica(load, &f->tables.flats[i])) return TAGC_OK;
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {

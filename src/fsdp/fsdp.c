@@ -7,10 +7,7 @@
 static tagc_status make_order(tagc_fsdp *f) {
     TAGC_TRY(tagc_order_create(&tagc_fsdp_order_calls, f, &f->options, f->tables.n_units, f->tables.n_slots,
                                f->tables.backward_order, &f->order));
-    for (int i = 0; i < f->tables.n_units; i++) {
-        tagc_layout_unit unit = tagc_fsdp_unit_layout(&f->tables.units[i]);
-        tagc_order_set_unit(&f->order, i, &unit);
-    }
+    for (int i = 0; i < f->tables.n_units; i++) tagc_order_set_unit(&f->order, i, &f->tables.units[i]);
     return TAGC_OK;
 }
 
@@ -235,14 +232,13 @@ int tagc_fsdp_n_flats(const tagc_fsdp *f) {
     return f->tables.n_flats;
 }
 
-tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_fsdp_flat *out) {
+tagc_status tagc_fsdp_flat_info(const tagc_fsdp *f, int flat, tagc_layout_flat *out) {
     if (flat < 0 || flat >= f->tables.n_flats)
         return tagc_fail(TAGC_ERR_ARGUMENT, "flat is %d, allowed is 0 to %d", flat, f->tables.n_flats - 1);
     const tagc_flat *from = &f->tables.flats[flat];
-    tagc_gatherer_options gatherer;
-    *out = (tagc_fsdp_flat){
+    *out = (tagc_layout_flat){
         .unit = from->unit, .class_ = from->class_, .n_elems = from->n_elems, .n_padded = from->n_padded};
-    tagc_fsdp_exchange_options(f, from, &out->reducer, &gatherer);
+    out->has_gatherer = tagc_fsdp_exchange_options(f, from, &out->reducer, &out->gatherer);
     return TAGC_OK;
 }
 

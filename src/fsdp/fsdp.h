@@ -205,13 +205,15 @@ int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 
 /* A flat: the tensors of one class of one unit. */
-typedef struct tagc_fsdp_flat {
-    int unit, class_;             /* tagc_class */
+typedef struct tagc_layout_flat {
+    int unit, class_;             /* tagc_class; of parts, the fragment instead of the unit */
     uint64_t n_elems, n_padded;   /* without and with padding */
-    tagc_reducer_options reducer; /* in use */
-} tagc_fsdp_flat;
+    tagc_reducer_options reducer; /* as the engine would create it */
+    int has_gatherer;             /* 0 where parameters are replicated */
+    tagc_gatherer_options gatherer;
+} tagc_layout_flat;
 int tagc_fsdp_n_flats(const tagc_fsdp *fsdp);
-tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_fsdp_flat *out);
+tagc_status tagc_fsdp_flat_info(const tagc_fsdp *fsdp, int flat, tagc_layout_flat *out);
 /* Collective, between steps: from the next step on, this flat's gradient is exchanged by `options` (the engine sets
  * n_elems, tag, op, output, paper, ranks_per_host and n_threads). Nothing of the residual is lost: the new exchange takes
  * it over, or, if that keeps none, the next gradient does. On failure the flat is unchanged. */

@@ -140,7 +140,7 @@ static int stays_alone(const tagc_fsdp *f, int unit) {
 
 /* Moves all tensors of unit `from` into `to`, the unit before it. */
 static void join(tagc_fsdp *f, int to, int from) {
-    tagc_unit *u = &f->tables.units[to];
+    tagc_layout_unit *u = &f->tables.units[to];
     char first[TAGC_TENSOR_NAME_BYTES], last[TAGC_TENSOR_NAME_BYTES];
     snprintf(first, sizeof first, "%s", u->name);
     snprintf(last, sizeof last, "%s", f->tables.units[from].name);
@@ -176,7 +176,7 @@ static void join_neighbours(tagc_fsdp *f) {
 }
 
 static void describe_unit(tagc_fsdp *f, int unit) {
-    tagc_unit *u = &f->tables.units[unit];
+    tagc_layout_unit *u = &f->tables.units[unit];
     int first = -1, last = -1; /* stages */
     for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_tensor_info *t = &f->tables.tensors[i];
@@ -231,7 +231,7 @@ static void make_flats(tagc_fsdp *f) {
     static const int order[TAGC_N_CLASSES] = {TAGC_CLASS_COMPRESSED, TAGC_CLASS_MILD, TAGC_CLASS_DENSE};
     int n_members = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++) {
-        tagc_unit *u = &f->tables.units[unit];
+        tagc_layout_unit *u = &f->tables.units[unit];
         u->first_flat = f->tables.n_flats;
         for (int k = 0; k < TAGC_N_CLASSES; k++) {
             tagc_flat *flat = &f->tables.flats[f->tables.n_flats];
@@ -283,7 +283,7 @@ static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradie
     n_slots = n_shared;
     n_transient = 0;
     for (int unit = 0; unit < f->tables.n_units; unit++) {
-        tagc_unit *u = &f->tables.units[unit];
+        tagc_layout_unit *u = &f->tables.units[unit];
         int slot = n_shared > 0 && !u->spans ? n_transient++ % n_shared : n_slots++;
         *(gradients ? &u->gradient_slot : &u->slot) = slot;
         if (slots[slot].n_elems < u->n_padded) slots[slot].n_elems = u->n_padded;
@@ -389,7 +389,7 @@ tagc_status tagc_fsdp_place(tagc_fsdp *f) {
     place_values(f, &arena);
     for (int i = 0; i < f->tables.n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];
-        const tagc_unit *u = &f->tables.units[flat->unit];
+        const tagc_layout_unit *u = &f->tables.units[flat->unit];
         if (span_of_moment(f, flat) == MOMENT_WHILE_GENTLE) {
             TAGC_TRY(
                 tagc_memory_create(flat->n_owned * sizeof(float), "a first moment", &flat->gentle_moment1));

@@ -5,22 +5,16 @@
 
 #include "fsdp/fsdp.h"
 
-typedef struct tagc_layout_flat {
-    int unit, class_;             /* tagc_class; of parts, the fragment instead of the unit */
-    uint64_t n_elems, n_padded;   /* without and with padding */
-    tagc_reducer_options reducer; /* as the engine would create it */
-    int has_gatherer;             /* 0 where parameters are replicated */
-    tagc_gatherer_options gatherer;
-} tagc_layout_flat;
-
 typedef struct tagc_layout_unit {
     char name[TAGC_TENSOR_NAME_BYTES];
     int first_flat, n_flats, n_tensors;
-    int n_uses;              /* in a forward pass */
-    int spans;               /* used in more than one stage: stays gathered between forward and backward */
-    int position[2];         /* in the order of the forward and of the backward pass */
-    int slot, gradient_slot; /* two units of one slot cannot be gathered, or in backward, at once */
-    uint64_t n_padded;
+    int n_uses;                 /* in a forward pass */
+    int spans;                  /* used in more than one stage: stays gathered between forward and backward */
+    int position[2];            /* in the order of the forward and of the backward pass */
+    int slot, gradient_slot;    /* two units of one slot cannot be gathered, or in backward, at once */
+    uint64_t n_elems, n_padded; /* without and with padding */
+    uint64_t backward_key;      /* descends in the order of the backward pass */
+    int n_exchanged;            /* of an engine: in this step */
 } tagc_layout_unit;
 
 typedef struct tagc_layout {

@@ -9,7 +9,7 @@ static const char *const pass_names[] = {"forward", "backward", "between passes"
 
 static tagc_status begin_gather(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->tables.units[unit];
+    const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
         TAGC_TRY(tagc_gatherer_begin(f->tables.flats[i].gatherer, f->tables.flats[i].master,
                                      f->tables.flats[i].full));
@@ -18,7 +18,7 @@ static tagc_status begin_gather(void *context, int unit) {
 
 static tagc_status end_gather(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->tables.units[unit];
+    const tagc_layout_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++)
         TAGC_TRY(tagc_gatherer_end(f->tables.flats[i].gatherer));
@@ -47,7 +47,7 @@ static void add_stats(tagc_fsdp *f, const tagc_flat *flat, const tagc_reducer_st
 
 static tagc_status end_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
-    tagc_unit *u = &f->tables.units[unit];
+    tagc_layout_unit *u = &f->tables.units[unit];
     double start_s = tagc_time_s();
     tagc_reducer_stats stats;
     tagc_reducer_stats_init(&stats);
@@ -77,7 +77,7 @@ static void add_carry(const tagc_fsdp *f, tagc_flat *flat) {
 
 static tagc_status begin_exchange(void *context, int unit) {
     tagc_fsdp *f = context;
-    const tagc_unit *u = &f->tables.units[unit];
+    const tagc_layout_unit *u = &f->tables.units[unit];
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) add_carry(f, &f->tables.flats[i]);
     for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
         tagc_flat *flat = &f->tables.flats[i];

@@ -50,7 +50,7 @@ static tagc_status update(tagc_fsdp *f, double lr, double clip) {
                         .n_updates = ++f->n_updates};
     tagc_order_make_absent(&f->order);
     for (int unit = 0; unit < f->tables.n_units; unit++) {
-        const tagc_unit *u = &f->tables.units[unit];
+        const tagc_layout_unit *u = &f->tables.units[unit];
         for (int i = u->first_flat; i < u->first_flat + u->n_flats; i++) {
             const tagc_flat *flat = &f->tables.flats[i];
             adamw.beta1 = tagc_fsdp_beta1(o, flat); /* 0 where there is no first moment */

@@ -44,22 +44,6 @@ typedef struct tagc_flat {
     double sparsity;    /* in use, or -1: that of the options */
 } tagc_flat;
 
-typedef struct tagc_unit {
-    char name[TAGC_TENSOR_NAME_BYTES];
-    int first_flat, n_flats, n_tensors;
-    int spans;       /* its tensors are used in more than one stage */
-    int position[2]; /* in the order of the forward and of the backward pass */
-    uint64_t backward_key;
-    int n_uses;       /* expected in a forward pass */
-    uint64_t n_elems; /* without padding */
-    int slot, gradient_slot;
-    uint64_t n_padded;
-    int n_exchanged; /* in this step */
-} tagc_unit;
-
-/* The part of it that layout.h makes public. */
-tagc_layout_unit tagc_fsdp_unit_layout(const tagc_unit *unit);
-
 typedef struct tagc_slot {
     float *values;
     uint64_t n_elems; /* of its largest unit */
@@ -70,7 +54,7 @@ typedef struct tagc_tables {
     tagc_tensor_info *tensors; /* (n_tensors) */
     tagc_place *places;        /* (n_tensors) */
     int *members;              /* (n_tensors) tensors, flat by flat */
-    tagc_unit *units;          /* in the order of the forward pass */
+    tagc_layout_unit *units;   /* in the order of the forward pass */
     int *backward_order;       /* (n_units) */
     tagc_flat *flats;
     tagc_slot *slots, *gradient_slots;

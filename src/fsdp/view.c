@@ -5,20 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-tagc_layout_unit tagc_fsdp_unit_layout(const tagc_unit *u) {
-    tagc_layout_unit out = {.first_flat = u->first_flat,
-                            .n_flats = u->n_flats,
-                            .n_tensors = u->n_tensors,
-                            .n_uses = u->n_uses,
-                            .spans = u->spans,
-                            .position = {u->position[0], u->position[1]},
-                            .slot = u->slot,
-                            .gradient_slot = u->gradient_slot,
-                            .n_padded = u->n_padded};
-    memcpy(out.name, u->name, sizeof u->name);
-    return out;
-}
-
 static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
     size_t n_tensors = (size_t)f->tables.n_tensors, n_units = (size_t)f->tables.n_units,
            n_flats = (size_t)f->tables.n_flats;
@@ -40,21 +26,16 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d tensors", f->tables.n_tensors);
     for (int i = 0; i < f->tables.n_tensors; i++) out->unit_of_tensor[i] = f->tables.places[i].unit;
     memcpy(out->backward_order, f->tables.backward_order, n_units * sizeof *out->backward_order);
-    for (int i = 0; i < f->tables.n_units; i++) out->units[i] = tagc_fsdp_unit_layout(&f->tables.units[i]);
+    memcpy(out->units, f->tables.units, n_units * sizeof *out->units);
     out->paper = f->options.paper;
     for (int i = 0; i < f->tables.n_flats; i++) {
-        const tagc_flat *flat = &f->tables.flats[i];
         tagc_layout_flat *to = &out->flats[i];
-        to->unit = flat->unit;
-        to->class_ = flat->class_;
-        to->n_elems = flat->n_elems;
-        to->n_padded = flat->n_padded;
-        to->has_gatherer = tagc_fsdp_exchange_options(f, flat, &to->reducer, &to->gatherer);
+        TAGC_TRY(tagc_fsdp_flat_info(f, i, to));
         if (to->reducer.paper) to->reducer.paper = &out->paper;
         tagc_exchange_memory memory;
         TAGC_TRY(tagc_reducer_memory(&to->reducer, f->world_size, 0, &memory));
         out->memory.residuals += memory.residual;
-        out->n_owned += flat->n_owned;
+        out->n_owned += f->tables.flats[i].n_owned;
     }
     if (f->local == NULL) return TAGC_OK;
     out->n_sites = f->local->n_sites;

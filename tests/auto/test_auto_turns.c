@@ -87,7 +87,7 @@ static void note(void *context, const char *line) {
 static int count_compressed(tagc_fsdp *f) {
     int n = 0;
     for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
-        tagc_fsdp_flat flat;
+        tagc_layout_flat flat;
         CHECK_OK(tagc_fsdp_flat_info(f, i, &flat));
         n += flat.reducer.exchange != TAGC_EXCHANGE_DENSE;
     }

@@ -55,7 +55,7 @@ static void units_are_runs_of_stages(void **state) {
                 assert_int_equal(f.tables.places[t].unit, unit_of[m.tensors[t].stage]);
             int n_tensors = 0, n_uses = 0;
             for (int unit = 0; unit < n_units; unit++) {
-                const tagc_unit *u = &f.tables.units[unit];
+                const tagc_layout_unit *u = &f.tables.units[unit];
                 n_tensors += u->n_tensors;
                 n_uses += u->n_uses;
                 assert_int_equal(u->spans, tied && unit == 0); /* buckets go when they are done */

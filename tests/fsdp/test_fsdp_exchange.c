@@ -50,7 +50,7 @@ static void sum_pending(run *r, tagc_comm *comm, const tagc_fsdp *f) {
 
 static void set_all(run *r, tagc_fsdp *f, const stage *s) {
     for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
-        tagc_fsdp_flat info;
+        tagc_layout_flat info;
         CHECK_OK(tagc_fsdp_flat_info(f, i, &info));
         if (info.class_ != TAGC_CLASS_COMPRESSED) continue;
         tagc_reducer_options o = r->options.reducer;

@@ -121,7 +121,7 @@ static void mild_takes_the_other_matrices(void **state) {
         uint64_t n_dense = tagc_fsdp_n_params(&f) - tagc_fsdp_n_mild(&f) - tagc_fsdp_n_compressed(&f);
         assert_int_equal(n_dense, policy == TAGC_POLICY_ALL ? 0 : n_vectors);
         for (int i = 0; i < f.tables.n_flats; i++) {
-            tagc_fsdp_flat flat;
+            tagc_layout_flat flat;
             assert_int_equal(tagc_fsdp_flat_info(&f, i, &flat), TAGC_OK);
             const tagc_tensor_info *first = &t.tensors[f.tables.members[f.tables.flats[i].first_member]];
             assert_int_equal(flat.class_, tagc_fsdp_class(&f.options, first));
