@@ -21,6 +21,7 @@
 #ifndef TAGC_FSDP_CHECKPOINT_FORMAT_H
 #define TAGC_FSDP_CHECKPOINT_FORMAT_H
 
+#include "fsdp/tables.h"
 #include "model/tensor.h"
 
 /* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps. Up to version 4
@@ -38,10 +39,11 @@ typedef struct tagc_manifest_tensor {
 
 typedef struct tagc_manifest_flat {
     uint64_t n_elems, n_padded;
-    uint64_t n_residual; /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
-    uint64_t n_gathers;  /* gathers that made the replica; 0: no replica is saved */
-    int has_moment1;     /* 1 in all versions below 5 */
-    int gentle;          /* 1: still in its gentle start (gentle.c); 0 if the manifest lacks it */
+    uint64_t n_residual;  /* n_padded, n_padded / ranks per host, or 0 if the exchange keeps none */
+    uint64_t n_gathers;   /* gathers that made the replica; 0: no replica is saved */
+    int has_moment1;      /* 1 in all versions below 5 */
+    tagc_gentle gentle;   /* stage of its gentle start; OVER if the manifest lacks it */
+    uint64_t noise_since; /* as in tagc_flat */
 } tagc_manifest_flat;
 
 typedef struct tagc_manifest_file {

@@ -223,14 +223,19 @@ static tagc_status load_replicas(const tagc_load *load) {
     return TAGC_OK;
 }
 
-/* Whether all tensors of this flat were in flats of a gentle start. */
-static int was_gentle(const tagc_load *load, int index) {
-    const tagc_fsdp *f = load->fsdp;
+/* If this flat's tensors were in flats of different stages, the last stage counts. What forks is not fresh. */
+static tagc_status load_gentle(const tagc_load *load, int index) {
+    tagc_fsdp *f = load->fsdp;
     const tagc_manifest *m = load->manifest;
-    for (int i = f->tables.flats[index].first_member;
-         i < f->tables.flats[index].first_member + f->tables.flats[index].n_members; i++)
-        if (!m->flats[m->tensors[f->tables.members[i]].flat].gentle) return 0;
-    return 1;
+    const tagc_flat *flat = &f->tables.flats[index];
+    tagc_gentle stage = load->forks ? TAGC_GENTLE_4_BITS : TAGC_GENTLE_FRESH;
+    uint64_t noise_since = UINT64_MAX;
+    for (int i = flat->first_member; i < flat->first_member + flat->n_members; i++) {
+        const tagc_manifest_flat *old = &m->flats[m->tensors[f->tables.members[i]].flat];
+        if (old->gentle < stage) stage = old->gentle;
+        if (old->noise_since < noise_since) noise_since = old->noise_since; /* 0 if one was not noise */
+    }
+    return tagc_fsdp_load_gentle(f, index, stage, noise_since);
 }
 
 /* A site's own, beside that of site 0; what forks begins with the parameters of site 0 everywhere. */
@@ -265,8 +270,7 @@ static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char 
     tagc_status status = find_path(&load, path);
     status = tagc_agree(comm, status == TAGC_OK ? stage(&load) : status);
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
-    for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++)
-        status = tagc_fsdp_load_gentle(fsdp, i, was_gentle(&load, i));
+    for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_gentle(&load, i);
     if (status == TAGC_OK) {
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);

@@ -35,6 +35,7 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         m->flats[i].n_elems = f->tables.flats[i].n_elems;
         m->flats[i].n_padded = f->tables.flats[i].n_padded;
         m->flats[i].gentle = f->tables.flats[i].gentle;
+        m->flats[i].noise_since = f->tables.flats[i].noise_since;
         tagc_fsdp_residual(&f->tables.flats[i], &m->flats[i].n_residual);
         m->flats[i].n_gathers = tagc_fsdp_replica_gathers(f, i);
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;

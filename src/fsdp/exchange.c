@@ -45,7 +45,7 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
         r->exchange = TAGC_EXCHANGE_DENSE;
         r->format = f->options.dense_format;
     }
-    if (flat->gentle) tagc_fsdp_gentle_options(r);
+    tagc_fsdp_gentle_options(flat->gentle, r);
     tagc_layout_own_fields(&f->options, flat->n_padded, flat->unit, r);
     tagc_gatherer_options_init(g);
     g->n_elems = flat->n_padded;
@@ -62,10 +62,12 @@ int tagc_fsdp_exchange_options(const tagc_fsdp *f, const tagc_flat *flat, tagc_r
 tagc_status tagc_fsdp_make_exchange(tagc_fsdp *f, tagc_flat *flat) {
     tagc_reducer_options r;
     tagc_gatherer_options g;
-    flat->gentle = tagc_fsdp_can_be_gentle(f, flat);
+    flat->gentle = !tagc_fsdp_can_be_gentle(f, flat) ? TAGC_GENTLE_OVER
+                   : f->options.fresh                ? TAGC_GENTLE_FRESH
+                                                     : TAGC_GENTLE_4_BITS;
     int is_gathered = tagc_fsdp_exchange_options(f, flat, &r, &g);
     TAGC_TRY(tagc_reducer_create(f->comm, &r, &flat->reducer));
-    f->n_gentle += flat->gentle;
+    f->n_gentle += flat->gentle != TAGC_GENTLE_OVER;
     flat->ranks_per_host = r.ranks_per_host;
     uint64_t n_residual = 0;
     tagc_reducer_residual(flat->reducer, &n_residual);
@@ -178,7 +180,7 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *f, int index, const tagc_flat *
     tagc_reducer_destroy(flat->reducer);
     f->memory.residuals += (n_after + (is_carried ? flat->n_padded : 0)) * sizeof(float);
     f->memory.residuals -= n_before * sizeof(float);
-    f->n_gentle += changed.gentle - flat->gentle;
+    f->n_gentle += (changed.gentle != TAGC_GENTLE_OVER) - (flat->gentle != TAGC_GENTLE_OVER);
     *flat = changed;
     flat->reducer = fresh;
     flat->sparsity = -1;
@@ -194,6 +196,6 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     tagc_flat changed = f->tables.flats[index];
     changed.asked = *options;
     changed.is_asked = 1;
-    changed.gentle = 0;
+    changed.gentle = TAGC_GENTLE_OVER;
     return tagc_fsdp_change_exchange(f, index, &changed);
 }

@@ -30,6 +30,7 @@ typedef enum tagc_wrap {
 } tagc_wrap;
 
 #define TAGC_MOST_BUCKET_ELEMS ((uint64_t)1 << 40)
+#define TAGC_FRESH_UPDATES 60
 
 typedef enum tagc_policy {
     TAGC_POLICY_NONE = 0,                 /* nothing is compressed */
@@ -86,6 +87,9 @@ typedef struct tagc_fsdp_options {
      * elsewhere. They change to the options above when their gradients are mostly noise. 0 (default): the options hold
      * from the first step. Not together with sparsity_warmup. */
     int gentle;
+    /* 1: the weights that _fill gets are random. A gentle start then sends 8 bits for TAGC_FRESH_UPDATES first. 0 (default):
+     * they have been trained. If a checkpoint is loaded, it says where its run was. */
+    int fresh;
     int sparsity_warmup; /* >= 0, default 0: steps in which the kept share of compressed flats falls from 25 % to its target */
     /* [0, 2^31), default 0 (off): sites train by themselves for so many steps, then exchange how far their
      * parameters moved (local_steps.h). `policy`, `reducer` (dense or direct) and `mild` say how that travels. A site is one rank with sharding

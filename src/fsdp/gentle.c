@@ -1,5 +1,10 @@
-/* The gentle start: a flat first sends every value in 4 bits and uses Adam's first moment. It begins to select values when
- * its gradients are mostly noise.
+/* The gentle start, in three stages: if the weights are random, a flat sends every value in 8 bits for 60 updates; then it
+ * sends every value in 4 bits, and uses Adam's first moment; it begins to select values when two looks in a row have found
+ * its gradients to be mostly noise.
+ *
+ * In the first updates of random weights, the rounding errors of 4 bits can make the gradient of an unclipped run jump, and
+ * the run then stays behind (docs/first-try.md). The caller says that weights are random; a checkpoint says which stage its
+ * flats were in.
  *
  * A value that is not selected waits in the residual. If gradients are mostly noise, waiting costs nothing. If they point
  * the same way step after step, as in a model that has just begun to learn, Adam takes one step for the waiting sum in
@@ -17,8 +22,8 @@
 #define FAINT 0.03         /* times the root mean square of the stage: smaller elements do not count */
 #define MOST_COHERENCE 1.3 /* times that of noise: a stage with more stays gentle */
 enum {
-    LOOK_EVERY = 20, /* updates */
-    BLOCK = 32       /* values that share a scale; among more, small ones arrive late and in bursts */
+    LOOK_EVERY = 20, /* updates; divides TAGC_FRESH_UPDATES */
+    BLOCK = 32 /* values that share a scale in 4 bits; among more, small ones arrive late and in bursts */
 };
 
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
@@ -29,10 +34,12 @@ int tagc_fsdp_can_be_gentle(const tagc_fsdp *f, const tagc_flat *flat) {
     return o.exchange == TAGC_EXCHANGE_DIRECT && o.sparsity > 0;
 }
 
-void tagc_fsdp_gentle_options(tagc_reducer_options *options) {
+void tagc_fsdp_gentle_options(tagc_gentle stage, tagc_reducer_options *options) {
+    if (stage == TAGC_GENTLE_OVER) return;
     options->sparsity = 0;
-    options->format = TAGC_FORMAT_INT4;
-    if (options->block == 0 || options->block > BLOCK) options->block = BLOCK;
+    options->format = stage == TAGC_GENTLE_FRESH ? TAGC_FORMAT_INT8 : TAGC_FORMAT_INT4;
+    if (stage == TAGC_GENTLE_4_BITS && (options->block == 0 || options->block > BLOCK))
+        options->block = BLOCK;
 }
 
 typedef struct tagc_coherence {
@@ -83,12 +90,12 @@ static tagc_coherence coherence_of(const tagc_fsdp *f, const tagc_flat *flat, in
     return own;
 }
 
-/* Sums of all parts of gentle flats, in order: of v if mean_squares is NULL, else of m^2 / v. Returns their number. */
+/* Sums of all parts of flats in 4 bits, in order: of v if mean_squares is NULL, else of m^2 / v. Returns their number. */
 static int sum_up(const tagc_fsdp *f, const double *mean_squares, tagc_coherence *own) {
     int n = 0;
     for (int i = 0; i < f->tables.n_flats; i++) {
         const tagc_flat *flat = &f->tables.flats[i];
-        if (!flat->gentle) continue;
+        if (flat->gentle != TAGC_GENTLE_4_BITS) continue;
         for (int first = flat->first_member, end; first < flat->first_member + flat->n_members; first = end) {
             end = end_of_part(f, flat, first);
             own[n] = mean_squares ? coherence_of(f, flat, first, end, FAINT * FAINT * mean_squares[n])
@@ -122,32 +129,58 @@ static double noise(const tagc_fsdp_options *o, uint64_t n_updates) {
     return m / v;
 }
 
-static tagc_status go_on(tagc_fsdp *f, int index) {
+static tagc_status enter(tagc_fsdp *f, int index, tagc_gentle stage) {
     tagc_flat changed = f->tables.flats[index];
-    changed.gentle = 0;
+    changed.gentle = stage;
+    changed.noise_since = 0;
     return tagc_fsdp_change_exchange(f, index, &changed);
 }
 
-tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
-    if (f->n_gentle == 0 || f->n_updates == 0 || f->n_updates % LOOK_EVERY != 0) return TAGC_OK;
+/* A step that was skipped may be followed by another look after the same number of updates: that decides nothing new. */
+static tagc_status decide(tagc_fsdp *f, int index, int is_noise) {
+    tagc_flat *flat = &f->tables.flats[index];
+    if (is_noise && flat->noise_since > 0 && flat->noise_since < f->n_updates)
+        return enter(f, index, TAGC_GENTLE_OVER);
+    if (!is_noise)
+        flat->noise_since = 0;
+    else if (flat->noise_since == 0)
+        flat->noise_since = f->n_updates;
+    return TAGC_OK;
+}
+
+/* Collective. */
+static tagc_status look(tagc_fsdp *f) {
     double most = MOST_COHERENCE * noise(&f->options, f->n_updates), *means = f->coherences;
     tagc_coherence *own = (tagc_coherence *)(means + 2 * f->n_parts), *all = own + f->n_parts;
     int n = sum_up(f, NULL, own);
+    if (n == 0) return TAGC_OK;
     TAGC_TRY(mean_of(f, own, n, all, means));
     sum_up(f, means, own);
     TAGC_TRY(mean_of(f, own, n, all, means));
     for (int i = 0; i < f->tables.n_flats; i++) {
         int is_noise = 1, is_known = 0;
-        if (!f->tables.flats[i].gentle) continue;
+        if (f->tables.flats[i].gentle != TAGC_GENTLE_4_BITS) continue;
         for (int k = tagc_fsdp_n_parts(f, &f->tables.flats[i]); k > 0; k--, means++) {
             is_noise &= *means < most;
             is_known |= *means > 0;
         }
-        if (is_noise && is_known) TAGC_TRY(go_on(f, i));
+        TAGC_TRY(decide(f, i, is_noise && is_known));
     }
     return TAGC_OK;
 }
 
-tagc_status tagc_fsdp_load_gentle(tagc_fsdp *f, int index, int gentle) {
-    return f->tables.flats[index].gentle && !gentle ? go_on(f, index) : TAGC_OK;
+tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *f) {
+    if (f->n_gentle == 0 || f->n_updates == 0 || f->n_updates % LOOK_EVERY != 0) return TAGC_OK;
+    TAGC_TRY(look(f));
+    for (int i = 0; i < f->tables.n_flats && f->n_updates >= TAGC_FRESH_UPDATES; i++)
+        if (f->tables.flats[i].gentle == TAGC_GENTLE_FRESH) TAGC_TRY(enter(f, i, TAGC_GENTLE_4_BITS));
+    return TAGC_OK;
+}
+
+tagc_status tagc_fsdp_load_gentle(tagc_fsdp *f, int index, tagc_gentle stage, uint64_t noise_since) {
+    tagc_flat *flat = &f->tables.flats[index];
+    if (flat->gentle == TAGC_GENTLE_OVER) return TAGC_OK;
+    if (flat->gentle != stage) TAGC_TRY(enter(f, index, stage));
+    flat->noise_since = noise_since;
+    return TAGC_OK;
 }

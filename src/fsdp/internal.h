@@ -78,12 +78,12 @@ tagc_status tagc_fsdp_change_exchange(tagc_fsdp *fsdp, int index, const tagc_fla
 
 /* ---- gentle.c ---- */
 int tagc_fsdp_can_be_gentle(const tagc_fsdp *fsdp, const tagc_flat *flat);
-void tagc_fsdp_gentle_options(tagc_reducer_options *options); /* of a flat in its gentle start */
+/* Changes what a flat in that stage sends otherwise. */
+void tagc_fsdp_gentle_options(tagc_gentle stage, tagc_reducer_options *options);
 int tagc_fsdp_n_parts(const tagc_fsdp *fsdp, const tagc_flat *flat);
 tagc_status tagc_fsdp_begin_gentle(tagc_fsdp *fsdp); /* collective, before the first gather of a step */
-/* Collective: takes over from a checkpoint whether a flat is in its gentle start. A flat that has ended it does not begin
- * again. */
-tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, int gentle);
+/* Collective: takes over a checkpoint's stage of the gentle start. A flat that has ended it does not begin again. */
+tagc_status tagc_fsdp_load_gentle(tagc_fsdp *fsdp, int index, tagc_gentle stage, uint64_t noise_since);
 
 /* ---- kept.c ---- */
 tagc_status tagc_fsdp_begin_kept(tagc_fsdp *fsdp); /* before the first gather of a step */

@@ -337,7 +337,7 @@ typedef enum { MOMENT_NEVER, MOMENT_WHILE_GENTLE, MOMENT_ALWAYS } moment_span;
 
 static moment_span span_of_moment(const tagc_fsdp *f, const tagc_flat *flat) {
     tagc_flat later = *flat;
-    later.gentle = 0;
+    later.gentle = TAGC_GENTLE_OVER;
     if (tagc_fsdp_beta1(&f->options, &later) > 0) return MOMENT_ALWAYS;
     return tagc_fsdp_can_be_gentle(f, flat) ? MOMENT_WHILE_GENTLE : MOMENT_NEVER;
 }

@@ -70,7 +70,10 @@ static json_t *content_of(const tagc_manifest *m) {
         const tagc_manifest_flat *f = &m->flats[i];
         json_t *flat = json_pack("{s:I, s:I, s:I}", "n_elems", (json_int_t)f->n_elems, "n_padded",
                                  (json_int_t)f->n_padded, "n_residual", (json_int_t)f->n_residual);
-        if (f->gentle) json_object_set_new(flat, "gentle", json_true());
+        if (f->gentle != TAGC_GENTLE_OVER) json_object_set_new(flat, "gentle", json_true());
+        if (f->gentle == TAGC_GENTLE_FRESH) json_object_set_new(flat, "fresh", json_true());
+        if (f->noise_since)
+            json_object_set_new(flat, "noise_since", json_integer((json_int_t)f->noise_since));
         if (m->version > 4 && !f->has_moment1) json_object_set_new(flat, "moment1", json_false());
         if (f->n_gathers) json_object_set_new(flat, "gathers", json_integer((json_int_t)f->n_gathers));
         json_array_append_new(flats, flat);
@@ -147,7 +150,11 @@ static tagc_status parse_flat(const json_t *json, const tagc_manifest *m, tagc_m
     TAGC_TRY(get_number(json, "n_elems", MAX_ELEMS, &f->n_elems));
     TAGC_TRY(get_number(json, "n_padded", MAX_ELEMS, &f->n_padded));
     TAGC_TRY(get_number(json, "n_residual", MAX_ELEMS, &f->n_residual));
-    f->gentle = json_is_true(json_object_get(json, "gentle"));
+    f->gentle = !json_is_true(json_object_get(json, "gentle")) ? TAGC_GENTLE_OVER
+                : json_is_true(json_object_get(json, "fresh")) ? TAGC_GENTLE_FRESH
+                                                               : TAGC_GENTLE_4_BITS;
+    if (json_object_get(json, "noise_since"))
+        TAGC_TRY(get_number(json, "noise_since", INT64_MAX, &f->noise_since));
     f->has_moment1 = m->version < 5 || !json_is_false(json_object_get(json, "moment1"));
     if (m->version > 2 && json_object_get(json, "gathers"))
         TAGC_TRY(get_number(json, "gathers", INT64_MAX, &f->n_gathers));

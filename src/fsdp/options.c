@@ -122,6 +122,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     TAGC_TRY(check_int("exchange_each_micro_step", o->exchange_each_micro_step, 0, 1));
     TAGC_TRY(check_int("sparsity_warmup", o->sparsity_warmup, 0, 2147483647));
     TAGC_TRY(check_int("gentle", o->gentle, 0, 1));
+    TAGC_TRY(check_int("fresh", o->fresh, 0, 1));
     if (o->gentle && o->sparsity_warmup > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "gentle is 1 and sparsity_warmup is %d, allowed is one of them",
                          o->sparsity_warmup);
@@ -174,7 +175,7 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g beta2_compressed=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g "
-             "sparsity_warmup=%d gentle=%d "
+             "sparsity_warmup=%d gentle=%d fresh=%d "
              "local_steps=%d local_fragments=%d local_delay=%d local_decay=%.17g outer_lr=%.17g "
              "outer_momentum=%.17g",
              fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
@@ -182,6 +183,6 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
              o->beta2, o->beta2_compressed, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup,
-             o->gentle, o->local_steps, o->local_fragments, o->local_delay, o->local_decay, o->outer_lr,
-             o->outer_momentum);
+             o->gentle, o->fresh, o->local_steps, o->local_fragments, o->local_delay, o->local_decay,
+             o->outer_lr, o->outer_momentum);
 }

@@ -25,6 +25,13 @@ typedef struct tagc_place {
     uint64_t first, at, n;
 } tagc_place;
 
+/* Stages of the gentle start (gentle.c). A flat goes from the largest to the smallest. */
+typedef enum tagc_gentle {
+    TAGC_GENTLE_OVER = 0,
+    TAGC_GENTLE_4_BITS = 1, /* every value */
+    TAGC_GENTLE_FRESH = 2   /* every value in 8 bits: weights were random a moment ago */
+} tagc_gentle;
+
 typedef struct tagc_flat {
     int unit, class_;            /* tagc_class */
     int first_member, n_members; /* in tagc_fsdp.members */
@@ -38,10 +45,11 @@ typedef struct tagc_flat {
     tagc_gatherer *gatherer;
     tagc_reducer_options asked; /* if is_asked: set by _set_exchange, instead of the engine's options */
     int is_asked, carry_sent;
-    int gentle;         /* 1: in its gentle start (gentle.c) */
-    int ranks_per_host; /* that add before they select: each rank selects from one part in so many */
-    float *carry;       /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
-    double sparsity;    /* in use, or -1: that of the options */
+    tagc_gentle gentle;
+    uint64_t noise_since; /* n_updates at the first of the looks in a row that found noise; else 0 */
+    int ranks_per_host;   /* that add before they select: each rank selects from one part in so many */
+    float *carry;         /* (n_padded) or NULL: residual of a former exchange; the next gradient adds it */
+    double sparsity;      /* in use, or -1: that of the options */
 } tagc_flat;
 
 typedef struct tagc_slot {

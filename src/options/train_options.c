@@ -213,8 +213,9 @@ static const tagc_option rows[] = {
     {CHOICE(NULL, "wire", FREE, wire, "fp32|bf16", "fp32", "how dense gradients travel; sums are fp32")},
 
     {CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
-           "direct: begin with every value in 4 bits, and go on to --sparsity and --mild-sparsity, unit by unit, when gradients"
-           " are mostly noise; auto: where neither --sparsity nor --sparsity-warmup is given"), .lacks = lacks_beginning},
+           "direct: begin with every value in 4 bits, random weights in 8 bits for 60 steps before, and go on to --sparsity and"
+           " --mild-sparsity, unit by unit, when gradients are mostly noise; auto: where neither --sparsity nor --sparsity-warmup"
+           " is given"), .lacks = lacks_beginning},
     {INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"), .lacks = lacks_selection},
     {REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",

@@ -90,6 +90,16 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
                           is_direct ? "least loss for its bytes, docs/choosing-options.md" : "as published");
 }
 
+static void say_beginning(tagc_trainer *t) {
+    const tagc_train_options *o = &t->options;
+    char first[64] = "";
+    if (o->gentle != 1 || !(o->beta1 > 0) || o->resume || o->fork) return;
+    if (!o->init_from)
+        snprintf(first, sizeof first, "every value in 8 bits for %d steps, then ", TAGC_FRESH_UPDATES);
+    tagc_progress_say(&t->progress, "at first: %severy value in 4 bits until gradients are mostly noise",
+                      first);
+}
+
 static void say_parameters(tagc_trainer *t) {
     static const char *const gathers[] = {"fp32",
                                           "bf16",
@@ -159,6 +169,7 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
                       t->rank->world_size > 1 ? "s" : "", sharding);
     say_gradients(t);
     say_chosen(t, parsed);
+    say_beginning(t);
     say_parameters(t);
     say_local_steps(t);
     say_buckets(t);

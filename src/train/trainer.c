@@ -174,6 +174,7 @@ static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     /* From here on what was chosen is what was asked for, in checkpoints, too. */
     TAGC_TRY(tagc_training_choose_bucket(&t->training, &t->options.bucket_elems));
     tagc_train_fsdp(&t->options, &options);
+    options.fresh = !t->options.resume && !t->options.fork && !t->options.init_from;
     TAGC_TRY(tagc_training_open(&t->training, &options));
     if (t->options.compress_names && tagc_fsdp_n_compressed(t->training.fsdp) == 0) {
         t->rank->is_failure_common = 1;

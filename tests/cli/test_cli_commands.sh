@@ -63,6 +63,15 @@ grep -q '"eos_token_id": null' hf/config.json || fail "config.json leaves the en
 # Weights that were exported are what training starts from when asked to.
 run 0 train "${tiny[@]}" --steps 1 --lr 0 --min-lr 0 --batch-size 4 --ranks 2 --exchange direct --init-from hf/model.safetensors --out c
 val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1e-10) }' || fail "--init-from"
+# They begin in 4 bits, and random ones in 8: 4.5 and 8.125 with scales. A resumed run goes on in 8, and a fork of it in 4.
+random=("${tiny[@]}" --batch-size 4 --ranks 2 --exchange direct)
+run 0 train "${random[@]}" --steps 1 --no-quiet --out random
+grep -q "^at first: every value in 8 bits for 60 steps, then every value in 4 bits until" out || fail "8 bits are not told: $(cat out)"
+run 0 train "${random[@]}" --steps 2 --fork random --out forked
+run 0 train "${random[@]}" --steps 2 --resume --out random
+paste <(column random compressed | head -n 1) <(column random compressed | tail -n +2) <(column c compressed) <(column forked compressed) |
+    awk '{ exit !(NR == 1 && NF == 4 && $1 == $2 && $3 == $4 && $1 > 1.7 * $3 && $1 < 1.9 * $3) }' ||
+    fail "bytes of random weights, of these resumed, of given ones and of a fork: $(column random compressed) $(column c compressed) $(column forked compressed)"
 # A weight that is infinite makes every gradient so: such a run ends at once, and not well.
 cp hf/model.safetensors infinite.safetensors
 printf '\x00\x00\x80\x7f' | dd of=infinite.safetensors bs=1 seek=$(($(wc -c <infinite.safetensors) - 4)) conv=notrunc 2>/dev/null

@@ -1,5 +1,5 @@
-/* The gentle beginning: the toy's gradients point one way until its parameters have come to their targets, and are noise
- * from then on. With lr 0 they never come there. */
+/* The gentle start: the toy's gradients point one way until its parameters have come to their targets, and are noise from
+ * then on. With lr 0 they never come there. */
 #include "toy.h"
 
 #include "fsdp/checkpoint.h"
@@ -7,19 +7,32 @@
 #include <dirent.h>
 #include <sys/stat.h>
 
-enum { MAX_STEPS = 200, UNUSED_ROWS = 15 }; /* of the embedding's 23 */
+enum { MAX_STEPS = 200, FRESH = TAGC_FRESH_UPDATES, UNUSED_ROWS = 15 }; /* of the embedding's 23 */
 
 typedef struct script {
     toy_model model;
     tagc_fsdp_options options;
     double lr;
-    int n_steps, save_at, load; /* save after so many steps (0: not), or begin from what was saved */
+    int n_steps, save_at[4],
+        load_at; /* save after so many steps each; begin from what was saved after so many */
+    enum { NOTHING, LOAD, FORK } from;
     const char *dir;
     int n_gentle[TOY_MAX_RANKS][MAX_STEPS]; /* by rank and step */
+    int n_8_bits[TOY_MAX_RANKS][MAX_STEPS]; /* flats that sent these */
     double bits[MAX_STEPS], loss;           /* rank 0's; of the last step */
     uint64_t optimizer_bytes[2];            /* rank 0's; at the beginning and at the end */
     float *params;                          /* of the end */
 } script;
+
+static int count_8_bits(const tagc_fsdp *f) {
+    int n = 0;
+    for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
+        tagc_fsdp_flat flat;
+        CHECK_OK(tagc_fsdp_flat_info(f, i, &flat));
+        n += flat.reducer.exchange == TAGC_EXCHANGE_DIRECT && flat.reducer.format == TAGC_FORMAT_INT8;
+    }
+    return n;
+}
 
 static void run(tagc_comm *comm, void *arg) {
     script *s = arg;
@@ -29,10 +42,11 @@ static void run(tagc_comm *comm, void *arg) {
     uint64_t first = 0;
     CHECK_OK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &s->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    if (s->load) {
+    if (s->from != NOTHING) {
         char path[1024], *extra;
-        CHECK_OK(tagc_checkpoint_find(comm, s->dir, path, sizeof path));
-        CHECK_OK(tagc_checkpoint_load(f, comm, path, &first, &extra));
+        snprintf(path, sizeof path, "%s/step-%08d", s->dir, s->load_at);
+        CHECK_OK(
+            (s->from == FORK ? tagc_checkpoint_fork : tagc_checkpoint_load)(f, comm, path, &first, &extra));
         free(extra);
     }
     tagc_fsdp_memory memory[2];
@@ -40,7 +54,9 @@ static void run(tagc_comm *comm, void *arg) {
     for (int i = (int)first; i < s->n_steps; i++) {
         double loss = toy_step(&s->model, comm, f, 1, (uint64_t)i, s->lr, &stats);
         s->n_gentle[rank][i] = stats.n_gentle;
-        if (i + 1 == s->save_at) CHECK_OK(tagc_checkpoint_save(f, comm, s->dir, (uint64_t)i + 1, ""));
+        s->n_8_bits[rank][i] = count_8_bits(f);
+        for (int k = 0; k < 4; k++)
+            if (i + 1 == s->save_at[k]) CHECK_OK(tagc_checkpoint_save(f, comm, s->dir, (uint64_t)i + 1, ""));
         if (rank != 0) continue;
         s->loss = loss;
         s->bits[i] = stats.bits_per_param[TAGC_LEG_INDEX] + stats.bits_per_param[TAGC_LEG_VALUES] +
@@ -83,7 +99,10 @@ static double cost_of_unused(const script *s) {
 
 static void check_ranks(const script *s, int world_size, int from) {
     for (int rank = 1; rank < world_size; rank++)
-        for (int i = from; i < s->n_steps; i++) assert_int_equal(s->n_gentle[rank][i], s->n_gentle[0][i]);
+        for (int i = from; i < s->n_steps; i++) {
+            assert_int_equal(s->n_gentle[rank][i], s->n_gentle[0][i]);
+            assert_int_equal(s->n_8_bits[rank][i], s->n_8_bits[0][i]);
+        }
 }
 
 /* Unused rows hold nothing up once their gradients have faded next to those of the others. */
@@ -117,6 +136,27 @@ static void it_ends_where_gradients_are_noise(void **state) {
         assert_true(s->optimizer_bytes[1] < s->optimizer_bytes[0]);
         assert_int_equal(s->optimizer_bytes[1], without->optimizer_bytes[0]);
         drop(without);
+        drop(s);
+    }
+}
+
+/* Random weights: 8 bits for 60 updates, and then all of the above from there on, on any number of ranks. */
+static void random_weights_begin_in_8_bits(void **state) {
+    (void)state;
+    for (int world_size = 1; world_size <= 4; world_size++) {
+        script *s = make(1, 0.03, FRESH + 45);
+        s->options.fresh = 1;
+        toy_run(world_size, run, s);
+        check_ranks(s, world_size, 0);
+        for (int i = 0; i < s->n_steps; i++)
+            assert_int_equal(s->n_8_bits[0][i], i < FRESH ? s->n_gentle[0][i] : 0);
+        for (int i = 0; i < FRESH + 40; i++) assert_int_equal(s->n_gentle[0][i], s->n_gentle[0][0]);
+        assert_true(s->n_gentle[0][FRESH + 40] < s->n_gentle[0][0]);
+        if (world_size ==
+            2) { /* 8.125 and 4.5 bits of half of the values, and what is dense: 4.33 and 2.52 */
+            assert_true(s->bits[0] > 4.2 && s->bits[FRESH - 1] > 4.2 && s->bits[0] < 4.4);
+            assert_true(s->bits[FRESH] > 2.45 && s->bits[FRESH] < 2.6);
+        }
         drop(s);
     }
 }
@@ -166,23 +206,36 @@ static void remove_folder(const char *path) {
     rmdir(path);
 }
 
+/* Within a stage, just before and between two looks, and between the two that must find noise. Who resumes need not know that
+ * the weights were random. */
 static void it_resumes_bit_for_bit(void **state) {
     (void)state;
-    static const int moments[] = {13, 47}; /* within the beginning, and between two looks */
-    for (size_t v = 0; v < 2; v++) {
+    enum { N = FRESH + 42 };
+    static const int saves[2][4] = {{13, 47}, {13, FRESH, FRESH + 27}};
+    for (int fresh = 0; fresh < 2; fresh++) {
         char name[] = "/tmp/tagc-gentle-XXXXXX";
         assert_non_null(mkdtemp(name));
-        script *whole = make(1, 0.03, 120), *rest = make(1, 0.03, 120);
-        whole->save_at = moments[v];
-        rest->load = 1;
-        whole->dir = rest->dir = name;
+        script *whole = make(1, 0.03, N);
+        whole->options.fresh = fresh;
+        whole->dir = name;
+        memcpy(whole->save_at, saves[fresh], sizeof whole->save_at);
         toy_run(2, run, whole);
-        toy_run(2, run, rest);
-        check_ranks(rest, 2, moments[v]);
-        for (int i = moments[v]; i < 120; i++) assert_int_equal(rest->n_gentle[0][i], whole->n_gentle[0][i]);
-        assert_memory_equal(whole->params, rest->params, toy_n_params(&whole->model) * sizeof(float));
-        assert_int_equal(whole->n_gentle[0][119], 0);
-        drop(whole), drop(rest);
+        assert_true(whole->n_gentle[0][N - 1] < whole->n_gentle[0][0]);
+        for (const int *at = saves[fresh]; *at > 0; at++) {
+            script *rest = make(1, 0.03, N);
+            rest->from = LOAD;
+            rest->load_at = *at;
+            rest->dir = name;
+            toy_run(2, run, rest);
+            check_ranks(rest, 2, *at);
+            for (int i = *at; i < N; i++) {
+                assert_int_equal(rest->n_gentle[0][i], whole->n_gentle[0][i]);
+                assert_int_equal(rest->n_8_bits[0][i], whole->n_8_bits[0][i]);
+            }
+            assert_memory_equal(whole->params, rest->params, toy_n_params(&whole->model) * sizeof(float));
+            drop(rest);
+        }
+        drop(whole);
         remove_folder(name);
     }
 }
@@ -193,8 +246,9 @@ static void a_run_without_it_goes_on_without_it(void **state) {
     char name[] = "/tmp/tagc-gentle-XXXXXX";
     assert_non_null(mkdtemp(name));
     script *before = make(0, 0.01, 5), *after = make(1, 0.01, 8), *as_it_was = make(0, 0.01, 8);
-    before->save_at = 5;
-    after->load = as_it_was->load = 1;
+    before->save_at[0] = after->load_at = as_it_was->load_at = 5;
+    after->from = as_it_was->from = LOAD;
+    after->options.fresh = 1;
     before->dir = after->dir = as_it_was->dir = name;
     toy_run(2, run, before);
     toy_run(2, run, after);
@@ -220,66 +274,122 @@ static void it_is_no_warm_up(void **state) {
     s->options.sparsity_warmup = 0;
     s->options.gentle = 2;
     toy_run(2, run_bad, s);
+    s->options.gentle = 1;
+    s->options.fresh = 2;
+    toy_run(2, run_bad, s);
     drop(s);
 }
 
-/* ---- buckets ---- */
+/* A fork of a run in its first stage, and one of another number of ranks that goes on with it. */
+static void a_fork_never_sends_8_bits(void **state) {
+    (void)state;
+    char name[] = "/tmp/tagc-gentle-XXXXXX";
+    assert_non_null(mkdtemp(name));
+    script *before = make(1, 0.03, 5), *fork = make(1, 0.03, 8), *more = make(1, 0.03, 8);
+    before->save_at[0] = fork->load_at = more->load_at = 5;
+    fork->from = FORK;
+    more->from = LOAD;
+    before->options.fresh = fork->options.fresh = 1;
+    before->dir = fork->dir = more->dir = name;
+    toy_run(2, run, before);
+    toy_run(2, run, fork);
+    toy_run(3, run, more);
+    check_ranks(more, 3, 5);
+    for (int i = 5; i < 8; i++) {
+        assert_int_equal(fork->n_gentle[0][i], before->n_gentle[0][0]);
+        assert_int_equal(fork->n_8_bits[0][i], 0);
+        assert_int_equal(more->n_8_bits[0][i], before->n_gentle[0][0]);
+    }
+    drop(before), drop(fork), drop(more);
+    remove_folder(name);
+}
+
+static void run_differing(tagc_comm *comm, void *arg) {
+    const script *s = arg;
+    tagc_fsdp_options options = s->options;
+    tagc_fsdp *f;
+    options.fresh = tagc_comm_rank(comm) == 1;
+    CHECK(tagc_fsdp_create(comm, s->model.tensors, s->model.n_tensors, &options, NULL, &f) ==
+          TAGC_ERR_MISMATCH);
+    CHECK(strstr(tagc_last_error(), "fresh=0, rank 1 with fresh=1") != NULL);
+}
+
+static void ranks_must_agree_on_what_is_random(void **state) {
+    (void)state;
+    script *s = make(1, 0, 1);
+    toy_run(2, run_differing, s);
+    drop(s);
+}
+
+/* ---- noise in turns, and buckets ---- */
 
 typedef struct veto {
     toy_model model;
     tagc_fsdp_options options;
-    int directed_stage;   /* whose gradients still have a direction, if weakly; -1: none */
-    int n_before, n_left; /* flats that are gentle, of rank 0 */
+    const char *
+        looks; /* what the gradients of stage 2 are at each: noise, or directed, if weakly; all others are noise */
+    int n_gentle[1 + 4]; /* flats of rank 0, before the first look and after each */
 } veto;
 
 /* m^2 / v as if: 0.01 for noise, and 0.15 where 0.105 is the most for flats that go on. */
-static void look_once(tagc_comm *comm, void *arg) {
+static void look(tagc_comm *comm, void *arg) {
     veto *v = arg;
     tagc_fsdp *f;
     tagc_fsdp_stats stats;
+    uint64_t step = 0;
     CHECK_OK(tagc_fsdp_create(comm, v->model.tensors, v->model.n_tensors, &v->options, NULL, &f));
     CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
-    for (uint64_t step = 0; step < 20; step++) toy_step(&v->model, comm, f, 1, step, 0, &stats);
-    if (tagc_comm_rank(comm) == 0) v->n_before = stats.n_gentle;
-    for (int t = 0; t < v->model.n_tensors; t++) {
-        const tagc_place *p = &f->tables.places[t];
-        float m = v->model.tensors[t].stage == v->directed_stage ? 0.387f : 0.1f;
-        for (uint64_t i = 0; i < p->n; i++) {
-            f->tables.flats[p->flat].moment1[p->at + i] = m;
-            f->tables.flats[p->flat].moment2[p->at + i] = 1;
+    for (int n = 0; v->looks[n]; n++) {
+        for (; step < 20 * ((uint64_t)n + 1); step++) toy_step(&v->model, comm, f, 1, step, 0, &stats);
+        if (tagc_comm_rank(comm) == 0) v->n_gentle[n] = stats.n_gentle;
+        for (int t = 0; t < v->model.n_tensors; t++) {
+            const tagc_place *p = &f->tables.places[t];
+            tagc_flat *flat = &f->tables.flats[p->flat];
+            float m = v->model.tensors[t].stage == 2 && v->looks[n] == 'd' ? 0.387f : 0.1f;
+            for (uint64_t i = 0; flat->moment1 != NULL && i < p->n; i++) {
+                flat->moment1[p->at + i] = m;
+                flat->moment2[p->at + i] = 1;
+            }
         }
+        toy_step(&v->model, comm, f, 1, step++, 0, &stats);
+        if (tagc_comm_rank(comm) == 0) v->n_gentle[n + 1] = stats.n_gentle;
     }
-    toy_step(&v->model, comm, f, 1, 20, 0, &stats);
-    if (tagc_comm_rank(comm) == 0) v->n_left = stats.n_gentle;
     tagc_fsdp_destroy(f);
 }
 
-/* One stage that still learns holds its own flats back, and in a bucket those of the whole bucket: their mean would not. */
+/* Two looks in a row must find noise. One stage that still learns holds its own flats back, and in a bucket those of the whole
+ * bucket: their mean would not. */
 static void a_bucket_goes_on_when_all_of_it_may(void **state) {
     (void)state;
     for (int buckets = 0; buckets < 2; buckets++)
         for (int directed = 0; directed < 2; directed++) {
-            veto v = {.directed_stage = directed ? 2 : -1};
+            veto v = {.looks = directed ? "ndnn" : "nn"};
             toy_gpt(&v.model, 4, 16, 0);
             tagc_fsdp_options_init(&v.options);
             v.options.sharding = TAGC_SHARD_GRAD;
             v.options.gentle = 1;
             v.options.bucket_elems = buckets ? 1000000 : 0;
-            toy_run(2, look_once, &v);
+            toy_run(2, look, &v);
             /* of the embedding, of the blocks or their bucket a compressed and a mild one each, of the head */
-            assert_int_equal(v.n_before, buckets ? 4 : 2 + 4 * 2 + 1);
-            assert_int_equal(v.n_left, 2 * directed);
+            assert_int_equal(v.n_gentle[0], buckets ? 4 : 2 + 4 * 2 + 1);
+            assert_int_equal(v.n_gentle[1], v.n_gentle[0]);
+            assert_int_equal(v.n_gentle[2], 2 * directed);
+            assert_int_equal(v.n_gentle[3], 2 * directed);
+            assert_int_equal(v.n_gentle[4], 0);
         }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(it_ends_where_gradients_are_noise),
+        cmocka_unit_test(random_weights_begin_in_8_bits),
         cmocka_unit_test(it_goes_on_where_they_have_a_direction),
         cmocka_unit_test(it_trains_as_dense),
         cmocka_unit_test(it_resumes_bit_for_bit),
         cmocka_unit_test(a_run_without_it_goes_on_without_it),
         cmocka_unit_test(it_is_no_warm_up),
+        cmocka_unit_test(a_fork_never_sends_8_bits),
+        cmocka_unit_test(ranks_must_agree_on_what_is_random),
         cmocka_unit_test(a_bucket_goes_on_when_all_of_it_may),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
