@@ -27,7 +27,7 @@ typedef struct script {
 static int count_8_bits(const tagc_fsdp *f) {
     int n = 0;
     for (int i = 0; i < tagc_fsdp_n_flats(f); i++) {
-        tagc_fsdp_flat flat;
+        tagc_layout_flat flat;
         CHECK_OK(tagc_fsdp_flat_info(f, i, &flat));
         n += flat.reducer.exchange == TAGC_EXCHANGE_DIRECT && flat.reducer.format == TAGC_FORMAT_INT8;
     }
