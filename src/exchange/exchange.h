@@ -21,13 +21,10 @@ typedef struct tagc_exchange_table {
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
     /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
-    /* What a reducer with kernels has beside its arena. Made after _place and destroyed with the state. NULL: no support for
-     * kernels. _end_on accepts what is half-made. */
-    tagc_status (*make_on)(struct tagc_reducer *r);
-    void (*end_on)(struct tagc_reducer *r);
-    /* The same of a reducer whose messages the caller carries (tagc/slots.h), with kernels or without. */
-    tagc_status (*make_slots)(struct tagc_reducer *r);
-    void (*end_slots)(struct tagc_reducer *r);
+    /* What a reducer with kernels, or whose messages the caller carries (tagc/slots.h), has beside its arena. Made after _place and
+     * destroyed with the state. NULL: the exchange supports neither. _end accepts what is half-made. */
+    tagc_status (*make_beside)(struct tagc_reducer *r);
+    void (*end_beside)(struct tagc_reducer *r);
     /* Starts a step: posts nothing, but names the first phase. The last phase returns without tagc_then. */
     tagc_phase_fn start;
     /* Called when the step has ended on all ranks and no message is in progress; may be NULL. */

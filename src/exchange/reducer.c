@@ -31,8 +31,7 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
 
 /* Destroys the state and its memory beside the arena. */
 static void destroy_state(tagc_reducer *r) {
-    if (r->by_slots && r->state && r->exchange->end_slots) r->exchange->end_slots(r);
-    if (r->kernels && r->state && r->exchange->end_on) r->exchange->end_on(r);
+    if (r->state && r->exchange->end_beside) r->exchange->end_beside(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
     r->state = r->arena = NULL;
@@ -59,8 +58,7 @@ static tagc_status lay_out(tagc_reducer *r) {
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
-    if (r->by_slots) return r->exchange->make_slots(r);
-    return r->kernels ? r->exchange->make_on(r) : TAGC_OK;
+    return r->kernels || r->by_slots ? r->exchange->make_beside(r) : TAGC_OK;
 }
 
 static void destroy_residual(tagc_reducer *r) {
@@ -112,35 +110,22 @@ tagc_status tagc_reducer_share(tagc_reducer *r, int world_size) {
     return TAGC_OK;
 }
 
-static tagc_status check_equal_owners(const tagc_reducer *r, const char *what) {
-    return r->begins ? tagc_fail(TAGC_ERR_UNSUPPORTED, "owner_elems is set, must be NULL with %s", what)
-                     : TAGC_OK;
-}
-
-/* The limits of reducers with kernels. */
-static tagc_status check_on(const tagc_reducer *r) {
-    if (!r->exchange->make_on)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and kernels have %d (%s) alone",
-                         r->options.exchange, tagc_exchange_names[r->options.exchange], TAGC_EXCHANGE_DIRECT,
+/* The limits of reducers by slots, and of those with kernels. */
+static tagc_status check_beside(const tagc_reducer *r) {
+    const char *what = r->by_slots ? "slots" : "kernels";
+    if (!r->exchange->make_beside)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and %s %d (%s) alone",
+                         r->options.exchange, tagc_exchange_names[r->options.exchange],
+                         r->by_slots ? "slots are for" : "kernels have", TAGC_EXCHANGE_DIRECT,
                          tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
     if (r->options.ranks_per_host != 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with kernels",
-                         r->options.ranks_per_host);
-    return check_equal_owners(r, "kernels");
-}
-
-static tagc_status check_by_slots(const tagc_reducer *r) {
-    if (!r->exchange->make_slots)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and slots are for %d (%s) alone",
-                         r->options.exchange, tagc_exchange_names[r->options.exchange], TAGC_EXCHANGE_DIRECT,
-                         tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
-    if (r->options.ranks_per_host != 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with slots",
-                         r->options.ranks_per_host);
-    if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
+                         r->options.ranks_per_host, what);
+    if (r->by_slots && r->options.output == TAGC_OUTPUT_HOST_SHARD)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
                          r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
-    return check_equal_owners(r, "slots");
+    return r->begins ? tagc_fail(TAGC_ERR_UNSUPPORTED, "owner_elems is set, must be NULL with %s", what)
+                     : TAGC_OK;
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
@@ -163,8 +148,7 @@ static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
     r->rank = tagc_comm_rank(comm);
     TAGC_TRY(tagc_reducer_share(r, tagc_comm_world_size(comm)));
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
-    if (kernels) TAGC_TRY(check_on(r));
-    if (by_slots) TAGC_TRY(check_by_slots(r));
+    if (kernels || by_slots) TAGC_TRY(check_beside(r));
     TAGC_TRY(make_residual(r));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);

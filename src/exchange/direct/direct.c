@@ -152,6 +152,15 @@ static void end(tagc_reducer *r, int succeeded) {
     tagc_fragments_end(r);
 }
 
+static tagc_status make_beside(tagc_reducer *r) {
+    return r->by_slots ? tagc_direct_make_slots(r) : tagc_direct_make_on(r);
+}
+
+static void end_beside(tagc_reducer *r) {
+    tagc_direct_end_slots(r);
+    tagc_direct_end_on(r);
+}
+
 const tagc_exchange_table tagc_exchange_direct = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(tagc_direct),
@@ -159,10 +168,8 @@ const tagc_exchange_table tagc_exchange_direct = {
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
-    .make_on = tagc_direct_make_on,
-    .end_on = tagc_direct_end_on,
-    .make_slots = tagc_direct_make_slots,
-    .end_slots = tagc_direct_end_slots,
+    .make_beside = make_beside,
+    .end_beside = end_beside,
     .start = start,
     .end = end,
     .volume = tagc_direct_volume,
