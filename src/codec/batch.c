@@ -150,12 +150,8 @@ static tagc_status cpu_delta_run(tagc_delta_batch *batch) {
         batch->results[i] = 0;
         if (batch->kind == TAGC_DELTA_ENCODE)
             batch->results[i] = tagc_delta_encode(row->bits, row->values, row->base, row->n, row->body);
-        else if (batch->kind == TAGC_DELTA_VALIDATE)
-            batch->results[i] = tagc_delta_validate(row->bits, row->body, row->n) != TAGC_OK;
-        else if (batch->kind == TAGC_DELTA_APPLY)
-            tagc_delta_apply(row->bits, row->body, row->out, row->n);
         else
-            tagc_delta_decode(row->bits, row->body, row->out, row->n);
+            tagc_delta_apply(row->bits, row->body, row->out, row->n);
     }
     return TAGC_OK;
 }

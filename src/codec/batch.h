@@ -13,7 +13,7 @@
 
 #include "codec/slots.h"
 
-#define TAGC_BATCH_ABI 3u
+#define TAGC_BATCH_ABI 4u
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,
@@ -56,10 +56,8 @@ typedef struct tagc_batch_result {
 
 /* Deltas (delta.h) over many arrays at once. */
 typedef enum tagc_delta_kind {
-    TAGC_DELTA_ENCODE = 0,   /* values, base -> body */
-    TAGC_DELTA_VALIDATE = 1, /* body */
-    TAGC_DELTA_APPLY = 2,    /* body, out: the replica */
-    TAGC_DELTA_DECODE = 3,   /* body, out */
+    TAGC_DELTA_ENCODE = 0, /* values, base -> body */
+    TAGC_DELTA_APPLY = 1,  /* body, out: the replica */
 } tagc_delta_kind;
 
 typedef struct tagc_delta_row {
@@ -67,7 +65,7 @@ typedef struct tagc_delta_row {
     size_t n;
     const float *values, *base; /* (n); base may be NULL */
     float *out;                 /* (n) */
-    uint8_t *body;              /* tagc_delta_bytes(bits, n), which validate, apply and decode only read */
+    uint8_t *body;              /* tagc_delta_bytes(bits, n), which apply only reads */
 } tagc_delta_row;
 
 typedef struct tagc_batch tagc_batch;
@@ -113,7 +111,7 @@ typedef struct tagc_batch_maker {
     const char *(*last_error)(void);    /* of the calling thread, after a call that failed */
 
     /* The same of deltas. results (n_rows): of encode 1 where a difference is not finite, whose block of 256 then has a scale
-     * of NaN and any codes; of validate 1 where a scale is not finite; else 0. */
+     * of NaN and any codes; else 0. */
     size_t (*delta_work_bytes)(const tagc_delta_row *rows, size_t n_rows);
     tagc_status (*delta_create)(tagc_delta_kind kind, const tagc_delta_row *rows, size_t n_rows, int *results,
                                 void *work, void *stream, tagc_delta_batch **out);

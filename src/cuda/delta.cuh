@@ -91,8 +91,8 @@ __device__ __forceinline__ void delta_encode_block(const delta_row *row, uint32_
     if (scale == SCALE_NAN) atomicOr(row->result, 1);
 }
 
-/* Decodes to values, or with is_apply adds to a replica and rounds. */
-__device__ __forceinline__ void delta_decode_block(const delta_row *row, uint32_t block, int is_apply) {
+/* Adds to a replica and rounds. */
+__device__ __forceinline__ void delta_apply_block(const delta_row *row, uint32_t block) {
     const tagc_delta_row *a = &row->arrays;
     const int bits = a->bits;
     const uint8_t *codes =
@@ -107,8 +107,7 @@ __device__ __forceinline__ void delta_decode_block(const delta_row *row, uint32_
         const float change = (float)code * scale;
         const size_t j = at + i * LANES;
         if (j >= a->n) continue;
-        a->out[j] =
-            is_apply ? float_of(TAGC_BF16_WIDE(TAGC_BF16_NEAREST(bits_of(a->out[j] + change)))) : change;
+        a->out[j] = float_of(TAGC_BF16_WIDE(TAGC_BF16_NEAREST(bits_of(a->out[j] + change))));
     }
 }
 
@@ -125,10 +124,8 @@ static __global__ void __launch_bounds__(THREADS) run_deltas(work_of<delta_row> 
     if (block >= delta_blocks(row)) return;
     if (kind == TAGC_DELTA_ENCODE)
         delta_encode_block(row, block);
-    else if (kind != TAGC_DELTA_VALIDATE)
-        delta_decode_block(row, block, kind == TAGC_DELTA_APPLY);
-    else if (lane_of() == 0 && (load16(row->arrays.body + 2 * (size_t)block) & 0x7fffu) >= 0x7f80u)
-        atomicOr(row->result, 1);
+    else
+        delta_apply_block(row, block);
 }
 
 } // namespace tagc_cuda

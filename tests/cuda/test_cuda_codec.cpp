@@ -609,20 +609,16 @@ static void test_deltas(int trial) {
             body[i].at()[random_below(body[i].n)] ^= (uint8_t)(1u << random_below(8));
         memcpy(own_body[i].at(), body[i].at(), body[i].n);
     }
-    const std::vector<int> damaged = run_deltas(&tagc_batch_cpu, TAGC_DELTA_VALIDATE, cpu);
-    CHECK(damaged == run_deltas(maker, TAGC_DELTA_VALIDATE, cuda));
-    for (size_t i = 0; i < n_rows; i++) { /* what is refused is not decoded */
-        if (!damaged[i]) continue;
+    for (size_t i = 0; i < n_rows; i++) { /* what is refused is not applied */
+        if (tagc_delta_validate(cpu[i].bits, body[i].at(), cpu[i].n) == TAGC_OK) continue;
         for (size_t block = 0; block * TAGC_DELTA_BLOCK < cpu[i].n; block++)
             sound[i].at()[2 * block + 1] &= 0xbf; /* finite, where values were not */
         memcpy(body[i].at(), sound[i].at(), sound[i].n);
         memcpy(own_body[i].at(), sound[i].at(), sound[i].n);
     }
-    for (tagc_delta_kind kind : {TAGC_DELTA_APPLY, TAGC_DELTA_DECODE}) {
-        run_deltas(&tagc_batch_cpu, kind, cpu);
-        run_deltas(maker, kind, cuda);
-        for (size_t i = 0; i < n_rows; i++) CHECK(out[i].equals(own_out[i]));
-    }
+    run_deltas(&tagc_batch_cpu, TAGC_DELTA_APPLY, cpu);
+    run_deltas(maker, TAGC_DELTA_APPLY, cuda);
+    for (size_t i = 0; i < n_rows; i++) CHECK(out[i].equals(own_out[i]));
 }
 
 /* Launches do not depend on the rows, and one batch serves many steps with other arrays. */
