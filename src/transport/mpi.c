@@ -21,16 +21,19 @@ static const int least_window = 4, largest_window = 256; /* pieces */
 
 enum { TEXT_BYTES = 256, N_LANES = 24 };
 
+typedef struct piece {
+    int peer, n_bytes;
+    const char *from; /* of sends, as is begun_s */
+    double begun_s;
+} piece;
+
 /* One transfer: its pieces, receives first. Sends that have not started have no handle yet. */
 typedef struct request {
     int n_pieces, capacity;
-    MPI_Request *pieces;  /* (capacity,); MPI_REQUEST_NULL when complete */
+    piece *pieces;        /* (capacity,) */
+    MPI_Request *handles; /* (capacity,); MPI_REQUEST_NULL when complete */
     MPI_Status *statuses; /* (capacity,) */
     int *indices;         /* (capacity,): pieces that complete in one poll */
-    int *peers;           /* (capacity,) */
-    int *n_bytes;         /* (capacity,) */
-    const char **from;    /* (capacity,) of sends */
-    double *begun_s;      /* (capacity,) of sends */
     int n_receives;
     int n_begun; /* receives and sends */
     int n_left;
@@ -65,32 +68,23 @@ static tagc_status fail_mpi(const char *what, int code) {
 
 /* ---- one request ---- */
 
-static void request_destroy(request *r) {
-    if (!r) return;
+static void request_clear(request *r) {
     free(r->pieces);
+    free(r->handles);
     free(r->statuses);
     free(r->indices);
-    free(r->peers);
-    free(r->n_bytes);
-    free((void *)r->from);
-    free(r->begun_s);
-    free(r);
 }
 
 /* Makes room for n pieces and discards what a pooled request holds. */
 static tagc_status request_reserve(request *r, uint64_t n) {
     if (n <= (uint64_t)r->capacity) return TAGC_OK;
     if (n > 1u << 24) return tagc_report(TAGC_ERR_ARGUMENT, "transfer needs more than 2^24 MPI messages");
-    void *old[] = {r->pieces, r->statuses, r->indices, r->peers, r->n_bytes, (void *)r->from, r->begun_s};
-    for (int i = 0; i < 7; i++) free(old[i]);
-    r->pieces = malloc(n * sizeof *r->pieces); /* NOLINT(bugprone-sizeof-expression): a handle */
+    request_clear(r);
+    r->pieces = malloc(n * sizeof *r->pieces);
+    r->handles = malloc(n * sizeof *r->handles); /* NOLINT(bugprone-sizeof-expression): a handle */
     r->statuses = malloc(n * sizeof *r->statuses);
     r->indices = malloc(n * sizeof *r->indices);
-    r->peers = malloc(n * sizeof *r->peers);
-    r->n_bytes = malloc(n * sizeof *r->n_bytes);
-    r->from = malloc(n * sizeof *r->from);
-    r->begun_s = malloc(n * sizeof *r->begun_s);
-    int complete = r->pieces && r->statuses && r->indices && r->peers && r->n_bytes && r->from && r->begun_s;
+    int complete = r->pieces && r->handles && r->statuses && r->indices;
     r->capacity = complete ? (int)n : 0;
     return complete ? TAGC_OK : tagc_report(TAGC_ERR_MEMORY, "out of memory for an MPI transfer");
 }
@@ -111,10 +105,8 @@ static uint32_t first_part(const mpi_rank *self, const tagc_part *parts, uint32_
 }
 
 static void add_piece(request *r, int n_bytes, int peer, const char *from) {
-    r->pieces[r->n_pieces] = MPI_REQUEST_NULL;
-    r->peers[r->n_pieces] = peer;
-    r->from[r->n_pieces] = from;
-    r->n_bytes[r->n_pieces++] = n_bytes;
+    r->handles[r->n_pieces] = MPI_REQUEST_NULL;
+    r->pieces[r->n_pieces++] = (piece){.peer = peer, .n_bytes = n_bytes, .from = from};
 }
 
 static uint64_t piece_bytes(const mpi_rank *self, uint64_t n_bytes, uint64_t done) {
@@ -130,7 +122,7 @@ static int start_receives(const mpi_rank *self, request *r, const tagc_transfer 
         for (uint64_t n, done = 0; (n = piece_bytes(self, part->n_bytes, done)) > 0; done += n) {
             add_piece(r, (int)n, part->peer, NULL);
             int code = MPI_Irecv(at + done, (int)n, MPI_BYTE, part->peer, r->lane, self->comm,
-                                 &r->pieces[r->n_pieces - 1]);
+                                 &r->handles[r->n_pieces - 1]);
             if (code != MPI_SUCCESS) return code;
         }
     }
@@ -157,10 +149,10 @@ static int push(mpi_rank *self, int number) {
     lane *l = &self->lanes[number];
     for (request *r; (r = l->unsent) != NULL && l->n_leaving < l->window;) {
         int i = r->n_begun++;
-        int code =
-            MPI_Isend(r->from[i], r->n_bytes[i], MPI_BYTE, r->peers[i], number, self->comm, &r->pieces[i]);
+        int code = MPI_Isend(r->pieces[i].from, r->pieces[i].n_bytes, MPI_BYTE, r->pieces[i].peer, number,
+                             self->comm, &r->handles[i]);
         if (code != MPI_SUCCESS) return code;
-        r->begun_s[i] = MPI_Wtime();
+        r->pieces[i].begun_s = MPI_Wtime();
         l->n_leaving++;
         if (r->n_begun < r->n_pieces) continue;
         l->unsent = r->next_unsent;
@@ -172,8 +164,8 @@ static int push(mpi_rank *self, int number) {
 /* The window applies if more is to be sent than it admits. MPI copies short pieces at once, so they do not count. */
 static void end_send(mpi_rank *self, const request *r, int i) {
     lane *l = &self->lanes[r->lane];
-    double took_s = MPI_Wtime() - r->begun_s[i];
-    if ((uint64_t)r->n_bytes[i] == self->split_bytes && took_s < self->least_s) self->least_s = took_s;
+    double took_s = MPI_Wtime() - r->pieces[i].begun_s;
+    if ((uint64_t)r->pieces[i].n_bytes == self->split_bytes && took_s < self->least_s) self->least_s = took_s;
     l->n_leaving--;
     if (!l->unsent) return;
     int is_fast = took_s < (isfinite(self->least_s) ? self->least_s : 0) + window_s;
@@ -187,19 +179,20 @@ static tagc_status check_piece(const mpi_rank *self, const request *r, int i, co
     int n_received = 0, class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
     if (class == MPI_ERR_TRUNCATE) {
-        snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects", r->peers[i],
-                 r->n_bytes[i], self->rank);
+        snprintf(text, sizeof text, "rank %d sends more than the %d bytes that rank %d expects",
+                 r->pieces[i].peer, r->pieces[i].n_bytes, self->rank);
         return tagc_report(TAGC_ERR_CORRUPT, text);
     }
     if (code != MPI_SUCCESS) {
-        snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to", r->peers[i]);
+        snprintf(text, sizeof text, "the message %s rank %d", i < r->n_receives ? "from" : "to",
+                 r->pieces[i].peer);
         return fail_mpi(text, code);
     }
     if (i >= r->n_receives) return TAGC_OK;
     MPI_Get_count(status, MPI_BYTE, &n_received);
-    if (n_received == r->n_bytes[i]) return TAGC_OK;
-    snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d", r->peers[i],
-             n_received, self->rank, r->n_bytes[i]);
+    if (n_received == r->pieces[i].n_bytes) return TAGC_OK;
+    snprintf(text, sizeof text, "rank %d sends %d bytes to rank %d, which expects %d", r->pieces[i].peer,
+             n_received, self->rank, r->pieces[i].n_bytes);
     return tagc_report(TAGC_ERR_CORRUPT, text);
 }
 
@@ -248,7 +241,7 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
     request *r = handle;
     int n_completed = 0;
     int code =
-        r->n_left ? MPI_Testsome(r->n_begun, r->pieces, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
+        r->n_left ? MPI_Testsome(r->n_begun, r->handles, &n_completed, r->indices, r->statuses) : MPI_SUCCESS;
     int class = MPI_SUCCESS;
     if (code != MPI_SUCCESS) MPI_Error_class(code, &class);
     if (class != MPI_SUCCESS && class != MPI_ERR_IN_STATUS) return fail_mpi("MPI_Testsome", code);
@@ -270,8 +263,8 @@ static tagc_status mpi_test(void *context, void *handle, tagc_progress *progress
         return TAGC_OK;
     }
     for (int i = 0; i < r->n_begun; i++)
-        if (r->pieces[i] != MPI_REQUEST_NULL) {
-            progress->waiting_for = r->peers[i];
+        if (r->handles[i] != MPI_REQUEST_NULL) {
+            progress->waiting_for = r->pieces[i].peer;
             break;
         }
     return TAGC_OK;
@@ -286,9 +279,9 @@ static void mpi_cancel(void *context, const char *reason) {
     while (self->active) {
         request *r = self->active;
         for (int i = 0; i < r->n_pieces; i++) { /* those that have not started have no handle */
-            if (r->pieces[i] == MPI_REQUEST_NULL) continue;
-            if (i < r->n_receives) MPI_Cancel(&r->pieces[i]);
-            MPI_Request_free(&r->pieces[i]);
+            if (r->handles[i] == MPI_REQUEST_NULL) continue;
+            if (i < r->n_receives) MPI_Cancel(&r->handles[i]);
+            MPI_Request_free(&r->handles[i]);
         }
         retire(self, r);
     }
@@ -310,7 +303,8 @@ static void mpi_destroy(void *context) {
     if (!finalized && !self->cancelled) MPI_Comm_free(&self->comm);
     for (request *next, *r = self->pool; r; r = next) {
         next = r->next;
-        request_destroy(r);
+        request_clear(r);
+        free(r);
     }
     free(self);
 }
