@@ -14,6 +14,7 @@ bits() { grep '"type":"step"' "$1/metrics.jsonl" | grep -o '"bits_sent_per_param
 recipe=(--exchange auto --sparsity 0.9 --batch-size 2 --no-quiet)
 
 shardings="full grad none" resumed_at="2 5 6 8 11"
+# The choice is the same code with every sharding and from every step.
 [ $sanitized = no ] || shardings=full resumed_at="5 11"
 for sharding in $shardings; do
     run 0 train "${tiny[@]}" "${recipe[@]}" --sharding $sharding --ranks 2 --steps 40 --out auto-$sharding

@@ -129,7 +129,7 @@ static void assert_as_oracle(experiment *x) {
 static const int world_sizes[] = {1, 3, 4, 8, 2, 5, 16};
 enum { N_WORLDS = REPEATS(7, 4, 3), EACH_VARIANT = REPEATS(1, 5, 5), EACH_SPARSITY = REPEATS(1, 1, 2) };
 
-/* At a level of the processor that is asked for, the codec is another, and how ranks meet is not. */
+/* Where TAGC_CPU asks for a level, the codec differs, and how ranks meet does not. */
 static int n_worlds(void) {
     return getenv("TAGC_CPU") && N_WORLDS > 4 ? 4 : N_WORLDS;
 }
