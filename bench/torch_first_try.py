@@ -31,6 +31,7 @@ import gpt
 ARMS = {
     "dense": {"compress": None},
     "dense, nudged": {"compress": None, "nudge": 1e-6},  # how far runs scatter that compute the same
+    "dense, beta1 0.5": {"compress": None, "beta1": 0.5},  # from the first step on
     "dense, no first moment": {"compress": {"sparsity": 0, "values": "fp32", "mild": "fp32", "mild_sparsity": 0},
                                "optimizer": "groups"},
     "one line": {"compress": {}},
@@ -182,7 +183,8 @@ def prepared(arm, setup, n_vocab, seed):
     """(model, optimizer, handle)"""
     import tagc.torch as tagc
 
-    model, options = made(setup, n_vocab, seed, arm.get("nudge", 0.0)), dict(lr=setup["lr"], betas=setup["betas"])
+    model = made(setup, n_vocab, seed, arm.get("nudge", 0.0))
+    options = dict(lr=setup["lr"], betas=(arm.get("beta1", setup["betas"][0]), setup["betas"][1]))
     how, handle, optimizer = arm.get("optimizer", "plain"), None, None
     if how == "given" or (setup["before"] and how == "plain"):
         optimizer = torch.optim.AdamW(own_groups(model), **options)
