@@ -102,7 +102,7 @@ class Build:
     """How the build folder compiles a file and links a test."""
 
     def __init__(self, build: pathlib.Path, out: pathlib.Path):
-        self.build, self.out, self.linked, self.originals = build, out, {}, {}
+        self.build, self.out, self.linked, self.originals, self.exported = build, out, {}, {}, {}
         commands = json.loads((build / "compile_commands.json").read_text())
         self.compile = {}  # of path: the library's name, and the command
         for entry in commands:
@@ -133,6 +133,17 @@ class Build:
             assert self.object(path, (ROOT / path).read_text(), mutant, ["-O2"]), f"{path} does not compile"
             self.originals[path] = mutant.read_bytes()
         return self.object(path, text, mutant, ["-O2"]) and mutant.read_bytes() == self.originals[path]
+
+    def exports_all(self, path: str, obj: pathlib.Path):
+        """Whether a mutant still defines what the file does: the linker would take the rest from the library, which has no mutant."""
+        def names(of):
+            return {line.split()[0] for line in subprocess.check_output(["nm", "-gP", "--defined-only", of], text=True).splitlines()}
+        exported = names(obj)
+        if path not in self.exported:
+            original = obj.with_suffix(".original.o")
+            assert self.object(path, (ROOT / path).read_text(), original, ["-O1"]), f"{path} does not compile"
+            self.exported[path] = names(original)
+        return self.exported[path] <= exported
 
     def link_words(self, test: Test):
         name = os.path.relpath(test.program, self.build)
@@ -336,7 +347,7 @@ def main():
         lines = (ROOT / path).read_text().splitlines(keepends=True)
         mutated = "".join(lines[: number - 1]) + text + "".join(lines[number:])
         obj = out / f"mutant{slot}.o"
-        if not build.object(path, mutated, obj, ["-O1"]):
+        if not build.object(path, mutated, obj, ["-O1"]) or not build.exports_all(path, obj):
             return {"verdict": "no C"}
         module, stem = path.split("/")[1], pathlib.Path(path).stem.partition("_")[0]
         tests = coverage.of(path, number)
