@@ -65,6 +65,7 @@ ALL = [
         "tagc-paper", "TAGC as published: 10x sketch of 1.25 %, true OR of a 1-bit index, DDP", exchange="sketch", sparsity=0.9875
     ),
     Arm("dense-b1=0", "AdamW without a first moment, fp32", "torch's DDP", "gloo", beta1=0.0, is_baseline=True),
+    Arm("dense-b1=0.5", "AdamW with a short first moment, fp32", "torch's DDP", "gloo", beta1=0.5, is_baseline=True),
     _peer("diloco", "DiLoCo, every 30 steps, Nesterov outside", "Douillard et al., 2311.08105", "local.Local", every=30),
     _tagc(
         "tagc-all-4",
@@ -136,6 +137,7 @@ LONG = (
     "powersgd-4",
     "demo-32",
     "dense-b1=0",
+    "dense-b1=0.5",
     "sparseloco",
     "diloco",
     "tagc-groups",
