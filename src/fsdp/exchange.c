@@ -197,5 +197,6 @@ tagc_status tagc_fsdp_set_exchange(tagc_fsdp *f, int index, const tagc_reducer_o
     changed.asked = *options;
     changed.is_asked = 1;
     changed.gentle = TAGC_GENTLE_OVER;
+    changed.noise_since = 0;
     return tagc_fsdp_change_exchange(f, index, &changed);
 }

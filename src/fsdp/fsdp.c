@@ -220,6 +220,10 @@ uint64_t tagc_fsdp_n_mild(const tagc_fsdp *f) {
     return n_of_class(f, TAGC_CLASS_MILD);
 }
 
+int tagc_fsdp_n_gentle(const tagc_fsdp *f) {
+    return f->n_gentle;
+}
+
 int tagc_fsdp_n_units(const tagc_fsdp *f) {
     return f->tables.n_units;
 }

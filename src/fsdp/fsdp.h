@@ -205,6 +205,7 @@ void tagc_fsdp_set_steps_begun(tagc_fsdp *fsdp, uint64_t n_steps);
 uint64_t tagc_fsdp_n_params(const tagc_fsdp *fsdp);     /* of the whole model, without padding */
 uint64_t tagc_fsdp_n_compressed(const tagc_fsdp *fsdp); /* of these, in compressed flats */
 uint64_t tagc_fsdp_n_mild(const tagc_fsdp *fsdp);       /* of these, in mild flats */
+int tagc_fsdp_n_gentle(const tagc_fsdp *fsdp);          /* flats in their gentle start */
 int tagc_fsdp_n_units(const tagc_fsdp *fsdp);
 const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 

@@ -33,7 +33,8 @@ double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) 
 
 /* A value that is selected every 20 steps brings the sum of 20 gradients. With a beta2 of 0.95 its square makes up most of the
  * second moment at once, and the step that it takes is too short: the rarer an element comes, the shorter. A longer memory
- * takes that away. It must not exceed the run: a moment that began at zero has the mean's size only after a few memories. */
+ * takes that away. It is at most a third of the updates so far. AdamW divides by 1 - beta2^t, as if beta2 had been the same since
+ * the first update. In a gentle start it was smaller. With at most 1 - 3 / t the divisor is at least 0.95, and so the error small. */
 double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates) {
     double target = options->beta2_compressed, reached = 1 - 3.0 / (double)n_updates;
     if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return options->beta2;

@@ -93,7 +93,7 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
 static void say_beginning(tagc_trainer *t) {
     const tagc_train_options *o = &t->options;
     char first[64] = "";
-    if (o->gentle != 1 || !(o->beta1 > 0) || o->resume || o->fork) return;
+    if (tagc_fsdp_n_gentle(t->training.fsdp) == 0 || o->resume || o->fork) return;
     if (!o->init_from)
         snprintf(first, sizeof first, "every value in 8 bits for %d steps, then ", TAGC_FRESH_UPDATES);
     tagc_progress_say(&t->progress, "at first: %severy value in 4 bits until gradients are mostly noise",

@@ -78,7 +78,7 @@ static tagc_status agree_on_data(tagc_trainer *t) {
             status =
                 tagc_fail(TAGC_ERR_MISMATCH,
                           "the data of rank 0 are %llu tokens and %llu for validation, of rank %d %llu and"
-                          " %llu, or other tokens; all ranks need the same",
+                          " %llu; all ranks need the same tokens, not only as many",
                           (unsigned long long)all[0].n_train, (unsigned long long)all[0].n_val, rank,
                           (unsigned long long)all[rank].n_train, (unsigned long long)all[rank].n_val);
     t->rank->is_failure_common = status == TAGC_ERR_MISMATCH;

@@ -138,6 +138,7 @@ static void defaults_follow_the_exchange(void **state) {
         double beta2_compressed;
     } second[] = {{"direct", 0.995},
                   {"direct+beta2=0.9", 0.99},
+                  {"direct+beta2=0.999999", 0.9999999},
                   {"direct+sparsity=0", 0.95},
                   {"direct+exchange=packed", 0.95},
                   {"direct+compress=none", 0.95},
@@ -147,6 +148,13 @@ static void defaults_follow_the_exchange(void **state) {
         read_arm(second[i].arm, &o);
         if (fabs(o.beta2_compressed - second[i].beta2_compressed) > 1e-12)
             fail_msg("%s: compressed-beta2 %g", second[i].arm, o.beta2_compressed);
+        /* A checkpoint holds it as text, which a resumed run reads. */
+        tagc_train_options resumed;
+        char text[32];
+        snprintf(text, sizeof text, "%.17g", o.beta2_compressed);
+        int row = tagc_options_find(&tagc_train_command, "compressed-beta2");
+        if (tagc_options_set(&tagc_train_command, &resumed, row, text, "") != TAGC_OK)
+            fail_msg("%s: %s", second[i].arm, tagc_last_error());
     }
     /* The engine's own defaults are the same. */
     tagc_fsdp_options init, arm;

@@ -67,6 +67,8 @@ val_column c | head -n 1 | paste - from-training | awk '{ exit !(($1 - $2)^2 < 1
 random=("${tiny[@]}" --batch-size 4 --ranks 2 --exchange direct)
 run 0 train "${random[@]}" --steps 1 --no-quiet --out random
 grep -q "^at first: every value in 8 bits for 60 steps, then every value in 4 bits until" out || fail "8 bits are not told: $(cat out)"
+run 0 train "${random[@]}" --steps 1 --compress none --no-quiet
+grep "^at first" out && fail "a dense run has no gentle start"
 run 0 train "${random[@]}" --steps 2 --fork random --out forked
 run 0 train "${random[@]}" --steps 2 --resume --out random
 paste <(column random compressed | head -n 1) <(column random compressed | tail -n +2) <(column c compressed) <(column forked compressed) |

@@ -3,8 +3,8 @@
 #include "exchange/wire.h"
 #include "network.h"
 
-/* Of the messages and pairs of ranks every nth, and so many damaged bodies. */
-enum { EVERY = REPEATS(1, 2, 7), N_BODIES = REPEATS(300, 300, 90) };
+/* Of the messages and pairs of ranks every nth, which shares no factor with 2, 6 and 12 pairs; and so many damaged bodies. */
+enum { EVERY = REPEATS(1, 5, 7), N_BODIES = REPEATS(300, 300, 90) };
 
 static trial direct_trial(int world_size, int per_host, int all_reduce) {
     trial t = make_trial(world_size, TAGC_EXCHANGE_DIRECT, TAGC_INDEX_OR);

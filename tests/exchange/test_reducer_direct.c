@@ -234,7 +234,7 @@ static void test_threads(void **state) {
         experiment one = make_experiment(4, 30000, 2, 970);
         one.options.format = variant % 6;
         one.options.ranks_per_host = variant < 6 ? 1 : 2;
-        one.options.output = variant % 2;
+        one.options.output = variant / 2 % 2;
         one.options.sparsity = variant % 3 ? 0.95 : 0;
         rank_run runs[MAX_RANKS];
         run_ranks(4, run_steps, &one, NULL, runs);

@@ -187,7 +187,7 @@ static void resume_is_exact(void **state) {
         a->options.policy = variant < 3   ? TAGC_POLICY_NONE
                             : variant < 6 ? TAGC_POLICY_NON_ATTENTION_LINEAR
                                           : TAGC_POLICY_ALL;
-        a->options.n_micro_steps = 1 + variant % 2;
+        a->options.n_micro_steps = 1 + variant / 2 % 2;
         b->options = a->options;
         int world_size = 1 + variant % 3;
         toy_run(world_size, save_and_go_on, a);
