@@ -397,6 +397,27 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_groups_that_come_stay_and_counters_in_groups_count_once():
+    """A group that the user adds after a step that failed is kept. A counter that is a tensor in a group counts each step once, as
+    FusedAdam's."""
+    from tagc.torch import adapt
+
+    class Counting(torch.optim.AdamW):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group["n"] += 1
+            return super().step(closure)
+
+    one, two, new = (nn.Parameter(torch.ones(3)) for _ in range(3))
+    optimizer = Counting([{"params": [one, two], "n": torch.zeros(())}])
+    adapt.OwnBetas(optimizer, {id(two): adapt.SHORT}, {id(one), id(two)})
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    optimizer.add_param_group({"params": [new], "n": torch.zeros(())})
+    optimizer.step()
+    assert [([*map(id, group["params"])], group["n"].item()) for group in optimizer.param_groups] == [([id(one), id(two)], 2), ([id(new)], 1)]
+
+
 def test_memories_make_betas():
     """(share of the way to beta1, updates) -> betas, of numbers and of tensors."""
     from tagc.torch.adapt import Memory
@@ -463,6 +484,23 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
         assert not handle.moments.memories
 
 
+def attention_has_an_optimizer_of_its_own(rank, world_size):
+    """An Adam that has nothing compressed: where its values are selected, beta2 is larger there, too."""
+    import tagc.torch as tagc
+    from tagc.torch.adapt import Memory
+
+    model = DistributedDataParallel(Given())
+    attention = model.module.attn.q_proj.weight
+    own, others = torch.optim.AdamW([attention]), torch.optim.AdamW([p for p in model.parameters() if p is not attention])
+    handle, seen = tagc.compress(model, [others, own], verbose=False), []
+    own.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["betas"]))
+    backward(model, rank, 0)
+    own.step()
+    handle.moments.memories[id(attention)] = Memory(1.0, 1 << 20)
+    own.step()
+    assert seen == [(0.9, 0.999), (0.9, pytest.approx(0.9999))]
+
+
 def resumes(rank, world_size):
     """In the middle of a window, and after: the same bits. A checkpoint of before there were stages is in the last one."""
     from tagc.torch import state
@@ -497,8 +535,9 @@ def resumes(rank, world_size):
     import tagc.torch as tagc
 
     for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1},
-                  {"failures": {"noisy": -1}}, {"fading": {"noisy": -1}}, {"is_fresh": 1}, {"calm": [1]}, {"losses": 3}, {"losses": {"least": [1]}}, {"losses": {"own": ["?"]}},
-                  {"losses": {"pooled": [1, -1, 2]}}):
+                  {"failures": {"noisy": -1}}, {"fading": {"noisy": -1}}, {"fading": {"noisy": math.inf}}, {"ages": {"noisy": math.inf}},
+                  {"seen": [["noisy"]]}, {"without_moment": [{}]}, {"is_fresh": 1}, {"calm": [1]}, {"losses": 3}, {"losses": {"least": [1]}},
+                  {"losses": {"own": ["?"]}}, {"losses": {"pooled": [1, -1, 2]}}):
         entry[state.ABOUT] = json.dumps(about | wrong)
         with pytest.raises(tagc.Error, match="about"):
             third.load_state_dict(saved)
@@ -621,8 +660,8 @@ def trains(rank, world_size):
 
 
 def test_stages():
-    ranks.run_each((goes_on, random_weights, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected, resumes,
-                     residuals_that_outgrow, guarded), 2)
+    ranks.run_each((goes_on, random_weights, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected,
+                     attention_has_an_optimizer_of_its_own, resumes, residuals_that_outgrow, guarded), 2)
 
 
 def test_a_tied_model_with_unused_rows_trains_as_dense():

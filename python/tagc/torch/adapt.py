@@ -165,7 +165,7 @@ class OwnBetas:
     def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory], compressed: Iterable[int]) -> None:
         self._optimizer, self._memories, self._compressed = optimizer, memories, frozenset(compressed)
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
-        self._n_groups = 0  # before it
+        self._added: list[Group] = []  # for that step
         self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
                        optimizer.register_step_post_hook(lambda *_: self._join()),
                        optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
@@ -180,7 +180,6 @@ class OwnBetas:
         """A group keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
         self._join()
         groups = self._optimizer.param_groups
-        self._n_groups = len(groups)
         for group in list(groups):
             parts: dict[Memory, list[torch.Tensor]] = {}
             for parameter in group["params"]:
@@ -190,16 +189,19 @@ class OwnBetas:
             params, betas = group["params"], group["betas"]
             self._undo.append((group, params, betas))
             first, *others = sorted(parts)
-            for memory in others:
-                groups.append({**group, "params": parts[memory], "betas": memory.betas(betas)})
+            for memory in others:  # a tensor may be a counter that a step adds to
+                copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+                self._added.append({**copied, "params": parts[memory], "betas": memory.betas(betas)})
             group["params"], group["betas"] = parts[first], first.betas(betas)
+        groups += self._added
 
     def _join(self) -> None:
-        if self._undo:
-            del self._optimizer.param_groups[self._n_groups:]
-            for group, params, betas in self._undo:
-                group["params"], group["betas"] = params, betas
-            self._undo = []
+        added = {id(group) for group in self._added}  # the user may have added one after a step that failed
+        if added:
+            self._optimizer.param_groups[:] = [group for group in self._optimizer.param_groups if id(group) not in added]
+        for group, params, betas in self._undo:
+            group["params"], group["betas"] = params, betas
+        self._undo, self._added = [], []
 
     def _joined(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""

@@ -395,10 +395,11 @@ class Compressed:
         """Gives tagc the optimizer: one of torch's, a trainer's wrapper around one, or a list if several share the model. Local; call it on
         every rank, between steps. compress(model, optimizer) calls it.
 
-        An Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms) gets a beta1 of at most 0.5 for a compressed parameter as soon
-        as its gradient is mostly noise; then selection begins. This happens inside step(): groups, state, learning rates and weight
-        decay are unchanged, and checkpoints are those of a run without tagc. Other optimizers are not changed: if one has no first
-        moment, tagc selects values; if it may have one, all values are sent in 4 bits. Rank 0 prints which.
+        For an Adam (Adam, AdamW, NAdam, RAdam, their fused and 8-bit forms), tagc lowers beta1 of a compressed parameter to 0.5, step by
+        step, once its gradient is mostly noise; then selection begins. Where values are selected, tagc raises beta2. Both happen inside
+        step(): groups, state, learning rates and weight decay are unchanged, and checkpoints are those of a run without tagc. Other
+        optimizers are not changed: if one has no first moment, tagc selects values; if it may have one, all values are sent in 4
+        bits. Rank 0 prints which.
 
         scheduler: accepted and not used."""
         self.moments.adapt(optimizer)

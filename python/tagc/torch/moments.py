@@ -25,10 +25,10 @@ class Moments:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
         self._compressed: dict[int, str] = {}  # id of a parameter -> name
+        self._selected: dict[int, str] = {}  # the same with attention and positions
         self._others: set[str] = set()  # names of parameters that an optimizer other than Adam got from param_groups()
         self._are_short = False
         self._removes: list[Callable[[], None]] = []
-        self._selected: dict[int, str] = {}  # the same with attention and positions
         self.memories: dict[int, adapt.Memory] = {}  # id of a parameter that an Adam steps with betas of its own -> what makes them
         self.words = ""  # on what adapt() did
 
@@ -64,7 +64,7 @@ class Moments:
                         "handle.param_groups()")
         self._optimizers, self._compressed, self._selected = known, compressed, {**compressed, **self._ids("mild")}
         for key, one in known.items():
-            if key not in self._adams and adapt.kinds([one], compressed)[0]:
+            if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:  # one of attention alone, too: its beta2
                 self._adams[key] = adapt.OwnBetas(one, self.memories, compressed)
                 self._removes.append(self._adams[key].remove)
         self._stages.set_moments(can, none)

@@ -44,7 +44,7 @@ def fits(about: Mapping[str, Any]) -> bool:
     stages, windows = about.get("stages", {}), about.get("windows", {})
     if not isinstance(stages, dict) or not isinstance(windows, dict):
         return False
-    if not all(isinstance(about.get(names, []), list) for names in (*_SETS, "without_moment")):
+    if not all(_are_names(about.get(names, [])) for names in (*_SETS, "without_moment")):
         return False
     if not all(isinstance(about.get(flag, True), bool) for flag in ("moment", "is_fresh")):
         return False
@@ -54,8 +54,12 @@ def fits(about: Mapping[str, Any]) -> bool:
             and all(fits_window(window) for window in windows.values()))
 
 
+def _are_names(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(name, str) for name in found)
+
+
 def _are_numbers(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(number, (int, float)) and number >= 0 for number in found.values())
+    return isinstance(found, dict) and all(isinstance(number, (int, float)) and 0 <= number < math.inf for number in found.values())
 
 
 def _said(why: str, names: Mapping[str, float]) -> str:
@@ -264,9 +268,10 @@ class Stages:
     def state(self, with_windows: bool = True) -> dict[str, Any]:
         if not self._now:
             return {}
-        return {"is_fresh": self._is_fresh, "stages": self._now, "windows": self._watch.state() if with_windows else {}, "moment": self._has_long_moments} | {
-            key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()} | {
-            key: dict(getattr(self, attribute)) for key, attribute in _NUMBERS.items()} | {"losses": self._losses.state(with_windows)}
+        about = {"is_fresh": self._is_fresh, "moment": self._has_long_moments, "stages": self._now,
+                 "windows": self._watch.state() if with_windows else {}, "losses": self._losses.state(with_windows)}
+        about |= {key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
+        return about | {key: dict(getattr(self, attribute)) for key, attribute in _NUMBERS.items()}
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> bool:
         """about: of a checkpoint; one that has no stages is of a run that was in the last one from the beginning. Returns whether
