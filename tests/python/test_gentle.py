@@ -363,17 +363,17 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
         random = torch.Generator().manual_seed(11)
         start = [torch.randn(7, 5, generator=random) for _ in range(4)]
         one, other = ([nn.Parameter(values.clone()) for values in start] for _ in range(2))
-        held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
-        plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.99), **options)
+        held = make([{"params": one[:3]}, {"params": one[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
+        plain = make([{"params": other[:2]}, {"params": other[2:3]}, {"params": other[3:], "lr": 0.05}], lr=0.1, betas=(0.9, 0.8), **options)
         memories, groups = {}, [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
         short = adapt.OwnBetas(held, memories, {id(p): "" for p in one})
-        for step in range(12):
+        for step in range(44):
             if step == 4:
                 memories.update({id(p): adapt.Memory(0.0) for p in (*one[:2], one[3])})
-                plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.99)
-            if step == 6:  # half way in what is tolerated, sqrt(19 * 3), and after 640 updates
+                plain.param_groups[0]["betas"] = plain.param_groups[2]["betas"] = (0.5, 0.8)
+            if step in (6, 20, 40):  # half way in what is tolerated, sqrt(19 * 3); beta2 follows the updates, of which exchanges are more
                 memories[id(one[2])] = adapt.Memory(0.5, 640)
-                plain.param_groups[1]["betas"] = ((57**0.5 - 1) / (57**0.5 + 1), 1 - 3 / 640)
+                plain.param_groups[1]["betas"] = ((57**0.5 - 1) / (57**0.5 + 1), {6: 0.8, 20: 1 - 3 / 20, 40: 1 - 3 / 40}[step])
             for mine, theirs in zip(one, other):
                 theirs.grad = torch.randn(7, 5, generator=random)
                 mine.grad = theirs.grad.clone()
@@ -388,7 +388,7 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
             assert groups == [(len(group["params"]), group["betas"], group["lr"]) for group in held.param_groups]
         short.remove()
         for group in plain.param_groups:
-            group["betas"] = (0.9, 0.99)
+            group["betas"] = (0.9, 0.8)
         for mine, theirs in zip(one, other):
             theirs.grad = torch.randn(7, 5, generator=random)
             mine.grad = theirs.grad.clone()
@@ -497,6 +497,7 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
     backward(model, rank, 0)
     own.step()
     handle.moments.memories[id(attention)] = Memory(1.0, 1 << 20)
+    own.state[attention]["step"] += 1 << 21
     own.step()
     assert seen == [(0.9, 0.999), (0.9, pytest.approx(0.9999))]
 

@@ -65,7 +65,7 @@ class Memory(NamedTuple):
     """How long the moments of a parameter are."""
 
     first: float = 1.0  # of the way from BETA1 (0) to the user's beta1 (1)
-    n_updates: int = 0  # so many at least has a parameter seen whose values are selected; 0: others have the user's beta2
+    n_updates: int = 0  # exchanges of a parameter whose values are selected (doubled()); 0: others have the user's beta2
 
     def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
         """own: the user's. Those that are tensors remain such."""
@@ -78,6 +78,12 @@ class Memory(NamedTuple):
 
 
 SHORT = Memory(0.0)
+FIRST_COUNT = 20
+
+
+def doubled(n: float) -> int:
+    """The largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another beta2."""
+    return FIRST_COUNT << (int(n) // FIRST_COUNT).bit_length() - 1 if n >= FIRST_COUNT else 0
 
 
 def _between(beta1: Any, share: float) -> Any:
@@ -166,6 +172,7 @@ class OwnBetas:
         self._optimizer, self._memories, self._compressed = optimizer, memories, frozenset(compressed)
         self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
         self._added: list[Group] = []  # for that step
+        self._counts: dict[int, int] = {}  # id of a parameter -> doubled() of the updates that its moments are known to have seen
         self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
                        optimizer.register_step_post_hook(lambda *_: self._join()),
                        optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
@@ -183,7 +190,7 @@ class OwnBetas:
         for group in list(groups):
             parts: dict[Memory, list[torch.Tensor]] = {}
             for parameter in group["params"]:
-                parts.setdefault(self._memories.get(id(parameter), Memory()), []).append(parameter)
+                parts.setdefault(self._memory(parameter), []).append(parameter)
             if not parts or parts.keys() == {Memory()}:
                 continue
             params, betas = group["params"], group["betas"]
@@ -194,6 +201,17 @@ class OwnBetas:
                 self._added.append({**copied, "params": parts[memory], "betas": memory.betas(betas)})
             group["params"], group["betas"] = parts[first], first.betas(betas)
         groups += self._added
+
+    def _memory(self, parameter: torch.Tensor) -> Memory:
+        """An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
+        memory = self._memories.get(id(parameter), Memory())
+        count = self._counts.get(id(parameter), 0)
+        if count < memory.n_updates:
+            step = self._optimizer.state.get(parameter, {}).get("step", memory.n_updates)
+            if isinstance(step, torch.Tensor) and step.is_cuda:  # looking would wait for the device
+                return memory
+            self._counts[id(parameter)] = count = doubled(float(step))
+        return memory._replace(n_updates=min(memory.n_updates, count))
 
     def _join(self) -> None:
         added = {id(group) for group in self._added}  # the user may have added one after a step that failed

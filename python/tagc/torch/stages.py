@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from tagc.torch.adapt import Memory
+from tagc.torch.adapt import Memory, doubled
 from tagc.torch.comm import Comm
 from tagc.torch.interfaces import Exchanged, Kinds
 from tagc.torch.layout import Layout, Parameter
@@ -148,10 +148,8 @@ class Stages:
         return {name: memory for name, memory in found.items() if memory != Memory()}
 
     def _n_updates(self, name: str) -> int:
-        """At least so many has a parameter seen whose values are selected; 0 for the others. It doubles, so that an optimizer seldom
-        has to take up another beta2."""
-        age = int(self._ages.get(name, 0))
-        return WINDOW << (age.bit_length() - 1) if self._now[name] > GENTLE and age else 0
+        """Exchanges of a parameter whose values are selected; 0 for the others."""
+        return doubled(WINDOW * self._ages.get(name, 0)) if self._now[name] > GENTLE else 0
 
     def are_ripe(self) -> bool:
         """Whether a long first moment of what is compressed is all that holds selection up."""
@@ -296,5 +294,5 @@ class Stages:
             setattr(self, attribute, dict(about.get(key, {})))
         self._losses.load(about.get("losses", {}), with_windows)
         self._fading = {name: min(int(left), FADING) for name, left in fading.items() if name in short - self.unknown}
-        self._is_fresh = about.get("is_fresh", False)
+        self._is_fresh = about.get("is_fresh", "ages" in about and FIRST in stages.values())
         return were_short and not self.unknown
