@@ -108,10 +108,10 @@ if "$tagc" help | grep -q ' bench '; then
     head -c 2000 bench.json >torn.json
     run 1 plan --profile torn.json
     says "torn.json: line"
-    python3 -c "import json; b = json.load(open('bench.json')); del b['arms'][1]['iterations'][0]['wait_gather_s']
+    python3 -c "import json; b = json.load(open('bench.json')); del b['arms'][1]['iterations'][0]['compute_s']
 json.dump(b, open('holes.json', 'w'))"
     run 1 plan --profile holes.json
-    says "holes.json: arms.iterations.wait_gather_s"
+    says "holes.json: arms.iterations.compute_s"
     run 1 plan --profile plan.json
     says "plan.json" "\"bench\" or \"lab\""
     run 0 bench --model tiny --only floor --json floor.json
