@@ -418,6 +418,23 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
     assert [([*map(id, group["params"])], group["n"].item()) for group in optimizer.param_groups] == [([id(one), id(two)], 2), ([id(new)], 1)]
 
 
+def test_beta2_follows_the_updates_of_what_is_loaded():
+    from tagc.torch import adapt
+
+    parameter, seen = nn.Parameter(torch.ones(3)), []
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.AdamW([parameter], betas=(0.9, 0.95))
+    adapt.OwnBetas(optimizer, {id(parameter): adapt.Memory(1.0, 640)}, {id(parameter)})
+    optimizer.register_step_pre_hook(lambda *_: seen.append(optimizer.param_groups[0]["betas"][1]))
+    optimizer.step()
+    young = copy.deepcopy(optimizer.state_dict())
+    optimizer.state[parameter]["step"] += 1000
+    optimizer.step()
+    optimizer.load_state_dict(young)
+    optimizer.step()
+    assert seen == [pytest.approx(beta2) for beta2 in (0.995, 0.995, 0.95)]  # without a state nothing is known: the handle's count
+
+
 def test_memories_make_betas():
     """(share of the way to beta1, updates) -> betas, of numbers and of tensors."""
     from tagc.torch.adapt import Memory

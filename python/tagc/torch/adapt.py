@@ -72,13 +72,13 @@ class Memory(NamedTuple):
         beta1, beta2 = own
         if self.first < 1:
             beta1 = _between(beta1, self.first)
-        if self.n_updates:  # a moment that began at zero has the mean's size only after a few memories
+        if self.n_updates:  # Adam corrects as if beta2 had been the same from the first update on: 1 - 3 / n keeps that within 5 %
             beta2 = _most(beta2, _least(1 - (1 - beta2) / SELDOM, 1 - 3 / self.n_updates))
         return beta1, beta2
 
 
 SHORT = Memory(0.0)
-FIRST_COUNT = 20
+FIRST_COUNT = 20  # updates; before them no beta2 changes
 
 
 def doubled(n: float) -> int:
@@ -224,6 +224,7 @@ class OwnBetas:
     def _joined(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""
         self._join()
+        self._counts.clear()  # what is loaded may have seen fewer updates
         return joined(state_dict, optimizer.param_groups, self._compressed)
 
 
