@@ -170,6 +170,7 @@ class Setting:
     eval_tokens: int = 16384
     final_tokens: int = 131072
     save_every: int = 0  # steps between checkpoints of a run; 0: none, a run that was interrupted begins anew
+    autocast: bool = False  # products in bf16, weights, gradients and evaluations in fp32
     clip: float = 1.0
     weight_decay: float = 0.1
     beta2: float = 0.99
@@ -214,7 +215,7 @@ SETTINGS = {
             2000,
             LONG,
             first_rate=4e-3,
-            warmup=50,
+            warmup=200,
             eval_every=100,
             eval_tokens=8192,
             final_tokens=65536,
@@ -238,6 +239,7 @@ SETTINGS = {
             eval_tokens=32768,
             final_tokens=262144,
             save_every=300,
+            autocast=True,
         ),
         Setting(
             "10m",
@@ -247,16 +249,17 @@ SETTINGS = {
             128,
             4096,
             16,
-            3000,
+            600,
             FINALISTS[:5],
             seeds=(1,),
             rates=(1e-3,),
             first_rate=1e-3,
-            warmup=200,
+            warmup=60,
             eval_every=150,
             eval_tokens=32768,
             final_tokens=262144,
             save_every=150,
+            autocast=True,
         ),
     )
 }

@@ -12,6 +12,7 @@ import time
 
 import numpy
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import arms
 import corpus
@@ -136,6 +137,13 @@ class _Trainer:
     def batch(self, step, rank):
         return self._rows("train", numpy.random.default_rng((self.seed, step, rank)), self.setting.batch_size)
 
+    def loss(self, model, step, rank):
+        """With setting.autocast in bf16, attention as matrix products, because torch's fused attention is slow in bf16 on CPUs."""
+        if not self.setting.autocast:
+            return model(*self.batch(step, rank))
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            return model(*self.batch(step, rank))
+
     def _rows(self, kind, rng, n_rows):
         text, n = self.tokens[kind], self.setting.n_positions
         starts = rng.integers(len(text) - n - 1, size=n_rows)
@@ -177,7 +185,7 @@ class _Simulated(_Trainer):
     def step(self, step, rate):
         def gradients(rank, model=self.plain):
             model.zero_grad()
-            model(*self.batch(step, rank)).backward()
+            self.loss(model, step, rank).backward()
             return [p.grad.clone() for p in model.parameters()]
 
         sent = self.peer.step(gradients, rate, step, self.setting.clip)
@@ -248,7 +256,7 @@ class _Gloo(_Trainer):
 
     def step(self, step, rate):
         before = self._powersgd_elems()
-        self.model(*self.batch(step, self.rank)).backward()
+        self.loss(self.model, step, self.rank).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.setting.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
