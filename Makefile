@@ -13,7 +13,7 @@ CTEST = ctest --output-on-failure --no-tests=error -j$$(($(JOBS) + 1))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
 NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
 .DEFAULT_GOAL := all
-.PHONY: help all build setup demo report check test python asan tsan aarch64 wheels bench format lint install clean
+.PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build aarch64 aarch64-build wheels bench format lint install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,15 +49,22 @@ check: ## what CI runs: setup of everything that tests use, tests, then both san
 	@scripts/python.sh make || test $$? -eq 77
 	@scripts/check.sh
 
-asan: ## tests under the address and undefined behaviour sanitizers
+asan-build:
 	@$(CMAKE) -S . -B build-asan $(SANITIZE) -DTAGC_SANITIZE=address,undefined
 	@cmake --build build-asan -j$(JOBS)
+
+asan: asan-build ## tests under the address and undefined behaviour sanitizers
 	@cd build-asan && $(CTEST)
 
-tsan: ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
+tsan-build:
 	@$(CMAKE) -S . -B build-tsan $(SANITIZE) -DTAGC_SANITIZE=thread -DTAGC_MPI=OFF
 	@cmake --build build-tsan -j$(JOBS)
+
+tsan: tsan-build ## tests of what has threads under the thread sanitizer, less the slow ones whose threads others have, too
 	@cd build-tsan && TSAN_OPTIONS=halt_on_error=1 $(CTEST) -E '$(NO_NEW_THREADS)' -L '^(core|codec|transport|exchange|fsdp|cli|cuda)$$'
+
+aarch64-build:
+	@JOBS=$(JOBS) scripts/aarch64.sh build
 
 aarch64: ## cross build for aarch64; tests of core, codec and exchange under qemu-user
 	@JOBS=$(JOBS) scripts/aarch64.sh

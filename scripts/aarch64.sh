@@ -3,6 +3,7 @@
 # qemu-user, at the levels neon and scalar, in their small sizes (those of the sanitizers). Exits with 77, and says why, where
 # compiler, qemu or packages cannot be had: apt-get install gcc-aarch64-linux-gnu g++-aarch64-linux-gnu
 # libc6-dev-arm64-cross qemu-user
+#   aarch64.sh [build]    build: without the tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 build=$PWD/build-aarch64
@@ -46,6 +47,7 @@ cmake -S . -B "$build" $(command -v ninja >/dev/null && echo -G Ninja) -DTAGC_SY
 tests=(core_cpu core_memory core_pool codec_bitmap codec_code codec_delta codec_gaps codec_pack codec_select codec_sketch
        codec_values exchange_cpu exchange_direct_arrays exchange_gatherer_delta exchange_reducer_sketch exchange_wire)
 cmake --build "$build" -j"$jobs" --target tagc_shared "${tests[@]/#/test_}"
+[ "${1:-}" != build ] || exit 0
 # Kernels have nothing of aarch64 in them, but the harness that executes them has: how it switches fibres.
 if command -v aarch64-linux-gnu-g++ >/dev/null; then
     aarch64-linux-gnu-g++ -std=c++17 -O2 -static -Wall -Wextra -Werror -Itests/cuda tests/cuda/harness.cpp \

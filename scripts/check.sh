@@ -5,12 +5,18 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-summary=()
-stage() { # <heading> <make target>
+summary=() next=
+stage() { # <heading> <make target> [<target of what the next stage compiles>]
     echo
     echo "== $1"
     local log start=$SECONDS
     log=$(mktemp)
+    [ -z "$next" ] || wait "$next" || true # what failed to compile fails once more, visibly
+    next=
+    if [ -n "${3:-}" ]; then # many tests wait: the processors have time to compile
+        nice -n 19 make --no-print-directory "$3" >/dev/null 2>&1 &
+        next=$!
+    fi
     if ! make --no-print-directory "$2" 2>&1 | tee "$log"; then
         rm -f "$log"
         echo "check: FAILED in: $1" >&2
@@ -19,12 +25,16 @@ stage() { # <heading> <make target>
     summary+=("$1: $(grep 'tests passed' "$log" | tail -n 1) ($((SECONDS - start)) s)")
     rm -f "$log"
 }
+trap '[ -z "$next" ] || kill "$next" 2>/dev/null || true' EXIT
 
-stage "release build" test
+make --no-print-directory build
+summary+=("release build: $SECONDS s")
+stage "tests as released" test asan-build
 summary+=("codec and exchange ran at the levels: $(build/tests/test_core_cpu --levels)")
-stage "address and undefined behaviour sanitizers" asan
-stage "thread sanitizer" tsan
-code=0
+stage "address and undefined behaviour sanitizers" asan tsan-build
+stage "thread sanitizer" tsan aarch64-build
+wait "$next" || true
+next= code=0
 scripts/aarch64.sh 2>&1 | tee build/aarch64.log || code=${PIPESTATUS[0]}
 [ "$code" = 0 ] || [ "$code" = 77 ] || { echo "check: FAILED in: aarch64 under qemu" >&2; exit 1; }
 summary+=("aarch64 under qemu: $(grep -E 'tests passed|skipped:' build/aarch64.log | tr '\n' ' ')")
