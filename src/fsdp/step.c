@@ -31,13 +31,19 @@ double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) 
                                                                   : options->beta1;
 }
 
+/* Whether values come seldom. The sparsity of compressed flats has chosen beta2_compressed; mild ones have their own. */
+static int selects(const tagc_fsdp_options *options, const tagc_flat *flat) {
+    if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return 0;
+    return flat->class_ == TAGC_CLASS_COMPRESSED || options->mild.sparsity > 0;
+}
+
 /* A value that is selected every 20 steps brings the sum of 20 gradients. With a beta2 of 0.95 its square makes up most of the
  * second moment at once, and the step that it takes is too short: the rarer an element comes, the shorter. A longer memory
  * takes that away. It is at most a third of the updates so far. AdamW divides by 1 - beta2^t, as if beta2 had been the same since
  * the first update. In a gentle start it was smaller. With at most 1 - 3 / t the divisor is at least 0.95, and so the error small. */
 double tagc_fsdp_beta2(const tagc_fsdp_options *options, const tagc_flat *flat, uint64_t n_updates) {
     double target = options->beta2_compressed, reached = 1 - 3.0 / (double)n_updates;
-    if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return options->beta2;
+    if (!selects(options, flat)) return options->beta2;
     return target <= options->beta2 ? target : fmax(options->beta2, fmin(target, reached));
 }
 

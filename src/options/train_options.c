@@ -143,8 +143,8 @@ static const tagc_option rows[] = {
          " already, else --beta1"), .lacks = lacks_policy},
     {REAL(NULL, "beta2", FREE, beta2, 0, 0.999999, NULL, "0.95", "decay of the second moment")},
     {REAL(NULL, "compressed-beta2", FREE, compressed_beta2, 0, 0.9999999, "auto=-1", "auto",
-         "decay of the second moment of compressed and mild tensors, reached as the run grows; auto: for direct above --sparsity 0"
-         " its distance from 1 is a tenth of --beta2's, because values come seldom, else --beta2"), .lacks = lacks_policy},
+         "decay of the second moment of compressed tensors, and of mild ones above --mild-sparsity 0, reached as the run grows;"
+         " auto: for direct above --sparsity 0 its distance from 1 is a tenth of --beta2's, because values come seldom, else --beta2"), .lacks = lacks_policy},
     {REAL(NULL, "clip", FREE, clip, 0, 1e9, NULL, "1", "largest norm of the gradient; 0 does not clip")},
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",

@@ -85,8 +85,8 @@ static void check_all(const toy_model *model, int max_world) {
     free(r.result);
 }
 
-/* Tensors of the compressed class have a first moment of their own; exchanged densely here, so that the oracle is
- * exact. */
+/* Tensors of the compressed class have moments of their own, and mild ones of sparsity 0 those of dense ones. Exchanged
+ * densely and in fp32, so that the oracle is exact. */
 static void compressed_betas_are_their_own(void **state) {
     (void)state;
     /* 0.8 is reached with the 15th update, 0.7 with the 10th, 0.2, which is below beta2, with the first. */
@@ -96,6 +96,9 @@ static void compressed_betas_are_their_own(void **state) {
     run r = {.model = &model, .n_steps = 18, .result = malloc(toy_n_params(&model) * sizeof(float))};
     tagc_fsdp_options_init(&r.options);
     r.options.reducer.exchange = TAGC_EXCHANGE_DENSE;
+    r.options.mild.exchange = TAGC_EXCHANGE_DIRECT;
+    r.options.mild.format = TAGC_FORMAT_FP32;
+    r.options.mild.sparsity = 0;
     r.options.beta2 = 0.6;
     for (int b = 0; b < 3; b++) {
         r.options.beta1_compressed = betas[b][0];

@@ -282,7 +282,8 @@ static inline void toy_oracle_step(toy_oracle *o, const toy_model *m, const tagc
         int is_own = options->beta1_compressed >= 0 && class_ == TAGC_CLASS_COMPRESSED;
         double beta1 = is_own ? options->beta1_compressed : options->beta1,
                correction1 = 1 - pow(beta1, o->n_updates), beta2 = options->beta2;
-        if (options->beta2_compressed >= 0 && class_ != TAGC_CLASS_DENSE) {
+        int is_mild = class_ == TAGC_CLASS_MILD && options->mild.sparsity > 0;
+        if (options->beta2_compressed >= 0 && (is_mild || class_ == TAGC_CLASS_COMPRESSED)) {
             beta2 = options->beta2_compressed;
             if (beta2 > options->beta2 && 3 / (1 - beta2) > o->n_updates) /* not reached yet */
                 beta2 = fmax(options->beta2, (o->n_updates - 3.0) / o->n_updates);
