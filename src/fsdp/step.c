@@ -31,9 +31,11 @@ double tagc_fsdp_beta1(const tagc_fsdp_options *options, const tagc_flat *flat) 
                                                                   : options->beta1;
 }
 
-/* Whether values come seldom. The sparsity of compressed flats has chosen beta2_compressed; mild ones have their own. */
+/* Whether values come seldom. The sparsity of compressed flats has chosen beta2_compressed; mild ones have their own, and so
+ * have those for which an exchange was asked since. */
 static int selects(const tagc_fsdp_options *options, const tagc_flat *flat) {
     if (flat->class_ == TAGC_CLASS_DENSE || flat->gentle) return 0;
+    if (flat->is_asked) return flat->asked.exchange != TAGC_EXCHANGE_DENSE && flat->asked.sparsity != 0;
     return flat->class_ == TAGC_CLASS_COMPRESSED || options->mild.sparsity > 0;
 }
 

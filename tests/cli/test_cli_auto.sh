@@ -45,9 +45,10 @@ grep -q "^auto: dense stays: of one rank nothing travels" out || fail "one rank:
 run 0 eval --from steps --data data --batches 2 --ranks 1 --batch-size 2
 run 0 info steps
 
-# One rank has no other to send to: it selects nothing.
-run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 1 --steps 6 --out one
-run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --ranks 1 --steps 6 --out one-dense
+# One rank has no other to send to: it selects nothing, and its second moment is that of a dense run, also once there were enough
+# updates for a longer one.
+run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 1 --steps 12 --beta2 0.5 --out one
+run 0 train "${tiny[@]}" --exchange dense --compressed-beta1 0 --batch-size 2 --ranks 1 --steps 12 --beta2 0.5 --out one-dense
 same_losses one one-dense
 run 0 train "${tiny[@]}" "${recipe[@]}" --sharding hybrid --ranks 4 --ranks-per-host 2 --steps 40
 settles 1
