@@ -90,14 +90,24 @@ static void say_chosen(tagc_trainer *t, const tagc_parsed *parsed) {
                           is_direct ? "least loss for its bytes, docs/choosing-options.md" : "as published");
 }
 
+/* A fork's units are as far as they were in its origin. */
 static void say_beginning(tagc_trainer *t) {
     const tagc_train_options *o = &t->options;
+    int is_gentle = tagc_fsdp_n_gentle(t->training.fsdp) > 0;
+    int selects = (tagc_fsdp_n_compressed(t->training.fsdp) > 0 && o->sparsity > 0) ||
+                  (tagc_fsdp_n_mild(t->training.fsdp) > 0 && o->mild_sparsity > 0);
     char first[64] = "";
-    if (tagc_fsdp_n_gentle(t->training.fsdp) == 0 || o->resume || o->fork) return;
-    if (!o->init_from)
+    if (o->resume || (!is_gentle && !(o->fork && o->gentle == 1 && selects))) return;
+    if (!o->init_from && !o->fork)
         snprintf(first, sizeof first, "every value in 8 bits for %d steps, then ", TAGC_FRESH_UPDATES);
-    tagc_progress_say(&t->progress, "at first: %severy value in 4 bits until gradients are mostly noise",
-                      first);
+    if (is_gentle)
+        tagc_progress_say(&t->progress,
+                          "at first: %severy value in 4 bits until gradients are mostly noise%s", first,
+                          o->fork ? ", in units that had not come to that" : "");
+    else
+        tagc_progress_say(&t->progress,
+                          "at first: by --sparsity at once: in %s the gentle start is over, or it had none",
+                          o->fork);
 }
 
 static void say_parameters(tagc_trainer *t) {
