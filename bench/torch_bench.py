@@ -183,7 +183,7 @@ class Bench:
 
     def run(self):
         args = self.args
-        if not args.skip_exchanges:
+        if args.skip_exchanges == "false":
             self.measure_exchanges()
         self.compute_s = self.measure_computing()
         self.say(f"computing alone: {1e3 * self.compute_s:.0f} ms")
@@ -364,7 +364,7 @@ def parse():
     add("--shares", metavar="0,1,1,1", help="what each rank owns, for the arms local-shares and local-2bit-shares; plan_sites() says which are best")
     add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
         "one, bytes are by formula")
-    add("--skip-exchanges", nargs="?", const=True, default=False, type=lambda text: text == "true", help="do not measure each collective alone")
+    add("--skip-exchanges", nargs="?", const="true", default="false", choices=("true", "false"), help="do not measure each collective alone")
     add("--advise", type=float, metavar="SECONDS", default=0, help="end with tagc.torch.advise() for the first arm")
     add("--json", metavar="FILE", help="everything, for machines")
     args = parser.parse_args()
