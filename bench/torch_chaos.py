@@ -45,12 +45,15 @@ def arguments():
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the data, of the undisturbed runs; the disturbed one has the first (1 2 3)")
     add("--fewest", type=int, default=1, help="replicas of one more undisturbed run, with the first seed; 0: none (1)")
     add("--only", choices=["undisturbed", "disturbed"], help="make only these runs, and compare nothing")
-    add("--out", type=pathlib.Path, help="folder in which each run leaves what its replicas wrote down (none)")
+    add("--out", type=pathlib.Path, help="new or empty folder in which each run leaves what its replicas wrote down (none)")
     add("--allowed", type=float, default=0.01, help="how far outside the undisturbed runs' losses is allowed, as a share (0.01)")
     add("--links", action="store_true", help="network namespaces, whose links go down; needs root")
     add("--sparsity", type=float, default=0.95)
     add("--replica", nargs=4, metavar=("NAME", "FOLDER", "SEED", "ADDRESS"), help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.out and args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        parser.error(f"--out is {args.out}, which is not empty: name a new folder, so that an older run is not lost")
+    return args
 
 
 # ---- a replica ----

@@ -21,3 +21,11 @@ def test_torch_bench_skips_exchanges_or_not():
     said = refused("bench/torch_bench.py", "--skip-exchanges=ture")
     assert all(word in said for word in ("--skip-exchanges", "'ture'", "true", "false")), said
     assert "the ranks are missing" in refused("bench/torch_bench.py", "--skip-exchanges", "--skip-exchanges=true", "--skip-exchanges=false")
+
+
+def test_torch_chaos_leaves_an_older_run_alone(tmp_path):
+    (tmp_path / "text").write_text("an older run's")
+    said = refused("bench/torch_chaos.py", "--out", tmp_path)
+    assert "--out" in said and str(tmp_path) in said and "not empty" in said, said
+    assert (tmp_path / "text").read_text() == "an older run's"
+    assert "not empty" in refused("bench/torch_chaos.py", "--out", tmp_path / "text")
