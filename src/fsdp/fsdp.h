@@ -77,9 +77,9 @@ typedef struct tagc_fsdp_options {
     /* Of compressed flats, [0, 1). -1 (default): 0 for DIRECT above sparsity 0, because its residual averages already; else
      * beta1. */
     double beta1_compressed;
-    /* Of compressed flats, and of mild ones above sparsity 0, [0, 1). -1 (default): for DIRECT above sparsity 0 that whose distance from 1 is a tenth of
-     * beta2's, because values come seldom; else beta2. A value above beta2 is reached when 3 / (1 - value) updates are over
-     * (tagc_fsdp_beta2). A flat that _set_exchange makes send every value has beta2. */
+    /* Of compressed flats, and of mild ones above sparsity 0, [0, 1). -1 (default): for DIRECT above sparsity 0 that whose
+     * distance from 1 is a tenth of beta2's, because values come seldom; else beta2. A value above beta2 is reached when
+     * 3 / (1 - value) updates are over (tagc_fsdp_beta2). A flat that _set_exchange makes send every value has beta2. */
     double beta2_compressed;
     double weight_decay; /* >= 0, default 0.1; only for tensors with `decay` */
     double clip_norm;    /* >= 0, default 1.0; 0 is off */
