@@ -16,7 +16,7 @@ NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|fold
 .PHONY: help all build setup demo report check test python asan asan-build tsan tsan-build aarch64 aarch64-build wheels bench format lint install clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 all: build ## same as build
 

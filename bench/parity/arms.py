@@ -214,7 +214,7 @@ SETTINGS = {
             8,
             2000,
             LONG,
-            first_rate=4e-3,
+            first_rate=8e-3,
             warmup=200,
             eval_every=100,
             eval_tokens=8192,
