@@ -31,9 +31,28 @@ def _neighbours(setting, rate):
     return setting.rates[max(0, at - 1) : at + 2]
 
 
+def finalists(setting, runs):
+    """The best rate of the first seed, and the better of its neighbours: with one seed alone, chance may have chosen between them."""
+    best, is_tuned = best_rate(setting, runs)
+    losses = {run["rate"]: run["loss"] for run in runs if run["seed"] == setting.seeds[0]}
+    near = [rate for rate in _neighbours(setting, best) if rate != best and not math.isnan(losses.get(rate, math.nan))]
+    return [best] if len(setting.seeds) == 1 or not is_tuned else [best, *sorted(near, key=losses.get)[:1]]
+
+
+def chosen_rate(setting, runs):
+    """Of the finalists that all seeds have run, the one with the least mean loss; until there is one, the first seed's best."""
+    means = {}
+    for rate in finalists(setting, runs):
+        losses = {run["seed"]: run["loss"] for run in runs if run["rate"] == rate}
+        if set(losses) == set(setting.seeds):
+            means[rate] = sum(losses.values()) / len(losses)
+    finite = {rate: mean for rate, mean in means.items() if not math.isnan(mean)}
+    return min(finite, key=finite.get) if finite else best_rate(setting, runs)[0]
+
+
 def wanted(setting, runs, names):
     """Runs that are missing now, (arm, rate, seed), first those of the arms that have the fewest. Every arm is tuned by the same
-    rule: the neighbours of its best rate until none is better; then come the other seeds."""
+    rule: the neighbours of its best rate until none is better; then come the other seeds at its finalists."""
     missing = []
     for name in names:
         own = [run for run in runs if run["arm"] == name]
@@ -42,7 +61,7 @@ def wanted(setting, runs, names):
         if not own:
             jobs = [(best, setting.seeds[0])]
         elif is_tuned:
-            jobs = [(best, seed) for seed in setting.seeds if (best, seed) not in tried]
+            jobs = [(rate, seed) for rate in finalists(setting, own) for seed in setting.seeds if (rate, seed) not in tried]
         else:
             jobs = [(rate, setting.seeds[0]) for rate in _neighbours(setting, best) if (rate, setting.seeds[0]) not in tried]
         missing += [(len(own) + i, (name, *job)) for i, job in enumerate(jobs)]

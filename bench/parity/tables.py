@@ -11,7 +11,7 @@ BUDGETS = (100, 1000)  # bits per parameter, over the whole run
 
 def rows_of(found):
     """(setting, rows, whether all arms are tuned). A row for each arm that has a run, in the order of arms.ALL, with its runs by seed
-    at its best rate; until all are tuned at the first rate, which all have, so that no arm looks bad for not being tuned."""
+    at the rate that runner.chosen_rate says; until all are tuned at the first rate, so that no arm looks bad for not being tuned."""
     setting = arms.Setting(**{k: tuple(v) if isinstance(v, list) else v for k, v in found["setting"].items()})
     runs_of = {name: [run for run in found["runs"] if run["arm"] == name and run["evals"]] for name in arms.BY_NAME}
     whole_of = {name: [run for run in runs if run["is_whole"]] for name, runs in runs_of.items() if runs}
@@ -19,11 +19,10 @@ def rows_of(found):
     is_even = all(is_tuned for _, is_tuned in best.values())
     rows = []
     for name, whole in whole_of.items():
-        rate = best[name][0] if whole and is_even else setting.first_rate
+        rate = runner.chosen_rate(setting, whole) if whole and is_even else setting.first_rate
         runs = [run for run in whole or runs_of[name] if run["rate"] == rate]
         if runs:
-            rows.append({"arm": arms.BY_NAME[name], "rate": rate, "is_whole": bool(whole), "runs": {run["seed"]: run for run in runs},
-                         "best": min(whole, key=lambda run: run["loss"]) if whole else None})  # fmt: skip
+            rows.append({"arm": arms.BY_NAME[name], "rate": rate, "is_whole": bool(whole), "runs": {run["seed"]: run for run in runs}})  # fmt: skip
     return setting, rows, is_even
 
 
@@ -51,11 +50,11 @@ def markdown(found):
     parts = [_losses(rows, baseline(rows, is_even))]
     if not is_even:
         parts.append(
-            f"Unfinished: not every arm is tuned yet. All are shown at the rate {setting.first_rate:g}; what more is known of their "
-            "rates stands under best so far, and is no comparison.\n"
+            f"Unfinished: not every arm is tuned yet, so all are shown at the rate {setting.first_rate:g}. The table of rates has the "
+            "other runs.\n"
         )
     if whole:
-        parts += [_links(setting, whole), _budgets(setting, whole)]
+        parts += [_links(setting, whole), _budgets(setting, whole), _rates(found, setting)]
     return "\n".join(parts + [_origin(found, setting)])
 
 
@@ -74,7 +73,7 @@ def spread(values, form):
 def _losses(rows, base):
     lines = []
     for row in rows:
-        arm, runs, best = row["arm"], row["runs"], row["best"]
+        arm, runs = row["arm"], row["runs"]
         last = [run["evals"][-1] for run in runs.values()]
         if row["is_whole"]:
             loss, above = spread([run["loss"] for run in runs.values()], ".4f"), gap(row, base)
@@ -83,13 +82,29 @@ def _losses(rows, base):
         bits = [
             f"{statistics.mean(values):.3g}" for values in ([p["bits"] / p["step"] for p in last], [p["step_bits"] for p in last])
         ]
-        best = f"{best['loss']:.4f} at {best['rate']:g}" if best else "-"
-        lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, f"{row['rate']:g}", best, len(runs)])
+        lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, f"{row['rate']:g}", len(runs)])
     name = base["arm"].name if base else "dense"
     return grid(
         ["arm", "validation loss", f"above `{name}`, by seed", "bits per parameter and step", "... of the last step", "rate",
-         "best so far", "seeds"], lines,
+         "seeds"], lines,
     )  # fmt: skip
+
+
+def _rates(found, setting):
+    """Every finished run, so that nothing of the tuning is hidden."""
+    losses = {}
+    for run in found["runs"]:
+        if run["is_whole"]:
+            losses.setdefault((run["arm"], run["rate"]), {})[run["seed"]] = f"{run['loss']:.4f}"
+    rates = sorted({rate for _, rate in losses})
+    names = [name for name in arms.BY_NAME if any(arm == name for arm, _ in losses)]
+
+    def cell(of_seed):
+        return ", ".join(of_seed.get(seed, "-") for seed in setting.seeds if seed <= max(of_seed, default=0))
+
+    lines = [[f"`{name}`", *(cell(losses.get((name, rate), {})) for rate in rates)] for name in names]
+    seeds = f", seeds {', '.join(map(str, setting.seeds))}" if len(setting.seeds) > 1 else ""
+    return grid([f"loss by rate{seeds}", *(f"{rate:g}" for rate in rates)], lines)
 
 
 def _mean_curve(setting, row, x):
@@ -154,6 +169,8 @@ def _origin(found, setting):
     packages = ", ".join(f"{p['name']} {p['version']}" for p in text["packages"])
     n_chars, n_kept = (sum(p[name] for p in text["packages"]) for name in ("n_chars", "n_chars_kept"))
     missing = [f"`{name}`" for name in setting.arms if name not in {run["arm"] for run in found["runs"]}]
+    whole = [run for run in found["runs"] if run["is_whole"]]
+    more = sorted({name for name, rate, seed in runner.wanted(setting, whole, setting.arms)} - {name.strip("`") for name in missing})
     lines = [
         f"GPT-2 of {n_params / 1e6:.2f} M parameters, tied ({setting.n_layer} layers of {setting.n_embd}, vocabulary "
         f"{setting.n_vocabulary}), {setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, "
@@ -162,6 +179,7 @@ def _origin(found, setting):
         f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit "
         f"{found['commit']}.",
         f"Not run yet: {', '.join(missing)}." if missing else "",
+        f"Runs missing: {', '.join(f'`{name}`' for name in more)}." if more else "",
         f"Text: {n_chars / 1e6:.0f} M characters of {packages}. {100 * (1 - n_kept / n_chars):.0f} % stood in paragraphs that had "
         f"come before, and were dropped; of all windows of 64 bytes in what is left, {100 * text['repeated_windows']:.0f} % had come "
         "before.",

@@ -350,7 +350,20 @@ def test_every_arm_is_tuned_until_no_neighbour_is_better():
             loss = abs(math.log2(rate / best)) + 3
             runs.append(fake(arm, rate, seed, loss if rate <= best else math.nan, setting))  # above, it diverges
         assert not missing and runner.best_rate(setting, runs) == (best, True)
-        assert sorted(run["seed"] for run in runs if run["rate"] == best) == [1, 2, 3]
+        assert runner.chosen_rate(setting, runs) == best
+        whole = [rate for rate in setting.rates if sorted(run["seed"] for run in runs if run["rate"] == rate) == [1, 2, 3]]
+        assert whole == sorted(runner.finalists(setting, runs)) and best in whole and len(whole) == (1 if best == setting.rates[0] else 2)
+
+
+def test_a_rate_that_was_best_for_one_seed_only_is_not_chosen():
+    setting = arms.SETTINGS["tiny"]
+    runs = [fake("dense", rate, 1, loss, setting) for rate, loss in ((1e-3, 4.5), (2e-3, 4.1), (4e-3, 4.0), (8e-3, 4.2))]
+    assert runner.finalists(setting, runs) == [4e-3, 2e-3] and runner.chosen_rate(setting, runs) == 4e-3
+    assert set(runner.wanted(setting, runs, ["dense"])) == {("dense", rate, seed) for rate in (2e-3, 4e-3) for seed in (2, 3)}
+    runs += [fake("dense", 4e-3, seed, 4.3, setting) for seed in (2, 3)] + [fake("dense", 2e-3, 2, 4.1, setting)]
+    assert runner.chosen_rate(setting, runs) == 4e-3  # the third seed of the other rate is missing
+    runs += [fake("dense", 2e-3, 3, 4.1, setting)]
+    assert runner.chosen_rate(setting, runs) == 2e-3 and not runner.wanted(setting, runs, ["dense"])
 
 
 def found_of(runs, setting):
@@ -383,7 +396,8 @@ def test_until_all_arms_are_tuned_the_table_shows_one_rate():
     runs = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting), fake("tagc", 4e-3, 1, 5.1, setting),
             {**fake("demo-32", 4e-3, 1, 5.1, setting), "is_whole": False}]  # fmt: skip
     text = tables.markdown(found_of(runs, setting))
-    assert "+2.00 %" in row_of(text, "tagc") and "4.0000 at 0.002" in row_of(text, "dense") and "Unfinished" in text
+    assert "+2.00 %" in row_of(text, "tagc") and "5.0000" in row_of(text, "dense") and "Unfinished" in text
+    assert "| `dense` | 4.0000 | 5.0000 |" in text and "| `tagc` |  | 5.1000 |" in text
     assert "unfinished" in row_of(text, "demo-32") and "`onebit`" in text.split("Not run yet")[1]
 
 
