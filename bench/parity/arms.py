@@ -146,6 +146,7 @@ LONG = (
     "bf16",
     "onebit",
 )
+UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +171,7 @@ class Setting:
     eval_tokens: int = 16384
     final_tokens: int = 131072
     save_every: int = 0  # steps between checkpoints of a run; 0: none, a run that was interrupted begins anew
+    tied: bool = True  # the head's matrix is the token embedding
     autocast: bool = False  # products in bf16, weights, gradients and evaluations in fp32
     clip: float = 1.0
     weight_decay: float = 0.1
@@ -219,6 +221,23 @@ SETTINGS = {
             eval_every=100,
             eval_tokens=8192,
             final_tokens=65536,
+        ),
+        Setting(
+            "tiny-untied",
+            3,
+            64,
+            4,
+            64,
+            1024,
+            8,
+            2000,
+            UNTIED,
+            first_rate=4e-3,
+            warmup=200,
+            eval_every=100,
+            eval_tokens=8192,
+            final_tokens=65536,
+            tied=False,
         ),
         Setting("small", 3, 96, 4, 64, 1024, 8, 480, tuple(BY_NAME)),
         Setting(

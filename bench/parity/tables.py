@@ -172,8 +172,8 @@ def _origin(found, setting):
     whole = [run for run in found["runs"] if run["is_whole"]]
     more = sorted({name for name, rate, seed in runner.wanted(setting, whole, setting.arms)} - {name.strip("`") for name in missing})
     lines = [
-        f"GPT-2 of {n_params / 1e6:.2f} M parameters, tied ({setting.n_layer} layers of {setting.n_embd}, vocabulary "
-        f"{setting.n_vocabulary}), {setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, "
+        f"GPT-2 of {n_params / 1e6:.2f} M parameters, {'tied' if setting.tied else 'untied'} ({setting.n_layer} layers of "
+        f"{setting.n_embd}, vocabulary {setting.n_vocabulary}), {setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, "
         f"{setting.steps} steps. Times are simulated, for {simulate.N_PARAMS / 1e6:.0f} M parameters and {simulate.COMPUTE_S} s of "
         "computing a step.",
         f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit "

@@ -131,7 +131,7 @@ class _Trainer:
         self.tokens = {kind: corpus.tokens(cache, kind, setting.n_vocabulary) for kind in ("train", "val")}
         torch.manual_seed(seed)
         self.plain = GPT(
-            Config(setting.n_vocabulary, setting.n_positions, setting.n_embd, setting.n_head, setting.n_layer, tied=True)
+            Config(setting.n_vocabulary, setting.n_positions, setting.n_embd, setting.n_head, setting.n_layer, setting.tied)
         )
 
     def batch(self, step, rank):
