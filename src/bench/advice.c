@@ -1,5 +1,5 @@
 /* Turns iteration times into advice. Compression is recommended only if it beats the fastest arm without it, of any
- * sharding and wire, by more than 2 %, in every round, and by more than rounds differ. A second comparison stays within
+ * sharding and wire, by more than 2 %, in every round, and by more than half the range of the rounds. A second comparison stays within
  * one kind of sharding, for users whose memory requires it. */
 #include "bench/bench.h"
 
@@ -35,7 +35,7 @@ static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_b
     return tagc_result_spread_of(gains, n);
 }
 
-/* A gain in every round proves little if rounds differ by more than the gain. */
+/* A gain in every round proves little if the rounds scatter by more than the gain. */
 static int pays(const tagc_result_spread *gain) {
     return gain->median >= least_gain && gain->min > 1 && gain->median - 1 > (gain->max - gain->min) / 2;
 }

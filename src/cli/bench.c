@@ -29,7 +29,7 @@ static const tagc_option own[] = {
     {NULL, "steps-per-round", TAGC_OPTION_INT, TAGC_ROLE_RUN, AT(steps_per_round), 1, 1000, NULL, "3", "N",
      "steps of a turn that are"},
     {NULL, "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "the figures, for tagc plan and tagc report"},
+     "the figures, for tagc plan and tagc-report"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };
@@ -43,7 +43,7 @@ static const char examples[] =
     "\n"
     "  # On the hosts and over the network that the training will use:\n"
     "  mpirun -n 2 --host one,two tagc bench --json bench.json\n"
-    "  tagc report bench.json --out bench.html\n"
+    "  tagc-report bench.json --out bench.html\n"
     "\n"
     "  # Is a lower sparsity worth its time?\n"
     "  mpirun -n 2 --host one,two tagc bench --only arms --arms fsdp,packed,packed+sparsity=0.95\n";

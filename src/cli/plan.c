@@ -55,7 +55,7 @@ static const tagc_option own[] = {
          "without a profile: of all phases of a compressed exchange, per element"),
     REAL(NULL, "optimizer-ns", optimizer_ns, 1e6, "none", "none", "without a profile: of the update, per element"),
     {"Result", "json", TAGC_OPTION_TEXT, TAGC_ROLE_PLACE, AT(json), 0, 0, NULL, NULL, "FILE",
-     "the plan, for tagc report; several world sizes or rates make a list of plans"},
+     "the plan, for tagc-report; several world sizes or rates make a list of plans"},
 };
 /* clang-format on */
 enum { N_OWN = sizeof own / sizeof own[0] };
@@ -68,7 +68,7 @@ static const char examples[] =
     "  mpirun -n 2 --host one,two tagc bench --json bench.json\n"
     "  tagc plan --profile bench.json --world-size 2,16,128 --link-rate 1gbit,10gbit,25gbit --json "
     "plan.json\n"
-    "  tagc report bench.json plan.json --out plan.html\n"
+    "  tagc-report bench.json plan.json --out plan.html\n"
     "\n"
     "  # What does distance cost?\n"
     "  tagc plan --profile bench.json --link-rate 100mbit,1gbit --latency 1ms,10ms,50ms\n"

@@ -27,7 +27,7 @@ class Wrapper:
 
     name: str  # "fsdp2", "ddp" or "fsdp1"
     between: dist.ProcessGroup | None = None  # as compress() got it
-    is_managed = False  # under torchft, whose replicas come and go: managed.py
+    is_managed = False  # under torchft, whose replicas join and leave: managed.py
 
     def groups(self) -> list[dist.ProcessGroup]:
         """The process groups of exchanges, in the same order on all ranks."""

@@ -110,7 +110,7 @@ class LocalSteps:
         and so are buffers: each site has its own.
     between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or that dimension's name, as "site"; all
         ranks where the model is plain.
-    manager: torchft's, where sites come and go; then between and delay are left out.
+    manager: torchft's, where sites join and leave; then between and delay are left out.
     every: steps between two exchanges of a parameter, from 1 on.
     fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.

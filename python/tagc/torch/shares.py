@@ -28,7 +28,7 @@ def check_sites(shares: Sequence[float] | None, n_sites: int, is_managed: bool) 
     if shares is None:
         return
     if is_managed:
-        raise Error("unsupported", f"shares is {shares!r}, must be None under torchft: sites come and go, and the numbers belong to certain ones")
+        raise Error("unsupported", f"shares is {shares!r}, must be None under torchft: sites join and leave, and the numbers belong to certain ones")
     if len(shares) != n_sites:
         raise Error("argument", f"shares is {list(shares)!r}, must have one number for each of {n_sites} sites")
 
