@@ -84,7 +84,7 @@ def compress(
         last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
         dimension's name; tagc sums gradients over it, compressed, after torch's own reduce-scatter. Or torchft's Manager, where replicas of such
-        a mesh come and go.
+        a mesh join and leave.
     codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
         only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
     transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own group, in messages of a
