@@ -10,6 +10,7 @@ def draw(found, stem):
     matplotlib.use("svg")
     matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "parity", "font.size": 9}
     import matplotlib.pyplot as plt
+    from matplotlib import ticker
 
     setting, rows, _ = tables.rows_of(found)
     axes_of = {"bits per parameter sent by a rank": lambda point: point["bits"]} | {
@@ -35,6 +36,10 @@ def draw(found, stem):
                     linewidth=0,
                 )
         axes.set_xscale("log")
+        least, most = axes.get_xlim()
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if most < 100 * least else (1,)))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
         axes.set_xlabel(label)
         axes.grid(alpha=0.3)
     for axes in grid[:, 0]:
