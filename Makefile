@@ -8,8 +8,9 @@ MPI ?= AUTO
 
 CMAKE = cmake -DCMAKE_EXPORT_COMPILE_COMMANDS=ON -DTAGC_MPI=$(MPI) $(shell command -v ninja >/dev/null 2>&1 && echo -G Ninja)
 SANITIZE = -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS="-O1 -g1"
-# One more than there are processors: many tests wait, for a time-out or for another of their processes.
-CTEST = ctest --output-on-failure --no-tests=error -j$$(($(JOBS) + 1))
+# One test more than there are processors: many tests wait, for a time-out or for another of their processes. A test takes two
+# of ctest's slots, one that mostly waits takes one (tests/CMakeLists.txt).
+CTEST = ctest --output-on-failure --no-tests=error -j$$((2 * $(JOBS) + 2))
 # Tests whose threads others have, too, or which have none: the thread sanitizer leaves them out.
 NO_NEW_THREADS = ^test_(cli_(auto|auto_turns|bench|buckets|commands|corrupt|folder|fork|full_disk|guard|hosts|options|paper|plan|resume|supervise|wire)|fsdp_gentle|codec_(bitmap|delta|pack|peel|sketch|values)|exchange_volume)$$
 .DEFAULT_GOAL := all

@@ -58,6 +58,6 @@ else
     echo "aarch64: no aarch64-linux-gnu-g++: the harness of the CUDA kernels is left out"
 fi
 cd "$build"
-ctest --output-on-failure --no-tests=error -j"$jobs" -R "^test_($(IFS='|' && echo "${tests[*]}"))\$"
+ctest --output-on-failure --no-tests=error -j$((2 * jobs)) -R "^test_($(IFS='|' && echo "${tests[*]}"))\$"
 echo "aarch64: once more, at the level scalar"
-TAGC_CPU=scalar ctest --output-on-failure --no-tests=error -j"$jobs" -R '^test_(codec_(bitmap|delta|gaps)|exchange_direct_arrays)$'
+TAGC_CPU=scalar ctest --output-on-failure --no-tests=error -j$((2 * jobs)) -R '^test_(codec_(bitmap|delta|gaps)|exchange_direct_arrays)$'
