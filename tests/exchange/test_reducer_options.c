@@ -1,5 +1,6 @@
 /* What a caller can get wrong, alone or against the other ranks, and the residual as state. */
 #include "core/clock.h"
+#include "exchange/options.h"
 #include "oracle.h"
 #include "ranks.h"
 #include "tagc/paper.h"
@@ -337,6 +338,48 @@ static void test_mismatch(void **state) {
     run_ranks(3, allowed_differences, NULL, NULL, runs);
 }
 
+/* ---- options without effect ---- */
+
+/* What an exchange has no use for is set to its default, and the rest stays. */
+static void test_prune(void **state) {
+    (void)state;
+    static const struct {
+        int exchange, format, kept_format, keeps_block;
+    } cases[] = {
+        {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_FP32, TAGC_FORMAT_FP32, 0},
+        {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0},
+        {TAGC_EXCHANGE_DENSE, TAGC_FORMAT_INT8, -1, 0},
+        {TAGC_EXCHANGE_PACKED, TAGC_FORMAT_BF16, -1, 0},
+        {TAGC_EXCHANGE_SKETCH, TAGC_FORMAT_FP32, -1, 0},
+        {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_BF16, TAGC_FORMAT_BF16, 0},
+        {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT8, TAGC_FORMAT_INT8, 1},
+        {TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_INT2, TAGC_FORMAT_INT2, 1},
+    };
+    tagc_paper_options paper;
+    tagc_paper_options_init(&paper);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        for (int selects = 0; selects < 2; selects++) {
+            tagc_reducer_options o = good_options(4);
+            o.exchange = cases[i].exchange;
+            o.format = cases[i].format;
+            o.sparsity = selects ? 0.9 : 0;
+            o.block = 64;
+            o.rotate = 1;
+            o.ranks_per_host = 2;
+            o.paper = &paper;
+            tagc_reducer_options_prune(&o);
+            int is_direct = o.exchange == TAGC_EXCHANGE_DIRECT, is_dense = o.exchange == TAGC_EXCHANGE_DENSE;
+            assert_int_equal(o.exchange, cases[i].exchange);
+            assert_int_equal(o.format, cases[i].kept_format);
+            assert_true(o.sparsity == (selects && !is_dense ? 0.9 : 0));
+            assert_int_equal(o.block, cases[i].keeps_block ? 64 : 0);
+            assert_int_equal(o.rotate, cases[i].keeps_block && !selects);
+            assert_int_equal(o.ranks_per_host, is_direct ? 2 : 1);
+            assert_ptr_equal(o.paper, is_direct || is_dense ? NULL : &paper);
+        }
+    }
+}
+
 /* ---- calls out of order, set_sparsity ---- */
 
 static void order_body(rank_run *run) {
@@ -551,6 +594,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_values),   cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_meanings),     cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_prune),
         cmocka_unit_test(test_order),        cmocka_unit_test(test_hosts_order),
         cmocka_unit_test(test_direct_order), cmocka_unit_test(test_state),
     };

@@ -321,6 +321,32 @@ static void ranks_must_agree_on_what_is_random(void **state) {
     drop(s);
 }
 
+/* A stage sends every value, in few enough that share a scale, and leaves everything else to the run. */
+static void a_stage_has_its_format_and_small_blocks(void **state) {
+    (void)state;
+    static const struct {
+        tagc_gentle stage;
+        int block, format, expected;
+        double sparsity;
+    } cases[] = {
+        {TAGC_GENTLE_FRESH, 128, TAGC_FORMAT_INT8, 128, 0}, {TAGC_GENTLE_4_BITS, 0, TAGC_FORMAT_INT4, 32, 0},
+        {TAGC_GENTLE_4_BITS, 128, TAGC_FORMAT_INT4, 32, 0}, {TAGC_GENTLE_4_BITS, 16, TAGC_FORMAT_INT4, 16, 0},
+        {TAGC_GENTLE_OVER, 128, TAGC_FORMAT_INT2, 128, 0.9}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        tagc_reducer_options options, other;
+        tagc_reducer_options_init(&options);
+        options.sparsity = 0.9;
+        options.format = TAGC_FORMAT_INT2;
+        options.block = cases[i].block;
+        other = options;
+        tagc_fsdp_gentle_options(cases[i].stage, &options);
+        other.sparsity = cases[i].sparsity;
+        other.format = cases[i].format;
+        other.block = cases[i].expected;
+        assert_memory_equal(&options, &other, sizeof options);
+    }
+}
+
 /* ---- noise in turns, and buckets ---- */
 
 typedef struct veto {
@@ -390,6 +416,7 @@ int main(void) {
         cmocka_unit_test(it_is_no_warm_up),
         cmocka_unit_test(a_fork_never_sends_8_bits),
         cmocka_unit_test(ranks_must_agree_on_what_is_random),
+        cmocka_unit_test(a_stage_has_its_format_and_small_blocks),
         cmocka_unit_test(a_bucket_goes_on_when_all_of_it_may),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

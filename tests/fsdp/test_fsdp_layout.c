@@ -345,6 +345,15 @@ static void disagree(tagc_comm *comm, void *arg) {
         case 6:
             options.beta1_compressed = 0.5;
             break;
+        case 7:
+            model.tensors[model.n_tensors - 1].stage--;
+            break;
+        case 8:
+            model.tensors[0].last_stage++;
+            break;
+        case 9:
+            model.tensors[2].decay = !model.tensors[2].decay;
+            break;
         default:
             options.reducer.exchange = TAGC_EXCHANGE_DENSE;
             break;
@@ -365,8 +374,11 @@ static void ranks_must_agree(void **state) {
                                         "rank 0 was started with n_tensors=14",
                                         "mild=3, rank 1 with mild=0",
                                         "beta1_compressed=0",
+                                        "rank 1 with tensors=",
+                                        "rank 1 with tensors=",
+                                        "rank 1 with tensors=",
                                         "exchange=0"};
-    for (int kind = 0; kind < 8; kind++) {
+    for (int kind = 0; kind < 11; kind++) {
         disagreement d = {.kind = kind};
         toy_gpt(&d.model, 2, 4, 0);
         toy_run(2, disagree, &d);
