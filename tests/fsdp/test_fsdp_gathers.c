@@ -207,12 +207,56 @@ static void only_some_shardings_take_deltas(void **state) {
         }
 }
 
+/* ---- an order of use that nobody could foresee ---- */
+
+static void use_backwards(tagc_comm *comm, void *arg) {
+    toy_model m;
+    toy_gpt(&m, 4, 4, 0);
+    tagc_fsdp_options options;
+    tagc_fsdp_options_init(&options);
+    options.prefetch = *(int *)arg;
+    tagc_fsdp *f;
+    const float *p, *held;
+    CHECK_OK(tagc_fsdp_create(comm, m.tensors, m.n_tensors, &options, NULL, &f));
+    CHECK_OK(tagc_fsdp_fill(f, toy_fill, NULL));
+    /* Units that were gathered ahead make way, and what is read is right. */
+    CHECK_OK(tagc_fsdp_forward_begin(f, 0));
+    for (int t = m.n_tensors - 1; t >= 0; t--) {
+        CHECK_OK(tagc_fsdp_use(f, t, &p));
+        for (size_t i = 0; i < m.tensors[t].n_elems; i++) CHECK(p[i] == toy_initial(t, i));
+        tagc_fsdp_done(f, t);
+    }
+    /* One in use does not, and stays as it is. */
+    CHECK_OK(tagc_fsdp_forward_begin(f, 0));
+    CHECK_OK(tagc_fsdp_use(f, 0, &held));
+    tagc_status status = TAGC_OK;
+    for (int t = 1; t < m.n_tensors && status == TAGC_OK; t++) {
+        status = tagc_fsdp_use(f, t, &p);
+        if (status == TAGC_OK) tagc_fsdp_done(f, t);
+    }
+    CHECK(status == TAGC_ERR_STATE);
+    char text[64];
+    snprintf(text, sizeof text, "prefetch %d is too small", options.prefetch);
+    CHECK(strstr(tagc_last_error(), text) != NULL);
+    for (size_t i = 0; i < m.tensors[0].n_elems; i++) CHECK(held[i] == toy_initial(0, i));
+    tagc_fsdp_destroy(f);
+}
+
+static void units_gathered_ahead_make_way(void **state) {
+    (void)state;
+    for (int prefetch = 0; prefetch < 4; prefetch++) {
+        toy_run(2, use_backwards, &prefetch);
+        toy_run(3, use_backwards, &prefetch);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_wires_train_alike),
         cmocka_unit_test(what_comes_between_changes_nothing),
         cmocka_unit_test(bytes_belong_to_steps),
         cmocka_unit_test(only_some_shardings_take_deltas),
+        cmocka_unit_test(units_gathered_ahead_make_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
