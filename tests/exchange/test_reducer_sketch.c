@@ -114,6 +114,9 @@ static void test_auto_ratio(void **state) {
             t.options.sparsity = sparsities[s];
             rank_run runs[MAX_RANKS];
             run_ranks(2, run_seeds, &t, NULL, runs);
+            double n_items = 0; /* of both shards */
+            for (int r = 0; r < 2; r++) n_items += t.stats[r].load * (double)t.stats[r].n_cells;
+            assert_true(fabs(n_items - (double)t.stats[0].n_union) < 0.5 && t.stats[0].n_union > 0);
             for (int r = 0; r < 2; r++) {
                 assert_int_equal(t.n_unpeeled[r], 0);
                 if (shape == 2 && sparsities[s] < 0.99)
