@@ -65,6 +65,29 @@ static void all_processors_find_the_same_cells(void **state) {
     }
 }
 
+/* Ranks with different builds must find the same cells. The numbers are those of a program in Python. */
+static void cells_stay_where_they_are(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t index, cells[3], signs;
+    } known[] = {
+        {0, {52895, 109566, 203291}, 3},
+        {1, {52894, 109567, 203290}, 0},
+        {4097, {36580, 80479, 202812}, 5},
+        {2359295, {42638, 89762, 189770}, 6},
+    };
+    tagc_sketch s;
+    tagc_sketch_init(&s, 2359296, 235930, 7);
+    tagc_locator locator;
+    tagc_locator_init(&locator, &s);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        tagc_located at;
+        tagc_locate_reference(&locator, &known[i].index, 1, &at);
+        for (int t = 0; t < 3; t++) assert_int_equal(at.cell[t][0], known[i].cells[t]);
+        assert_int_equal(at.signs[0] >> 29, known[i].signs);
+    }
+}
+
 /* Items of one row never meet; the three signs are balanced and agree by chance only. */
 static void hashes_spread(void **state) {
     (void)state;
@@ -323,6 +346,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shapes_keep_their_promises),
         cmocka_unit_test(all_processors_find_the_same_cells),
+        cmocka_unit_test(cells_stay_where_they_are),
         cmocka_unit_test(hashes_spread),
         cmocka_unit_test(gpt2_matrices_peel_at_ten_times),
         cmocka_unit_test(embedding_peels_at_ten_times),

@@ -1,5 +1,6 @@
 /* The sketch at the paper's 10x on the shapes of GPT-2: nothing may stay unpeeled, and the wire carries what
  * the formula says, as counted by the transport. */
+#include "core/clock.h"
 #include "oracle.h"
 #include "paper.h"
 #include "ranks.h"
@@ -40,7 +41,10 @@ static void run_seeds(rank_run *run) {
         }
         tagc_comm_bytes(run->comm, before, NULL, TAGC_N_LEGS);
         tagc_reducer_stats_init(&t->stats[run->rank]);
+        double begin_s = tagc_clock_s();
         CHECK(run, tagc_reducer_run(reducer, gradient, output, &t->stats[run->rank]) == TAGC_OK);
+        double total_s = t->stats[run->rank].total_s;
+        CHECK(run, total_s > 0 && total_s <= tagc_clock_s() - begin_s);
         tagc_comm_bytes(run->comm, after, NULL, TAGC_N_LEGS);
         t->n_unpeeled[run->rank] += t->stats[run->rank].n_unpeeled;
         t->n_bytes_sent[run->rank] = 0;
