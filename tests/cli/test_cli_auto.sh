@@ -32,13 +32,14 @@ done
 
 # From a checkpoint of every step of the search; a fork as well, and another number of ranks.
 run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 2 --steps 14 --save-every 1 --keep 20 --out steps
+# A search takes up to 30 steps, three turns of ten, if times are close.
 for step in $resumed_at; do
     rm -rf from
     run 0 train --resume "$(printf steps/step-%08d $step)" --steps 44 --out from --no-quiet
     settles 1
     [ "$(column from loss | wc -l)" = $((44 - step)) ] || fail "resumed at $step, $(column from loss | wc -l) steps"
 done
-run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 3 --fork steps --steps 24 --out forked
+run 0 train "${tiny[@]}" "${recipe[@]}" --ranks 3 --fork steps --steps 46 --out forked
 settles 1
 run 0 train --resume steps/step-00000006 --ranks 1 --steps 12 --out alone --no-quiet
 grep -q "^auto: dense stays: of one rank nothing travels" out || fail "one rank: $(grep '^auto:' out)"
