@@ -18,7 +18,7 @@ WARMUP_KEPT = 0.25  # the share kept at first
 FRESH = ("int8", 0)  # values and sparsity in the first exchanges of a model with random weights
 EVERY_VALUE = ("int4", 0)  # in the gentle start, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
-FEW_BITS = ("int2", 0)  # between that and what is selected
+LARGEST = ("int4", 0.85)  # between that and the last stage
 TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
@@ -130,7 +130,7 @@ class Options:
         if not self.gentle:
             return []
         if kind == "compressed" and self.sparsity > 0:
-            return [FRESH, EVERY_VALUE, FEW_BITS, (self.values, self.sparsity)]
+            return [FRESH, EVERY_VALUE, LARGEST, (self.values, self.sparsity)]
         if kind == "mild" and self.mild != "dense" and self.mild_sparsity > 0:
             return [FRESH, EVERY_VALUE, (self.mild, self.mild_sparsity)]
         return []

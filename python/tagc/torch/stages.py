@@ -2,7 +2,8 @@
 tagc.torch.watch tells when a parameter may go on.
 
 The first moment becomes short step by step, and selection waits for that. A model trains where its steps are just small enough not
-to oscillate, and a short moment tolerates less: if it becomes short at once, or while values begin to wait, the loss jumps.
+to oscillate, and a short moment tolerates less: if it becomes short at once, or while values begin to wait, the loss jumps. What keeps
+a weak direction, as a head does, keeps its moment, too, and goes no further than LARGEST.
 
 A parameter begins anew where compression fails it: its residual outgrows its gradient, its gradient points one way again, or
 the loss rises. Each time, it waits for twice as many windows of noise before it goes on."""
@@ -24,9 +25,10 @@ from tagc.torch.losses import Losses, fits_losses
 from tagc.torch.options import Options
 from tagc.torch.watch import WINDOW, Watch, coherence_of, fits_window, pooled
 
-FIRST, GENTLE = 0, 1  # stages: of a model with random weights, and of every other one and of what begins anew
+FIRST, GENTLE = 0, 1  # stages: of a model with random weights, and of every other one and of what begins anew; then LARGEST
 FRESH_WINDOWS = 3  # that the first stage lasts: a rounding error of 4 bits can make the loss of an unclipped run jump then
 MOST_COHERENCE = 1.3  # of a parameter that may go on; 1 is noise
+WEAK_COHERENCE = 2.2  # of one that may leave GENTLE once most others have: LARGEST tolerates that, and a long first moment
 ALARM = 2.6  # of one that has gone on, and begins anew
 MOST_GROWTH = 20.0  # of a residual's norm, in gradients' norms, at the ends of two windows in a row; of noise it is about two
 FADING = 10  # windows over which a first moment becomes short in a model with random weights
@@ -116,7 +118,15 @@ class Stages:
 
     def _may_go_on(self, name: str) -> bool:
         is_free = not self._has_long_moments or self._is_short(name) or name in self._never_long
-        return self._now[name] < self._last(name) and is_free
+        return self._now[name] < self._last(name) and (is_free or self._may_follow(name))
+
+    def _may_follow(self, name: str) -> bool:
+        """Whether it may leave GENTLE with a long first moment and a weak direction: half of what is compressed has left it. What is noise
+        waits until its own moment is short."""
+        compressed = self._compressed(self._seen)
+        gone = [other for other in compressed if self._now[other] > GENTLE]
+        waits = name in self._fading or name in self._noisy & self._can_shorten
+        return self._now[name] == GENTLE and not waits and 2 * len(gone) >= len(compressed) > 0
 
     def _is_short(self, name: str) -> bool:
         return self._fading.get(name) == 0
@@ -187,7 +197,8 @@ class Stages:
         is_noise = coherence < MOST_COHERENCE
         self._seen.add(name)
         (self._noisy.add if is_noise else self._noisy.discard)(name)
-        self._calm[name] = self._calm.get(name, 0) + 1 if is_noise else 0
+        is_calm = is_noise or (coherence < WEAK_COHERENCE and self._may_follow(name))
+        self._calm[name] = self._calm.get(name, 0) + 1 if is_calm else 0
         if self._now[name] == FIRST:
             return
         if name in self._fading:
