@@ -158,7 +158,9 @@ static void print_sharding(const tagc_trainer *t, char *text, size_t n_bytes) {
     static const char *const shardings[] = {"fully sharded (ZeRO-3)",
                                             "gradients and optimizer sharded (ZeRO-2)", "replicated (DDP)"};
     int n = (int)t->options.ranks_per_host;
-    if (t->options.sharding == TAGC_SHARD_HYBRID)
+    if (t->rank->world_size == 1)
+        snprintf(text, n_bytes, "not sharded");
+    else if (t->options.sharding == TAGC_SHARD_HYBRID)
         snprintf(text, n_bytes, "sharded over the %d ranks of a host, %d replica%s (HSDP)", n,
                  t->rank->world_size / n, t->rank->world_size > n ? "s" : "");
     else

@@ -196,6 +196,7 @@ expect_legs "bf16 delta4 direct grad non-attention-linear" --ranks 2 --fork of-o
 # One rank has no other to send to. It compresses only on request.
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet
 grep -q "^one rank has no peers: gradients stay dense" out && grep -q "^gradients: dense$" out || fail "one rank: $(cat out)"
+grep -q "parameters, 1 rank, not sharded$" out || fail "one rank: $(cat out)"
 run 0 train "${tiny[@]}" --ranks 1 --steps 1 --no-quiet --sparsity 0.9
 grep -q "^gradients: direct int2, sparsity 90 %" out || fail "one rank, asked for: $(cat out)"
 run 0 train "${tiny[@]}" --ranks 2 --steps 1 --no-quiet
