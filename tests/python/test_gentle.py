@@ -231,7 +231,7 @@ class Weak(nn.Module):
 
 
 def weak_directions_follow(rank, world_size):
-    """A parameter with a weak direction, and attention, have their largest values sent once half of what is compressed has left stage 1.
+    """A parameter with a weak direction, and attention, have their largest values sent once half of what is compressed has left GENTLE.
     They keep their beta1. What is noise at last goes all the way; a strong direction never goes, nor does anything without the optimizer."""
     import tagc.torch as tagc
     from tagc.torch.adapt import Memory
@@ -730,8 +730,8 @@ def trains(rank, world_size):
 
 
 def test_stages():
-    ranks.run_each((goes_on, random_weights, weak_directions_follow, switches_off, switches_off_of_shards, unused_hold_nothing_up, moment_stays_where_nothing_is_selected,
-                     attention_has_an_optimizer_of_its_own, resumes, residuals_that_outgrow, guarded), 2)
+    ranks.run_each((goes_on, random_weights, weak_directions_follow, switches_off, switches_off_of_shards, unused_hold_nothing_up,
+                     moment_stays_where_nothing_is_selected, attention_has_an_optimizer_of_its_own, resumes, residuals_that_outgrow, guarded), 2)
 
 
 def test_a_tied_model_with_unused_rows_trains_as_dense():

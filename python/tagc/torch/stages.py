@@ -123,10 +123,10 @@ class Stages:
     def _may_follow(self, name: str) -> bool:
         """Whether it may leave GENTLE with a long first moment and a weak direction: half of what is compressed has left it. What is noise
         waits until its own moment is short."""
+        if self._now[name] != GENTLE or name in self._fading or (name in self._noisy and name in self._can_shorten):
+            return False
         compressed = self._compressed(self._seen)
-        gone = [other for other in compressed if self._now[other] > GENTLE]
-        waits = name in self._fading or name in self._noisy & self._can_shorten
-        return self._now[name] == GENTLE and not waits and 2 * len(gone) >= len(compressed) > 0
+        return 2 * sum(self._now[other] > GENTLE for other in compressed) >= len(compressed) > 0
 
     def _is_short(self, name: str) -> bool:
         return self._fading.get(name) == 0
