@@ -70,6 +70,14 @@ def spread(values, form):
     return f"{text} ({format(min(values), form)} to {format(max(values), form)})" if len(values) > 1 else text
 
 
+def gradient_bits(run):
+    """Bits per element and direction since the last evaluation but one; None for what was not counted."""
+    points = run["evals"][-2:]
+    if len(points) < 2 or not points[1].get("gradient_bits"):
+        return None
+    return (points[1]["gradient_bits"] - points[0]["gradient_bits"]) / (points[1]["step"] - points[0]["step"])
+
+
 def _losses(rows, base):
     lines = []
     for row in rows:
@@ -82,11 +90,13 @@ def _losses(rows, base):
         bits = [
             f"{statistics.mean(values):.3g}" for values in ([p["bits"] / p["step"] for p in last], [p["step_bits"] for p in last])
         ]
-        lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, f"{row['rate']:g}", len(runs)])
+        gradients = [found for run in runs.values() if (found := gradient_bits(run)) is not None]
+        own = f"{statistics.mean(gradients):.3g}" if gradients else ""
+        lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, own, f"{row['rate']:g}", len(runs)])
     name = base["arm"].name if base else "dense"
     return grid(
-        ["arm", "validation loss", f"above `{name}`, by seed", "bits per parameter and step", "... of the last step", "rate",
-         "seeds"], lines,
+        ["arm", "validation loss", f"above `{name}`, by seed", "bits per parameter and step", "... of the last step",
+         "gradients alone, bits per element at the end", "rate", "seeds"], lines,
     )  # fmt: skip
 
 

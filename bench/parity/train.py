@@ -76,7 +76,7 @@ def _train(trainer, setting, path, is_first):
         "n_params": sum(p.numel() for p in trainer.plain.parameters()),
         "arm_options": dataclasses.asdict(trainer.arm),
     }
-    first, totals, seconds = 0, {"bits": 0.0, "control_bits": 0.0, "latencies": 0}, 0.0
+    first, totals, seconds = 0, {"bits": 0.0, "control_bits": 0.0, "gradient_bits": 0.0, "latencies": 0}, 0.0
     checkpoint = path.with_suffix(f".rank{trainer.rank}.pt")
     if setting.save_every and checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=False)
@@ -277,6 +277,7 @@ class _Gloo(_Trainer):
             return {
                 "bits": 8 * (stats["bytes_sent"] - control) / self.n_elems,
                 "control_bits": 8 * control / self.n_elems,
+                "gradient_bits": stats["bits_per_param"] / (1 if self.arm.wrap == "fsdp2" else 2),  # per element and direction
                 "latencies": 5 * stats["n_units"] + gathers,
             }
         if n_powersgd:

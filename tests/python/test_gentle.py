@@ -232,15 +232,18 @@ class Weak(nn.Module):
 
 def weak_directions_follow(rank, world_size):
     """A parameter with a weak direction, and attention, have their largest values sent once half of what is compressed has left GENTLE.
-    They keep their beta1. What is noise at last goes all the way; a strong direction never goes, nor does anything without the optimizer."""
+    They keep their beta1. What is noise at last goes all the way, and so does a weak direction that never had a long first moment, once half
+    of the others have; a strong direction never goes, nor does anything without the optimizer."""
     import tagc.torch as tagc
     from tagc.torch.adapt import Memory
     from tagc.torch.watch import WINDOW
 
-    def stages_of(n_noisy, n_windows, strengths=(0.196,), given=True):
+    def stages_of(n_noisy, n_windows, strengths=(0.196,), given=True, has_groups=False):
         model = DistributedDataParallel(Weak(n_noisy))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle, history = tagc.compress(model, *([optimizer] if given else []), verbose=False), []
+        if has_groups:
+            handle.param_groups()
         memories = handle.moments.memories if given else {}
         for strength in strengths:
             for step in range(n_windows * WINDOW):
@@ -259,6 +262,10 @@ def weak_directions_follow(rank, world_size):
     assert history[-1] == (3, 3, 2, 1) and [memory.first for memory in own[1]] == [0, 0, 1]
     assert stages_of(1, 5)[-1] == (3, 1, 1, 1)  # one of three has gone
     assert stages_of(2, 4, given=False)[-1] == (1, 1, 1, 1)
+    history = stages_of(2, 5, given=False, has_groups=True)
+    first = [[stages[i] == 3 for stages in history].index(True) for i in range(2)]
+    assert first == [2 * WINDOW - 1, 3 * WINDOW - 1] and history[-1] == (3, 3, 2, 1), (first, history[-1])
+    assert stages_of(1, 5, given=False, has_groups=True)[-1] == (3, 1, 2, 1)
     history = stages_of(2, 4, (0.5, 0.0))  # a coherence of 4.8 at first; what is noise then waits for its short moment
     assert history[4 * WINDOW - 1] == (3, 1, 2, 1) and [stages[1] for stages in history].index(2) == 6 * WINDOW - 1
 

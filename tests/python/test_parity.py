@@ -382,8 +382,13 @@ def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
         for seed, shift in ((1, 0.0), (2, 0.5), (3, 1.0)):
             runs.append(fake(arm, 2e-3, seed, loss / 3.9 * (3.9 + shift), setting, bits))
         runs += [fake(arm, rate, 1, loss + 1, setting, bits) for rate in (1e-3, 4e-3)]
+    for run in runs:
+        if run["arm"] == "tagc":
+            for point in run["evals"]:  # much at the beginning, then 0.6
+                point["gradient_bits"] = 100 + 0.6 * point["step"]
     text = tables.markdown(found_of(runs, setting))
     assert "+1.00 (+1.00 to +1.00) %" in row_of(text, "tagc") and "Unfinished" not in text
+    assert row_of(text, "tagc").split("|")[6].strip() == "0.6" and row_of(text, "bf16").split("|")[6].strip() == ""
     assert "above `dense-b1=0`" in text and "the baseline" in row_of(text, "dense-b1=0")
     link = next(line for line in text.splitlines() if line.startswith("| `bf16` |"))
     # 100 Mbit/s: 32 bits x 124 M are 39.68 s beside 0.25 s of computing

@@ -3,7 +3,7 @@ tagc.torch.watch tells when a parameter may go on.
 
 The first moment becomes short step by step, and selection waits for that. A model trains where its steps are just small enough not
 to oscillate, and a short moment tolerates less: if it becomes short at once, or while values begin to wait, the loss jumps. What keeps
-a weak direction, as a head does, keeps its moment, too, and goes no further than LARGEST.
+a weak direction, as a head does, keeps its moment, too. With a long moment it goes no further than LARGEST.
 
 A parameter begins anew where compression fails it: its residual outgrows its gradient, its gradient points one way again, or
 the loss rises. Each time, it waits for twice as many windows of noise before it goes on."""
@@ -116,17 +116,23 @@ class Stages:
     def _last(self, name: str) -> int:
         return len(self._options.stages(self._kinds[name])) - 1
 
+    def _has_none(self, name: str) -> bool:
+        """Whether it has no long first moment, and never had one here."""
+        return not self._has_long_moments or name in self._never_long
+
     def _may_go_on(self, name: str) -> bool:
-        is_free = not self._has_long_moments or self._is_short(name) or name in self._never_long
+        is_free = self._has_none(name) or self._is_short(name)
         return self._now[name] < self._last(name) and (is_free or self._may_follow(name))
 
     def _may_follow(self, name: str) -> bool:
-        """Whether it may leave GENTLE with a long first moment and a weak direction: half of what is compressed has left it. What is noise
-        waits until its own moment is short."""
-        if self._now[name] != GENTLE or name in self._fading or (name in self._noisy and name in self._can_shorten):
+        """Whether a weak direction is enough to leave its stage: half of what is compressed is further. With a long first moment it leaves
+        GENTLE only; if it is noise, it waits until its own moment is short."""
+        if name in self._fading or (name in self._noisy and name in self._can_shorten):
+            return False
+        if self._now[name] != GENTLE and not self._has_none(name):
             return False
         compressed = self._compressed(self._seen)
-        return 2 * sum(self._now[other] > GENTLE for other in compressed) >= len(compressed) > 0
+        return 2 * sum(self._now[other] > self._now[name] for other in compressed) >= len(compressed) > 0
 
     def _is_short(self, name: str) -> bool:
         return self._fading.get(name) == 0
