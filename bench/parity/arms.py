@@ -239,7 +239,6 @@ SETTINGS = {
             final_tokens=65536,
             tied=False,
         ),
-        Setting("small", 3, 96, 4, 64, 1024, 8, 480, tuple(BY_NAME)),
         Setting(
             "3m",
             4,

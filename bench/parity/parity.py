@@ -1,9 +1,9 @@
 """tagc and its peers at equal bits and equal simulated time: one command per table.
 
     python -m pip install -r bench/parity/requirements.txt       # beside torch; the library: make build
-    python bench/parity/parity.py tiny-long                      # a few arms, 0.2 M parameters, 10 tokens per parameter
+    python bench/parity/parity.py tiny                           # every arm, 0.2 M parameters, 240 steps
+    python bench/parity/parity.py tiny-long                      # 15 arms, 0.2 M parameters, 10 tokens per parameter
     python bench/parity/parity.py tiny-untied                    # fewer arms, the head has a matrix of its own
-    python bench/parity/parity.py small                          # every arm, three seeds, 0.4 M parameters
     python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
     python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
 
