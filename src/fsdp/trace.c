@@ -102,11 +102,17 @@ static int thread_of(tagc_trace_writer *w, const tagc_event *e) {
     return -1;
 }
 
+/* A clock may begin below zero. */
+static void free_lanes(tagc_trace_writer *w) {
+    for (int lane = 0; lane < MAX_LANES; lane++) w->lane_end_s[lane] = -INFINITY;
+}
+
 /* The header names the lanes before the first event is printed, so a first pass only counts them. */
 static void count_lanes(tagc_trace_writer *w) {
     w->n_lanes = 1;
+    free_lanes(w);
     for (size_t i = 0; i < w->trace->n_events; i++) thread_of(w, &w->trace->events[i]);
-    memset(w->lane_end_s, 0, sizeof w->lane_end_s);
+    free_lanes(w);
 }
 
 /* Names may come from a user: quotes and control characters must not break the file. */
