@@ -147,6 +147,7 @@ LONG = (
     "onebit",
 )
 UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
+NO_BIAS = ("dense", "tagc-all-95", "bf16", "dense-b1=0.5", "tagc-optimizer", "tagc-groups")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +173,7 @@ class Setting:
     final_tokens: int = 131072
     save_every: int = 0  # steps between checkpoints of a run; 0: none, a run that was interrupted begins anew
     tied: bool = True  # the head's matrix is the token embedding
+    bias: bool = True  # of linear layers and norms
     autocast: bool = False  # products in bf16, weights, gradients and evaluations in fp32
     clip: float = 1.0
     weight_decay: float = 0.1
@@ -238,6 +240,24 @@ SETTINGS = {
             eval_tokens=8192,
             final_tokens=65536,
             tied=False,
+        ),
+        Setting(
+            "tiny-no-bias",
+            3,
+            64,
+            4,
+            64,
+            1024,
+            8,
+            2000,
+            NO_BIAS,
+            first_rate=4e-3,
+            warmup=200,
+            eval_every=100,
+            eval_tokens=8192,
+            final_tokens=65536,
+            tied=False,
+            bias=False,
         ),
         Setting(
             "3m",

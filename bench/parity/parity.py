@@ -4,10 +4,11 @@
     python bench/parity/parity.py tiny                           # every arm, 0.2 M parameters, 240 steps
     python bench/parity/parity.py tiny-long                      # 15 arms, 0.2 M parameters, 10 tokens per parameter
     python bench/parity/parity.py tiny-untied                    # fewer arms, the head has a matrix of its own
+    python bench/parity/parity.py tiny-no-bias                   # likewise without biases, which stay in fp32
     python bench/parity/parity.py 3m                             # the finalists, to 10 tokens per parameter
     python bench/parity/parity.py 10m                            # a few of them, a shorter stretch
 
-Ctrl-C or --minutes ends it, the same command goes on; the table has a row for whatever is there. results/parity/NAME.json and .md
+Ctrl-C or --minutes ends it, the same command goes on, on another machine with --take-over; the table has a row for whatever is there. results/parity/NAME.json and .md
 are written after each run, NAME.svg at the end; `--tables` makes them anew without running. `--arms` runs these only, in that order;
 the tables still have the others that were run."""
 
@@ -42,6 +43,9 @@ def main():
         type=pathlib.Path,
         default=pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "tagc" / "parity",
     )
+    parser.add_argument(
+        "--take-over", action="store_true", help="count the finished runs of the old NAME.json as done: go on after another machine"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (1)")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after that")
     parser.add_argument("--tables", action="store_true", help="run nothing")
@@ -53,6 +57,9 @@ def main():
     setting = arms.SETTINGS[args.what]
     text = corpus.make(args.cache, setting.n_vocabulary)
     folder, stem = args.cache / "runs" / setting.name, args.out / setting.name
+
+    if args.take_over:
+        runner.take_over(folder, json.loads(stem.with_suffix(".json").read_text()))
 
     def write():
         found = runner.result(setting, text, runner.read(folder, is_whole=False), ["bench/parity/parity.py", args.what])

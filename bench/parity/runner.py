@@ -73,12 +73,22 @@ def read(folder, is_whole=True):
     return [run for run in runs if run["is_whole"] or not is_whole]
 
 
+def take_over(folder, found):
+    """Finished runs of a result file, where the folder has none of that arm, rate and seed: another machine goes on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for run in found["runs"]:
+        path = path_of(folder, run["arm"], run["rate"], run["seed"])
+        if run["is_whole"] and not path.exists():
+            path.write_text(json.dumps(run) + "\n")
+
+
 def run_all(setting, cache, folder, names, n_jobs, minutes, say):
     """Until nothing is missing or `minutes` are over; runs under way end first."""
     import train  # and torch with it, which tables do not need
 
     folder.mkdir(parents=True, exist_ok=True)
     end, lock, stop, busy, failed = time.monotonic() + 60 * minutes, threading.Lock(), threading.Event(), set(), {}
+    made_by = origin()
 
     def take():
         with lock:
@@ -99,7 +109,9 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
             name, rate, seed = job
             begin = time.monotonic()
             try:
-                run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path_of(folder, name, rate, seed), stop)
+                path = path_of(folder, name, rate, seed)
+                run = train.run(setting, arms.BY_NAME[name], rate, seed, cache, path, stop)
+                path.write_text(json.dumps(run | made_by) + "\n")
                 last = run["evals"][-1]
                 say(
                     f"{name:16} lr {rate:<8g} seed {seed}: loss {run['loss']:.4f}, {last['bits'] / setting.steps:.3f} bits, "
@@ -124,18 +136,23 @@ def run_all(setting, cache, folder, names, n_jobs, minutes, say):
     return not wanted(setting, read(folder), names)
 
 
-def result(setting, corpus_found, runs, command):
+def origin():
+    """{"commit", "cpu"}: of this checkout, and of this machine with the widest vectors that it has."""
     root = pathlib.Path(__file__).resolve().parents[2]
     commit = subprocess.run(["git", "-C", root, "describe", "--always", "--dirty"], capture_output=True, text=True)
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "?")
+    fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if ":" in line)
+    found = {name.strip(): value.split() for name, value in fields.items()}
+    level = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in found.get("flags", [])), "scalar")
+    return {"commit": commit.stdout.strip(), "cpu": f"{' '.join(found.get('model name', ['?']))}, {level}"}
+
+
+def result(setting, corpus_found, runs, command):
     settings = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
     return {
         "type": "parity",
         "format": 1,
         "command": command,
-        "commit": commit.stdout.strip(),
         "torch": importlib.metadata.version("torch"),
-        "cpu": cpu,
         "setting": settings,
         "corpus": corpus_found,
         "runs": [{k: v for k, v in run.items() if k != "arm_options"} for run in runs],

@@ -173,21 +173,32 @@ def _budgets(setting, rows):
     return grid(["arm", *(f"loss after {budget:,} bits per parameter" for budget in BUDGETS)], lines)
 
 
+def _machines(runs):
+    """Where which arms were run, and at which commit."""
+    arms_of = {}
+    for run in runs:
+        place = f"{run['cpu']}, commit {run['commit']}" if "cpu" in run else "before runs noted their processor"
+        arms_of.setdefault(place, {}).setdefault(run["arm"], []).append(run)
+    return " ".join(
+        f"{place[0].upper()}{place[1:]}, runs: {sum(map(len, own.values()))} of {', '.join(f'`{name}`' for name in sorted(own))}."
+        for place, own in arms_of.items()
+    )
+
+
 def _origin(found, setting):
     n_params = next((run["n_params"] for run in found["runs"]), 0)
-    text = found["corpus"]
+    text, with_bias = found["corpus"], "" if setting.bias else ", without biases"
     packages = ", ".join(f"{p['name']} {p['version']}" for p in text["packages"])
     n_chars, n_kept = (sum(p[name] for p in text["packages"]) for name in ("n_chars", "n_chars_kept"))
     missing = [f"`{name}`" for name in setting.arms if name not in {run["arm"] for run in found["runs"]}]
     whole = [run for run in found["runs"] if run["is_whole"]]
     more = sorted({name for name, rate, seed in runner.wanted(setting, whole, setting.arms)} - {name.strip("`") for name in missing})
     lines = [
-        f"GPT-2 of {n_params / 1e6:.2f} M parameters, {'tied' if setting.tied else 'untied'} ({setting.n_layer} layers of "
+        f"GPT-2 of {n_params / 1e6:.2f} M parameters, {'tied' if setting.tied else 'untied'}{with_bias} ({setting.n_layer} layers of "
         f"{setting.n_embd}, vocabulary {setting.n_vocabulary}), {setting.n_ranks} ranks with {setting.batch_size} x {setting.n_positions} tokens each, "
         f"{setting.steps} steps. Times are simulated, for {simulate.N_PARAMS / 1e6:.0f} M parameters and {simulate.COMPUTE_S} s of "
         "computing a step.",
-        f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}, {found['cpu']}, commit "
-        f"{found['commit']}.",
+        f"`python {' '.join(found['command'])}`, {len(found['runs'])} runs, torch {found['torch']}. {_machines(found['runs'])}",
         f"Not run yet: {', '.join(missing)}." if missing else "",
         f"Runs missing: {', '.join(f'`{name}`' for name in more)}." if more else "",
         f"Text: {n_chars / 1e6:.0f} M characters of {packages}. {100 * (1 - n_kept / n_chars):.0f} % stood in paragraphs that had "

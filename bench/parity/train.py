@@ -131,7 +131,15 @@ class _Trainer:
         self.tokens = {kind: corpus.tokens(cache, kind, setting.n_vocabulary) for kind in ("train", "val")}
         torch.manual_seed(seed)
         self.plain = GPT(
-            Config(setting.n_vocabulary, setting.n_positions, setting.n_embd, setting.n_head, setting.n_layer, setting.tied)
+            Config(
+                setting.n_vocabulary,
+                setting.n_positions,
+                setting.n_embd,
+                setting.n_head,
+                setting.n_layer,
+                setting.tied,
+                bias=setting.bias,
+            )
         )
 
     def batch(self, step, rank):

@@ -17,6 +17,7 @@ class Config:
     n_head: int = 4
     n_layer: int = 4
     tied: bool = True  # the head's matrix is the token embedding
+    bias: bool = True  # of linear layers and norms
     checkpoint_activations: bool = False  # compute blocks twice instead of keeping what is inside them
 
 
@@ -24,8 +25,8 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_head = config.n_head
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, config.bias)
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
@@ -36,8 +37,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, config.bias)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, config.bias)
 
     def forward(self, x):
         return self.c_proj(F.gelu(self.c_fc(x)))
@@ -46,9 +47,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = Attention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x):
@@ -64,7 +65,7 @@ class GPT(nn.Module):
             "wte": nn.Embedding(config.n_vocab, config.n_embd),
             "wpe": nn.Embedding(config.n_positions, config.n_embd),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
-            "ln_f": nn.LayerNorm(config.n_embd),
+            "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
         })
         self.lm_head = nn.Linear(config.n_embd, config.n_vocab, bias=False)
         if config.tied:

@@ -369,7 +369,7 @@ def test_a_rate_that_was_best_for_one_seed_only_is_not_chosen():
 def found_of(runs, setting):
     text = {"packages": [{"name": "a", "version": "1", "n_chars": 9, "n_chars_kept": 8}], "repeated_windows": 0.1}
     fields = {name: getattr(setting, name) for name in setting.__dataclass_fields__}
-    return {"setting": fields, "runs": runs, "command": ["x"], "torch": "0", "cpu": "?", "commit": "?", "corpus": text}
+    return {"setting": fields, "runs": runs, "command": ["x"], "torch": "0", "corpus": text}
 
 
 def row_of(text, arm):
@@ -394,6 +394,21 @@ def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
     # 100 Mbit/s: 32 bits x 124 M are 39.68 s beside 0.25 s of computing
     speed = (0.25 + 39.68) / (0.25 + 19.84)
     assert 0.8 * speed < float(link.split("|")[3]) < speed  # its loss is 0.1 higher
+
+
+def test_another_machine_goes_on_and_the_table_says_who_ran_what(tmp_path):
+    setting = arms.SETTINGS["tiny"]
+    old = [fake("dense", 4e-3, 1, 5.0, setting), fake("dense", 2e-3, 1, 4.0, setting) | {"cpu": "X, AVX2", "commit": "abc"},
+           fake("bf16", 4e-3, 1, 5.0, setting) | {"is_whole": False}]  # fmt: skip
+    own = fake("dense", 2e-3, 1, 3.0, setting) | {"cpu": "Y, AVX-512", "commit": "def"}
+    runner.path_of(tmp_path, "dense", 2e-3, 1).write_text(json.dumps(own))
+    runner.take_over(tmp_path, found_of(old, setting))
+    runs = runner.read(tmp_path, is_whole=False)
+    assert sorted(map(json.dumps, runs)) == sorted(map(json.dumps, [own, old[0]]))  # its own run stays, what was unfinished begins anew
+    text = tables.markdown(found_of(runs + [old[1] | {"arm": "tagc"}], setting))
+    assert "Before runs noted their processor, runs: 1 of `dense`." in text
+    assert "Y, AVX-512, commit def, runs: 1 of `dense`." in text and "X, AVX2, commit abc, runs: 1 of `tagc`." in text
+    assert set(runner.origin()) == {"commit", "cpu"}
 
 
 def test_until_all_arms_are_tuned_the_table_shows_one_rate():
