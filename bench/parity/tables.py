@@ -47,7 +47,7 @@ def gap(row, base):
 def markdown(found):
     setting, rows, is_even = rows_of(found)
     whole = [row for row in rows if row["is_whole"]]
-    parts = [_losses(rows, baseline(rows, is_even))]
+    parts = [_losses(rows, baseline(rows, is_even), setting.n_ranks)]
     if not is_even:
         parts.append(
             f"Unfinished: not every arm is tuned yet, so all are shown at the rate {setting.first_rate:g}. The table of rates has the "
@@ -70,15 +70,18 @@ def spread(values, form):
     return f"{text} ({format(min(values), form)} to {format(max(values), form)})" if len(values) > 1 else text
 
 
-def gradient_bits(run):
-    """Bits per element and direction since the last evaluation but one; None for what was not counted."""
+def gradient_bits(run, arm, n_ranks):
+    """Bits per element and direction since the last evaluation but one, without agreements and headers, before the factor (W-1)/W;
+    None for what was not counted."""
     points = run["evals"][-2:]
     if len(points) < 2 or not points[1].get("gradient_bits"):
         return None
-    return (points[1]["gradient_bits"] - points[0]["gradient_bits"]) / (points[1]["step"] - points[0]["step"])
+    gradient, control = (points[1][name] - points[0][name] for name in ("gradient_bits", "control_bits"))
+    control *= n_ranks / (n_ranks - 1) / (1 if arm.wrap == "fsdp2" else 2)  # as gradient_bits, which has them
+    return (gradient - control) / (points[1]["step"] - points[0]["step"])
 
 
-def _losses(rows, base):
+def _losses(rows, base, n_ranks):
     lines = []
     for row in rows:
         arm, runs = row["arm"], row["runs"]
@@ -90,7 +93,7 @@ def _losses(rows, base):
         bits = [
             f"{statistics.mean(values):.3g}" for values in ([p["bits"] / p["step"] for p in last], [p["step_bits"] for p in last])
         ]
-        gradients = [found for run in runs.values() if (found := gradient_bits(run)) is not None]
+        gradients = [found for run in runs.values() if (found := gradient_bits(run, arm, n_ranks)) is not None]
         own = f"{statistics.mean(gradients):.3g}" if gradients else ""
         lines.append([f"`{arm.name}`: {arm.about} ({arm.source})", loss, above, *bits, own, f"{row['rate']:g}", len(runs)])
     name = base["arm"].name if base else "dense"

@@ -384,8 +384,8 @@ def test_the_table_holds_every_arm_against_the_best_dense_one_seed_by_seed():
         runs += [fake(arm, rate, 1, loss + 1, setting, bits) for rate in (1e-3, 4e-3)]
     for run in runs:
         if run["arm"] == "tagc":
-            for point in run["evals"]:  # much at the beginning, then 0.6
-                point["gradient_bits"] = 100 + 0.6 * point["step"]
+            for point in run["evals"]:  # much at the beginning, then 0.6 of gradients per direction, and 0.1 each for agreements
+                point["gradient_bits"], point["control_bits"] = 100 + 0.7 * point["step"], 30 + 0.1 * point["step"]
     text = tables.markdown(found_of(runs, setting))
     assert "+1.00 (+1.00 to +1.00) %" in row_of(text, "tagc") and "Unfinished" not in text
     assert row_of(text, "tagc").split("|")[6].strip() == "0.6" and row_of(text, "bf16").split("|")[6].strip() == ""
