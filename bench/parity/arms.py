@@ -17,6 +17,7 @@ class Arm:
     peer: str = ""  # simulated: a class of peers/, "module.Class"
     options: dict = dataclasses.field(default_factory=dict)  # of the peer; "warmup": a share of the steps
     beta1: float = 0.9
+    beta2: float = 0.0  # 0: the setting's
     groups: bool = False  # tagc: the optimizer gets handle.param_groups()
     adapts: bool = False  # tagc: it gets the optimizer
     is_baseline: bool = False  # a dense arm, of which the best one is what others are held against
@@ -66,6 +67,7 @@ ALL = [
     ),
     Arm("dense-b1=0", "AdamW without a first moment, fp32", "torch's DDP", "gloo", beta1=0.0, is_baseline=True),
     Arm("dense-b1=0.5", "AdamW with a short first moment, fp32", "torch's DDP", "gloo", beta1=0.5, is_baseline=True),
+    Arm("dense-b2=0.999", "AdamW with a longer second moment, fp32", "torch's DDP", "gloo", beta2=0.999, is_baseline=True),
     _peer("diloco", "DiLoCo, every 30 steps, Nesterov outside", "Douillard et al., 2311.08105", "local.Local", every=30),
     _tagc(
         "tagc-all-4",
@@ -111,6 +113,13 @@ ALL = [
         groups=True,
         parameters="delta4",
     ),
+    _tagc(
+        "tagc-all-optimizer",
+        "tagc.compress(model, optimizer), parameters as 4-bit deltas, FSDP2",
+        "fsdp2",
+        adapts=True,
+        parameters="delta4",
+    ),
     _powersgd(2),
     _powersgd(8),
     _powersgd(32),
@@ -147,7 +156,7 @@ LONG = (
     "onebit",
 )
 UNTIED = ("dense", "bf16", "tagc-optimizer", "tagc", "tagc-all-95", "blocks-4", "dense-b1=0.5")
-NO_BIAS = ("dense", "tagc-all-95", "bf16", "dense-b1=0.5", "tagc-optimizer", "tagc-groups")
+NO_BIAS = ("dense", "tagc-all-optimizer", "tagc-all-95", "tagc-optimizer", "bf16", "dense-b1=0.5", "dense-b2=0.999")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -172,7 +172,7 @@ class _Trainer:
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         others = [p for p in model.parameters() if p.dim() < 2]
         groups = [{"params": matrices, "weight_decay": self.setting.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        betas = (self.arm.beta1, self.setting.beta2)
+        betas = (self.arm.beta1, self.arm.beta2 or self.setting.beta2)
         if handle is not None:
             groups = handle.param_groups(groups=groups, betas=betas)
         return torch.optim.AdamW(groups, lr=self.rate, betas=betas)

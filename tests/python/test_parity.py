@@ -447,7 +447,7 @@ def test_paragraphs_count_once():
 
 def test_every_arm_can_be_made():
     names = [arm.name for arm in arms.ALL]
-    assert len(set(names)) == len(names) and sum(arm.is_baseline for arm in arms.ALL) == 4
+    assert len(set(names)) == len(names) and sum(arm.is_baseline for arm in arms.ALL) == 5
     assert all(set(setting.arms) <= set(names) and setting.first_rate in setting.rates for setting in arms.SETTINGS.values())
     from tagc.torch.options import Options
 

@@ -18,7 +18,7 @@ WARMUP_KEPT = 0.25  # the share kept at first
 FRESH = ("int8", 0)  # values and sparsity in the first exchanges of a model with random weights
 EVERY_VALUE = ("int4", 0)  # in the gentle start, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
-LARGEST = ("int4", 0.85)  # between that and the last stage
+LARGEST = ("int4", 0.92)  # between that and the last stage; the last one of what keeps a long first moment
 TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
