@@ -614,7 +614,7 @@ def resumes(rank, world_size):
     for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1},
                   {"failures": {"noisy": -1}}, {"fading": {"noisy": -1}}, {"fading": {"noisy": math.inf}}, {"ages": {"noisy": math.inf}},
                   {"seen": [["noisy"]]}, {"without_moment": [{}]}, {"is_fresh": 1}, {"calm": [1]}, {"losses": 3}, {"losses": {"least": [1]}},
-                  {"losses": {"own": ["?"]}}, {"losses": {"pooled": [1, -1, 2]}}):
+                  {"losses": {"own": ["?"]}}, {"losses": {"pooled": [1, -1, 2]}}, {"kept": {"noisy": -1}}, {"squares": {"noisy": "?"}}):
         entry[state.ABOUT] = json.dumps(about | wrong)
         with pytest.raises(tagc.Error, match="about"):
             third.load_state_dict(saved)

@@ -51,5 +51,5 @@ class Call:
 def _fingerprint(layout: Layout | None) -> str:
     if layout is None:
         return "unknown"
-    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage}" for parameter in layout.parameters).encode())
+    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage} {parameter.kept}" for parameter in layout.parameters).encode())
     return f"{len(layout.parameters)} ({names:08x})"

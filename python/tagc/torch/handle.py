@@ -71,7 +71,7 @@ class Compressed:
                  n_chunks: int = 1, place: int | None = None) -> U:
         """make: makes the unit. parameters: the layouts.Parameter of the unit (None: all); their wire order has n_chunks chunks. place: the
         number of the chunk, if residuals are of one chunk only."""
-        unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage))
+        unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage, part.kept))
         self.units[name], self._carriers[name] = unit, (parameters, n_chunks, place)
         return unit
 

@@ -23,6 +23,7 @@ class Parameter(NamedTuple):
     kind: str  # "compressed", "mild" or "dense"
     dim: int = 0  # along which it is sharded
     stage: int = 0  # one of Options.stages() of its class
+    kept: float = 1.0  # share of its values that is sent, relative to its stage's: tagc.torch.kept
 
     @property
     def numel(self) -> int:
@@ -52,8 +53,8 @@ class Run(NamedTuple):
 class Part:
     """The data of one reducer."""
 
-    def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int) -> None:
-        """rows: pieces of each row. n_rows_of_output: 1 for an all-reduce."""
+    def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int, parameters: Sequence[Parameter]) -> None:
+        """rows: pieces of each row, of these parameters. n_rows_of_output: 1 for an all-reduce."""
         self.kind, self.stage = kind, stage
         self.shard = max(sum(piece.length for piece in row) for row in rows)
         if n_rows_of_output:  # an all-reduce divides its only row among the ranks
@@ -66,6 +67,7 @@ class Part:
                 self.pieces.append((piece, at))
                 at += piece.length
         self.n_real = sum(piece.length for piece, _ in self.pieces)
+        self.kept = round(sum(parameters[piece.parameter].kept * piece.length for piece, _ in self.pieces) / max(1, self.n_real), 2)
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
 
     def is_whole(self, n_elems: int) -> bool:
@@ -88,7 +90,8 @@ class Layout:
             rows = kinds.setdefault((parameter.kind, parameter.stage), [[] for _ in range(n_rows)])
             rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
-        self.parts = [Part(kind, stage, rows, world_size if self.all_reduce else 0) for (kind, stage), rows in sorted(kinds.items())]
+        n_rows_of_output = world_size if self.all_reduce else 0
+        self.parts = [Part(kind, stage, rows, n_rows_of_output, self.parameters) for (kind, stage), rows in sorted(kinds.items())]
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Of the parameter with that index."""

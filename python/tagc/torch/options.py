@@ -135,10 +135,12 @@ class Options:
             return [FRESH, EVERY_VALUE, (self.mild, self.mild_sparsity)]
         return []
 
-    def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None) -> dict[str, Any]:
-        """Fields for parts of that class, stage (None: the last) and dtype of gradients."""
+    def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None, kept: float = 1.0) -> dict[str, Any]:
+        """Fields for parts of that class, stage (None: the last) and dtype of gradients. kept: how much of a stage's share is sent."""
         if stage is not None and (stages := self.stages(kind)):
             values, sparsity = stages[stage]
+            if sparsity > 0 and kept != 1:
+                sparsity = 1 - min(1.0, kept * (1 - sparsity))
             return {"n_threads": self.threads} | of_direct(values, sparsity)
         exchange = "dense"
         if kind == "compressed":

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tagc.torch import kept
 from tagc.torch.adapt import Memory, doubled
 from tagc.torch.comm import Comm
 from tagc.torch.interfaces import Exchanged, Kinds
@@ -38,7 +39,7 @@ MOST_DOUBLINGS = 6  # of the windows of noise that a parameter waits for, one ea
 
 # Words in checkpoints, of sets of names and of numbers by name.
 _SETS = {"seen": "_seen", "noisy": "_noisy", "grown": "_grown"}
-_NUMBERS = {"calm": "_calm", "failures": "_failures", "ages": "_ages", "fading": "_fading"}
+_NUMBERS = {"calm": "_calm", "failures": "_failures", "ages": "_ages", "fading": "_fading", "squares": "_squares"}
 
 
 def fits(about: Mapping[str, Any]) -> bool:
@@ -50,7 +51,7 @@ def fits(about: Mapping[str, Any]) -> bool:
         return False
     if not all(isinstance(about.get(flag, True), bool) for flag in ("moment", "is_fresh")):
         return False
-    if not all(_are_numbers(about.get(numbers, {})) for numbers in _NUMBERS) or not fits_losses(about.get("losses", {})):
+    if not all(_are_numbers(about.get(numbers, {})) for numbers in (*_NUMBERS, "kept")) or not fits_losses(about.get("losses", {})):
         return False
     return (all(isinstance(stage, int) and not isinstance(stage, bool) and stage >= 0 for stage in stages.values())
             and all(fits_window(window) for window in windows.values()))
@@ -109,6 +110,10 @@ class Stages:
         self._calm: dict[str, int] = {}  # name -> windows of noise in a row
         self._failures: dict[str, int] = {}  # name -> how often it began anew
         self._ages: dict[str, int] = {}  # name -> windows so far
+        self._sizes = {p.name: p.numel for p in wrapper.parameters()}
+        self._squares: dict[str, float] = {}  # name -> mean square of its gradient, of late
+        self._kept: dict[str, float] = {}  # name -> layout.Parameter.kept, where that is not 1
+        self._full: dict[str, tuple[int, ...]] = {}  # name whose window was full in this exchange of the whole model -> ranks
         self._alarms: dict[str, dict[str, float]] = {}  # why -> {name: by how much}, of those that begin anew
         self._watch, self._losses = Watch(self._kinds), Losses()
         self._put(dict.fromkeys(self._kinds, FIRST if is_fresh else GENTLE))
@@ -182,8 +187,12 @@ class Stages:
         names = self._watch.add(layout, gradient)
         if not names:
             return 0
-        mine = [*self._losses.take(), *itertools.chain(*self._watch.take(names)), *itertools.chain(*unit.squares(layout, gradient))]
+        samples = [*self._watch.squares(names), *self._watch.take(names)]
+        mine = [*self._losses.take(), *itertools.chain(*samples, *unit.squares(layout, gradient))]
         losses, found = (pool := pooled(comm, mine))[:3], pool[3:]
+        for i, name in enumerate(names):
+            self._see(name, found[2 * i] / max(1.0, found[2 * i + 1]), comm.ranks)
+        found = found[2 * len(names):]
         if (rise := self._losses.rise(*losses)) is not None:
             for name in [name for name, stage in self._now.items() if stage > GENTLE]:
                 self._begin_anew(name, "loss", rise)
@@ -198,6 +207,29 @@ class Stages:
             growth = math.sqrt(residual / own) if 0 < own < math.inf else 0.0  # NaN decides nothing, either
             self._check({layout.parameters[piece.parameter].name for piece, _ in part.pieces} & set(names), growth)
         return 8 * len(mine) * (comm.world_size - 1)
+
+    def _see(self, name: str, square: float, ranks: tuple[int, ...]) -> None:
+        """Its gradient's mean square over a window, and over the ranks that exchange it."""
+        if math.isfinite(square):
+            self._squares[name] = (self._squares.get(name, square) + square) / 2
+            self._full[name] = ranks
+
+    def _divide(self, stages: Mapping[str, int]) -> dict[str, float]:
+        """name -> share of its values that is to be sent, of what _see() saw since the last call. Ranks that exchange one of these exchange all
+        that it is divided with, and so divide alike."""
+        together: dict[tuple[tuple[int, ...], str, int], list[str]] = {}
+        for name, ranks in self._full.items():
+            together.setdefault((ranks, self._kinds[name], stages[name]), []).append(name)
+        self._full = {}
+        found: dict[str, float] = {}
+        for (_, kind, stage), names in together.items():
+            sparsity = self._options.stages(kind)[stage][1]
+            if sparsity > 0:
+                most = min(kept.MOST, 1 / (1 - sparsity)) if sparsity < 1 else kept.MOST
+                found |= kept.factors({name: self._squares[name] for name in names}, self._sizes, most)
+            else:
+                found |= dict.fromkeys(names, 1.0)
+        return found
 
     def _decide(self, name: str, coherence: float) -> None:
         is_noise = coherence < MOST_COHERENCE
@@ -243,11 +275,13 @@ class Stages:
         for name in self._compressed(self._noisy) & self._can_shorten - self._fading.keys():
             if self._now[name] > FIRST:
                 self._fading[name] = FADING - self._fades()
-        if not self._next:
-            return False
-        self._put(self._now | self._next)
-        self._next = {}
-        return not self._waiting()
+        now, moves = self._now | self._next, bool(self._next)
+        shares = self._divide(now)
+        if moves or kept.differ(self._kept, shares):
+            self._kept |= shares
+            self._next = {}
+            self._put(now)
+        return moves and not self._waiting()
 
     def take_alarms(self) -> list[str]:
         """A message about parameters that have begun anew since the last call."""
@@ -256,11 +290,13 @@ class Stages:
 
     def _put(self, stages: dict[str, int]) -> None:
         self._now = stages
-        self._wrapper.set_kinds({p.name: {"stage": stages.get(p.name, 0)} for p in self._wrapper.parameters()})
+        self._wrapper.set_kinds({p.name: {"stage": stages.get(p.name, 0), "kept": self._kept.get(p.name, 1.0)}
+                                 for p in self._wrapper.parameters()})
 
     def scale(self, factor: float) -> None:
         """Gradients are multiplied with that from now on."""
         self._watch.scale(factor)
+        self._squares = {name: factor**2 * square for name, square in self._squares.items()}
 
     def __str__(self) -> str:
         used = {(kind, *self._options.stages(kind)[self._now[name]]) for name, kind in self._kinds.items()}
@@ -283,7 +319,7 @@ class Stages:
     def state(self, with_windows: bool = True) -> dict[str, Any]:
         if not self._now:
             return {}
-        about = {"is_fresh": self._is_fresh, "moment": self._has_long_moments, "stages": self._now,
+        about = {"is_fresh": self._is_fresh, "moment": self._has_long_moments, "stages": self._now, "kept": dict(self._kept),
                  "windows": self._watch.state() if with_windows else {}, "losses": self._losses.state(with_windows)}
         about |= {key: sorted(getattr(self, attribute)) for key, attribute in _SETS.items()}
         return about | {key: dict(getattr(self, attribute)) for key, attribute in _NUMBERS.items()}
@@ -303,6 +339,8 @@ class Stages:
         last = {name: len(self._options.stages(kind)) - 1 for name, kind in self._kinds.items()}
         if "ages" not in about:  # before there was a first stage
             stages = {name: stage + GENTLE for name, stage in stages.items()}
+        self._full = {}
+        self._kept = {name: min(kept.MOST, max(kept.LEAST, share)) for name, share in about.get("kept", {}).items() if name in self._kinds}
         self._put({name: GENTLE if name in anew else min(stages.get(name, n), n) for name, n in last.items()})
         self._watch.load(about.get("windows", {}) if with_windows else {})
         for key, attribute in _SETS.items():

@@ -14,6 +14,7 @@ DCP writes only one of several equal keys.
     about["step"], ["loss_scale"]     exchanges so far, for the warm-up; factor by which gradients were multiplied
     about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of older versions, which continue
                                       in the last stage. Unfinished windows only for the same number of ranks
+    about["squares"], ["kept"]        tagc.torch.kept: of the gradient, and relative share, by parameter; absent before
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's input to the last one, checksum
                                       of its shard when this was saved]; only if `parameters` are deltas. With another number of ranks,
                                       or if parameters differ from the saved ones, the first gather sends whole values

@@ -114,6 +114,11 @@ class Watch:
         """[(sum of s^2 / q, elements that it is over)] of each, on this rank, NaN where one was not finite; their windows begin anew."""
         return [self._windows[name].take() for name in names]
 
+    def squares(self, names: Iterable[str]) -> list[tuple[float, float]]:
+        """[(sum of squares of the sampled elements, how many they are)] of each window so far, on this rank. Before take()."""
+        windows = [self._windows[name] for name in names]
+        return [(window.squares.sum(dtype=torch.float64).item(), float(window.n * len(window.squares))) for window in windows]
+
     def scale(self, factor: float) -> None:
         for window in self._windows.values():
             window.sums.mul_(factor)
