@@ -245,7 +245,7 @@ def carriers(result):
 def compressed_bits(carrier, world_size):
     """Gradients over the compressed part: what all legs sent, less what the dense part must have sent."""
     n, n_compressed, options = carrier["n_params"], carrier["n_compressed"], carrier["options"]
-    if n_compressed == 0 or options.get("mild", "dense") != "dense" or options["exchange"] == "auto":
+    if n_compressed == 0 or options.get("mild", "dense") != "dense":
         return None  # what of it the rest has sent is not known
     sent = 8 * sum(carrier["n_bytes_sent"][leg] for leg in GRADIENT_LEGS) * world_size / (world_size - 1)
     return (sent - (n - n_compressed) * formulas.dense_bits(carrier["options"])) / n_compressed

@@ -18,7 +18,6 @@ typedef struct tagc_measured_arm {
     const tagc_arm *arm;
     tagc_bench_iteration *iterations; /* (rounds, steps) */
     double *round_s, *speedups;       /* (rounds) medians, and those of the first arm over them */
-    int64_t bucket_elems; /* the arm's, or the choice of auto in the first turn; -1: not chosen yet */
     uint64_t n_params, n_compressed, n_mild;
     double n_kept, n_union, n_bytes[TAGC_N_LEGS]; /* of rank 0, summed over n_steps */
     int n_steps;
@@ -34,8 +33,6 @@ typedef struct tagc_measured_arms {
     tagc_tokens *tokens;     /* NULL: synthetic */
 } tagc_measured_arms;
 
-/* Those of the arm, with the bucket that auto has chosen. */
-tagc_train_options tagc_measured_options(const tagc_measured_arm *arm);
 int tagc_measured_name_width(const tagc_measured_arms *arms);
 
 /* Local: the tokens of --data, or NULL without. */

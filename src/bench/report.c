@@ -8,12 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-tagc_train_options tagc_measured_options(const tagc_measured_arm *a) {
-    tagc_train_options options = a->arm->options;
-    options.bucket_elems = a->bucket_elems;
-    return options;
-}
-
 int tagc_measured_name_width(const tagc_measured_arms *b) {
     size_t width = 16;
     for (int i = 0; i < b->n; i++)
@@ -107,7 +101,6 @@ static json_t *iteration_json(const tagc_measured_arms *b, const tagc_measured_a
 }
 
 static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a) {
-    tagc_train_options options = tagc_measured_options(a);
     uint64_t n_bytes[TAGC_N_LEGS];
     double n_bits[TAGC_N_LEGS];
     json_t *iterations = json_array();
@@ -121,13 +114,14 @@ static json_t *arm_json(const tagc_measured_arms *b, const tagc_measured_arm *a)
                                "gradients", (json_int_t)a->memory.gradients, "optimizer",
                                (json_int_t)a->memory.optimizer, "residuals", (json_int_t)a->memory.residuals);
     return json_pack("{s:s, s:o, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-                     a->arm->name, "options", tagc_saved_options(&tagc_train_command, &options), "n_params",
-                     (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed, "n_mild",
-                     (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5), "n_kept",
-                     (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent", tagc_json_leg_bytes(n_bytes),
-                     "bits_per_param", tagc_json_leg_reals(n_bits), "iterations", iterations, "total_s",
-                     tagc_json_spread(&a->total), "exposed_s", tagc_json_spread(&a->exposed), "speedup",
-                     tagc_json_spread(&a->speedup), "memory_bytes", memory);
+                     a->arm->name, "options", tagc_saved_options(&tagc_train_command, &a->arm->options),
+                     "n_params", (json_int_t)a->n_params, "n_compressed", (json_int_t)a->n_compressed,
+                     "n_mild", (json_int_t)a->n_mild, "n_union", (json_int_t)(a->n_union / a->n_steps + 0.5),
+                     "n_kept", (json_int_t)(a->n_kept / a->n_steps + 0.5), "n_bytes_sent",
+                     tagc_json_leg_bytes(n_bytes), "bits_per_param", tagc_json_leg_reals(n_bits),
+                     "iterations", iterations, "total_s", tagc_json_spread(&a->total), "exposed_s",
+                     tagc_json_spread(&a->exposed), "speedup", tagc_json_spread(&a->speedup), "memory_bytes",
+                     memory);
 }
 
 /* Whether the arm compresses any leg; bf16 does not count. */

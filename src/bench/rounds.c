@@ -3,7 +3,6 @@
  * memory, so each turn makes its own. */
 #include "bench/measured.h"
 
-#include "auto/auto.h"
 #include "core/clock.h"
 #include "core/measure.h"
 #include "core/status.h"
@@ -28,7 +27,6 @@ static tagc_status open_arms(tagc_measured_arms *b) {
         tagc_measured_arm *a = &b->arms[i];
         size_t n_rounds = (size_t)b->n_rounds;
         a->arm = &plan->arms[i];
-        a->bucket_elems = a->arm->options.bucket_elems;
         a->iterations = calloc(n_rounds * (size_t)b->n_steps, sizeof *a->iterations);
         a->round_s = calloc(n_rounds, sizeof *a->round_s);
         a->speedups = calloc(n_rounds, sizeof *a->speedups);
@@ -55,17 +53,10 @@ typedef struct turn {
     tagc_measured_arm *arm;
     tagc_loader *loader; /* NULL: synthetic tokens */
     uint64_t random;
-    tagc_train_options options; /* with the bucket that auto has chosen */
     tagc_training training;
     uint64_t step;
     double end_s, wall_s; /* the end of the last step, and its time since the end of the step before */
 } turn;
-
-enum { MOST_SETTLING_STEPS = 64 };
-
-static void say_line(void *context, const char *line) {
-    tagc_bench_say(((turn *)context)->b->bench, "    %s\n", line);
-}
 
 /* Token k has the frequency 1 / (k + 1), as words of a language sorted by frequency do. */
 static int draw_token(uint64_t *state, int vocab_size) {
@@ -99,17 +90,12 @@ static tagc_status open_turn(turn *t) {
         TAGC_TRY(tagc_engine_loader(bench->rank, &plan->model, t->b->tokens, (int)train->batch_size,
                                     plan->n_tokens, &train->seed, &t->loader));
     t->training = (tagc_training){.rank = bench->rank,
-                                  .options = &t->options,
+                                  .options = &t->arm->arm->options,
                                   .model = plan->model,
                                   .n_tokens = plan->n_tokens,
                                   .next_batch = next_batch,
-                                  .say = say_line,
                                   .context = t};
-    /* Chosen only in the first turn, so that all turns of an arm run alike. */
-    t->options = tagc_measured_options(t->arm);
-    TAGC_TRY(tagc_training_choose_bucket(&t->training, &t->arm->bucket_elems));
-    t->options = tagc_measured_options(t->arm);
-    tagc_train_fsdp(&t->options, &options);
+    tagc_train_fsdp(t->training.options, &options);
     if (options.local_steps > 0) options.local_steps = INT_MAX; /* the turn asks for its round itself */
     TAGC_TRY(tagc_training_open(&t->training, &options));
     TAGC_TRY(tagc_engine_init_random(t->training.fsdp, &plan->model, (uint64_t)train->seed));
@@ -117,7 +103,7 @@ static tagc_status open_turn(turn *t) {
     t->arm->n_compressed = tagc_fsdp_n_compressed(t->training.fsdp);
     t->arm->n_mild = tagc_fsdp_n_mild(t->training.fsdp);
     tagc_fsdp_memory_used(t->training.fsdp, &t->arm->memory);
-    return tagc_training_begin(&t->training);
+    return TAGC_OK;
 }
 
 static void close_turn(turn *t) {
@@ -126,13 +112,12 @@ static void close_turn(turn *t) {
 }
 
 static tagc_status one_step(turn *t, tagc_fsdp_stats *stats, tagc_busy_times *busy) {
-    tagc_learning_rate rate = tagc_train_learning_rate(&t->options, 0);
+    tagc_learning_rate rate = tagc_train_learning_rate(t->training.options, 0);
     double loss, lr = tagc_learning_rate_at(&rate, ++t->step);
     TAGC_TRY(tagc_training_step(&t->training, lr, &loss, stats, busy));
     double end_s = tagc_clock_s();
     t->wall_s = t->end_s > 0 ? end_s - t->end_s : stats->total_s;
     t->end_s = end_s;
-    if (t->training.chooser) TAGC_TRY(tagc_auto_step(t->training.chooser, stats, t->wall_s));
     if (stats->skipped)
         return tagc_fail(TAGC_ERR_CORRUPT, "step %llu has a gradient that is not finite",
                          (unsigned long long)t->step);
@@ -161,17 +146,6 @@ static void keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_b
                                   .exchange_s = busy->exchange_s,
                                   .gradient_s = busy->gradient_s};
     memcpy(out->phase_s, stats->phase_s, sizeof out->phase_s);
-}
-
-/* Runs steps until the choice is made; those before it belong to the measurement. */
-static tagc_status settle(turn *t) {
-    tagc_fsdp_stats stats;
-    tagc_busy_times busy;
-    for (int i = 0;
-         t->training.chooser && !tagc_auto_is_settled(t->training.chooser) && i < MOST_SETTLING_STEPS; i++)
-        TAGC_TRY(one_step(t, &stats, &busy));
-    if (t->training.chooser) tagc_fsdp_memory_used(t->training.fsdp, &t->arm->memory);
-    return TAGC_OK;
 }
 
 /* What a delay hides of the exchanges of all fragments, which were measured without one: of each, up to so many steps. */
@@ -217,7 +191,6 @@ static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_it
 
 static tagc_status run_steps(turn *t, int round) {
     tagc_measured_arms *b = t->b;
-    TAGC_TRY(settle(t));
     int64_t n_warmup = b->bench->plan->options.warmup_steps;
     tagc_bench_iteration *kept = &t->arm->iterations[round * b->n_steps];
     tagc_fsdp_stats stats;

@@ -104,25 +104,12 @@ static void print_bits(const tagc_plan_row *rows, int n) {
                tagc_human_bytes(tagc_plan_sum(v->n_host_bytes), text));
     }
     for (int i = 0; i < n; i++) {
-        const tagc_plan_row *row = &rows[i], *before = i > 0 ? &rows[i - 1] : NULL;
-        if (row->is_auto && (!before || before->arm != row->arm))
-            printf("  %s: planned as if compressing paid for every flat\n", row->arm);
+        const tagc_plan_row *row = &rows[i];
         if (row->union_source && !is_union_said(rows, i)) print_union(rows, n, i);
         if (row->volume.unpeeled > 0)
             printf("  %s: %.2f items per cell are too many for its sketch; %.1f %% of them do not peel\n",
                    row->arm, row->volume.load, 100 * row->volume.unpeeled);
     }
-}
-
-/* The resolved values of auto, link by link. */
-static void print_buckets(const tagc_plan_request *request, const tagc_plan_row *row) {
-    char text[40];
-    if (!row->has_auto_buckets || row->note[0]) return;
-    printf("  %s: bucket-elems", row->arm);
-    for (int k = 0; k < request->inputs.n_links; k++)
-        printf("%s %llu at %s (%d units)", k ? "," : "", (unsigned long long)row->buckets[k].bucket_elems,
-               link_text(request, k, text), row->buckets[k].n_units);
-    printf("\n");
 }
 
 static void print_times(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
@@ -149,7 +136,6 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
         if (rows[i].note[0] && strcmp(note, rows[i].note) != 0) printf("  (%s)\n", rows[i].note);
         if (rows[i].note[0]) note = rows[i].note;
     }
-    for (int i = 0; i < n; i++) print_buckets(request, &rows[i]);
     int seen = tagc_plan_largest_seen(&request->inputs), n_ranks = rows[0].setup.world_size;
     if (seen > 0 && n_ranks > seen)
         printf("  (extrapolated: the costs come from %d ranks; what it takes to talk to %d is not in them)\n",
@@ -204,9 +190,7 @@ static void print_world(const tagc_plan_request *request, const tagc_plan_row *r
 static tagc_status make_row(const tagc_plan_request *request, int world_size, const tagc_arm *arm,
                             int placement, tagc_plan_row *row) {
     const tagc_plan_options *o = &request->options;
-    *row = (tagc_plan_row){.arm = arm->name,
-                           .has_auto_buckets = arm->options.bucket_elems < 0,
-                           .is_auto = arm->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO};
+    *row = (tagc_plan_row){.arm = arm->name};
     tagc_setup *s = &row->setup;
     s->model = request->model;
     s->world_size = world_size;

@@ -3,7 +3,6 @@
 
 #include "core/status.h"
 #include <stdlib.h>
-#include <string.h>
 
 static tagc_status over_ranks(tagc_comm *comm, double *values, int n, int mean) {
     int world_size = tagc_comm_world_size(comm);
@@ -30,21 +29,6 @@ tagc_status tagc_max_over_ranks(tagc_comm *comm, double *values, int n) {
 
 tagc_status tagc_mean_over_ranks(tagc_comm *comm, double *values, int n) {
     return over_ranks(comm, values, n, 1);
-}
-
-tagc_status tagc_take_from_rank_0(tagc_comm *comm, void *data, size_t n_bytes) {
-    char *all = calloc((size_t)tagc_comm_world_size(comm), n_bytes);
-    if (!all)
-        return tagc_abort_unless_ok(comm, tagc_fail(TAGC_ERR_MEMORY, "no memory for a choice of all ranks"));
-    tagc_status status = tagc_comm_all_gather(comm, data, n_bytes, all);
-    if (status == TAGC_OK) memcpy(data, all, n_bytes);
-    free(all);
-    return status;
-}
-
-tagc_status tagc_abort_unless_ok(tagc_comm *comm, tagc_status status) {
-    if (status != TAGC_OK) tagc_comm_abort(comm, tagc_last_error());
-    return status;
 }
 
 tagc_status tagc_alone_open(tagc_alone *out) {

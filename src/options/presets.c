@@ -34,9 +34,6 @@ static const struct {
      "direct gradients with ZeRO-2; parameters as 4-bit deltas once per step"},
     {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct --guard=20",
      "the same with 2-bit deltas"},
-    {"zero2-auto", "--sharding=grad --wire=bf16 --gather=bf16 --exchange=auto",
-     "ZeRO-2 with a bf16 wire; gradients direct, or milder, or not compressed: what is measured to be "
-     "faster"},
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
     {"local-30", "--sharding=none --exchange=direct --local-steps=30",
      "each rank trains by itself; every 30 steps the ranks exchange how far their parameters moved, direct"},

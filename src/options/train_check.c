@@ -42,7 +42,7 @@ static tagc_status check_exchange(const tagc_train_options *options) {
     if (is_hybrid && options->compress != TAGC_POLICY_NONE &&
         (options->exchange == TAGC_EXCHANGE_SKETCH || options->exchange == TAGC_EXCHANGE_PACKED))
         return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--exchange %s does not go with --sharding hybrid, allowed: dense, direct or auto",
+                         "--exchange %s does not go with --sharding hybrid, allowed: dense or direct",
                          tagc_train_word(options, "exchange"));
     return TAGC_OK;
 }
@@ -72,10 +72,6 @@ static tagc_status check_local_steps(const tagc_train_options *options) {
                          "--guard is %g with --local-steps, allowed: off; with local steps, residuals do not "
                          "belong to gradients, with which the guard would compare them",
                          options->guard);
-    if (options->bucket_elems < 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--bucket-elems is auto with --local-steps, allowed: a number; buckets save latency "
-                         "of exchanges at every step");
     return TAGC_OK;
 }
 

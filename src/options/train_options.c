@@ -9,16 +9,12 @@ enum { AUTO_VALUES = TAGC_FORMAT_SIGN + 1 }; /* the word after those of tagc_for
 
 /* ---- what rows need ---- */
 
-static int is_automatic(const tagc_train_options *o) {
-    return o->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
-}
-
 int tagc_train_compresses(const tagc_train_options *o) {
     return o->exchange != TAGC_EXCHANGE_DENSE && o->compress != TAGC_POLICY_NONE;
 }
 
 static int is_direct(const tagc_train_options *o) {
-    return tagc_train_compresses(o) && (o->exchange == TAGC_EXCHANGE_DIRECT || is_automatic(o));
+    return tagc_train_compresses(o) && o->exchange == TAGC_EXCHANGE_DIRECT;
 }
 
 int tagc_train_is_coded(const tagc_train_facts *facts) {
@@ -158,9 +154,8 @@ static const tagc_option rows[] = {
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},
     {CHOICE(NULL, "wrap", FIXED, wrap, "stage|matrix", "stage",
            "what is gathered together: a block, or as in the paper each matrix above 2 M elements alone")},
-    {INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, "auto=-1", "0",
-        "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links; auto: as many"
-        " as pay on this link with this machine, measured before the first step and kept in checkpoints")},
+    {INT(NULL, "bucket-elems", FREE, bucket_elems, 0, 1099511627776.0, NULL, "0",
+        "neighbouring blocks of less than N values share one unit, until it has N: fewer messages over far links")},
     {CHOICE(NULL, "gather", FREE, gather, "fp32|bf16|int8|delta8|delta4|delta2", "fp32",
            "how parameters travel; deltas (with --sharding grad) send what changed since the last step in 8, 4 or 2 bits"), .lacks = lacks_sharding},
     {INT(NULL, "gather-check-every", FREE, gather_check_every, 0, 2147483647, "never", "never",
@@ -183,10 +178,9 @@ static const tagc_option rows[] = {
            " elements; everything; or what --compress-names matches. The rest: --mild")},
     {TEXT(NULL, "compress-names", FIXED, compress_names, NULL, NULL, "PATTERNS",
          "shell patterns of tensor names with commas between, as in \"h.*.mlp.*,wte.*\"")},
-    {CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct|auto", "direct",
+    {CHOICE(NULL, "exchange", FIXED, exchange, "dense|sketch|packed|direct", "direct",
            "dense: every value; sketch: TAGC as published, index and count sketch; packed: index and the values behind"
-           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner;"
-           " auto: measures link and machine, and compresses, with direct or less, where that is faster than dense"), .lacks = lacks_exchange},
+           " it, nothing to peel; direct: each rank's own positions and low-bit values, straight to the owner"), .lacks = lacks_exchange},
     {CHOICE(NULL, "values", FREE, values, "fp32|bf16|int8|int4|int2|sign|auto", "auto",
            "direct: how a value travels; what rounding loses stays in the residual; auto: the best measured, which the"
            " run prints as it begins"), .lacks = lacks_direct},
@@ -376,8 +370,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->names = options->compress_names;
     out->dense_format = options->wire;
     out->gather = options->gather;
-    out->bucket_elems =
-        options->bucket_elems > 0 ? (uint64_t)options->bucket_elems : 0; /* auto is chosen later */
+    out->bucket_elems = (uint64_t)options->bucket_elems;
     out->prefetch = (int)options->prefetch;
     out->grads_in_flight = (int)options->grads_in_flight;
     out->n_micro_steps = (int)options->accumulate;
@@ -391,8 +384,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->beta2_compressed = options->compressed_beta2;
     out->weight_decay = options->weight_decay;
     out->clip_norm = options->clip;
-    int is_auto = options->exchange == TAGC_TRAIN_EXCHANGE_AUTO;
-    out->reducer.exchange = is_auto ? TAGC_EXCHANGE_DIRECT : options->exchange;
+    out->reducer.exchange = options->exchange;
     out->sparsity_warmup = (int)options->sparsity_warmup;
     int is_gentle =
         options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
@@ -410,7 +402,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
         out->reducer.format = options->values;
     out->reducer.block = (int)options->block;
     out->reducer.n_threads = (int)options->codec_threads;
-    if (!is_auto) set_paper(options, &out->paper);
+    set_paper(options, &out->paper);
     tagc_reducer_options mild = out->reducer;
     mild.exchange = options->mild == AUTO_VALUES ? -1
                     : options->mild > 0          ? TAGC_EXCHANGE_DIRECT

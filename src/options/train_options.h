@@ -8,7 +8,6 @@
 #include "options/options.h"
 
 enum { TAGC_TRAIN_MAX_RANKS = 1024 };
-enum { TAGC_TRAIN_EXCHANGE_AUTO = TAGC_EXCHANGE_DIRECT + 1 }; /* the word after those of tagc_exchange */
 
 typedef struct tagc_train_options {
     const char *data, *val_data;
@@ -21,8 +20,7 @@ typedef struct tagc_train_options {
     double lr, min_lr, weight_decay, beta1, compressed_beta1, beta2, compressed_beta2, clip;
     const char *preset, *levels;
     int sharding, wrap, gather, exchange_each_micro_step;
-    int64_t bucket_elems; /* -1: auto */
-    int64_t prefetch, grads_in_flight, gather_check_every, ranks_per_host;
+    int64_t bucket_elems, prefetch, grads_in_flight, gather_check_every, ranks_per_host;
     int two_level;
     int compress;
     const char *compress_names;

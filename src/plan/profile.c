@@ -345,8 +345,6 @@ static tagc_status read_arm(const reader *r, const tagc_point *common, int has_c
     double n_compressed = 0, n_union = 0;
     if (!name) return missing("arms", "name", "a text");
     if (!json_is_object(options)) return missing("arms", "options", "an object");
-    const char *exchange = json_string_value(json_object_get(options, "exchange"));
-    if (exchange && strcmp(exchange, "auto") == 0) return TAGC_OK; /* its options do not record its choices */
     tagc_point point = *common;
     TAGC_TRY(median_of(iterations, NULL, "total_s", &point.total_s));
     TAGC_TRY(median_of(iterations, NULL, "compute_s", &point.compute_s));

@@ -3,8 +3,6 @@
 
 #include "core/status.h"
 
-static const double bucket_tolerance = 0.02; /* so much slower than the fastest a smaller bucket may be */
-
 static int compresses(const tagc_setup *setup) {
     return setup->engine.policy != TAGC_POLICY_NONE && setup->engine.reducer.exchange != TAGC_EXCHANGE_DENSE;
 }
@@ -38,16 +36,6 @@ static void find_union(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
     row->setup.union_density = tagc_setup_union(&row->setup);
 }
 
-static tagc_status forecast_link(const tagc_plan_inputs *inputs, tagc_plan_row *row, int i) {
-    const tagc_plan_link *link = &inputs->links[i];
-    tagc_setup setup = row->setup;
-    if (row->has_auto_buckets) {
-        TAGC_TRY(tagc_plan_choose_bucket(&setup, &inputs->costs, link, bucket_tolerance, &row->buckets[i]));
-        setup.engine.bucket_elems = row->buckets[i].bucket_elems;
-    }
-    return tagc_plan_simulate(&setup, &inputs->costs, link, &row->forecasts[i]);
-}
-
 static void forecast(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
     int per_host = row->setup.world_size / row->setup.n_hosts;
     if (!inputs->has_costs) {
@@ -60,12 +48,11 @@ static void forecast(const tagc_plan_inputs *inputs, tagc_plan_row *row) {
                  row->setup.engine.two_level ? "two levels" : "hybrid");
     }
     for (int i = 0; !row->note[0] && i < inputs->n_links; i++) {
-        if (forecast_link(inputs, row, i) == TAGC_OK) continue;
+        if (tagc_plan_simulate(&row->setup, &inputs->costs, &inputs->links[i], &row->forecasts[i]) == TAGC_OK)
+            continue;
         row->forecasts[i] = (tagc_forecast){0};
         snprintf(row->note, sizeof row->note, "no time: %.200s", tagc_last_error());
     }
-    row->setup.engine.bucket_elems =
-        row->has_auto_buckets ? row->buckets[0].bucket_elems : row->setup.engine.bucket_elems;
 }
 
 tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *row) {

@@ -7,7 +7,6 @@
 #ifndef TAGC_PLAN_ROWS_H
 #define TAGC_PLAN_ROWS_H
 
-#include "plan/choose.h"
 #include "plan/plan.h"
 #include "plan/profile.h"
 
@@ -31,13 +30,10 @@ typedef struct tagc_plan_inputs {
 
 /* One arm in one placement. The caller sets the fields up to `setup`, but not the densities of the setup. */
 typedef struct tagc_plan_row {
-    const char *arm;      /* its name */
-    int has_auto_buckets; /* 1: each link gets the size of buckets that suits it */
-    int is_auto;          /* 1: the arm's exchange is auto */
+    const char *arm; /* its name */
     tagc_setup setup;
-    const char *union_source;                       /* NULL: nothing indexed */
-    tagc_bucket_choice buckets[TAGC_PLAN_MAX_LIST]; /* (n_links) with has_auto_buckets */
-    tagc_plan_volume volume;                        /* with the first link's buckets */
+    const char *union_source; /* NULL: nothing indexed */
+    tagc_plan_volume volume;
     tagc_plan_memory memory;
     tagc_forecast forecasts[TAGC_PLAN_MAX_LIST]; /* (n_links) iteration_s 0: none */
     char note[256];                              /* why there is none, or "" */

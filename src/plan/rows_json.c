@@ -29,8 +29,6 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
     double n_bits[TAGC_N_LEGS], seen = f->iteration_s > 0 ? 0 : (double)NAN; /* NaN: no times */
     for (int leg = 0; leg < TAGC_N_LEGS; leg++)
         n_bits[leg] = tagc_plan_bits(row, v->n_bytes[leg], v->n_params);
-    uint64_t bucket_elems =
-        row->has_auto_buckets && link >= 0 ? row->buckets[link].bucket_elems : row->setup.engine.bucket_elems;
     return json_pack(
         "{s:s, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:s?, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, "
         "s:o, s:o, s:s?}",
@@ -40,9 +38,9 @@ static json_t *row_json(const tagc_plan_row *row, int link) {
         (json_int_t)v->n_compressed, "compressed_bits_per_param",
         tagc_json_real(tagc_plan_bits(row, v->n_bytes_compressed, v->n_compressed)), "union_density",
         row->union_source ? tagc_json_real(row->setup.union_density) : json_null(), "union_source",
-        row->union_source, "bucket_elems", (json_int_t)bucket_elems, "n_mild", (json_int_t)v->n_mild,
-        "kept_density", positive(row->setup.kept_density), "load", positive(v->load), "unpeeled",
-        v->load > 0 ? tagc_json_real(v->unpeeled) : json_null(), "iteration_s",
+        row->union_source, "bucket_elems", (json_int_t)row->setup.engine.bucket_elems, "n_mild",
+        (json_int_t)v->n_mild, "kept_density", positive(row->setup.kept_density), "load", positive(v->load),
+        "unpeeled", v->load > 0 ? tagc_json_real(v->unpeeled) : json_null(), "iteration_s",
         tagc_json_real(seen + f->iteration_s), "exposed_s",
         tagc_json_real(seen + f->wait_gather_s + f->wait_reduce_s), "compute_s",
         tagc_json_real(seen + f->compute_s), "wait_gather_s", tagc_json_real(seen + f->wait_gather_s),

@@ -91,33 +91,9 @@ void tagc_workspace_close(tagc_workspace *workspace) {
 
 /* ---- training ---- */
 
-static tagc_auto_setup auto_setup(const tagc_training *t) {
-    tagc_auto_setup setup = {.comm = t->rank->comm,
-                             .fsdp = t->fsdp,
-                             .model = t->model,
-                             .n_batch = (int)t->options->batch_size,
-                             .n_tokens = t->n_tokens,
-                             .say = t->say,
-                             .context = t->context};
-    tagc_train_fsdp(t->options, &setup.engine);
-    return setup;
-}
-
-tagc_status tagc_training_choose_bucket(const tagc_training *t, int64_t *bucket_elems) {
-    if (*bucket_elems >= 0) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_bucket_choose(&setup, t->options->exchange == TAGC_TRAIN_EXCHANGE_AUTO, bucket_elems);
-}
-
 tagc_status tagc_training_open(tagc_training *t, const tagc_fsdp_options *engine) {
     TAGC_TRY(tagc_engine_create(t->rank, &t->model, engine, &t->fsdp));
     return tagc_workspace_open(&t->model, (int)t->options->batch_size, t->n_tokens, &t->workspace);
-}
-
-tagc_status tagc_training_begin(tagc_training *t) {
-    if (t->options->exchange != TAGC_TRAIN_EXCHANGE_AUTO) return TAGC_OK;
-    tagc_auto_setup setup = auto_setup(t);
-    return tagc_auto_create(&setup, &t->chooser);
 }
 
 tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, tagc_fsdp_stats *stats,
@@ -144,7 +120,6 @@ tagc_status tagc_training_step(const tagc_training *t, double lr, double *loss, 
 }
 
 void tagc_training_close(tagc_training *t) {
-    tagc_auto_destroy(t->chooser);
     tagc_workspace_close(&t->workspace);
     tagc_fsdp_destroy(t->fsdp);
 }

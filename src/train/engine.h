@@ -3,7 +3,6 @@
 #ifndef TAGC_TRAIN_ENGINE_H
 #define TAGC_TRAIN_ENGINE_H
 
-#include "auto/auto.h"
 #include "data/data.h"
 #include "fsdp/fsdp.h"
 #include "gpt2/gpt2.h"
@@ -49,22 +48,15 @@ typedef struct tagc_training {
     int n_tokens; /* per sequence */
     /* Fills tokens and targets (batch_size, n_tokens) for the next micro-step. */
     tagc_status (*next_batch)(void *context, int *tokens, int *targets);
-    void (*say)(void *context, const char *line); /* called on rank 0 */
-    void *context;                                /* of these functions */
+    void *context; /* of next_batch */
     /* Open. */
     tagc_fsdp *fsdp;
     tagc_workspace workspace;
-    tagc_auto *chooser; /* --exchange auto, else NULL */
 } tagc_training;
 
-/* Collective. If *bucket_elems is less than 0, that is auto, chooses it. */
-tagc_status tagc_training_choose_bucket(const tagc_training *training, int64_t *bucket_elems);
 /* Collective. The engine, whose weights the caller fills in, and the workspace. engine: that of the options. */
 tagc_status tagc_training_open(tagc_training *training, const tagc_fsdp_options *engine);
-/* Collective, before the first step: with --exchange auto, begins to choose. */
-tagc_status tagc_training_begin(tagc_training *training);
-/* Collective. One optimizer step. loss: of this rank, mean over micro-steps. busy: of the streams, in this step. The
- * chooser learns of it by tagc_auto_step. */
+/* Collective. One optimizer step. loss: of this rank, mean over micro-steps. busy: of the streams, in this step. */
 tagc_status tagc_training_step(const tagc_training *training, double lr, double *loss, tagc_fsdp_stats *stats,
                                tagc_busy_times *busy);
 void tagc_training_close(tagc_training *training);

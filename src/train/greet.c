@@ -7,10 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int is_auto(const tagc_trainer *t) {
-    return t->options.exchange == TAGC_TRAIN_EXCHANGE_AUTO;
-}
-
 static tagc_train_facts facts_of(const tagc_trainer *t) {
     return (tagc_train_facts){.options = &t->options, .has_mild = tagc_fsdp_n_mild(t->training.fsdp) > 0};
 }
@@ -37,9 +33,8 @@ static void print_exchange(const tagc_train_options *o, char *text, size_t n_byt
                  o->exchange == TAGC_EXCHANGE_SKETCH ? ratio : "", tagc_train_word(o, "index"),
                  100 * o->sparsity);
     else
-        snprintf(text, n_bytes, "%sdirect %s, sparsity %.4g %%",
-                 o->exchange == TAGC_TRAIN_EXCHANGE_AUTO ? "where it pays, " : "",
-                 tagc_format_names[o->values], 100 * o->sparsity);
+        snprintf(text, n_bytes, "direct %s, sparsity %.4g %%", tagc_format_names[o->values],
+                 100 * o->sparsity);
 }
 
 static void say_gradients(tagc_trainer *t) {
@@ -58,8 +53,7 @@ static void say_gradients(tagc_trainer *t) {
         snprintf(compressed, sizeof compressed, "%s, on %.1f %% of the parameters; ", exchange,
                  100 * n_compressed / n_params);
     if (n_mild > 0)
-        snprintf(mild, sizeof mild, "%smild %s, sparsity %.4g %%, on %.1f %%; ",
-                 is_auto(t) && !*compressed ? "where it pays, " : "", tagc_format_names[o->mild],
+        snprintf(mild, sizeof mild, "mild %s, sparsity %.4g %%, on %.1f %%; ", tagc_format_names[o->mild],
                  100 * o->mild_sparsity, 100 * n_mild / n_params);
     if (*compressed || *mild)
         tagc_progress_say(&t->progress, "%s: %s%sthe rest %s", what, compressed, mild, dense);

@@ -159,7 +159,6 @@ tagc_status tagc_trainer_run(tagc_trainer *t) {
         if (t->metrics) TAGC_TRY(tagc_metrics_step(t->metrics, &report));
         tagc_progress_step(&t->progress, &report);
         TAGC_TRY(count_step(t, report.stats.skipped));
-        if (t->training.chooser) TAGC_TRY(tagc_auto_step(t->training.chooser, &report.stats, report.wall_s));
         int is_last = t->step == n_steps, is_saved = 0;
         if (is_due(t->options.eval_every, t->step) || is_last) TAGC_TRY(validate(t));
         if (is_due(t->options.save_every, t->step) || is_last) {

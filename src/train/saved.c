@@ -194,14 +194,8 @@ static const struct {
               {"compressed-beta2", "-1"}, {"gentle", "no"}};
 enum { N_BEFORE = sizeof before / sizeof before[0] };
 
-static int says(const json_t *options, const char *name, const char *text) {
-    const char *saved = json_string_value(json_object_get(options, name));
-    return saved && strcmp(saved, text) == 0;
-}
-
 const char *tagc_saved_text(const json_t *options, const char *name) {
     const char *text = json_string_value(json_object_get(options, name));
-    int is_before = json_object_get(options, gone[0].name) != NULL;
     for (int i = 0; !text && i < N_BEFORE; i++)
         if (strcmp(before[i].name, name) == 0) text = before[i].text;
     if (text && strcmp(name, "compressed-beta1") == 0 && strcmp(text, "-1") == 0) {
@@ -212,9 +206,6 @@ const char *tagc_saved_text(const json_t *options, const char *name) {
         text = json_string_value(json_object_get(options, "beta2"));
         return text ? text : "0.95";
     }
-    if (is_before && strcmp(name, "mild") == 0 && says(options, "exchange", "auto") &&
-        says(options, name, "dense"))
-        return "int4";
     return text;
 }
 

@@ -171,8 +171,6 @@ static tagc_status open_out(tagc_trainer *t, const char *checkpoint) {
 
 static tagc_status open_weights(tagc_trainer *t, const char *checkpoint) {
     tagc_fsdp_options options;
-    /* From here on what was chosen is what was asked for, in checkpoints, too. */
-    TAGC_TRY(tagc_training_choose_bucket(&t->training, &t->options.bucket_elems));
     tagc_train_fsdp(&t->options, &options);
     options.fresh = !t->options.resume && !t->options.fork && !t->options.init_from;
     TAGC_TRY(tagc_training_open(&t->training, &options));
@@ -289,14 +287,10 @@ static tagc_status next_batch(void *context, int *tokens, int *targets) {
     return tagc_trainer_with_remedy(t, tagc_loader_next(t->loader, tokens, targets));
 }
 
-static void say_line(void *context, const char *line) {
-    tagc_progress_say(&((tagc_trainer *)context)->progress, "%s", line);
-}
-
 static void begin(tagc_trainer *t, tagc_rank *rank, const tagc_parsed *parsed, int quiet) {
     *t = (tagc_trainer){.rank = rank, .options = *(const tagc_train_options *)parsed->values};
-    t->training = (tagc_training){
-        .rank = rank, .options = &t->options, .next_batch = next_batch, .say = say_line, .context = t};
+    t->training =
+        (tagc_training){.rank = rank, .options = &t->options, .next_batch = next_batch, .context = t};
     t->saved.best_val_loss = (double)INFINITY;
     tagc_progress_init(&t->progress, quiet, 0);
 }
@@ -328,7 +322,7 @@ tagc_status tagc_trainer_open(tagc_rank *rank, const tagc_parsed *parsed, tagc_t
     TAGC_TRY(begin_metrics(t));
     open_guard(t);
     tagc_greet(t, parsed);
-    return tagc_training_begin(&t->training);
+    return TAGC_OK;
 }
 
 tagc_status tagc_trainer_save(tagc_trainer *t) {

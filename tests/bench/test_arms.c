@@ -119,7 +119,6 @@ static void defaults_follow_the_exchange(void **state) {
     (void)state;
     enum { DENSE = TAGC_EXCHANGE_DENSE, DIRECT = TAGC_EXCHANGE_DIRECT };
     come_to("direct", 0.95, 0, DIRECT, 0.85);
-    come_to("direct+exchange=auto", 0.95, 0, DIRECT, 0.85);
     come_to("direct+exchange=packed", 0.9875, 0.9, DENSE, 0);
     come_to("direct+exchange=sketch+beta1=0.8", 0.9875, 0.8, DENSE, 0);
     come_to("direct+exchange=dense", 0.9875, 0.9, DENSE, 0);
@@ -128,7 +127,6 @@ static void defaults_follow_the_exchange(void **state) {
     come_to("direct+sparsity=0.5", 0.5, 0, DIRECT, 0.5);
     come_to("direct+sparsity=0.99", 0.99, 0, DIRECT, 0.85);
     come_to("direct+mild=dense", 0.95, 0, DENSE, 0);
-    come_to("direct+exchange=auto+mild=dense", 0.95, 0, DENSE, 0);
     come_to("direct+compressed-beta1=0.9", 0.95, 0.9, DIRECT, 0.85);
     come_to("direct+mild-sparsity=0.9+sparsity=0.9875", 0.9875, 0, DIRECT, 0.9);
     come_to("direct+exchange=packed+mild=int8+mild-sparsity=0.5+compressed-beta1=0", 0.9875, 0, DIRECT, 0.5);

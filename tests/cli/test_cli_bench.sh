@@ -60,11 +60,6 @@ r = json.load(open("floor.json"))
 assert r["floor"] and all(r[k] is None for k in ("link", "exchanges", "codec", "arms", "recommendation")), r
 ' || fail "--only floor"
 
-# An arm that decides for itself is measured once it has.
-run 0 bench "${quick[@]}" --rounds 1 --only link,arms --arms zero2-bf16,zero2-direct+exchange=auto --json auto.json
-grep -q '^ *auto: ' out || fail "nothing is said of what auto chose"
-"$tagc" plan --quiet --profile auto.json --json plan.json || fail "a plan of a bench with auto"
-
 # What is wrong is said before anything is measured.
 run 2 bench "${quick[@]}" --arms fsdp,nonsense
 says '"nonsense" is no arm' fsdp packed

@@ -55,8 +55,6 @@ run 2 train "${tiny[@]}" "${local[@]}" --local-delay 4
 says "--local-delay is 4, allowed: 0 to 3, less than --local-steps"
 run 2 train "${tiny[@]}" "${local[@]}" --guard 2
 says "--guard is 2 with --local-steps"
-run 2 train "${tiny[@]}" "${local[@]}" --bucket-elems auto
-says "--bucket-elems is auto with --local-steps"
 run 2 train "${tiny[@]}" "${local[@]}" --outer-momentum 1
 says "--outer-momentum" "0.999999"
 

@@ -71,11 +71,8 @@ static void old_options_mean_what_they_meant(void **state) {
           DIRECT, 0.9, 0.8, DENSE, 0);
     check("\"exchange\":\"direct\",\"sparsity\":\"0.9\"", DIRECT, 0.9, 0.9, DENSE, 0);
     check("\"exchange\":\"direct\",\"sparsity\":\"0.9\",\"beta2\":\"0.8\"", DIRECT, 0.9, 0.9, DENSE, 0);
-    check("\"exchange\":\"auto\",\"sparsity\":\"0.9\",\"compressed-beta1\":\"-1\",\"mild\":\"dense\",\"mild-"
-          "sparsity\":\"0\"," GONE,
-          DIRECT, 0.9, 0.9, DIRECT, 0);
     /* and since: autos are saved as what they came to */
-    check("\"exchange\":\"auto\",\"sparsity\":\"0.9\",\"compressed-beta1\":\"0\",\"mild\":\"dense\",\"mild-"
+    check("\"exchange\":\"direct\",\"sparsity\":\"0.9\",\"compressed-beta1\":\"0\",\"mild\":\"dense\",\"mild-"
           "sparsity\":\"0\"",
           DIRECT, 0.9, 0, DENSE, 0);
 }
