@@ -30,8 +30,8 @@ sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "python")]
 import tagc  # noqa: E402
 import tagc.torch  # noqa: E402
 from gpt import GPT, Config  # noqa: E402
-from tagc.torch import survey  # noqa: E402
-from tagc.torch.options import Options  # noqa: E402
+from tagc.torch.advise import survey  # noqa: E402
+from tagc.torch.schedule.options import Options  # noqa: E402
 
 MODELS = {
     "tiny": Config(n_vocab=256, n_positions=64, n_embd=64, n_head=4, n_layer=2),

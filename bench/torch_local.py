@@ -205,7 +205,7 @@ def run(args):
 
 
 def table(args):
-    from tagc.torch import links
+    from tagc.torch.advise import links
 
     found = {key_of(row): row for row in done(args)}
     heads = ["sites", "arm", "H", "seeds", "loss", "above fp32 at every step", "bits a step",

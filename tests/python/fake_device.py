@@ -14,7 +14,7 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import group, staging, streams
+from tagc.torch.exchange import group, staging, streams
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
 KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"  # executed on the processor, in the order of the fake device's streams

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import ranks
 from models import Even, batch_of, loss_of
-from tagc.torch import advice, links, survey
+from tagc.torch.advise import advice, links, survey
 
 MEAN = 4_000_000
 
@@ -302,8 +302,8 @@ def test_measuring(wrap, compressed):
 def bits_of_an_exchange(rank, world_size):
     """What plan_sites() assumes is what libtagc sends, within 4 %."""
     from tagc import _library as lib
-    from tagc.torch.comm import Comm
-    from tagc.torch.reducer import Reducer
+    from tagc.torch.exchange.comm import Comm
+    from tagc.torch.exchange.reducer import Reducer
 
     n, random_values, comm = 1 << 17, torch.Generator().manual_seed(rank), Comm(dist.group.WORLD, 60)
     for sparsity, (out, back) in ((0.95, links.ways(2)["direct, 95 % zero"]), (0.99, links.ways(2, 0.99)["direct, 99 % zero"])):

@@ -101,7 +101,7 @@ def test_a_host_comes_stops_and_goes(tmp_path):
 
 def test_whose_stages_replicas_of_a_new_quorum_follow():
     """Under torchft. "x" and "y" are connections; step 7 is the last one."""
-    from tagc.torch import managed
+    from tagc.torch.quorum import managed
 
     def everyone(*found):
         return [{"takes part": takes_part, "last": last} for takes_part, last in found]

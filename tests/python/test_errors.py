@@ -281,7 +281,7 @@ def test_a_rank_that_quits(how):
 def test_signatures():
     """What compress() takes by name is what Options has, with the same defaults; ddp_state() takes what means something there."""
     import tagc.torch as tagc
-    from tagc.torch.options import Options
+    from tagc.torch.schedule.options import Options
 
     def named(function):
         return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}

@@ -14,7 +14,7 @@ import ranks
 
 
 def test_one_line_or_none():
-    from tagc.torch.first_words import line
+    from tagc.torch.advise.first_words import line
 
     far = [{"host": "a", "mbit": 1000}, {"host": "b", "mbit": 100_000}]
     assert line(far, False, True) == line([{"host": "a", "mbit": 0}, {"host": "b", "mbit": 100_000}], False, True) == ""
@@ -27,7 +27,7 @@ def test_one_line_or_none():
 
 
 def test_the_card_with_the_default_route(tmp_path):
-    from tagc.torch.first_words import card_mbit
+    from tagc.torch.advise.first_words import card_mbit
 
     route, card = tmp_path / "route", tmp_path / "eth1"
     card.mkdir()
@@ -43,8 +43,8 @@ def test_the_card_with_the_default_route(tmp_path):
 
 
 def test_weights_that_look_fresh():
-    from tagc.torch import policy
-    from tagc.torch.first_words import look_fresh
+    from tagc.torch.advise.first_words import look_fresh
+    from tagc.torch.schedule import policy
 
     model = nn.ModuleDict({"ln_1": nn.LayerNorm(8), "mlp": nn.Linear(8, 8), "norm": nn.RMSNorm(8)})
 

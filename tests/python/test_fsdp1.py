@@ -33,7 +33,7 @@ def gradients(model):
     """All of them, whole, of all ranks' rows."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from tagc.torch.policy import clean_name
+    from tagc.torch.schedule.policy import clean_name
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -45,7 +45,7 @@ def flat_gradients(model, world_size):
     """Where parameters are not kept: the flat gradient of each instance, all ranks' rows, cut by torch's own metadata."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from tagc.torch.policy import clean_name
+    from tagc.torch.schedule.policy import clean_name
 
     found = {}
     for name, module in model.named_modules():

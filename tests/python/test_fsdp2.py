@@ -136,7 +136,7 @@ def sharded_along_columns(rank, world_size):
 
 def check_residuals_by_parameter(handle, model, world_size):
     """Gradient and mean of residuals, parameter by parameter, make the gradient of one process."""
-    from tagc.torch import layout as layouts
+    from tagc.torch.exchange import layout as layouts
 
     expected = full_gradients(type(model).__bases__[-1], world_size)
     parameters = {parameter.name: parameter for parameter in handle.wrapper.parameters()}

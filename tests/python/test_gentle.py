@@ -17,14 +17,14 @@ import ranks
 
 
 def layout_of(*shapes):
-    from tagc.torch import layout
+    from tagc.torch.exchange import layout
 
     return layout.bucket([layout.Parameter(f"p{i}", shape, "compressed") for i, shape in enumerate(shapes)], 2)
 
 
 def coherences(gradients, *shapes):
     """Of each parameter, from the gradients of a window."""
-    from tagc.torch import watch
+    from tagc.torch.schedule import watch
 
     layout = layout_of(*shapes)
     seen = watch.Watch(parameter.name for parameter in layout.parameters)
@@ -35,7 +35,7 @@ def coherences(gradients, *shapes):
 
 
 def test_coherence_tells_noise_from_a_direction():
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     random = torch.Generator().manual_seed(1)
     noise = [torch.randn(5000, generator=random) for _ in range(WINDOW)]
@@ -54,7 +54,7 @@ def test_coherence_tells_noise_from_a_direction():
 def test_each_element_counts_alike_but_for_next_to_nothing():
     """An embedding: frequent rows have all of the norm. Rare ones count, too, and rows that are never used once their
     gradients have faded."""
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     random = torch.Generator().manual_seed(2)
     steady = torch.ones(70, 10)
@@ -67,7 +67,7 @@ def test_each_element_counts_alike_but_for_next_to_nothing():
 
 
 def test_windows_survive_other_layouts_checkpoints_and_loss_scales():
-    from tagc.torch import watch
+    from tagc.torch.schedule import watch
 
     random = torch.Generator().manual_seed(3)
     gradients = [torch.randn(300, generator=random) for _ in range(watch.WINDOW)]
@@ -125,7 +125,7 @@ def compressed(**options):
 
 def goes_on(rank, world_size):
     """What is noise goes on, a stage in a window; what has a direction stays; on all ranks at once."""
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     model, handle = compressed()
     history = []
@@ -174,8 +174,8 @@ def random_weights(rank, world_size):
     """Every value in 8 bits for three windows, whatever the gradients are. Then the first moment of what is noise becomes short window by
     window, and its values are selected after that. Resumed in between. Not once a norm has learnt."""
     import tagc.torch as tagc
-    from tagc.torch.adapt import Memory
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.adapt import Memory
+    from tagc.torch.schedule.watch import WINDOW
 
     def made(has_learnt=False):
         model = Fresh()
@@ -235,8 +235,8 @@ def weak_directions_follow(rank, world_size):
     They keep their beta1. What is noise at last goes all the way, and so does a weak direction that never had a long first moment, once half
     of the others have; a strong direction never goes, nor does anything without the optimizer."""
     import tagc.torch as tagc
-    from tagc.torch.adapt import Memory
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.adapt import Memory
+    from tagc.torch.schedule.watch import WINDOW
 
     def stages_of(n_noisy, n_windows, strengths=(0.196,), given=True, has_groups=False):
         model = DistributedDataParallel(Weak(n_noisy))
@@ -290,7 +290,7 @@ def switches_off(rank, world_size):
     """With the optimizer: each compressed parameter has a long first moment until its gradient is noise, and what is not compressed
     stays in its first stage until that is so for half of them."""
     import tagc.torch as tagc
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     model = DistributedDataParallel(Given())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -355,7 +355,7 @@ def switches_off(rank, world_size):
 def steps_with_a_closure(handle, model, optimizer, rank):
     """Groups are split before a closure runs, and what its backward pass decides holds from the next step on: the first that gets a
     gradient of selection."""
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     seen = []  # (names that are stepped short, names of which every value travelled)
     optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
@@ -372,7 +372,7 @@ def steps_with_a_closure(handle, model, optimizer, rank):
 def goes_back_without_an_optimizer(saved, names, rank):
     """In a run whose optimizer tagc does not know, no first moment is short, whatever the checkpoint says."""
     import tagc.torch as tagc
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     model = DistributedDataParallel(Given())
     handle = tagc.compress(model, verbose=False)
@@ -390,7 +390,7 @@ def goes_back_without_an_optimizer(saved, names, rank):
 def switches_off_of_shards(rank, world_size):
     """Under FSDP2, where moments are DTensors: the step of what is noise is that of a short moment."""
     import tagc.torch as tagc
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
     from torch.distributed.fsdp import fully_shard
 
     model = fully_shard(Given())
@@ -413,7 +413,7 @@ def switches_off_of_shards(rank, world_size):
 def test_a_short_moment_is_that_of_groups_of_their_own():
     """The step by groups of their own with a beta1 of 0.5, for every Adam of torch's; and only for those that are named. Groups are
     whole before and after, also after a step that fails."""
-    from tagc.torch import adapt
+    from tagc.torch.schedule import adapt
 
     optim = torch.optim
     for make, options in [*((make, options) for make in (optim.Adam, optim.AdamW) for options in (
@@ -459,7 +459,7 @@ def test_a_short_moment_is_that_of_groups_of_their_own():
 def test_groups_that_come_stay_and_counters_in_groups_count_once():
     """A group that the user adds after a step that failed is kept. A counter that is a tensor in a group counts each step once, as
     FusedAdam's."""
-    from tagc.torch import adapt
+    from tagc.torch.schedule import adapt
 
     class Counting(torch.optim.AdamW):
         def step(self, closure=None):
@@ -478,7 +478,7 @@ def test_groups_that_come_stay_and_counters_in_groups_count_once():
 
 
 def test_beta2_follows_the_updates_of_what_is_loaded():
-    from tagc.torch import adapt
+    from tagc.torch.schedule import adapt
 
     parameter, seen = nn.Parameter(torch.ones(3)), []
     parameter.grad = torch.ones(3)
@@ -496,7 +496,7 @@ def test_beta2_follows_the_updates_of_what_is_loaded():
 
 def test_memories_make_betas():
     """(share of the way to beta1, updates) -> betas, of numbers and of tensors."""
-    from tagc.torch.adapt import Memory
+    from tagc.torch.schedule.adapt import Memory
 
     for memory, own, wanted in ((Memory(), (0.9, 0.95), (0.9, 0.95)), (Memory(0.0), (0.9, 0.95), (0.5, 0.95)),
                                 (Memory(0.0), (0.3, 0.95), (0.3, 0.95)), (Memory(1.0, 20), (0.9, 0.95), (0.9, 0.95)),
@@ -510,7 +510,7 @@ def test_memories_make_betas():
 def residuals_that_outgrow(rank, world_size):
     """A residual of far more than the gradients that come, twice in a row: every value travels, rank 0 says so, and a resumed run
     remembers the first time."""
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     def steps(model, first, n, factor):
         with warnings.catch_warnings(record=True) as seen:
@@ -537,7 +537,7 @@ def residuals_that_outgrow(rank, world_size):
 def unused_hold_nothing_up(rank, world_size):
     """A compressed parameter that never has a gradient does not keep the others from selection."""
     import tagc.torch as tagc
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     model = DistributedDataParallel(Given(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -563,7 +563,7 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
 def attention_has_an_optimizer_of_its_own(rank, world_size):
     """An Adam that has nothing compressed: where its values are selected, beta2 is larger there, too."""
     import tagc.torch as tagc
-    from tagc.torch.adapt import Memory
+    from tagc.torch.schedule.adapt import Memory
 
     model = DistributedDataParallel(Given())
     attention = model.module.attn.q_proj.weight
@@ -581,7 +581,7 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
 def resumes(rank, world_size):
     """In the middle of a window, and after: the same bits. A checkpoint of before there were stages is in the last one."""
     from tagc.torch import state
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     for saved_at in (WINDOW - 6, WINDOW + 5):
         model, handle = compressed()
@@ -622,7 +622,7 @@ def resumes(rank, world_size):
 
 def rises(windows, saved_at=None):
     """What is said on each of these (mean, spread) of windows of 40 losses, on two ranks."""
-    from tagc.torch.losses import Losses, fits_losses
+    from tagc.torch.schedule.losses import Losses, fits_losses
 
     random = torch.Generator().manual_seed(12)
     ranks, said = [Losses(), Losses()], []

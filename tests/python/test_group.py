@@ -101,7 +101,7 @@ def statistics(rank, world_size):
 def damages_are_errors(rank, world_size):
     """A byte of what rank 0 got, in a header or in a body: the same Error on all ranks at the end of the pass, NaN, and the state of before."""
     import tagc.torch as tagc
-    from tagc.torch import waits
+    from tagc.torch.exchange import waits
 
     for kind in ("fsdp2", "ddp"):
         model = wrapped(kind)

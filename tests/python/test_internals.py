@@ -27,15 +27,15 @@ def made_here(trees):
 
 
 def trees_of(folder):
-    return {path.name: ast.parse(path.read_text()) for path in sorted(folder.glob("**/*.py"))}
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in sorted(folder.glob("**/*.py"))}
 
 
 def strays(trees):
     """(file, line, attribute) of every private attribute that is neither tagc's own nor read in internals.py."""
-    own = made_here({name: tree for name, tree in trees.items() if name != "internals.py"})
+    own = made_here({name: tree for name, tree in trees.items() if name != "exchange/internals.py"})
     found = []
     for name, tree in trees.items():
-        for node in ast.walk(tree) if name != "internals.py" else ():
+        for node in ast.walk(tree) if name != "exchange/internals.py" else ():
             if isinstance(node, ast.Attribute) and private(node.attr) and node.attr not in own:
                 found.append((name, node.lineno, node.attr))
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
@@ -55,9 +55,9 @@ def test_torchs_private_attributes_stand_in_one_module():
 
 
 def test_each_is_named_with_its_versions():
-    from tagc.torch import internals
+    from tagc.torch.exchange import internals
 
-    text = (FOLDER / "internals.py").read_text()
+    text = (FOLDER / "exchange" / "internals.py").read_text()
     for name, versions in internals.SEEN.items():
         first, _, last = versions.partition(" to ")
         for word in (first, last or first):
@@ -66,7 +66,8 @@ def test_each_is_named_with_its_versions():
 
 
 def test_what_has_moved_is_named():
-    from tagc.torch import Error, internals
+    from tagc.torch import Error
+    from tagc.torch.exchange import internals
 
     module = types.SimpleNamespace(_get_fsdp_state=lambda: types.SimpleNamespace(_fsdp_param_groups=[types.SimpleNamespace()]))
     with pytest.raises(Error) as raised:

@@ -15,7 +15,7 @@ LOUD = 4.0  # root mean square of the second unit's gradients; of the first: 1
 
 
 def test_shares_come_to_one_and_follow_the_squares():
-    from tagc.torch import kept
+    from tagc.torch.schedule import kept
 
     rng = random.Random(1)
     for _ in range(300):
@@ -93,7 +93,7 @@ def selected_as_one(n_steps, n_last):
 
 def selects_as_one(rank, world_size):
     """Two units, of which one has gradients four times as large, send what one unit would; resumed, they send the same bits."""
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     n_steps, n_last = 9 * WINDOW, 2 * WINDOW
     wanted, found, sent = selected_as_one(n_steps, n_last), {}, {}

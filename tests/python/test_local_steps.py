@@ -529,7 +529,7 @@ def check_a_site_that_catches_up(rank, world_size):
 def test_synchronize_goes_on_behind_what_others_exchange():
     """Under torchft: a site that failed alone exchanges fragment 0 while the others are at fragment 1."""
     import tagc.torch as tagc
-    from tagc.torch.rounds import Rounds
+    from tagc.torch.quorum.rounds import Rounds
 
     def run_all(outcomes):
         """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the fragments that were asked for."""
@@ -735,7 +735,7 @@ def test_a_lost_site(tmp_path, dies):
 
 def test_shares_divide_everything():
     from tagc import Error
-    from tagc.torch import shares
+    from tagc.torch.local import shares
 
     chance = random.Random(3)
     for _ in range(300):
@@ -752,7 +752,7 @@ def test_shares_divide_everything():
 
 
 def test_fragments_are_cut_evenly():
-    from tagc.torch.fragments import cut
+    from tagc.torch.local.fragments import cut
 
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):

@@ -86,7 +86,7 @@ class AdamWScheduleFree(torch.optim.Optimizer):
 
 
 def test_which_is_an_adam_and_which_has_a_short_moment():
-    from tagc.torch import adapt
+    from tagc.torch.schedule import adapt
 
     optim = torch.optim
 
@@ -272,7 +272,7 @@ def others_are_left_alone(rank, world_size):
 def several_share_a_model(rank, world_size):
     """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and the Adam's goes on."""
     import tagc.torch as tagc
-    from tagc.torch.watch import WINDOW
+    from tagc.torch.schedule.watch import WINDOW
 
     class Two(nn.Module):
         def __init__(self):
@@ -303,7 +303,7 @@ def test_optimizers_and_schedulers():
 
 def test_models_beside_each_other():
     """Each waits for its own optimizer's first step, whose hooks torch keeps in one list."""
-    from tagc.torch import adapt
+    from tagc.torch.schedule import adapt
 
     models = [torch.nn.Linear(2, 2) for _ in range(3)]
     awaited = [adapt.Awaited({id(p): None for p in model.parameters()}, lambda *_: None) for model in models]

@@ -449,7 +449,7 @@ def test_every_arm_can_be_made():
     names = [arm.name for arm in arms.ALL]
     assert len(set(names)) == len(names) and sum(arm.is_baseline for arm in arms.ALL) == 5
     assert all(set(setting.arms) <= set(names) and setting.first_rate in setting.rates for setting in arms.SETTINGS.values())
-    from tagc.torch.options import Options
+    from tagc.torch.schedule.options import Options
 
     for arm in arms.ALL:
         if "tagc" in arm.hook:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from tagc import Error
-from tagc.torch.policy import CLASSES, MIN_ELEMS, Row, classify, clean_name, table
+from tagc.torch.schedule.policy import CLASSES, MIN_ELEMS, Row, classify, clean_name, table
 
 D = 64  # every matrix below is D x D or larger, so at least MIN_ELEMS
 C, M, N = "compressed", "mild", "dense"

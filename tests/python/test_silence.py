@@ -82,7 +82,7 @@ def gives_up(rank, world_size):
     """A rank that gives up by itself, as where its worker finds something that cannot be mended, tells the others."""
     import tagc.torch as tagc
     from tagc import _library as lib
-    from tagc.torch.comm import Comm
+    from tagc.torch.exchange.comm import Comm
 
     comm = Comm(dist.group.WORLD, 100)
     begin = time.monotonic()
@@ -98,7 +98,7 @@ def gives_up(rank, world_size):
 
 def rounds(rank, world_size):
     """Rounds on both sides of the length from which they go point to point, and of no bytes."""
-    from tagc.torch import comm as module
+    from tagc.torch.exchange import comm as module
 
     comm = module.Comm(dist.group.WORLD, 100)
     for n_bytes in (1, 8, module._COLLECTIVE_BYTES - 1, module._COLLECTIVE_BYTES, module._COLLECTIVE_BYTES + 1, 300_000):

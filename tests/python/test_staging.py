@@ -118,7 +118,7 @@ def same_bits(rank, world_size):
 def with_kernels(rank, world_size):
     """Gradients stay on the device, of all ranks or of one: the same bits as in CPU memory, and the same bytes."""
     import tagc.torch as tagc
-    from tagc.torch import reducer
+    from tagc.torch.exchange import reducer
 
     cases = [
         ("fsdp2", {"sparsity": 0.9}, {}, (True, True), {"lazy": True}),
@@ -230,7 +230,8 @@ def choice_of_codec(rank, world_size):
 def hooks_do_not_wait(rank, world_size):
     """No exchange of a backward pass begins before all of its hooks have returned."""
     import tagc.torch as tagc
-    from tagc.torch import ddp, staging
+    from tagc.torch.exchange import staging
+    from tagc.torch.hooks import ddp
 
     for kind in ("fsdp2", "ddp"):
         may_begin = threading.Event()

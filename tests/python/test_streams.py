@@ -1,4 +1,4 @@
-"""tagc.torch.streams against a recording stand-in for torch.cuda: which calls it makes, in which order."""
+"""tagc.torch.exchange.streams against a recording stand-in for torch.cuda: which calls it makes, in which order."""
 
 import contextlib
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tagc.torch as tagc
-from tagc.torch import streams
+from tagc.torch.exchange import streams
 
 
 class Recorder:

@@ -105,7 +105,7 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     import tagc.torch as tagc
-    from tagc.torch import stages, watch
+    from tagc.torch.schedule import stages, watch
 
     watch.WINDOW, stages.MOST_COHERENCE = 3, 1e9  # selection begins after three exchanges
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)

@@ -9,7 +9,7 @@ import transformers
 
 import tagc.torch as tagc
 from tagc.integrations import _common
-from tagc.torch import internals
+from tagc.torch.exchange import internals
 
 
 class TagcCallback(transformers.TrainerCallback):  # type: ignore[misc]  # transformers may not be there, and is not looked into

@@ -15,20 +15,21 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch import layout as layouts
-from tagc.torch import internals, state, streams
-from tagc.torch.call import Call, FindLayout
-from tagc.torch.comm import Comm
+from tagc.torch import state
 from tagc.torch.copied import Copied
-from tagc.torch.group import Carrier, Link
-from tagc.torch.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
-from tagc.torch.moments import Moments
-from tagc.torch.options import Options
-from tagc.torch.reducer import LocalFailure
-from tagc.torch.stages import Stages
-from tagc.torch.staging import Kernels, Staging
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange.call import Call, FindLayout
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.group import Carrier, Link
+from tagc.torch.exchange.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
+from tagc.torch.exchange.reducer import LocalFailure
+from tagc.torch.exchange.staging import Kernels, Staging
+from tagc.torch.exchange.unknown import UnknownLayouts
+from tagc.torch.schedule.moments import Moments
+from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.stages import Stages
 from tagc.torch.statistics import Recorder
-from tagc.torch.unknown import UnknownLayouts
 
 U = TypeVar("U", bound=Residuals)
 

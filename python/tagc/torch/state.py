@@ -12,9 +12,9 @@ DCP writes only one of several equal keys.
                                       order with padding; else 0 of 1, with the parameter's shape
     about["chunks"]                   1 with `between`
     about["step"], ["loss_scale"]     exchanges so far, for the warm-up; factor by which gradients were multiplied
-    about["stages"], ["windows"]      tagc.torch.stages: by parameter; absent in checkpoints of older versions, which continue
+    about["stages"], ["windows"]      tagc.torch.schedule.stages: by parameter; absent in checkpoints of older versions, which continue
                                       in the last stage. Unfinished windows only for the same number of ranks
-    about["squares"], ["kept"]        tagc.torch.kept: of the gradient, and relative share, by parameter; absent before
+    about["squares"], ["kept"]        tagc.torch.schedule.kept: of the gradient, and relative share, by parameter; absent before
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's input to the last one, checksum
                                       of its shard when this was saved]; only if `parameters` are deltas. With another number of ranks,
                                       or if parameters differ from the saved ones, the first gather sends whole values
@@ -40,13 +40,13 @@ import torch
 import torch.distributed as dist
 
 from tagc._library import Error
-from tagc.torch import layout as layouts
-from tagc.torch import policy, stages
-from tagc.torch.gathers import Replica
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.hooks.gathers import Replica
+from tagc.torch.schedule import policy, stages
 
 if TYPE_CHECKING:
+    from tagc.torch.exchange.interfaces import Residuals
     from tagc.torch.handle import Compressed
-    from tagc.torch.interfaces import Residuals
 
 # DCP's error contains only the first missing key, so the key contains the advice.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tagc import _library as lib
-from tagc.torch.comm import Comm
-from tagc.torch.layout import Part
-from tagc.torch.stages import GENTLE
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.layout import Part
+from tagc.torch.schedule.stages import GENTLE
 
 if TYPE_CHECKING:
-    from tagc.torch import fragments
+    from tagc.torch.local import fragments
 
 
 class Recorder:

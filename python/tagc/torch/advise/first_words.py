@@ -1,0 +1,59 @@
+"""Notes that compress() prints once, on rank 0, if compression is unlikely to help: a model that has not learnt yet, ranks on one
+host, a fast link. Nothing is measured here; tagc.advise() does that. look_fresh() also decides in which stage parameters begin."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tagc.torch.schedule.policy import Row
+
+FAST_MBIT = 25_000  # of a network card; above it compression seldom pays
+
+
+def about_host() -> dict[str, Any]:
+    """What ranks exchange about their host. Local."""
+    return {"host": socket.gethostname(), "mbit": card_mbit()}
+
+
+def card_mbit(proc: pathlib.Path = pathlib.Path("/proc/net/route"), cards: pathlib.Path = pathlib.Path("/sys/class/net")) -> int:
+    """Nominal rate of the card with the default route, 0 if unknown."""
+    try:
+        rows = [line.split() for line in proc.read_text().splitlines()[1:]]
+        name = next(row[0] for row in rows if row[1] == "00000000")
+        return max(0, int((cards / name / "speed").read_text()))
+    except (OSError, StopIteration, ValueError, IndexError):
+        return 0
+
+
+def look_fresh(rows: Iterable[Row], named: Iterable[tuple[str, torch.Tensor]]) -> bool | None:
+    """Whether no norm has learnt yet: all elements of each are equal. rows: of policy; named: (name, parameter), of which it reads
+    this rank's shards. None if this rank has none."""
+    norms = {row.name for row in rows if row.reason == "norm"}
+    seen = False
+    for name, parameter in named:
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        if name not in norms or local.device.type == "meta" or local.numel() < 2:
+            continue
+        if not bool((local.detach() == local.detach().flatten()[0]).all()):
+            return False
+        seen = True
+    return seen or None
+
+
+def line(hosts: Sequence[Mapping[str, Any]], is_fresh: bool, is_gentle: bool | None) -> str:
+    """The notes, or "". hosts: about_host() of each rank."""
+    parts, rates = [], [host["mbit"] for host in hosts]
+    if len(hosts) > 1 and len({host["host"] for host in hosts}) == 1:
+        parts.append(f"all {len(hosts)} ranks are on one host, where compression seldom pays")
+    elif min(rates) >= FAST_MBIT:
+        parts.append(f"the slowest network card does {min(rates) / 1000:g} Gbit/s, where compression seldom pays")
+    if is_fresh and is_gentle:
+        parts.append("weights look fresh: every value travels for some hundred steps, until gradients are mostly noise")
+    elif is_fresh:
+        parts.append("weights look fresh, and a model that has just begun loses by selection: without sparsity= tagc begins gently")
+    return f"tagc: {'; '.join(parts)}; tagc.advise(model) measures what to expect" if parts else ""

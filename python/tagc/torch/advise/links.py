@@ -1,0 +1,193 @@
+"""What an exchange between sites takes, every step and with local steps, over links whose two directions may differ. Pure functions: nothing is
+measured here. docs/sites.md has the formulas, which `tagc plan` shares.
+
+    out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them
+    shares       the shards' sizes, as shares of all parameters; they add up to 1. LocalSteps takes them; compress() has equal ones"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tagc._library import Error
+from tagc.torch.schedule.options import EVERY_VALUE_BLOCK, number
+
+PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
+MOST_STEPS = 10**6  # between exchanges
+EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
+LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
+HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
+POSITIONS = 1.09  # what the code of positions takes, as a multiple of their entropy
+EVERY_VALUE_BITS = 4 + 16 / EVERY_VALUE_BLOCK  # of compress(sparsity=0, values="int4"), scales included
+MESSAGES = 5  # of an all-reduce one after the other: the agreement, bodies and their rests, sums and theirs
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+class Link(NamedTuple):
+    """Of a site, bits per second of payload."""
+
+    up: float
+    down: float
+
+
+def link_of(text: str) -> Link:
+    """Of a link: "500mbit", or "110mbit/500mbit", up and down."""
+    rates = [re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", part) for part in str(text).split("/")]
+    if not 1 <= len(rates) <= 2 or not all(rate and float(rate[1]) > 0 for rate in rates):
+        raise Error("argument", f"link is {text!r}, must be a rate in kbit, mbit or gbit as \"500mbit\", or two as \"110mbit/500mbit\", up and down")
+    numbers = [PAYLOAD * float(rate[1]) * _UNITS[rate[2]] for rate in rates if rate]
+    return Link(numbers[0], numbers[-1])
+
+
+# ---- one exchange ----
+
+def bits_of(sparsity: float, value_bits: float) -> float:
+    """Per parameter, of what is kept at independent positions: these, and the values with their scales."""
+    kept = 1 - sparsity
+    entropy = -kept * math.log2(kept) - sparsity * math.log2(sparsity) if 0 < sparsity < 1 else 0.0
+    return POSITIONS * entropy + kept * (value_bits + 0.125)
+
+
+def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
+    """Name -> (out, back) of an all-reduce."""
+    kept_by_any = 1 - sparsity ** n_sites
+    return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
+            f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
+
+
+def halves(shares: Sequence[float], out: float, back: float) -> list[list[tuple[float, float]]]:
+    """Bits per parameter that each site sends and receives: first to the owners, then the sums from them."""
+    others = len(shares) - 1
+    return [[((1 - share) * out, others * share * out) for share in shares], [(others * share * back, (1 - share) * back) for share in shares]]
+
+
+def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float, shares: Sequence[float] | None = None) -> float:
+    """Seconds that the bytes of one exchange take. gloo does one half after the other; each takes as long as the slowest direction of any site."""
+    shares = [1 / len(links)] * len(links) if shares is None else shares
+    return n_params * sum(max(max(sent / link.up, received / link.down) for (sent, received), link in zip(half, links))
+                          for half in halves(shares, out, back))
+
+
+def _shares_within(links: Sequence[Link], out: float, back: float, out_s: float, back_s: float) -> list[float] | None:
+    """Shares with which the halves take so many seconds per parameter at most; None if there are none."""
+    others = len(links) - 1
+    low = [max(0.0, 1 - out_s * link.up / out, 1 - back_s * link.down / back) for link in links]
+    high = [min(1.0, out_s * link.down / (others * out), back_s * link.up / (others * back)) for link in links]
+    least, most = sum(low), sum(high)
+    if least > 1 or most < 1 or any(a > b for a, b in zip(low, high)):
+        return None
+    part = 0.0 if most <= least else (1 - least) / (most - least)
+    return [a + part * (b - a) for a, b in zip(low, high)]
+
+
+def best_shares(links: Sequence[Link], out: float, back: float) -> list[float]:
+    """With which one exchange is through soonest. Equal ones, where nothing is better. The sum of both halves' times is convex in the first one's,
+    which a ternary search finds; bisection finds the second one's."""
+    equal = [1 / len(links)] * len(links)
+    whole_s = bytes_s(1, links, out, back)
+
+    def second_s(out_s: float) -> float:
+        if _shares_within(links, out, back, out_s, whole_s) is None:
+            return math.inf
+        low, high = 0.0, whole_s
+        for _ in range(30):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _shares_within(links, out, back, out_s, middle) else (middle, high)
+        return high
+
+    low, high = 0.0, whole_s
+    for _ in range(40):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        first, second = a + second_s(a), b + second_s(b)
+        low, high = (a, high) if first == math.inf or first > second else (low, b)
+    best = _shares_within(links, out, back, high, second_s(high)) or equal
+    return best if bytes_s(1, links, out, back, best) < 0.999 * whole_s else equal
+
+
+# ---- a step ----
+
+def local_step_s(compute_s: float, exchange_s: float, every: int, fragments: int = 1, delay: int = 0) -> float:
+    """Mean seconds of a step, where an exchange of one fragment takes exchange_s and `delay` steps hide it."""
+    return compute_s + fragments / every * max(0.0, exchange_s - delay * compute_s)
+
+
+def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
+    """The fewest steps between exchanges at which these cost little time, or the most that are offered."""
+    fitting = (every for every in EVERY if every >= fragments and every > delay
+               and local_step_s(compute_s, exchange_s, every, fragments, delay) <= HIDDEN * compute_s)
+    return next(fitting, max(EVERY[-1], fragments, delay + 1))
+
+
+def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping[str, Any], str]:
+    """(row, reason). rows: "name", "every" (1: an exchange in each step), "step_s", from the mildest to the strongest. Of either kind the mildest that is
+    about as fast as any; but local steps in fp32 are not chosen, since 4 bits lose little more."""
+    each, others = ([row for row in rows if (row["every"] == 1) == is_each] for is_each in (True, False))
+    local, mild = (next(row for row in some if row["step_s"] <= HIDDEN * min(one["step_s"] for one in some))
+                   for some in ([row for row in others if not row["name"].startswith("fp32")], each))
+    gain = mild["step_s"] / local["step_s"]
+    text = (f"a step takes {mild['step_s']:.3g} s with {mild['name']} in each step, {local['step_s']:.3g} s with {local['name']}; {compute_s:.3g} s "
+            f"of it compute; {gain:.2f} times as fast")
+    if gain >= LEAST_GAIN:
+        return local, f"local steps, every={local['every']}: {text}; what they cost in loss, only training shows"
+    return mild, f"exchange in each step: {text}, and it should be {LEAST_GAIN:g} times to be worth the loss of local steps"
+
+
+def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_s: float = 0.0, every: int | None = None, fragments: int = 1,
+               delay: int = 0, sparsity: float = 0.95, value_bits: float = 2, units: int = 1, verbose: bool = True) -> dict[str, Any]:
+    """Says whether sites should exchange in every step or take local steps, from the rates of their links; nothing is measured, and no process
+    group is needed.
+
+    links: of each site, "500mbit" or "110mbit/500mbit", up and down. step_s: seconds that a step computes. latency_s: one way. every, fragments,
+    delay: of LocalSteps; every=None: chosen. sparsity, value_bits: of what is compressed. units: exchanges one after the other, each with its
+    own messages.
+
+    Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "shares", "text"}; of each row name, every, bits (per parameter and
+    step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange takes with LocalSteps(shares=...) as "shares" says."""
+    for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
+                                  ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
+        number(name, real, low, high)
+    for name, whole, least, most in (("fragments", fragments, 1, MOST_STEPS), ("delay", delay, 0, MOST_STEPS - 1), ("units", units, 1, MOST_STEPS)):
+        number(name, whole, least, most, int)
+    number("every", MOST_STEPS if every is None else every, max(2, fragments, delay + 1), MOST_STEPS, int)
+    if isinstance(links, str) or not isinstance(links, Sequence) or len(links) < 2:
+        raise Error("argument", f"links is {links!r}, must be a list with the link of each site, 2 or more")
+    sites = [link_of(text) for text in links]
+    fixed_s, n = units * MESSAGES * latency_s, len(sites)
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, bits: tuple[float, float], steps: int) -> None:
+        parts = 1 if steps == 1 else fragments
+        shares = best_shares(sites, *bits)
+        whole_s, unequal_s = (fixed_s + bytes_s(n_params / parts, sites, *bits, one) for one in (None, shares))
+        step = step_s + whole_s if steps == 1 else local_step_s(step_s, whole_s, steps, parts, delay)
+        rows.append({"name": name, "every": steps, "bits": (n - 1) / n * sum(bits) / steps, "exchange_s": whole_s, "step_s": step,
+                     "unequal_s": unequal_s, "shares": shares})
+
+    found = ways(n, sparsity, value_bits)
+    for name, bits in found.items():
+        add(name, bits, 1)
+    for name in [name for name in found if name != "bf16"]:
+        part_s = fixed_s + bytes_s(n_params / fragments, sites, *found[name])
+        steps = choose_every(step_s, part_s, fragments, delay) if every is None else every
+        add(f"{name}, every {steps} steps", found[name], steps)
+    row, reason = choice(rows, step_s)
+    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "every": row["every"], "reason": reason, "rows": rows,
+                              "shares": row["shares"]}
+    advice["text"] = _text(advice, row)
+    if verbose:
+        print(advice["text"], flush=True)
+    return advice
+
+
+def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
+    lines = [f"{'between sites':44} {'bits/step':>10} {'exchange s':>11} {'step s':>9} {'unequal s':>10}"]
+    for row in advice["rows"]:
+        lines.append(f"{row['name']:44} {row['bits']:10.3g} {row['exchange_s']:11.3g} {row['step_s']:9.3g} {row['unequal_s']:10.3g}")
+    lines.append(advice["reason"])
+    if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
+        shares = ", ".join(f"{round(share, 3):g}" for share in chosen["shares"])
+        only = "" if chosen["every"] > 1 else "; with compress() all shards are equal"
+        lines.append(f"an exchange takes {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s with LocalSteps(shares=[{shares}]){only}")
+    return "\n".join(lines)

@@ -1,0 +1,383 @@
+"""The measurements of advise(): the shape of a model, and the time of its communication here.
+
+It measures what training would run: torch's collectives on the model's own group, and tagc's exchange and gather of a unit with this
+model's mix of classes, over a connection of its own. It does not change the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.comm import Comm, share
+from tagc.torch.exchange.group import Carrier
+from tagc.torch.exchange.reducer import Gatherer
+from tagc.torch.exchange.staging import Kernels, Staging
+from tagc.torch.exchange.streams import Cuda
+from tagc.torch.exchange.unit import Unit
+from tagc.torch.schedule import policy
+from tagc.torch.schedule.options import Options
+
+N_SMALL = 4096
+N_RUNS = 3
+BUCKET_BYTES = 25 << 20  # DDP's
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+# From the mildest to the strongest. The first is lossless: gloo's own collectives do not always fill a link. Settings with selection
+# are measured as after their gentle start.
+GRADIENTS: tuple[dict[str, Any], ...] = (
+    {"exchange": "dense", "mild": "dense"},
+    {"sparsity": 0, "values": "int8", "mild": "int8"},
+    {"sparsity": 0.9, "gentle": True},
+    {"sparsity": 0.95, "gentle": True},
+    {"sparsity": 0.9875, "gentle": True},
+)
+
+
+LOCAL = "local steps"  # whose exchange is an all-reduce of everything that is compressed, in LocalSteps' own settings
+LOCAL_OPTIONS: dict[str, Any] = {"sparsity": 0, "values": "int4", "mild": "int4", "mild_sparsity": 0}
+
+# Options that change the way of gradients on a device, for exchange direct.
+WAYS: tuple[dict[str, Any], ...] = ({"codec": "device"}, {"transport": "group"})
+
+
+def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those options, and the same with each other way."""
+    others = [] if options.get("exchange") == "dense" else [{**options, **way} for way in WAYS]
+    return [dict(options), *others]
+
+
+def name_of(options: Mapping[str, Any]) -> str:
+    """options of compress(), as text."""
+    if options.get("exchange") == "dense":
+        kept = "uncompressed"
+    else:
+        kept = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
+    parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
+    on_device = ", codec on the device" if options.get("codec") == "device" else ""
+    in_group = ", in the model's own group" if options.get("transport") == "group" else ""
+    return f"tagc, {kept}{on_device}{in_group}{parameters}"
+
+
+@dataclasses.dataclass
+class Shape:
+    """The properties of a model that determine its communication."""
+
+    wrap: str  # "fsdp2", "fsdp1" or "ddp"
+    world_size: int
+    units: list[dict[str, int]]  # elements of each exchange, by class
+    n_gathers: list[int]  # of each unit in a step
+    reduce: str = "fp32"  # dtype of exchanged gradients now
+    gather: str = "fp32"  # and parameters
+    all_reduce: bool = False  # gradients go to every rank
+
+    @property
+    def n_elems(self) -> int:
+        return sum(sum(unit.values()) for unit in self.units)
+
+    def joined(self, elems: int) -> Shape:
+        """With neighbouring units joined up to so many elements, as buckets() does. A unit that is gathered more or less often than the one
+        before it, such as the root module, starts a new one."""
+        units: list[dict[str, int]] = []
+        n_gathers: list[int] = []
+        sizes = [sum(unit.values()) for unit in self.units]
+        for i, unit in enumerate(self.units):
+            rest = sum(sizes[i:next((k for k in range(i, len(sizes)) if self.n_gathers[k] != self.n_gathers[i]), len(sizes))])
+            joins = units and n_gathers[-1] == self.n_gathers[i] and (sum(units[-1].values()) < elems or rest < elems)
+            if joins:
+                units[-1] = {kind: units[-1].get(kind, 0) + unit.get(kind, 0) for kind in (*units[-1], *unit)}
+            else:
+                units.append(unit)
+                n_gathers.append(self.n_gathers[i])
+        return dataclasses.replace(self, units=units, n_gathers=n_gathers)
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """Class -> its share of all elements."""
+        return {kind: sum(unit.get(kind, 0) for unit in self.units) / max(1, self.n_elems) for kind in policy.CLASSES}
+
+
+Named = list[tuple[str, Sequence[int]]]  # (name, shape) of each parameter of a unit
+
+
+def look(model: Any, kind: str, between: dist.ProcessGroup | None = None) -> tuple[Shape, dist.ProcessGroup]:
+    """(Shape, process group of the gradients' exchange) of a model; kind: its wrapper."""
+    group: dist.ProcessGroup
+    if kind == "fsdp2":
+        units, n_gathers, dtypes, group = _fsdp2(model)
+        reduce, gather = map(_short, dtypes)
+    elif kind == "fsdp1":
+        units, n_gathers, group = _fsdp1(model)
+        reduce = _short(model.mixed_precision.reduce_dtype) or _short(model.mixed_precision.param_dtype)
+        gather = _short(model.mixed_precision.param_dtype)
+    else:
+        trained: Named = [(name, parameter.shape) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        units, group, reduce, gather = _shared_out(trained, BUCKET_BYTES), model.process_group, None, None
+        n_gathers = [0] * len(units)
+    divided_by = 1
+    if between is not None:  # only shards, over another group; legs inside a host do not change
+        divided_by, group, n_gathers = group.size(), between, [0] * len(units)
+    sizes = []
+    for named in units:
+        size: dict[str, int] = {}
+        for row in policy.classify(named):
+            size[row.class_] = size.get(row.class_, 0) + -(-row.n_elems // divided_by)
+        sizes.append(size)
+    all_reduce = between is not None or not any(n_gathers)
+    return Shape(kind, group.size(), sizes, n_gathers, reduce or "fp32", gather or "fp32", all_reduce), group
+
+
+def _fsdp2(
+    model: torch.nn.Module,
+) -> tuple[list[Named], list[int], tuple[torch.dtype | None, torch.dtype | None], dist.ProcessGroup]:
+    from tagc.torch.hooks.fsdp2 import modules_of
+
+    modules = modules_of(model)
+    if not modules:
+        raise Error("argument", "this model has no parameters")
+    units: list[Named] = [[(parameter.name, parameter.shape) for parameter in one.trainable()] for one in modules]
+    group = max((one.exchange_group() for one in modules), key=lambda group: group.size())
+    return units, [one.group.n_gathers for one in modules], modules[-1].group.dtypes(), group
+
+
+def _fsdp1(model: Any) -> tuple[list[Named], list[int], dist.ProcessGroup]:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    n_gathers_of = {ShardingStrategy.FULL_SHARD: 2, ShardingStrategy.SHARD_GRAD_OP: 1, ShardingStrategy.NO_SHARD: 0}
+    units: list[Named] = []
+    n_gathers = []
+    for name, module in model.named_modules():
+        if isinstance(module, FullyShardedDataParallel) and (flat := internals.flat_of(module)) is not None:
+            if module.sharding_strategy not in n_gathers_of:
+                raise Error("unsupported", f"FSDP1 with {module.sharding_strategy}: tagc has no hook for it")
+            units.append([(f"{name}.{fqn}" if name else fqn, shape) for fqn, shape in flat.shapes()])
+            n_gathers.append(n_gathers_of[module.sharding_strategy])
+    return units, n_gathers, model.process_group
+
+
+def _short(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "bf16"}.get(dtype)
+
+
+def _shared_out(named: Named, n_bytes: int) -> list[Named]:
+    """Buckets of about n_bytes of fp32, starting with the last parameter."""
+    groups: list[Named] = []
+    room = 0
+    for name, shape in reversed(named):
+        if room <= 0 or not groups:
+            groups.append([])
+            room = n_bytes
+        groups[-1].append((name, shape))
+        room -= 4 * math.prod(shape)
+    return groups
+
+
+# ---- measuring ----
+
+class Survey:
+    """Times on this rank, {what: {elements: [seconds]}}; each measurement is collective. group: of the gradients' exchange."""
+
+    def __init__(self, group: dist.ProcessGroup, shape: Shape, threads: int = 1, timeout_s: float = 300,
+                 streams: Cuda | None = None, transports: Collection[str] | None = None) -> None:
+        """streams: of the model's device; None: CPU memory. transports: of compress(); None: all if every rank has kernels for its device,
+        else "host"."""
+        self.group, self.shape, self.threads, self.timeout_s = group, shape, threads, timeout_s
+        self.has_gathers = shape.wrap == "fsdp2" and any(shape.n_gathers)
+        self.world_size, self.rank = shape.world_size, dist.get_rank(group)
+        self.comm, self.streams = Comm(group, timeout_s), streams
+        self.times: dict[str, dict[int, list[float]]] = {}
+        self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
+        self.bits: dict[str, float] = {}  # what -> sent per element, of rank 0
+        self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
+        self._carrier = Carrier(timeout_s)
+        self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
+
+    def __enter__(self) -> Survey:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._staging is not None:
+            self._staging.close()
+        self.comm.close()
+        if self._staging is not None:
+            self._staging.free()
+
+    @property
+    def _kernels(self) -> Kernels | None:
+        return None if self._staging is None else self._staging.kernels
+
+    def _is_measured(self, options: Mapping[str, Any], have_kernels: bool) -> bool:
+        """The same on all ranks."""
+        if "codec" in options:
+            return have_kernels
+        if "transport" in options:
+            is_asked = have_kernels if self._transports is None else "group" in self._transports
+            return is_asked and (self.streams is None or have_kernels)
+        return True
+
+    def run(self, seconds: float, with_local: bool = False) -> None:
+        """Measures everything that forecast() needs, in about that time. with_local: and the exchange of local steps."""
+        n = self._size(seconds)
+        self._link(n)
+        all_reduce, have_kernels = self.shape.all_reduce, all(share(self.group, self._kernels is not None))
+        for size in (self._rounded(N_SMALL), n):
+            if self.streams is not None:
+                for what, copy_s in zip(("copy out", "copy back"), self.streams.copy_seconds(4 * size)):
+                    self.times.setdefault(what, {})[size] = [copy_s]
+            for dtype in DTYPES:
+                self.torch_reduce(size, dtype, all_reduce)
+                if any(self.shape.n_gathers):
+                    self.torch_gather(size, dtype)
+            for options in itertools.chain(*map(in_ways, GRADIENTS)):
+                if self._is_measured(options, have_kernels):
+                    self.reduce(size, Options(**options, threads=self.threads), name_of(options), all_reduce)
+            if with_local:
+                self.reduce(size, Options(**LOCAL_OPTIONS, threads=self.threads), LOCAL, True)
+            for wire in sorted({self.shape.gather, "bf16", "delta4"}) if self.has_gathers else ():
+                self._gather(size, wire)
+
+    def found(self) -> dict[str, Any]:
+        """Collective: seconds by what and elements, median of the runs, of the slowest rank; the same on all ranks."""
+        mine = {what: {n: statistics.median(samples) for n, samples in by_size.items()}
+                for what, by_size in self.times.items()}
+        everyone = share(self.group, (mine, self.phases, self.bits))
+        worst = {what: {n: max(theirs[what][n] for theirs, _, _ in everyone) for n in by_size} for what, by_size in mine.items()}
+        phases = {what: {phase: max(theirs[what][phase] for _, theirs, _ in everyone) for phase in by_phase}
+                  for what, by_phase in self.phases.items()}
+        return {"seconds": worst, "codec": phases, "bits": everyone[0][2]}
+
+    def time(self, what: str, n: int, run: Callable[[], object], n_warm: int = 1, n_runs: int = N_RUNS) -> list[float]:
+        samples = []
+        for number in range(n_warm + n_runs):
+            self.comm.agree("advise()", {"elements": n})  # ranks start together
+            start = time.perf_counter()
+            run()
+            if number >= n_warm:
+                samples.append(time.perf_counter() - start)
+        self.times.setdefault(what, {})[n] = samples
+        self.n_warm_of_last = n_warm
+        return samples
+
+    def _rounded(self, n: int) -> int:
+        multiple = 16 * self.world_size
+        return max(1, n // multiple) * multiple
+
+    def _size(self, seconds: float) -> int:
+        """A unit's typical size, or less if the link is slow."""
+        mean = self.shape.n_elems // max(1, len(self.shape.units))
+        probe = self._rounded(min(mean, 1 << 16))
+        torch_s = self.torch_reduce(probe, "fp32", self.shape.all_reduce)
+        slowest_s = max(share(self.group, statistics.median(torch_s)))
+        n_fits = int(probe * seconds / 60 / max(slowest_s, 1e-6))
+        return self._rounded(max(2 * N_SMALL, min(mean, n_fits)))
+
+    def _link(self, n: int) -> None:
+        """tagc's connection alone: an agreement, and as many bytes for each peer as a dense unit sends."""
+        self.time("agree", 0, lambda: None, n_runs=1)
+        start = time.perf_counter()
+        for _ in range(10):
+            self.comm.agree("advise()", {})
+        self.times["agree"] = {0: [(time.perf_counter() - start) / 10]}
+        self.all_to_all(n)
+
+    def all_to_all(self, n: int) -> list[float]:
+        """Each rank sends its n / W fp32 values to all others."""
+        mine, everyone = (torch.zeros(size, dtype=torch.float32) for size in (n // self.world_size, n))
+        call = "tagc_comm_all_gather", self.comm.handle, mine.data_ptr(), 4 * mine.numel(), everyone.data_ptr()
+        return self.time("all-to-all", n, lambda: lib.call(*call))
+
+    def torch_reduce(self, n: int, dtype: str, all_reduce: bool) -> list[float]:
+        source = self._on_device(n, dtype)
+        if all_reduce:
+            return self._time_torch(f"torch reduce {dtype}", n, lambda: dist.all_reduce(source, group=self.group))
+        target = self._on_device(n // self.world_size, dtype)
+        return self._time_torch(f"torch reduce {dtype}", n, lambda: internals.reduce_scatter(target, source, group=self.group))
+
+    def torch_gather(self, n: int, dtype: str) -> list[float]:
+        full, shard = self._on_device(n, dtype), self._on_device(n // self.world_size, dtype)
+        return self._time_torch(f"torch gather {dtype}", n, lambda: internals.all_gather(full, shard, group=self.group))
+
+    def _on_device(self, n: int, dtype: str) -> torch.Tensor:
+        return torch.zeros(n, dtype=DTYPES[dtype], device=None if self.streams is None else self.streams.device)
+
+    def _time_torch(self, what: str, n: int, run: Callable[[], object]) -> list[float]:
+        """Times a function on the model's device, until the device has finished."""
+        if (streams := self.streams) is None:
+            return self.time(what, n, run)
+
+        def run_through() -> None:
+            run()
+            streams.synchronize()
+        return self.time(what, n, run_through)
+
+    def _gradient(self, n: int) -> torch.Tensor:
+        """Values with heavy tails, like gradients: normal values, each with a random scale."""
+        values, scales = (torch.randn(n, generator=self._random, dtype=torch.float32) for _ in range(2))
+        return values.mul_(scales.exp_())
+
+    def reduce(self, n: int, options: Options, what: str, all_reduce: bool = False) -> list[float]:
+        """tagc's exchange of a unit of about n elements with the model's mix of classes."""
+        parameters = []
+        for kind, part in self.shape.mix.items():
+            n_kind = self._rounded(int(n * part)) if part else 0
+            if n_kind:
+                parameters.append(layouts.Parameter(kind, (n_kind,), kind))
+        layout = layouts.bucket(parameters, self.world_size) if all_reduce else layouts.chunked(parameters, self.world_size)
+        is_carried = options.transport == "group"
+        kernels = self._kernels if is_carried or options.codec == "device" else None
+        source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
+        source = source if kernels is None else source.to(kernels.device)
+        target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device)
+        link = self._carrier.link(self.group, self.comm, kernels) if is_carried else None
+        unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
+        stats: list[list[tuple[layouts.Part, lib.ReducerStats]]] = []
+
+        def run() -> None:
+            if link is None:
+                stats.append(unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG, kernels=kernels))
+                return
+            end = unit.carry(link, layout, source, target, dist.ReduceOp.AVG)
+            self._carrier.later(lambda: stats.append(end()))
+            self._carrier.finish()
+
+        try:
+            seconds = self.time(what, n, run, n_warm=2)
+        finally:
+            unit.close()
+        self.phases[what] = {phase: statistics.median(sum(step.time_s[i] for _, step in run) for run in stats) / layout.n_elems
+                             for i, phase in enumerate(lib.PHASES) if phase != "wait"}
+        self.bits[what] = 8 * statistics.median(sum(sum(step.n_bytes_sent) for _, step in run) for run in stats) / layout.n_elems
+        return seconds
+
+    def _gather(self, n: int, wire: str) -> None:
+        """tagc's gather of changed parameters, including the hook's vote and copies."""
+        shard, full = self._gradient(n // self.world_size), torch.zeros(n, dtype=torch.float32)
+        last, output = torch.empty_like(shard), torch.empty_like(full)
+        change = self._gradient(n // self.world_size).mul_(1e-3)
+        gatherer = Gatherer(self.comm, n, wire, 0)
+
+        def run() -> None:
+            torch.equal(shard, last)
+            last.copy_(shard)
+            gatherer.run(last, full)
+            output.copy_(full)
+            shard.add_(change)
+
+        try:
+            self.time(f"gather {wire}", n, run, n_warm=2)
+            if gatherer.is_delta:  # backward gathers after forward: nothing has changed
+                self.time(f"gather {wire} again", n, lambda: (torch.equal(shard, last), output.copy_(full)))
+        finally:
+            gatherer.close()

@@ -1,0 +1,347 @@
+"""compress(), ddp_state() and param_groups(): they look at the model, agree with the other ranks on what to do, and install hooks."""
+
+from __future__ import annotations
+
+import datetime
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tagc import _library
+from tagc._library import Error
+from tagc.torch.advise import first_words
+from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange.comm import share
+from tagc.torch.exchange.interfaces import Wrapper
+from tagc.torch.exchange.staging import Staging
+from tagc.torch.handle import Compressed
+from tagc.torch.hooks import ddp
+from tagc.torch.local.sites import group_of
+from tagc.torch.quorum import managed
+from tagc.torch.schedule import adapt, policy
+from tagc.torch.schedule.options import Layers, Options, unknown_option
+
+
+def compress(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    sparsity: float | None = None,
+    gentle: bool | None = None,
+    values: str | None = None,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    mild: str | None = None,
+    mild_sparsity: float | None = None,
+    exchange: str = "direct",
+    sparsity_warmup: int = 0,
+    parameters: str | None = None,
+    between: dist.ProcessGroup | DeviceMesh | str | Any = None,
+    codec: str | None = "host",
+    transport: str = "host",
+    threads: int = 1,
+    timeout_s: float | None = None,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
+    verbose: bool = True,
+    **unknown: NoReturn,
+) -> Compressed:
+    """Makes tagc exchange the gradients of `model` from now on. Collective over the ranks that train it; call it before the
+    first backward pass.
+
+    model: with fully_shard() (FSDP2), DistributedDataParallel or FullyShardedDataParallel (FSDP1).
+    optimizer: of the model's parameters, or a list if several share them. An Adam then updates compressed parameters with a beta1 of
+        0.5; other optimizers are unchanged: Compressed.adapt(). Without it tagc sends more values, as a first moment requires.
+    sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);
+        [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
+    gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to
+        `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is
+        given. If Adam keeps a long first moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
+    values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
+    layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
+        "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
+    mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default "int4" at 0.85.
+    exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
+    sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, instead of gentle; default 0.
+    parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
+        last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
+    between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
+        dimension's name; tagc sums gradients over it, compressed, after torch's own reduce-scatter. Or torchft's Manager, where replicas of such
+        a mesh join and leave.
+    codec: for gradients on a GPU: "host" (they are copied to the host and back), "device" (libtagc-cuda.so selects and encodes there, and
+        only encoded bytes are copied), or None: "device" if possible, else rank 0 prints why not. Ranks may differ.
+    transport: "host": encoded gradients are sent by a gloo group of tagc's own. "group": by the model's own group, in messages of a
+        fixed size, for NCCL over NVLink or RDMA. "group" needs exchange "direct", and libtagc-cuda.so for gradients on a GPU.
+    threads: of the codec on the host. timeout_s: after this time a silent peer is an error.
+    on_step: called with a dict of statistics after each backward pass. verbose: rank 0 prints what is compressed.
+
+    Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An unknown option is such an
+    Error, too."""
+    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
+               "codec": codec, "transport": transport, "threads": threads,
+               "timeout_s": timeout_s}
+    handle = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
+    try:
+        handle.wrapper.install(handle)
+    except BaseException:
+        handle.close()
+        raise
+    return handle
+
+
+def ddp_state(
+    model: torch.nn.parallel.DistributedDataParallel,
+    *,
+    sparsity: float | None = None,
+    gentle: bool | None = None,
+    values: str | None = None,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    mild: str | None = None,
+    mild_sparsity: float | None = None,
+    exchange: str = "direct",
+    sparsity_warmup: int = 0,
+    codec: str | None = "host",
+    transport: str = "host",
+    threads: int = 1,
+    timeout_s: float | None = None,
+    on_step: Callable[[dict[str, Any]], object] | None = None,
+    verbose: bool = True,
+    **unknown: NoReturn,
+) -> ddp.State:
+    """For loops that register DDP's hooks themselves, with or without one of torch's wrappers around them:
+
+        state = tagc.ddp_state(model)
+        model.register_comm_hook(state, tagc.ddp_hook)
+
+    Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
+    options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec, "transport": transport,
+               "threads": threads, "timeout_s": timeout_s}
+    return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
+
+
+def param_groups(
+    model: torch.nn.Module,
+    betas: tuple[float, float] | None = None,
+    groups: Iterable[dict[str, Any]] | None = None,
+    *,
+    layers: Layers = "non-attention-linear",
+    rules: Mapping[str, str] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Compressed.param_groups() of a model that is not wrapped yet, for an Adam that is made before DDP or compress(). layers, rules:
+    as for compress(). Pass that optimizer to compress(). Local; does not need torch.distributed.
+
+    For DDP, which keeps the model's parameters. fully_shard() replaces them: call this on the sharded model."""
+    named = [(policy.clean_name(name), parameter) for name, parameter in model.named_parameters()]
+    classes = {row.name: row.class_ for row in policy.classify(named, layers, rules)}
+    compressed = {id(p): name for name, p in named if classes[name] == "compressed" and p.requires_grad}
+    if groups is None:
+        groups = [{"params": [parameter for _, parameter in named if parameter.requires_grad]}]
+    return adapt.split_groups(groups, compressed, betas, options)[0]
+
+
+def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
+             options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> Compressed:
+    """A Compressed without its hooks. unknown: the error text on an unknown option, or None. Collective."""
+    model = internals.uncompiled(model)  # torch.compile()'s wrapper
+    staging: Staging | None = None
+    group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
+    wrapper: Wrapper | None = None
+    failure: Exception | None = None
+    mine: dict[str, Any] = {}
+    try:
+        manager = managed.manager_of(model)
+        if managed.is_manager(between):
+            if manager is not None:
+                raise Error("argument", "between is a Manager, and the model is wrapped by torchft, which has one: leave between out")
+            manager, between = between, None
+        if group is None and manager is None:
+            raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+        if on_step is not None and not callable(on_step):
+            raise Error("argument", f"on_step is {on_step!r}, must be a function of a dict")
+        between = group_of(model, between)
+        if between is not None and not isinstance(between, dist.ProcessGroup):
+            raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
+        if unknown is not None:
+            raise Error("argument", unknown)
+        if managed.is_managed_group(between):
+            raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel, or "
+                        "fully_shard() with between=manager")
+        wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
+        group = None if isinstance(wrapper, managed.Wrapper) else _all_of(wrapper)
+        mine = _describe(model, wrapper, options)
+        mine["options"]["optimizer is given"] = optimizer is not None
+        mine["fresh"] = first_words.look_fresh(mine["rows"], ((policy.clean_name(name), p) for name, p in model.named_parameters()))
+        settings = Options(**options)
+        if wrapper.is_managed and settings.parameters is not None:
+            raise Error("unsupported", f"parameters is {settings.parameters!r}: under torchft it must be None")
+        if wrapper.is_managed and settings.transport == "group":
+            raise Error("unsupported", "transport is 'group': under torchft, whose groups change, tagc takes 'host'")
+        if (found := streams.of(streams.device_of(model))) is not None:
+            if wrapper.is_managed:
+                raise Error("unsupported", f"the model is on {streams.device_of(model)}: under torchft tagc takes models in CPU memory")
+            staging = Staging(found, settings.codec_on())
+        elif settings.codec == "device":
+            raise Error("unsupported", "codec is 'device', and the model is in CPU memory")
+    except Exception as problem:
+        failure = problem
+    try:
+        everyone = _agree(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
+    except BaseException:
+        if staging is not None:
+            staging.close()
+            staging.free()
+        raise
+    assert wrapper is not None  # or _agree() has raised
+    settings, rows = Options(**options), mine["rows"]
+    wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
+    table = _table(rows, settings)
+    known = [rank["fresh"] for rank in everyone if rank["fresh"] is not None]
+    is_fresh = bool(known) and all(known)
+    handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
+    handle.on_step = on_step
+    if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
+        wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
+    else:
+        for group in wrapper.groups():
+            handle.comm(group)
+    if optimizer is not None:
+        try:
+            handle.adapt(optimizer)
+        except BaseException:
+            handle.close()
+            raise
+    handle._verbose = verbose
+    if verbose and wrapper.speaks:
+        words = handle.moments.words
+        where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
+        expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
+        print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
+    return handle
+
+
+def _kind(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
+    """The model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    if internals.version() < internals.OLDEST:
+        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer")
+    if not isinstance(model, torch.nn.Module):
+        raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
+    if internals.composable_ddp_within(model) is not None:
+        raise Error("unsupported", "this model has the replicate() of torch.distributed._composable.replicate, which hides "
+                    "its DDP: use DistributedDataParallel(model), or replicate() of "
+                    "torch.distributed._composable.replicate_with_fsdp")
+    kinds = {
+        "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
+        "ddp": isinstance(model, DistributedDataParallel),
+        "fsdp1": isinstance(model, FullyShardedDataParallel),
+    }
+    found = [kind for kind, is_it in kinds.items() if is_it]
+    if len(found) != 1:
+        how = "none of them" if not found else " and ".join(found)
+        raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
+                    "DistributedDataParallel or FullyShardedDataParallel, before compress()")
+    if found == ["ddp"] and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None:
+        raise Error("argument", f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was made with: "
+                    "give them memory with to_empty() and values before wrapping")
+    if only is not None and found != [only]:
+        raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
+    if between is not None and found != ["fsdp2"]:
+        raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0]}")
+    return found[0]
+
+
+def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) -> Wrapper:
+    kind = _kind(model, between, only)
+    if kind == "fsdp2":
+        from tagc.torch.hooks import fsdp2
+
+        return fsdp2.Wrapper(model, between)
+    if kind == "ddp":
+        return ddp.Wrapper(model)
+    from tagc.torch.hooks import fsdp1
+
+    return fsdp1.Wrapper(model)
+
+
+def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
+    """Under torchft."""
+    if managed.manager_of(model) is not None:
+        return managed.Wrapper(model, manager)
+    if _kind(model, None) != "fsdp2":
+        raise Error("argument", f"between is a Manager, and this model is {_kind(model, None)}: with a Manager tagc takes fully_shard()-ed models; wrap "
+                    "others in torchft.DistributedDataParallel")
+    from tagc.torch.quorum import fsdp2 as managed_fsdp2
+
+    return managed_fsdp2.Wrapper(model, manager)
+
+
+def _describe(model: torch.nn.Module, wrapper: Wrapper, options: dict[str, Any]) -> dict[str, Any]:
+    """Settings that must be equal on all ranks."""
+    _library.load()
+    settings = Options(**options)
+    if settings.parameters is not None and not wrapper.gathers:
+        raise Error("unsupported", f"parameters is {settings.parameters!r}, which is for fully_shard()-ed models; this one "
+                    f"{'has replicate()' if wrapper.name == 'fsdp2' else f'is {wrapper.name}'}: must be None")
+    rows = policy.classify(_named(model, wrapper), settings.layers, settings.rules)
+    return {"versions": {"libtagc": _library.version(), "torch": torch.__version__}, "options": wrapper.fingerprint() | settings.fingerprint(),
+            "rows": rows}
+
+
+def _named(model: torch.nn.Module, wrapper: Wrapper) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, parameter) of all parameters. FSDP1 only has pieces; meta tensors of the whole shape replace them."""
+    real: dict[str, torch.Tensor] = {policy.clean_name(name): parameter for name, parameter in model.named_parameters()}
+    for parameter in wrapper.parameters():
+        whole = real.get(parameter.name)
+        if whole is None or tuple(whole.shape) != parameter.shape:
+            whole = torch.empty(parameter.shape, device="meta")
+        yield parameter.name, whole
+
+
+def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
+    """A group of the ranks that must agree. If these are all ranks, the world, because a rank with a wrong model does not know
+    another group."""
+    groups = wrapper.groups()
+    if not groups:
+        raise Error("argument", "this model has no parameters")
+    world = dist.group.WORLD
+    return world if world is not None and wrapper.n_ranks() == dist.get_world_size() else groups[0]
+
+
+def _agree(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
+    """Collective: returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error."""
+    if group is None:
+        if failure is not None:
+            raise failure
+        return [mine]
+    status = failure.status if isinstance(failure, Error) else "argument"
+    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not compared yet if there was a failure
+    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},
+                     *([datetime.timedelta(seconds=timeout_s)] if is_number else []))
+    for rank, theirs in enumerate(everyone):
+        if theirs["failure"]:
+            status, text = theirs["failure"]
+            raise Error(status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}") from failure
+    for rank, theirs in enumerate(everyone):
+        for what in ("versions", "options"):
+            for name, value in everyone[0][what].items():
+                if theirs[what][name] != value:
+                    raise Error("mismatch", f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
+                                f"rank {rank}")
+        if theirs["rows"] != everyone[0]["rows"]:
+            one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
+            one, other = (f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other))
+            raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
+    return everyone
+
+
+def _table(rows: list[policy.Row], settings: Options) -> str:
+    return policy.table(rows, {kind: (settings.travels(kind), None) for kind in policy.CLASSES})

@@ -1,0 +1,273 @@
+"""A process group as the network of libtagc, by gloo.
+
+Each comm has a gloo group of its own over the ranks of the user's group, so that its messages, which libtagc's comm thread
+sends, never mix with the user's collectives. A round of short messages is one collective call. Longer messages are sent point
+to point between libtagc's own buffers, without a copy; all messages of a transfer start before the first wait."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.waits import SOON, disconnect, soon, within
+
+_TRANSPORT = lib.STATUSES.index("transport")
+_MEMORY = ctypes.c_char * (1 << 47)  # any address; the views below have the lengths
+_TEXT_BYTES = 1024
+_COLLECTIVE_BYTES = 1 << 16  # per message: above it, copying takes longer than separate calls
+
+
+def bytes_at(address: int, n_bytes: int) -> torch.Tensor:
+    """A tensor over memory that it does not own."""
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.uint8, count=n_bytes)
+
+
+def floats_at(address: int, n_elems: int) -> torch.Tensor:
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=torch.float32, count=n_elems)
+
+
+def tensor_at(address: int, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of that dtype and shape over memory that it does not own."""
+    if not like.numel():
+        return torch.empty(like.shape, dtype=like.dtype)
+    return torch.frombuffer(_MEMORY.from_address(address), dtype=like.dtype, count=like.numel()).view(like.shape)
+
+
+_n_made = 0
+
+
+def _gloo(group: dist.ProcessGroup, ranks: tuple[int, ...], timeout: datetime.timedelta) -> tuple[Any, Any]:
+    """A gloo group over the ranks of `group`, in their order, and its part of the store. new_group() would not do: it reuses the name
+    of a destroyed group, and then finds that group's addresses in the store."""
+    global _n_made
+    _n_made = 1 + max(share(group, _n_made, timeout))
+    name = f"tagc/{_n_made}/{','.join(map(str, ranks))}"
+    store = dist.distributed_c10d.PrefixStore(name, internals.default_store())
+    return dist.ProcessGroupGloo(store, dist.get_rank(group), len(ranks), timeout), store
+
+
+class Comm:
+    """One rank's connection to the others of `group`. Collective to make."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self._timeout = datetime.timedelta(seconds=timeout_s)
+        self._connect(group)
+        self._lock = threading.RLock()
+        self._handle = ctypes.c_void_p()
+        # They must live as long as the comm.
+        self._ops = lib.CallbackOps(lib.TRANSPORT_ABI, lib.EXCHANGE_FN(self._on_exchange), lib.ABORT_FN(self._on_abort))
+        options = lib.initialised(lib.CommOptions, "tagc_comm_options_init")
+        options.timeout_s = min(1e6, 2 * timeout_s)  # gloo times out first, because its error names the reason
+        lib.call("tagc_comm_create_callback", ctypes.byref(self._ops), None, self.rank, self.world_size, ctypes.byref(options),
+                 ctypes.byref(self._handle))
+        try:
+            self.all_gather(b"\0")  # closing before a peer has connected to all ranks would fail there
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, group: dist.ProcessGroup) -> None:
+        self.ranks = tuple(dist.get_process_group_ranks(group))
+        self.rank, self.world_size = dist.get_rank(group), len(self.ranks)
+        self._group, self._store = _gloo(group, self.ranks, self._timeout)
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise Error("state", "this tagc connection is closed")
+        return self._handle
+
+    # ---- what libtagc's comm thread calls ----
+
+    def _on_exchange(self, _context: int | None, transfer: Any) -> int:
+        try:
+            self._move(transfer.contents)
+            return 0
+        except BaseException as failure:  # nothing may pass through C
+            text = f"rank {self.rank} could not exchange with its peers: {failure}"
+            mine = str(failure) if isinstance(failure, Silence) else text
+            if isinstance(failure, (Silence, Gone)):  # before this rank closes, so that peers do not report it as the first to fail
+                self._tell(mine)
+            reason = self._hear()
+            text = text if reason is None or reason == self._told(mine) else reason
+            return lib.load().tagc_report(_TRANSPORT, text.encode(errors="replace"))
+
+    def _move(self, transfer: lib.Transfer) -> None:
+        """All ranks choose alike, because round_bytes is the same on all."""
+        if 0 < transfer.round_bytes <= _COLLECTIVE_BYTES and self.world_size > 2:
+            self._move_together(transfer)
+        else:
+            self._move_each(transfer)
+
+    def _move_together(self, transfer: lib.Transfer) -> None:
+        lengths, sent = [0] * self.world_size, []
+        for part in transfer.sends[:transfer.n_sends]:
+            lengths[part.peer] = part.n_bytes
+            sent.append(ctypes.string_at(transfer.send + part.offset, part.n_bytes) if part.n_bytes else b"")
+        expected = [0] * self.world_size
+        for part in transfer.receives[:transfer.n_receives]:
+            expected[part.peer] = part.n_bytes
+        source = torch.empty(sum(lengths), dtype=torch.uint8)
+        ctypes.memmove(source.data_ptr(), b"".join(sent), source.numel())
+        target = torch.empty(sum(expected), dtype=torch.uint8)
+        begin = time.monotonic()
+        try:
+            self._group.alltoall_base(target, source, expected, lengths).wait(self._timeout)
+        except RuntimeError as failure:
+            is_late, unheard = self._is_late(begin), self._unheard()
+            ranks = f"rank {', '.join(map(str, sorted(unheard)))}" if unheard else ""
+            if not is_late:
+                raise Gone(f"{ranks or 'a rank'} ended or cannot be reached any more ({failure})") from failure
+            words = f", and no word from {ranks}" if unheard else ""
+            raise Silence(f"no answer within {self._timeout.total_seconds():g} s{words}") from failure
+        at = target.data_ptr()
+        for part in transfer.receives[:transfer.n_receives]:
+            if part.n_bytes:
+                ctypes.memmove(transfer.recv + part.offset, at, part.n_bytes)
+                at += part.n_bytes
+
+    def _move_each(self, transfer: lib.Transfer) -> None:
+        work, peer, begin = [], self.rank, time.monotonic()
+        try:
+            for part in transfer.receives[:transfer.n_receives]:
+                if part.n_bytes:
+                    peer, memory = part.peer, bytes_at(transfer.recv + part.offset, part.n_bytes)
+                    work.append((peer, self._group.recv([memory], peer, 0)))
+            sends = [part for part in transfer.sends[:transfer.n_sends] if part.n_bytes]
+            sends.sort(key=lambda part: (part.peer - self.rank) % self.world_size)  # staggered, so that ranks do not all send to one
+            for part in sends:
+                peer, memory = part.peer, bytes_at(transfer.send + part.offset, part.n_bytes)
+                work.append((peer, self._group.send([memory], peer, 0)))
+            for peer, message in work:
+                begin = time.monotonic()
+                message.wait(self._timeout)
+        except RuntimeError as failure:
+            if self._is_late(begin):
+                raise Silence(f"no answer from rank {peer} within {self._timeout.total_seconds():g} s") from failure
+            raise Gone(f"rank {peer} ended or cannot be reached any more ({failure})") from failure
+
+    def _is_late(self, begin: float) -> bool:
+        return time.monotonic() - begin >= 0.99 * self._timeout.total_seconds()
+
+    # ---- giving up ----
+
+    def _on_abort(self, _context: int | None, reason: bytes) -> None:
+        try:
+            self._tell(reason.decode(errors="replace"))
+            disconnect(self._group)
+        except BaseException:  # no exception may pass through C, and no peer can be reached
+            pass
+
+    def _tell(self, reason: str) -> None:
+        """Keeps the first reason of all ranks."""
+        text = self._told(reason)
+        soon(lambda: self._store.compare_set("gave up", "", text))
+
+    def _told(self, reason: str) -> str:
+        return f"rank {self.rank} gave up: {reason}"
+
+    def _hear(self) -> str | None:
+        """The reason for which another rank gave up, if it arrives soon; else None."""
+
+        def ask() -> str:
+            self._store.wait(["gave up"], SOON)
+            return self._store.get("gave up").decode(errors="replace")
+
+        return soon(ask)
+
+    def _unheard(self) -> set[int] | None:
+        """Ranks that do not report soon that they are waiting, too."""
+
+        def ask() -> set[int]:
+            self._store.set(f"waits {self.rank}", "")
+            others, end = set(range(self.world_size)) - {self.rank}, time.monotonic() + SOON.total_seconds()
+            while others and time.monotonic() < end:
+                others = {rank for rank in others if not self._store.check([f"waits {rank}"])}
+                time.sleep(0.05)
+            return others
+
+        return soon(ask)
+
+    # ---- what the layer calls ----
+
+    def all_gather(self, data: bytes) -> list[bytes]:
+        """Collective: the bytes of every rank, all of one length, in rank order."""
+        received = ctypes.create_string_buffer(len(data) * self.world_size)
+        lib.call("tagc_comm_all_gather", self.handle, data, len(data), received)
+        everyone = received.raw
+        return [everyone[i * len(data):(i + 1) * len(data)] for i in range(self.world_size)]
+
+    def agree(self, what: str, numbers: Mapping[str, Any], failure: BaseException | None = None, vote: int = 0) -> list[int]:
+        """Collective: if all ranks have equal `numbers` (up to six; name: integer, or anything with a unique repr()) and none has a
+        `failure` (an exception), returns the `vote` (an integer) of every rank. Otherwise all raise the same Error, which names a
+        rank that differs."""
+        status = failure.status if isinstance(failure, Error) else "argument"
+        values = [value if isinstance(value, int) else zlib.crc32(repr(value).encode()) for value in numbers.values()]
+        mine = struct.pack("<8q", lib.STATUSES.index(status) if failure else 0, *values, *[0] * (6 - len(values)), vote)
+        text = str(failure) if failure else ", ".join(f"{name} {value}" for name, value in numbers.items())
+        with self._lock:
+            everyone = self.all_gather(mine)
+            if not failure and all(other[:-8] == mine[:-8] for other in everyone):
+                return [struct.unpack_from("<q", other, 56)[0] for other in everyone]
+            said = self.all_gather(text.encode(errors="replace")[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0"))
+        texts = [text.rstrip(b"\0").decode(errors="replace") for text in said]
+        for rank, other in enumerate(everyone):
+            if status := struct.unpack_from("<q", other)[0]:
+                raise Error(status, f"{what}: rank {rank}: {texts[rank]}") from failure
+        odd = next(rank for rank, other in enumerate(everyone) if other[:-8] != everyone[0][:-8])
+        raise Error("mismatch", f"{what}: ranks do not agree: rank 0 has {texts[0]}; rank {odd} has {texts[odd]}")
+
+    @property
+    def agreement_bytes(self) -> int:
+        """The message of one rank if all agree, and of each other."""
+        return 64 * (self.world_size - 1)
+
+    def bytes_sent(self) -> dict[str, int]:
+        """Bytes sent since the comm was made, by leg."""
+        return self._bytes()[0]
+
+    def bytes_received(self) -> dict[str, int]:
+        return self._bytes()[1]
+
+    def _bytes(self) -> tuple[dict[str, int], dict[str, int]]:
+        sent, received = (ctypes.c_uint64 * lib.N_LEGS)(), (ctypes.c_uint64 * lib.N_LEGS)()
+        lib.load().tagc_comm_bytes(self.handle, sent, received, lib.N_LEGS)
+        return dict(zip(lib.LEGS, sent)), dict(zip(lib.LEGS, received))
+
+    def abort(self, reason: str) -> None:
+        """Makes all of its exchanges fail on all ranks, so that none waits."""
+        lib.load().tagc_comm_abort(self.handle, reason.encode(errors="replace"))
+
+    def close(self) -> None:
+        """Call it after all its reducers and gatherers are closed."""
+        if self._handle:
+            lib.load().tagc_comm_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+            self._group = None
+
+
+class Silence(Exception):
+    """No answer in time."""
+
+
+class Gone(Exception):
+    """A connection ended: the rank at its other end did, or the network."""
+
+
+def share(group: dist.ProcessGroup, mine: Any, timeout: datetime.timedelta = datetime.timedelta(seconds=300)) -> list[Any]:
+    """Collective over `group`, before there is a comm: one object of every rank, in rank order."""
+    everyone = [None] * dist.get_world_size(group)
+    within(timeout, group, "the ranks of a group", lambda: dist.all_gather_object(everyone, mine, group=group))
+    return everyone

@@ -1,0 +1,182 @@
+"""transport="group": sends gradients in the caller's own process group, in slots of a fixed size (include/tagc/slots.h): one
+all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum over ranks of two numbers.
+
+    hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin(): enqueues the whole step
+             in the kernels' stream, including the group's collectives; the caller's stream waits for the result
+    end of   Carrier.finish(): reads the outcome of each exchange, and raises the first failure, the same on all ranks
+    backward
+
+With NCCL no call waits for a device in the middle of a step. With gloo and CPU tensors the same calls block, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.reducer import Reducer
+from tagc.torch.exchange.waits import Collectives
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.staging import Kernels
+
+_WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
+
+
+class Link:
+    """The collectives of one process group for tensors on one device, and memory for slots. Exchanges run one after the other, so they
+    share that memory. kernels: of the device where tensors are; None: in CPU memory."""
+
+    def __init__(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float) -> None:
+        self.comm, self.kernels, self.size = comm, kernels, comm.world_size
+        self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
+        self.device = torch.device("cpu") if kernels is None else kernels.device
+        self._sent = self._received = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
+        """A context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
+        for it."""
+        return contextlib.nullcontext() if self.kernels is None else self.kernels.streams.turn(self.kernels.stream, waits)
+
+    def reserve(self, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(sent, received), of at least that many bytes. Call it inside turn()."""
+        if self._sent.numel() < n_bytes:
+            self._sent, self._received = (torch.zeros(n_bytes, dtype=torch.uint8, device=self.device) for _ in range(2))
+        return self._sent, self._received
+
+
+class SlotReducer(Reducer):
+    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end() returns its outcome when the stream has run it."""
+
+    def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
+        self._link, self._factor = link, 1.0
+        if options["exchange"] == lib.EXCHANGES["dense"]:  # slots use direct: every value in fp32, and the mean taken of the sum, as in dense
+            options |= {"exchange": lib.EXCHANGES["direct"], "sparsity": 0.0}
+            if options.get("op", lib.OPS["avg"]) == lib.OPS["avg"]:
+                options["op"], self._factor = lib.OPS["sum"], 1.0 / link.size
+        super().__init__(link.comm, n_elems, link.kernels, **options)
+        self._verdict = torch.zeros(_WORDS, dtype=torch.int64, device=link.device)
+        self._copy = self._verdict if link.kernels is None else link.kernels.streams.pinned(_WORDS)
+        self._failure: Error | None = None
+
+    def _create(self, fields: lib.ReducerOptions) -> None:
+        lib.call("tagc_slots_create", self._kernels.handle if self._kernels else None, self._comm.handle, ctypes.byref(fields),
+                 ctypes.byref(self._handle))
+
+    def _slot_bytes(self, is_sums: bool) -> int:
+        return lib.load().tagc_slots_bytes(self._handle, int(is_sums))
+
+    def _try(self, name: str, *arguments: Any) -> None:
+        """After a failure, this rank still calls the collectives, with zeros, because its peers do."""
+        if self._failure is None:
+            try:
+                lib.call(name, self._handle, *arguments)
+            except Error as failure:
+                self._failure = failure
+
+    def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
+        n_ranks, collectives, n_sums = self._link.size, self._link.collectives, self._slot_bytes(True)
+        n_bytes = n_ranks * self._slot_bytes(False)
+        sent, received = self._link.reserve(max(n_bytes, n_ranks * n_sums))
+        self._failure, self._under_way = None, (gradient, output)
+        pointers = self._pointers(gradient, output)
+        self._try("tagc_slots_encode", *pointers, sent.data_ptr(), self._verdict.data_ptr())
+        self._zero(sent)
+        try:
+            collectives.all_to_all(received[:n_bytes], sent[:n_bytes])
+            self._try("tagc_slots_add", received.data_ptr(), sent.data_ptr() if n_sums else None)
+            if n_sums:
+                self._zero(sent)
+                collectives.all_gather(received[:n_ranks * n_sums], sent[:n_sums])
+                self._try("tagc_slots_decode", received.data_ptr())
+            self._say()
+            collectives.largest(self._verdict[:2])
+        except Error as failure:  # the group is lost: nothing counts on this rank
+            self._failure = self._failure or failure
+            self._say()
+            self._settle(output)
+            raise
+        self._settle(output)
+        if self._factor != 1.0:
+            output.mul_(self._factor)
+
+    def _zero(self, sent: torch.Tensor) -> None:
+        if self._failure is not None:
+            sent.zero_()
+
+    def _say(self) -> None:
+        if self._failure is not None:
+            status = lib.STATUSES.index(self._failure.status)
+            self._verdict[0] = lib.load().tagc_slots_failure(self._handle, status)
+
+    def _settle(self, output: torch.Tensor) -> None:
+        if self._failure is not None:
+            output.fill_(float("nan"))  # not used for training
+        with contextlib.suppress(Error):  # the device failed; report the first failure
+            lib.call("tagc_slots_settle", self._handle)
+        if self._copy is not self._verdict:
+            self._copy.copy_(self._verdict, non_blocking=True)
+
+    def end(self) -> lib.ReducerStats:
+        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+        self._under_way, failure, self._failure = (), self._failure, None
+        try:
+            lib.call("tagc_slots_end", self._handle, self._copy.data_ptr(), ctypes.byref(stats))
+        except Error as problem:
+            raise (failure if failure is not None and problem.status in ("state", failure.status) else problem) from None
+        return stats
+
+
+class Carrier:
+    """The links of one handle, and its exchanges whose outcome is not known yet."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._links: dict[tuple[Any, ...], Link] = {}
+        self._ends: list[Callable[[], object]] = []
+
+    def link(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None) -> Link:
+        key = comm.ranks, kernels
+        if key not in self._links:
+            self._links[key] = Link(group, comm, kernels, self._timeout_s)
+        return self._links[key]
+
+    def later(self, end: Callable[[], object]) -> None:
+        """Keeps `end`, which reads the outcome of an exchange."""
+        self._ends.append(end)
+
+    def future(self, value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """A future of `value`, which is ready when the kernels' stream has come so far."""
+        for link in self._links.values():
+            if link.kernels is not None:
+                return link.kernels.streams.future(value, link.kernels.stream)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(value)
+        return future
+
+    def finish(self) -> None:
+        """Waits for all that is under way; raises the first failure."""
+        ends, self._ends, first = self._ends, [], None
+        if ends:
+            for kernels in {link.kernels for link in self._links.values()}:
+                if kernels is not None:
+                    kernels.streams.finish(kernels.stream)
+        for end in ends:
+            try:
+                end()
+            except Error as failure:
+                first = first or failure
+        if first is not None:
+            raise first
+
+    def drop(self) -> None:
+        """Drops the exchanges of a failed pass."""
+        with contextlib.suppress(Error):
+            self.finish()

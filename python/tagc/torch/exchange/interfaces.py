@@ -1,0 +1,127 @@
+"""The interfaces of a wrapper (fsdp2.py, ddp.py, fsdp1.py) and of a unit, as the handle uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.layout import Layout, Parameter, Part
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.group import Link
+    from tagc.torch.exchange.staging import Kernels
+    from tagc.torch.handle import Compressed
+    from tagc.torch.hooks.gathers import Replica
+
+ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
+Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
+
+
+class Wrapper:
+    """A wrapped model. It knows torch's units and installs tagc's hooks."""
+
+    name: str  # "fsdp2", "ddp" or "fsdp1"
+    between: dist.ProcessGroup | None = None  # as compress() got it
+    is_managed = False  # under torchft, whose replicas join and leave: managed.py
+
+    def groups(self) -> list[dist.ProcessGroup]:
+        """The process groups of exchanges, in the same order on all ranks."""
+        raise NotImplementedError
+
+    def n_ranks(self) -> int:
+        """That train the model."""
+        return self.groups()[0].size()
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank prints messages that concern all ranks."""
+        return dist.get_rank() == 0
+
+    @property
+    def has_several_meshes(self) -> bool:
+        return False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether tagc can gather parameters."""
+        return False
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Settings that must be equal on all ranks, by name."""
+        return {"model": self.name}
+
+    def parameters(self) -> list[Parameter]:
+        """All that are exchanged."""
+        raise NotImplementedError
+
+    def set_kinds(self, kinds: Kinds) -> None:
+        raise NotImplementedError
+
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass of this model is running."""
+        return False
+
+    def is_ended_by_hand(self) -> bool:
+        """Whether finalize_backward() may exchange more units after the backward pass."""
+        return False
+
+    def install(self, handle: Compressed) -> None:
+        """Installs the hooks. Collective."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        """If parameters are gathered as deltas: the next gather sends whole values."""
+
+    def replicas(self) -> dict[str, Replica]:
+        """Name of a module -> what a checkpoint has of its replica, where parameters travel as deltas. Local."""
+        return {}
+
+    def replica_sizes(self) -> dict[str, int]:
+        """Name of a module -> elements of its replica that this rank owns."""
+        return {}
+
+    def set_replicas(self, replicas: Mapping[str, Replica]) -> None:
+        """Of modules that are not named the next gather sends whole parameters. Local."""
+
+
+class Exchanged(Protocol):
+    """The unit of one call of a hook."""
+
+    name: str
+    options: ExchangeOptions
+
+    def reduce(self, comm: Comm, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               kernels: Kernels | None = None) -> list[tuple[Part, lib.ReducerStats]]: ...
+
+    def carry(self, link: Link, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool) -> Callable[[], list[tuple[Part, lib.ReducerStats]]]: ...
+
+    def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
+
+    def names_of_residuals(self) -> set[str]: ...
+
+
+class Residuals(Protocol):
+    """Keeps residuals of parameters while the handle is open: a unit.Unit, or all of DDP's buckets."""
+
+    name: str
+    options: ExchangeOptions
+
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]: ...
+
+    def names_of_residuals(self) -> set[str]: ...
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None: ...
+
+    def scale_residuals(self, factor: float) -> None: ...
+
+    def set_sparsity(self, sparsity: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def free(self) -> None: ...

@@ -1,0 +1,197 @@
+"""The places of parameters in the flat tensor that a hook gets, and in the tensors of reducers.
+
+    input of a hook   | a.row0 b.row0 c.row0 | a.row1 b.row1 c.row1 |      (W, row)
+    part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
+    part "dense"      | b.row0 | b.row1 |
+
+A part is the data of one reducer: the pieces of all parameters of one class and stage. Rank r owns row r. All rows of a part have
+the length of the longest; shorter ones are padded with zeros. An all-reduce has one row, without an owner.
+
+A parameter's residual is kept in wire order: the order of its elements in the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class Parameter(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # "compressed", "mild" or "dense"
+    dim: int = 0  # along which it is sharded
+    stage: int = 0  # one of Options.stages() of its class
+    kept: float = 1.0  # share of its values that is sent, relative to its stage's: tagc.torch.schedule.kept
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for size in self.shape:
+            n *= size
+        return n
+
+
+class Piece(NamedTuple):
+    """Elements [offset, offset + length) of a parameter's wire order, at `start` of the input."""
+
+    parameter: int
+    start: int
+    offset: int
+    length: int
+
+
+class Run(NamedTuple):
+    """A copy between two flat tensors."""
+
+    start: int
+    target: int
+    length: int
+
+
+class Part:
+    """The data of one reducer."""
+
+    def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int, parameters: Sequence[Parameter]) -> None:
+        """rows: pieces of each row, of these parameters. n_rows_of_output: 1 for an all-reduce."""
+        self.kind, self.stage = kind, stage
+        self.shard = max(sum(piece.length for piece in row) for row in rows)
+        if n_rows_of_output:  # an all-reduce divides its only row among the ranks
+            self.shard = _round_up(self.shard, 16 * n_rows_of_output)
+        self.n_elems = self.shard * len(rows)
+        self.pieces = []  # (piece, its place in this part)
+        for r, row in enumerate(rows):
+            at = r * self.shard
+            for piece in row:
+                self.pieces.append((piece, at))
+                at += piece.length
+        self.n_real = sum(piece.length for piece, _ in self.pieces)
+        self.kept = round(sum(parameters[piece.parameter].kept * piece.length for piece, _ in self.pieces) / max(1, self.n_real), 2)
+        self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
+
+    def is_whole(self, n_elems: int) -> bool:
+        """Whether the reducer can use the hook's own tensor."""
+        return self.runs == [Run(0, 0, n_elems)] and self.n_elems == n_elems
+
+
+class Layout:
+    """All parts of one input. `pieces` in any order; n_rows is W, or 1 for an all-reduce over world_size ranks."""
+
+    def __init__(self, parameters: Iterable[Parameter], pieces: list[Piece], n_elems: int, n_rows: int, world_size: int) -> None:
+        self.parameters, self.n_elems = tuple(parameters), n_elems
+        self.row = n_elems // n_rows
+        self.all_reduce = n_rows == 1
+        self.has_gaps = sum(piece.length for piece in pieces) < n_elems
+        self._pieces: list[list[Piece]] = [[] for _ in self.parameters]
+        kinds: dict[tuple[str, int], list[list[Piece]]] = {}
+        for piece in sorted(pieces, key=lambda piece: piece.start):
+            parameter = self.parameters[piece.parameter]
+            rows = kinds.setdefault((parameter.kind, parameter.stage), [[] for _ in range(n_rows)])
+            rows[piece.start // self.row].append(piece)
+            self._pieces[piece.parameter].append(piece)
+        n_rows_of_output = world_size if self.all_reduce else 0
+        self.parts = [Part(kind, stage, rows, n_rows_of_output, self.parameters) for (kind, stage), rows in sorted(kinds.items())]
+
+    def pieces_of(self, parameter: int) -> list[Piece]:
+        """Of the parameter with that index."""
+        return self._pieces[parameter]
+
+    def output_runs(self, part: Part, rank: int) -> list[Run]:
+        """From the output of a part's reducer to the output of the hook."""
+        if self.all_reduce:
+            return [Run(run.target, run.start, run.length) for run in part.runs]
+        first, last = rank * part.shard, (rank + 1) * part.shard
+        return _merged(Run(at - first, piece.start - rank * self.row, piece.length)
+                       for piece, at in part.pieces if first <= at < last)
+
+
+def copy_runs(source: torch.Tensor, target: torch.Tensor, runs: Iterable[Run]) -> None:
+    for run in runs:
+        target[run.target:run.target + run.length].copy_(source[run.start:run.start + run.length])
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return (n + multiple - 1) // multiple * multiple
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    merged: list[Run] = []
+    for run in runs:
+        last = merged[-1] if merged else None
+        if last and last.start + last.length == run.start and last.target + last.length == run.target:
+            merged[-1] = Run(last.start, last.target, last.length + run.length)
+        else:
+            merged.append(run)
+    return merged
+
+
+# ---- how each kind of wrapper lays parameters out ----
+
+def chunked(parameters: Sequence[Parameter], world_size: int) -> Layout:
+    """FSDP2: row r is the r-th chunk of every parameter along its sharded dimension, padded to the first one's size."""
+    sizes = []
+    for parameter in parameters:
+        n_chunk = -(-parameter.shape[parameter.dim] // world_size)
+        sizes.append(n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])))
+    row = sum(sizes)
+    pieces = []
+    for r in range(world_size):
+        start = r * row
+        for i, size in enumerate(sizes):
+            if size:
+                pieces.append(Piece(i, start, r * size, size))
+            start += size
+    return Layout(parameters, pieces, row * world_size, world_size, world_size)
+
+
+def chunked_elems(parameter: Parameter, world_size: int) -> int:
+    """Elements of a parameter in a chunked() input, with padding."""
+    n_chunk = -(-parameter.shape[parameter.dim] // world_size)
+    return n_chunk * (parameter.numel // max(1, parameter.shape[parameter.dim])) * world_size
+
+
+def cut(parameters: Sequence[Parameter], starts: Iterable[int], n_elems: int, world_size: int) -> Layout:
+    """FSDP1: parameters one after the other (at `starts`), cut into W rows, also inside a parameter."""
+    row = n_elems // world_size
+    pieces = []
+    for i, (parameter, start) in enumerate(zip(parameters, starts)):
+        offset = 0
+        while offset < parameter.numel:
+            at = start + offset
+            length = min(parameter.numel - offset, row - at % row)
+            pieces.append(Piece(i, at, offset, length))
+            offset += length
+    return Layout(parameters, pieces, n_elems, world_size, world_size)
+
+
+def bucket(parameters: Sequence[Parameter], world_size: int, starts: Iterable[int] | None = None, n_elems: int = 0) -> Layout:
+    """DDP and all-reduces: parameters one after the other (or at `starts`); every rank gets all."""
+    if starts is None:
+        starts, at = [], 0
+        for parameter in parameters:
+            starts.append(at)
+            at += parameter.numel
+        n_elems = at
+    pieces = [Piece(i, start, 0, p.numel) for i, (p, start) in enumerate(zip(parameters, starts)) if p.numel]
+    return Layout(parameters, pieces, n_elems, 1, world_size)
+
+
+# ---- a parameter's own order and its wire order ----
+
+def to_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
+    """(shape) -> wire order, (numel,). They differ if a parameter is sharded along a dimension other than 0."""
+    values = values.reshape(parameter.shape)
+    if parameter.dim:
+        values = torch.cat(torch.chunk(values, world_size, dim=parameter.dim), dim=0)
+    return values.reshape(-1)
+
+
+def from_wire(values: torch.Tensor, parameter: Parameter, world_size: int) -> torch.Tensor:
+    """Wire order, (numel,) -> (shape)."""
+    if not parameter.dim:
+        return values.reshape(parameter.shape)
+    shape = list(parameter.shape)
+    shape[parameter.dim] //= world_size
+    rows = torch.chunk(values.reshape(world_size * shape[0], *shape[1:]), world_size, dim=0)
+    return torch.cat(rows, dim=parameter.dim)

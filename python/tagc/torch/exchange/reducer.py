@@ -1,0 +1,151 @@
+"""libtagc's reducer and gatherer as objects. They take fp32 tensors in CPU memory; reducers with kernels take those of a device. They
+pass on pointers and do not read the tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange.comm import Comm, floats_at
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.staging import Kernels
+
+
+def _address(tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")) -> int:
+    if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device != device:
+        raise ValueError(f"{what} must be a contiguous fp32 tensor on {device}, not {tensor.dtype} on {tensor.device}")
+    if tensor.numel() != n_elems:
+        raise ValueError(f"{what} has {tensor.numel()} elements, must have {n_elems}")
+    return tensor.data_ptr()
+
+
+class LocalFailure(Error):
+    """A failure of this rank's device, while other ranks wait for its messages."""
+
+
+def _call(kernels: Kernels | None, name: str, *arguments: Any) -> None:
+    """A function that is not collective."""
+    try:
+        lib.call(name, *arguments)
+    except Error as failure:
+        if kernels is None or failure.status != "device":
+            raise
+        raise LocalFailure(failure.status, str(failure)) from failure
+
+
+class Reducer:
+    """Sums gradients of n_elems values, (W, shard), over ranks, for the owner of each row or for every rank. Collective to make.
+
+    options: fields of tagc_reducer_options by name. kernels: the staging.Kernels of the device of gradient and output; None: CPU
+    memory."""
+
+    def __init__(self, comm: Comm, n_elems: int, kernels: Kernels | None = None, **options: Any) -> None:
+        fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
+        fields.n_elems = n_elems
+        for name, value in options.items():
+            setattr(fields, name, (ctypes.c_uint64 * len(value))(*value) if name == "owner_elems" else value)
+        self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
+        self._device = torch.device("cpu") if kernels is None else kernels.device
+        self.n_elems = n_elems
+        self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
+        self._under_way: tuple[torch.Tensor, ...] = ()
+        self._create(fields)
+
+    def _create(self, fields: lib.ReducerOptions) -> None:
+        if self._kernels is None:
+            lib.call("tagc_reducer_create", self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        else:
+            lib.call("tagc_reducer_create_on", self._kernels.handle, self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+
+    def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
+        return (_address(gradient, self.n_elems, "gradient", self._device),
+                _address(output, self.n_output, "output", self._device))
+
+    def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
+        """Returns at once. Do not use either tensor until end(). On a device, the gradient must be complete already."""
+        lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
+        self._under_way = gradient, output
+
+    def end(self) -> lib.ReducerStats:
+        """Waits; returns tagc_reducer_stats."""
+        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+        try:
+            lib.call("tagc_reducer_end", self._handle, ctypes.byref(stats))
+        finally:
+            self._under_way = ()
+        return stats
+
+    def residual(self) -> torch.Tensor | None:
+        """The residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
+        n_elems = ctypes.c_uint64()
+        address = lib.load().tagc_reducer_residual(self._handle, ctypes.byref(n_elems))
+        if address and self._kernels is not None:
+            values = torch.empty(n_elems.value, dtype=torch.float32)
+            _call(self._kernels, "tagc_reducer_get_residual", self._handle, values.data_ptr(), n_elems)
+            return values
+        return floats_at(address, n_elems.value) if address else None
+
+    def set_residual(self, values: torch.Tensor) -> None:
+        n_elems = values.numel()
+        _call(self._kernels, "tagc_reducer_set_residual", self._handle, _address(values, n_elems, "residual"), n_elems)
+
+    def scale_residual(self, factor: float) -> None:
+        _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
+
+    def set_sparsity(self, sparsity: float) -> None:
+        _call(self._kernels, "tagc_reducer_set_sparsity", self._handle, sparsity)
+
+    def close(self) -> None:
+        if self._handle:
+            lib.load().tagc_reducer_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+
+class Gatherer:
+    """Gathers parameters of n_elems values, (W, shard), from the owner of each row to every rank. Collective to make."""
+
+    def __init__(self, comm: Comm, n_elems: int, wire: str, tag: int, n_threads: int = 1, kernels: Kernels | None = None) -> None:
+        """kernels: as of a Reducer; deltas."""
+        fields = lib.initialised(lib.GathererOptions, "tagc_gatherer_options_init")
+        format, fields.delta = lib.GATHERS[wire]
+        fields.n_elems, fields.format, fields.tag = n_elems, lib.FORMATS[format], tag
+        self.n_elems, self._n_shard = n_elems, n_elems // comm.world_size
+        self.is_delta = wire.startswith("delta")
+        fields.check_every = 100 if self.is_delta else 0
+        fields.n_threads = n_threads
+        self._handle = ctypes.c_void_p()
+        self._device = torch.device("cpu") if kernels is None else kernels.device
+        if kernels is None:
+            lib.call("tagc_gatherer_create", comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+        else:
+            lib.call("tagc_gatherer_create_on", kernels.handle, comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
+
+    def run(self, shard: torch.Tensor, full: torch.Tensor) -> None:
+        """shard (shard,) -> full (W * shard,), blocking. For deltas, full must hold the result of the last run."""
+        pointers = _address(shard, self._n_shard, "shard", self._device), _address(full, self.n_elems, "full", self._device)
+        lib.call("tagc_gatherer_begin", self._handle, *pointers)
+        lib.call("tagc_gatherer_end", self._handle)
+
+    def reset(self) -> None:
+        """Makes the next run send whole values, not changes."""
+        lib.call("tagc_gatherer_reset", self._handle)
+
+    def n_gathers(self) -> int:
+        """So far, where the next run sends a delta; else 0."""
+        n_gathers = ctypes.c_uint64()
+        lib.load().tagc_gatherer_replica(self._handle, ctypes.byref(n_gathers))
+        return n_gathers.value
+
+    def set_replica(self, full: torch.Tensor, n_gathers: int) -> None:
+        """The next run sends a delta to `full`, as the one after n_gathers of them. The same on all ranks."""
+        lib.call("tagc_gatherer_set_replica", self._handle, _address(full, self.n_elems, "full", self._device), n_gathers)
+
+    def close(self) -> None:
+        if self._handle:
+            lib.load().tagc_gatherer_destroy(self._handle)
+            self._handle = ctypes.c_void_p()

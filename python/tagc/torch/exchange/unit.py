@@ -1,0 +1,317 @@
+"""One exchange of several parameters: packed by class, reduced, unpacked. Every hook calls Unit.reduce().
+
+When a hook's layout changes (a parameter without a gradient, rebuilt buckets), the unit makes new reducers and keeps residuals by
+parameter."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.group import Link, SlotReducer
+from tagc.torch.exchange.reducer import Reducer
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.staging import Kernels
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ReduceOp = dist.ReduceOp
+
+
+def scale_of(op: Any, world_size: int) -> float:
+    """The factor of the sum over ranks: for AVG, SUM or PREMUL_SUM."""
+    if op == ReduceOp.AVG:
+        return 1.0 / world_size
+    if op == ReduceOp.SUM:
+        return 1.0
+    if op == ReduceOp.PREMUL_SUM:
+        factor = op.__getstate__()[1]
+        return float(factor)
+    raise Error("unsupported", f"reduce op {op}: tagc has AVG, SUM and PREMUL_SUM")
+
+
+def check_tensors(source: torch.Tensor, target: torch.Tensor, what: str) -> None:
+    for tensor in (source, target):
+        if tensor.dtype not in DTYPES:
+            raise Error("unsupported", f"{what} of {tensor.dtype}: must be fp32, bf16 or fp16")
+    if source.dtype != target.dtype:
+        raise Error("unsupported", f"{what} of {source.dtype} into {target.dtype}: must be the same")
+    if source.device != target.device:
+        raise Error("unsupported", f"{what} on {source.device} into {target.device}: must be the same")
+
+
+def _zeros(n_elems: int) -> torch.Tensor:
+    return torch.full((n_elems,), -0.0, dtype=torch.float32)  # libtagc's zero: adding it changes no bit
+
+
+def _is_zero(values: torch.Tensor) -> bool:
+    return not values[:64].any() and not values.any()
+
+
+def _square(values: torch.Tensor | None) -> float:
+    return 0.0 if values is None else torch.linalg.vector_norm(values, dtype=torch.float32).item() ** 2
+
+
+class _Exchange:
+    """A part and its reducer, with memory for packing."""
+
+    def __init__(self, layout: layouts.Layout, part: layouts.Part, comm: Comm, options: Mapping[str, Any],
+                 kernels: Kernels | None, link: Link | None) -> None:
+        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, comm.rank)
+        on = kernels if link is not None or options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
+        options = {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
+        self.reducer = Reducer(comm, part.n_elems, on, **options) if link is None else SlotReducer(link, part.n_elems, **options)
+        device = torch.device("cpu") if on is None else on.device
+        self.packed = None if part.is_whole(layout.n_elems) and on is kernels else (
+            torch.zeros(part.n_elems, dtype=torch.float32, device=device),
+            torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
+        self._on = on if link is None else None  # the host waits for their stream
+
+    def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self.packed is not None:
+            layouts.copy_runs(source, self.packed[0], self.part.runs)
+            source, target = self.packed
+        if self._on is not None:
+            self._on.streams.settle()
+        self.reducer.begin(source, target)
+
+    def end(self, target: torch.Tensor) -> lib.ReducerStats:
+        stats = self.reducer.end()
+        self.unpack(target)
+        return stats
+
+    def unpack(self, target: torch.Tensor) -> None:
+        if self.packed is not None:
+            layouts.copy_runs(self.packed[1], target, self.outputs)
+
+
+class Unit:
+    """name: of the module. exchange_options(part, dtype) -> fields of tagc_reducer_options of that layouts.Part."""
+
+    def __init__(self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]) -> None:
+        self.name, self.options = name, exchange_options
+        self._comm: Comm | None = None
+        self._layout: layouts.Layout | None = None
+        self._key: tuple[str, bool, Kernels | None, Link | None] | None = None
+        self._exchanges: list[_Exchange] = []
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
+
+    # ---- the step ----
+
+    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+               rests: bool = False, kernels: Kernels | None = None) -> list[tuple[layouts.Part, lib.ReducerStats]]:
+        """Collective, blocking. All ranks must have agreed on the layout. source (n_elems,); target (row,), or for an all-reduce (n_elems,),
+        which may be source. Both have the same dtype, one of DTYPES. kernels: the staging.Kernels of their device; None: CPU memory.
+        rests: if this rank's gradient of a parameter is zero, its residual is not sent. Returns [(part, tagc_reducer_stats)]."""
+        scale = scale_of(op, comm.world_size)
+        mean = scale == 1.0 / comm.world_size
+        self._prepare(comm, layout, "avg" if mean else "sum", source.dtype, kernels)
+        wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
+        direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
+        result = target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+        if layout.has_gaps:
+            result.zero_()
+        begun, stats, failure = [], [], None
+        resting = self._withdraw(source) if rests else []
+        try:
+            for exchange in self._exchanges:
+                exchange.begin(wide, result)
+                begun.append(exchange)
+        except Error as error:
+            failure = error
+        for exchange in begun:  # all of them, also after a failure, because peers wait
+            try:
+                stats.append((exchange.part, exchange.end(result)))
+            except Error as error:
+                failure = failure or error
+        self._put_back(resting)
+        if failure is not None:
+            raise failure
+        if not mean and scale != 1.0:
+            result.mul_(scale)
+        if result is not target:
+            target.copy_(result)
+        return stats
+
+    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool = True, rests: bool = False) -> Callable[[], list[tuple[layouts.Part, lib.ReducerStats]]]:
+        """reduce() by a process group of the caller's, inside the link's turn(). waits: later work of the current stream waits for the result.
+        Returns a function that must be called when the stream has finished: it returns reduce()'s result or raises its failure."""
+        scale = scale_of(op, link.size)
+        mean = scale == 1.0 / link.size
+        self._prepare(link.comm, layout, "avg" if mean else "sum", source.dtype, link.kernels, link)
+        with link.turn(waits):
+            wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
+            result = torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+            if layout.has_gaps:
+                result.zero_()
+            resting = self._withdraw(source) if rests else []
+            begun: list[_Exchange] = []
+
+            def end() -> list[tuple[layouts.Part, lib.ReducerStats]]:
+                stats, failure = [], None
+                for exchange in begun:
+                    try:
+                        stats.append((exchange.part, exchange.reducer.end()))
+                    except Error as problem:
+                        failure = failure or problem
+                self._put_back(resting)
+                if failure is not None:
+                    raise failure
+                return stats
+
+            try:
+                for exchange in self._exchanges:
+                    begun.append(exchange)
+                    exchange.begin(wide, result)
+                    exchange.unpack(result)
+            except BaseException:
+                with contextlib.suppress(Error):
+                    end()
+                raise
+            if not mean and scale != 1.0:
+                result.mul_(scale)
+            target.copy_(result)
+        return end
+
+    def _prepare(self, comm: Comm, layout: layouts.Layout, op: str, dtype: torch.dtype, kernels: Kernels | None,
+                 link: Link | None = None) -> None:
+        key = (op, dtype == torch.bfloat16, kernels, link)
+        if self._comm is comm and self._layout is layout and self._key == key:
+            return
+        self.close()
+        made = []
+        try:
+            for part in layout.parts:
+                options = self.options(part, dtype) | {"op": lib.OPS[op]}
+                made.append(_Exchange(layout, part, comm, options, kernels, link))
+        except BaseException:  # the next reduce() makes new reducers; residuals are kept
+            for exchange in made:
+                exchange.reducer.close()
+            raise
+        self._comm, self._layout, self._key, self._exchanges = comm, layout, key, made
+        self._unstow()
+
+    def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
+        """Takes the residuals of parameters with a zero gradient out of the reducers: [(exchange, residual)]."""
+        taken = []
+        for exchange in self._exchanges:
+            residual = exchange.reducer.residual()
+            if residual is None:
+                continue
+            used = {piece.parameter for piece, _ in exchange.part.pieces
+                    if not _is_zero(source[piece.start:piece.start + piece.length])}
+            pieces = [(piece, at) for piece, at in exchange.part.pieces if piece.parameter not in used]
+            if pieces:
+                left, values = residual.clone(), _zeros(exchange.part.n_elems)
+                for piece, at in pieces:
+                    values[at:at + piece.length].copy_(left[at:at + piece.length])
+                    left[at:at + piece.length].fill_(-0.0)
+                exchange.reducer.set_residual(left)
+                taken.append((exchange, values))
+        return taken
+
+    @staticmethod
+    def _put_back(resting: list[tuple[_Exchange, torch.Tensor]]) -> None:
+        """Puts back what _withdraw() took."""
+        for exchange, values in resting:
+            residual = exchange.reducer.residual()
+            exchange.reducer.set_residual(values if residual is None else values.add_(residual))
+
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
+        """[(sum of squares of the residual, of the gradient)] of each of the layout's parts, before its next reduce(); zeros if the last
+        reduce() had another layout. Local."""
+        if self._layout is not layout:
+            return [(0.0, 0.0)] * len(layout.parts)
+        return [(_square(exchange.reducer.residual()), sum(_square(source[run.start:run.start + run.length]) for run in exchange.part.runs))
+                for exchange in self._exchanges]
+
+    # ---- residuals by parameter ----
+
+    def _stow(self) -> None:
+        """Keeps the reducers' residuals, and ends the reducers."""
+        try:
+            self._kept |= self.residuals_on_the_wire()
+        finally:
+            for exchange in self._exchanges:
+                exchange.reducer.close()
+            self._exchanges = []
+
+    def _unstow(self) -> None:
+        """Gives the reducers the kept residuals of their parameters."""
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is None:
+                continue
+            values, found = _zeros(exchange.part.n_elems), set()
+            for piece, at in exchange.part.pieces:
+                name = exchange.layout.parameters[piece.parameter].name
+                if name in self._kept:
+                    found.add(name)
+                    real = self._kept[name][piece.offset:piece.offset + piece.length]
+                    values[at:at + real.numel()].copy_(real)
+            if found:
+                exchange.reducer.set_residual(values)
+            for name in found:
+                del self._kept[name]
+
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
+        """name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
+        found = {name: values.clone() for name, values in self._kept.items()}
+        for exchange in self._exchanges:
+            residual = exchange.reducer.residual()
+            if residual is None:
+                continue
+            for piece, at in exchange.part.pieces:
+                parameter = exchange.layout.parameters[piece.parameter]
+                values = found.setdefault(parameter.name, _zeros(parameter.numel))
+                real = values[piece.offset:piece.offset + piece.length]
+                real.copy_(residual[at:at + real.numel()])
+        return found
+
+    def names_of_residuals(self) -> set[str]:
+        """The names in residuals_on_the_wire()."""
+        return set(self._kept) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
+                                  if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Replaces all residuals by name -> (numel,) in wire order; those not named become zero."""
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is not None:
+                exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
+        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        if self._layout is not None:
+            self._unstow()
+
+    def scale_residuals(self, factor: float) -> None:
+        for exchange in self._exchanges:
+            if exchange.reducer.residual() is not None:
+                exchange.reducer.scale_residual(factor)
+        for values in self._kept.values():
+            values.mul_(factor)
+
+    def set_sparsity(self, sparsity: float) -> None:
+        for exchange in self._exchanges:
+            if exchange.part.kind == "compressed":
+                exchange.reducer.set_sparsity(sparsity)
+
+    def free(self) -> None:
+        """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while torch traces."""
+        for exchange in self._exchanges:
+            exchange.reducer.close()
+        self._exchanges, self._kept = [], {}
+        self._comm = self._layout = self._key = None
+
+    def close(self) -> None:
+        """Keeps the residuals for the reducers that a later reduce() makes."""
+        try:
+            self._stow()
+        finally:
+            self._comm = self._layout = self._key = None

@@ -1,0 +1,49 @@
+"""Exchanges of gradients whose parameters are unknown. FSDP leaves out parameters without a gradient, and sizes may not show which.
+Such an exchange is dense, and the unit's residuals are kept for the next one with a known layout."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.exchange.unit import Unit
+
+
+class UnknownLayouts:
+    """Of one handle."""
+
+    def __init__(self) -> None:
+        self._dense: dict[tuple[Any, ...], tuple[Unit, layouts.Layout]] = {}  # by unit, size and ranks
+        self._warned: set[str] = set()  # names of units
+
+    def dense(self, unit: Exchanged, n_elems: int, comm: Comm, all_reduce: bool) -> tuple[Unit, layouts.Layout]:
+        """A unit that takes all n_elems values as one dense parameter."""
+        key = (unit.name, n_elems, comm.ranks)
+        if key not in self._dense:
+            parameters = [layouts.Parameter(unit.name, (n_elems,), "dense")]
+            if all_reduce:
+                layout = layouts.bucket(parameters, comm.world_size)
+            else:
+                layout = layouts.cut(parameters, [0], n_elems, comm.world_size)
+            self._dense[key] = Unit(unit.name, unit.options), layout
+        return self._dense[key]
+
+    def units(self) -> Iterable[Unit]:
+        return [unit for unit, _ in self._dense.values()]
+
+    def clear(self) -> None:
+        self._dense.clear()
+
+    def warn(self, unit: Exchanged) -> None:
+        """Warns once per unit."""
+        if unit.name in self._warned:
+            return
+        self._warned.add(unit.name)
+        held = ", ".join(sorted(unit.names_of_residuals()))
+        warnings.warn(f"tagc: some parameters of {unit.name} got no gradient, and sizes do not show which; its gradients are sent "
+                      f"uncompressed until they all have one again{f', with the residuals of {held} kept' if held else ''}. "
+                      "Call fully_shard() on the module that is not always used, or set its requires_grad to False", stacklevel=2)

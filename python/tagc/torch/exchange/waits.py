@@ -1,0 +1,163 @@
+"""Waits for peers, up to a time-out, in torch's calls and in tagc's."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch.exchange import internals
+
+SOON = datetime.timedelta(seconds=1)
+_NEVER_SENT = 2**31 - 1  # a tag
+
+T = TypeVar("T")
+
+
+def soon(ask: Callable[[], T]) -> T | None:
+    """The answer of ask(), or None if it takes longer than SOON or fails. For questions to the store, which the silent rank may host."""
+    answers = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except Exception:
+            pass  # no answer
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(1.5 * SOON.total_seconds())
+    return answers[0] if answers else None
+
+
+def gloo_of(group: dist.ProcessGroup | None) -> dist.ProcessGroupGloo | None:
+    """The gloo backend of a group for CPU tensors; None if it has another."""
+    backend = internals.backend_of(dist.group.WORLD if group is None else group, torch.device("cpu"))
+    return backend if isinstance(backend, dist.ProcessGroupGloo) else None
+
+
+def disconnect(gloo: dist.ProcessGroupGloo | None) -> None:
+    """Closes all connections of a gloo group, which ends its transfers here and those of its peers with this rank. Gloo closes them if a
+    message does not arrive in time, and no message has this tag."""
+    if gloo is not None and gloo.size() > 1:
+        backend: Any = gloo  # recv() is missing in the stubs of torch
+        nothing = torch.empty(1, dtype=torch.uint8)
+        try:
+            backend.recv([nothing], (gloo.rank() + 1) % gloo.size(), _NEVER_SENT).wait(datetime.timedelta(milliseconds=1))
+        except RuntimeError:
+            pass
+
+
+def _lost(gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta, begin: float, failure: Exception | None) -> Error:
+    """The Error for a failed wait. It ends what is still under way; otherwise the process could not exit."""
+    disconnect(gloo)
+    is_late = time.monotonic() - begin >= 0.99 * timeout.total_seconds()
+    return Error("transport", f"{what}: {f'no answer within {timeout.total_seconds():g} s' if is_late else failure}")
+
+
+def within(timeout: datetime.timedelta, group: dist.ProcessGroup | None, what: str, collective: Callable[[], object]) -> None:
+    """Runs collective(), a blocking one of torch's over `group`; Error if it does not end in time. If CPU tensors do not use gloo, the
+    group's own time-out applies."""
+    gloo = gloo_of(group)
+    if gloo is None:
+        collective()
+        return
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            collective()
+        except Exception as failure:
+            failures.append(failure)
+
+    begin = time.monotonic()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds())
+    if thread.is_alive() or failures:
+        raise _lost(gloo, what, timeout, begin, failures[0] if failures else None) from (failures[0] if failures else None)
+
+
+class _Work(dist.Work):
+    """A torch Work whose waits end at the time-out."""
+
+    def __init__(self, work: dist.Work, gloo: dist.ProcessGroupGloo, what: str, timeout: datetime.timedelta) -> None:
+        super().__init__()
+        self._work, self._gloo, self._what, self._timeout = work, gloo, what, timeout
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        begin = time.monotonic()
+        try:
+            return self._work.wait(self._timeout)
+        except RuntimeError as failure:
+            raise _lost(self._gloo, self._what, self._timeout, begin, failure) from failure
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+
+class _Comm:
+    """What FSDP2 wants of either."""
+
+    def __init__(self, name: str, timeout_s: float) -> None:
+        self._name, self._timeout = name, datetime.timedelta(seconds=timeout_s)
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def _start(self, what: str, begin: Callable[[bool], dist.Work | None], group: dist.ProcessGroup, async_op: bool) -> dist.Work | None:
+        gloo = gloo_of(group)
+        if gloo is None:
+            return begin(async_op)
+        begun = begin(True)
+        assert begun is not None  # this rank is in the group
+        work = _Work(begun, gloo, f"{what} of {self._name}", self._timeout)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+
+class AllGather(_Comm):
+    """For set_custom_all_gather(): torch's own, with a time-out."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 async_op: bool = False) -> dist.Work | None:
+        return self._start("torch's all-gather of the parameters", lambda is_async: internals.all_gather(
+            output_tensor, input_tensor, group=group, async_op=is_async), group, async_op)
+
+
+class ReduceScatter(_Comm):
+    """For set_custom_reduce_scatter(): likewise."""
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
+                 async_op: bool = False) -> dist.Work | None:
+        return self._start("torch's reduce-scatter of the gradients", lambda is_async: internals.reduce_scatter(
+            output_tensor, input_tensor, group=group, op=op, async_op=is_async), group, async_op)
+
+
+class Collectives(_Comm):
+    """What exchanges by the caller's own group ask of it."""
+
+    def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
+        super().__init__(name, timeout_s)
+        self._group = group
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._start("the all-to-all", lambda is_async: dist.all_to_all_single(received, sent, group=self._group, async_op=is_async),
+                    self._group, False)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        self._start("the all-gather", lambda is_async: internals.all_gather(received, sent, group=self._group, async_op=is_async),
+                    self._group, False)
+
+    def largest(self, numbers: torch.Tensor) -> None:
+        """In place, of all ranks."""
+        self._start("the agreement", lambda is_async: dist.all_reduce(numbers, dist.ReduceOp.MAX, self._group, is_async),
+                    self._group, False)

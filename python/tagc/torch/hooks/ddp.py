@@ -1,0 +1,440 @@
+"""DDP: a communication hook. It passes buckets to a thread, which exchanges them in order while backward continues. Buckets on a
+device are staged (tagc.torch.exchange.staging) by a thread of its own.
+
+DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit for the handle, and
+residuals are kept by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
+takes it over."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+from torch.nn.parallel import DistributedDataParallel
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.interfaces import Wrapper as AnyWrapper
+from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds
+from tagc.torch.exchange.unit import Unit
+from tagc.torch.schedule import policy
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.group import Carrier, Link
+    from tagc.torch.exchange.staging import Kernels
+    from tagc.torch.handle import Compressed
+
+UNIT = "buckets"
+Stats = list[tuple[layouts.Part, lib.ReducerStats]]
+
+
+class Buckets:
+    """A Unit with several layouts, which share no parameter."""
+
+    def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
+        self.name, self.options = name, exchange_options
+        self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
+        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
+
+    def reduce(self, name: str, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, rests: bool,
+               kernels: Kernels | None) -> Stats:
+        return self._unit(name, layout).reduce(comm, layout, source, target, op, rests, kernels)
+
+    def carry(self, name: str, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, waits: bool,
+              rests: bool) -> Callable[[], Stats]:
+        return self._unit(name, layout).carry(link, layout, source, target, op, waits, rests)
+
+    def _unit(self, name: str, layout: layouts.Layout) -> Unit:
+        names = tuple(parameter.name for parameter in layout.parameters)
+        if names not in self._units:
+            self._make(name, names)
+        return self._units[names]
+
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
+        unit = self._units.get(tuple(parameter.name for parameter in layout.parameters))
+        return [(0.0, 0.0)] * len(layout.parts) if unit is None else unit.squares(layout, source)
+
+    def _make(self, name: str, names: tuple[str, ...]) -> None:
+        """A unit for that bucket. It replaces all units that share a parameter with it."""
+        for old in [old for old in self._units if not set(old).isdisjoint(names)]:
+            unit = self._units.pop(old)
+            unit.close()
+            self._kept |= unit.residuals_on_the_wire()
+        unit = self._units[names] = Unit(name, self.options)
+        unit.set_residuals_on_the_wire({name: self._kept.pop(name) for name in names if name in self._kept})
+
+    def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
+        found = {name: values.clone() for name, values in self._kept.items()}
+        for unit in self._units.values():
+            found |= unit.residuals_on_the_wire()
+        return found
+
+    def names_of_residuals(self) -> set[str]:
+        return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
+
+    def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
+        values = dict(values)
+        for names, unit in self._units.items():
+            unit.set_residuals_on_the_wire({name: values.pop(name) for name in names if name in values})
+        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+
+    def scale_residuals(self, factor: float) -> None:
+        for unit in self._units.values():
+            unit.scale_residuals(factor)
+        for values in self._kept.values():
+            values.mul_(factor)
+
+    def set_sparsity(self, sparsity: float) -> None:
+        for unit in self._units.values():
+            unit.set_sparsity(sparsity)
+
+    def close(self) -> None:
+        """Keeps the residuals for the units that a later reduce() makes."""
+        with contextlib.ExitStack() as all_of_them:
+            for unit in self._units.values():
+                all_of_them.callback(unit.close)
+
+    def free(self) -> None:
+        for unit in self._units.values():
+            unit.free()
+        self._kept = {}
+
+
+class _Bucket:
+    """The handle's view of one bucket."""
+
+    def __init__(self, buckets: Buckets, index: int, parameters: Sequence[layouts.Parameter], rests: bool) -> None:
+        self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
+        self.options, self._buckets, self._rests = buckets.options, buckets, rests
+
+    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               kernels: Kernels | None = None) -> Stats:
+        return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests, kernels)
+
+    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
+              waits: bool) -> Callable[[], Stats]:
+        return self._buckets.carry(self.name, link, layout, source, target, op, waits, self._rests)
+
+    def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
+        return self._buckets.squares(layout, source)
+
+    def names_of_residuals(self) -> set[str]:
+        return self._buckets.names_of_residuals()
+
+
+class _Backward:
+    """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP would turn a failed
+    future into a failed cast, and a hook that raises would leave its reducer in the middle of a pass.)"""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+        self.is_open = True
+        self.staged_by: Compressed | None = None
+        self.wrapper: Wrapper | None = None  # whose model it is, until the pass ends
+        self.ends_step = False
+        try:  # DDP queues its own callback after its first hook
+            internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
+        except RuntimeError:
+            self.is_open = False
+
+    def attempt(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except BaseException as failure:
+            self.failure = self.failure or failure
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def end(self) -> None:
+        """Raises the failure and drops it, because its traceback refers to the model."""
+        handle, self.staged_by = self.staged_by, None
+        if handle is not None:
+            self.attempt(handle.synchronize)
+            if self.ends_step and self.failure is None:
+                self.attempt(handle.end_step)
+        failure, self.failure, wrapper, self.wrapper = self.failure, None, self.wrapper, None
+        if failure is not None and not (wrapper is not None and wrapper.swallows(failure)):
+            raise failure
+
+
+class _Owned:
+    """Keeps a handle alive as long as its model. A copy of the model has none."""
+
+    def __init__(self, handle: Compressed | None = None) -> None:
+        self.handle = handle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Owned, ()
+
+
+class State:
+    """The state that DDP passes to ddp_hook(); see ddp_state(). It does not keep the model alive: DDP's reducer holds it, and
+    Python's garbage collector does not look into that."""
+
+    def __init__(self) -> None:
+        self._handle: Callable[[], Compressed | None] = lambda: None
+        self._model: Callable[[], torch.nn.Module | None] = lambda: None
+        self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
+        self._backward: _Backward | None = None
+        self.manager: Any = None  # torchft's, where it is
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model gets an empty state, because its reducer has no hook."""
+        return State, ()
+
+    def is_of(self, model: DistributedDataParallel) -> bool:
+        return self._model() is model
+
+    def forget_layouts(self) -> None:
+        """Parameters change to another class or stage."""
+        self._layouts = {}
+
+    @staticmethod
+    def of(handle: Compressed) -> State:
+        """The state of an earlier handle of this model, or a new one."""
+        state = _wrapper_of(handle).hooked() or State()
+        model: Any = handle.model
+        state._handle, state._model = weakref.ref(handle), weakref.ref(model)
+        state._layouts, state._jobs = {}, queue.SimpleQueue()
+        threading.Thread(target=_work, args=(state._jobs,), name="tagc-ddp", daemon=True).start()
+        handle.undo.append(weakref.finalize(state, state._jobs.put, None))  # ends with the handle, or with the model
+        model._tagc = _Owned(handle)
+        if UNIT not in handle.units:
+            handle.add_unit(UNIT, Buckets)
+        return state
+
+    @property
+    def handle(self) -> Compressed:
+        """The handle that compress() returned."""
+        handle = self._handle()
+        if handle is None:
+            raise Error("state", "this tagc handle is gone, but its hook is still called")
+        return handle
+
+    def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The hook: a future of the bucket's average."""
+        handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
+        index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
+        if handle.carrier is not None and not handle.is_closed:
+            return self._carry(handle, handle.carrier, backward, source, index, tensors, is_last)
+        try:
+            is_staged = not handle.is_closed and handle.stages_for(source)
+        except Error:
+            is_staged = False  # the job sends it to all ranks
+        if is_staged:
+            return self._stage(handle, backward, source, index, tensors, is_last)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        wrapper = backward.wrapper = _wrapper_of(handle)
+
+        def job() -> None:
+            try:
+                backward.check()  # the first failure is the one for all
+                if index == 0:
+                    wrapper.begin(handle)
+                wrapper.prepare(source)
+                result = torch.empty_like(source)
+                bucket, layout = self._find(handle, index, tensors)
+                _exchange(handle, bucket, layout, source, result)
+                wrapper.goes_on([parameter.name for parameter in layout.parameters])
+            except BaseException as failure:
+                backward.failure = backward.failure or failure
+                result = source  # in place: nothing here may fail, or DDP waits forever
+                if source.layout == torch.strided:
+                    source.fill_(float("nan"))  # not used for training
+            else:
+                if is_last:
+                    backward.attempt(handle.end_step)
+            future.set_result(result)
+
+        if handle.is_closed:
+            job()  # which says so
+        else:
+            self._jobs.put(job)
+        if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
+            future.wait()
+            backward.end()
+        return future
+
+    def _stage(self, handle: Compressed, backward: _Backward, source: torch.Tensor, index: int, tensors: Sequence[torch.Tensor],
+               is_last: bool) -> torch.futures.Future[torch.Tensor]:
+        """The same for tensors on a device. Streams can wait for the future at once; the end of the pass waits for the rest."""
+        backward.staged_by = handle
+        result = source
+        try:
+            if source.layout == torch.strided:
+                result = torch.empty_like(source)
+            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False,
+                      then=handle.end_step if is_last else None)
+        except BaseException as failure:
+            backward.failure = backward.failure or failure
+        assert handle.staging is not None  # stages_for() has made it
+        future = handle.staging.streams.future(result, handle.staging.stream)
+        if not backward.is_open:
+            future.wait()
+            backward.end()
+        return future
+
+    def _carry(self, handle: Compressed, carrier: Carrier, backward: _Backward, source: torch.Tensor, index: int,
+               tensors: list[torch.Tensor], is_last: bool) -> torch.futures.Future[torch.Tensor]:
+        """The same by the caller's own group. It runs in the hook, not in the thread: all ranks must call a group's collectives in one
+        order, and other modules may call some in their backward."""
+        backward.staged_by, backward.ends_step, result = handle, is_last, source
+        try:
+            backward.check()
+            if source.layout == torch.strided:
+                result = torch.empty_like(source)
+            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False)
+        except BaseException as failure:
+            backward.failure = backward.failure or failure
+            result = source
+            if source.layout == torch.strided:
+                source.fill_(float("nan"))
+        future = carrier.future(result)
+        if not backward.is_open:
+            backward.end()
+        return future
+
+    def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
+        if bucket.index() == 0 or self._backward is None:
+            self._backward = _Backward()
+        return self._backward
+
+    def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
+        """The exchange of a bucket of these parameters."""
+        parameters = [_wrapper_of(handle).parameter(tensor) for tensor in tensors]
+        key = tuple(parameter.name for parameter in parameters)
+        if key not in self._layouts:
+            self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
+        # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual must not be sent.
+        rests = _wrapper_of(handle).finds_unused
+        buckets = handle.units[UNIT]
+        assert isinstance(buckets, Buckets)
+        return _Bucket(buckets, index, parameters, rests), self._layouts[key]
+
+
+def _wrapper_of(handle: Compressed) -> Wrapper:
+    assert isinstance(handle.wrapper, Wrapper)
+    return handle.wrapper
+
+
+def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor,
+              waits: bool = True, then: Callable[[], object] | None = None) -> None:
+    def find_layout() -> layouts.Layout:
+        if source.layout != torch.strided:
+            raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
+        if layout.n_elems != source.numel():
+            raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
+        return layout
+
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits, then)
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # drops what it keeps alive
+
+
+def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """For DistributedDataParallel.register_comm_hook(); state: from ddp_state()."""
+    if not isinstance(state, State):
+        raise Error("argument", f"the hook's state is a {type(state).__name__}, must be what ddp_state() returns")
+    if not isinstance(bucket, torch.distributed.GradBucket):
+        raise Error("unsupported", "DDP's Python reducer (compiled autograd) has no buckets: tagc takes DDP's own reducer")
+    return state.send(bucket)
+
+
+# DDP compares annotations with types; postponed annotations would be strings.
+ddp_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
+class Wrapper(AnyWrapper):
+    """A DistributedDataParallel model, for compress()."""
+
+    name = "ddp"
+    op: Any = ReduceOp.AVG
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+        hooks = [(hook, state) for hook, state in internals.ddp_hooks(model)
+                 if not (self._is_known(state) or isinstance(state, State) and not state.is_of(model))]
+        if (state := self.hooked()) is not None:
+            if (handle := state._handle()) is not None and not handle.is_closed:
+                raise Error("state", "this model is compressed already: close() its tagc handle first")
+        elif hooks:
+            raise Error("state", f"this DDP model has a communication hook already ({hooks[0][0].__qualname__}), and DDP takes "
+                        "only one" + (", which its mixed_precision needs: use torch.autocast instead"
+                                      if getattr(model, "mixed_precision", None) is not None else ""))
+        self._parameters: dict[int, layouts.Parameter] = {}  # by id of the model's
+        self._frozen: dict[int, layouts.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            if not internals.is_ignored_by_ddp(parameter):
+                found = self._parameters if parameter.requires_grad else self._frozen
+                found[id(parameter)] = layouts.Parameter(policy.clean_name(name), tuple(parameter.shape), "dense")
+
+    def _is_known(self, _state: Any) -> bool:
+        """Whether that is the state of a hook that tagc replaces."""
+        return False
+
+    def begin(self, handle: Compressed) -> None:
+        """Before the first bucket of a backward pass, in the thread that exchanges them. Collective."""
+
+    def prepare(self, source: torch.Tensor) -> None:
+        """Before each bucket: changes it to the tensor to send."""
+
+    def goes_on(self, names: Sequence[str]) -> None:
+        """After each bucket, of those parameters."""
+
+    def swallows(self, _failure: BaseException) -> bool:
+        """At the end of a failed pass: whether to raise nothing."""
+        return False
+
+    def hooked(self) -> State | None:
+        """The State that is registered as this model's hook."""
+        return next((state for _, state in internals.ddp_hooks(self._model) if isinstance(state, State) and state.is_of(self._model)), None)
+
+    def groups(self) -> list[dist.ProcessGroup]:
+        return [self._model.process_group]
+
+    def parameters(self) -> list[layouts.Parameter]:
+        return list(self._parameters.values())
+
+    @property
+    def finds_unused(self) -> bool:
+        """Whether DDP searches for parameters that a pass did not use."""
+        return bool(self._model.find_unused_parameters)
+
+    def parameter(self, tensor: torch.Tensor) -> layouts.Parameter:
+        """Of one of the model's."""
+        found = self._parameters.get(id(tensor)) or self._frozen.get(id(tensor))  # DDP has those frozen since it was made
+        if found is None:
+            raise Error("state", f"a parameter of shape {tuple(tensor.shape)} came after compress()")
+        return found
+
+    def set_kinds(self, kinds: Kinds) -> None:
+        self._parameters = {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
+        if (state := self.hooked()) is not None:
+            state.forget_layouts()
+
+    def install(self, handle: Compressed) -> None:
+        is_new = self.hooked() is None
+        state = State.of(handle)
+        if is_new:
+            try:
+                self._model.register_comm_hook(state, ddp_hook)
+            except RuntimeError as failure:  # a builtin hook, known only to DDP's reducer
+                internals.ddp_hooks(self._model).clear()
+                raise Error("state", f"DDP does not take a communication hook: {failure}") from failure

@@ -1,0 +1,238 @@
+"""FSDP2's all-gathers through libtagc, and the replicas that gathers of deltas keep.
+
+A replica is what a gather left on every rank: the bf16 values of a module's parameters. The next delta is a difference to it, so it is
+part of a checkpoint. Each rank saves the row of it that it owns. The first gather after loading puts the rows together again, by a gather
+of whole bf16 values that changes none of them, and goes on from there."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.reducer import Gatherer
+from tagc.torch.exchange.unit import DTYPES, check_tensors
+
+if TYPE_CHECKING:
+    from tagc.torch.exchange.staging import Kernels
+    from tagc.torch.handle import Compressed
+
+_CHANGED, _RESET, _LOADED, _FITS, _COUNT = 1, 2, 4, 8, 16  # a vote; the number of gathers is above them
+
+Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
+
+
+class Replica(NamedTuple):
+    """Its state for a checkpoint."""
+
+    row: torch.Tensor  # (shard,) bf16, that this rank owns
+    n_gathers: int  # so far; 0: there is no replica, and the next gather sends whole parameters
+    sent: str  # checksum of what this rank gave to the last gather
+    parameters: str  # and of what it owned when the replica was saved
+
+
+def checksum(tensors: Iterable[torch.Tensor]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        values = tensor.detach().cpu().contiguous()
+        if values.numel():
+            found.update((ctypes.c_char * values.nbytes).from_address(values.data_ptr()))
+    return found.hexdigest()
+
+
+class FsdpComm:
+    """What FSDP2 wants of a reduce-scatter and of an all-gather."""
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class AllGather(FsdpComm):
+    """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
+    and a second gather of the same values (backward after forward) sends nothing at all."""
+
+    def __init__(self, handle: Compressed, name: str, owned: tuple[dist.ProcessGroup, int, Callable[[], list[torch.Tensor]]], wire: str,
+                 tag: int) -> None:
+        """owned: the ranks over which the module is sharded, how many elements one of them owns, and what gives these."""
+        self.name, self.is_delta = name, wire.startswith("delta")
+        self._handle, self._wire, self._tag, self._own = handle, wire, tag, owned[2]
+        self._key: Key = tuple(dist.get_process_group_ranks(owned[0])), owned[1]
+        self._gathers: dict[Key, _Gather] = {}
+        self._loaded: Replica | None = None  # until the next gather
+
+    def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
+                 async_op: bool = False) -> None:
+        comm, is_staged = self._handle.comm(group), False
+        failure: BaseException | None = None
+        try:
+            is_staged = self._handle.stages_for(input_tensor)
+            check_tensors(input_tensor, output_tensor, "parameters")
+        except Exception as problem:
+            failure = problem
+        if is_staged:
+            staging, kernels = self._handle.staging, self._kernels()
+            assert staging is not None  # stages_for() has made it
+            staging.enqueue(input_tensor, output_tensor, lambda source, target, failure: self._run(comm, source, target, failure, kernels),
+                            failure, stays=kernels is not None)
+        else:
+            self._run(comm, input_tensor, output_tensor, failure)
+
+    def _kernels(self) -> Kernels | None:
+        """For deltas, where the user has asked for them: replicas take 4 bytes per parameter, on the device then."""
+        is_asked = self._handle.options.codec == "device" and self.is_delta
+        return self._handle.staging.kernels if is_asked and self._handle.staging is not None else None
+
+    def _run(self, comm: Comm, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None,
+             kernels: Kernels | None = None) -> None:
+        """source, target: None where there is a failure, which this rank then only tells the others."""
+        gather, loaded, vote, numbers = None, None, 0, {}
+        try:
+            if failure is None and source is not None:
+                key = comm.ranks, source.numel()
+                gather = self._gathers.setdefault(key, _Gather())
+                loaded = self._loaded if key == self._key else None
+                vote = gather.vote(source) if loaded is None else self._vote_loaded(loaded, source)
+                numbers = {"elements": source.numel(), "dtype": DTYPES.index(source.dtype)}
+        except Exception as problem:
+            failure = problem
+        begin = time.perf_counter()
+        votes = comm.agree(f"parameters of {self.name}", numbers, failure, vote)
+        agreed = time.perf_counter()
+        assert gather is not None and source is not None and target is not None  # or agree() has raised
+        changed, reset = (max(vote & bit for vote in votes) for bit in (_CHANGED, _RESET))
+        with self._handle.lock:
+            if gather.gatherer is None:
+                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads, kernels)
+            if max(vote & _LOADED for vote in votes):
+                if min(vote & (_LOADED | _FITS) for vote in votes) == _LOADED | _FITS and len({vote // _COUNT for vote in votes}) == 1:
+                    assert loaded is not None
+                    gather.restore(loaded, source, target.numel(), kernels)
+                else:
+                    reset = _RESET
+                    self._handle.say_once("tagc: parameters are not those that were saved with the replicas of deltas, on some rank: the next "
+                                          "gather sends them whole")
+                self._loaded = None
+            sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
+            gather.run(gather.gatherer, source, target, kernels, changed, reset)
+            self._handle.record_gather(comm.bytes_sent()["gather"] - sent,
+                                       comm.bytes_received()["gather"] - received, target.numel(), comm,
+                                       time.perf_counter() - agreed, agreed - begin)
+
+    def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> int:
+        changed = checksum([source.float()]) != loaded.sent
+        fits = checksum(self._own()) == loaded.parameters
+        return (_CHANGED if changed else 0) | _LOADED | (_FITS if fits else 0) | loaded.n_gathers * _COUNT
+
+    def reset(self) -> None:
+        """Parameters were changed from outside: next time all of them travel."""
+        self._loaded = None
+        for gather in self._gathers.values():
+            gather.wants_reset = True
+
+    def loaded(self) -> None:
+        """Parameters were loaded: whether they are those of a replica that was loaded, the next gather sees."""
+        if self._loaded is None:
+            self.reset()
+
+    # ---- for checkpoints ----
+
+    def replica(self) -> Replica:
+        """Local; changes nothing."""
+        if self._loaded is not None:
+            return self._loaded._replace(row=self._loaded.row.clone())
+        gather = self._gathers.get(self._key)
+        row, n_gathers = (None, 0) if gather is None else gather.row(self._key[0].index(dist.get_rank()), self._key[1])
+        if row is None or gather is None:
+            return Replica(torch.zeros(self._key[1], dtype=torch.bfloat16), 0, "", "")
+        return Replica(row, n_gathers, gather.sent(), checksum(self._own()))
+
+    def set_replica(self, replica: Replica | None) -> None:
+        """For the next gather; None: that sends whole parameters. Local."""
+        self.reset()
+        if replica is not None and replica.n_gathers:
+            self._loaded = replica._replace(row=replica.row.detach().cpu().to(torch.bfloat16).clone())
+            if self._key in self._gathers:
+                self._gathers[self._key].wants_reset = False
+
+    @property
+    def n_shard(self) -> int:
+        return self._key[1]
+
+    def close(self) -> None:
+        for gather in self._gathers.values():
+            if gather.gatherer is not None:
+                gather.gatherer.close()
+        self._gathers, self._loaded = {}, None
+
+
+class _Gather:
+    def __init__(self) -> None:
+        self.gatherer: Gatherer | None = None  # made at the first run
+        self.wants_reset = False
+        self._shard: torch.Tensor | None = None
+        self._full: torch.Tensor | None = None  # with deltas, what came last
+
+    def vote(self, shard: torch.Tensor) -> int:
+        """Whether this rank's shard is another than at the last gather, and whether all of it must travel."""
+        changed = self._full is None or self._shard is None or not torch.equal(shard.float(), self._shard)
+        return (_CHANGED if changed else 0) | (_RESET if self.wants_reset else 0)
+
+    def run(self, gatherer: Gatherer, shard: torch.Tensor, output: torch.Tensor, kernels: Kernels | None, changed: int,
+            reset: int) -> None:
+        """gatherer: self.gatherer. shard may be part of output. kernels: where both are on their device."""
+        if self._full is None or changed or reset:
+            full, own = self._memory(shard, output.numel())
+            if reset:
+                gatherer.reset()
+            self.wants_reset = True  # unless this goes well
+            own.copy_(shard)
+            if kernels is not None:
+                kernels.streams.settle()
+            gatherer.run(own, full)
+            self.wants_reset = False
+            if gatherer.is_delta:
+                self._full = full
+        else:
+            full = self._full
+        output.copy_(full)
+
+    def _memory(self, shard: torch.Tensor, n_elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(what comes, what this rank gives)"""
+        with torch.inference_mode(False):  # they outlive an evaluation
+            full = torch.zeros(n_elems, dtype=torch.float32, device=shard.device) if self._full is None else self._full
+            if self._shard is None:
+                self._shard = torch.empty(shard.numel(), dtype=torch.float32, device=shard.device)
+        return full, self._shard
+
+    def restore(self, replica: Replica, shard: torch.Tensor, n_elems: int, kernels: Kernels | None) -> None:
+        """Collective: the rows of all ranks become the replica, and `shard` what was given last."""
+        assert self.gatherer is not None
+        full, own = self._memory(shard, n_elems)
+        self.gatherer.reset()
+        self.wants_reset = True
+        own.copy_(replica.row)
+        if kernels is not None:
+            kernels.streams.settle()
+        self.gatherer.run(own, full)
+        self.gatherer.set_replica(full, replica.n_gathers)
+        own.copy_(shard)
+        self._full, self.wants_reset = full, False
+
+    def row(self, place: int, n_shard: int) -> tuple[torch.Tensor | None, int]:
+        """(this rank's row of the replica, number of gathers); None where the next gather does without a replica."""
+        n_gathers = 0 if self.gatherer is None or self.wants_reset else self.gatherer.n_gathers()
+        if n_gathers == 0 or self._full is None:
+            return None, 0
+        row = self._full[place * n_shard:(place + 1) * n_shard].cpu()
+        narrow = row.to(torch.bfloat16)
+        return (narrow, n_gathers) if torch.equal(narrow.float(), row) else (None, 0)
+
+    def sent(self) -> str:
+        assert self._shard is not None  # there was a gather
+        return checksum([self._shard])

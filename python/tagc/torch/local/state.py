@@ -1,0 +1,163 @@
+"""What LocalSteps has to remember, by rank and parameter:
+
+    {"rank3": {"about": json, "anchor": {name: (n,) fp32}, "residual": {...}, "velocity": {...}, "delta": {...}}}
+
+Names are the parameters', n is what the rank exchanges of them. residual: of what is compressed; velocity: where there is an outer momentum;
+delta: where there is a delay, of all parameters, since torch.distributed.checkpoint wants the same keys every time. Keys carry the rank, since
+it would take equal ones for copies. about["begun"] lists the deltas under way: {fragment: step}. An exchange under way begins once more,
+with the residuals that it began with, and comes to the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tagc._library import Error
+
+if TYPE_CHECKING:
+    from tagc.torch.local.steps import LocalSteps
+
+_NUMBERS = ("sites", "site", "steps", "rounds", "open")
+
+
+def _bad(text: str) -> Error:
+    return Error("argument", f"state of LocalSteps: {text}")
+
+
+def _check_open(handle: LocalSteps) -> None:
+    if handle.is_closed:
+        raise Error("state", "these local steps are closed, and their residuals are gone")
+
+
+def _kinds(handle: LocalSteps) -> list[str]:
+    return ["anchor", "residual", *(["velocity"] if handle.settings.outer_momentum else []), *(["delta"] if handle.settings.delay else [])]
+
+
+def save(handle: LocalSteps) -> dict[str, Any]:
+    with handle.lock:
+        _check_open(handle)
+        flights = {flight.fragment.index: flight for flight in handle.flying}
+        tensors: dict[str, dict[str, torch.Tensor]] = {kind: {} for kind in _kinds(handle)}
+        for fragment in handle.fragments:
+            flight = flights.get(fragment.index)
+            residual = torch.zeros(fragment.n_elems)
+            before = None if handle.managed is None else handle.managed.quorum.residuals_before(str(fragment.index))
+            if flight is not None:
+                residual = flight.residual_before()
+            elif before is not None:
+                for slot in fragment.slots:
+                    if slot.kind == "compressed":
+                        residual[slot.at].copy_(before[slot.trained.name])
+            else:
+                fragment.copy_residual(residual)
+            sources = {"anchor": fragment.anchor, "residual": residual, "velocity": fragment.velocity,
+                       "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta}
+            for slot in fragment.slots:
+                for kind, named in tensors.items():
+                    if kind != "residual" or slot.kind == "compressed":
+                        named[slot.trained.name] = sources[kind][slot.at].clone()
+        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "rounds": handle.n_rounds,
+                 "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
+                 "begun": {str(index): flight.step for index, flight in flights.items()}, "managed": int(handle.managed is not None)}
+        return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
+
+
+def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
+    with handle.lock:
+        _check_open(handle)
+        entry = _entry(handle, saved)
+        about = _about(entry)
+        if bool(about.get("managed")) != (handle.managed is not None):
+            raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean: "
+                       f"load it {'there' if about.get('managed') else 'elsewhere'}")
+        begun = {int(index): int(step) for index, step in about["begun"].items()}
+        mine = handle.settings
+        if begun and (about["fragments"], about["delay"]) != (mine.fragments, mine.delay):
+            raise _bad(f"has exchanges under way of {about['fragments']} fragments with a delay of {about['delay']}; here it is {mine.fragments} with "
+                       f"{mine.delay}")
+        for kind in _kinds(handle):
+            if kind != "delta" or begun:
+                _check(handle, entry, kind)
+        factor = 0.0 if not residuals else 1.0 if handle.managed is not None else handle.site.n_sites / about["sites"]
+        if handle.managed is not None:
+            handle.managed.quorum.forget()
+        handle.drop_flights()
+        flights = []
+        for fragment in handle.fragments:
+            arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {"anchor": fragment.anchor, "velocity": fragment.velocity}
+            for slot in fragment.slots:
+                for kind in _kinds(handle):
+                    if (kind != "residual" or slot.kind == "compressed") and (kind != "delta" or begun):
+                        arrays[kind][slot.at].copy_(entry[kind][slot.trained.name])
+            if fragment.index in begun:
+                flights.append((fragment.index, begun[fragment.index], arrays["delta"]))
+            fragment.set_residual(arrays["residual"].mul_(factor) if factor != 1 else arrays["residual"])
+        handle.resume(about, sorted(flights, key=lambda one: one[1]))
+
+
+def shared(handle: LocalSteps) -> dict[str, Any]:
+    """What torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
+    tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
+    for fragment in handle.fragments:
+        for slot in fragment.slots:
+            tensors["anchor"][slot.trained.name] = fragment.anchor[slot.at].clone()
+            if handle.settings.outer_momentum:
+                tensors["velocity"][slot.trained.name] = fragment.velocity[slot.at].clone()
+    return {"steps": handle.n_steps, "rounds": handle.n_rounds, **tensors}
+
+
+def load_shared(handle: LocalSteps, state: Mapping[str, Any]) -> None:
+    kinds = ["anchor", *(["velocity"] if handle.settings.outer_momentum else [])]
+    for kind in kinds:
+        _check(handle, state, kind)
+    for fragment in handle.fragments:
+        for slot in fragment.slots:
+            fragment.anchor[slot.at].copy_(state["anchor"][slot.trained.name])
+            if handle.settings.outer_momentum:
+                fragment.velocity[slot.at].copy_(state["velocity"][slot.trained.name])
+    handle.n_steps, handle.n_rounds = int(state["steps"]), int(state["rounds"])
+
+
+def _entry(handle: LocalSteps, saved: Any) -> dict[str, Any]:
+    """This rank's, or the only one there is."""
+    if not isinstance(saved, Mapping) or not saved:
+        raise _bad(f"is a {type(saved).__name__}, must be what state_dict() gives")
+    own = f"rank{handle.site.rank}"
+    if own not in saved and len(saved) != 1:
+        raise _bad(f"has {', '.join(map(str, saved))}, and this is {own}")
+    entry = saved[own] if own in saved else next(iter(saved.values()))
+    if not isinstance(entry, dict):
+        raise _bad(f"{own} is a {type(entry).__name__}, must be what state_dict() gives")
+    return entry
+
+
+def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
+    text = entry.get("about")
+    try:
+        about = json.loads(text) if isinstance(text, str) else {}
+        fits = all(isinstance(about[key], int) and about[key] >= 0 for key in _NUMBERS) and about["sites"] > 0 and isinstance(about["begun"], dict)
+        fits = fits and all(isinstance(step, int) and int(index) >= 0 for index, step in about["begun"].items())
+    except (ValueError, KeyError, TypeError):
+        fits = False
+    if not fits:
+        raise _bad(f"'about' is {str(text)[:200]!r}")
+    return dict(about)
+
+
+def _check(handle: LocalSteps, entry: Mapping[str, Any], kind: str) -> None:
+    named = entry.get(kind, {})
+    wanted = {slot.trained.name: slot.length for fragment in handle.fragments for slot in fragment.slots
+              if kind != "residual" or slot.kind == "compressed"}
+    if not isinstance(named, dict) or set(named) != set(wanted):
+        odd = sorted(set(wanted) ^ set(named)) if isinstance(named, dict) else []
+        raise _bad(f"{kind} is of other parameters than these local steps have{f', such as {odd[0]}' if odd else ''}")
+    for name, length in wanted.items():
+        values = named[name]
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point() or tuple(values.shape) != (length,):
+            what = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
+            raise _bad(f"{kind} of {name} is {what}, must be floating ({length},)")
+        if not values.isfinite().all():
+            raise _bad(f"{kind} of {name} is not finite")

@@ -1,0 +1,540 @@
+"""LocalSteps: sites train by themselves for some steps, and then exchange how far their parameters moved.
+
+    step, step, step, ...   each site's own; its ranks exchange gradients among themselves as they do without tagc
+    a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads of their own
+    `delay` steps later     wait for them; all ranks agree that all have it; the outer step; parameters change
+
+Whatever fails is agreed upon before anything changes, so that all sites raise at the same round. The agreement has connections of its own:
+over that of the reducers it would wait for fragments under way."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.local import state as local_state
+from tagc.torch.local import shares
+from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
+from tagc.torch.local.sites import Site, group_of
+from tagc.torch.quorum import managed, rounds
+from tagc.torch.schedule import adapt, options, policy
+from tagc.torch.schedule.options import Layers
+from tagc.torch.statistics import RoundRecorder
+
+
+@dataclasses.dataclass
+class Settings:
+    """The options of LocalSteps, checked."""
+
+    every: int
+    fragments: int
+    delay: int
+    outer_lr: float
+    outer_momentum: float
+    residual_decay: float
+    sparsity: float
+    values: str
+    layers: Layers
+    rules: Mapping[str, str] | None
+    shares: Sequence[float] | None
+    threads: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        number = options.number
+        number("every", self.every, 1, 10**6, int)
+        number("fragments", self.fragments, 1, self.every, int)
+        number("delay", self.delay, 0, self.every - 1, int)
+        number("outer_lr", self.outer_lr, 0, 10)
+        number("outer_momentum", self.outer_momentum, 0, 1)
+        if self.outer_lr == 0 or self.outer_momentum == 1:
+            raise Error("argument", f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be above 0, and below 1")
+        number("residual_decay", self.residual_decay, 0, 1)
+        number("sparsity", self.sparsity, 0, 1)
+        options._choice("values", self.values, tuple(lib.FORMATS))
+        if not callable(self.layers):
+            options._choice("layers", self.layers, policy.LAYERS)
+        self.shares = shares.checked(self.shares)
+        number("threads", self.threads, 1, 256, int)
+        number("timeout_s", self.timeout_s, 0.001, 1e6)
+
+    def fields(self, kind: str, n_elems: int, op: str) -> dict[str, Any]:
+        """Of tagc_reducer_options."""
+        fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
+        if self.shares is not None:
+            fields["owner_elems"] = shares.divide(n_elems, self.shares)
+        if kind == "dense":
+            return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
+        return fields | options.of_direct(self.values, self.sparsity)
+
+    def due(self) -> list[int]:
+        """Of each fragment, when it is due: steps modulo `every`."""
+        return [(i + 1) * self.every // self.fragments % self.every for i in range(self.fragments)]
+
+    def n_flights(self) -> int:
+        """How many fragments are under way at most."""
+        due = self.due()
+        return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
+
+    def travels(self) -> str:
+        return f"direct, {100 * self.sparsity:g} % zero, {self.values}" if self.sparsity else f"direct, every value as {self.values}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        fields = dict(vars(self))
+        del fields["threads"], fields["timeout_s"]
+        return fields | ({"layers": "a function"} if callable(self.layers) else {})
+
+
+class LocalSteps:
+    """Sites that each train `model` by themselves, and exchange how far their parameters moved every `every` steps:
+
+        handle = tagc.LocalSteps(model, optimizer, every=30)
+
+    The loop stays as it is: optimizer.step() does the rest. Collective over the ranks of all sites, after wrapping. Sites begin with the
+    same parameters, and take the same number of steps.
+
+    model: plain (each process is a site), DistributedDataParallel over the ranks of a site, or fully_shard()-ed over them.
+    optimizer: of the model's parameters, or a list where several share them, stepped in that order. What they do not step is left alone,
+        and so are buffers: each site has its own.
+    between: the group of the ranks that have the same place in their sites, its mesh of one dimension, or that dimension's name, as "site"; all
+        ranks where the model is plain.
+    manager: torchft's, where sites join and leave; then between and delay are left out.
+    every: steps between two exchanges of a parameter, from 1 on.
+    fragments: parts of the model, [1, every]; one is exchanged every every / fragments steps.
+    delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
+    outer_lr, outer_momentum: of the outer step, SGD with Nesterov's momentum, (0, 10] and [0, 1). 1 and 0 put the mean of all sites'
+        parameters in place; DiLoCo has 0.7 and 0.9.
+    shares: how much of the model each site owns, in the order of sites, as numbers that are compared with each other: [0, 1, 1, 1] where the first
+        has a slow upload. plan_sites() says which are best. By default all own the same. A site that owns less sends less.
+    residual_decay: what residuals are multiplied with after each exchange, [0, 1]; SparseLoCo has 0.95.
+    sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits. Attention and positions ("mild") travel as
+        all that is compressed does. sparsity=0, values="fp32" sends everything and leaves no residual.
+    threads: of the codec. timeout_s: after which a silent site is an error.
+    on_round: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
+
+    Raises the same Error on every rank. A name that is none of these is such an Error, too."""
+
+    is_closed = True  # until it is made
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        every: int = 30,
+        fragments: int = 1,
+        delay: int = 0,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
+        residual_decay: float = 1.0,
+        sparsity: float = 0.0,
+        values: str = "int4",
+        layers: Layers = "non-attention-linear",
+        rules: Mapping[str, str] | None = None,
+        shares: Sequence[float] | None = None,
+        between: dist.ProcessGroup | DeviceMesh | str | None = None,
+        manager: Any = None,
+        threads: int = 1,
+        timeout_s: float = 300,
+        on_round: Callable[[dict[str, Any]], object] | None = None,
+        verbose: bool = True,
+        **unknown: NoReturn,
+    ) -> None:
+        chosen = {"every": every, "fragments": fragments, "delay": delay, "outer_lr": outer_lr, "outer_momentum": outer_momentum,
+                  "residual_decay": residual_decay, "sparsity": sparsity, "values": values, "layers": layers, "rules": rules,
+                  "shares": shares, "threads": threads, "timeout_s": timeout_s}
+        said = options.unknown_option(LocalSteps, unknown)
+        self.model: torch.nn.Module = internals.uncompiled(model)
+        mine = self._prepare(optimizer, between, manager, chosen, on_round, said)
+        rows = mine["rows"]
+        self._kinds = {row.name: row.class_ for row in rows}
+        self.on_round = on_round
+        self.n_steps = self.n_rounds = 0  # of the optimizer; exchanges of a fragment
+        self.lock = threading.RLock()
+        self.is_open = False  # whether there is an anchor, and all sites have the same
+        self.has_anchor = False
+        self._failure: Exception | None = None
+        self._process = os.getpid()
+        self._recorder = RoundRecorder(self.site.n_sites)
+        self._due = self.settings.due()
+        self.table = policy.table(rows, {"compressed": (self.settings.travels(), None), "dense": ("dense", None)})
+        self.fragments: list[Fragment] = []
+        self.flying: list[Flight] = []  # in the order in which they began
+        self._comms: list[Comm] = []
+        self._agreement: list[Comm] = []
+        self.managed: rounds.Rounds | None = None  # under torchft
+        self._verbose = verbose
+        try:
+            if manager is None:
+                self._connect()
+            else:
+                self.make_fragments(None)
+                about = {"classes": zlib.crc32(repr(rows).encode())}
+                self.managed = rounds.Rounds(self, manager, mine["versions"] | mine["options"] | about)
+        except BaseException:
+            self._free()
+            raise
+        self.is_closed = False
+        optimizers = self.site.optimizers
+        self._hooks = [one.register_step_pre_hook(lambda *_: self._before_step()) for one in optimizers]
+        self._hooks.append(optimizers[-1].register_step_post_hook(lambda *_: self._after_step()))
+        self.say(f"{self.table}\ntagc: {self._words()}")
+
+    # ---- making it ----
+
+    def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_round: object,
+                 unknown: str | None) -> dict[str, Any]:
+        """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others. Returns what they agree on."""
+        from tagc.torch.compress import _agree
+
+        failure: Exception | None = None
+        groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
+        mine: dict[str, Any] = {}
+        try:
+            if unknown is not None:
+                raise Error("argument", unknown)
+            if managed.is_managed_group(between) or managed.manager_of(self.model) is not None:
+                raise Error("argument", "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model itself, and "
+                            "manager=manager in place of between")
+            if manager is not None:
+                rounds.check(manager, optimizer, between, chosen["delay"])
+            elif groups[0] is None:
+                raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
+            between = group_of(self.model, between)
+            if between is not None and not isinstance(between, dist.ProcessGroup):
+                raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
+            if on_round is not None and not callable(on_round):
+                raise Error("argument", f"on_round is {on_round!r}, must be a function of a dict")
+            lib.load()
+            self.settings = Settings(**chosen)
+            site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
+            shares.check_sites(self.settings.shares, site.n_sites, manager is not None)
+            if manager is not None:
+                groups = site.inner or [None]
+            elif site.n_sites * site.n_inner != dist.get_world_size():
+                groups = [site.between, *site.inner]
+            rows = [row._replace(class_="compressed") if row.class_ == "mild" else row for row in policy.classify(
+                ((one.name, one.parameter) for one in site.trained), self.settings.layers, self.settings.rules)]
+            if self.settings.fragments > len(rows):
+                raise Error("argument", f"fragments is {self.settings.fragments}, and the model has {len(rows)} parameters: must be at most as many")
+            mine = {"versions": {"libtagc": lib.version(), "torch": torch.__version__}, "rows": rows,
+                    "options": self.settings.fingerprint() | {"kind of model": site.kind, "sites": site.n_sites, "ranks of a site": site.n_inner}}
+        except Exception as problem:
+            failure = problem
+        for group in groups:
+            try:
+                _agree(group, mine, failure, chosen["timeout_s"])
+            except Exception as problem:
+                failure = problem
+        if failure is not None:
+            raise failure
+        return mine
+
+    def _connect(self) -> None:
+        site, settings = self.site, self.settings
+
+        def comm(group: dist.ProcessGroup) -> Comm:
+            self._comms.append(Comm(group, settings.timeout_s))
+            return self._comms[-1]
+
+        self._comm = comm(site.between)
+        self._agreement = [comm(site.between), *(comm(group) for group in site.inner if group.size() > 1)]
+        self.make_fragments(self._comm)
+
+    def make_fragments(self, comm: Comm | None) -> None:
+        """With the state of those that there are; under torchft, for each quorum. comm: to the other sites. Collective."""
+        site, settings = self.site, self.settings
+        inner = self._agreement[1] if len(self._agreement) > 1 else None
+        outer = Outer(settings.outer_lr, settings.outer_momentum)
+        fields = functools.partial(settings.fields, op="avg" if self.managed is None else "sum")
+        made: list[Fragment] = []
+        try:
+            for i, chosen in enumerate(cut([one.parameter.numel() for one in site.trained], settings.fragments)):
+                made.append(Fragment(i, [site.trained[at] for at in chosen], self._kinds, site, comm, inner, fields, outer))
+            for new, before in zip(made, self.fragments):
+                new.inherit(before)
+        except BaseException:
+            for fragment in made:
+                fragment.close()
+            raise
+        self.fragments = made
+        n_elems = max(fragment.n_elems for fragment in made)
+        self._free_flights = [Flight(n_elems) for _ in range(settings.n_flights())]
+        self._recorder.n_elems = sum(fragment.n_real for fragment in made)
+        if comm is not None:
+            site.n_sites, site.site = comm.world_size, comm.rank
+            self._recorder.n_sites = comm.world_size
+
+    def free_flight(self) -> Flight:
+        """For rounds, which has one at a time."""
+        return self._free_flights[0]
+
+    # ---- what the optimizer's hooks call ----
+
+    def _before_step(self) -> None:
+        if not self.is_open:
+            with self.lock:
+                self._open()
+
+    def _after_step(self) -> None:
+        with self.lock:
+            self._check_usable()
+            self.n_steps += 1
+            step = self.n_steps  # an exchange under torchft may change it to that of other sites
+            self._recorder.n_steps += 1
+            self._land()
+            for fragment, due in zip(self.fragments, self._due):
+                if step % self.settings.every == due:
+                    if self.managed is not None:
+                        self.managed.run(fragment)
+                    else:
+                        self._begin(fragment)
+            self._land()
+
+    def _land(self) -> None:
+        while self.flying and self.flying[0].step + self.settings.delay <= self.n_steps:
+            self._apply()
+
+    @torch.no_grad()
+    def _open(self) -> None:
+        """Before the first step, and the first one after load_state_dict(): all sites have the same anchor."""
+        self._check_usable()
+        if not self.has_anchor:
+            for fragment in self.fragments:
+                fragment.take_anchor()
+        if self.managed is not None:
+            self.has_anchor = True
+            while not self.managed.run(None):
+                pass
+            self.is_open = True
+            return
+        numbers = {"checksums": [fragment.checksum() for fragment in self.fragments], "exchanges": self.n_rounds,
+                   "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying]}
+        self._agree("what sites begin with, which must be the same: load one checkpoint on all of them, or seed them alike", numbers)
+        self.is_open = self.has_anchor = True
+        for flight in self.flying:
+            self._launch(flight)
+
+    @torch.no_grad()
+    def _begin(self, fragment: Fragment) -> None:
+        flight = self._free_flights.pop()
+        flight.begin(fragment, self.n_steps)
+        self.flying.append(flight)
+        self._launch(flight)
+        self.n_rounds += 1
+
+    def _launch(self, flight: Flight) -> None:
+        """The other sites hear of a failure when this flight is applied."""
+        try:
+            self.site.check_trained()
+        except Error as problem:
+            flight.failure = problem
+        try:
+            flight.launch()
+        except Error as problem:
+            self._comm.abort(str(problem))
+            flight.failure = problem
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        """The exchange that began first is waited for, and applied on all ranks or on none."""
+        begin = time.perf_counter()
+        flight = self.flying.pop(0)
+        fragment, number = flight.fragment, self.n_rounds - len(self.flying)
+        stats: list[tuple[Part, lib.ReducerStats]] = []
+        try:
+            try:
+                stats = flight.end()
+            except Error as problem:
+                flight.failure = flight.failure or problem
+            n_nonfinite = sum(one.nonfinite for _, one in stats)
+            if n_nonfinite and flight.failure is None:
+                flight.failure = Error("state", f"what fragment {fragment.index} of some site came to is not finite; nothing was changed")
+            waited = time.perf_counter()
+            self._agree(f"exchange {number} between sites", {"fragment": fragment.index}, flight.failure)
+        except BaseException as problem:
+            flight.undo()
+            self._free_flights.append(flight)
+            if not isinstance(problem, Error) or problem.status == "transport":
+                self._give_up(problem)
+            raise
+        self._free_flights.append(flight)
+        self.land(flight, flight.step == self.n_steps, stats, {"wait_s": waited - begin, "agree_s": time.perf_counter() - waited}, number)
+
+    @torch.no_grad()
+    def land(self, flight: Flight, is_now: bool, stats: list[tuple[Part, lib.ReducerStats]], seconds: Mapping[str, float],
+             number: int | None = None) -> None:
+        """The outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
+        if number is None:
+            number = self.n_rounds = self.n_rounds + 1
+        fragment = flight.fragment
+        fragment.decay_residual(self.settings.residual_decay)
+        fragment.apply(flight, is_now)
+        n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.quorum.connection()]))
+        said = self._recorder.add(stats, n_bytes, {"rounds": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
+                                                   "n_elems": fragment.n_real, **seconds})
+        if self.on_round is not None:
+            self.on_round(said)
+
+    def _agree(self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None) -> None:
+        """Collective over all ranks: raises on all of them where one has a failure, or other numbers than its peers."""
+        if isinstance(failure, Error) and failure.status == "transport":  # they need not wait, too, for whom it waited
+            for comm in self._agreement:
+                comm.abort(str(failure))
+            raise failure
+        for i, comm in enumerate(self._agreement):
+            try:
+                comm.agree(what if i == 0 else "within this site", numbers if i == 0 else {}, failure)
+            except Error as problem:
+                failure = problem
+                if problem.status == "transport":
+                    for other in self._agreement[i + 1:]:
+                        other.abort(str(problem))
+                    raise failure from problem
+        if failure is not None:
+            raise failure
+
+    def _give_up(self, problem: BaseException) -> None:
+        """There are no connections any more. What is under way has failed, too."""
+        self._failure = problem if isinstance(problem, Exception) else Error("state", f"{type(problem).__name__}")
+        self._comm.abort(str(problem))
+        self.drop_flights()
+
+    def _check_usable(self) -> None:
+        if self.is_closed:
+            raise Error("state", "these local steps are closed")
+        if self._failure is not None:
+            raise Error("state", f"an exchange failed ({self._failure}): make LocalSteps anew; state_dict() of this one has what was not sent yet")
+
+    # ---- what users use ----
+
+    def synchronize(self) -> None:
+        """Everything now: waits for what is under way, then exchanges all fragments. Parameters have the same bits on all sites
+        afterwards. Collective, at the same step of all sites; at the end of training, or before an evaluation of the common model."""
+        self._before_step()
+        with self.lock:
+            self._check_usable()
+            while self.flying:
+                self._apply()
+            if self.managed is not None:
+                self.managed.run_all()
+                return
+            for fragment in self.fragments:
+                self._begin(fragment)
+                self._apply()
+
+    def stats(self) -> dict[str, Any]:
+        """Of the last exchange that was applied, on this rank: a new dict of numbers, and of dicts of numbers. {} before the first one.
+
+        rounds                   exchanges so far, each of one fragment
+        fragment                 which one this was, from 0 on
+        step, begun              steps of the optimizer so far; and when it began
+        world_size               sites
+        n_elems, n_compressed    parameters that this rank exchanged; of these, compressed
+        sparsity                 share of the compressed that this rank held back
+        bytes_sent               by this rank in this exchange, messages by which ranks agree included
+        bytes_received           likewise
+        bytes_by_leg             bytes_sent by what they were: index, values, leftover, result, gather, control
+        bits_per_param           sent per parameter that was exchanged, before the factor (W-1)/W that any exchange has
+        bits_per_param_and_step  mean since this handle was made: of all exchanges, per parameter of the model and step
+        exchange_s               that the exchange took in the background, of its longest reducer
+        wait_s                   that training waited for it
+        agree_s                  for the agreement, the outer step, and gathering within the site
+        time_s                   of libtagc by phase, reducers that overlap counted each"""
+        return self._recorder.last()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank, as copies, for torch.save() or torch.distributed.checkpoint: anchor, residuals, outer momentum, counters, and
+        what is under way. Local, between steps. The model's and the optimizer's own state are saved beside it, by every site."""
+        return local_state.save(self)
+
+    def load_state_dict(self, saved: Mapping[str, Any], residuals: bool = True) -> None:
+        """What state_dict() gave on this rank; a run that goes on with it goes on bit for bit, where all sites do. residuals=False: of
+        another site, whose residuals stay there, for a site that joins. With another number of sites residuals are multiplied, so that
+        their mean stays what it was. Local, between steps; Error, and nothing is changed, where it does not fit."""
+        local_state.load(self, saved, residuals)
+
+    def drop_flights(self) -> None:
+        """Of what is under way nothing is applied, and residuals are as they were before."""
+        for flight in self.flying:
+            flight.drop()
+        self._free_flights += self.flying
+        self.flying = []
+
+    def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None:
+        """For local_state. flights: (fragment, step, its delta), to be launched before the next step."""
+        for index, step, delta in flights:
+            flight = self._free_flights.pop()
+            flight.resume(self.fragments[index], step, delta)
+            self.flying.append(flight)
+        self.n_steps, self.n_rounds = about["steps"], about["rounds"]
+        self.has_anchor, self.is_open = bool(about["open"]), False
+
+    def say(self, text: str) -> None:
+        """Prints it on rank 0; under torchft, on rank 0 of each site."""
+        if self._verbose and self.site.rank == 0:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Takes the hooks out, ends what is under way without applying it, and frees the residuals. Local."""
+        with self.lock:
+            if not self.is_closed:
+                for hook in self._hooks:
+                    hook.remove()
+                self._free()
+
+    def _free(self) -> None:
+        self.is_closed = True
+        for fragment in self.fragments:
+            fragment.close()
+        for comm in self._comms:
+            comm.close()
+        if self.managed is not None:
+            self.managed.close()
+
+    def _words(self) -> str:
+        chosen, site = self.settings, self.site
+        parts = f" in {chosen.fragments} fragments" if chosen.fragments > 1 else ""
+        later = f", applied {chosen.delay} steps later" if chosen.delay else ""
+        outer = "the mean of all sites" if (chosen.outer_lr, chosen.outer_momentum) == (1, 0) else \
+            f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
+        inner = (f" of {site.n_inner} ranks" if site.n_inner > 1 else "") + shares.words(chosen.shares)
+        sites = f"{site.n_sites} sites{inner}" if self.managed is None else f"the sites{inner} of torchft's quorum"
+        return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
+
+    def __repr__(self) -> str:
+        """Local, from any thread, at any time."""
+        model = type(self.model).__name__
+        if self.is_closed:
+            return f"<tagc local steps of a {model}, closed>"
+        last = self._recorder.last().get("bits_per_param_and_step")
+        sent = f", {last:.3g} bits per parameter and step" if last is not None else ""
+        broken = ", failed" if self._failure is not None else ""
+        return f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, exchanges: {self.n_rounds}{sent}{broken}>"
+
+    def __enter__(self) -> LocalSteps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        """libtagc's memory and threads are nothing that Python would free. A forked process has no part in them."""
+        if not self.is_closed and self._process == os.getpid() and not sys.is_finalizing():
+            self._free()

@@ -1,0 +1,303 @@
+"""What an optimizer makes of compressed gradients, and how the moments of an Adam change for them.
+
+Error feedback sums gradients over exchanges already, and an Adam's first moment delays once more what has waited in the residual. With
+beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in some, whose steps are so large that only a mean of
+gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 before selection
+begins, parameter by parameter: docs/first-try.md has the runs.
+
+A value that is selected every 20 exchanges brings the sum of 20 gradients. Its square makes up much of the second moment at once, so
+the step that it takes is too short, and the more so the rarer the value comes. So where values are selected the second moment has a
+memory SELDOM times as long.
+
+It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At other times a scheduler, a
+checkpoint or a loop that sets learning rates sees the groups that it knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tagc._library import Error
+
+if TYPE_CHECKING:
+    from tagc.torch.schedule.options import Options
+
+Group = dict[str, Any]  # of an optimizer
+
+BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
+SELDOM = 10.0  # times the memory of the second moment where values are selected
+
+# Class names of Adams, the optimizer's own or a base class's: fused, 8-bit and paged ones, too.
+_ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
+
+
+# Whose momentum goes on with selection at no cost that bench/torch_optimizers.py shows: a sum of gradients, or a sign of it.
+_KEEPS_PACE = ("SGD", "SGD8bit", "PagedSGD8bit", "Lion", "Lion8bit", "PagedLion8bit")
+
+
+def inner(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """The torch optimizers behind `optimizer`: a list of several, or a trainer's wrapper around one or more."""
+    if isinstance(optimizer, (list, tuple)) or not isinstance(optimizer, torch.optim.Optimizer) and hasattr(optimizer, "optimizers"):
+        several = getattr(optimizer, "optimizers", optimizer)
+        return [one for each in several for one in inner(each)]
+    for name in ("optimizer", "optimizers"):  # accelerate, Lightning; torchtitan
+        wrapped = getattr(optimizer, name, None)
+        if isinstance(wrapped, (list, tuple)) or isinstance(wrapped, torch.optim.Optimizer):
+            return inner(wrapped)
+    if not isinstance(getattr(optimizer, "param_groups", None), list):
+        raise Error("argument", f"optimizer is a {type(optimizer).__name__}, must be a torch.optim.Optimizer, or a list of them")
+    return [optimizer]
+
+
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its first moment is what betas[0] says."""
+    names = [cls.__name__ for cls in type(optimizer).__mro__]
+    if any("ScheduleFree" in name for name in names) or not any(_ADAM.match(name) for name in names):
+        return False
+    return all(_is_pair(group.get("betas")) for group in optimizer.param_groups)
+
+
+class Memory(NamedTuple):
+    """How long the moments of a parameter are."""
+
+    first: float = 1.0  # of the way from BETA1 (0) to the user's beta1 (1)
+    n_updates: int = 0  # exchanges of a parameter whose values are selected (doubled()); 0: others have the user's beta2
+
+    def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
+        """own: the user's. Those that are tensors remain such."""
+        beta1, beta2 = own
+        if self.first < 1:
+            beta1 = _between(beta1, self.first)
+        if self.n_updates:  # Adam corrects as if beta2 had been the same from the first update on: 1 - 3 / n keeps that within 5 %
+            beta2 = _most(beta2, _least(1 - (1 - beta2) / SELDOM, 1 - 3 / self.n_updates))
+        return beta1, beta2
+
+
+SHORT = Memory(0.0)
+FIRST_COUNT = 20  # updates; before them no beta2 changes
+
+
+def doubled(n: float) -> int:
+    """The largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another beta2."""
+    return FIRST_COUNT << (int(n) // FIRST_COUNT).bit_length() - 1 if n >= FIRST_COUNT else 0
+
+
+def _between(beta1: Any, share: float) -> Any:
+    """In (1 + beta1) / (1 - beta1), the curvature that steps with such a moment tolerate, by equal factors."""
+    least = (1 + BETA1) / (1 - BETA1)
+    tolerated = _most((1 + beta1) / (1 - beta1) / least, 1.0)
+    tolerated = least * tolerated**share
+    return _least(beta1, (tolerated - 1) / (tolerated + 1))
+
+
+def _least(x: Any, y: Any) -> Any:
+    return torch.minimum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else min(x, y)
+
+
+def _most(x: Any, y: Any) -> Any:
+    return torch.maximum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else max(x, y)
+
+
+def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Whether steps of that group are of the gradient that comes, or of a mean that is short enough."""
+    name = type(optimizer).__name__
+    if name in (*_KEEPS_PACE, "RMSprop"):
+        return group.get("momentum") == 0
+    if name == "Adafactor":  # torch's has none, transformers' none unless it gets a beta1
+        return group.get("beta1") is None
+    return name == "Adagrad" or is_adam(optimizer) and group["betas"][0] <= BETA1
+
+
+def _is_pair(betas: object) -> TypeGuard[tuple[Any, Any]]:
+    return isinstance(betas, (tuple, list)) and len(betas) == 2
+
+
+def may_keep_it(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Whether selection works with the first moment of that group, if it has one."""
+    return type(optimizer).__name__ in _KEEPS_PACE or is_short(optimizer, group)
+
+
+def kinds(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> tuple[set[str], set[str]]:
+    """({names of compressed parameters whose first moment can become short}, {names of those that go on as they are})."""
+    can: set[str] = set()
+    none: set[str] = set()
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            own = {compressed[id(parameter)] for parameter in group["params"] if id(parameter) in compressed}
+            if may_keep_it(optimizer, group):
+                none |= own
+            elif is_adam(optimizer):
+                can |= own
+    return can, none
+
+
+def check_complete(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str]) -> None:
+    optimizers = list(optimizers)
+    missing = compressed.keys() - {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    if missing:
+        what = "has none" if len(missing) == len(compressed) else f"lacks {len(missing)}"
+        raise Error("argument", f"the optimizer {what} of the model's compressed parameters, such as "
+                    f"{min(compressed[key] for key in missing)}: it must have all of those of the wrapped model; where several optimizers "
+                    "share them, give a list")
+
+
+def words(optimizers: Iterable[torch.optim.Optimizer], compressed: Mapping[int, str], options: Options) -> str:
+    """What is done about each."""
+    lines = []
+    for optimizer in optimizers:
+        can, none = kinds([optimizer], compressed)
+        n = sum(id(p) in compressed for group in optimizer.param_groups for p in group["params"])
+        name = type(optimizer).__name__
+        if not n:
+            continue
+        if can:
+            when = ", once a gradient is mostly noise; beta2 is nearer to 1 where values are selected" if options.gentle else ""
+            lines.append(f"{name}: beta1 is {BETA1:g} for what is compressed{when}")
+        elif none:
+            is_so = is_short(optimizer, optimizer.param_groups[0])
+            lines.append(f"{name}: {'has no first moment, or a short one' if is_so else 'goes with selection'}, and is left as it is")
+        else:
+            lines.append(f"{name}: is left as it is" + (", and what it steps goes on with every value in 4 bits" if options.gentle else ""))
+    return "\n".join(lines)
+
+
+class OwnBetas:
+    """Of one Adam: parameters whose ids `memories`, which may change, has are stepped with betas of their own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, memories: Mapping[int, Memory], compressed: Iterable[int]) -> None:
+        self._optimizer, self._memories, self._compressed = optimizer, memories, frozenset(compressed)
+        self._undo: list[tuple[Group, list[torch.Tensor], Any]] = []  # of the step under way
+        self._added: list[Group] = []  # for that step
+        self._counts: dict[int, int] = {}  # id of a parameter -> doubled() of the updates that its moments are known to have seen
+        self._hooks = [optimizer.register_step_pre_hook(lambda *_: self._split()),
+                       optimizer.register_step_post_hook(lambda *_: self._join()),
+                       optimizer.register_state_dict_pre_hook(lambda *_: self._join()),  # after a step that failed
+                       optimizer.register_load_state_dict_pre_hook(self._joined)]
+
+    def remove(self) -> None:
+        self._join()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _split(self) -> None:
+        """A group keeps its dict, for what an optimizer counts in there, and the first of its parts; the others have copies."""
+        self._join()
+        groups = self._optimizer.param_groups
+        for group in list(groups):
+            parts: dict[Memory, list[torch.Tensor]] = {}
+            for parameter in group["params"]:
+                parts.setdefault(self._memory(parameter), []).append(parameter)
+            if not parts or parts.keys() == {Memory()}:
+                continue
+            params, betas = group["params"], group["betas"]
+            self._undo.append((group, params, betas))
+            first, *others = sorted(parts)
+            for memory in others:  # a tensor may be a counter that a step adds to
+                copied = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+                self._added.append({**copied, "params": parts[memory], "betas": memory.betas(betas)})
+            group["params"], group["betas"] = parts[first], first.betas(betas)
+        groups += self._added
+
+    def _memory(self, parameter: torch.Tensor) -> Memory:
+        """An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
+        memory = self._memories.get(id(parameter), Memory())
+        count = self._counts.get(id(parameter), 0)
+        if count < memory.n_updates:
+            step = self._optimizer.state.get(parameter, {}).get("step", memory.n_updates)
+            if isinstance(step, torch.Tensor) and step.is_cuda:  # looking would wait for the device
+                return memory
+            self._counts[id(parameter)] = count = doubled(float(step))
+        return memory._replace(n_updates=min(memory.n_updates, count))
+
+    def _join(self) -> None:
+        added = {id(group) for group in self._added}  # the user may have added one after a step that failed
+        if added:
+            self._optimizer.param_groups[:] = [group for group in self._optimizer.param_groups if id(group) not in added]
+        for group, params, betas in self._undo:
+            group["params"], group["betas"] = params, betas
+        self._undo, self._added = [], []
+
+    def _joined(self, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """An earlier tagc split groups for good, the new ones at the end, and so are the checkpoints of its runs."""
+        self._join()
+        self._counts.clear()  # what is loaded may have seen fewer updates
+        return joined(state_dict, optimizer.param_groups, self._compressed)
+
+
+def joined(state_dict: dict[str, Any], groups: list[Group], compressed: Collection[int]) -> dict[str, Any] | None:
+    """A state dict whose groups were split by what is compressed -> the same with groups as they are; None where it is not so."""
+    saved = state_dict.get("param_groups", [])
+    parts = [[[p for p in group["params"] if (id(p) in compressed) == which] for which in (False, True)] for group in groups]
+    cut = [i for i, (others, own) in enumerate(parts) if others and own]
+    expected = [others or own for others, own in parts] + [parts[i][1] for i in cut]
+    if len(saved) == len(groups) or [len(group["params"]) for group in saved] != [len(params) for params in expected]:
+        return None
+    keys = {id(p): key for params, group in zip(expected, saved) for p, key in zip(params, group["params"])}
+    whole = [{**old, "params": [keys[id(p)] for p in group["params"]]} for old, group in zip(saved, groups)]
+    return {**state_dict, "param_groups": whole}
+
+
+# ---- groups for an optimizer that is made after compress() ----
+
+def split_groups(groups: Iterable[Group], compressed: Collection[int], betas: tuple[float, float] | None,
+                 options: Mapping[str, Any]) -> tuple[list[Group], dict[int, tuple[Any, Any] | None]]:
+    """Each group with compressed parameters (ids) and others becomes two, the first with a short first moment. Returns (groups,
+    {id of a compressed parameter: the betas that its group has from the user, None: none})."""
+    split: list[Group] = []
+    given: dict[int, tuple[Any, Any] | None] = {}
+    for group in _checked_groups(groups):
+        group = {**({} if betas is None else {"betas": betas}), **options, **group}
+        own_betas = group.get("betas")
+        if own_betas is not None and not _is_pair(own_betas):
+            raise Error("argument", f"betas is {own_betas!r}, must be two numbers, as in (0.9, 0.999)")
+        own = [parameter for parameter in group["params"] if id(parameter) in compressed]
+        others = [parameter for parameter in group["params"] if id(parameter) not in compressed]
+        split += [{**group, "params": own, "betas": SHORT.betas(own_betas or (BETA1, 0.999))}] if own else []
+        split += [{**group, "params": others}] if others else []
+        given |= dict.fromkeys(map(id, own), own_betas)
+    return split, given
+
+
+class Awaited:
+    """Until the first step of the optimizers that groups of split_groups() went to. An Adam gets its own beta2 where the user gave
+    none; one that is not an Adam gets its own betas back, or the user's, and on_other(optimizer, ids of parameters) is called."""
+
+    def __init__(self, given: Mapping[int, tuple[Any, Any] | None],
+                 on_other: Callable[[torch.optim.Optimizer, set[int]], object]) -> None:
+        self._given, self._on_other = given, on_other
+        self._waiting = set(given)
+        self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self._look(optimizer))
+
+    def remove(self) -> None:
+        self._hook.remove()
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._waiting:  # the hook stays until remove(): torch walks through all models' hooks, and none may go meanwhile
+            return
+        seen: set[int] = set()
+        for group in optimizer.param_groups:
+            own = self._waiting.intersection(map(id, group["params"]))
+            if not own:
+                continue
+            betas = self._given[min(own)] or optimizer.defaults.get("betas")
+            if betas is None:
+                group.pop("betas", None)
+            else:
+                group["betas"] = SHORT.betas(betas) if is_adam(optimizer) else betas
+            seen |= own if not is_short(optimizer, group) else set()
+            self._waiting -= own
+        if seen:
+            self._on_other(optimizer, seen)
+
+
+def _checked_groups(groups: Iterable[Any]) -> Iterator[Group]:
+    for group in groups:
+        if not isinstance(group, dict) or "params" not in group:
+            what = list(group) if isinstance(group, dict) else type(group).__name__
+            raise Error("argument", f"groups: one is {what}, each must be a dict with 'params', as optimizers take them")
+        params = group["params"]
+        yield {**group, "params": [params] if isinstance(params, torch.Tensor) else list(params)}

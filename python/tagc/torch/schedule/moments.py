@@ -1,0 +1,132 @@
+"""What a handle knows of its model's optimizers, and how long their moments are for which parameter, when. adapt.py looks at
+optimizers and changes them; stages.py says whose gradient is ripe for it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tagc._library import Error
+from tagc.torch.exchange.interfaces import Wrapper
+from tagc.torch.schedule import adapt, policy
+from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.stages import Stages
+
+
+class Moments:
+    """Of one handle. Its hooks in optimizers stay until close()."""
+
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, stages: Stages) -> None:
+        self._model, self._wrapper, self._options, self._stages = model, wrapper, options, stages
+        self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
+        self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
+        self._compressed: dict[int, str] = {}  # id of a parameter -> name
+        self._selected: dict[int, str] = {}  # the same with attention and positions
+        self._others: set[str] = set()  # names of parameters that an optimizer other than Adam got from param_groups()
+        self._are_short = False
+        self._removes: list[Callable[[], None]] = []
+        self.memories: dict[int, adapt.Memory] = {}  # id of a parameter that an Adam steps with betas of its own -> what makes them
+        self.words = ""  # on what adapt() did
+
+    def go_on(self) -> bool:
+        """An exchange of the whole model is over. Returns whether all parameters are in their last stage now, and were not before."""
+        is_through = self._stages.go_on()
+        if self._stages.are_ripe():
+            self._shorten()
+        self._follow_stages()
+        return is_through
+
+    def load(self, about: Mapping[str, Any], with_windows: bool) -> None:
+        """about: of a checkpoint."""
+        if self._stages.load(about, with_windows):
+            self._shorten()
+        self._follow_stages()
+        if self._stages.unknown and self._wrapper.speaks:
+            name, n = min(self._stages.unknown), len(self._stages.unknown) - 1
+            warnings.warn(f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
+                          f"{f' and {n} more' if n else ''}, and tagc has not been given this run's optimizer: every value of them travels "
+                          "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or handle.adapt(optimizer), "
+                          "or handle.param_groups(), before the checkpoint is loaded", stacklevel=4)
+
+    def adapt(self, optimizer: Any) -> None:
+        """Compressed.adapt()."""
+        optimizers, compressed = adapt.inner(optimizer), self._ids("compressed")
+        known = {**self._optimizers, **{id(one): one for one in optimizers}}
+        adapt.check_complete(known.values(), compressed)
+        can, none = adapt.kinds(known.values(), compressed)
+        if can and self._options.gentle and any(group.size() != self._wrapper.n_ranks() for group in self._wrapper.groups()):
+            raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
+                        "change beta1 at different steps: give compress() no optimizer, and make it from "
+                        "handle.param_groups()")
+        self._optimizers, self._compressed, self._selected = known, compressed, {**compressed, **self._ids("mild")}
+        for key, one in known.items():
+            if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:  # one of attention alone, too: its beta2
+                self._adams[key] = adapt.OwnBetas(one, self.memories, compressed)
+                self._removes.append(self._adams[key].remove)
+        self._stages.set_moments(can, none)
+        if not self._options.gentle or self._are_short and can | none >= set(compressed.values()):
+            self._shorten()
+        self.words = adapt.words(known.values(), compressed, self._options)
+
+    def param_groups(self, betas: tuple[float, float] | None, groups: Iterable[dict[str, Any]] | None,
+                     options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Compressed.param_groups()."""
+        compressed = self._ids("compressed")
+        if groups is None:
+            groups = [{"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}]
+        split, given = adapt.split_groups(groups, compressed, betas, options)
+        self._stages.all_are_short()
+        itself = weakref.ref(self)  # torch keeps the hook
+
+        def on_other(optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
+            if (moments := itself()) is not None:
+                moments._is_long_after_all(optimizer, ids)
+        self._removes.append(adapt.Awaited(given, on_other).remove)
+        return split
+
+    def close(self) -> None:
+        for remove in self._removes:
+            remove()
+
+    def _follow_stages(self) -> None:
+        found = self._stages.memories()
+        self.memories.clear()
+        for key, name in self._selected.items():
+            memory = found.get(name, adapt.Memory())
+            if self._are_short and key in self._compressed:
+                memory = memory._replace(first=0.0)
+            if memory != adapt.Memory():
+                self.memories[key] = memory
+
+    def _shorten(self) -> None:
+        """Of all that is compressed, for good."""
+        self._are_short = self._options.exchange != "dense" and self._options.sparsity > 0
+        self._stages.all_are_short()
+        self._follow_stages()
+
+    def _ids(self, kind: str) -> dict[int, str]:
+        """id -> name of those of that class that are trained."""
+        kinds = {parameter.name: parameter.kind for parameter in self._wrapper.parameters()}
+        found = {}
+        for name, parameter in self._model.named_parameters():
+            if policy.clean_name(name) not in kinds and self._wrapper.name == "fsdp1":
+                raise Error("unsupported", f"{name} holds parameters of several kinds: wrap the model with use_orig_params=True "
+                            "for parameter groups")
+            if kinds.get(policy.clean_name(name)) == kind and parameter.requires_grad:
+                found[id(parameter)] = policy.clean_name(name)
+        return found
+
+    def _is_long_after_all(self, optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
+        """Of param_groups(): these went to an optimizer that is not an Adam."""
+        compressed = self._ids("compressed")
+        stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
+        self._others |= {compressed[key] for key in ids if stays and key in compressed}
+        self._stages.set_moments((), set(compressed.values()) - self._others)
+        if self._wrapper.speaks:
+            then = ", and what it steps goes on with every value in 4 bits" if stays and self._options.gentle else ""
+            warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "
+                          f"betas again{then}", stacklevel=2)

@@ -1,0 +1,184 @@
+"""The options of compress(): their checks, and their translation to fields of tagc_reducer_options."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.schedule import policy
+
+WARMUP_KEPT = 0.25  # the share kept at first
+FRESH = ("int8", 0)  # values and sparsity in the first exchanges of a model with random weights
+EVERY_VALUE = ("int4", 0)  # in the gentle start, and of LocalSteps
+EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
+LARGEST = ("int4", 0.92)  # between that and the last stage; the last one of what keeps a long first moment
+TRANSPORTS = ("host", "group")
+NOT_GIVEN: Any = None  # Options replaces it by a value
+
+Layers = str | Callable[[str, torch.Tensor], str]  # of policy.LAYERS, or (name, parameter) -> class
+
+
+def unknown_option(function: Callable[..., object], names: Iterable[str]) -> str | None:
+    """The error text if a function was called with unknown options; None if there are none."""
+    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    for name in sorted(names):
+        near = difflib.get_close_matches(name, known, n=2) or [other for other in known if name in other or other in name]
+        meant = f": did you mean {' or '.join(map(repr, near))}?" if near else ";"
+        return f"{function.__name__}() has no option {name!r}{meant} {'It' if near else 'it'} has {', '.join(known)}"
+    return None
+
+
+def _choice(name: str, value: object, allowed: Iterable[object]) -> None:
+    if value not in allowed:
+        raise Error("argument", f"{name} is {value!r}, must be one of {', '.join(repr(a) for a in allowed)}")
+
+
+def number(name: str, value: Any, low: float, high: float, kind: type[int] | type[float] = float) -> None:
+    """Raises an Error that names the option, unless the value is in range."""
+    fits = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+    if not fits or kind(value) != value:
+        raise Error("argument", f"{name} is {value!r}, must be {'a whole number' if kind is int else 'a number'} from "
+                    f"{low} to {high}")
+
+
+def of_direct(values: str, sparsity: float) -> dict[str, Any]:
+    """Fields of tagc_reducer_options for the exchange direct."""
+    block = {"block": EVERY_VALUE_BLOCK} if (values, sparsity) == EVERY_VALUE else {}
+    return {"exchange": lib.EXCHANGES["direct"], "sparsity": sparsity, "format": lib.FORMATS[values]} | block
+
+
+@dataclasses.dataclass
+class Options:
+    """Defaults are libtagc's: direct, 95 % sparsity, 2-bit values; mild: 85 %, 4-bit values."""
+
+    sparsity: float = NOT_GIVEN
+    values: str = NOT_GIVEN
+    layers: Layers = "non-attention-linear"
+    rules: Mapping[str, str] | None = None
+    mild: str = NOT_GIVEN
+    mild_sparsity: float = NOT_GIVEN
+    exchange: str = "direct"
+    parameters: str | None = None
+    threads: int = 1
+    timeout_s: float = NOT_GIVEN
+    sparsity_warmup: int = 0
+    gentle: bool = NOT_GIVEN
+    codec: str | None = "host"
+    transport: str = "host"
+
+    def __post_init__(self) -> None:
+        _choice("exchange", self.exchange, tuple(lib.EXCHANGES))
+        is_direct = self.exchange == "direct"
+        _choice("gentle", self.gentle, (None, True, False))
+        _choice("codec", self.codec, (None, "device", "host"))
+        _choice("transport", self.transport, TRANSPORTS)
+        if self.transport == "group" and not is_direct:
+            raise Error("argument", f"transport is 'group', which is for exchange 'direct'; this one is {self.exchange!r}")
+        if self.codec == "device" and not is_direct:
+            raise Error("argument", f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}")
+        if self.gentle is None:
+            self.gentle = is_direct and self.sparsity is None and self.sparsity_warmup == 0
+        if self.gentle and not (is_direct and self.sparsity_warmup == 0):
+            raise Error("argument", f"gentle is True, which is for exchange 'direct' without sparsity_warmup; exchange is {self.exchange!r} and "
+                        f"sparsity_warmup is {self.sparsity_warmup!r}")
+        if self.sparsity is None:
+            self.sparsity = 0.95 if is_direct else 0.9875
+        number("sparsity", self.sparsity, 0, 1)
+        if self.values is not None and not is_direct:
+            raise Error("argument", f"values is {self.values!r}, which is for exchange 'direct'; this one is {self.exchange!r}")
+        if self.values is None:
+            self.values = "int2" if self.sparsity > 0 else "fp32"
+        _choice("values", self.values, tuple(lib.FORMATS))
+        if self.mild is None:
+            self.mild = ("fp32" if self.sparsity == 0 else "int4") if is_direct else "dense"
+        _choice("mild", self.mild, ("dense", *lib.FORMATS))
+        if self.mild_sparsity is None:
+            self.mild_sparsity = min(0.85, self.sparsity)
+        number("mild_sparsity", self.mild_sparsity, 0, 1)
+        if self.parameters is not None:
+            _choice("parameters", self.parameters, (None, *lib.GATHERS))
+        number("threads", self.threads, 1, 256, int)
+        if self.timeout_s is None:
+            self.timeout_s = 300
+        number("timeout_s", self.timeout_s, 0.001, 1e6)
+        number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
+        if not callable(self.layers):
+            _choice("layers", self.layers, policy.LAYERS)
+
+    def codec_on(self) -> str | None:
+        """The same options for gradients on a device."""
+        if self.transport == "group":
+            return "device"
+        return self.codec if self.exchange == "direct" else "host"
+
+    def sparsity_at(self, step: int) -> float:
+        """Sparsity of the compressed class at the given exchange: the kept share falls from a quarter to its target."""
+        kept = 1 - self.sparsity
+        if step < self.sparsity_warmup and 0 < kept < WARMUP_KEPT:
+            return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
+        return self.sparsity
+
+    def stages(self, kind: str) -> list[tuple[str, float]]:
+        """[(values, sparsity)] of the stages of a parameter of that class, the gentlest first; empty if it has one stage only."""
+        if not self.gentle:
+            return []
+        if kind == "compressed" and self.sparsity > 0:
+            return [FRESH, EVERY_VALUE, LARGEST, (self.values, self.sparsity)]
+        if kind == "mild" and self.mild != "dense" and self.mild_sparsity > 0:
+            return [FRESH, EVERY_VALUE, (self.mild, self.mild_sparsity)]
+        return []
+
+    def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None, kept: float = 1.0) -> dict[str, Any]:
+        """Fields for parts of that class, stage (None: the last) and dtype of gradients. kept: how much of a stage's share is sent."""
+        if stage is not None and (stages := self.stages(kind)):
+            values, sparsity = stages[stage]
+            if sparsity > 0 and kept != 1:
+                sparsity = 1 - min(1.0, kept * (1 - sparsity))
+            return {"n_threads": self.threads} | of_direct(values, sparsity)
+        exchange = "dense"
+        if kind == "compressed":
+            exchange = self.exchange
+        elif kind == "mild" and self.mild != "dense":
+            exchange = "direct"
+        fields: dict[str, Any] = {"exchange": lib.EXCHANGES[exchange], "n_threads": self.threads}
+        if exchange == "dense":
+            fields["format"] = lib.FORMATS["bf16" if dtype == torch.bfloat16 else "fp32"]
+        elif kind == "mild":
+            fields |= of_direct(self.mild, self.mild_sparsity)
+        elif exchange == "direct":
+            fields |= of_direct(self.values, self.sparsity_at(step))
+        else:
+            fields["sparsity"] = self.sparsity_at(step)
+        return fields
+
+    def feeds_back(self, kind: str) -> bool:
+        """Whether unsent values of that class are kept as a residual."""
+        fields = self.reducer(kind, torch.float32, 10**9)
+        if fields["exchange"] == lib.EXCHANGES["dense"]:
+            return False
+        is_exact = fields["sparsity"] == 0 and fields.get("format") in (lib.FORMATS["fp32"], lib.FORMATS["bf16"])
+        return not is_exact or fields["exchange"] != lib.EXCHANGES["direct"]
+
+    def travels(self, kind: str) -> str:
+        """How a class is sent, as text."""
+        if kind == "compressed" and self.exchange != "dense":
+            values = f", {self.values}" if self.exchange == "direct" else ""
+            return f"{self.exchange}, {100 * self.sparsity:g} % zero{values}"
+        if kind == "mild" and self.mild != "dense" and self.exchange != "dense":
+            return f"direct, {100 * self.mild_sparsity:g} % zero, {self.mild}"
+        return "dense"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be the same on all ranks, by name."""
+        fields = dict(vars(self))  # asdict() would copy a bound function's object, such as the model
+        del fields["threads"], fields["timeout_s"], fields["codec"]
+        if callable(self.layers):
+            fields["layers"] = "a function"  # its choices are compared parameter by parameter
+        return fields
