@@ -20,9 +20,6 @@ extern "C" {
 /* A capability. With it, `start` returns at once, and transfers of different lanes may overlap and start in any order.
  * Without it, there is one lane and `start` may block. */
 #define TAGC_TRANSPORT_LANES 1u
-/* A capability, together with the one above: there are 24 lanes instead of 8. Lanes from 8 on carry transfers of groups of
- * ranks, which other ranks do not start. */
-#define TAGC_TRANSPORT_GROUPS 2u
 
 /* What a transfer moves between this rank and one peer, in one direction. */
 typedef struct tagc_part {
@@ -46,7 +43,7 @@ typedef struct tagc_part {
  *
  * The time and memory that a transport takes should grow with the number of parts, not with W. */
 typedef struct tagc_transfer {
-    /* [0, 8), or with TAGC_TRANSPORT_GROUPS [0, 24). */
+    /* [0, 8). */
     uint32_t lane;
     /* Lengths of the two arrays below, [0, W - 1]. */
     uint32_t n_sends, n_receives;
@@ -78,7 +75,7 @@ typedef struct tagc_progress {
 typedef struct tagc_transport_ops {
     /* TAGC_TRANSPORT_ABI. */
     uint32_t abi;
-    /* 0, TAGC_TRANSPORT_LANES, or that and TAGC_TRANSPORT_GROUPS. */
+    /* 0 or TAGC_TRANSPORT_LANES. */
     uint32_t capabilities;
     const char *name;
     /* Starts a transfer. *request is the transport's own handle; the comm passes it to test until it is done. */

@@ -131,25 +131,6 @@ static int compresses(const tagc_measured_arm *a) {
            o->gather > TAGC_GATHER_BF16;
 }
 
-static int is_local(const tagc_measured_arm *a) {
-    return a->arm->options.local_steps > 0;
-}
-
-/* Local steps train differently from an exchange at every step. A benchmark can only say how much time they save. */
-static void say_local_steps(const tagc_measured_arms *b) {
-    const tagc_measured_arm *local = NULL, *every = NULL;
-    for (int i = 0; i < b->n; i++) {
-        const tagc_measured_arm *a = &b->arms[i], **best = is_local(a) ? &local : &every;
-        if (!*best || a->total.median < (*best)->total.median) *best = a;
-    }
-    if (!local || !every) return;
-    tagc_bench_say(
-        b->bench,
-        "Local steps: %s is %.2f times as fast as %s, the fastest that exchanges at every step. What "
-        "it costs in loss: docs/choosing-options.md\n",
-        local->arm->name, every->total.median / local->total.median, every->arm->name);
-}
-
 static tagc_status recommend(const tagc_measured_arms *b) {
     tagc_bench_candidate *candidates = calloc((size_t)b->n, sizeof *candidates);
     tagc_bench_advice advice;
@@ -157,7 +138,6 @@ static tagc_status recommend(const tagc_measured_arms *b) {
     int n = 0;
     for (int i = 0; i < b->n; i++) {
         const tagc_measured_arm *a = &b->arms[i];
-        if (is_local(a)) continue;
         candidates[n++] = (tagc_bench_candidate){.name = a->arm->name,
                                                  .sharding = a->arm->options.sharding,
                                                  .is_compressed = compresses(a),
@@ -172,7 +152,6 @@ static tagc_status recommend(const tagc_measured_arms *b) {
     tagc_bench_advise(candidates, n, b->n_rounds, &advice);
     const char *name = advice.arm < 0 ? "none" : candidates[advice.arm].name;
     tagc_bench_say(b->bench, "\nRecommendation: %s\n", advice.reason);
-    say_local_steps(b);
     tagc_bench_put(b->bench, "recommendation",
                    json_pack("{s:s, s:s, s:o}", "arm", name, "reason", advice.reason, "speedup",
                              tagc_json_real(advice.speedup)));

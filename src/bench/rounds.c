@@ -11,7 +11,6 @@
 #include "launch/over_ranks.h"
 #include "train/engine.h"
 #include "train/progress.h"
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,7 +95,6 @@ static tagc_status open_turn(turn *t) {
                                   .next_batch = next_batch,
                                   .context = t};
     tagc_train_fsdp(t->training.options, &options);
-    if (options.local_steps > 0) options.local_steps = INT_MAX; /* the turn asks for its round itself */
     TAGC_TRY(tagc_training_open(&t->training, &options));
     TAGC_TRY(tagc_engine_init_random(t->training.fsdp, &plan->model, (uint64_t)train->seed));
     t->arm->n_params = tagc_fsdp_n_params(t->training.fsdp);
@@ -148,47 +146,6 @@ static void keep_times(const turn *t, const tagc_fsdp_stats *stats, const tagc_b
     memcpy(out->phase_s, stats->phase_s, sizeof out->phase_s);
 }
 
-/* What a delay hides of the exchanges of all fragments, which were measured without one: of each, up to so many steps. */
-static double hidden(const turn *t, double exchange_s, const tagc_bench_iteration *kept) {
-    const tagc_train_options *o = &t->arm->arm->options;
-    double steps_s = 0;
-    for (int i = 0; i < t->b->n_steps; i++) steps_s += kept[i].total_s;
-    return fmin(exchange_s, (double)(o->local_fragments * o->local_delay) * steps_s / t->b->n_steps);
-}
-
-/* With local steps: one round of each fragment behind the last step, of which every step has its share. */
-static tagc_status add_round(turn *t, const tagc_fsdp_stats *last, tagc_bench_iteration *kept) {
-    tagc_measured_arm *a = t->arm;
-    int n_steps = t->b->n_steps;
-    double share = 1.0 / (double)a->arm->options.local_steps;
-    tagc_fsdp_stats stats;
-    tagc_busy_times busy;
-    TAGC_TRY(tagc_comm_barrier(t->b->bench->rank->comm)); /* sites have not waited for each other so far */
-    tagc_busy_take(t->b->bench->rank->busy, &busy);
-    TAGC_TRY(tagc_fsdp_synchronize(t->training.fsdp, &stats));
-    tagc_busy_take(t->b->bench->rank->busy, &busy);
-    double wait_s = stats.wait_reduce_s - last->wait_reduce_s, hidden_s = hidden(t, wait_s, kept);
-    double total_s = stats.total_s - last->total_s, optimizer_s = stats.optimizer_s - last->optimizer_s;
-    for (int i = 0; i < n_steps; i++) {
-        kept[i].total_s += share * (total_s - hidden_s);
-        kept[i].optimizer_s += share * optimizer_s;
-        kept[i].wait_reduce_s += share * (wait_s - hidden_s);
-        kept[i].exposed_s = kept[i].wait_gather_s + kept[i].wait_reduce_s;
-        kept[i].comm_s += share * busy.comm_s;
-        kept[i].codec_s += share * busy.codec_s;
-        kept[i].exchange_s += share * busy.exchange_s;
-        kept[i].gradient_s += share * busy.gradient_s;
-        for (int phase = 0; phase < TAGC_N_PHASES; phase++)
-            kept[i].phase_s[phase] += share * (stats.phase_s[phase] - last->phase_s[phase]);
-    }
-    double rounds = share * n_steps; /* that these steps would have had */
-    a->n_kept += rounds * (double)(stats.n_kept - last->n_kept);
-    a->n_union += rounds * (double)(stats.n_union - last->n_union);
-    for (int leg = 0; leg < TAGC_N_LEGS; leg++)
-        a->n_bytes[leg] += rounds * (double)(stats.n_bytes_sent[leg] - last->n_bytes_sent[leg]);
-    return TAGC_OK;
-}
-
 static tagc_status run_steps(turn *t, int round) {
     tagc_measured_arms *b = t->b;
     int64_t n_warmup = b->bench->plan->options.warmup_steps;
@@ -197,16 +154,10 @@ static tagc_status run_steps(turn *t, int round) {
     tagc_busy_times busy;
     for (int64_t step = 0; step < n_warmup + b->n_steps; step++) {
         TAGC_TRY(one_step(t, &stats, &busy));
-        if (step + 1 == n_warmup) {
-            TAGC_TRY(
-                tagc_fsdp_synchronize(t->training.fsdp, NULL)); /* of local steps: a round, not counted */
-            t->end_s = tagc_clock_s();
-        }
         if (step < n_warmup) continue;
         keep_times(t, &stats, &busy, &kept[step - n_warmup]);
         keep_counts(t->arm, &stats);
     }
-    if (t->arm->arm->options.local_steps > 0) TAGC_TRY(add_round(t, &stats, kept));
     /* The sums of bytes are exact: nothing else was sent between the steps. */
     return tagc_mean_over_ranks(b->bench->rank->comm, (double *)kept, TAGC_BENCH_N_FIGURES * b->n_steps);
 }

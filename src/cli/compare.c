@@ -82,31 +82,28 @@ static void print_times(const tagc_runlog *runs, int n_runs) {
 #define AT(field) offsetof(tagc_runlog_step, field)
     static const struct {
         const char *name, *format;
-        double (*of)(const tagc_runlog *run, size_t offset);
         size_t offset;
         double factor;
     } rows_of_times[] = {
-        {"time of a step, median (ms)", "%.1f", tagc_runlog_median, AT(wall_s), 1000},
-        {"  mean", "%.1f", tagc_runlog_mean, AT(wall_s), 1000}, /* rounds of local steps are in no median */
-        {"  compute", "%.1f", tagc_runlog_median, AT(compute_s), 1000},
-        {"  exposed: waiting for parameters", "%.1f", tagc_runlog_median, AT(wait_gather_s), 1000},
-        {"  exposed: waiting for gradients", "%.1f", tagc_runlog_median, AT(wait_reduce_s), 1000},
-        {"  optimizer", "%.1f", tagc_runlog_median, AT(optimizer_s), 1000},
-        {"  between steps", "%.1f", tagc_runlog_median, AT(between_s), 1000},
-        {"communication under way (ms)", "%.1f", tagc_runlog_median, AT(comm_s), 1000},
-        {"exchange hidden behind compute", "%.0f %%", tagc_runlog_median, AT(overlap), 100},
+        {"time of a step, median (ms)", "%.1f", AT(wall_s), 1000},
+        {"  compute", "%.1f", AT(compute_s), 1000},
+        {"  exposed: waiting for parameters", "%.1f", AT(wait_gather_s), 1000},
+        {"  exposed: waiting for gradients", "%.1f", AT(wait_reduce_s), 1000},
+        {"  optimizer", "%.1f", AT(optimizer_s), 1000},
+        {"  between steps", "%.1f", AT(between_s), 1000},
+        {"communication under way (ms)", "%.1f", AT(comm_s), 1000},
+        {"exchange hidden behind compute", "%.0f %%", AT(overlap), 100},
     };
     double values[MAX_RUNS];
     for (size_t row = 0; row < sizeof rows_of_times / sizeof rows_of_times[0]; row++) {
         for (int i = 0; i < n_runs; i++) {
-            values[i] =
-                rows_of_times[row].factor * rows_of_times[row].of(&runs[i], rows_of_times[row].offset);
+            values[i] = rows_of_times[row].factor * tagc_runlog_median(&runs[i], rows_of_times[row].offset);
             if (rows_of_times[row].offset == AT(overlap) && runs[i].world_size == 1) values[i] = (double)NAN;
         }
         print_row(rows_of_times[row].name, rows_of_times[row].format, values, n_runs);
     }
 #undef AT
-    printf("(times are medians but where it says mean; parts need not add up)\n\n");
+    printf("(times are medians; parts need not add up)\n\n");
 }
 
 static void print_bits(const tagc_runlog *runs, int n_runs) {

@@ -142,34 +142,6 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
                seen, n_ranks);
 }
 
-/* Local steps cost loss, so they have to save this much; tagc.torch.advise() asks for the same. */
-static const double least_local_gain = 1.2;
-
-static void print_local(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
-    int is_said = 0;
-    for (int k = 0; k < request->inputs.n_links; k++) {
-        const tagc_plan_row *local = tagc_plan_fastest(rows, n, k, 1),
-                            *every = tagc_plan_fastest(rows, n, k, 0);
-        char link[40], a[24], b[24];
-        if (!local || !every) continue;
-        if (!is_said++) printf("\n  Local steps or an exchange at every step\n");
-        double with_s = local->forecasts[k].iteration_s, without_s = every->forecasts[k].iteration_s;
-        printf("  %s: %s %s a step and %.3f bits, %s %s and %.2f bits: ", link_text(request, k, link),
-               local->arm, time_text(with_s, a),
-               tagc_plan_bits(local, tagc_plan_sum(local->volume.n_bytes), local->volume.n_params),
-               every->arm, time_text(without_s, b),
-               tagc_plan_bits(every, tagc_plan_sum(every->volume.n_bytes), every->volume.n_params));
-        if (without_s >= least_local_gain * with_s)
-            printf("local steps are %.2f times as fast\n", without_s / with_s);
-        else
-            printf(
-                "exchange at every step; local steps would be %.2f times as fast, less than the %g that are "
-                "worth their loss\n",
-                without_s / with_s, least_local_gain);
-    }
-    if (is_said) printf("  (what local steps cost in loss: docs/choosing-options.md)\n");
-}
-
 static void print_world(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     const tagc_setup *s = &rows[0].setup;
     char params[HUMAN_BYTES];
@@ -181,7 +153,6 @@ static void print_world(const tagc_plan_request *request, const tagc_plan_row *r
     print_bits(rows, n);
     if (request->inputs.has_costs && request->inputs.n_links > 0) {
         print_times(request, rows, n);
-        print_local(request, rows, n);
     } else {
         printf("\n  (%s)\n", rows[0].note);
     }

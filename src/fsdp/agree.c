@@ -11,10 +11,6 @@ typedef struct verdict {
     char text[TAGC_ERROR_TEXT_BYTES];
 } verdict;
 
-uint64_t tagc_agree_bytes(int world_size) {
-    return sizeof(verdict) * (uint64_t)(world_size - 1);
-}
-
 tagc_status tagc_agree(tagc_comm *comm, tagc_status status) {
     int world_size = tagc_comm_world_size(comm);
     if (world_size == 1 || status == TAGC_ERR_TRANSPORT)

@@ -7,7 +7,5 @@
 /* Collective. Each rank passes its status; its text is tagc_last_error. All ranks return the status of the lowest
  * rank that failed, with "rank r: " before its text. */
 tagc_status tagc_agree(tagc_comm *comm, tagc_status status);
-/* What each rank sends for that. */
-uint64_t tagc_agree_bytes(int world_size);
 
 #endif

@@ -2,7 +2,6 @@
  *
  *   DIR/step-00001000/manifest.json   version, world size, step, tensors, files with sizes and checksums
  *   DIR/step-00001000/rank-0.bin ...  per rank: parameter shards, moments, residuals
- * With local steps site 0 writes there, and site s into DIR/site-s, the same steps.
  *
  * Ranks first write to DIR/.step-00001000.partial/ and sync each file. When all ranks have succeeded, rank 0 renames the
  * folder. All ranks must see DIR (one host, or a shared file system). */

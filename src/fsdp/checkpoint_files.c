@@ -48,7 +48,7 @@ tagc_status tagc_checkpoint_info(const char *path, uint64_t *step, int *world_si
     tagc_manifest *manifest;
     TAGC_TRY(tagc_manifest_read(path, &manifest));
     *step = manifest->step;
-    *world_size = manifest->world_size * (manifest->local.n_sites > 0 ? manifest->local.n_sites : 1);
+    *world_size = manifest->world_size;
     *extra = manifest->extra;
     manifest->extra = NULL;
     tagc_manifest_destroy(manifest);

@@ -9,10 +9,6 @@
  *                   (n_owned), residual (n_residual). If parameters travel as deltas, the replica (n_owned) precedes the
  *                   residual, in bf16, padded with zeros to a multiple of 4 bytes
  *
- *                   then, of local steps: n_local values, the anchor, the outer velocity if there is one, residuals, and
- *                   of each fragment under way its pseudo-gradient; its residuals are then those of before
- *
- * Local steps: each site has a checkpoint of its own, site 0 in DIR, site s in DIR/site-s.
  * Sharded: n_owned = n_padded / W. With L ranks per host (hybrid; else L = W), rank R = h * L + l holds the n_owned
  * values of every flat from l * n_padded / L + h * n_owned on.
  * Replicated: rank 0 holds everything, the others only residuals.
@@ -24,10 +20,9 @@
 #include "fsdp/tables.h"
 #include "model/tensor.h"
 
-/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas, version 3 no local steps. Up to version 4
- * every flat has a first moment. Version 5 has no fragments of local steps. A checkpoint gets the lowest version from 2 on
- * that can describe it. */
-#define TAGC_CHECKPOINT_VERSION 6
+/* Version 1 has neither hybrid sharding nor residuals of hosts. Version 2 has no replicas. Up to version 4 every flat has a
+ * first moment. A checkpoint gets the lowest version from 2 on that can describe it. */
+#define TAGC_CHECKPOINT_VERSION 5
 #define TAGC_RANK_HEADER_BYTES 64
 
 typedef struct tagc_manifest_tensor {
@@ -49,24 +44,7 @@ typedef struct tagc_manifest_flat {
 typedef struct tagc_manifest_file {
     uint64_t n_bytes, checksum;            /* xxh3-64 */
     uint64_t gather_sent, gather_received; /* by this rank since the last step; the next step counts them */
-    uint64_t n_local;                      /* values of local steps behind the flats */
 } tagc_manifest_file;
-
-/* A fragment of local steps: steps since its pseudo-gradient was last taken, and how many that one is of; 0: it is not under
- * way. */
-typedef struct tagc_manifest_fragment {
-    uint64_t n_steps, n_away;
-} tagc_manifest_fragment;
-
-/* Local steps; n_sites 0: there are none. */
-typedef struct tagc_manifest_local {
-    int n_sites, site;
-    uint64_t n_steps, n_rounds; /* modulo local_steps, since sites had the same parameters; so far */
-    int has_anchor;             /* 0: before the first step */
-    uint64_t layout;            /* hash of what lies where in the values */
-    int n_fragments; /* 0: there is one, not under way, and n_steps are those since its last round */
-    tagc_manifest_fragment *fragments; /* (n_fragments) */
-} tagc_manifest_local;
 
 typedef struct tagc_manifest {
     uint64_t step, n_updates;
@@ -75,7 +53,6 @@ typedef struct tagc_manifest {
     tagc_manifest_tensor *tensors;
     tagc_manifest_flat *flats;
     tagc_manifest_file *files; /* (world_size) */
-    tagc_manifest_local local;
     char *extra;
 } tagc_manifest;
 

@@ -23,7 +23,7 @@ typedef struct tagc_mapping {
 
 typedef struct tagc_load {
     tagc_fsdp *fsdp;
-    char path[TAGC_PATH_BYTES];
+    const char *path;
     int forks; /* residuals are not loaded */
     tagc_manifest *manifest;
     tagc_mapping *files; /* (old W) */
@@ -89,10 +89,6 @@ static tagc_status stage(tagc_load *load) {
         return tagc_fail(TAGC_ERR_STATE, "a checkpoint between a backward pass and its step");
     TAGC_TRY(tagc_manifest_read(load->path, &load->manifest));
     TAGC_TRY(compare_tensors(load));
-    if (load->fsdp->local != NULL && !load->forks) {
-        tagc_status status = tagc_local_check_saved(load->fsdp, load->manifest);
-        if (status != TAGC_OK) return tagc_fail_in(status, "%s", load->path);
-    }
     load->files = calloc((size_t)load->manifest->world_size, sizeof *load->files);
     if (load->files == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the files of %s", load->path);
     for (int rank = 0; rank < load->manifest->world_size; rank++) TAGC_TRY(map_file(load, rank));
@@ -238,44 +234,17 @@ static tagc_status load_gentle(const tagc_load *load, int index) {
     return tagc_fsdp_load_gentle(f, index, stage, noise_since);
 }
 
-/* A site's own, beside that of site 0; what forks begins with the parameters of site 0 everywhere. */
-static tagc_status find_path(tagc_load *load, const char *path) {
-    char above[TAGC_PATH_BYTES], folder[TAGC_PATH_BYTES];
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;
-    size_t n_above = n;
-    while (n_above > 0 && path[n_above - 1] != '/') n_above--;
-    if (load->forks || load->fsdp->local == NULL) return tagc_path_print(load->path, "%s", path);
-    size_t n_dir = n_above > 1 ? n_above - 1 : n_above; /* without its slash, unless it is the root */
-    TAGC_TRY(tagc_path_print(above, "%.*s", n_dir > 0 ? (int)n_dir : 1, n_dir > 0 ? path : "."));
-    TAGC_TRY(tagc_fsdp_folder(load->fsdp, above, folder, sizeof folder));
-    return tagc_path_print(load->path, "%s/%.*s", folder, (int)(n - n_above), path + n_above);
-}
-
-/* The values of local steps behind the flats. */
-static tagc_status load_local(const tagc_load *load) {
-    tagc_fsdp *f = load->fsdp;
-    if (f->local == NULL) return TAGC_OK;
-    tagc_local_reset(f);
-    if (load->forks) return TAGC_OK;
-    const tagc_manifest *m = load->manifest;
-    uint64_t n_bytes = m->files[f->rank].n_bytes - m->files[f->rank].n_local * sizeof(float);
-    return tagc_local_load(f, &m->local, (const float *)(const void *)(load->files[f->rank].bytes + n_bytes));
-}
-
 static tagc_status load_checkpoint(tagc_fsdp *fsdp, tagc_comm *comm, const char *path, int forks,
                                    uint64_t *step, char **extra) {
-    tagc_load load = {.fsdp = fsdp, .forks = forks};
+    tagc_load load = {.fsdp = fsdp, .path = path, .forks = forks};
     *extra = NULL;
-    tagc_status status = find_path(&load, path);
-    status = tagc_agree(comm, status == TAGC_OK ? stage(&load) : status);
+    tagc_status status = tagc_agree(comm, stage(&load));
     if (status == TAGC_OK) status = tagc_fsdp_renew(fsdp);
     for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_gentle(&load, i);
     if (status == TAGC_OK) {
         load_values(&load);
         for (int i = 0; status == TAGC_OK && i < fsdp->tables.n_flats; i++) status = load_residual(&load, i);
         if (status == TAGC_OK && !forks) status = load_replicas(&load);
-        if (status == TAGC_OK) status = load_local(&load);
         status = tagc_agree(comm, status); /* one rank alone may find a residual that is not finite */
     }
     if (status == TAGC_OK) {

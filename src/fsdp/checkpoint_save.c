@@ -15,7 +15,7 @@
 typedef struct tagc_save {
     tagc_fsdp *fsdp;
     tagc_comm *comm;
-    char dir[TAGC_PATH_BYTES];
+    const char *dir;
     tagc_manifest *manifest;
     char partial[TAGC_PATH_BYTES], final[TAGC_PATH_BYTES], replaced[TAGC_PATH_BYTES];
 } tagc_save;
@@ -41,12 +41,6 @@ static tagc_status describe(tagc_save *save, uint64_t step, const char *extra) {
         m->flats[i].has_moment1 = f->tables.flats[i].moment1 != NULL;
         if (m->flats[i].n_gathers > 0 && version < 3) version = 3;
         if (!m->flats[i].has_moment1) version = 5;
-    }
-    if (f->local != NULL) {
-        if (version < 4) version = 4;
-        TAGC_TRY(tagc_local_describe(f->local, &m->local));
-        if (m->local.n_fragments > 0) version = 6;
-        m->files[f->rank].n_local = tagc_local_n_saved(f->local, &m->local);
     }
     m->version = version;
     for (int i = 0; i < f->tables.n_tensors; i++) {
@@ -94,17 +88,6 @@ static tagc_status write_replica(int fd, const float *values, uint64_t n, XXH3_s
     return TAGC_OK;
 }
 
-typedef struct local_file {
-    int fd;
-    XXH3_state_t *hash;
-    const char *path;
-} local_file;
-
-static tagc_status write_local(void *context, const float *values, uint64_t n) {
-    const local_file *file = context;
-    return write_bytes(file->fd, values, n * sizeof *values, file->hash, file->path);
-}
-
 static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, const char *path) {
     const tagc_fsdp *f = save->fsdp;
     unsigned char header[TAGC_RANK_HEADER_BYTES];
@@ -124,8 +107,7 @@ static tagc_status write_sections(tagc_save *save, int fd, XXH3_state_t *hash, c
             TAGC_TRY(write_replica(fd, flat->full + first, n_owned, hash, path));
         TAGC_TRY(write_bytes(fd, residual, n_residual * sizeof(float), hash, path));
     }
-    local_file file = {fd, hash, path};
-    return f->local != NULL ? tagc_local_write(f->local, write_local, &file) : TAGC_OK;
+    return TAGC_OK;
 }
 
 /* Syncs and closes the file; keeps the first failure. */
@@ -149,7 +131,6 @@ static tagc_status write_rank_file(tagc_save *save, tagc_manifest_file *file) {
         fd >= 0 ? TAGC_OK : tagc_fail(TAGC_ERR_IO, "cannot create %s: %s", path, strerror(errno));
     if (fd >= 0) status = close_file(fd, write_sections(save, fd, hash, path), path);
     file->n_bytes = tagc_rank_file_offset(save->manifest, f->rank, f->tables.n_flats, TAGC_SECTION_MASTER);
-    file->n_local = save->manifest->files[f->rank].n_local;
     file->checksum = XXH3_64bits_digest(hash);
     tagc_fsdp_gathered(f, &file->gather_sent, &file->gather_received);
     XXH3_freeState(hash);
@@ -194,15 +175,12 @@ static tagc_status publish(tagc_save *save) {
 
 static tagc_status save_all(tagc_save *save) {
     const tagc_fsdp *f = save->fsdp;
-    int first = f->rank == 0, is_other_site = f->local != NULL && f->local->site > 0;
+    int first = f->rank == 0;
     TAGC_TRY(tagc_agree(save->comm, first ? make_partial(save) : TAGC_OK));
     tagc_manifest_file file = {0};
     tagc_status status = tagc_agree(save->comm, write_rank_file(save, &file));
     if (status == TAGC_OK) status = tagc_comm_all_gather(f->comm, &file, sizeof file, save->manifest->files);
-    /* Site 0 comes last: the newest step in its folder is there for all sites. */
-    if (status == TAGC_OK && f->local != NULL)
-        status = tagc_agree(save->comm, first && is_other_site ? publish(save) : TAGC_OK);
-    if (status == TAGC_OK) status = tagc_agree(save->comm, first && !is_other_site ? publish(save) : TAGC_OK);
+    if (status == TAGC_OK) status = tagc_agree(save->comm, first ? publish(save) : TAGC_OK);
     if (status != TAGC_OK && first) {
         char text[TAGC_ERROR_TEXT_BYTES]; /* keep the text of the first failure */
         snprintf(text, sizeof text, "%s", tagc_last_error());
@@ -223,9 +201,8 @@ tagc_status tagc_checkpoint_save(tagc_fsdp *fsdp, tagc_comm *comm, const char *d
     } else {
         save->fsdp = fsdp;
         save->comm = comm;
-        status = tagc_fsdp_folder(fsdp, dir, save->dir, sizeof save->dir);
-        if (status == TAGC_OK)
-            status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
+        save->dir = dir;
+        status = tagc_order_end_gathers(&fsdp->order); /* a replica is saved as the gather leaves it */
         if (status == TAGC_OK) status = describe(save, step, extra);
     }
     status = tagc_agree(comm, status);

@@ -1,6 +1,5 @@
 /* Creates and destroys the engine, and reads and fills its parameters. */
 #include "fsdp/internal.h"
-#include "transport/group.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,28 +8,6 @@ static tagc_status make_order(tagc_fsdp *f) {
                                f->tables.backward_order, &f->order));
     for (int i = 0; i < f->tables.n_units; i++) tagc_order_set_unit(&f->order, i, &f->tables.units[i]);
     return TAGC_OK;
-}
-
-/* A site is laid out as an engine of its own. */
-static tagc_status prepare_site(tagc_fsdp *f) {
-    int n_ranks = tagc_local_site_ranks(&f->options), world_size = tagc_comm_world_size(f->all);
-    int rank = tagc_comm_rank(f->all);
-    TAGC_TRY(tagc_fsdp_check_hosts(n_ranks, world_size));
-    tagc_comm *site;
-    TAGC_TRY(tagc_comm_create_group(f->all, TAGC_GROUP_NEAR, rank / n_ranks * n_ranks, 1, n_ranks, &site));
-    f->comm = site;
-    f->rank = tagc_comm_rank(site);
-    f->world_size = n_ranks;
-    f->options = tagc_local_inner(&f->options);
-    return TAGC_OK;
-}
-
-static tagc_status prepare_local(tagc_fsdp *f, const tagc_fsdp_options *options) {
-    int n_sites = tagc_comm_world_size(f->all) / f->world_size;
-    TAGC_TRY(tagc_local_lay_out(f, options, n_sites));
-    f->local->site = tagc_comm_rank(f->all) / f->world_size;
-    return tagc_comm_create_group(f->all, TAGC_GROUP_FAR, f->rank, f->world_size, n_sites,
-                                  &f->local->between);
 }
 
 /* A rank that fails in here must still reach the agreement below. */
@@ -45,15 +22,12 @@ static tagc_status prepare(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_
         if (f->names == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for names");
         f->options.names = f->names;
     }
-    tagc_fsdp_options asked = f->options;
-    if (asked.local_steps > 0) TAGC_TRY(prepare_site(f));
     TAGC_TRY(tagc_fsdp_layout(f, tensors, n_tensors));
     for (int i = 0; i < f->tables.n_flats; i++) f->n_parts += tagc_fsdp_n_parts(f, &f->tables.flats[i]);
     f->coherences = calloc((size_t)(f->world_size + 2) * (size_t)f->n_parts, 2 * sizeof *f->coherences);
     if (f->coherences == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     TAGC_TRY(make_order(f));
-    TAGC_TRY(tagc_fsdp_place(f));
-    return asked.local_steps > 0 ? prepare_local(f, &asked) : TAGC_OK;
+    return tagc_fsdp_place(f);
 }
 
 /* The error names the first option in which this rank differs from rank 0. */
@@ -75,16 +49,16 @@ static tagc_status compare_options(int world_size, char (*texts)[TAGC_OPTIONS_TE
 }
 
 static tagc_status check_agreement(tagc_fsdp *f) {
-    int world_size = tagc_comm_world_size(f->all);
+    int world_size = f->world_size;
     char(*texts)[TAGC_OPTIONS_TEXT_BYTES] = calloc((size_t)world_size + 1, sizeof *texts);
     tagc_status status = TAGC_OK;
     if (texts == NULL)
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the options of %d ranks", world_size);
-    status = tagc_agree(f->all, status);
+    status = tagc_agree(f->comm, status);
     if (status == TAGC_OK) {
         char *own = texts[world_size];
         tagc_fsdp_options_text(f, own);
-        status = tagc_comm_all_gather(f->all, own, sizeof *texts, texts);
+        status = tagc_comm_all_gather(f->comm, own, sizeof *texts, texts);
     }
     if (status == TAGC_OK) status = compare_options(world_size, texts);
     free(texts);
@@ -99,7 +73,7 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
     if (f == NULL) {
         status = tagc_fail(TAGC_ERR_MEMORY, "no memory for the engine");
     } else {
-        f->comm = f->all = comm;
+        f->comm = comm;
         f->account.trace = trace;
         f->rank = tagc_comm_rank(comm);
         f->world_size = tagc_comm_world_size(comm);
@@ -111,7 +85,6 @@ tagc_status tagc_fsdp_create(tagc_comm *comm, const tagc_tensor_info *tensors, i
     if (status == TAGC_OK) status = check_agreement(f);
     for (int i = 0; status == TAGC_OK && i < f->tables.n_flats; i++)
         status = tagc_fsdp_make_exchange(f, &f->tables.flats[i]);
-    if (status == TAGC_OK && f->local != NULL) status = tagc_local_connect(f);
     if (status != TAGC_OK) {
         tagc_fsdp_destroy(f);
         return status;
@@ -132,8 +105,6 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
         tagc_fsdp_drop_carry(f, flat);
         tagc_fsdp_drop_moment(f, flat);
     }
-    tagc_local_destroy(f);
-    if (f->comm != f->all) tagc_comm_destroy(f->comm);
     tagc_memory_destroy(f->values_memory);
     tagc_memory_destroy(f->tables_memory);
     tagc_order_destroy(&f->order);
@@ -144,7 +115,6 @@ void tagc_fsdp_destroy(tagc_fsdp *f) {
 
 tagc_status tagc_fsdp_fill(tagc_fsdp *f, tagc_fill_fn fill, void *context) {
     TAGC_TRY(tagc_fsdp_renew(f));
-    if (f->local != NULL) tagc_local_reset(f);
     for (int i = 0; i < f->tables.n_tensors; i++) {
         const tagc_place *p = &f->tables.places[i];
         if (p->n == 0) continue;
@@ -204,10 +174,7 @@ uint64_t tagc_fsdp_n_params(const tagc_fsdp *f) {
 
 static uint64_t n_of_class(const tagc_fsdp *f, tagc_class class_) {
     uint64_t n = 0;
-    for (int i = 0; f->local != NULL && i < f->tables.n_tensors; i++) /* over all ranks of a site */
-        if (tagc_fsdp_class(&f->local->options, &f->tables.tensors[i]) == class_)
-            n += f->tables.tensors[i].n_elems;
-    for (int i = 0; f->local == NULL && i < f->tables.n_flats; i++)
+    for (int i = 0; i < f->tables.n_flats; i++)
         n += f->tables.flats[i].class_ == (int)class_ ? f->tables.flats[i].n_elems : 0;
     return n;
 }

@@ -91,19 +91,6 @@ typedef struct tagc_fsdp_options {
      * they have been trained. If a checkpoint is loaded, it says where its run was. */
     int fresh;
     int sparsity_warmup; /* >= 0, default 0: steps in which the kept share of compressed flats falls from 25 % to its target */
-    /* [0, 2^31), default 0 (off): sites train by themselves for so many steps, then exchange how far their
-     * parameters moved (local_steps.h). `policy`, `reducer` (dense or direct) and `mild` say how that travels. A site is one rank with sharding
-     * NONE, the ranks of a host with HYBRID; no other sharding goes with it. Within a site gradients travel dense. */
-    int local_steps;
-    /* [1, local_steps], default 1: parts of the model, at most one for each tensor. Each is exchanged every local_steps steps,
-     * one of them every local_steps / local_fragments steps. */
-    int local_fragments;
-    /* [0, local_steps), default 0: so many steps after its exchange began, the result of a fragment is applied. Training goes
-     * on meanwhile. */
-    int local_delay;
-    double local_decay; /* [0, 1], default 1: what residuals are multiplied with after each round */
-    double outer_lr,
-        outer_momentum; /* of the outer step, (0, 10] and [0, 1), defaults 1 and 0: the mean of the sites */
 } tagc_fsdp_options;
 
 /* The defaults are those that lost least for their bytes when measured (docs/choosing-options.md). */
@@ -167,28 +154,11 @@ typedef struct tagc_fsdp_stats {
     int n_gentle;                                /* flats that are still in their gentle start */
     double load;                                 /* largest of any sketch */
     int peel_rounds;                             /* largest */
-    int is_round; /* of local steps: this step ended with one, whose bytes, times and counts are in the above */
-    uint64_t n_rounds; /* so far; each is of one fragment */
 } tagc_fsdp_stats;
 
 /* Collective. Waits for the exchanges, clips, and updates the owned shards with learning rate `lr`.
  * The model adds gradients of its mean loss; the engine takes the mean over ranks and micro-steps. */
 tagc_status tagc_fsdp_step(tagc_fsdp *fsdp, double lr, tagc_fsdp_stats *stats);
-
-/* ---- local steps ---- */
-
-/* Collective, between steps: with local steps, rounds under way end, and all sites exchange now what they have done since the
- * last rounds, after which all have the same parameters; else nothing.
- * stats may be NULL, or gets those of the last step with this round added. */
-tagc_status tagc_fsdp_synchronize(tagc_fsdp *fsdp, tagc_fsdp_stats *stats);
-/* Whether the next step waits for all ranks: always, or with local steps if a round ends with it. */
-int tagc_fsdp_round_is_due(const tagc_fsdp *fsdp);
-/* The ranks that exchange at every step: all, or those of this rank's site. The engine owns it where it is not the
- * caller's. */
-tagc_comm *tagc_fsdp_comm(const tagc_fsdp *fsdp);
-/* Where this rank's checkpoints go for a run in `dir`: there, or of site 1, 2, ... into dir/site-1, dir/site-2, ...
- * folder: capacity n_bytes. */
-tagc_status tagc_fsdp_folder(const tagc_fsdp *fsdp, const char *dir, char *folder, size_t n_bytes);
 
 /* ---- backing off ---- */
 
@@ -211,7 +181,7 @@ const char *tagc_fsdp_unit_name(const tagc_fsdp *fsdp, int unit);
 
 /* A flat: the tensors of one class of one unit. */
 typedef struct tagc_layout_flat {
-    int unit, class_;             /* tagc_class; of parts, the fragment instead of the unit */
+    int unit, class_;             /* tagc_class */
     uint64_t n_elems, n_padded;   /* without and with padding */
     tagc_reducer_options reducer; /* as the engine would create it */
     int has_gatherer;             /* 0 where parameters are replicated */

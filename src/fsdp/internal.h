@@ -9,17 +9,14 @@
 #include "fsdp/adamw.h"
 #include "fsdp/agree.h"
 #include "fsdp/gather_order.h"
-#include "fsdp/local_steps.h"
 #include "fsdp/tables.h"
 
 /* The published runs wrapped and compressed matrices with more elements than this. */
 #define TAGC_LARGE_MATRIX_ELEMS 2000000u
 
 struct tagc_fsdp {
-    tagc_comm *all;  /* the caller's */
-    tagc_comm *comm; /* of the ranks that exchange at every step; rank and world_size are those in it */
-    tagc_local_steps *local; /* NULL: comm is all */
-    tagc_trace *trace;       /* may be NULL */
+    tagc_comm *comm;   /* the caller's */
+    tagc_trace *trace; /* may be NULL */
     int rank, world_size;
     int n_owners; /* ranks that hold one copy of a flat together: W, those of a host, or 1 if replicated */
     tagc_fsdp_options options;
@@ -53,7 +50,6 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
  * same rows. Sums that must count each value once use _own_part, n_padded / W values that no other rank has. */
 void tagc_fsdp_owned(const tagc_fsdp *fsdp, uint64_t n_padded, int rank, uint64_t *first, uint64_t *n_owned);
 uint64_t tagc_fsdp_own_part(uint64_t n_padded, int world_size, int n_owners, int rank);
-tagc_status tagc_fsdp_check_hosts(int ranks_per_host, int world_size);
 tagc_status tagc_fsdp_layout(tagc_fsdp *fsdp, const tagc_tensor_info *tensors, int n_tensors); /* tables */
 tagc_status tagc_fsdp_place(tagc_fsdp *fsdp);                                                  /* arrays */
 /* Frees the first moment that a flat had while it was gentle. */

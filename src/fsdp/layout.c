@@ -291,17 +291,13 @@ static int assign_slots(tagc_fsdp *f, tagc_slot *slots, int n_shared, int gradie
     return n_slots;
 }
 
-tagc_status tagc_fsdp_check_hosts(int ranks_per_host, int world_size) {
-    if (world_size % ranks_per_host == 0) return TAGC_OK;
-    return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, allowed is a divisor of the world size %d",
-                     ranks_per_host, world_size);
-}
-
 tagc_status tagc_fsdp_layout(tagc_fsdp *f, const tagc_tensor_info *tensors, int n_tensors) {
     if (tensors == NULL || n_tensors < 1 || n_tensors > 1000000)
         return tagc_fail(TAGC_ERR_ARGUMENT, "n_tensors is %d, allowed is 1 to 1000000", n_tensors);
     const tagc_fsdp_options *o = &f->options;
-    TAGC_TRY(tagc_fsdp_check_hosts(o->ranks_per_host, f->world_size));
+    if (f->world_size % o->ranks_per_host != 0)
+        return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, allowed is a divisor of the world size %d",
+                         o->ranks_per_host, f->world_size);
     f->n_owners = o->sharding == TAGC_SHARD_NONE     ? 1
                   : o->sharding == TAGC_SHARD_HYBRID ? o->ranks_per_host
                                                      : f->world_size;

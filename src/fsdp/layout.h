@@ -23,9 +23,6 @@ typedef struct tagc_layout {
     int *backward_order; /* (n_units) */
     tagc_layout_unit *units;
     tagc_layout_flat *flats;
-    /* Of local steps; all else is then of one site, of world_size ranks. */
-    int n_sites, n_fragments, n_parts;
-    tagc_layout_flat *parts;  /* (n_parts) what a round exchanges between sites; no gatherers */
     tagc_paper_options paper; /* of the reducers that use them */
     uint64_t n_params, n_compressed, n_mild;
     tagc_fsdp_memory memory; /* as tagc_fsdp_memory_used reports; the same on every rank */

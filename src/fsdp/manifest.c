@@ -36,27 +36,11 @@ void tagc_manifest_destroy(tagc_manifest *m) {
     free(m->tensors);
     free(m->flats);
     free(m->files);
-    free(m->local.fragments);
     free(m->extra);
     free(m);
 }
 
 /* ---- to text ---- */
-
-static json_t *local_of(const tagc_manifest_local *l) {
-    char layout[20];
-    snprintf(layout, sizeof layout, "%016llx", (unsigned long long)l->layout);
-    json_t *local = json_pack("{s:i, s:i, s:I, s:I, s:b, s:s}", "sites", l->n_sites, "site", l->site, "steps",
-                              (json_int_t)l->n_steps, "rounds", (json_int_t)l->n_rounds, "anchor",
-                              l->has_anchor, "layout", layout);
-    if (local == NULL || l->n_fragments == 0) return local;
-    json_t *fragments = json_array();
-    for (int i = 0; i < l->n_fragments; i++)
-        json_array_append_new(fragments, json_pack("{s:I, s:I}", "steps", (json_int_t)l->fragments[i].n_steps,
-                                                   "under_way", (json_int_t)l->fragments[i].n_away));
-    json_object_set_new(local, "fragments", fragments);
-    return local;
-}
 
 static json_t *content_of(const tagc_manifest *m) {
     json_t *tensors = json_array(), *flats = json_array(), *files = json_array();
@@ -87,18 +71,13 @@ static json_t *content_of(const tagc_manifest *m) {
             json_object_set_new(file, "gathered",
                                 json_pack("{s:I, s:I}", "sent", (json_int_t)m->files[i].gather_sent,
                                           "received", (json_int_t)m->files[i].gather_received));
-        if (m->local.n_sites > 0)
-            json_object_set_new(file, "n_local", json_integer((json_int_t)m->files[i].n_local));
         json_array_append_new(files, file);
     }
-    json_t *content =
-        json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
-                  "version", m->version, "step", (json_int_t)m->step, "n_updates", (json_int_t)m->n_updates,
-                  "world_size", m->world_size, "sharded", m->sharded, "owners", m->n_owners, "tensors",
-                  tensors, "flats", flats, "files", files, "extra", m->extra != NULL ? m->extra : "");
-    if (content != NULL && m->local.n_sites > 0)
-        json_object_set_new(content, "local_steps", local_of(&m->local));
-    return content;
+    return json_pack("{s:s, s:i, s:I, s:I, s:i, s:b, s:i, s:o, s:o, s:o, s:s}", "format", "tagc checkpoint",
+                     "version", m->version, "step", (json_int_t)m->step, "n_updates",
+                     (json_int_t)m->n_updates, "world_size", m->world_size, "sharded", m->sharded, "owners",
+                     m->n_owners, "tensors", tensors, "flats", flats, "files", files, "extra",
+                     m->extra != NULL ? m->extra : "");
 }
 
 static int hash_content(const json_t *content, char hex[20]) {
@@ -188,40 +167,9 @@ static int get_hash(const json_t *object, const char *key, uint64_t *out) {
     return 1;
 }
 
-static tagc_status parse_fragments(const json_t *json, tagc_manifest_local *l) {
-    size_t n = json_array_size(json);
-    if (json == NULL) return TAGC_OK;
-    if (n == 0 || n > MAX_ENTRIES) return corrupt("its fragments are none or too many");
-    l->fragments = calloc(n, sizeof *l->fragments);
-    if (l->fragments == NULL) return tagc_fail(TAGC_ERR_MEMORY, "no memory for %zu fragments", n);
-    l->n_fragments = (int)n;
-    for (size_t i = 0; i < n; i++) {
-        TAGC_TRY(get_number(json_array_get(json, i), "steps", INT32_MAX, &l->fragments[i].n_steps));
-        TAGC_TRY(get_number(json_array_get(json, i), "under_way", INT32_MAX, &l->fragments[i].n_away));
-    }
-    return TAGC_OK;
-}
-
-static tagc_status parse_local(const json_t *json, int version, tagc_manifest_local *l) {
-    uint64_t n_sites = 0, site = 0;
-    if (json == NULL) return TAGC_OK;
-    TAGC_TRY(get_number(json, "sites", MAX_RANKS, &n_sites));
-    TAGC_TRY(get_number(json, "site", MAX_RANKS, &site));
-    TAGC_TRY(get_number(json, "steps", INT64_MAX, &l->n_steps));
-    TAGC_TRY(get_number(json, "rounds", INT64_MAX, &l->n_rounds));
-    if (site >= n_sites || !json_is_boolean(json_object_get(json, "anchor")) ||
-        !get_hash(json, "layout", &l->layout))
-        return corrupt("what it says of local steps contradicts itself");
-    l->n_sites = (int)n_sites;
-    l->site = (int)site;
-    l->has_anchor = json_is_true(json_object_get(json, "anchor"));
-    return version > 5 ? parse_fragments(json_object_get(json, "fragments"), l) : TAGC_OK;
-}
-
 static tagc_status parse_file(const json_t *json, const tagc_manifest *m, tagc_manifest_file *f) {
     const json_t *gathered = json_object_get(json, "gathered");
     int version = m->version;
-    if (m->local.n_sites > 0) TAGC_TRY(get_number(json, "n_local", MAX_ELEMS, &f->n_local));
     if (version > 2) TAGC_TRY(get_number(gathered, "sent", INT64_MAX, &f->gather_sent));
     if (version > 2) TAGC_TRY(get_number(gathered, "received", INT64_MAX, &f->gather_received));
     TAGC_TRY(get_number(json, "n_bytes", INT64_MAX, &f->n_bytes));
@@ -276,9 +224,6 @@ static tagc_status parse_content(const json_t *content, tagc_manifest **out) {
     m->sharded = json_is_true(sharded);
     m->extra = strdup(json_string_value(extra));
     tagc_status status = m->extra != NULL ? TAGC_OK : tagc_fail(TAGC_ERR_MEMORY, "no memory for extra");
-    const json_t *local = json_object_get(content, "local_steps");
-    if (status == TAGC_OK && (version == 4 || (version > 4 && local != NULL)))
-        status = parse_local(local, m->version, &m->local);
     if (status == TAGC_OK) status = parse_tables(content, m);
     if (status != TAGC_OK) {
         tagc_manifest_destroy(m);
@@ -351,8 +296,6 @@ uint64_t tagc_rank_file_offset(const tagc_manifest *m, int rank, int flat, tagc_
     if (flat < m->n_flats) {
         tagc_manifest_owned(m, flat, rank, &first, &n_owned);
         n_elems += before_section(&m->flats[flat], n_owned, (int)section);
-    } else {
-        n_elems += m->files[rank].n_local;
     }
     return TAGC_RANK_HEADER_BYTES + n_elems * sizeof(float);
 }
@@ -371,10 +314,6 @@ static uint64_t layout_hash(const tagc_manifest *m) {
         const tagc_manifest_tensor *t = &m->tensors[i];
         uint64_t numbers[] = {XXH3_64bits(t->name, strlen(t->name)), t->n_rows, t->n_cols, (uint64_t)t->flat,
                               t->offset};
-        hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
-    }
-    if (m->local.n_sites > 0) {
-        uint64_t numbers[] = {(uint64_t)m->local.n_sites, (uint64_t)m->local.site, m->local.layout};
         hash = XXH3_64bits_withSeed(numbers, sizeof numbers, hash);
     }
     return hash;

@@ -28,9 +28,6 @@ void tagc_fsdp_options_init(tagc_fsdp_options *options) {
         .beta2_compressed = -1,
         .weight_decay = 0.1,
         .clip_norm = 1.0,
-        .local_fragments = 1,
-        .local_decay = 1.0,
-        .outer_lr = 1.0,
     };
     tagc_reducer_options_init(&options->reducer);
     tagc_reducer_options_init(&options->mild);
@@ -43,13 +40,6 @@ void tagc_fsdp_options_resolve(tagc_fsdp_options *o) {
     int is_direct = o->policy != TAGC_POLICY_NONE && o->reducer.exchange == TAGC_EXCHANGE_DIRECT;
     tagc_reducer_options_resolve(&o->reducer);
     if (mild->exchange == -1) mild->exchange = is_direct ? TAGC_EXCHANGE_DIRECT : TAGC_EXCHANGE_DENSE;
-    if (o->local_steps >
-        0) { /* pseudo-gradients of all matrices travel alike, and inner steps are what they are */
-        if (mild->sparsity == -1) mild->sparsity = is_direct ? o->reducer.sparsity : 0;
-        if (mild->format == -1 && is_direct) mild->format = o->reducer.format;
-        if (o->beta1_compressed == -1) o->beta1_compressed = o->beta1;
-        if (o->beta2_compressed == -1) o->beta2_compressed = o->beta2;
-    }
     if (mild->sparsity == -1)
         mild->sparsity = mild->exchange == TAGC_EXCHANGE_DENSE ? 0 : fmin(MILD_SPARSITY, o->reducer.sparsity);
     if (mild->format == -1 && mild->exchange == TAGC_EXCHANGE_DIRECT) mild->format = MILD_FORMAT;
@@ -66,27 +56,6 @@ static tagc_status check_int(const char *name, int value, int min, int max) {
 static tagc_status check_real(const char *name, double value, int allowed, const char *range) {
     if (isfinite(value) && allowed) return TAGC_OK;
     return tagc_fail(TAGC_ERR_ARGUMENT, "%s is %g, allowed is %s", name, value, range);
-}
-
-static tagc_status check_local_steps(const tagc_fsdp_options *o) {
-    TAGC_TRY(check_int("local_steps", o->local_steps, 0, 2147483647));
-    TAGC_TRY(check_real("local_decay", o->local_decay, o->local_decay >= 0 && o->local_decay <= 1, "[0, 1]"));
-    TAGC_TRY(check_real("outer_lr", o->outer_lr, o->outer_lr > 0 && o->outer_lr <= 10, "(0, 10]"));
-    TAGC_TRY(check_real("outer_momentum", o->outer_momentum, o->outer_momentum >= 0 && o->outer_momentum < 1,
-                        "[0, 1)"));
-    if (o->local_steps == 0) return TAGC_OK;
-    TAGC_TRY(check_int("local_fragments", o->local_fragments, 1, o->local_steps));
-    TAGC_TRY(check_int("local_delay", o->local_delay, 0, o->local_steps - 1));
-    if (o->sharding != TAGC_SHARD_NONE && o->sharding != TAGC_SHARD_HYBRID)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "sharding is %d with local_steps %d, allowed is %d (none) or %d (hybrid): each site "
-                         "has all parameters",
-                         o->sharding, o->local_steps, TAGC_SHARD_NONE, TAGC_SHARD_HYBRID);
-    if (o->reducer.exchange != TAGC_EXCHANGE_DENSE && o->reducer.exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "exchange is %d with local_steps %d, allowed is %d (dense) or %d (direct)",
-                         o->reducer.exchange, o->local_steps, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT);
-    return TAGC_OK;
 }
 
 tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
@@ -126,7 +95,6 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
     if (o->gentle && o->sparsity_warmup > 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "gentle is 1 and sparsity_warmup is %d, allowed is one of them",
                          o->sparsity_warmup);
-    TAGC_TRY(check_local_steps(o));
     TAGC_TRY(check_real("beta1", o->beta1, o->beta1 >= 0 && o->beta1 < 1, "[0, 1)"));
     TAGC_TRY(check_real("beta1_compressed", o->beta1_compressed,
                         o->beta1_compressed == -1 || (o->beta1_compressed >= 0 && o->beta1_compressed < 1),
@@ -153,7 +121,7 @@ tagc_status tagc_fsdp_options_check(const tagc_fsdp_options *o) {
 }
 
 void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_BYTES]) {
-    const tagc_fsdp_options *o = fsdp->local != NULL ? &fsdp->local->options : &fsdp->options;
+    const tagc_fsdp_options *o = &fsdp->options;
     memset(text, 0, TAGC_OPTIONS_TEXT_BYTES);
     uint64_t tensors = 0, names = o->names == NULL ? 0 : XXH3_64bits(o->names, strlen(o->names));
     for (int i = 0; i < fsdp->tables.n_tensors; i++) {
@@ -175,14 +143,11 @@ void tagc_fsdp_options_text(const tagc_fsdp *fsdp, char text[TAGC_OPTIONS_TEXT_B
              "exchange_each_micro_step=%d "
              "beta1=%.17g beta1_compressed=%.17g "
              "beta2=%.17g beta2_compressed=%.17g epsilon=%.17g weight_decay=%.17g clip_norm=%.17g "
-             "sparsity_warmup=%d gentle=%d fresh=%d "
-             "local_steps=%d local_fragments=%d local_delay=%d local_decay=%.17g outer_lr=%.17g "
-             "outer_momentum=%.17g",
+             "sparsity_warmup=%d gentle=%d fresh=%d",
              fsdp->tables.n_tensors, (unsigned long long)tensors, o->sharding, o->wrap,
              (unsigned long long)o->bucket_elems, o->policy, (unsigned long long)names, o->reducer.exchange,
              o->mild.exchange, o->dense_format, o->gather, o->ranks_per_host, o->two_level, o->prefetch,
              o->grads_in_flight, o->n_micro_steps, o->exchange_each_micro_step, o->beta1, o->beta1_compressed,
              o->beta2, o->beta2_compressed, o->epsilon, o->weight_decay, o->clip_norm, o->sparsity_warmup,
-             o->gentle, o->fresh, o->local_steps, o->local_fragments, o->local_delay, o->local_decay,
-             o->outer_lr, o->outer_momentum);
+             o->gentle, o->fresh);
 }

@@ -155,7 +155,6 @@ static tagc_status begin_step(tagc_fsdp *f) {
         f->account.received_before[TAGC_LEG_GATHER] = received;
     }
     for (int i = 0; i < f->tables.n_units; i++) f->tables.units[i].n_exchanged = 0;
-    if (f->local != NULL) TAGC_TRY(tagc_local_begin_step(f));
     return tagc_fsdp_begin_kept(f);
 }
 

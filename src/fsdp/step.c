@@ -115,8 +115,6 @@ tagc_status tagc_fsdp_step(tagc_fsdp *f, double lr, tagc_fsdp_stats *stats) {
     if (!f->account.stats.skipped) TAGC_TRY(update(f, lr, clip));
     double end_s = tagc_time_s();
     tagc_account_event(&f->account, "optimizer", update_s, end_s, UINT64_MAX);
-    if (f->local != NULL) TAGC_TRY(tagc_local_end_step(f));
-    end_s = tagc_time_s();
     f->account.stats.optimizer_s = end_s - start_s - (f->account.stats.wait_reduce_s - waited_s);
     f->account.stats.total_s = end_s - f->account.step_start_s;
     f->account.stats.compute_s = f->account.stats.total_s - f->account.stats.wait_gather_s -

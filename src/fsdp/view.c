@@ -37,25 +37,6 @@ static tagc_status copy(const tagc_fsdp *f, tagc_layout *out) {
         out->memory.residuals += memory.residual;
         out->n_owned += f->tables.flats[i].n_owned;
     }
-    if (f->local == NULL) return TAGC_OK;
-    out->n_sites = f->local->n_sites;
-    out->n_fragments = f->local->n_fragments;
-    out->n_parts = f->local->n_parts;
-    out->parts = calloc((size_t)out->n_parts, sizeof *out->parts);
-    if (!out->parts) return tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout of %d parts", out->n_parts);
-    for (int i = 0, fragment = 0; i < out->n_parts; i++) {
-        const tagc_local_part *part = &f->local->parts[i];
-        while (i >= f->local->fragments[fragment].first_part + f->local->fragments[fragment].n_parts)
-            fragment++;
-        out->parts[i] = (tagc_layout_flat){.unit = fragment,
-                                           .class_ = part->class_,
-                                           .n_elems = part->n_elems,
-                                           .n_padded = part->n_padded,
-                                           .reducer = part->options};
-        tagc_exchange_memory memory;
-        TAGC_TRY(tagc_reducer_memory(&part->options, out->n_sites, 0, &memory));
-        out->memory.residuals += memory.residual;
-    }
     return TAGC_OK;
 }
 
@@ -70,19 +51,14 @@ tagc_status tagc_layout_create(const tagc_tensor_info *tensors, int n_tensors,
     size_t n_bytes = 0;
     tagc_status status = TAGC_OK;
     if (!f || !layout) status = tagc_fail(TAGC_ERR_MEMORY, "no memory for a layout");
-    int n_site = options->local_steps > 0 ? tagc_local_site_ranks(options) : world_size;
-    if (status == TAGC_OK) status = tagc_fsdp_check_hosts(n_site, world_size);
     if (status == TAGC_OK) {
-        f->world_size = n_site;
-        f->options = options->local_steps > 0 ? tagc_local_inner(options) : *options;
+        f->world_size = world_size;
+        f->options = *options;
         tagc_fsdp_options_resolve(&f->options);
         status = tagc_fsdp_layout(f, tensors, n_tensors);
     }
     if (status == TAGC_OK) status = tagc_fsdp_measure(f, &n_bytes);
-    if (status == TAGC_OK && options->local_steps > 0)
-        status = tagc_local_lay_out(f, options, world_size / n_site);
     if (status == TAGC_OK) status = copy(f, layout);
-    if (f) tagc_local_destroy(f);
     if (f) tagc_memory_destroy(f->tables_memory);
     free(f);
     if (status != TAGC_OK) {
@@ -99,6 +75,5 @@ void tagc_layout_destroy(tagc_layout *layout) {
     free(layout->backward_order);
     free(layout->units);
     free(layout->flats);
-    free(layout->parts);
     free(layout);
 }

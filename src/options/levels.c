@@ -5,10 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SITES, HOSTS, RANKS, N_LEVELS };
-static const char *const names[N_LEVELS] = {"sites", "hosts", "ranks"};
+enum { HOSTS, RANKS, N_LEVELS };
+static const char *const names[N_LEVELS] = {"hosts", "ranks"};
 
-#define FORM "allowed: sites=N or hosts=N, and ranks=N of a host, as \"hosts=2,ranks=4\""
+#define FORM "allowed: hosts=N, and ranks=N of a host, as \"hosts=2,ranks=4\""
 
 /* counts (N_LEVELS): 0 where a level is not named. */
 static tagc_status read_levels(const char *text, long counts[N_LEVELS]) {
@@ -29,8 +29,7 @@ static tagc_status read_levels(const char *text, long counts[N_LEVELS]) {
         at = end;
         if (*at == '\0') break;
     }
-    if (counts[SITES] + counts[HOSTS] == 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", " FORM, text);
+    if (counts[HOSTS] == 0) return tagc_fail(TAGC_ERR_ARGUMENT, "--levels is \"%.60s\", " FORM, text);
     return TAGC_OK;
 }
 
@@ -50,32 +49,19 @@ static tagc_status set(tagc_parsed *parsed, const char *levels, const char *name
 
 tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed) {
     const tagc_train_options *options = parsed->values;
-    long counts[N_LEVELS] = {0}, n = 1;
+    long counts[N_LEVELS] = {0};
     char per_host[24], all[24];
     TAGC_TRY(read_levels(text, counts));
-    for (int i = 0; i < N_LEVELS; i++) n *= counts[i] ? counts[i] : 1;
-    if (counts[SITES] && counts[HOSTS] > 1)
-        return tagc_fail(
-            TAGC_ERR_UNSUPPORTED,
-            "--levels is \"%.60s\": hosts inside sites are not supported; leave out hosts (each site is one "
-            "host), or sites",
-            text);
+    long n_inner = counts[RANKS] ? counts[RANKS] : 1, n = counts[HOSTS] * n_inner;
     if (n_ranks > 0 && n != n_ranks)
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "--levels is \"%.60s\", that makes %ld ranks, but this run has %d", text, n,
                          n_ranks);
-    if (counts[SITES] && options->local_steps == 0 && !options->resume)
-        return tagc_fail(
-            TAGC_ERR_ARGUMENT,
-            "--levels is \"%.60s\", and sites need --local-steps; at every step, hosts=%ld exchange", text,
-            counts[SITES]);
-    long n_inner = counts[RANKS] ? counts[RANKS] : 1;
     snprintf(per_host, sizeof per_host, "%ld", n_inner);
     snprintf(all, sizeof all, "%ld", n);
     TAGC_TRY(set(parsed, text, "ranks", all));
-    if (counts[SITES]) TAGC_TRY(set(parsed, text, "sharding", n_inner > 1 ? "hybrid" : "none"));
     if (n_inner == 1) return TAGC_OK;
     TAGC_TRY(set(parsed, text, "ranks-per-host", per_host));
-    if (counts[SITES] || options->sharding == TAGC_SHARD_HYBRID || options->resume) return TAGC_OK;
+    if (options->sharding == TAGC_SHARD_HYBRID || options->resume) return TAGC_OK;
     return set(parsed, text, "two-level", "yes");
 }

@@ -35,12 +35,6 @@ static const struct {
     {"all-legs-2bit", "--sharding=grad --wire=bf16 --gather=delta2 --exchange=direct --guard=20",
      "the same with 2-bit deltas"},
     {"ddp-direct", "--sharding=none --wire=bf16 --exchange=direct", "direct gradients with replicas"},
-    {"local-30", "--sharding=none --exchange=direct --local-steps=30",
-     "each rank trains by itself; every 30 steps the ranks exchange how far their parameters moved, direct"},
-    {"local-30-delay",
-     "--sharding=none --exchange=direct --local-steps=30 --local-fragments=3 --local-delay=5",
-     "the same in 3 parts, each exchanged while the next 5 steps run"},
-    {"local-30-dense", "--sharding=none --exchange=dense --local-steps=30", "as local-30, all of it in fp32"},
 };
 enum { N_TABLE = sizeof table / sizeof table[0] };
 
@@ -86,8 +80,7 @@ tagc_status tagc_preset_apply(const char *name, tagc_parsed *parsed) {
 }
 
 int tagc_preset_apply_default(const tagc_parsed *parsed, void *values) {
-    static const char *const chosen[] = {"preset",   "sharding", "gather",     "wire",
-                                         "compress", "exchange", "local-steps"};
+    static const char *const chosen[] = {"preset", "sharding", "gather", "wire", "compress", "exchange"};
     for (size_t i = 0; i < sizeof chosen / sizeof chosen[0]; i++)
         if (tagc_options_given(parsed, chosen[i])) return 0;
     char value[64];

@@ -19,15 +19,15 @@ void tagc_preset_print(FILE *out);                        /* under "Arms:" a lin
  * there is no such preset. */
 tagc_status tagc_preset_apply(const char *name, tagc_parsed *parsed);
 
-/* If `parsed` was given neither a preset nor --sharding, --gather, --wire, --compress, --exchange or --local-steps: puts the
- * options of TAGC_PRESET_DEFAULT that were not given into `values`. Returns whether it did. */
+/* If `parsed` was given neither a preset nor --sharding, --gather, --wire, --compress or --exchange: puts the options of
+ * TAGC_PRESET_DEFAULT that were not given into `values`. Returns whether it did. */
 int tagc_preset_apply_default(const tagc_parsed *parsed, void *values);
 
-/* ---- --levels: sites, hosts and ranks by name, as the options that follow from them ---- */
+/* ---- --levels: hosts and ranks by name, as the options that follow from them ---- */
 
-/* Sets --ranks, --ranks-per-host, --two-level and --sharding in `parsed`, of tagc train, where the levels say them, and counts them
- * as given. n_ranks: of the run; 0 if the levels decide. TAGC_ERR_ARGUMENT if the text is wrong, another option says something
- * else, or the counts do not give n_ranks; TAGC_ERR_UNSUPPORTED for hosts inside sites. */
+/* Sets --ranks, --ranks-per-host and --two-level in `parsed`, of tagc train, where the levels say them, and counts them as given.
+ * n_ranks: of the run; 0 if the levels decide. TAGC_ERR_ARGUMENT if the text is wrong, another option says something else, or
+ * the counts do not give n_ranks. */
 tagc_status tagc_levels_apply(const char *text, int n_ranks, tagc_parsed *parsed);
 
 #endif

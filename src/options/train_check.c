@@ -47,34 +47,6 @@ static tagc_status check_exchange(const tagc_train_options *options) {
     return TAGC_OK;
 }
 
-static tagc_status check_local_steps(const tagc_train_options *options) {
-    if (options->local_steps == 0) return TAGC_OK;
-    int is_sharded = options->sharding == TAGC_SHARD_FULL || options->sharding == TAGC_SHARD_GRAD;
-    if (is_sharded && !options->resume) /* the checkpoint's is not known yet, and the engine checks again */
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-steps is %lld with --sharding %s, allowed: none (each rank is a site) or "
-                         "hybrid (each host is one)",
-                         (long long)options->local_steps, tagc_train_word(options, "sharding"));
-    if (options->local_fragments > options->local_steps)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-fragments is %lld, allowed: 1 to --local-steps, which is %lld",
-                         (long long)options->local_fragments, (long long)options->local_steps);
-    if (options->local_delay >= options->local_steps)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-delay is %lld, allowed: 0 to %lld, less than --local-steps",
-                         (long long)options->local_delay, (long long)options->local_steps - 1);
-    if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--local-steps is %lld with --exchange %s, allowed: dense or direct",
-                         (long long)options->local_steps, tagc_train_word(options, "exchange"));
-    if (options->guard > 0)
-        return tagc_fail(TAGC_ERR_ARGUMENT,
-                         "--guard is %g with --local-steps, allowed: off; with local steps, residuals do not "
-                         "belong to gradients, with which the guard would compare them",
-                         options->guard);
-    return TAGC_OK;
-}
-
 tagc_status tagc_train_check(const tagc_train_options *options) {
     tagc_gpt2_config config = {0};
     TAGC_TRY(tagc_train_model(options, &config));
@@ -89,7 +61,6 @@ tagc_status tagc_train_check(const tagc_train_options *options) {
     if (options->compress != TAGC_POLICY_NAMES && options->compress_names)
         return tagc_fail(TAGC_ERR_ARGUMENT, "--compress-names is given; it needs --compress names");
     TAGC_TRY(check_exchange(options));
-    TAGC_TRY(check_local_steps(options));
     if (options->fork && (options->resume || options->init_from))
         return tagc_fail(TAGC_ERR_ARGUMENT, "--fork and %s both say where to begin: give one of them",
                          options->resume ? "--resume" : "--init-from");

@@ -36,9 +36,7 @@ LACKS(lacks_compression, tagc_train_compresses(o),
       o->compress == TAGC_POLICY_NONE ? "compressed gradients and has no effect with --compress none"
                                       : "compressed gradients and has no effect with --exchange dense")
 /* Also what is compressed by name alone has its first moment. */
-#define NOT_LOCAL "an exchange at every step and has no effect with --local-steps"
-LACKS(lacks_policy, o->compress != TAGC_POLICY_NONE && o->local_steps == 0,
-      o->local_steps > 0 ? NOT_LOCAL : lacks_compression(f))
+LACKS(lacks_policy, o->compress != TAGC_POLICY_NONE, lacks_compression(f))
 LACKS(lacks_sketch, o->exchange == TAGC_EXCHANGE_SKETCH && tagc_train_compresses(o),
       o->exchange == TAGC_EXCHANGE_SKETCH ? lacks_compression(f) : "--exchange sketch" HERE)
 LACKS(lacks_index,
@@ -46,8 +44,6 @@ LACKS(lacks_index,
           (o->exchange == TAGC_EXCHANGE_SKETCH || o->exchange == TAGC_EXCHANGE_PACKED),
       tagc_train_compresses(o) ? "--exchange sketch and packed" HERE : lacks_compression(f))
 LACKS(lacks_direct, is_direct(o), "--exchange direct" HERE)
-LACKS(lacks_beginning, is_direct(o) && o->local_steps == 0, o->local_steps > 0 ? NOT_LOCAL : lacks_direct(f))
-LACKS(lacks_local, o->local_steps > 0, "--local-steps" HERE)
 LACKS(lacks_coded, tagc_train_is_coded(f), "--exchange direct and --mild" HERE)
 LACKS(lacks_blocks, (is_direct(o) && o->sparsity == 0) || (f->has_mild && o->mild_sparsity == 0),
       "direct exchanges of every element, --sparsity 0 or --mild-sparsity 0," HERE)
@@ -61,8 +57,8 @@ LACKS(lacks_levels,
 LACKS(lacks_hosts, o->sharding == TAGC_SHARD_HYBRID || o->two_level, "--sharding hybrid and --two-level" HERE)
 LACKS(lacks_sharding, o->sharding != TAGC_SHARD_NONE, "sharded parameters" HERE)
 LACKS(lacks_deltas, o->gather >= TAGC_GATHER_DELTA8, "--gather delta8, delta4 and delta2" HERE)
-LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75 && o->local_steps == 0,
-      o->local_steps > 0 ? NOT_LOCAL : "compressed gradients with --sparsity above 0.75" HERE)
+LACKS(lacks_selection, tagc_train_compresses(o) && o->sparsity > 0.75,
+      "compressed gradients with --sparsity above 0.75" HERE)
 LACKS(lacks_residual, tagc_train_compresses(o) && o->sparsity > 0,
       "compressed gradients with --sparsity above 0" HERE)
 LACKS(lacks_wsd, o->schedule == TAGC_SCHEDULE_WSD, "--schedule wsd" HERE)
@@ -145,10 +141,9 @@ static const tagc_option rows[] = {
 
     {TEXT("Sharding", "preset", LOCAL, preset, NULL, NULL, "ARM",
          "options of an arm of tagc bench, as fsdp, bf16 or all-legs; options on the command line take precedence. Default: all-legs"
-         " for a new run on several ranks; none if --sharding, --gather, --wire, --compress, --exchange or --local-steps is given")},
+         " for a new run on several ranks; none if --sharding, --gather, --wire, --compress or --exchange is given")},
     {TEXT(NULL, "levels", LOCAL, levels, NULL, NULL, "LEVELS",
-         "how ranks are grouped: hosts=H,ranks=R sets --two-level, or with --local-steps sites=S,ranks=R; replaces --ranks"
-         " and --ranks-per-host")},
+         "how ranks are grouped: hosts=H,ranks=R sets --two-level; replaces --ranks and --ranks-per-host")},
     {CHOICE(NULL, "sharding", FIXED, sharding, "full/zero3|grad/zero2|none/ddp|hybrid/hsdp", "full",
            "full: parameters, gradients and optimizer in parts (ZeRO-3); grad: gradients and optimizer (ZeRO-2);"
            " none: everything on every rank (DDP); hybrid: full inside each host, replicas across hosts")},
@@ -209,28 +204,12 @@ static const tagc_option rows[] = {
     {CHOICE("Error feedback", "gentle", FREE, gentle, "auto|yes|no", "auto",
            "direct: begin with every value in 4 bits, random weights in 8 bits for 60 steps before, and go on to --sparsity and"
            " --mild-sparsity, unit by unit, when gradients are mostly noise; auto: where neither --sparsity nor --sparsity-warmup"
-           " is given"), .lacks = lacks_beginning},
+           " is given"), .lacks = lacks_direct},
     {INT(NULL, "sparsity-warmup", FREE, sparsity_warmup, 0, 1000000000, NULL, "0",
         "steps, from where this run starts or forks, over which what is kept falls from 25 % to what --sparsity leaves"), .lacks = lacks_selection},
     {REAL(NULL, "guard", FREE, guard, 0, 1e9, "off", "off",
          "send twice as much, for a while, when the residual's norm is above this many times the gradient's, or the loss"
          " jumps"), .lacks = lacks_residual},
-
-    {INT("Local steps", "local-steps", FIXED, local_steps, 1, 2147483647, "off", "off",
-        "each site trains by itself; every N steps the sites exchange how far their parameters moved, by --exchange direct or dense:"
-        " for links too slow or too far to exchange at every step. A site is one rank with --sharding none, a host with hybrid")},
-    {INT(NULL, "local-fragments", FIXED, local_fragments, 1, 2147483647, NULL, "1",
-        "parts of the model, from 1 to --local-steps; the sites exchange one of them every --local-steps / N steps"), .lacks = lacks_local},
-    {INT(NULL, "local-delay", FIXED, local_delay, 0, 2147483646, NULL, "0",
-        "steps, fewer than --local-steps, that sites train on while a fragment is exchanged, before they apply what they received:"
-        " the exchange is then hidden behind these steps"), .lacks = lacks_local},
-    {REAL(NULL, "local-decay", FREE, local_decay, 0, 1, NULL, "1",
-         "factor of the residual after each of these exchanges; SparseLoCo uses 0.95"), .lacks = lacks_local},
-    {REAL(NULL, "outer-lr", FREE, outer_lr, 1e-6, 10, NULL, "1",
-         "learning rate of the outer step, along the mean of the pseudo-gradients; 1 without --outer-momentum gives the"
-         " mean of the sites' parameters; DiLoCo uses 0.7"), .lacks = lacks_local},
-    {REAL(NULL, "outer-momentum", FIXED, outer_momentum, 0, 0.999999, NULL, "0",
-         "Nesterov momentum of the outer step; DiLoCo uses 0.9"), .lacks = lacks_local},
 
     {INT("Ranks and machine", "ranks", LOCAL, ranks, 1, TAGC_TRAIN_MAX_RANKS, NULL, "1",
         "ranks as threads of this process; under mpirun every process is a rank and this is not needed; resuming, as many as saved")},
@@ -388,13 +367,7 @@ void tagc_train_fsdp(const tagc_train_options *options, tagc_fsdp_options *out) 
     out->sparsity_warmup = (int)options->sparsity_warmup;
     int is_gentle =
         options->gentle == 0 ? options->sparsity < 0 && options->sparsity_warmup == 0 : options->gentle == 1;
-    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT && options->local_steps == 0;
-    out->local_steps = (int)options->local_steps;
-    out->local_fragments = (int)options->local_fragments;
-    out->local_delay = (int)options->local_delay;
-    out->local_decay = options->local_decay;
-    out->outer_lr = options->outer_lr;
-    out->outer_momentum = options->outer_momentum;
+    out->gentle = is_gentle && options->exchange == TAGC_EXCHANGE_DIRECT;
     out->reducer.sparsity = options->sparsity;
     if (options->exchange == TAGC_EXCHANGE_DENSE)
         out->reducer.format = options->wire;

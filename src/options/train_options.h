@@ -30,10 +30,7 @@ typedef struct tagc_train_options {
     double mild_sparsity;
     double guard;
     int64_t sparsity_warmup;
-    int gentle;          /* auto, yes, no */
-    int64_t local_steps; /* 0: off */
-    int64_t local_fragments, local_delay;
-    double local_decay, outer_lr, outer_momentum;
+    int gentle; /* auto, yes, no */
     int64_t block;
     int64_t ranks, codec_threads, blas_threads;
     int transport;

@@ -28,7 +28,9 @@ int tagc_placement_of_sharding(int sharding) {
     return placement;
 }
 
-tagc_fsdp_options tagc_setup_engine(const tagc_setup *s) {
+/* The engine's options under the placement. If that asks for hybrid sharding and the options do not, its hosts are the real
+ * ones. */
+static tagc_fsdp_options engine_of(const tagc_setup *s) {
     tagc_fsdp_options engine = s->engine;
     if (s->placement == TAGC_PLACE_HYBRID && engine.sharding != TAGC_SHARD_HYBRID)
         engine.ranks_per_host = s->world_size / s->n_hosts;
@@ -52,7 +54,7 @@ tagc_status tagc_setup_check(const tagc_setup *s) {
 }
 
 int tagc_setup_senders(const tagc_setup *s) {
-    tagc_fsdp_options engine = tagc_setup_engine(s);
+    tagc_fsdp_options engine = engine_of(s);
     int is_direct = engine.reducer.exchange == TAGC_EXCHANGE_DIRECT;
     int by_hosts = engine.sharding == TAGC_SHARD_HYBRID || (engine.two_level && is_direct);
     return s->world_size / (by_hosts ? engine.ranks_per_host : 1);
@@ -115,7 +117,9 @@ static void find_shares(const tagc_setup *s, int per_group, double *within, doub
     *across = n_groups > 1 ? (double)(n_groups - n_near) / (n_groups - 1) : 0;
 }
 
-tagc_status tagc_reduction_count(const tagc_setup *s, tagc_reduction *r) {
+/* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
+ * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
+static tagc_status count_reduction(const tagc_setup *s, tagc_reduction *r) {
     int is_the_engines = r->options.sparsity == s->engine.reducer.sparsity;
     int n_senders = r->n_ranks / r->options.ranks_per_host;
     r->kept_density = is_the_engines && s->kept_density > 0 ? s->kept_density : 1 - r->options.sparsity;
@@ -130,7 +134,7 @@ static tagc_status plan_reduction(const tagc_deployment *d, const tagc_reducer_o
     int n_ranks = d->setup->world_size;
     *r = (tagc_reduction){.options = *options, .n_ranks = n_ranks};
     find_shares(d->setup, options->ranks_per_host, &r->within_share, &r->remote_share);
-    TAGC_TRY(tagc_reduction_count(d->setup, r));
+    TAGC_TRY(count_reduction(d->setup, r));
     return r->volume.sketching && n_ranks > 1 ? add_leftovers(r) : TAGC_OK;
 }
 
@@ -180,14 +184,14 @@ tagc_status tagc_model_layout(const tagc_gpt2_config *model, const tagc_fsdp_opt
 tagc_status tagc_setup_layout(const tagc_setup *setup, tagc_layout **out) {
     *out = NULL;
     TAGC_TRY(tagc_setup_check(setup));
-    tagc_fsdp_options engine = tagc_setup_engine(setup);
+    tagc_fsdp_options engine = engine_of(setup);
     return tagc_model_layout(&setup->model, &engine, setup->world_size, out);
 }
 
 tagc_status tagc_deployment_create(const tagc_setup *setup, tagc_deployment *out) {
     TAGC_TRY(tagc_setup_check(setup));
     tagc_deployment *d = out;
-    *d = (tagc_deployment){.setup = setup, .engine = tagc_setup_engine(setup)};
+    *d = (tagc_deployment){.setup = setup, .engine = engine_of(setup)};
     TAGC_TRY(tagc_setup_layout(setup, &d->layout));
     d->flats = calloc((size_t)d->layout->n_flats, sizeof *d->flats);
     tagc_status status = TAGC_OK;
@@ -277,7 +281,6 @@ tagc_status tagc_plan_count(const tagc_setup *setup, tagc_plan_volume *volume, t
     tagc_forecast forecast = {0};
     tagc_plan_link link = {.bytes_per_s = (double)INFINITY};
     *volume = (tagc_plan_volume){0};
-    if (setup->engine.local_steps > 0) return tagc_plan_count_local(setup, volume, memory);
     TAGC_TRY(tagc_deployment_create(setup, &d));
     tagc_status status = tagc_deployment_run(&d, NULL, &link, &forecast);
     int per_host = setup->world_size / setup->n_hosts;

@@ -50,13 +50,6 @@ typedef struct tagc_deployment {
     tagc_order_observer observer; /* sees simulated steps; for tests */
 } tagc_deployment;
 
-/* The engine's options under the placement. If that asks for hybrid sharding and the options do not, its hosts are the real
- * ones. */
-tagc_fsdp_options tagc_setup_engine(const tagc_setup *setup);
-
-/* Sets densities and volume of a reduction whose options and ranks are set. What was measured or given of densities belongs
- * to the engine's sparsity; other reductions are taken as if ranks chose independently. */
-tagc_status tagc_reduction_count(const tagc_setup *setup, tagc_reduction *reduction);
 /* Bytes of a leg that leave the host. */
 double tagc_reduction_remote(const tagc_reduction *reduction, int leg);
 /* The share of the elements of a unit that are decoded; only for direct. */
@@ -75,19 +68,8 @@ void tagc_deployment_memory(const tagc_deployment *deployment, tagc_plan_memory 
 tagc_status tagc_job_create(const tagc_reduction *reduction, const tagc_costs *costs, tagc_sim_job *out);
 void tagc_job_destroy(tagc_sim_job *job);
 
-/* ---- local_steps.c: a site is a deployment of its own, and each of its steps bears 1/H of a round ---- */
-
-/* As tagc_plan_count and tagc_plan_simulate, for engines with local_steps. Figures are means over the steps of a round. */
-tagc_status tagc_plan_count_local(const tagc_setup *setup, tagc_plan_volume *volume,
-                                  tagc_plan_memory *memory);
-tagc_status tagc_plan_simulate_local(const tagc_setup *setup, const tagc_costs *costs,
-                                     const tagc_plan_link *link, tagc_forecast *out);
-
 /* ---- simulate.c ---- */
 
-/* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
-tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *costs,
-                                     const tagc_plan_link *link);
 /* Simulates one optimizer step. costs NULL: everything is free, to count bytes. */
 tagc_status tagc_deployment_run(const tagc_deployment *deployment, const tagc_costs *costs,
                                 const tagc_plan_link *link, tagc_forecast *forecast);

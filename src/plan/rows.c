@@ -75,19 +75,6 @@ double tagc_plan_sum(const double legs[TAGC_N_LEGS]) {
     return all;
 }
 
-static int is_local(const tagc_plan_row *row) {
-    return row->setup.engine.local_steps > 0;
-}
-
-const tagc_plan_row *tagc_plan_fastest(const tagc_plan_row *rows, int n, int link, int with_local_steps) {
-    const tagc_plan_row *best = NULL;
-    for (int i = 0; i < n; i++)
-        if (is_local(&rows[i]) == with_local_steps && rows[i].forecasts[link].iteration_s > 0 &&
-            (!best || rows[i].forecasts[link].iteration_s < best->forecasts[link].iteration_s))
-            best = &rows[i];
-    return best;
-}
-
 /* Of large messages and of small ones. */
 static double large_ways(const tagc_points *profile) {
     const tagc_plan_link *measured = profile->n_points > 0 ? &profile->points[0].link : NULL;

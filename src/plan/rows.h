@@ -62,8 +62,6 @@ tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *ro
 /* Bytes of a rank and optimizer step as bits per parameter, before the factor (W-1)/W. */
 double tagc_plan_bits(const tagc_plan_row *row, double n_bytes, uint64_t n_params);
 double tagc_plan_sum(const double legs[TAGC_N_LEGS]);
-/* The fastest row over a link, of those with local steps or of those without; NULL: none of them has a time. */
-const tagc_plan_row *tagc_plan_fastest(const tagc_plan_row *rows, int n, int link, int with_local_steps);
 
 typedef struct tagc_plan_checked {
     double simulated_s, error; /* error: simulated / measured - 1 */

@@ -238,8 +238,9 @@ static void destroy(simulation *s) {
     tagc_program_destroy(&s->program);
 }
 
-tagc_sim_machine tagc_sim_machine_of(const tagc_setup *setup, const tagc_costs *costs,
-                                     const tagc_plan_link *link) {
+/* The machine and links of one rank: the ranks of a host share them, and hosts may share a machine. */
+static tagc_sim_machine machine_of(const tagc_setup *setup, const tagc_costs *costs,
+                                   const tagc_plan_link *link) {
     int per_host = setup->world_size / setup->n_hosts;
     int n_machines = setup->n_machines > 0 ? setup->n_machines : setup->n_hosts;
     return (tagc_sim_machine){.latency_s = link->latency_s,
@@ -259,7 +260,7 @@ static tagc_status run_steps(const tagc_deployment *d, const tagc_costs *costs, 
                              int n_micro_steps, tagc_forecast *forecast) {
     simulation s = {.d = d, .layout = d->layout, .costs = costs, .options = d->engine};
     s.options.n_micro_steps = n_micro_steps; /* of which the first ones are simulated */
-    tagc_sim_machine machine = tagc_sim_machine_of(d->setup, costs, link);
+    tagc_sim_machine machine = machine_of(d->setup, costs, link);
     tagc_clock_init(&s.clock, &machine);
     s.clock.worker_cores = d->engine.reducer.n_threads;
     tagc_status status = prepare(&s);
@@ -309,7 +310,6 @@ tagc_status tagc_plan_simulate(const tagc_setup *setup, const tagc_costs *costs,
     if (!(link->bytes_per_s > 0) || !(link->latency_s >= 0) || !(link->large_latency_s >= 0))
         return tagc_fail(TAGC_ERR_ARGUMENT, "a link of %g bytes per second and a latency of %g s",
                          link->bytes_per_s, link->latency_s);
-    if (setup->engine.local_steps > 0) return tagc_plan_simulate_local(setup, costs, link, out);
     TAGC_TRY(tagc_deployment_create(setup, &d));
     tagc_status status = tagc_deployment_run(&d, costs, link, out);
     tagc_deployment_destroy(&d);

@@ -43,7 +43,6 @@ static void say_gradients(tagc_trainer *t) {
     double n_compressed = (double)tagc_fsdp_n_compressed(t->training.fsdp),
            n_mild = (double)tagc_fsdp_n_mild(t->training.fsdp);
     const char *dense = o->wire == TAGC_FORMAT_BF16 ? "dense, bf16" : "dense";
-    const char *what = o->local_steps > 0 ? "pseudo-gradients" : "gradients";
     char compressed[128] = "", mild[128] = "", exchange[96];
     print_exchange(o, exchange, sizeof exchange);
     if (tagc_train_compresses(&t->options) && n_compressed == 0)
@@ -56,9 +55,9 @@ static void say_gradients(tagc_trainer *t) {
         snprintf(mild, sizeof mild, "mild %s, sparsity %.4g %%, on %.1f %%; ", tagc_format_names[o->mild],
                  100 * o->mild_sparsity, 100 * n_mild / n_params);
     if (*compressed || *mild)
-        tagc_progress_say(&t->progress, "%s: %s%sthe rest %s", what, compressed, mild, dense);
+        tagc_progress_say(&t->progress, "gradients: %s%sthe rest %s", compressed, mild, dense);
     else
-        tagc_progress_say(&t->progress, "%s: %s", what, dense);
+        tagc_progress_say(&t->progress, "gradients: %s", dense);
 }
 
 /* The resolved values of defaults that depend on the exchange. */
@@ -119,26 +118,6 @@ static void say_parameters(tagc_trainer *t) {
                       by_hosts ? ", to each host once" : "");
 }
 
-static void say_local_steps(tagc_trainer *t) {
-    const tagc_train_options *o = &t->options;
-    int n_sites = t->rank->world_size / tagc_comm_world_size(tagc_fsdp_comm(t->training.fsdp));
-    char outer[96] = "their mean";
-    if (o->local_steps == 0) return;
-    char fragments[128] = "";
-    if (o->local_fragments > 1)
-        snprintf(fragments, sizeof fragments, ", in %lld fragments", (long long)o->local_fragments);
-    if (o->local_delay > 0)
-        snprintf(fragments + strlen(fragments), sizeof fragments - strlen(fragments),
-                 ", applied %lld step%s later", (long long)o->local_delay, o->local_delay > 1 ? "s" : "");
-    if (o->outer_momentum > 0 || o->outer_lr != 1)
-        snprintf(outer, sizeof outer, "an outer step, rate %g, momentum %g", o->outer_lr, o->outer_momentum);
-    tagc_progress_say(&t->progress,
-                      "local steps: %d site%s exchange how far their parameters moved every %lld steps%s, "
-                      "then take %s; the "
-                      "loss in between is of site 0",
-                      n_sites, n_sites > 1 ? "s" : "", (long long)o->local_steps, fragments, outer);
-}
-
 static void say_buckets(tagc_trainer *t) {
     char size[16];
     if (t->options.bucket_elems <= 0) return;
@@ -177,7 +156,6 @@ void tagc_greet(tagc_trainer *t, const tagc_parsed *parsed) {
     say_chosen(t, parsed);
     say_beginning(t);
     say_parameters(t);
-    say_local_steps(t);
     say_buckets(t);
     tagc_progress_say(
         &t->progress, "memory per rank: parameters %s, gradients %s, optimizer %s, residuals %s",

@@ -211,7 +211,6 @@ tagc_status tagc_metrics_step(tagc_metrics *metrics, const tagc_step_report *rep
     json_object_set_new(line, "n_bytes_received", tagc_json_leg_bytes(stats->n_bytes_received));
     json_object_set_new(line, "bits_sent_per_param", tagc_json_leg_reals(stats->bits_per_param));
     add_codec(line, stats);
-    if (stats->is_round) json_object_set_new(line, "round", json_integer((json_int_t)stats->n_rounds));
     if (report->kept_factor > 0) {
         json_object_set_new(line, "kept_factor", tagc_json_real(report->kept_factor));
         json_object_set_new(line, "residual_norm", tagc_json_real(report->residual_norm));

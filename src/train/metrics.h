@@ -2,8 +2,7 @@
  * its end.
  *
  *   {"type": "run", ...}   model, options, world size; one per start or resume
- *   {"type": "step", "step": 1, "loss": ..., ...}     with local steps, "round": its number where the step ended with one; other
- *                                                     steps have the loss of site 0
+ *   {"type": "step", "step": 1, "loss": ..., ...}
  *   {"type": "eval", "step": 100, "val_loss": ...} */
 #ifndef TAGC_TRAIN_METRICS_H
 #define TAGC_TRAIN_METRICS_H

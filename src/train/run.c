@@ -8,13 +8,12 @@
 #include "train/trainer.h"
 #include <stdlib.h>
 
-/* Mean loss, and whether any rank was asked to stop: over all ranks, or with local steps between rounds over those of
- * this site, which does not stop then. */
-static tagc_status agree_on_step(tagc_trainer *t, int is_apart, double *loss, int *interrupted) {
+/* Mean loss, and whether any rank was asked to stop. */
+static tagc_status agree_on_step(tagc_trainer *t, double *loss, int *interrupted) {
     double means[] = {*loss, tagc_interrupt_asked()};
-    TAGC_TRY(tagc_mean_over_ranks(is_apart ? tagc_fsdp_comm(t->training.fsdp) : t->rank->comm, means, 2));
+    TAGC_TRY(tagc_mean_over_ranks(t->rank->comm, means, 2));
     *loss = means[0];
-    *interrupted = !is_apart && means[1] > 0;
+    *interrupted = means[1] > 0;
     return TAGC_OK;
 }
 
@@ -51,17 +50,13 @@ static tagc_status one_step(tagc_trainer *t, tagc_step_report *report, int *inte
     uint64_t from = t->options.schedule_from == 1 ? t->saved.fork_step : 0;
     tagc_learning_rate rate = tagc_train_learning_rate(&t->options, from);
     report->lr = tagc_learning_rate_at(&rate, t->step + 1 - from);
-    int is_last = t->step + 1 == (uint64_t)t->options.steps;
-    int is_apart = !tagc_fsdp_round_is_due(t->training.fsdp) && !is_last;
     TAGC_TRY(tagc_training_step(&t->training, report->lr, &report->loss, &report->stats, &report->busy));
-    if (is_last)
-        TAGC_TRY(tagc_fsdp_synchronize(t->training.fsdp, &report->stats)); /* sites end as one model */
     report->step = ++t->step;
     report->world_size = t->rank->world_size;
     report->n_tokens = (uint64_t)t->rank->world_size * (uint64_t)t->options.batch_size *
                        (uint64_t)t->options.accumulate * (uint64_t)t->training.n_tokens;
     t->saved.n_tokens += report->n_tokens;
-    TAGC_TRY(agree_on_step(t, is_apart, &report->loss, interrupted));
+    TAGC_TRY(agree_on_step(t, &report->loss, interrupted));
     TAGC_TRY(watch(t, report));
     say_gentle(t, report);
     report->wall_s = tagc_clock_s() - start_s;

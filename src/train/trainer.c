@@ -232,7 +232,7 @@ static void open_guard(tagc_trainer *t) {
  * dense unless an option asks for compression, which would only cost loss. */
 static void choose_exchange(tagc_trainer *t, const tagc_parsed *parsed) {
     static const char *const names[] = {"exchange", "compress", "compress-names", "sparsity", "mild-sparsity",
-                                        "values",   "mild",     "gentle",         "preset",   "local-steps"};
+                                        "values",   "mild",     "gentle",         "preset"};
     if (t->options.resume) return;
     if (t->rank->world_size > 1) {
         t->is_default_preset = tagc_preset_apply_default(parsed, &t->options);
@@ -335,9 +335,7 @@ tagc_status tagc_trainer_save(tagc_trainer *t) {
         tagc_checkpoint_save(t->training.fsdp, t->rank->comm, t->options.out, t->step, extra);
     free(extra);
     TAGC_TRY(status);
-    char folder[TAGC_PATH_BYTES];
-    TAGC_TRY(tagc_fsdp_folder(t->training.fsdp, t->options.out, folder, sizeof folder));
-    status = tagc_checkpoint_prune(tagc_fsdp_comm(t->training.fsdp), folder, (int)t->options.keep);
+    status = tagc_checkpoint_prune(t->rank->comm, t->options.out, (int)t->options.keep);
     /* The new checkpoint is saved. If an old one cannot be removed (a file still open over NFS), the run goes on. */
     if (status == TAGC_ERR_IO) tagc_progress_say(&t->progress, "note: %s", tagc_last_error());
     return status == TAGC_ERR_IO ? TAGC_OK : status;

@@ -50,11 +50,11 @@ static void comm_break_by(tagc_comm *comm, tagc_ticket *ticket, tagc_status stat
 }
 
 static void finish(tagc_comm *comm, tagc_ticket *ticket, tagc_status status) {
-    if (status == TAGC_OK && !ticket->is_of_group)
+    if (status == TAGC_OK)
         tagc_comm_trace(comm, "comm", tagc_leg_name((int)ticket->leg), ticket->start_s, tagc_clock_s(),
                         ticket->n_bytes_sent, ticket->tag);
     pthread_mutex_lock(&comm->lock);
-    if (status == TAGC_OK && !ticket->is_of_group) {
+    if (status == TAGC_OK) {
         comm->n_bytes_sent[ticket->leg] += ticket->n_bytes_sent - ticket->part_sent;
         comm->n_bytes_received[ticket->leg] += ticket->n_bytes_received - ticket->part_received;
         comm->n_bytes_sent[ticket->part_leg] += ticket->part_sent;
@@ -292,9 +292,9 @@ static tagc_status read_options(const tagc_comm_options *from, tagc_comm_options
 static tagc_status check_ops(const tagc_transport_ops *ops) {
     if (!ops) return tagc_fail(TAGC_ERR_ARGUMENT, "ops is NULL");
     TAGC_TRY(tagc_transport_check_abi(ops->abi));
-    if (ops->capabilities & ~(TAGC_TRANSPORT_LANES | TAGC_TRANSPORT_GROUPS))
+    if (ops->capabilities & ~TAGC_TRANSPORT_LANES)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ops.capabilities is 0x%x, known are 0x%x", ops->capabilities,
-                         TAGC_TRANSPORT_LANES | TAGC_TRANSPORT_GROUPS);
+                         TAGC_TRANSPORT_LANES);
     const char *missing = !ops->name      ? "name"
                           : !ops->start   ? "start"
                           : !ops->test    ? "test"

@@ -26,7 +26,7 @@ typedef enum tagc_lane {
     TAGC_LANE_REDUCE_5 = 7
 } tagc_lane;
 #define TAGC_ALL_LANES 0xffu /* a set of lanes: bit l is lane l */
-enum { TAGC_N_LANES = 8 };   /* of a comm; those of groups lie behind them (group.h) */
+enum { TAGC_N_LANES = 8 };
 
 /* One transfer. The poster fills the first part. The ticket's memory must stay until tagc_comm_wait returns. */
 typedef struct tagc_ticket {
@@ -39,7 +39,6 @@ typedef struct tagc_ticket {
      * it can send what that ticket received without a thread that waits. The earlier ticket must stay until this one
      * is waited for. */
     const struct tagc_ticket *after;
-    int is_of_group; /* 1: the comm of a group counts and traces it (group.h) */
     /* filled by the comm: */
     uint64_t n_bytes_sent, n_bytes_received; /* to and from other ranks */
     tagc_status status;

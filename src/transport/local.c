@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { N_LANES = 24 };
+enum { N_LANES = 8 };
 
 typedef enum part_state {
     PART_DONE = 0,
@@ -257,7 +257,7 @@ static void local_destroy(void *context) {
 
 static const tagc_transport_ops local_ops = {
     .abi = TAGC_TRANSPORT_ABI,
-    .capabilities = TAGC_TRANSPORT_LANES | TAGC_TRANSPORT_GROUPS,
+    .capabilities = TAGC_TRANSPORT_LANES,
     .name = "local",
     .start = local_start,
     .test = local_test,

@@ -19,7 +19,7 @@ static const uint64_t default_piece_bytes = (uint64_t)1 << 18, largest_piece_byt
 static const double window_s = 5e-3;
 static const int least_window = 4, largest_window = 256; /* pieces */
 
-enum { TEXT_BYTES = 256, N_LANES = 24 };
+enum { TEXT_BYTES = 256, N_LANES = 8 };
 
 typedef struct piece {
     int peer, n_bytes;
@@ -311,7 +311,7 @@ static void mpi_destroy(void *context) {
 
 static const tagc_transport_ops mpi_ops = {
     .abi = TAGC_TRANSPORT_ABI,
-    .capabilities = TAGC_TRANSPORT_LANES | TAGC_TRANSPORT_GROUPS,
+    .capabilities = TAGC_TRANSPORT_LANES,
     .name = "mpi",
     .start = mpi_start,
     .test = mpi_test,

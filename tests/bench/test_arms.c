@@ -140,8 +140,7 @@ static void defaults_follow_the_exchange(void **state) {
                   {"direct+sparsity=0", 0.95},
                   {"direct+exchange=packed", 0.95},
                   {"direct+compress=none", 0.95},
-                  {"direct+compressed-beta2=0.7", 0.7},
-                  {"direct+local-steps=30+sharding=none", 0.95}};
+                  {"direct+compressed-beta2=0.7", 0.7}};
     for (size_t i = 0; i < sizeof second / sizeof second[0]; i++) {
         read_arm(second[i].arm, &o);
         if (fabs(o.beta2_compressed - second[i].beta2_compressed) > 1e-12)

@@ -60,11 +60,10 @@ done
 
 # Levels by name are the options that they stand for.
 levels() { # <levels> <the same by other options>...
-    local named=$1 and=()
+    local named=$1
     shift
-    [[ $named = sites=* ]] && and=(--local-steps 2)
-    run 0 train "${tiny[@]}" "${recipe[@]}" "${and[@]}" --levels "$named" --steps 3 --out named
-    run 0 train "${tiny[@]}" "${recipe[@]}" "${and[@]}" "$@" --steps 3 --out spelt
+    run 0 train "${tiny[@]}" "${recipe[@]}" --levels "$named" --steps 3 --out named
+    run 0 train "${tiny[@]}" "${recipe[@]}" "$@" --steps 3 --out spelt
     same_losses named spelt
     for run in named spelt; do
         head -n 1 $run/metrics.jsonl | grep -o '"world_size":[0-9]*\|"sharding":"[a-z]*"\|"ranks-per-host":"[0-9]*"\|"two-level":"[a-z]*"' >$run.levels
@@ -75,22 +74,14 @@ levels() { # <levels> <the same by other options>...
 }
 levels hosts=2,ranks=2 --ranks 4 --ranks-per-host 2 --two-level
 levels hosts=3 --ranks 3
-levels sites=2,ranks=2 --ranks 4 --ranks-per-host 2 --sharding hybrid
-levels sites=2 --ranks 2 --sharding none
-for wrong in hosts=2,ranks=x ranks=4 hosts=2,hosts=2 ranks=2,hosts=2 hosts=0 hosts=1025 hosts=2, hosts hosts=-1 floors=2; do
+for wrong in hosts=2,ranks=x ranks=4 hosts=2,hosts=2 ranks=2,hosts=2 hosts=0 hosts=1025 hosts=2, hosts hosts=-1 sites=2; do
     run 2 train "${tiny[@]}" --levels "$wrong"
-    says "--levels is \"$wrong\", allowed: sites=N or hosts=N"
+    says "--levels is \"$wrong\", allowed: hosts=N"
 done
-run 2 train "${tiny[@]}" --levels sites=2,ranks=2
-says "sites need --local-steps"
-run 2 train "${tiny[@]}" --levels sites=2,hosts=2,ranks=2 --local-steps 2
-says "hosts inside sites are not supported"
 run 2 train "${tiny[@]}" --levels hosts=2,ranks=2 --ranks 3
 says "that makes 4 ranks, but this run has 3"
 run 2 train "${tiny[@]}" --levels hosts=2,ranks=2 --ranks-per-host 4
 says "--ranks-per-host is 4, and by --levels hosts=2,ranks=2 it is 2"
-run 2 train "${tiny[@]}" --levels sites=2,ranks=2 --local-steps 2 --sharding none
-says "--sharding is none, and by --levels sites=2,ranks=2 it is hybrid"
 
 # What makes no sense.
 run 2 train "${tiny[@]}" --sharding hybrid --exchange direct
