@@ -1,0 +1,353 @@
+/* Levels: who goes on when, who begins anew, and what nothing is decided from. */
+#include "made.h"
+
+static void noise_goes_on_when_its_moment_is_short(void **state) {
+    (void)state;
+    tagc_schedule *s = made("ccc", NULL);
+    OK(tagc_schedule_set_moment(s, 0, TAGC_MOMENT_SHORTENS));
+    OK(tagc_schedule_set_moment(s, 1, TAGC_MOMENT_NONE));
+    const double noise[] = {NOISE, NOISE, 1.29};
+    int expected[][3] = {{1, 2, 1}, {2, 3, 1}, {3, 3, 2}}; /* p2 follows once half are further */
+    double moments[] = {0.5, 0, 0};
+    for (int w = 0; w < 3; w++) {
+        window(s, noise, 3);
+        for (uint32_t i = 0; i < 3; i++) assert_int_equal(level_of(s, i), expected[w][i]);
+        assert_near(plan_of(s, 0).moment, moments[w], 1e-12);
+    }
+    for (int w = 0; w < 20; w++) window(s, noise, 3);
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_LARGEST); /* with a long first moment it goes no further */
+    assert_near(plan_of(s, 2).moment, 1, 0);
+    tagc_schedule_destroy(s);
+}
+
+static void plans_say_what_travels(void **state) {
+    (void)state;
+    tagc_schedule_options o;
+    tagc_schedule_options_init(&o);
+    o.fresh = 1;
+    tagc_schedule *s = made("cm", &o);
+    set_all(s, 2, TAGC_MOMENT_NONE);
+    const double noise[] = {NOISE, NOISE};
+    const struct {
+        int level, format, block;
+        double sparsity;
+    } steps[] = {{0, TAGC_FORMAT_INT8, 0, 0},    {0, TAGC_FORMAT_INT8, 0, 0},
+                 {0, TAGC_FORMAT_INT8, 0, 0},    {1, TAGC_FORMAT_INT4, 32, 0},
+                 {2, TAGC_FORMAT_INT4, 0, 0.92}, {3, TAGC_FORMAT_INT2, 0, 0.95}};
+    for (size_t w = 0; w < sizeof steps / sizeof *steps; w++) {
+        tagc_schedule_plan plan = plan_of(s, 0);
+        assert_int_equal(plan.level, steps[w].level);
+        assert_int_equal(plan.format, steps[w].format);
+        assert_int_equal(plan.block, steps[w].block);
+        assert_near(plan.sparsity, steps[w].sparsity, 1e-12);
+        window(s, noise, 2);
+    }
+    tagc_schedule_plan mild = plan_of(s, 1);
+    assert_int_equal(mild.level, TAGC_LEVEL_LAST);
+    assert_int_equal(mild.format, TAGC_FORMAT_INT4);
+    assert_near(mild.sparsity, 0.85, 1e-12);
+    tagc_schedule_destroy(s);
+}
+
+static void a_direction_holds_back_and_a_weak_one_follows(void **state) {
+    (void)state;
+    tagc_schedule *s = made("cccc", NULL);
+    set_all(s, 4, TAGC_MOMENT_NONE);
+    const double first[] = {NOISE, NOISE, 2.1, 2.3};
+    window(s, first, 4);
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_EVERY);
+    window(s, first, 4); /* half of them are further now */
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_LARGEST);
+    assert_int_equal(level_of(s, 3), TAGC_LEVEL_EVERY);
+    tagc_schedule_destroy(s);
+}
+
+static void what_has_a_direction_again_begins_anew_and_waits_longer(void **state) {
+    (void)state;
+    tagc_schedule *s = made("c", NULL);
+    set_all(s, 1, TAGC_MOMENT_NONE);
+    const double noise = NOISE, direction = 2.7;
+    for (int failures = 0; failures < 5; failures++) {
+        for (int w = 0; w < 1 << failures; w++) {
+            assert_int_equal(level_of(s, 0), TAGC_LEVEL_EVERY);
+            window(s, &noise, 1);
+        }
+        assert_int_equal(level_of(s, 0), TAGC_LEVEL_LARGEST);
+        window(s, &direction, 1);
+        tagc_alarm alarms[TAGC_N_ALARM_KINDS];
+        size_t n;
+        tagc_schedule_take_alarms(s, alarms, &n);
+        assert_int_equal(n, 1);
+        assert_int_equal(alarms[0].kind, TAGC_ALARM_DIRECTION);
+        assert_near(alarms[0].value, 2.7, 1e-12);
+        char text[512], shortest[8];
+        tagc_schedule_alarm_text(s, &alarms[0], text, sizeof text);
+        assert_non_null(strstr(text, "the gradient of p0 points one way again (2.7 times"));
+        tagc_schedule_alarm_text(s, &alarms[0], shortest, sizeof shortest);
+        assert_string_equal(shortest, "the gra");
+        tagc_schedule_take_alarms(s, alarms, &n);
+        assert_int_equal(n, 0);
+    }
+    tagc_schedule_destroy(s);
+}
+
+static void a_fading_moment_comes_back_with_a_direction(void **state) {
+    (void)state;
+    tagc_schedule_options o;
+    tagc_schedule_options_init(&o);
+    o.fresh = 1;
+    tagc_schedule *s = made("c", &o);
+    set_all(s, 1, TAGC_MOMENT_SHORTENS);
+    const double noise = NOISE, direction = 3;
+    for (int w = 0; w < 3 + 4; w++) window(s, &noise, 1);
+    assert_near(plan_of(s, 0).moment, 0.6, 1e-12); /* four of ten windows at EVERY */
+    window(s, &direction, 1);
+    assert_near(plan_of(s, 0).moment, 1, 0);
+    for (int w = 0; w < 10; w++) {
+        assert_int_equal(level_of(s, 0), TAGC_LEVEL_EVERY);
+        window(s, &noise, 1);
+    }
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LARGEST);
+    assert_near(plan_of(s, 0).moment, 0, 0);
+    window(s, &direction, 1); /* short for good: of all that is compressed it was */
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_EVERY);
+    assert_near(plan_of(s, 0).moment, 0, 0);
+    tagc_schedule_destroy(s);
+}
+
+static void expect_growth(tagc_schedule *s, const double *growths, const int *levels, int n) {
+    uint32_t p = 0;
+    for (int w = 0; w < n; w++) {
+        tagc_schedule_sums found = sums(NOISE, growths[w]);
+        OK(tagc_schedule_see(s, &p, 1, &found, 0));
+        OK(tagc_schedule_step(s, NULL, NULL));
+        assert_int_equal(level_of(s, 0), levels[w]);
+    }
+}
+
+static void a_residual_must_outgrow_twice(void **state) {
+    (void)state;
+    tagc_schedule *s = made("c", NULL);
+    set_all(s, 1, TAGC_MOMENT_NONE);
+    const double noise = NOISE;
+    for (int w = 0; w < 2; w++) window(s, &noise, 1);
+    const double growths[] = {21, 19, 21, 21};
+    const int levels[] = {3, 3, 3, 1};
+    expect_growth(s, growths, levels, 4);
+    tagc_schedule_destroy(s);
+    s = made("c", NULL);
+    set_all(s, 1, TAGC_MOMENT_NONE);
+    const double always[] = {2, 2, 21, 21, 21, 21, 21, 21};
+    const int later[] = {2, 3, 3, 1, 1, 2, 2, 1}; /* what began anew is given time */
+    expect_growth(s, always, later, 8);
+    tagc_schedule_destroy(s);
+}
+
+static void hand_over_losses(tagc_schedule *s, double mean, double spread) {
+    for (int i = 0; i < 24; i++) tagc_schedule_add_loss(s, mean + (i % 2 ? spread : -spread));
+    tagc_schedule_add_loss(s, (double)NAN);
+    tagc_schedule_losses losses;
+    tagc_schedule_take_losses(s, &losses);
+    assert_near(losses.n, 24, 0);
+    OK(tagc_schedule_see_losses(s, &losses));
+}
+
+static void a_loss_must_rise_twice_and_beyond_chance(void **state) {
+    (void)state;
+    tagc_schedule *s = made("c", NULL);
+    set_all(s, 1, TAGC_MOMENT_NONE);
+    const double noise = NOISE;
+    for (int w = 0; w < 2; w++) window(s, &noise, 1);
+    const struct {
+        double mean, spread;
+        int level;
+    } steps[] = {{3, 0.01, 3}, {3.05, 0.01, 3}, {3.2, 0.01, 3}, {3.2, 2, 3}, {3.2, 0.01, 3}, {3.2, 0.01, 1}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        hand_over_losses(s, steps[i].mean, steps[i].spread);
+        OK(tagc_schedule_step(s, NULL, NULL));
+        assert_int_equal(level_of(s, 0), steps[i].level);
+    }
+    tagc_schedule_losses wrong = {(double)NAN, 1, 1};
+    assert_int_equal(tagc_schedule_see_losses(s, &wrong), TAGC_ERR_ARGUMENT);
+    tagc_schedule_destroy(s);
+}
+
+static void mild_ones_wait_for_the_compressed(void **state) {
+    (void)state;
+    tagc_schedule *s = made("ccm", NULL);
+    set_all(s, 2, TAGC_MOMENT_SHORTENS);
+    const double noise[] = {NOISE, NOISE, NOISE};
+    window(s, noise, 3);
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_EVERY);
+    window(s, noise, 3); /* all first moments are short */
+    window(s, noise, 3);
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_LAST);
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+    tagc_schedule_destroy(s);
+}
+
+static void noise_waits_for_its_own_moment_and_follows_nobody(void **state) {
+    (void)state;
+    tagc_schedule_options o;
+    tagc_schedule_options_init(&o);
+    o.fresh = 1;
+    tagc_schedule *s = made("ccc", &o);
+    set_all(s, 2, TAGC_MOMENT_NONE);
+    OK(tagc_schedule_set_moment(s, 2, TAGC_MOMENT_SHORTENS));
+    const double noise[] = {NOISE, NOISE, NOISE};
+    for (int w = 0; w < 3 + 10; w++) {
+        assert_true(level_of(s, 2) <= TAGC_LEVEL_EVERY);
+        window(s, noise, 3);
+    }
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_LARGEST);
+    tagc_schedule_destroy(s);
+}
+
+static void a_mild_one_waits_for_its_own_group(void **state) {
+    (void)state;
+    tagc_schedule *s = made("cmc", NULL);
+    OK(tagc_schedule_set_moment(s, 0, TAGC_MOMENT_SHORTENS));
+    for (int w = 0; w < 6; w++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            tagc_schedule_sums found = sums(NOISE, 2);
+            OK(tagc_schedule_see(s, &i, 1, &found, i > 0));
+        }
+        OK(tagc_schedule_step(s, NULL, NULL));
+    }
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+    assert_int_equal(level_of(s, 1), TAGC_LEVEL_EVERY); /* p2 keeps its first moment */
+    tagc_schedule_destroy(s);
+}
+
+static void nothing_is_decided_from_nothing(void **state) {
+    (void)state;
+    tagc_schedule *s = made("ccc", NULL);
+    set_all(s, 3, TAGC_MOMENT_NONE);
+    uint32_t all[] = {0, 1, 2};
+    int through;
+    for (int w = 0; w < 3; w++) {
+        tagc_schedule_sums found[] = {{0}, sums((double)NAN, 2), sums(NOISE, 2)};
+        OK(tagc_schedule_see(s, all, 3, found, 0));
+        OK(tagc_schedule_step(s, NULL, &through));
+        assert_int_equal(level_of(s, 0), TAGC_LEVEL_EVERY); /* frozen or unused */
+        assert_int_equal(level_of(s, 1), TAGC_LEVEL_EVERY); /* not finite */
+        assert_false(through);                              /* of what is seen, p1 waits */
+    }
+    assert_int_equal(level_of(s, 2), TAGC_LEVEL_LAST);
+    int changed;
+    OK(tagc_schedule_step(s, &changed, &through));
+    assert_false(changed || through);
+    tagc_schedule_destroy(s);
+}
+
+/* Ranks of an expert have parameters that others lack. What all of them hold must get the same plans. */
+static void other_groups_change_nothing(void **state) {
+    (void)state;
+    tagc_schedule *few = made("cccm", NULL), *many = made("cccmcccc", NULL);
+    set_all(few, 4, TAGC_MOMENT_SHORTENS);
+    set_all(many, 8, TAGC_MOMENT_SHORTENS);
+    srand(5);
+    for (int w = 0; w < 200; w++) {
+        for (uint32_t i = 0; i < 8; i++) {
+            double coherence = 0.8 + 2.2 * pow(rand() / (double)RAND_MAX, 3);
+            tagc_schedule_sums found = sums(coherence, 2);
+            if (i < 4) OK(tagc_schedule_see(few, &i, 1, &found, 1));
+            OK(tagc_schedule_see(many, &i, 1, &found, i < 4 ? 1 : 2));
+        }
+        OK(tagc_schedule_step(few, NULL, NULL));
+        OK(tagc_schedule_step(many, NULL, NULL));
+        for (uint32_t i = 0; i < 4; i++) {
+            tagc_schedule_plan a = plan_of(few, i), b = plan_of(many, i);
+            assert_same_plan(&a, &b);
+        }
+    }
+    tagc_schedule_destroy(few);
+    tagc_schedule_destroy(many);
+}
+
+static void the_order_of_units_changes_nothing(void **state) {
+    (void)state;
+    tagc_schedule *one = made("ccccmm", NULL), *other = made("ccccmm", NULL);
+    set_all(one, 6, TAGC_MOMENT_SHORTENS);
+    set_all(other, 6, TAGC_MOMENT_SHORTENS);
+    srand(6);
+    for (int w = 0; w < 200; w++) {
+        tagc_schedule_sums found[6];
+        for (int i = 0; i < 6; i++) found[i] = sums(0.8 + 2.2 * pow(rand() / (double)RAND_MAX, 3), 2);
+        for (uint32_t i = 0; i < 6; i++) {
+            uint32_t back = 5 - i;
+            OK(tagc_schedule_see(one, &i, 1, &found[i], 0));
+            OK(tagc_schedule_see(other, &back, 1, &found[back], 0));
+        }
+        OK(tagc_schedule_step(one, NULL, NULL));
+        OK(tagc_schedule_step(other, NULL, NULL));
+        for (uint32_t i = 0; i < 6; i++) {
+            tagc_schedule_plan a = plan_of(one, i), b = plan_of(other, i);
+            assert_same_plan(&a, &b);
+        }
+    }
+    tagc_schedule_destroy(one);
+    tagc_schedule_destroy(other);
+}
+
+static void without_levels_all_is_last(void **state) {
+    (void)state;
+    tagc_schedule_options o;
+    tagc_schedule_options_init(&o);
+    o.gentle = 0;
+    tagc_schedule *s = made("cm", &o);
+    set_all(s, 2, TAGC_MOMENT_SHORTENS);
+    const double direction[] = {10, 10};
+    for (int w = 0; w < 3; w++) assert_false(window(s, direction, 2));
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+    assert_near(plan_of(s, 0).moment, 0, 0);
+    assert_int_equal(plan_of(s, 0).n_selected, 0);
+    tagc_schedule_destroy(s);
+    o.gentle = 1;
+    o.sparsity = 0;
+    s = made("cm", &o);
+    assert_int_equal(level_of(s, 0), TAGC_LEVEL_LAST);
+    assert_near(plan_of(s, 0).sparsity, 0, 0);
+    assert_int_equal(level_of(s, 1), TAGC_LEVEL_EVERY);
+    tagc_schedule_destroy(s);
+}
+
+static void those_exchanged_as_one_are_as_careful_as_the_most_careful(void **state) {
+    (void)state;
+    tagc_schedule *s = made("cc", NULL);
+    set_all(s, 2, TAGC_MOMENT_NONE);
+    const double one[] = {NOISE, 5};
+    for (int w = 0; w < 3; w++) window(s, one, 2);
+    const uint32_t both[] = {0, 1}, mixed[] = {0, 0};
+    tagc_schedule_plan plan;
+    OK(tagc_schedule_get_plan(s, both, NULL, 2, &plan));
+    assert_int_equal(plan.level, TAGC_LEVEL_EVERY);
+    assert_near(plan.sparsity, 0, 0);
+    assert_int_equal(plan.n_selected, 0);
+    OK(tagc_schedule_get_plan(s, mixed, NULL, 2, &plan));
+    assert_int_equal(plan.level, TAGC_LEVEL_LAST);
+    assert_int_equal(plan.n_selected, 40); /* 60 exchanges, of 20, 40, 80 */
+    tagc_schedule_destroy(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(noise_goes_on_when_its_moment_is_short),
+        cmocka_unit_test(plans_say_what_travels),
+        cmocka_unit_test(a_direction_holds_back_and_a_weak_one_follows),
+        cmocka_unit_test(what_has_a_direction_again_begins_anew_and_waits_longer),
+        cmocka_unit_test(a_fading_moment_comes_back_with_a_direction),
+        cmocka_unit_test(a_residual_must_outgrow_twice),
+        cmocka_unit_test(a_loss_must_rise_twice_and_beyond_chance),
+        cmocka_unit_test(mild_ones_wait_for_the_compressed),
+        cmocka_unit_test(noise_waits_for_its_own_moment_and_follows_nobody),
+        cmocka_unit_test(a_mild_one_waits_for_its_own_group),
+        cmocka_unit_test(nothing_is_decided_from_nothing),
+        cmocka_unit_test(other_groups_change_nothing),
+        cmocka_unit_test(the_order_of_units_changes_nothing),
+        cmocka_unit_test(without_levels_all_is_last),
+        cmocka_unit_test(those_exchanged_as_one_are_as_careful_as_the_most_careful),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
