@@ -99,7 +99,7 @@ def _powersgd():
     return powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 
 
-def arms_of(sparsity, threads, shares=None):
+def arms_of(sparsity, threads):
     both = MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=BF16)
     own = {"sparsity": sparsity, "threads": threads}
     made = (
@@ -122,9 +122,7 @@ def arms_of(sparsity, threads, shares=None):
             _ddp_of(powerSGD_hook.powerSGD_hook, _powersgd, bucket_mb=100_000)),
         Arm("ddp-tagc", "gradients compressed", _ddp_of(**own)),
         Arm("local", "local steps, every value in 4 bits", None, local={"threads": threads}),
-        Arm("local-shares", "the same, sites own --shares", None, local={"threads": threads, "shares": shares}),
         Arm("local-2bit", "local steps, selected values in 2 bits", None, local=own | {"values": "int2"}),
-        Arm("local-2bit-shares", "the same, sites own --shares", None, local=own | {"values": "int2", "shares": shares}),
     )
     return {arm.name: arm for arm in made}
 
@@ -151,7 +149,7 @@ class Bench:
         self.hosts = self._everyone(socket.gethostname())
         self.ranks_per_host = self.hosts.count(self.hosts[self.rank])
         self.config = MODELS[args.model]
-        known = arms_of(args.sparsity, args.threads, args.shares)
+        known = arms_of(args.sparsity, args.threads)
         self.arms = [known[name] for name in args.arms]
         generator = torch.Generator().manual_seed(self.rank)
         self.tokens = torch.randint(self.config.n_vocab, (args.batch_size, args.seq_len + 1), generator=generator)
@@ -361,7 +359,6 @@ def parse():
                                 ("warmup", 3, "steps of each arm before that"), ("threads", 1, "of torch and of tagc")):
         add(f"--{name}", type=int, default=default, help=f"{text} ({default})")
     add("--sparsity", type=float, default=0.95, help="of tagc's arms (0.95)")
-    add("--shares", metavar="0,1,1,1", help="what each rank owns, for the arms local-shares and local-2bit-shares; plan_sites() says which are best")
     add("--interface", help="network interface whose bytes are counted, and shared out over the ranks of its host; without "
         "one, bytes are by formula")
     add("--skip-exchanges", nargs="?", const="true", default="false", choices=("true", "false"), help="do not measure each collective alone")
@@ -375,12 +372,6 @@ def parse():
     for name in args.arms:
         if name not in known:
             parser.error(f"--arms has {name!r}, known: {', '.join(known)}")
-    if any(name.endswith("-shares") for name in args.arms) and not args.shares:
-        parser.error("--arms has local-shares: give --shares")
-    try:
-        args.shares = [float(share) for share in args.shares.split(",")] if args.shares else None
-    except ValueError:
-        parser.error(f"--shares is {args.shares!r}, must be numbers as 0,1,1,1")
     least = {"warmup": 3 if "ddp-powersgd" in args.arms else 1}
     for name in ("batch_size", "seq_len", "rounds", "steps", "warmup", "threads"):
         if getattr(args, name) < least.get(name, 1):

@@ -3,9 +3,7 @@ top-k by sorting."""
 
 import copy
 import io
-import itertools
 import pathlib
-import random
 import sys
 import time
 import types
@@ -49,23 +47,21 @@ class Mean:
 
 
 class TopK:
-    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind comes with the next. cuts(n) -> sizes of
-    the rows of n elements, else all the same."""
+    """Of each tensor, padded and cut into a row for each site, the largest of each row; what stays behind comes with the next."""
 
-    def __init__(self, sparsity, decay=1.0, cuts=None):
-        self.sparsity, self.decay, self.residuals, self.cuts = sparsity, decay, {}, cuts
+    def __init__(self, sparsity, decay=1.0):
+        self.sparsity, self.decay, self.residuals = sparsity, decay, {}
 
     def __call__(self, name, deltas):
         n_sites, n = len(deltas), deltas[0].numel()
         row = -(-n // (16 * n_sites)) * 16
-        rows = self.cuts(row * n_sites) if self.cuts else [row] * n_sites
         arrived = torch.zeros(row * n_sites)
         for site, delta in enumerate(deltas):
             total = torch.zeros(row * n_sites)
             total[:n] = delta.flatten() + self.residuals.get((name, site), 0)
             kept = torch.zeros_like(total)
-            for begin, length in zip(itertools.accumulate([0, *rows]), rows):
-                where = begin + total[begin:begin + length].abs().sort(descending=True, stable=True).indices[:int(length * (1 - self.sparsity))]
+            for begin in range(0, row * n_sites, row):
+                where = begin + total[begin:begin + row].abs().sort(descending=True, stable=True).indices[:int(row * (1 - self.sparsity))]
                 kept[where] = total[where]
             self.residuals[name, site] = (total - kept)[:n] * self.decay
             arrived += kept
@@ -158,62 +154,24 @@ def check_top_k(rank, world_size):
             assert 0.7 < handle.stats()["sparsity"] < 0.76
 
 
-def by_hand(n, weights):
-    """Blocks of 16: one for each site, and of the others as many as its weight says."""
-    more, total, ends = n // 16 - len(weights), sum(weights), [0]
-    for i in range(len(weights)):
-        ends.append(i + 1 + round(more * sum(weights[:i + 1]) / total))
-    return [16 * (b - a) for a, b in zip(ends, ends[1:])]
-
-
-def check_shares(rank, world_size):
-    """Sites that own different shares: top-k of other rows, else the same; and a state that goes on under other shares."""
-    import tagc.torch as tagc
-
-    weights = [0, 1, 3, 1][:world_size]
-    options = {"every": 2, "sparsity": 0.75, "values": "fp32", "layers": "all", "verbose": False}
-    model = seeded(Odd)
-    optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, shares=weights, **options) as handle:
-        exchange = TopK(0.75, cuts=lambda n: by_hand(n, weights))
-        train(model, optimizer, 8, rank)
-        check_close(model, simulate(Odd, world_size, 8, {"every": 2, 0: 0}, names_of(handle), exchange=exchange)[rank], "shares")
-        check_alike(flat(model), "shares")
-        saved = handle.state_dict()[f"rank{rank}"]
-        assert any(values.any() for values in saved["residual"].values())
-        for name, values in saved["residual"].items():
-            torch.testing.assert_close(values, exchange.residuals[name, rank].flatten(), rtol=1e-4, atol=3e-6)
-    # With other shares the residuals stay where they are: each belongs to this site's values, whoever owns them.
-    for shares in weights[::-1], None:
-        optimizer = adamw(model.parameters())
-        with tagc.LocalSteps(model, optimizer, shares=shares, **options) as handle:
-            handle.load_state_dict({f"rank{rank}": saved})
-            again = handle.state_dict()[f"rank{rank}"]["residual"]
-            assert all(torch.equal(values, again[name]) for name, values in saved["residual"].items())
-
-
-def check_bytes_of_shares(rank, world_size):
+def check_bytes(rank, world_size):
     """What docs/sites.md says that a site sends and receives, besides headers, of which each exchange has at most 4 and an agreement."""
     import tagc.torch as tagc
 
-    weights = [0, 1, 3, 1][:world_size]
     for values, bits, layers in ("int4", 4.5, "all"), ("fp32", 32, "none"), ("bf16", 16, "all"):
         model = nn.Linear(256, 256, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        with tagc.LocalSteps(model, optimizer, every=1, sparsity=0, values=values, layers=layers, shares=weights, verbose=False) as handle:
+        with tagc.LocalSteps(model, optimizer, every=1, sparsity=0, values=values, layers=layers, verbose=False) as handle:
             for _ in range(2):
                 model.weight.grad = torch.randn(256, 256)
                 optimizer.step()
             stats = handle.stats()
         n, others = 256 * 256, world_size - 1
-        own = by_hand(n, weights)[rank]
-        sent, received = (n - own + others * own) * bits / 8, (others * own + n - own) * bits / 8
+        both = 2 * n / world_size * others * bits / 8
         legs = stats["bytes_by_leg"]
-        assert legs["values"] + legs["result"] == pytest.approx(sent, abs=16 * world_size)
-        assert stats["bytes_received"] - legs["control"] == pytest.approx(received, abs=16 * world_size)
-        if weights[rank] == 0:
-            assert sent < 1.01 * n * bits / 8  # its own values, once; no sums but of 16
+        assert legs["values"] + legs["result"] == pytest.approx(both, abs=16 * world_size)
+        assert stats["bytes_received"] - legs["control"] == pytest.approx(both, abs=16 * world_size)
 
 
 def check_fragments_and_delay(rank, world_size):
@@ -433,12 +391,6 @@ def check_options(rank, world_size):
         ({"fragments": 27}, "fragments is 27, and the model has 2. parameters"),
         ({"outer_momentum": 1.0}, "outer_momentum 1.0"),
         ({"residual_decay": 2}, "residual_decay is 2, must be a number from 0 to 1"),
-        ({"shares": [0.5, "a"]}, r"shares\[1\] is 'a', must be a number from 0"),
-        ({"shares": [1, -1]}, r"shares\[1\] is -1, must be a number from 0"),
-        ({"shares": [0, 0]}, r"shares is \[0, 0\], must have a number above 0"),
-        ({"shares": 0.5}, "shares is 0.5, must be a list with one number for each site"),
-        ({"shares": [1, 1, 1]}, r"shares is \[1, 1, 1\], must have one number for each of 2 sites"),
-        ({"shares": [1, 1 + rank]}, r"shares is \[1, 1\] on rank 0 and \[1, 2\] on rank 1"),
         ({"values": "int3"}, "values is 'int3', must be one of 'fp32'"),
         ({"between": 3}, "between is 3, must be a process group"),
         ({"between": "site"}, "between is 'site', and this model has no mesh"),
@@ -553,7 +505,7 @@ def test_synchronize_goes_on_behind_what_others_exchange():
         run_all([(True, 0), (False, None)])
 
 
-TWO = [check_mean_and_nesterov, check_top_k, check_shares, check_bytes_of_shares, check_fragments_and_delay, check_conservation, check_bf16,
+TWO = [check_mean_and_nesterov, check_top_k, check_bytes, check_fragments_and_delay, check_conservation, check_bf16,
        check_odd_parameters, check_resume, check_bad_states, check_not_finite, check_options, check_statistics,
        check_a_site_that_catches_up]
 
@@ -679,8 +631,7 @@ def check_three_levels(rank, world_size):
 
 @pytest.mark.slow
 def test_sites_of_several_ranks():
-    ranks.run_each([check_one_site, check_three_of_four, check_shares, check_bytes_of_shares, check_ddp_sites, check_fsdp2_sites,
-                    check_three_levels], 4)
+    ranks.run_each([check_one_site, check_three_of_four, check_bytes, check_ddp_sites, check_fsdp2_sites, check_three_levels], 4)
 
 
 # ---- a site is lost in the middle of an exchange ----
@@ -732,24 +683,6 @@ def test_a_lost_site(tmp_path, dies):
 
 
 # ---- pure ----
-
-def test_shares_divide_everything():
-    from tagc import Error
-    from tagc.torch.local import shares
-
-    chance = random.Random(3)
-    for _ in range(300):
-        weights = [chance.choice((0, 1, chance.random(), 1e6 * chance.random())) for _ in range(chance.randint(1, 9))]
-        weights[chance.randrange(len(weights))] += 1e-3
-        n = 16 * len(weights) * chance.randint(1, 10**6)
-        sizes = shares.divide(n, weights)
-        assert sum(sizes) == n and min(sizes) >= 16 and all(size % 16 == 0 for size in sizes)
-        room = n - 16 * len(weights)
-        assert all(abs(size - 16 - room * weight / sum(weights)) <= 16 for size, weight in zip(sizes, weights))
-        assert shares.divide(n, [0.1] * len(weights)) == [n // len(weights)] * len(weights)
-    with pytest.raises(Error, match="must be None under torchft"):
-        shares.check_sites([1, 1], 2, is_managed=True)
-
 
 def test_fragments_are_cut_evenly():
     from tagc.torch.local.fragments import cut

@@ -1,8 +1,7 @@
 """What an exchange between sites takes, every step and with local steps, over links whose two directions may differ. Pure functions: nothing is
 measured here. docs/sites.md has the formulas, which `tagc plan` shares.
 
-    out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them
-    shares       the shards' sizes, as shares of all parameters; they add up to 1. LocalSteps takes them; compress() has equal ones"""
+    out, back    bits per parameter: what a site sends to the owners of the others' shards, and as owner of its own shard to each of them"""
 
 from __future__ import annotations
 
@@ -57,53 +56,10 @@ def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[st
             f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
 
 
-def halves(shares: Sequence[float], out: float, back: float) -> list[list[tuple[float, float]]]:
-    """Bits per parameter that each site sends and receives: first to the owners, then the sums from them."""
-    others = len(shares) - 1
-    return [[((1 - share) * out, others * share * out) for share in shares], [(others * share * back, (1 - share) * back) for share in shares]]
-
-
-def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float, shares: Sequence[float] | None = None) -> float:
-    """Seconds that the bytes of one exchange take. gloo does one half after the other; each takes as long as the slowest direction of any site."""
-    shares = [1 / len(links)] * len(links) if shares is None else shares
-    return n_params * sum(max(max(sent / link.up, received / link.down) for (sent, received), link in zip(half, links))
-                          for half in halves(shares, out, back))
-
-
-def _shares_within(links: Sequence[Link], out: float, back: float, out_s: float, back_s: float) -> list[float] | None:
-    """Shares with which the halves take so many seconds per parameter at most; None if there are none."""
-    others = len(links) - 1
-    low = [max(0.0, 1 - out_s * link.up / out, 1 - back_s * link.down / back) for link in links]
-    high = [min(1.0, out_s * link.down / (others * out), back_s * link.up / (others * back)) for link in links]
-    least, most = sum(low), sum(high)
-    if least > 1 or most < 1 or any(a > b for a, b in zip(low, high)):
-        return None
-    part = 0.0 if most <= least else (1 - least) / (most - least)
-    return [a + part * (b - a) for a, b in zip(low, high)]
-
-
-def best_shares(links: Sequence[Link], out: float, back: float) -> list[float]:
-    """With which one exchange is through soonest. Equal ones, where nothing is better. The sum of both halves' times is convex in the first one's,
-    which a ternary search finds; bisection finds the second one's."""
-    equal = [1 / len(links)] * len(links)
-    whole_s = bytes_s(1, links, out, back)
-
-    def second_s(out_s: float) -> float:
-        if _shares_within(links, out, back, out_s, whole_s) is None:
-            return math.inf
-        low, high = 0.0, whole_s
-        for _ in range(30):
-            middle = (low + high) / 2
-            low, high = (low, middle) if _shares_within(links, out, back, out_s, middle) else (middle, high)
-        return high
-
-    low, high = 0.0, whole_s
-    for _ in range(40):
-        a, b = low + (high - low) / 3, high - (high - low) / 3
-        first, second = a + second_s(a), b + second_s(b)
-        low, high = (a, high) if first == math.inf or first > second else (low, b)
-    best = _shares_within(links, out, back, high, second_s(high)) or equal
-    return best if bytes_s(1, links, out, back, best) < 0.999 * whole_s else equal
+def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float) -> float:
+    """Returns the seconds that the bytes of one exchange take. gloo does one half after the other: to the owners, then the sums from them. In each
+    a site sends as much as it receives, so the slowest direction of any site decides."""
+    return n_params * (len(links) - 1) / len(links) * (out + back) / min(min(link) for link in links)
 
 
 # ---- a step ----
@@ -143,8 +99,8 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
     delay: of LocalSteps; every=None: chosen. sparsity, value_bits: of what is compressed. units: exchanges one after the other, each with its
     own messages.
 
-    Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "shares", "text"}; of each row name, every, bits (per parameter and
-    step that a site sends on average), exchange_s, step_s, and unequal_s: what an exchange takes with LocalSteps(shares=...) as "shares" says."""
+    Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "text"}; of each row name, every, bits (per parameter and
+    step that a site sends), exchange_s and step_s."""
     for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
                                   ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
         number(name, real, low, high)
@@ -159,11 +115,9 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
 
     def add(name: str, bits: tuple[float, float], steps: int) -> None:
         parts = 1 if steps == 1 else fragments
-        shares = best_shares(sites, *bits)
-        whole_s, unequal_s = (fixed_s + bytes_s(n_params / parts, sites, *bits, one) for one in (None, shares))
+        whole_s = fixed_s + bytes_s(n_params / parts, sites, *bits)
         step = step_s + whole_s if steps == 1 else local_step_s(step_s, whole_s, steps, parts, delay)
-        rows.append({"name": name, "every": steps, "bits": (n - 1) / n * sum(bits) / steps, "exchange_s": whole_s, "step_s": step,
-                     "unequal_s": unequal_s, "shares": shares})
+        rows.append({"name": name, "every": steps, "bits": (n - 1) / n * sum(bits) / steps, "exchange_s": whole_s, "step_s": step})
 
     found = ways(n, sparsity, value_bits)
     for name, bits in found.items():
@@ -173,21 +127,15 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
         steps = choose_every(step_s, part_s, fragments, delay) if every is None else every
         add(f"{name}, every {steps} steps", found[name], steps)
     row, reason = choice(rows, step_s)
-    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "every": row["every"], "reason": reason, "rows": rows,
-                              "shares": row["shares"]}
-    advice["text"] = _text(advice, row)
+    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "every": row["every"], "reason": reason, "rows": rows}
+    advice["text"] = _text(advice)
     if verbose:
         print(advice["text"], flush=True)
     return advice
 
 
-def _text(advice: Mapping[str, Any], chosen: Mapping[str, Any]) -> str:
-    lines = [f"{'between sites':44} {'bits/step':>10} {'exchange s':>11} {'step s':>9} {'unequal s':>10}"]
+def _text(advice: Mapping[str, Any]) -> str:
+    lines = [f"{'between sites':44} {'bits/step':>10} {'exchange s':>11} {'step s':>9}"]
     for row in advice["rows"]:
-        lines.append(f"{row['name']:44} {row['bits']:10.3g} {row['exchange_s']:11.3g} {row['step_s']:9.3g} {row['unequal_s']:10.3g}")
-    lines.append(advice["reason"])
-    if chosen["unequal_s"] < 0.95 * chosen["exchange_s"]:
-        shares = ", ".join(f"{round(share, 3):g}" for share in chosen["shares"])
-        only = "" if chosen["every"] > 1 else "; with compress() all shards are equal"
-        lines.append(f"an exchange takes {chosen['unequal_s']:.3g} s instead of {chosen['exchange_s']:.3g} s with LocalSteps(shares=[{shares}]){only}")
-    return "\n".join(lines)
+        lines.append(f"{row['name']:44} {row['bits']:10.3g} {row['exchange_s']:11.3g} {row['step_s']:9.3g}")
+    return "\n".join([*lines, advice["reason"]])

@@ -48,7 +48,7 @@ class Reducer:
         fields = lib.initialised(lib.ReducerOptions, "tagc_reducer_options_init")
         fields.n_elems = n_elems
         for name, value in options.items():
-            setattr(fields, name, (ctypes.c_uint64 * len(value))(*value) if name == "owner_elems" else value)
+            setattr(fields, name, value)
         self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
         self._device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems

@@ -136,11 +136,11 @@ class Flight:
 
 
 class Fragment:
-    """Collective to make. fields(kind, n_elems) -> those of tagc_reducer_options. kinds: name of a parameter -> class. comm: to the other sites; None:
+    """Collective to make. fields(kind) -> those of tagc_reducer_options. kinds: name of a parameter -> class. comm: to the other sites; None:
     there is no connection yet, and no reducer."""
 
     def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm | None, inner: Comm | None,
-                 fields: Callable[[str, int], dict[str, Any]], outer: Outer) -> None:
+                 fields: Callable[[str], dict[str, Any]], outer: Outer) -> None:
         self.index, self.outer, self._n_slices = index, outer, site.n_slices
         self.slots, self.parts, self.n_elems = _lay_out(trained, kinds, site, 1 if comm is None else comm.world_size)
         self.n_real = sum(slot.length for slot in self.slots)
@@ -152,8 +152,7 @@ class Fragment:
         try:
             if comm is not None:
                 for part in self.parts:
-                    self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index,
-                                                 **fields(part.kind, part.n_elems)))
+                    self.reducers.append(Reducer(comm, part.n_elems, output=lib.OUTPUTS["unit"], tag=index, **fields(part.kind)))
             if self._n_slices > 1 and inner is not None:
                 self._gathered = torch.zeros(self._n_slices, self.n_elems, dtype=torch.float32)
                 self._gatherer = Gatherer(inner, self._gathered.numel(), "fp32", tag=index)

@@ -28,7 +28,6 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.local import state as local_state
-from tagc.torch.local import shares
 from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
 from tagc.torch.local.sites import Site, group_of
 from tagc.torch.quorum import managed, rounds
@@ -51,7 +50,6 @@ class Settings:
     values: str
     layers: Layers
     rules: Mapping[str, str] | None
-    shares: Sequence[float] | None
     threads: int
     timeout_s: float
 
@@ -69,15 +67,12 @@ class Settings:
         options._choice("values", self.values, tuple(lib.FORMATS))
         if not callable(self.layers):
             options._choice("layers", self.layers, policy.LAYERS)
-        self.shares = shares.checked(self.shares)
         number("threads", self.threads, 1, 256, int)
         number("timeout_s", self.timeout_s, 0.001, 1e6)
 
-    def fields(self, kind: str, n_elems: int, op: str) -> dict[str, Any]:
+    def fields(self, kind: str, op: str) -> dict[str, Any]:
         """Of tagc_reducer_options."""
         fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
-        if self.shares is not None:
-            fields["owner_elems"] = shares.divide(n_elems, self.shares)
         if kind == "dense":
             return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
         return fields | options.of_direct(self.values, self.sparsity)
@@ -120,8 +115,6 @@ class LocalSteps:
     delay: steps, [0, every - 1], after which what was exchanged is applied; training goes on meanwhile.
     outer_lr, outer_momentum: of the outer step, SGD with Nesterov's momentum, (0, 10] and [0, 1). 1 and 0 put the mean of all sites'
         parameters in place; DiLoCo has 0.7 and 0.9.
-    shares: how much of the model each site owns, in the order of sites, as numbers that are compared with each other: [0, 1, 1, 1] where the first
-        has a slow upload. plan_sites() says which are best. By default all own the same. A site that owns less sends less.
     residual_decay: what residuals are multiplied with after each exchange, [0, 1]; SparseLoCo has 0.95.
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits. Attention and positions ("mild") travel as
         all that is compressed does. sparsity=0, values="fp32" sends everything and leaves no residual.
@@ -147,7 +140,6 @@ class LocalSteps:
         values: str = "int4",
         layers: Layers = "non-attention-linear",
         rules: Mapping[str, str] | None = None,
-        shares: Sequence[float] | None = None,
         between: dist.ProcessGroup | DeviceMesh | str | None = None,
         manager: Any = None,
         threads: int = 1,
@@ -158,7 +150,7 @@ class LocalSteps:
     ) -> None:
         chosen = {"every": every, "fragments": fragments, "delay": delay, "outer_lr": outer_lr, "outer_momentum": outer_momentum,
                   "residual_decay": residual_decay, "sparsity": sparsity, "values": values, "layers": layers, "rules": rules,
-                  "shares": shares, "threads": threads, "timeout_s": timeout_s}
+                  "threads": threads, "timeout_s": timeout_s}
         said = options.unknown_option(LocalSteps, unknown)
         self.model: torch.nn.Module = internals.uncompiled(model)
         mine = self._prepare(optimizer, between, manager, chosen, on_round, said)
@@ -224,7 +216,6 @@ class LocalSteps:
             lib.load()
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
-            shares.check_sites(self.settings.shares, site.n_sites, manager is not None)
             if manager is not None:
                 groups = site.inner or [None]
             elif site.n_sites * site.n_inner != dist.get_world_size():
@@ -514,7 +505,7 @@ class LocalSteps:
         later = f", applied {chosen.delay} steps later" if chosen.delay else ""
         outer = "the mean of all sites" if (chosen.outer_lr, chosen.outer_momentum) == (1, 0) else \
             f"outer lr {chosen.outer_lr:g}, momentum {chosen.outer_momentum:g}"
-        inner = (f" of {site.n_inner} ranks" if site.n_inner > 1 else "") + shares.words(chosen.shares)
+        inner = f" of {site.n_inner} ranks" if site.n_inner > 1 else ""
         sites = f"{site.n_sites} sites{inner}" if self.managed is None else f"the sites{inner} of torchft's quorum"
         return f"{sites}, every {chosen.every} steps{parts}{later}; {chosen.travels()}; {outer}"
 
