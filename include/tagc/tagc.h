@@ -261,11 +261,6 @@ typedef struct tagc_reducer_options {
     int n_threads;
     /* Options of sketch and packed. _create copies them. Default NULL: the defaults of tagc_paper_options. */
     const struct tagc_paper_options *paper;
-    /* (W,) the number of elements that each rank owns, each at least 1, together n_elems: rank 0 owns the first
-     * owner_elems[0] elements of the unit, and so on. n_elems is still a multiple of W. All ranks pass the same values.
-     * _create copies them. Default NULL: n_elems / W each. For dense and direct in host memory, with the output UNIT and
-     * ranks_per_host 1, not with slots. */
-    const uint64_t *owner_elems;
 } tagc_reducer_options;
 
 TAGC_API void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes);

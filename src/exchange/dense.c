@@ -55,20 +55,20 @@ static uint64_t output_elems(const tagc_reducer_options *options, int world_size
     return options->output != TAGC_OUTPUT_SHARD ? options->n_elems : options->n_elems / (uint64_t)world_size;
 }
 
-/* Of the longest shard. */
+/* Of a shard. */
 static size_t n_chunks(const tagc_reducer *r) {
     const dense *d = of(r);
-    return (tagc_most_owner_elems(r) + d->chunk - 1) / d->chunk;
+    return (r->shard + d->chunk - 1) / d->chunk;
 }
 
-/* Where chunk c of an owner's shard begins in the unit: behind its last element if the shard has fewer chunks. */
+static size_t chunk_elems(const tagc_reducer *r, size_t c) {
+    size_t chunk = of(r)->chunk, n_left = r->shard - c * chunk;
+    return n_left < chunk ? n_left : chunk;
+}
+
+/* Where chunk c of an owner's shard begins in the unit. */
 static size_t chunk_begin(const tagc_reducer *r, size_t owner, size_t c) {
-    size_t begin = c * of(r)->chunk, n = tagc_owner_elems(r, owner);
-    return tagc_owner_begin(r, owner) + (begin < n ? begin : n);
-}
-
-static size_t chunk_elems(const tagc_reducer *r, size_t owner, size_t c) {
-    return chunk_begin(r, owner, c + 1) - chunk_begin(r, owner, c);
+    return owner * r->shard + c * of(r)->chunk;
 }
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
@@ -77,8 +77,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     d->chunk = CHUNK_ELEMS;
     if (n_ranks > CHUNKS_AT_FULL_LENGTH) d->chunk = CHUNK_ELEMS / n_ranks * CHUNKS_AT_FULL_LENGTH;
     if (d->chunk < MIN_CHUNK_ELEMS) d->chunk = MIN_CHUNK_ELEMS;
-    size_t longest = tagc_most_owner_elems(r);
-    if (d->chunk > longest) d->chunk = longest;
+    if (d->chunk > r->shard) d->chunk = r->shard;
 
     tagc_messages_place(r, arena, &(tagc_room){2 * DEPTH, r->world_size - 1}, 1);
     d->moving = r->messages;
@@ -108,9 +107,9 @@ static void narrow_work(void *arg, int index, int n_threads) {
     const chunk_job *job = arg;
     const tagc_reducer *r = job->r;
     const dense *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH;
+    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH, n = chunk_elems(r, job->c);
     for (size_t q = 0; q < n_ranks; q++) {
-        size_t begin = chunk_begin(r, q, job->c), n = chunk_elems(r, q, job->c);
+        size_t begin = chunk_begin(r, q, job->c);
         for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
             tagc_bf16_narrow(r->now.gradient + begin + at,
                              d->send_halves + (slot * n_ranks + q) * d->chunk + at, piece_elems(n, at));
@@ -120,12 +119,12 @@ static void narrow_work(void *arg, int index, int n_threads) {
 /* Sends contributions to chunk c: straight from the gradient, or rounded first. */
 static void post_in(tagc_reducer *r, size_t c) {
     const dense *d = of(r);
-    size_t n = chunk_elems(r, (size_t)r->rank, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &in_of(r, c)[0];
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
-    message->round_bytes = r->begins ? 0 : n * width;
+    message->round_bytes = n * width;
     uint16_t *halves = is_bf16 ? d->send_halves + slot * n_ranks * d->chunk : NULL;
     double start_s = tagc_clock_s();
     chunk_job job = {.r = r, .c = c};
@@ -133,7 +132,7 @@ static void post_in(tagc_reducer *r, size_t c) {
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
         size_t at = is_bf16 ? q * d->chunk : chunk_begin(r, q, c);
-        tagc_message_to(message, (int)q, chunk_elems(r, q, c) * width, at * width);
+        tagc_message_to(message, (int)q, n * width, at * width);
         tagc_message_from(message, (int)q, n * width, q * d->chunk * width);
     }
     if (is_bf16) tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
@@ -169,7 +168,7 @@ static void add_piece(const chunk_job *job, size_t at, size_t n) {
 
 static void add_work(void *arg, int index, int n_threads) {
     const chunk_job *job = arg;
-    size_t n = chunk_elems(job->r, (size_t)job->r->rank, job->c);
+    size_t n = chunk_elems(job->r, job->c);
     for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
         add_piece(job, at, piece_elems(n, at));
 }
@@ -185,17 +184,17 @@ static void add_chunk(tagc_reducer *r, size_t c, float *out) {
 /* Sends the sums of chunk c to all ranks. With a bf16 wire, the owner also uses the rounded sums. */
 static void post_out(tagc_reducer *r, size_t c, float *out) {
     const dense *d = of(r);
-    size_t n = chunk_elems(r, (size_t)r->rank, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
+    size_t n = chunk_elems(r, c), slot = c % DEPTH, n_ranks = (size_t)r->world_size;
     tagc_message *message = &in_of(r, c)[1];
     tagc_message_clear(message);
     int is_bf16 = is_half(r);
     size_t width = is_bf16 ? sizeof(uint16_t) : sizeof(float);
-    message->round_bytes = r->begins ? 0 : n * width;
+    message->round_bytes = n * width;
     uint16_t *halves = is_bf16 ? d->sum_halves + slot * d->chunk : NULL;
     for (size_t q = 0; q < n_ranks; q++) {
         if ((int)q == r->rank) continue;
         tagc_message_to(message, (int)q, n * width, 0);
-        tagc_message_from(message, (int)q, chunk_elems(r, q, c) * width,
+        tagc_message_from(message, (int)q, n * width,
                           (is_bf16 ? q * d->chunk : chunk_begin(r, q, c)) * width);
     }
     if (is_bf16) {
@@ -212,9 +211,10 @@ static void widen_work(void *arg, int index, int n_threads) {
     const chunk_job *job = arg;
     const tagc_reducer *r = job->r;
     const dense *d = of(r);
-    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH;
+    size_t n_ranks = (size_t)r->world_size, slot = job->c % DEPTH, n = chunk_elems(r, job->c);
     for (size_t q = 0; q < n_ranks; q++) {
-        size_t begin = chunk_begin(r, q, job->c), n = (int)q == r->rank ? 0 : chunk_elems(r, q, job->c);
+        if ((int)q == r->rank) continue;
+        size_t begin = chunk_begin(r, q, job->c);
         for (size_t at = (size_t)index * PIECE_ELEMS; at < n; at += (size_t)n_threads * PIECE_ELEMS)
             tagc_bf16_widen(d->sums_recv + (slot * n_ranks + q) * d->chunk + at, r->now.output + begin + at,
                             piece_elems(n, at));
@@ -261,9 +261,7 @@ static void go_on(tagc_reducer *r) {
 }
 
 static float *sums_of(const tagc_reducer *r, size_t c) {
-    size_t at = chunk_begin(r, (size_t)r->rank, c);
-    return r->now.output +
-           (r->options.output != TAGC_OUTPUT_SHARD ? at : at - tagc_owner_begin(r, (size_t)r->rank));
+    return r->now.output + chunk_begin(r, r->options.output != TAGC_OUTPUT_SHARD ? (size_t)r->rank : 0, c);
 }
 
 /* Chunk c is added, and the sums whose place it had have arrived. After the last chunk, the agreement goes beside the sums. */
@@ -304,11 +302,9 @@ static tagc_status volume(tagc_reducer *r, const tagc_volume_data *data, tagc_vo
     size_t n_others = (size_t)r->world_size - 1, width = is_half(r) ? sizeof(uint16_t) : sizeof(float);
     out->chunk_elems = of(r)->chunk;
     for (size_t c = 0, n = n_chunks(r); c < n; c++) {
-        size_t n_own = chunk_elems(r, (size_t)r->rank, c), n_out = 0;
-        for (size_t q = 0; q <= n_others; q++) n_out += (int)q == r->rank ? 0 : chunk_elems(r, q, c);
-        tagc_volume_add(out, TAGC_LEG_VALUES, (double)(n_out * width));
-        if (r->options.output != TAGC_OUTPUT_SHARD)
-            tagc_volume_add(out, TAGC_LEG_RESULT, (double)(n_others * n_own * width));
+        double n_bytes = (double)(n_others * chunk_elems(r, c) * width);
+        tagc_volume_add(out, TAGC_LEG_VALUES, n_bytes);
+        if (r->options.output != TAGC_OUTPUT_SHARD) tagc_volume_add(out, TAGC_LEG_RESULT, n_bytes);
     }
     tagc_volume_add(out, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
     return TAGC_OK;

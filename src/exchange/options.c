@@ -8,7 +8,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <xxhash.h>
 
 /* The exchanges to which a field applies. With others it must keep its default. */
 enum {
@@ -279,36 +278,6 @@ static tagc_status check_known(const tagc_reducer_options *options, const tagc_p
     return TAGC_OK;
 }
 
-static tagc_status check_owners(const tagc_reducer_options *options, int world_size) {
-    uint64_t n = 0;
-    if (!options->owner_elems) return TAGC_OK;
-    if (options->exchange != TAGC_EXCHANGE_DENSE && options->exchange != TAGC_EXCHANGE_DIRECT)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "owner_elems is set, which exchange %d (%s) does not have: leave it NULL",
-                         options->exchange, tagc_exchange_names[options->exchange]);
-    if (options->output != TAGC_OUTPUT_UNIT || options->ranks_per_host != 1)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "owner_elems is set, which needs output %d (unit) and ranks_per_host 1: output is "
-                         "%d, ranks_per_host %d",
-                         TAGC_OUTPUT_UNIT, options->output, options->ranks_per_host);
-    for (int q = 0; q < world_size; q++) {
-        uint64_t most = options->n_elems - n - (uint64_t)(world_size - 1 - q), own = options->owner_elems[q];
-        if (own < 1 || own > MAX_SHARD || own > most || (q == world_size - 1 && own != most))
-            return tagc_fail(TAGC_ERR_ARGUMENT,
-                             "owner_elems[%d] is %llu: each must be in [1, %u], and all together n_elems, "
-                             "which is %llu",
-                             q, (unsigned long long)own, MAX_SHARD, (unsigned long long)options->n_elems);
-        n += own;
-    }
-    return TAGC_OK;
-}
-
-static int are_owners_equal(const tagc_reducer_options *options, int world_size) {
-    for (int q = 0; options->owner_elems && q < world_size; q++)
-        if (options->owner_elems[q] != options->n_elems / (uint64_t)world_size) return 0;
-    return 1;
-}
-
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
 static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full,
                                   const tagc_paper_options *paper, int world_size) {
@@ -335,7 +304,6 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
             "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format "
             "%d (%s)",
             full->sparsity, full->format, format);
-    TAGC_TRY(check_owners(full, world_size));
     if (paper->index == TAGC_INDEX_SUM4 && world_size > 15)
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "index is %d (sum4), which counts to 15 ranks in 4 bits: the world size is %d",
@@ -361,7 +329,6 @@ tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int 
     TAGC_TRY(check_together(&own, out, paper, world_size));
     if (out->block == 0) out->block = DEFAULT_BLOCK;
     out->paper = NULL;
-    if (are_owners_equal(out, world_size)) out->owner_elems = NULL;
     if (paper->fill_union == -1)
         paper->fill_union = own.exchange == TAGC_EXCHANGE_PACKED && paper->index == TAGC_INDEX_OR;
     return TAGC_OK;
@@ -398,7 +365,6 @@ typedef struct report {
     uint32_t status;
     uint32_t n_fields; /* also tells a reducer from a gatherer */
     uint64_t values[N_REDUCER_FIELDS];
-    uint64_t owners; /* hash of owner_elems; 0: equal shards */
     char text[256];
 } report;
 
@@ -425,17 +391,14 @@ static tagc_status compare_reports(const field *fields, int n_fields, const repo
             return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", fields[f].name, r, here,
                              there);
         }
-        if (reports[r].owners != reports[0].owners)
-            return tagc_fail(TAGC_ERR_MISMATCH, "owner_elems: rank %d has other values than rank 0", r);
     }
     return TAGC_OK;
 }
 
 static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields, int n_fields,
-                         const void *const parts[2], const uint64_t *owner_elems) {
+                         const void *const parts[2]) {
     int world_size = tagc_comm_world_size(comm);
     report own = {.status = (uint32_t)local, .n_fields = (uint32_t)n_fields};
-    if (owner_elems) own.owners = XXH3_64bits(owner_elems, (size_t)world_size * sizeof *owner_elems);
     if (local != TAGC_OK)
         snprintf(own.text, sizeof own.text, "%.*s", (int)sizeof own.text - 1, tagc_last_error());
     for (int f = 0; f < n_fields && local == TAGC_OK; f++) own.values[f] = raw_value(&fields[f], parts);
@@ -455,11 +418,11 @@ static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
                                        const tagc_reducer_options *options, const tagc_paper_options *paper) {
     const void *parts[2] = {options, paper};
-    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, parts, options ? options->owner_elems : NULL);
+    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, parts);
 }
 
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options) {
     const void *parts[2] = {options, NULL};
-    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, parts, NULL);
+    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, parts);
 }

@@ -35,7 +35,7 @@ void tagc_reducer_options_resolve(tagc_reducer_options *options);
 void tagc_reducer_options_prune(tagc_reducer_options *options);
 
 /* Local checks of everything that one rank can see. *out and *paper: the options with defaults resolved (sparsity, format,
- * block, fill_union, a gatherer's ranks_per_host); out->paper is NULL, and out->owner_elems the caller's, or NULL if all are equal. */
+ * block, fill_union, a gatherer's ranks_per_host); out->paper is NULL. */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
                                        tagc_reducer_options *out, tagc_paper_options *paper);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,

@@ -93,23 +93,6 @@ static tagc_status make_residual(tagc_reducer *r) {
     return status;
 }
 
-tagc_status tagc_reducer_share(tagc_reducer *r, int world_size) {
-    size_t n = (size_t)world_size;
-    void *memory;
-    r->world_size = world_size;
-    r->shard = (size_t)(r->options.n_elems / n);
-    if (!r->options.owner_elems) return TAGC_OK;
-    const uint64_t *owner_elems = r->options.owner_elems;
-    r->options.owner_elems = NULL;
-    TAGC_TRY(tagc_memory_create((2 * n + 1) * sizeof *r->begins, "the ranges of owners", &memory));
-    r->begins = memory;
-    memcpy(r->begins + n + 1, owner_elems, n * sizeof *owner_elems);
-    r->options.owner_elems = r->begins + n + 1;
-    r->begins[0] = 0;
-    for (size_t q = 0; q < n; q++) r->begins[q + 1] = r->begins[q] + owner_elems[q];
-    return TAGC_OK;
-}
-
 /* The limits of reducers by slots, and of those with kernels. */
 static tagc_status check_beside(const tagc_reducer *r) {
     const char *what = r->by_slots ? "slots" : "kernels";
@@ -124,8 +107,7 @@ static tagc_status check_beside(const tagc_reducer *r) {
     if (r->by_slots && r->options.output == TAGC_OUTPUT_HOST_SHARD)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
                          r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
-    return r->begins ? tagc_fail(TAGC_ERR_UNSUPPORTED, "owner_elems is set, must be NULL with %s", what)
-                     : TAGC_OK;
+    return TAGC_OK;
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
@@ -146,7 +128,8 @@ static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
     r->paper = paper;
     r->exchange = tagc_exchange_of(checked.exchange);
     r->rank = tagc_comm_rank(comm);
-    TAGC_TRY(tagc_reducer_share(r, tagc_comm_world_size(comm)));
+    r->world_size = tagc_comm_world_size(comm);
+    r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
     if (kernels || by_slots) TAGC_TRY(check_beside(r));
     TAGC_TRY(make_residual(r));
@@ -190,7 +173,6 @@ void tagc_reducer_destroy(tagc_reducer *r) {
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
-    tagc_memory_destroy(r->begins);
     tagc_memory_destroy(r);
 }
 

@@ -19,7 +19,6 @@ struct tagc_reducer {
     tagc_paper_options paper;     /* as well; sketch and packed */
     int rank, world_size;
     size_t shard;        /* n_elems / W */
-    uint64_t *begins;    /* (W + 1) the first element of each owner; NULL: rank * shard */
     size_t k;            /* the most elements selected in a shard; 0 if nothing is selected */
     float scale;         /* of the sum: 1 or 1/W */
     tagc_pool *pool;     /* NULL with one thread */
@@ -37,23 +36,6 @@ struct tagc_reducer {
 
     tagc_step now; /* the step under way */
 };
-
-/* The first element that `owner` owns, and how many it owns. */
-static inline size_t tagc_owner_begin(const tagc_reducer *r, size_t owner) {
-    return r->begins ? (size_t)r->begins[owner] : owner * r->shard;
-}
-static inline size_t tagc_owner_elems(const tagc_reducer *r, size_t owner) {
-    return tagc_owner_begin(r, owner + 1) - tagc_owner_begin(r, owner);
-}
-static inline size_t tagc_most_owner_elems(const tagc_reducer *r) {
-    size_t most = r->shard;
-    for (size_t q = 0; r->begins && q < (size_t)r->world_size; q++)
-        if (tagc_owner_elems(r, q) > most) most = tagc_owner_elems(r, q);
-    return most;
-}
-
-/* Resolves world_size, shard and begins from checked options, whose owner_elems it replaces by a copy. */
-tagc_status tagc_reducer_share(tagc_reducer *reducer, int world_size);
 
 /* tagc_reducer_create and its like. */
 tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,

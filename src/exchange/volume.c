@@ -16,18 +16,14 @@ void tagc_volume_add_within(tagc_volume *v, tagc_leg leg, double n_bytes) {
     v->n_within_bytes[leg] += n_bytes;
 }
 
-static void destroy(tagc_reducer *r) {
-    tagc_memory_destroy(r->state);
-    tagc_memory_destroy(r->begins);
-}
-
-/* Lays out a reducer without memory. The caller calls destroy. *arena receives the bytes of its buffers. */
+/* Lays out a reducer without memory. The caller destroys r->state. *arena receives the bytes of its buffers. */
 static tagc_status lay_out(const tagc_reducer_options *options, int world_size, int rank, tagc_reducer *r,
                            tagc_arena *arena) {
     *r = (tagc_reducer){.rank = rank};
     *arena = (tagc_arena){0};
     TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, &r->paper));
-    TAGC_TRY(tagc_reducer_share(r, world_size));
+    r->world_size = world_size;
+    r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);
     tagc_status status = tagc_memory_create(r->exchange->state_bytes, "shape of a reducer", &r->state);
     if (status == TAGC_OK) {
@@ -37,7 +33,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
                            "n_elems is %llu: the reducer's buffers do not fit into the address space",
                            (unsigned long long)options->n_elems);
     }
-    destroy(r);
+    tagc_memory_destroy(r->state);
     return status;
 }
 
@@ -50,7 +46,7 @@ tagc_status tagc_reducer_volume(const tagc_reducer_options *options, int world_s
         return tagc_fail(TAGC_ERR_ARGUMENT, "rank is %d, must be in [0, %d)", rank, world_size);
     TAGC_TRY(lay_out(options, world_size, rank, &r, &arena));
     tagc_status status = r.exchange->volume(&r, data, out);
-    destroy(&r);
+    tagc_memory_destroy(r.state);
     return status;
 }
 
@@ -79,7 +75,7 @@ tagc_status tagc_reducer_memory(const tagc_reducer_options *options, int world_s
     TAGC_TRY(lay_out(options, world_size, 0, &r, &arena));
     uint64_t n = r.exchange->residual_elems(&r.options, world_size), residual = n * (uint64_t)sizeof(float);
     int n_spares = n ? tagc_comm_n_spares(n, n_before + 1) - tagc_comm_n_spares(n, n_before) : 0;
-    destroy(&r);
+    tagc_memory_destroy(r.state);
     *out = (tagc_exchange_memory){
         .buffers = arena.n_bytes, .residual = residual, .spare = (uint64_t)n_spares * residual};
     return TAGC_OK;

@@ -38,45 +38,25 @@ float *tagc_direct_sums(const tagc_reducer *r) {
     size_t row = r->options.output == TAGC_OUTPUT_SHARD  ? 0
                  : r->options.output == TAGC_OUTPUT_UNIT ? (size_t)r->rank
                                                          : (size_t)d->host;
-    return r->now.output + tagc_owner_begin(r, row);
+    return r->now.output + row * r->shard;
 }
 
-tagc_code_options tagc_direct_make_options(const tagc_reducer *r, size_t owner, int is_sums) {
-    size_t n = tagc_owner_elems(r, owner), k = tagc_select_count(n, r->options.sparsity);
-    tagc_code_options o = {.n = n,
-                           .k = k,
-                           .sparse = k < n,
-                           .values = r->options.format,
-                           .block = r->options.block,
-                           .rotate = r->options.rotate};
-    /* topk even if sums could have every element: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
-    uint64_t most = (uint64_t)k * (uint64_t)tagc_direct_of(r)->n_hosts;
-    if (is_sums) o.k = most < n ? (size_t)most : n;
-    return o;
+const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options) {
+    return options == &d->sums ? d->sums_code : d->fragment_code;
 }
 
-const tagc_code_options *tagc_direct_options(const tagc_reducer *r, size_t owner, int is_sums) {
-    const tagc_direct *d = tagc_direct_of(r);
-    if (d->unequal) return &d->unequal[(is_sums ? (size_t)r->world_size : 0) + owner];
-    return is_sums ? &d->sums : &d->fragment;
-}
-
-const tagc_code *tagc_direct_code(const tagc_reducer *r, const tagc_code_options *options) {
-    const tagc_direct *d = tagc_direct_of(r);
-    return options == &d->fragment ? d->fragment_code
-           : options == &d->sums   ? d->sums_code
-                                   : tagc_code_of(options);
-}
-
-static void choose_codes(tagc_reducer *r, tagc_arena *arena) {
+static void choose_codes(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    size_t n = (size_t)r->world_size;
     r->k = tagc_select_count(r->shard, r->options.sparsity);
-    d->fragment = tagc_direct_make_options(r, (size_t)r->rank, 0);
-    d->sums = tagc_direct_make_options(r, (size_t)r->rank, 1);
-    d->unequal = r->begins ? tagc_arena_take(arena, 2 * n, sizeof *d->unequal) : NULL;
-    for (size_t i = 0; d->unequal && i < 2 * n; i++)
-        d->unequal[i] = tagc_direct_make_options(r, i % n, i >= n);
+    d->fragment = d->sums = (tagc_code_options){.n = r->shard,
+                                                .k = r->k,
+                                                .sparse = r->k < r->shard,
+                                                .values = r->options.format,
+                                                .block = r->options.block,
+                                                .rotate = r->options.rotate};
+    /* topk even if sums could have every element: in 2 bits or 1, `blocks` has no code for zero, which is what padding is. */
+    uint64_t most = (uint64_t)r->k * (uint64_t)d->n_hosts;
+    d->sums.k = most < r->shard ? (size_t)most : r->shard;
     d->fragment_code = tagc_code_of(&d->fragment);
     d->sums_code = tagc_code_of(&d->sums);
 }
@@ -90,7 +70,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     d->host = r->rank / d->per_host;
     d->local = r->rank % d->per_host;
     d->coded = is_coded(&r->options, r->world_size);
-    choose_codes(r, arena);
+    choose_codes(r);
     tagc_hosts_shape(r);
     tagc_fragments_place(r, arena);
     if (d->per_host > 1) tagc_hosts_place(r, arena);

@@ -40,11 +40,9 @@ typedef struct tagc_direct {
     tagc_direct_on *on;       /* with kernels, else NULL */
     tagc_direct_slots *slots; /* where the caller carries messages, else NULL */
     int n_hosts, per_host, host, local;
-    int coded;                        /* 0: all ranks are on one host, and nothing is encoded */
-    tagc_code_options fragment, sums; /* of the own shard, and of all others where shards are equal */
+    int coded; /* 0: all ranks are on one host, and nothing is encoded */
+    tagc_code_options fragment, sums;
     const tagc_code *fragment_code, *sums_code;
-    tagc_code_options
-        *unequal; /* (2, W) of all owners' fragments, and of their sums; NULL where shards are equal */
     /* How fragments travel, the same on all ranks. So it follows from the options that they agreed on when the reducer was
      * made, and from the last step that succeeded; this rank's k may have changed since. */
     int is_small; /* one batch, with the front of every body beside its header */
@@ -98,10 +96,8 @@ static inline int tagc_host_from(const tagc_direct *d, int s) {
 static inline int tagc_rank_of(const tagc_direct *d, int host, int local) {
     return host * d->per_host + local;
 }
-/* Of an owner's fragments, or of its sums: computed, or as _place computed them. */
-tagc_code_options tagc_direct_make_options(const tagc_reducer *r, size_t owner, int is_sums);
-const tagc_code_options *tagc_direct_options(const tagc_reducer *r, size_t owner, int is_sums);
-const tagc_code *tagc_direct_code(const tagc_reducer *r, const tagc_code_options *options);
+/* The code of &d->fragment or of &d->sums. */
+const tagc_code *tagc_direct_code(const tagc_direct *d, const tagc_code_options *options);
 /* Row of the unit that the rank `local` of `host` owns. */
 size_t tagc_direct_row(const tagc_reducer *r, int host, int local);
 /* The place of the sums of the own row. */
@@ -113,9 +109,8 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena);
 /* A phase: sends all fragments and adds those that arrive, up to tagc_direct_added. */
 tagc_status tagc_fragments_send(tagc_reducer *r);
 
-/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. n: elements of the
- * shard. */
-void tagc_fragment_finish(tagc_reducer *r, char *row, size_t n, const tagc_encoded *encoded, size_t eager,
+/* Writes the header of a body that is already behind it, and zeros if the body is shorter than the front. */
+void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
                           tagc_fragment *out);
 /* Reads the header in row `row`, sent by `from`. If it is readable but wrong, notes that and ignores its body. If it is not
  * readable, the comm breaks, because the length of what follows is unknown. */

@@ -46,17 +46,15 @@ static size_t own_slot(const tagc_direct *d) {
 void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
     int n_threads = r->options.n_threads, is_all = r->options.output != TAGC_OUTPUT_SHARD;
+    const tagc_code *code = d->fragment_code, *sums_code = d->sums_code;
     int n_handed = r->options.output == TAGC_OUTPUT_UNIT && d->per_host > 1 ? 2 * d->n_hosts : 0;
-    size_t scratch = 0;
-    d->capacity = 0;
-    for (size_t q = 0; q < (r->begins ? (size_t)r->world_size : 1); q++)
-        for (int is_sums = 0; is_sums <= is_all; is_sums++) {
-            tagc_code_options o = tagc_direct_make_options(r, q, is_sums);
-            const tagc_code *code = tagc_code_of(&o);
-            scratch = larger(scratch, code->scratch_bytes(&o, n_threads));
-            d->capacity = larger(d->capacity, code->max_bytes(&o) + MARGIN);
-        }
-    d->is_small = fits(r) && has_lanes(r) && !r->begins;
+    size_t scratch = code->scratch_bytes(&d->fragment, n_threads);
+    d->capacity = code->max_bytes(&d->fragment) + MARGIN;
+    if (is_all) {
+        scratch = larger(scratch, sums_code->scratch_bytes(&d->sums, n_threads));
+        d->capacity = larger(d->capacity, sums_code->max_bytes(&d->sums) + MARGIN);
+    }
+    d->is_small = fits(r) && has_lanes(r);
     tagc_direct_guess_eager(r);
     d->stride = tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(d->capacity, larger(d->eager[0], d->eager[1])));
     d->n_rows = (size_t)(r->options.output == TAGC_OUTPUT_UNIT ? r->world_size : d->n_hosts);
@@ -106,7 +104,7 @@ static tagc_message *body_of(const tagc_direct *d, int b) {
     return &d->body_out[b % d->n_slots];
 }
 
-void tagc_fragment_finish(tagc_reducer *r, char *row, size_t n, const tagc_encoded *encoded, size_t eager,
+void tagc_fragment_finish(tagc_reducer *r, char *row, const tagc_encoded *encoded, size_t eager,
                           tagc_fragment *out) {
     char *body = row + TAGC_WIRE_HEADER_BYTES;
     int is_void = r->now.stats.nonfinite || r->now.failure != TAGC_OK;
@@ -121,8 +119,8 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, size_t n, const tagc_encod
                                .flags = (r->now.stats.nonfinite ? TAGC_WIRE_FLAG_NONFINITE : 0) |
                                         (r->now.failure != TAGC_OK ? TAGC_WIRE_FLAG_FAILED : 0),
                                .rank = (uint32_t)r->rank,
-                               .k = (uint32_t)tagc_select_count(n, r->options.sparsity),
-                               .n_elems = n,
+                               .k = (uint32_t)r->k,
+                               .n_elems = r->shard,
                                .n_items = (uint32_t)out->n_items,
                                .body_sum = out->sum,
                                .index_bytes = (uint32_t)out->index_bytes,
@@ -136,27 +134,25 @@ void tagc_fragment_finish(tagc_reducer *r, char *row, size_t n, const tagc_encod
 static void encode(tagc_reducer *r, int s) {
     tagc_direct *d = tagc_direct_of(r);
     int host = tagc_host_to(d, s);
-    size_t slot = slot_of(d, s), row = tagc_owner_begin(r, (size_t)host);
-    const tagc_code_options *o = tagc_direct_options(r, (size_t)host, 0);
+    size_t slot = slot_of(d, s), row = (size_t)host * r->shard;
+    const tagc_code_options *o = &d->fragment;
     char *to = d->send + slot * d->stride;
-    const float *gradient = d->per_host > 1
-                                ? d->host_sum
-                                : r->now.gradient + tagc_owner_begin(r, tagc_direct_row(r, host, d->local));
+    const float *gradient =
+        d->per_host > 1 ? d->host_sum : r->now.gradient + tagc_direct_row(r, host, d->local) * r->shard;
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
         if (d->on)
             tagc_on_encode(r, s, &encoded);
         else
-            tagc_direct_code(r, o)->encode(o, gradient, r->residual ? r->residual + row : NULL,
-                                           r->residual ? r->now.residual + row : NULL,
-                                           (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool,
-                                           &encoded);
+            d->fragment_code->encode(o, gradient, r->residual ? r->residual + row : NULL,
+                                     r->residual ? r->now.residual + row : NULL,
+                                     (uint8_t *)to + TAGC_WIRE_HEADER_BYTES, d->scratch, r->pool, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
         if (!encoded.nonfinite) r->now.stats.n_kept += encoded.n_kept;
     }
     start_s = tagc_phase_end(r, o->sparse ? TAGC_PHASE_SELECT : TAGC_PHASE_ENCODE, start_s);
-    tagc_fragment_finish(r, to, o->n, &encoded, d->eager[0], &d->sent[slot]);
+    tagc_fragment_finish(r, to, &encoded, d->eager[0], &d->sent[slot]);
     if (s < d->n_hosts - 1) tagc_direct_note_length(r, 0, d->sent[slot].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -185,8 +181,8 @@ static tagc_status check_header(const tagc_reducer *r, const tagc_wire_header *h
     tagc_wire_header expected = {.kind = TAGC_WIRE_FRAGMENT,
                                  .coding = r->options.format,
                                  .rank = (uint32_t)from,
-                                 .k = (uint32_t)tagc_select_count(options->n, r->options.sparsity),
-                                 .n_elems = options->n,
+                                 .k = (uint32_t)r->k,
+                                 .n_elems = r->shard,
                                  .step = r->now.number};
     TAGC_TRY(tagc_wire_expect(header, &expected));
     if (!options->sparse && header->index_bytes)
@@ -228,7 +224,7 @@ tagc_status tagc_fragment_announced(tagc_reducer *r, size_t row, int from, const
         return status;
     }
     status = check_header(r, &header, from, options);
-    size_t longest = tagc_direct_code(r, options)->max_bytes(options);
+    size_t longest = tagc_direct_code(d, options)->max_bytes(options);
     if (status == TAGC_OK && header.body_bytes > longest)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%llu bytes follow, at most %zu can be",
                            (unsigned long long)header.body_bytes, longest);
@@ -330,13 +326,14 @@ tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row) {
 }
 
 int tagc_fragment_is_sound(tagc_reducer *r, size_t row, int from, const tagc_code_options *options) {
-    const tagc_fragment *f = &tagc_direct_of(r)->received[row];
+    const tagc_direct *d = tagc_direct_of(r);
+    const tagc_fragment *f = &d->received[row];
     if (r->now.failure != TAGC_OK || r->now.stats.nonfinite || f->is_void) return 0;
     tagc_body body = tagc_fragment_body(r, row);
     tagc_status status = TAGC_OK;
     if (tagc_wire_sum(body.bytes, body.n_bytes) != f->sum)
         status = tagc_fail(TAGC_ERR_CORRUPT, "the checksum is wrong");
-    if (status == TAGC_OK) status = tagc_direct_code(r, options)->validate(options, body.bytes, body.n_bytes);
+    if (status == TAGC_OK) status = tagc_direct_code(d, options)->validate(options, body.bytes, body.n_bytes);
     if (status != TAGC_OK) tagc_note_failure(r, tagc_fail_in(status, "fragment from rank %d", from));
     return status == TAGC_OK;
 }

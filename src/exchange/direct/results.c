@@ -22,7 +22,7 @@ static void encode_sums(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     size_t own = own_row(r);
     char *row = d->recv + own * d->stride;
-    float *error = r->residual ? r->now.residual + tagc_owner_begin(r, (size_t)d->host) : NULL;
+    float *error = r->residual ? r->now.residual + (size_t)d->host * r->shard : NULL;
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
@@ -34,7 +34,7 @@ static void encode_sums(tagc_reducer *r) {
                                       r->pool, &encoded);
         r->now.stats.nonfinite |= encoded.nonfinite;
     }
-    tagc_fragment_finish(r, row, d->sums.n, &encoded, d->eager[1], &d->received[own]);
+    tagc_fragment_finish(r, row, &encoded, d->eager[1], &d->received[own]);
     tagc_direct_note_length(r, 1, d->received[own].n_bytes);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
 }
@@ -46,21 +46,19 @@ static tagc_status decode_results(tagc_reducer *r) {
     double start_s = tagc_clock_s();
     for (size_t row = 0; row < d->n_rows; row++) {
         int from = is_whole ? (int)row : tagc_rank_of(d, (int)row, d->local);
-        const tagc_code_options *sums = tagc_direct_options(r, row, 1);
         if (is_whole || d->per_host == 1)
-            r->now.stats.n_union += sums->sparse ? d->received[row].n_items : sums->n;
+            r->now.stats.n_union += d->sums.sparse ? d->received[row].n_items : r->shard;
         if (row == own) {
             if (d->on) d->bodies[row] = (tagc_body){0};
             continue;
         }
         tagc_body body = tagc_fragment_body(r, row);
-        int n = tagc_fragment_is_sound(r, row, from, sums);
+        int n = tagc_fragment_is_sound(r, row, from, &d->sums);
         if (d->on) {
             d->bodies[row] = n ? body : (tagc_body){0};
             continue;
         }
-        tagc_direct_code(r, sums)->decode(sums, &body, n, 0, 1, r->now.output + tagc_owner_begin(r, row),
-                                          d->scratch, r->pool);
+        d->sums_code->decode(&d->sums, &body, n, 0, 1, r->now.output + row * r->shard, d->scratch, r->pool);
     }
     if (d->on) tagc_on_decode_sums(r, d->bodies);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
@@ -135,8 +133,7 @@ static tagc_status post_bodies(tagc_reducer *r) {
         if (host == d->host) continue;
         size_t row = row_of(r, host, d->local);
         d->rows[n++] = row;
-        TAGC_TRY(
-            tagc_fragment_announced(r, row, tagc_rank_of(d, host, d->local), tagc_direct_options(r, row, 1)));
+        TAGC_TRY(tagc_fragment_announced(r, row, tagc_rank_of(d, host, d->local), &d->sums));
     }
     TAGC_TRY(tagc_rests_begin(r, d->rows, n, eager, &rests));
     tagc_message_clear(message);

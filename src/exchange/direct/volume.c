@@ -24,14 +24,13 @@ static void add_fragments(const tagc_reducer *r, const tagc_volume_data *data, t
     const tagc_direct *d = tagc_direct_of(r);
     int is_known = data && data->bodies;
     double density = data && !is_known ? data->kept_density : 1, n_partners = d->n_hosts - 1;
-    double eager = eager_of(r, 0, is_known, tagc_expected_body(&d->fragment, density));
+    tagc_body_bytes expected = tagc_expected_body(&d->fragment, density);
+    double eager = eager_of(r, 0, is_known, expected);
     v->n_bytes[TAGC_LEG_CONTROL] += n_partners * TAGC_WIRE_HEADER_BYTES;
     v->n_bytes[TAGC_LEG_VALUES] += n_partners * eager; /* but for positions there */
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
-        tagc_code_options o = tagc_direct_make_options(r, (size_t)host, 0);
-        tagc_body_bytes body = is_known ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)])
-                                        : tagc_expected_body(&o, density);
+        tagc_body_bytes body = is_known ? body_of(&data->bodies[tagc_rank_of(d, host, d->local)]) : expected;
         v->n_bytes[TAGC_LEG_INDEX] += body.index;
         v->n_bytes[TAGC_LEG_VALUES] += rest_of(body.index + body.values, eager) - body.index;
     }
@@ -63,7 +62,7 @@ static int is_share(double x) {
 
 static tagc_status check_data(const tagc_reducer *r, const tagc_volume_data *data) {
     const tagc_direct *d = tagc_direct_of(r);
-    if (!d->coded || (!d->fragment.sparse && r->begins == NULL)) return TAGC_OK; /* others may own more */
+    if (!d->coded || !d->fragment.sparse) return TAGC_OK;
     if (!data || !(data->bodies || is_share(data->kept_density)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "kept_density is %g, must be in [0, 1]",
                          data ? data->kept_density : -1.0);
