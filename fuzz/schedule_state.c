@@ -41,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
         for (size_t i = 0; i < N; i++) require(tagc_schedule_set_moment(s, i, (tagc_moment)i) == TAGC_OK);
     }
     size_t n = save(s, before);
-    if (tagc_schedule_load(s, data, n_bytes, NULL, NULL) != TAGC_OK) {
+    if (tagc_schedule_load(s, data, n_bytes, 1, NULL, NULL) != TAGC_OK) {
         require(save(s, after) == n && memcmp(before, after, n) == 0);
         return 0;
     }

@@ -75,10 +75,7 @@ typedef enum tagc_level {
 TAGC_API const char *tagc_level_name(int level);
 
 /* The class of a parameter. What is sent dense is none of a schedule's. */
-typedef enum tagc_schedule_class {
-    TAGC_SCHEDULE_COMPRESSED = 0,
-    TAGC_SCHEDULE_MILD = 1
-} tagc_schedule_class;
+typedef enum tagc_schedule_class { TAGC_SCHEDULE_COMPRESSED = 0, TAGC_SCHEDULE_MILD = 1 } tagc_schedule_class;
 
 /* What the optimizer has of a compressed parameter. */
 typedef enum tagc_moment {
@@ -142,8 +139,9 @@ TAGC_API void tagc_schedule_positions(uint64_t n_elems, uint64_t *positions, siz
  * other. counts (n,): samples of each, at most TAGC_SCHEDULE_SAMPLE. If another number of samples than before comes for a
  * parameter, its window begins anew. Writes the parameters whose windows are full to `full` (n,), and their number to
  * *n_full. Local. */
-TAGC_API tagc_status tagc_schedule_add(tagc_schedule *schedule, const uint32_t *parameters, const uint32_t *counts,
-                                       size_t n, const float *values, uint32_t *full, size_t *n_full);
+TAGC_API tagc_status tagc_schedule_add(tagc_schedule *schedule, const uint32_t *parameters,
+                                       const uint32_t *counts, size_t n, const float *values, uint32_t *full,
+                                       size_t *n_full);
 
 /* Sums over a window. All fields add up over ranks. */
 typedef struct tagc_schedule_sums {
@@ -206,10 +204,10 @@ typedef struct tagc_schedule_plan {
 TAGC_API tagc_status tagc_schedule_get_plan(const tagc_schedule *schedule, const uint32_t *parameters,
                                             const uint64_t *weights, size_t n, tagc_schedule_plan *plan);
 
-/* Turns an Adam's betas of the user's into those of a parameter. moment: of its plan. n_selected: of its plan, or fewer if
- * its optimizer has made fewer updates; 0: beta2 stays. */
-TAGC_API void tagc_schedule_betas(const tagc_schedule *schedule, double moment, uint64_t n_selected, double beta1,
-                                  double beta2, double *own_beta1, double *own_beta2);
+/* Turns the user's betas of an Adam into those of a parameter. moment: of its plan. n_selected: of its plan, or fewer if
+ * its optimizer has made fewer updates; 0: beta2 stays. schedule: NULL for the default options. */
+TAGC_API void tagc_schedule_betas(const tagc_schedule *schedule, double moment, uint64_t n_selected,
+                                  double beta1, double beta2, double *own_beta1, double *own_beta2);
 
 typedef enum tagc_alarm_kind {
     TAGC_ALARM_DIRECTION = 0,
@@ -231,22 +229,23 @@ typedef struct tagc_alarm {
 /* Writes the alarms since the last call to `alarms` (TAGC_N_ALARM_KINDS,) and their number to *n. */
 TAGC_API void tagc_schedule_take_alarms(tagc_schedule *schedule, tagc_alarm *alarms, size_t *n);
 /* Writes the alarm as a sentence to text (n_bytes,), cut to fit, with a final 0. */
-TAGC_API void tagc_schedule_alarm_text(const tagc_schedule *schedule, const tagc_alarm *alarm, char *text, size_t n_bytes);
+TAGC_API void tagc_schedule_alarm_text(const tagc_schedule *schedule, const tagc_alarm *alarm, char *text,
+                                       size_t n_bytes);
 
 /* ---- checkpoints ---- */
 
 /* Writes the state to `bytes` (n_bytes,); NULL: only its size to *n_written. with_windows: 0 leaves out windows under way and
  * this rank's losses, which another number of ranks cannot use. TAGC_ERR_ARGUMENT if n_bytes is too few.
  * docs/wire-format.md describes the bytes. */
-TAGC_API tagc_status tagc_schedule_save(const tagc_schedule *schedule, int with_windows, void *bytes, size_t n_bytes,
-                                        size_t *n_written);
+TAGC_API tagc_status tagc_schedule_save(const tagc_schedule *schedule, int with_windows, void *bytes,
+                                        size_t n_bytes, size_t *n_written);
 
 /* Takes over a saved state. Parameters go by name; what the state lacks begins at LAST, since it was not followed then; what
  * this schedule lacks is dropped. Call _set_moment before: parameters whose first moment was short then, and STAYS now, begin
- * anew at EVERY, with all mild ones. *n_unknown (NULL allowed) is their number without these, *unknown the first of them.
+ * anew at EVERY, with all mild ones. with_windows: 0 if another number of ranks saved it. *n_unknown (NULL allowed) is their number without these, *unknown the first of them.
  * TAGC_ERR_CORRUPT changes nothing. */
-TAGC_API tagc_status tagc_schedule_load(tagc_schedule *schedule, const void *bytes, size_t n_bytes, size_t *n_unknown,
-                                        size_t *unknown);
+TAGC_API tagc_status tagc_schedule_load(tagc_schedule *schedule, const void *bytes, size_t n_bytes,
+                                        int with_windows, size_t *n_unknown, size_t *unknown);
 
 #ifdef __cplusplus
 }

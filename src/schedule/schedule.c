@@ -220,7 +220,7 @@ tagc_status tagc_schedule_get_plan(const tagc_schedule *s, const uint32_t *param
 
 void tagc_schedule_betas(const tagc_schedule *s, double moment, uint64_t n, double beta1, double beta2,
                          double *own_beta1, double *own_beta2) {
-    double shortest = s->options.short_beta1;
+    double shortest = s ? s->options.short_beta1 : defaults.short_beta1;
     if (moment < 1 && beta1 > shortest) {
         /* By equal factors in (1 + beta1) / (1 - beta1), the curvature that steps with such a moment tolerate. */
         double least = (1 + shortest) / (1 - shortest), most = (1 + beta1) / (1 - beta1);

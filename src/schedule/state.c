@@ -268,8 +268,8 @@ static int read_all(const void *bytes, size_t n_bytes, tagc_schedule *s) {
     return c.at == n_bytes;
 }
 
-tagc_status tagc_schedule_load(tagc_schedule *s, const void *bytes, size_t n_bytes, size_t *n_unknown,
-                               size_t *unknown) {
+tagc_status tagc_schedule_load(tagc_schedule *s, const void *bytes, size_t n_bytes, int with_windows,
+                               size_t *n_unknown, size_t *unknown) {
     if (!read_all(bytes, n_bytes, NULL))
         return tagc_fail(TAGC_ERR_CORRUPT, "%zu bytes are no state of a schedule, or a damaged one", n_bytes);
     for (size_t i = 0; i < s->n; i++) {
@@ -288,6 +288,9 @@ tagc_status tagc_schedule_load(tagc_schedule *s, const void *bytes, size_t n_byt
     }
     memset(s->alarms, 0, sizeof s->alarms);
     read_all(bytes, n_bytes, s);
+    for (size_t i = 0; !with_windows && i < s->n; i++)
+        memset(&s->parameters[i].window, 0, sizeof s->parameters[i].window);
+    if (!with_windows) s->losses.own = (tagc_schedule_losses){0};
     begin_unknown_anew(s, n_unknown, unknown);
     return TAGC_OK;
 }

@@ -72,9 +72,9 @@ static void resumed_runs_decide_alike(void **state) {
         for (unsigned step = 0; step < stop; step++) exchange(whole, in_order, step);
         for (uint32_t i = 0; i < N; i++) seen[level_of(whole, i)] = 1;
         size_t n_unknown = 9;
-        OK(tagc_schedule_load(resumed, bytes, saved(whole, 1, bytes, sizeof bytes), &n_unknown, NULL));
+        OK(tagc_schedule_load(resumed, bytes, saved(whole, 1, bytes, sizeof bytes), 1, &n_unknown, NULL));
         assert_int_equal(n_unknown, 0);
-        OK(tagc_schedule_load(same, bytes, saved(whole, 1, bytes, sizeof bytes), NULL, NULL));
+        OK(tagc_schedule_load(same, bytes, saved(whole, 1, bytes, sizeof bytes), 1, NULL, NULL));
         for (unsigned step = stop; step < 500; step++) {
             size_t n = saved(whole, 1, bytes, sizeof bytes);
             assert_int_equal(saved(same, 1, again, sizeof again), n);
@@ -163,7 +163,7 @@ static void a_moment_that_is_not_known_to_be_short_begins_anew(void **state) {
     for (int w = 0; w < 6; w++) window(s, noise, 3);
     size_t n = saved(s, 1, bytes, sizeof bytes), n_unknown, unknown;
     OK(tagc_schedule_set_moment(other, 0, TAGC_MOMENT_SHORTENS));
-    OK(tagc_schedule_load(other, bytes, n, &n_unknown, &unknown));
+    OK(tagc_schedule_load(other, bytes, n, 1, &n_unknown, &unknown));
     assert_int_equal(n_unknown, 1);
     assert_int_equal(unknown, 1);
     assert_int_equal(level_of(other, 0), TAGC_LEVEL_LAST);
@@ -172,21 +172,36 @@ static void a_moment_that_is_not_known_to_be_short_begins_anew(void **state) {
     assert_near(plan_of(other, 0).moment, 0, 0);
     assert_near(plan_of(other, 1).moment, 1, 0);
     set_all(bare, 2, TAGC_MOMENT_NONE);
-    OK(tagc_schedule_load(bare, bytes, n, NULL, NULL));
+    OK(tagc_schedule_load(bare, bytes, n, 1, NULL, NULL));
     for (uint32_t i = 0; i < 3; i++) assert_int_equal(level_of(bare, i), TAGC_LEVEL_LAST);
     tagc_schedule_destroy(s);
     tagc_schedule_destroy(other);
     tagc_schedule_destroy(bare);
 }
 
+static void other_ranks_leave_windows_out(void **state) {
+    (void)state;
+    static uint8_t bytes[MOST_BYTES], others[MOST_BYTES];
+    const char *names[] = {"p0", "p1", "p2", "p3", "p4"};
+    const uint32_t place[] = {0, 1, 2, 3, 4};
+    tagc_schedule *s = with_order(names), *other = with_order(names);
+    for (unsigned step = 0; step < 133; step++) exchange(s, place, step);
+    OK(tagc_schedule_load(other, bytes, saved(s, 1, bytes, sizeof bytes), 0, NULL, NULL));
+    size_t n = saved(s, 0, bytes, sizeof bytes);
+    assert_int_equal(saved(other, 1, others, sizeof others), n);
+    assert_memory_equal(bytes, others, n);
+    tagc_schedule_destroy(s);
+    tagc_schedule_destroy(other);
+}
+
 static void what_a_state_lacks_is_last_and_what_it_has_more_is_dropped(void **state) {
     (void)state;
     static uint8_t bytes[MOST_BYTES];
     tagc_schedule *few = made("c", NULL), *many = made("ccc", NULL);
-    OK(tagc_schedule_load(many, bytes, saved(few, 1, bytes, sizeof bytes), NULL, NULL));
+    OK(tagc_schedule_load(many, bytes, saved(few, 1, bytes, sizeof bytes), 1, NULL, NULL));
     assert_int_equal(level_of(many, 0), TAGC_LEVEL_EVERY);
     assert_int_equal(level_of(many, 2), TAGC_LEVEL_LAST);
-    OK(tagc_schedule_load(few, bytes, saved(many, 1, bytes, sizeof bytes), NULL, NULL));
+    OK(tagc_schedule_load(few, bytes, saved(many, 1, bytes, sizeof bytes), 1, NULL, NULL));
     assert_int_equal(level_of(few, 0), TAGC_LEVEL_EVERY);
     tagc_schedule_destroy(few);
     tagc_schedule_destroy(many);
@@ -202,14 +217,14 @@ static void damaged_states_are_refused(void **state) {
     for (unsigned step = 0; step < 130; step++) exchange(s, place, step);
     size_t n = saved(s, 1, bytes, sizeof bytes), n_refused = 0;
     for (size_t cut = 0; cut < n; cut += cut < 400 ? 1 : 97)
-        assert_int_equal(tagc_schedule_load(other, bytes, cut, NULL, NULL), TAGC_ERR_CORRUPT);
-    assert_int_equal(tagc_schedule_load(other, bytes, n + 1, NULL, NULL), TAGC_ERR_CORRUPT);
-    assert_int_equal(tagc_schedule_load(other, NULL, 0, NULL, NULL), TAGC_ERR_CORRUPT);
+        assert_int_equal(tagc_schedule_load(other, bytes, cut, 1, NULL, NULL), TAGC_ERR_CORRUPT);
+    assert_int_equal(tagc_schedule_load(other, bytes, n + 1, 1, NULL, NULL), TAGC_ERR_CORRUPT);
+    assert_int_equal(tagc_schedule_load(other, NULL, 0, 1, NULL, NULL), TAGC_ERR_CORRUPT);
     for (size_t at = 0; at < n; at++) {
         memcpy(damaged, bytes, n);
         damaged[at] ^= (uint8_t)(1 + at % 255);
         size_t n_before = saved(other, 1, now, sizeof now);
-        if (tagc_schedule_load(other, damaged, n, NULL, NULL) != TAGC_OK) {
+        if (tagc_schedule_load(other, damaged, n, 1, NULL, NULL) != TAGC_OK) {
             n_refused++;
             assert_int_equal(saved(other, 1, then, sizeof then), n_before);
             assert_memory_equal(now, then, n_before);
@@ -284,6 +299,7 @@ int main(void) {
         cmocka_unit_test(resumed_runs_decide_alike),
         cmocka_unit_test(a_run_that_stops_at_every_window_decides_alike),
         cmocka_unit_test(a_moment_that_is_not_known_to_be_short_begins_anew),
+        cmocka_unit_test(other_ranks_leave_windows_out),
         cmocka_unit_test(what_a_state_lacks_is_last_and_what_it_has_more_is_dropped),
         cmocka_unit_test(damaged_states_are_refused),
         cmocka_unit_test(wrong_arguments_are_named),
