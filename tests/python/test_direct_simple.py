@@ -1,0 +1,173 @@
+"""examples/direct_simple.py, which explains the exchange `direct` in plain torch, against libtagc: the same
+bytes, residuals and sums, and the same losses of a training run, bit for bit."""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist
+
+import ranks
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "direct_simple.py"
+FORMATS = {8: "int8", 4: "int4", 2: "int2"}
+
+
+def example():
+    """Returns the example as a module."""
+    if "direct_simple" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("direct_simple", EXAMPLE)
+        sys.modules["direct_simple"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["direct_simple"])
+    return sys.modules["direct_simple"]
+
+
+class Library:
+    """reduce_scatter of the example by reducers of libtagc, one for each level."""
+
+    def __init__(self, n_elems):
+        from tagc.torch.exchange.comm import Comm
+
+        self.n_elems, self.comm, self._reducers = n_elems, Comm(dist.group.WORLD, 60), {}
+
+    def options(self, level):
+        from tagc import _library as lib
+
+        return {"exchange": lib.EXCHANGES["direct"], "sparsity": 1 - 1 / level.one_in, "block": level.block,
+                "format": lib.FORMATS[FORMATS[level.bits]]}
+
+    def reducer(self, level):
+        from tagc.torch.exchange.reducer import Reducer
+
+        if level not in self._reducers:
+            self._reducers[level] = Reducer(self.comm, self.n_elems, **self.options(level))
+        return self._reducers[level]
+
+    def reduce(self, gradient, residual, level):
+        reducer, output = self.reducer(level), torch.empty(gradient.shape[1])
+        reducer.set_residual(residual.flatten())
+        reducer.begin(gradient.flatten(), output)
+        reducer.end()
+        residual.copy_(reducer.residual().view_as(residual))
+        return output, 0
+
+    def bodies(self, gradient, residual, level):
+        """Returns what libtagc sends to each rank, taken from the slots of transport="group"."""
+        from tagc.torch.exchange.group import Link, SlotReducer
+
+        link = Link(dist.group.WORLD, self.comm, None, 60)
+        reducer = SlotReducer(link, self.n_elems, **self.options(level))
+        sent, all_to_all = [], dist.all_to_all_single
+
+        def listen(received, slots, **how):
+            sent.append(slots.clone())
+            return all_to_all(received, slots, **how)
+
+        dist.all_to_all_single = listen
+        try:
+            reducer.set_residual(residual.flatten())
+            reducer.begin(gradient.flatten(), torch.empty(gradient.shape[1]))
+            reducer.end()
+        finally:
+            dist.all_to_all_single = all_to_all
+            reducer.close()
+        slots = sent[0].view(dist.get_world_size(), -1)
+        lengths = slots[:, 32:40].clone().view(torch.int64).flatten().tolist()  # docs/wire-format.md, "Slots"
+        return [slot[64:64 + length] for slot, length in zip(slots, lengths)]
+
+    def close(self):
+        for reducer in self._reducers.values():
+            reducer.close()
+        self.comm.close()
+
+
+def gradients(rank, n_elems, n_shard, n_steps):
+    """Yields normal values of many sizes. Some are equal and some are zero: all of a block, or here and
+    there. In the first step most are zero, and all of the last row."""
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(n_steps):
+        values = torch.randn(n_elems, generator=generator) * torch.randn(n_elems, generator=generator).exp()
+        values[torch.rand(n_elems, generator=generator) < 0.1] = 0.0
+        values[n_elems // 3:n_elems // 2] = values[n_elems // 3:n_elems // 2].sign()
+        values[step * 128:(step + 3) * 128] = 0.0
+        if step == 0:
+            values[torch.rand(n_elems, generator=generator) < 0.99] = 0.0
+            values[-n_shard:] = 0.0
+        yield values
+
+
+# ---- what all ranks do ----
+
+def same_bits(rank, world_size, n_shard):
+    """Checks bytes, residuals and sums of every level, over several steps with error feedback."""
+    simple, library = example(), Library(world_size * n_shard)
+    for level in simple.LEVELS:
+        mine, its = torch.zeros(world_size, n_shard), torch.zeros(world_size, n_shard)
+        for step, flat in enumerate(gradients(rank, world_size * n_shard, n_shard, 4)):
+            where, gradient = f"{level} of {n_shard} values, step {step}", flat.view(world_size, n_shard)
+            bodies = [simple.encode(row, level) for row in gradient + mine]
+            for own, other in zip(bodies, library.bodies(gradient, its, level), strict=True):
+                if step == 0 and level.one_in > 1:  # of a few positions, several widths take as many bytes
+                    assert len(own) == len(other), f"bodies: {where}"
+                else:
+                    assert torch.equal(own, other), f"bodies: {where}"
+            mean, n_bytes = simple.reduce_scatter(gradient, mine, level)
+            expected, _ = library.reduce(gradient, its, level)
+            assert n_bytes == sum(map(len, bodies))
+            assert torch.equal(mine, its), f"residuals: {where}"
+            assert torch.equal(mean, expected), f"sums: {where}"
+    library.close()
+
+
+def same_losses(rank, world_size):
+    """Returns the mean of the last losses with `direct`, and with gradients in fp32."""
+    simple = example()
+    _, rows = simple.make_model(int(simple.make_text().max()) + 1, world_size)
+    library = Library(rows.numel())
+    losses, plans = simple.train(280)
+    expected, _ = simple.train(280, library.reduce)
+    dense, _ = simple.train(280, lambda gradient, residual, level: (dense_mean(gradient)[rank], 0))
+    library.close()
+    levels = [plan.level for plan in plans]
+    assert levels == sorted(levels) and set(levels) == {0, 1, 2}
+    assert losses == expected
+    return [sum(run[-40:]) / 40 for run in (losses, dense)]
+
+
+def dense_mean(gradient):
+    mean = gradient / dist.get_world_size()
+    dist.all_reduce(mean)
+    return mean
+
+
+# ---- tests ----
+
+@pytest.mark.parametrize("world_size, n_shard", [(2, 1000), (2, 70001), (3, 5555)])
+def test_bytes_residuals_and_sums_are_the_librarys(world_size, n_shard):
+    """70001 values have several chunks. No shard ends on a whole block."""
+    ranks.run(same_bits, world_size, n_shard)
+
+
+def test_losses_are_the_librarys_and_near_those_of_dense():
+    losses, dense = torch.tensor(ranks.run(same_losses, 2, timeout_s=500)).mean(0).tolist()
+    assert abs(losses / dense - 1) < 0.05, f"{losses} with direct, {dense} with gradients in fp32"
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["alone", "torchrun"])
+def test_runs_as_it_says(launcher):
+    """It does so without tagc on the path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *launcher, str(EXAMPLE)]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert said.returncode == 0, said.stderr
+    bits = [float(found) for found in re.findall(r"level \d, ([0-9.]+) bits per parameter", said.stdout)]
+    assert len(bits) == 18 and bits[0] == 8.13 and 4.5 in bits and bits[-1] < 0.5, said.stdout
