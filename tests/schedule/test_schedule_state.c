@@ -115,7 +115,7 @@ static void play(tagc_schedule **s, const scene *scenes, int n, int stops, tagc_
             tagc_schedule_destroy(*s);
             *s = made("ccm", NULL);
             set_all(*s, 2, TAGC_MOMENT_SHORTENS);
-            OK(tagc_schedule_load(*s, bytes, n_bytes, NULL, NULL));
+            OK(tagc_schedule_load(*s, bytes, n_bytes, 1, NULL, NULL));
         }
         half_a_window(*s, scenes[w].loss);
         for (uint32_t i = 0; i < 3; i++) {
