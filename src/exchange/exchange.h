@@ -6,6 +6,7 @@
 #define TAGC_EXCHANGE_EXCHANGE_H
 
 #include "core/memory.h"
+#include "exchange/fields.h"
 #include "exchange/volume.h"
 
 struct tagc_reducer;
@@ -16,6 +17,7 @@ typedef struct tagc_exchange_table {
     int id;             /* tagc_exchange */
     size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
     int is_selective;   /* 1: sparsity means something */
+    const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
     uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);

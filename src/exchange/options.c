@@ -2,7 +2,7 @@
 #include "exchange/options.h"
 
 #include "core/memory.h"
-#include "core/sized.h"
+#include "exchange/exchange.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -19,54 +19,34 @@ enum {
     DEFAULT_BLOCK = 128
 };
 
-typedef enum field_type { FIELD_INT, FIELD_U64, FIELD_DOUBLE } field_type;
-
-typedef struct field {
-    const char *name;
-    int part; /* 0, or 1: of tagc_paper_options */
-    size_t offset;
-    field_type type;
-    int shared; /* all ranks must have the same value */
-    int exchanges;
-    double min, max, initial;
-} field;
-
 #define MAX_UNIT_ELEMS (65536.0 * (4294967296.0 - 64.0)) /* at the largest world size */
-#define MAX_U64 18446744073709551615.0
 #define MAX_SHARD (UINT32_MAX - 63)
 
 /* clang-format off */
-#define REDUCER(name) #name, 0, offsetof(tagc_reducer_options, name)
-#define PAPER(name) #name, 1, offsetof(tagc_paper_options, name)
-static const field reducer_fields[] = {
-    {REDUCER(n_elems), FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
-    {REDUCER(tag), FIELD_U64, 0, ALL, 0, MAX_U64, MAX_U64},
-    {REDUCER(exchange), FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
-    {REDUCER(format), FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1},
-    {REDUCER(sparsity), FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1},
-    {REDUCER(op), FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
-    {REDUCER(output), FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD},
-    {REDUCER(block), FIELD_INT, 1, DIRECT, 0, 4096, 0},
-    {REDUCER(rotate), FIELD_INT, 1, DIRECT, 0, 1, 0},
-    {REDUCER(ranks_per_host), FIELD_INT, 1, DIRECT, 1, 65536, 1},
-    {REDUCER(n_threads), FIELD_INT, 0, ALL, 1, 256, 1},
-    {PAPER(index), FIELD_INT, 1, SKETCH | PACKED, TAGC_INDEX_OR, TAGC_INDEX_SUM1, TAGC_INDEX_OR},
-    {PAPER(fill_union), FIELD_INT, 1, SKETCH | PACKED, -1, 1, -1},
-    {PAPER(ratio), FIELD_DOUBLE, 1, SKETCH, 0, 1000, 0},
-    {PAPER(cells), FIELD_INT, 1, SKETCH, TAGC_CELLS_FP32, TAGC_CELLS_FIXED, TAGC_CELLS_FP32},
-    {PAPER(unpeeled), FIELD_INT, 1, SKETCH, TAGC_UNPEELED_PACKED, TAGC_UNPEELED_ESTIMATE, TAGC_UNPEELED_PACKED},
-    {PAPER(seed), FIELD_U64, 1, SKETCH, 0, MAX_U64, 0},
+#define REDUCER(name) #name, offsetof(tagc_reducer_options, name)
+static const tagc_field reducer_fields[] = {
+    {REDUCER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
+    {REDUCER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64},
+    {REDUCER(exchange), TAGC_FIELD_INT, 1, ALL, TAGC_EXCHANGE_DENSE, TAGC_EXCHANGE_DIRECT, TAGC_EXCHANGE_DIRECT},
+    {REDUCER(format), TAGC_FIELD_INT, 1, ALL, -1, TAGC_FORMAT_SIGN, -1},
+    {REDUCER(sparsity), TAGC_FIELD_DOUBLE, 1, SKETCH | PACKED | DIRECT, -1, 1, -1},
+    {REDUCER(op), TAGC_FIELD_INT, 1, ALL, TAGC_OP_AVG, TAGC_OP_SUM, TAGC_OP_AVG},
+    {REDUCER(output), TAGC_FIELD_INT, 1, ALL, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_HOST_SHARD, TAGC_OUTPUT_SHARD},
+    {REDUCER(block), TAGC_FIELD_INT, 1, DIRECT, 0, 4096, 0},
+    {REDUCER(rotate), TAGC_FIELD_INT, 1, DIRECT, 0, 1, 0},
+    {REDUCER(ranks_per_host), TAGC_FIELD_INT, 1, DIRECT, 1, 65536, 1},
+    {REDUCER(n_threads), TAGC_FIELD_INT, 0, ALL, 1, 256, 1},
 };
-#define GATHERER(name) #name, 0, offsetof(tagc_gatherer_options, name)
-static const field gatherer_fields[] = {
-    {GATHERER(n_elems), FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
-    {GATHERER(tag), FIELD_U64, 0, ALL, 0, MAX_U64, MAX_U64},
-    {GATHERER(format), FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32},
-    {GATHERER(delta), FIELD_INT, 1, ALL, 0, 1, 0},
-    {GATHERER(ranks_per_host), FIELD_INT, 1, ALL, 0, 65536, 0},
-    {GATHERER(two_level), FIELD_INT, 1, ALL, 0, 1, 0},
-    {GATHERER(check_every), FIELD_U64, 1, ALL, 0, 2147483647.0, 0},
-    {GATHERER(n_threads), FIELD_U64, 0, ALL, 1, 256, 1},
+#define GATHERER(name) #name, offsetof(tagc_gatherer_options, name)
+static const tagc_field gatherer_fields[] = {
+    {GATHERER(n_elems), TAGC_FIELD_U64, 1, ALL, 1, MAX_UNIT_ELEMS, 0},
+    {GATHERER(tag), TAGC_FIELD_U64, 0, ALL, 0, TAGC_FIELD_MAX_U64, TAGC_FIELD_MAX_U64},
+    {GATHERER(format), TAGC_FIELD_INT, 1, ALL, TAGC_FORMAT_FP32, TAGC_FORMAT_SIGN, TAGC_FORMAT_FP32},
+    {GATHERER(delta), TAGC_FIELD_INT, 1, ALL, 0, 1, 0},
+    {GATHERER(ranks_per_host), TAGC_FIELD_INT, 1, ALL, 0, 65536, 0},
+    {GATHERER(two_level), TAGC_FIELD_INT, 1, ALL, 0, 1, 0},
+    {GATHERER(check_every), TAGC_FIELD_U64, 1, ALL, 0, 2147483647.0, 0},
+    {GATHERER(n_threads), TAGC_FIELD_U64, 0, ALL, 1, 256, 1},
 };
 /* clang-format on */
 enum {
@@ -84,24 +64,17 @@ static const tagc_reducer_options reducer_defaults = {
     .ranks_per_host = 1,
     .n_threads = 1,
 };
-static const tagc_paper_options paper_defaults = {.fill_union = -1};
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 
 /* The least sizes are those of version 0.1: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, paper), &reducer_defaults};
-static const tagc_sized paper_struct = {"tagc_paper_options", sizeof(tagc_paper_options),
-                                        UP_TO(tagc_paper_options, seed), &paper_defaults};
 static const tagc_sized gatherer_struct = {"tagc_gatherer_options", sizeof(tagc_gatherer_options),
                                            UP_TO(tagc_gatherer_options, check_every), &gatherer_defaults};
 
 void tagc_reducer_options_init_sized(tagc_reducer_options *options, size_t struct_bytes) {
     tagc_sized_init(&reducer_struct, options, struct_bytes);
-}
-
-void tagc_paper_options_init_sized(tagc_paper_options *options, size_t struct_bytes) {
-    tagc_sized_init(&paper_struct, options, struct_bytes);
 }
 
 void tagc_gatherer_options_init_sized(tagc_gatherer_options *options, size_t struct_bytes) {
@@ -156,18 +129,34 @@ int tagc_gatherer_options_kind(const tagc_gatherer_options *options) {
     return kind;
 }
 
+static const tagc_own_options *own_options_of(int exchange) {
+    const tagc_exchange_table *table = tagc_exchange_of(exchange);
+    return table ? table->own_options : NULL;
+}
+
+static int find_field(const tagc_field *fields, int n_fields, const char *name) {
+    int f = 0;
+    while (f < n_fields && strcmp(fields[f].name, name) != 0) f++;
+    return f < n_fields ? f : -1;
+}
+
 tagc_status tagc_reducer_option_bounds(const char *name, double *min, double *max, double *initial) {
     if (!name) return tagc_fail(TAGC_ERR_ARGUMENT, "field is NULL");
-    for (int f = 0; f < N_REDUCER_FIELDS; f++) {
-        if (strcmp(reducer_fields[f].name, name) != 0) continue;
-        if (min) *min = reducer_fields[f].min;
-        if (max) *max = reducer_fields[f].max;
-        if (initial) *initial = reducer_fields[f].initial;
-        return TAGC_OK;
+    int f = find_field(reducer_fields, N_REDUCER_FIELDS, name);
+    const tagc_field *found = f >= 0 ? &reducer_fields[f] : NULL;
+    for (int id = TAGC_EXCHANGE_DENSE; id <= TAGC_EXCHANGE_DIRECT && !found; id++) {
+        const tagc_own_options *own = own_options_of(id);
+        f = own ? find_field(own->fields, own->n_fields, name) : -1;
+        if (f >= 0) found = &own->fields[f];
     }
-    return tagc_fail(TAGC_ERR_ARGUMENT,
-                     "field is \"%.64s\", not a numeric field of tagc_reducer_options or tagc_paper_options",
-                     name);
+    if (!found)
+        return tagc_fail(
+            TAGC_ERR_ARGUMENT,
+            "field is \"%.64s\", not a numeric field of tagc_reducer_options or tagc_paper_options", name);
+    if (min) *min = found->min;
+    if (max) *max = found->max;
+    if (initial) *initial = found->initial;
+    return TAGC_OK;
 }
 
 uint64_t tagc_padded_elems(uint64_t n, int world_size) {
@@ -179,12 +168,12 @@ uint64_t tagc_padded_elems(uint64_t n, int world_size) {
 
 /* ---- what one rank can see ---- */
 
-/* The value of a field as 8 bytes that are equal if the values are. parts: options, and those of paper.h. */
-static uint64_t raw_value(const field *f, const void *const parts[2]) {
-    const char *at = (const char *)parts[f->part] + f->offset;
+/* The value of a field as 8 bytes that are equal if the values are. */
+static uint64_t raw_value(const tagc_field *f, const void *options) {
+    const char *at = (const char *)options + f->offset;
     int as_int;
     uint64_t raw;
-    if (f->type != FIELD_INT) {
+    if (f->type != TAGC_FIELD_INT) {
         memcpy(&raw, at, sizeof raw);
         return raw;
     }
@@ -192,26 +181,26 @@ static uint64_t raw_value(const field *f, const void *const parts[2]) {
     return (uint64_t)(int64_t)as_int;
 }
 
-static double as_double(const field *f, uint64_t raw) {
+static double as_double(const tagc_field *f, uint64_t raw) {
     double value;
-    if (f->type == FIELD_INT) return (double)(int64_t)raw;
-    if (f->type == FIELD_U64) return (double)raw;
+    if (f->type == TAGC_FIELD_INT) return (double)(int64_t)raw;
+    if (f->type == TAGC_FIELD_U64) return (double)raw;
     memcpy(&value, &raw, sizeof value);
     return value;
 }
 
-static void print_value(const field *f, uint64_t raw, char *text, size_t n_bytes) {
-    if (f->type == FIELD_DOUBLE)
+static void print_value(const tagc_field *f, uint64_t raw, char *text, size_t n_bytes) {
+    if (f->type == TAGC_FIELD_DOUBLE)
         snprintf(text, n_bytes, "%.10g", as_double(f, raw));
-    else if (f->type == FIELD_INT)
+    else if (f->type == TAGC_FIELD_INT)
         snprintf(text, n_bytes, "%lld", (long long)raw);
     else
         snprintf(text, n_bytes, "%llu", (unsigned long long)raw);
 }
 
-static tagc_status check_ranges(const field *fields, int n_fields, const void *const parts[2]) {
+static tagc_status check_ranges(const tagc_field *fields, int n_fields, const void *options) {
     for (int f = 0; f < n_fields; f++) {
-        uint64_t raw = raw_value(&fields[f], parts);
+        uint64_t raw = raw_value(&fields[f], options);
         double value = as_double(&fields[f], raw);
         if (value >= fields[f].min && value <= fields[f].max) continue;
         char text[32];
@@ -234,18 +223,13 @@ static tagc_status check_shape(uint64_t n_elems, int world_size, uint64_t max_sh
     return TAGC_OK;
 }
 
-static tagc_status check_numbers(const tagc_reducer_options *options, const tagc_paper_options *paper,
-                                 int world_size) {
-    const void *parts[2] = {options, paper};
+static tagc_status check_numbers(const tagc_reducer_options *options, int world_size) {
     if (options->sparsity != -1 && !(options->sparsity >= 0 && options->sparsity <= 1))
         return tagc_fail(TAGC_ERR_ARGUMENT,
                          "sparsity is %.10g, must be in [0, 1], or -1 for the exchange's own",
                          options->sparsity);
-    TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, parts));
+    TAGC_TRY(check_ranges(reducer_fields, N_REDUCER_FIELDS, options));
     TAGC_TRY(check_shape(options->n_elems, world_size, MAX_SHARD));
-    if (paper->ratio > 0 && paper->ratio < 1)
-        return tagc_fail(TAGC_ERR_ARGUMENT, "ratio is %.10g, must be 0 (from the union) or in [1, 1000]",
-                         paper->ratio);
     if (options->block != 0 && (options->block < 16 || (options->block & (options->block - 1))))
         return tagc_fail(TAGC_ERR_ARGUMENT, "block is %d, must be 0 (%d) or a power of two in [16, 4096]",
                          options->block, DEFAULT_BLOCK);
@@ -256,31 +240,41 @@ static tagc_status check_numbers(const tagc_reducer_options *options, const tagc
 }
 
 /* Checks fields that do not apply to the exchange. */
-static tagc_status check_known(const tagc_reducer_options *options, const tagc_paper_options *paper) {
-    const void *parts[2] = {options, paper};
-    const char *name = tagc_exchange_names[options->exchange];
-    if (options->paper && !((SKETCH | PACKED) >> options->exchange & 1))
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "paper is set, which exchange %d (%s) does not have: leave it NULL",
-                         options->exchange, name);
-    for (int f = 0; f < N_REDUCER_FIELDS; f++) {
-        const field *at = &reducer_fields[f];
-        uint64_t raw = raw_value(at, parts);
+static tagc_status check_known(const tagc_field *fields, int n_fields, const void *values,
+                               const tagc_reducer_options *options) {
+    for (int f = 0; f < n_fields; f++) {
+        const tagc_field *at = &fields[f];
+        uint64_t raw = raw_value(at, values);
         if (at->exchanges >> options->exchange & 1 || as_double(at, raw) == at->initial) continue;
-        if (at->offset == offsetof(tagc_reducer_options, sparsity) && at->part == 0 && options->sparsity == 0)
+        if (values == options && at->offset == offsetof(tagc_reducer_options, sparsity) &&
+            options->sparsity == 0)
             continue; /* dense: all of them, as it is */
         char text[32];
         print_value(at, raw, text, sizeof text);
         return tagc_fail(TAGC_ERR_UNSUPPORTED,
                          "%s is %s, which exchange %d (%s) does not have: leave it at %.10g", at->name, text,
-                         options->exchange, name, at->initial);
+                         options->exchange, tagc_exchange_names[options->exchange], at->initial);
     }
     return TAGC_OK;
 }
 
+/* Reads what options->paper points to, or its defaults, and checks it. */
+static tagc_status read_own(const tagc_reducer_options *options, int world_size, void *own) {
+    const tagc_own_options *o = own_options_of(options->exchange);
+    if (!o && options->paper)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED,
+                         "paper is set, which exchange %d (%s) does not have: leave it NULL",
+                         options->exchange, tagc_exchange_names[options->exchange]);
+    if (!o) return TAGC_OK;
+    memcpy(own, o->type->defaults, o->type->n_bytes);
+    if (options->paper) TAGC_TRY(tagc_sized_read(o->type, options->paper, own));
+    TAGC_TRY(check_ranges(o->fields, o->n_fields, own));
+    TAGC_TRY(o->check(own, world_size));
+    return check_known(o->fields, o->n_fields, own, options);
+}
+
 /* Checks fields that apply to the exchange, but not together with others. `full` has its defaults resolved. */
-static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full,
-                                  const tagc_paper_options *paper, int world_size) {
+static tagc_status check_together(const tagc_reducer_options *options, const tagc_reducer_options *full) {
     int most = full->exchange == TAGC_EXCHANGE_DIRECT  ? TAGC_FORMAT_SIGN
                : full->exchange == TAGC_EXCHANGE_DENSE ? TAGC_FORMAT_BF16
                                                        : TAGC_FORMAT_FP32;
@@ -304,33 +298,25 @@ static tagc_status check_together(const tagc_reducer_options *options, const tag
             "rotate is 1, which needs sparsity 0 and an integer format: sparsity is %.10g, format "
             "%d (%s)",
             full->sparsity, full->format, format);
-    if (paper->index == TAGC_INDEX_SUM4 && world_size > 15)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED,
-                         "index is %d (sum4), which counts to 15 ranks in 4 bits: the world size is %d",
-                         paper->index, world_size);
-    if (paper->fill_union == 1 && paper->index != TAGC_INDEX_OR)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "fill_union is 1, which needs index %d (or): index is %d",
-                         TAGC_INDEX_OR, paper->index);
     return TAGC_OK;
 }
 
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
-                                       tagc_reducer_options *out, tagc_paper_options *paper) {
-    tagc_reducer_options own;
+                                       tagc_reducer_options *out, void *own) {
+    tagc_reducer_options read;
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
-    TAGC_TRY(tagc_sized_read(&reducer_struct, options, &own));
-    *paper = paper_defaults;
-    if (own.paper) TAGC_TRY(tagc_sized_read(&paper_struct, own.paper, paper));
-    TAGC_TRY(check_numbers(&own, paper, world_size));
-    TAGC_TRY(check_known(&own, paper));
-    *out = own;
-    if (own.exchange == TAGC_EXCHANGE_DENSE) out->sparsity = 0;
+    TAGC_TRY(tagc_sized_read(&reducer_struct, options, &read));
+    TAGC_TRY(check_numbers(&read, world_size));
+    TAGC_TRY(read_own(&read, world_size, own));
+    TAGC_TRY(check_known(reducer_fields, N_REDUCER_FIELDS, &read, &read));
+    *out = read;
+    if (read.exchange == TAGC_EXCHANGE_DENSE) out->sparsity = 0;
     tagc_reducer_options_resolve(out);
-    TAGC_TRY(check_together(&own, out, paper, world_size));
+    TAGC_TRY(check_together(&read, out));
     if (out->block == 0) out->block = DEFAULT_BLOCK;
     out->paper = NULL;
-    if (paper->fill_union == -1)
-        paper->fill_union = own.exchange == TAGC_EXCHANGE_PACKED && paper->index == TAGC_INDEX_OR;
+    const tagc_own_options *o = own_options_of(out->exchange);
+    if (o) o->resolve(out, own);
     return TAGC_OK;
 }
 
@@ -338,8 +324,7 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
                                         tagc_gatherer_options *out) {
     if (!options) return tagc_fail(TAGC_ERR_ARGUMENT, "options is NULL");
     TAGC_TRY(tagc_sized_read(&gatherer_struct, options, out));
-    const void *parts[2] = {out, NULL};
-    TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, parts));
+    TAGC_TRY(check_ranges(gatherer_fields, N_GATHERER_FIELDS, out));
     if (out->ranks_per_host == 0) out->ranks_per_host = world_size;
     if (world_size % out->ranks_per_host != 0)
         return tagc_fail(TAGC_ERR_ARGUMENT, "ranks_per_host is %d, must divide the world size %d",
@@ -363,12 +348,38 @@ tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, in
 /* What one rank sends to the others when it creates an object. */
 typedef struct report {
     uint32_t status;
-    uint32_t n_fields; /* also tells a reducer from a gatherer */
-    uint64_t values[N_REDUCER_FIELDS];
+    uint32_t n_fields; /* tells a reducer from a gatherer */
+    uint64_t values[N_REDUCER_FIELDS + TAGC_OWN_MAX_FIELDS];
     char text[256];
 } report;
 
-static tagc_status compare_reports(const field *fields, int n_fields, const report *reports, int world_size) {
+static void write_values(const tagc_field *fields, int n_fields, const void *options, uint64_t *values) {
+    for (int f = 0; f < n_fields; f++) values[f] = raw_value(&fields[f], options);
+}
+
+/* Compares n_fields values from `first` on with those of rank 0. */
+static tagc_status compare_values(const tagc_field *fields, int n_fields, int first, const report *reports,
+                                  int rank) {
+    const uint64_t *own = reports[rank].values + first, *other = reports[0].values + first;
+    for (int f = 0; f < n_fields; f++) {
+        if (!fields[f].shared || own[f] == other[f]) continue;
+        char here[32], there[32];
+        print_value(&fields[f], own[f], here, sizeof here);
+        print_value(&fields[f], other[f], there, sizeof there);
+        return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", fields[f].name, rank, here,
+                         there);
+    }
+    return TAGC_OK;
+}
+
+static int exchange_in(const report *of) {
+    int f = 0;
+    while (strcmp(reducer_fields[f].name, "exchange") != 0) f++;
+    return of->values[f] <= TAGC_EXCHANGE_DIRECT ? (int)of->values[f] : TAGC_EXCHANGE_DENSE;
+}
+
+static tagc_status compare_reports(const tagc_field *fields, int n_fields, const report *reports,
+                                   int world_size) {
     for (int r = 0; r < world_size; r++) {
         if (reports[r].status == TAGC_OK) continue;
         char text[sizeof reports[r].text];
@@ -378,51 +389,52 @@ static tagc_status compare_reports(const field *fields, int n_fields, const repo
             reports[r].status <= TAGC_LAST_STATUS ? (tagc_status)reports[r].status : TAGC_ERR_CORRUPT;
         return tagc_fail(status, "rank %d: %s", r, text);
     }
+    const tagc_own_options *own = fields == reducer_fields ? own_options_of(exchange_in(&reports[0])) : NULL;
     for (int r = 1; r < world_size; r++) {
         if (reports[r].n_fields != reports[0].n_fields)
             return tagc_fail(TAGC_ERR_MISMATCH, "rank %d makes a %s where rank 0 makes a %s", r,
                              reports[r].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer",
                              reports[0].n_fields == N_REDUCER_FIELDS ? "reducer" : "gatherer");
-        for (int f = 0; f < n_fields; f++) {
-            if (!fields[f].shared || reports[r].values[f] == reports[0].values[f]) continue;
-            char here[32], there[32];
-            print_value(&fields[f], reports[r].values[f], here, sizeof here);
-            print_value(&fields[f], reports[0].values[f], there, sizeof there);
-            return tagc_fail(TAGC_ERR_MISMATCH, "%s: rank %d has %s, rank 0 has %s", fields[f].name, r, here,
-                             there);
-        }
+        TAGC_TRY(compare_values(fields, n_fields, 0, reports, r));
+        if (own) TAGC_TRY(compare_values(own->fields, own->n_fields, n_fields, reports, r));
     }
     return TAGC_OK;
 }
 
-static tagc_status agree(tagc_comm *comm, tagc_status local, const field *fields, int n_fields,
-                         const void *const parts[2]) {
+static tagc_status agree(tagc_comm *comm, tagc_status local, const tagc_field *fields, int n_fields,
+                         report *own) {
     int world_size = tagc_comm_world_size(comm);
-    report own = {.status = (uint32_t)local, .n_fields = (uint32_t)n_fields};
+    own->status = (uint32_t)local;
+    own->n_fields = (uint32_t)n_fields;
     if (local != TAGC_OK)
-        snprintf(own.text, sizeof own.text, "%.*s", (int)sizeof own.text - 1, tagc_last_error());
-    for (int f = 0; f < n_fields && local == TAGC_OK; f++) own.values[f] = raw_value(&fields[f], parts);
+        snprintf(own->text, sizeof own->text, "%.*s", (int)sizeof own->text - 1, tagc_last_error());
     void *reports;
     tagc_status status =
-        tagc_memory_create((size_t)world_size * sizeof own, "options of all ranks", &reports);
+        tagc_memory_create((size_t)world_size * sizeof *own, "options of all ranks", &reports);
     if (status != TAGC_OK) { /* no memory even for an answer: the others must not wait for it */
         tagc_comm_abort(comm, "no memory for the options of all ranks");
         return status;
     }
-    status = tagc_comm_all_gather(comm, &own, sizeof own, reports);
+    status = tagc_comm_all_gather(comm, own, sizeof *own, reports);
     if (status == TAGC_OK) status = compare_reports(fields, n_fields, reports, world_size);
     tagc_memory_destroy(reports);
     return status;
 }
 
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options, const tagc_paper_options *paper) {
-    const void *parts[2] = {options, paper};
-    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, parts);
+                                       const tagc_reducer_options *options, const void *own) {
+    report mine = {0};
+    if (local == TAGC_OK) {
+        const tagc_own_options *o = own_options_of(options->exchange);
+        write_values(reducer_fields, N_REDUCER_FIELDS, options, mine.values);
+        if (o) write_values(o->fields, o->n_fields, own, mine.values + N_REDUCER_FIELDS);
+    }
+    return agree(comm, local, reducer_fields, N_REDUCER_FIELDS, &mine);
 }
 
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options) {
-    const void *parts[2] = {options, NULL};
-    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, parts);
+    report mine = {0};
+    if (local == TAGC_OK) write_values(gatherer_fields, N_GATHERER_FIELDS, options, mine.values);
+    return agree(comm, local, gatherer_fields, N_GATHERER_FIELDS, &mine);
 }

@@ -3,7 +3,7 @@
 #define TAGC_EXCHANGE_OPTIONS_H
 
 #include "core/status.h"
-#include "tagc/paper.h"
+#include "tagc/tagc.h"
 
 /* The formats of a gather by the words of --gather. */
 typedef enum tagc_gather_kind {
@@ -34,17 +34,17 @@ void tagc_reducer_options_resolve(tagc_reducer_options *options);
 /* Resets fields that do not apply to options->exchange. For templates that several exchanges are made from. */
 void tagc_reducer_options_prune(tagc_reducer_options *options);
 
-/* Local checks of everything that one rank can see. *out and *paper: the options with defaults resolved (sparsity, format,
- * block, fill_union, a gatherer's ranks_per_host); out->paper is NULL. */
+/* Local checks of everything that one rank can see. *out: the options with defaults resolved (sparsity, format, block, a
+ * gatherer's ranks_per_host); out->paper is NULL. own (TAGC_OWN_MAX_BYTES): those that the exchange has beside them. */
 tagc_status tagc_reducer_options_check(const tagc_reducer_options *options, int world_size,
-                                       tagc_reducer_options *out, tagc_paper_options *paper);
+                                       tagc_reducer_options *out, void *own);
 tagc_status tagc_gatherer_options_check(const tagc_gatherer_options *options, int world_size,
                                         tagc_gatherer_options *out);
 
 /* Collective. Each rank passes the status of its own preparations, with its text in tagc_last_error(). All return the same:
  * the status of the lowest rank that failed, "rank 2: <its text>", or TAGC_ERR_MISMATCH if options differ. */
 tagc_status tagc_reducer_options_agree(tagc_comm *comm, tagc_status local,
-                                       const tagc_reducer_options *options, const tagc_paper_options *paper);
+                                       const tagc_reducer_options *options, const void *own);
 tagc_status tagc_gatherer_options_agree(tagc_comm *comm, tagc_status local,
                                         const tagc_gatherer_options *options);
 

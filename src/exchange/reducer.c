@@ -114,18 +114,18 @@ static tagc_status check_beside(const tagc_reducer *r) {
 static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
                         const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
-    tagc_paper_options paper;
+    _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
     void *memory;
     *out = NULL;
     TAGC_TRY(tagc_cpu_check());
-    TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked, &paper));
+    TAGC_TRY(tagc_reducer_options_check(options, tagc_comm_world_size(comm), &checked, own));
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;
     r->comm = comm;
     r->kernels = kernels;
     r->by_slots = by_slots;
     r->options = checked;
-    r->paper = paper;
+    memcpy(r->own_options, own, sizeof own);
     r->exchange = tagc_exchange_of(checked.exchange);
     r->rank = tagc_comm_rank(comm);
     r->world_size = tagc_comm_world_size(comm);
@@ -141,9 +141,7 @@ tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *co
                               const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
     tagc_status status = make(kernels, by_slots, comm, options, &r);
-    int is_made = status == TAGC_OK;
-    status =
-        tagc_reducer_options_agree(comm, status, is_made ? &r->options : NULL, is_made ? &r->paper : NULL);
+    status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
         return status;

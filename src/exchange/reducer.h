@@ -8,15 +8,14 @@
 #include "device/kernels.h"
 #include "exchange/exchange.h"
 #include "exchange/step.h"
-#include "tagc/paper.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
     tagc_kernels *kernels; /* of the device that has gradient, output and residual; NULL: host memory */
     int by_slots;          /* the caller carries messages; slots.c replaces begin, end and phases */
     const tagc_exchange_table *exchange;
-    tagc_reducer_options options; /* defaults resolved */
-    tagc_paper_options paper;     /* as well; sketch and packed */
+    tagc_reducer_options options;                     /* defaults resolved */
+    _Alignas(8) char own_options[TAGC_OWN_MAX_BYTES]; /* as well; see tagc_own_options */
     int rank, world_size;
     size_t shard;        /* n_elems / W */
     size_t k;            /* the most elements selected in a shard; 0 if nothing is selected */

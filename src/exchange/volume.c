@@ -21,7 +21,7 @@ static tagc_status lay_out(const tagc_reducer_options *options, int world_size, 
                            tagc_arena *arena) {
     *r = (tagc_reducer){.rank = rank};
     *arena = (tagc_arena){0};
-    TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, &r->paper));
+    TAGC_TRY(tagc_reducer_options_check(options, world_size, &r->options, r->own_options));
     r->world_size = world_size;
     r->shard = (size_t)(r->options.n_elems / (uint64_t)world_size);
     r->exchange = tagc_exchange_of(options->exchange);

@@ -13,6 +13,7 @@
 #include "exchange/options.h"
 #include "fsdp/trace.h"
 #include "model/tensor.h"
+#include "tagc/paper.h"
 #include "tagc/tagc.h"
 
 typedef struct tagc_fsdp tagc_fsdp;

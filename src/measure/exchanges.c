@@ -11,6 +11,7 @@
 #include "launch/over_ranks.h"
 #include "measure/hosts.h"
 #include "measure/link.h"
+#include "tagc/paper.h"
 
 enum { FEW_TURNS = 3, MANY_TURNS = 5, MOST_TIMES = 200, LEAST_ELEMS = 1 << 14, MOST_ELEMS = 1 << 28 };
 

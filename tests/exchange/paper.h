@@ -3,6 +3,7 @@
 #define TAGC_TESTS_EXCHANGE_PAPER_H
 
 #include "exchange/options.h"
+#include "tagc/paper.h"
 
 /* Right before a reducer is made: `options` point to `paper` where its exchange has such options. What means nothing to the
  * exchange gets its default. */

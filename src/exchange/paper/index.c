@@ -45,7 +45,8 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     r->k = tagc_select_count(r->shard, r->options.sparsity);
     p->carrier = choose_carrier(r);
     p->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
-    p->index_bytes = TAGC_WIRE_HEADER_BYTES + tagc_aligned(tagc_wire_index_bytes(r->paper.index, r->shard));
+    p->index_bytes = TAGC_WIRE_HEADER_BYTES +
+                     tagc_aligned(tagc_wire_index_bytes(tagc_paper_options_of(r)->index, r->shard));
     p->value_bytes =
         tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->carrier->max_words(r)) * sizeof(float));
     choose_batch(r);
@@ -79,12 +80,12 @@ static char *index_body(char *rows, const tagc_reducer *r, int row) {
 }
 
 uint64_t tagc_index_bytes(const tagc_reducer *r) {
-    return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(r->paper.index, r->shard);
+    return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(tagc_paper_options_of(r)->index, r->shard);
 }
 
 static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, int rank) {
     return (tagc_wire_header){.kind = (int)kind,
-                              .coding = r->paper.index,
+                              .coding = tagc_paper_options_of(r)->index,
                               .rank = (uint32_t)rank,
                               .k = (uint32_t)r->k,
                               .n_elems = r->shard,
@@ -115,7 +116,7 @@ static void make_index(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     uint8_t *body = (uint8_t *)index_body(p->index_send, r, d);
     const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
-    if (r->paper.index == TAGC_INDEX_SUM4)
+    if (tagc_paper_options_of(r)->index == TAGC_INDEX_SUM4)
         tagc_nibble_make(body, r->shard, indices, p->n_kept[d]);
     else
         tagc_bitmap_make(body, r->shard, indices, p->n_kept[d]);
@@ -178,8 +179,9 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
     if (status == TAGC_OK)
-        status = tagc_wire_check_index(r->paper.index, (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES,
-                                       r->shard, header->n_items, p->bits);
+        status = tagc_wire_check_index(tagc_paper_options_of(r)->index,
+                                       (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, r->shard,
+                                       header->n_items, p->bits);
     if (status == TAGC_OK) return TAGC_OK;
     return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union", from);
 }
@@ -188,7 +190,7 @@ static void combine(tagc_reducer *r, int from) {
     const tagc_paper *p = tagc_paper_of(r);
     uint8_t *into = (uint8_t *)index_body(p->index_send, r, r->rank);
     const uint8_t *arrived = (const uint8_t *)index_body(p->index_recv, r, from);
-    switch (r->paper.index) {
+    switch (tagc_paper_options_of(r)->index) {
     case TAGC_INDEX_SUM4:
         tagc_nibble_add(into, arrived, r->shard);
         break;
@@ -203,7 +205,7 @@ static void combine(tagc_reducer *r, int from) {
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     const char *body = index_body(d == r->rank ? p->index_send : p->index_recv, r, d);
-    return tagc_wire_bits(r->paper.index, (const uint8_t *)body, r->shard, p->bits);
+    return tagc_wire_bits(tagc_paper_options_of(r)->index, (const uint8_t *)body, r->shard, p->bits);
 }
 
 tagc_union tagc_union_of(tagc_reducer *r, int d) {
@@ -309,11 +311,11 @@ static void drop_lost(tagc_reducer *r, int d) {
 static void encode(tagc_reducer *r, int d) {
     const tagc_carrier *carrier = tagc_paper_of(r)->carrier;
     double start_s = tagc_clock_s();
-    if (r->paper.index == TAGC_INDEX_SUM1) drop_lost(r, d);
+    if (tagc_paper_options_of(r)->index == TAGC_INDEX_SUM1) drop_lost(r, d);
     tagc_union of = {.n = tagc_paper_of(r)->n_union[d]};
     if (d == r->rank)
         of = tagc_own_union(r);
-    else if (carrier->needs_positions || r->paper.fill_union)
+    else if (carrier->needs_positions || tagc_paper_options_of(r)->fill_union)
         of = tagc_union_of(r, d);
     carrier->encode(r, d, &of);
     tagc_phase_end(r, TAGC_PHASE_ENCODE, start_s);
@@ -435,6 +437,7 @@ const tagc_exchange_table tagc_exchange_packed = {
     .id = TAGC_EXCHANGE_PACKED,
     .state_bytes = sizeof(tagc_paper),
     .is_selective = 1,
+    .own_options = &tagc_paper_own_options,
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
@@ -446,6 +449,7 @@ const tagc_exchange_table tagc_exchange_sketch = {
     .id = TAGC_EXCHANGE_SKETCH,
     .state_bytes = sizeof(tagc_paper),
     .is_selective = 1,
+    .own_options = &tagc_paper_own_options,
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,

@@ -16,7 +16,7 @@
 static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
     const tagc_paper *p = tagc_paper_of(r);
     size_t at = (size_t)d * r->shard + position;
-    if (!r->paper.fill_union) {
+    if (!tagc_paper_options_of(r)->fill_union) {
         const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
         size_t low = 0, high = p->n_kept[d];
         while (low < high) {
@@ -35,7 +35,7 @@ static float encoded_value(const tagc_reducer *r, int d, uint32_t position) {
 static uint32_t encoded_word(const tagc_reducer *r, int d, uint32_t position) {
     float value = encoded_value(r, d, position);
     int32_t fixed;
-    if (r->paper.cells != TAGC_CELLS_FIXED) return tagc_float_word(value);
+    if (tagc_paper_options_of(r)->cells != TAGC_CELLS_FIXED) return tagc_float_word(value);
     tagc_sketch_round(&value, 1, tagc_paper_of(r)->sketch.exponent, &fixed);
     return (uint32_t)fixed;
 }
@@ -133,7 +133,7 @@ static tagc_status leftovers_here(tagc_reducer *r) {
             uint32_t word;
             memcpy(&word, tagc_contribution(r, q) + i * sizeof word, sizeof word);
             if (q == r->rank) word = encoded_word(r, q, positions[i]);
-            sum = q == 0 ? word : tagc_word_sum((tagc_cells)r->paper.cells, sum, word);
+            sum = q == 0 ? word : tagc_word_sum((tagc_cells)tagc_paper_options_of(r)->cells, sum, word);
         }
         sums[s->plan.order[s->plan.n_peeled + i]] = sum;
     }
@@ -157,7 +157,7 @@ static void post_leftovers(tagc_reducer *r) {
 
 static tagc_status positions_here(tagc_reducer *r) {
     double start_s = tagc_clock_s();
-    int is_packed = r->paper.unpeeled == TAGC_UNPEELED_PACKED;
+    int is_packed = tagc_paper_options_of(r)->unpeeled == TAGC_UNPEELED_PACKED;
     for (int d = 0; d < r->world_size; d++) {
         tagc_status status = read_positions(r, d);
         tagc_note_failure(r, status);
@@ -178,9 +178,9 @@ void tagc_leftovers_volume(const tagc_reducer *r, const uint64_t *n_left, tagc_v
         sum += n_left[d];
         of_others += d == r->rank ? 0 : n_left[d];
     }
-    if (sum == 0 || r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE) return;
+    if (sum == 0 || tagc_paper_options_of(r)->unpeeled == TAGC_UNPEELED_ESTIMATE) return;
     tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)(n_others * positions_bytes(n_left[r->rank])));
-    if (r->paper.unpeeled == TAGC_UNPEELED_PACKED)
+    if (tagc_paper_options_of(r)->unpeeled == TAGC_UNPEELED_PACKED)
         tagc_volume_add(v, TAGC_LEG_LEFTOVER, (double)of_others * sizeof(uint32_t));
     tagc_volume_add(v, TAGC_LEG_CONTROL, (double)(n_others * TAGC_WIRE_HEADER_BYTES));
 }

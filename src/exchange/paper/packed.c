@@ -32,7 +32,7 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     size_t row = (size_t)d * r->shard, kept = (size_t)d * r->k;
     float *packed = (float *)(p->value_send + (size_t)d * p->value_bytes);
     tagc_pack(of->positions, of->n, p->kept_indices + kept, p->kept_values + kept, p->n_kept[d],
-              r->paper.fill_union ? r->now.residual + row : NULL, packed);
+              tagc_paper_options_of(r)->fill_union ? r->now.residual + row : NULL, packed);
 }
 
 static void add(tagc_reducer *r, int q, size_t n) {

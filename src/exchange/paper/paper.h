@@ -7,6 +7,7 @@
 
 #include "codec/paper/peel.h"
 #include "exchange/reducer.h"
+#include "tagc/paper.h"
 
 enum { TAGC_ROUND_INDEX, TAGC_ROUND_UNION, TAGC_ROUND_AGREE, TAGC_ROUND_VALUES, TAGC_ROUND_LAST };
 
@@ -84,6 +85,9 @@ typedef struct tagc_paper {
 static inline tagc_paper *tagc_paper_of(const tagc_reducer *r) {
     return r->state;
 }
+static inline const tagc_paper_options *tagc_paper_options_of(const tagc_reducer *r) {
+    return (const tagc_paper_options *)(const void *)r->own_options;
+}
 static inline char *tagc_contribution(const tagc_reducer *r, int from) {
     const tagc_paper *p = tagc_paper_of(r);
     return (from == r->rank ? p->value_send : p->value_recv) + (size_t)from * p->value_bytes;
@@ -114,6 +118,10 @@ tagc_union tagc_union_of(tagc_reducer *r, int d);
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d);
 /* The union of the own shard, from its making to the end of the step. */
 tagc_union tagc_own_union(const tagc_reducer *r);
+
+/* ---- options.c ---- */
+
+extern const tagc_own_options tagc_paper_own_options;
 
 /* ---- results.c, volume.c ---- */
 

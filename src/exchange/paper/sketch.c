@@ -20,8 +20,8 @@
 #define DIRT_PER_MAX 0.01f /* fp32 cells: the most that may be left in one, relative to the largest sum */
 
 static size_t wanted_cells(const tagc_reducer *r, size_t n_items) {
-    double wanted =
-        r->paper.ratio > 0 ? (double)r->shard / r->paper.ratio : (double)n_items / TARGET_LOAD + SPARE_CELLS;
+    double wanted = tagc_paper_options_of(r)->ratio > 0 ? (double)r->shard / tagc_paper_options_of(r)->ratio
+                                                        : (double)n_items / TARGET_LOAD + SPARE_CELLS;
     return (size_t)ceil(wanted);
 }
 
@@ -29,7 +29,8 @@ static size_t wanted_cells(const tagc_reducer *r, size_t n_items) {
 static tagc_sketch sketch_of(const tagc_reducer *r, int d, size_t n_items) {
     const uint32_t *attempt = tagc_paper_of(r)->sketch.attempt; /* NULL where only sizes are wanted */
     tagc_sketch sketch;
-    tagc_sketch_init(&sketch, r->shard, wanted_cells(r, n_items), r->paper.seed + (attempt ? attempt[d] : 0));
+    tagc_sketch_init(&sketch, r->shard, wanted_cells(r, n_items),
+                     tagc_paper_options_of(r)->seed + (attempt ? attempt[d] : 0));
     return sketch;
 }
 
@@ -55,7 +56,7 @@ static size_t scratch_bytes(const tagc_reducer *r) {
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_paper *p = tagc_paper_of(r);
     tagc_sketching *s = &p->sketch;
-    int is_fixed = r->paper.cells == TAGC_CELLS_FIXED;
+    int is_fixed = tagc_paper_options_of(r)->cells == TAGC_CELLS_FIXED;
     s->fixed = tagc_arena_take(arena, is_fixed ? p->max_union : 0, sizeof *s->fixed);
     s->plan_memory = tagc_arena_take(arena, tagc_peeling_bytes(p->max_union), 1);
     s->n_left = tagc_arena_take(arena, (size_t)r->world_size, sizeof *s->n_left);
@@ -110,7 +111,7 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
     const uint32_t *indices = p->kept_indices + (size_t)d * r->k;
     const float *values = p->kept_values + (size_t)d * r->k;
     size_t n = p->n_kept[d];
-    if (r->paper.fill_union) {
+    if (tagc_paper_options_of(r)->fill_union) {
         float *filled = tagc_paper_sums(r); /* free until decoding */
         tagc_pack(of->positions, of->n, indices, values, n, r->now.residual + (size_t)d * r->shard, filled);
         indices = of->positions;
@@ -118,7 +119,7 @@ static void encode(tagc_reducer *r, int d, const tagc_union *of) {
         n = of->n;
     }
     memset(cells, 0, sketch.n_cells * sizeof(float));
-    if (r->paper.cells == TAGC_CELLS_FIXED) {
+    if (tagc_paper_options_of(r)->cells == TAGC_CELLS_FIXED) {
         tagc_sketch_round(values, n, p->sketch.exponent, p->sketch.fixed);
         tagc_sketch_encode(TAGC_CELLS_FIXED, &sketch, indices, p->sketch.fixed, n, cells);
         keep_remainders(r, d, indices, values, n);
@@ -134,7 +135,7 @@ static void add(tagc_reducer *r, int q, size_t n) {
     if (q == 0) return;
     size_t n_cells = sketch_of(r, r->rank, n).n_cells;
     char *into = tagc_contribution(r, 0), *from = tagc_contribution(r, q);
-    if (r->paper.cells != TAGC_CELLS_FIXED) {
+    if (tagc_paper_options_of(r)->cells != TAGC_CELLS_FIXED) {
         tagc_sum_add((float *)into, (const float *)from, n_cells);
         return;
     }
@@ -146,7 +147,7 @@ static void add(tagc_reducer *r, int q, size_t n) {
  * to test the consumed cells. */
 static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cells, size_t n_items) {
     const tagc_paper *p = tagc_paper_of(r);
-    if (r->paper.cells == TAGC_CELLS_FIXED) return 0;
+    if (tagc_paper_options_of(r)->cells == TAGC_CELLS_FIXED) return 0;
     double most_in_a_cell = (double)p->own_max_abs * r->world_size * (double)n_items;
     return most_in_a_cell > FLT_MAX && tagc_holds_nonfinite(cells, n_cells);
 }
@@ -155,9 +156,9 @@ static int has_overflowed(const tagc_reducer *r, const void *cells, size_t n_cel
 static int peel(tagc_reducer *r, const tagc_sketch *sketch, const tagc_union *own, void *cells, void *sums) {
     tagc_paper *p = tagc_paper_of(r);
     const tagc_peeling *plan = &p->sketch.plan;
-    const tagc_cells kind = (tagc_cells)r->paper.cells;
+    const tagc_cells kind = (tagc_cells)tagc_paper_options_of(r)->cells;
     tagc_peeling_replay(kind, plan, sketch, own->positions, cells, sums);
-    if (r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE)
+    if (tagc_paper_options_of(r)->unpeeled == TAGC_UNPEELED_ESTIMATE)
         tagc_peeling_estimate(kind, plan, sketch, own->positions, cells, sums);
     return tagc_peeling_dirty(kind, plan, sketch, cells,
                               DIRT_PER_MAX * (float)r->world_size * p->own_max_abs);
@@ -179,7 +180,8 @@ static tagc_status decode(tagc_reducer *r) {
     size_t n_left = own.n - p->sketch.plan.n_peeled;
     if (has_overflowed(r, tagc_contribution(r, 0), sketch.n_cells, own.n))
         r->now.stats.nonfinite = 1;
-    else if (is_dirty && r->paper.index != TAGC_INDEX_SUM1) /* whose unions are wrong by design */
+    else if (is_dirty &&
+             tagc_paper_options_of(r)->index != TAGC_INDEX_SUM1) /* whose unions are wrong by design */
         tagc_note_failure(
             r, tagc_fail(TAGC_ERR_CORRUPT, "shard %d: the sketch holds values outside the union", r->rank));
     r->now.stats.n_cells = sketch.n_cells;
@@ -187,7 +189,7 @@ static tagc_status decode(tagc_reducer *r) {
     r->now.stats.peel_rounds = p->sketch.plan.n_rounds;
     r->now.stats.n_unpeeled = n_left;
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
-    int is_estimated = r->paper.unpeeled == TAGC_UNPEELED_ESTIMATE;
+    int is_estimated = tagc_paper_options_of(r)->unpeeled == TAGC_UNPEELED_ESTIMATE;
     tagc_agree_begin(r, TAGC_ROUND_LAST, is_estimated ? 0 : (uint32_t)n_left);
     tagc_then(r, peeled, r->agreement, 1, TAGC_ROUND_LAST, TAGC_ROUND_LAST);
     return TAGC_OK;
@@ -195,7 +197,7 @@ static tagc_status decode(tagc_reducer *r) {
 
 tagc_status tagc_sketch_to_values(tagc_reducer *r) {
     float *sums = tagc_paper_sums(r), unit = ldexpf(1.0f, -tagc_paper_of(r)->sketch.exponent);
-    size_t n = r->paper.cells == TAGC_CELLS_FIXED ? tagc_own_union(r).n : 0;
+    size_t n = tagc_paper_options_of(r)->cells == TAGC_CELLS_FIXED ? tagc_own_union(r).n : 0;
     for (size_t j = 0; j < n; j++) {
         int32_t fixed;
         memcpy(&fixed, &sums[j], sizeof fixed);
