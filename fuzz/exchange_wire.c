@@ -2,6 +2,7 @@
  * and once more with a checksum made to match, so that the checks behind the checksum are reached, too. */
 #include "codec/bitmap.h"
 #include "core/status.h"
+#include "exchange/paper/index_body.h"
 #include "exchange/wire.h"
 #include "tagc/paper.h"
 
@@ -42,19 +43,19 @@ static void check_body(const tagc_wire_header *header, const uint8_t *message, s
     size_t n = header->coding == TAGC_INDEX_SUM4 ? 2 * n_body : 8 * n_body;
     size_t n_short = (size_t)(header->n_elems % 16);
     n = n > n_short ? n - n_short : n;
-    if (n == 0 || tagc_wire_index_bytes(header->coding, n) != n_body) return;
+    if (n == 0 || tagc_index_body_bytes(header->coding, n) != n_body) return;
     uint8_t *body = exactly(n_body), *scratch = exactly(tagc_bitmap_bytes(n));
     memcpy(body, message + TAGC_WIRE_HEADER_BYTES, n_body);
-    if (tagc_wire_check_index(header->coding, body, n, header->n_items, scratch) == TAGC_OK) {
-        const uint8_t *bits = tagc_wire_bits(header->coding, body, n, scratch);
+    if (tagc_index_check(header->coding, body, n, header->n_items, scratch) == TAGC_OK) {
+        const uint8_t *bits = tagc_index_bits(header->coding, body, n, scratch);
         uint32_t *positions = exactly(header->n_items * sizeof *positions);
         require(tagc_bitmap_indices(bits, n, positions) == header->n_items);
-        require(tagc_wire_check_positions(positions, header->n_items, bits, n) == TAGC_OK);
+        require(tagc_index_check_positions(positions, header->n_items, bits, n) == TAGC_OK);
         free(positions);
     }
     size_t n_positions = n_body / sizeof(uint32_t);
-    (void)tagc_wire_check_positions((const uint32_t *)(const void *)body, n_positions,
-                                    tagc_wire_bits(header->coding, body, n, scratch), n);
+    (void)tagc_index_check_positions((const uint32_t *)(const void *)body, n_positions,
+                                     tagc_index_bits(header->coding, body, n, scratch), n);
     free(body);
     free(scratch);
 }

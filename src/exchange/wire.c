@@ -1,9 +1,6 @@
-/* Reads and writes headers, and checks bodies whose content decides how much memory is touched. */
+/* Reads and writes headers. */
 #include "exchange/wire.h"
-#include "tagc/paper.h"
 
-#include "codec/bitmap.h"
-#include "codec/paper/nibble.h"
 #include "core/status.h"
 
 #include <math.h>
@@ -97,7 +94,7 @@ static void read_fields(const uint8_t *bytes, tagc_wire_header *header) {
 /* After the checksum: the sender wrote what is wrong now. */
 static tagc_status check_fields(const tagc_wire_header *header) {
     int is_fragment = header->kind == TAGC_WIRE_FRAGMENT;
-    int max_coding = is_fragment ? TAGC_FORMAT_SIGN : TAGC_INDEX_SUM1;
+    int max_coding = is_fragment ? TAGC_FORMAT_SIGN : TAGC_WIRE_MAX_INDEX;
     if (header->kind < TAGC_WIRE_INDEX || header->kind > TAGC_WIRE_PARAMETERS)
         return tagc_fail(TAGC_ERR_CORRUPT, "message kind is %d, must be in [1, %d]", header->kind,
                          TAGC_WIRE_PARAMETERS);
@@ -163,37 +160,5 @@ tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_hea
         return tagc_fail(TAGC_ERR_MISMATCH,
                          "sparsity: rank %u keeps %u of a shard's %llu elements, this rank keeps %u",
                          header->rank, header->k, (unsigned long long)header->n_elems, expected->k);
-    return TAGC_OK;
-}
-
-tagc_status tagc_wire_check_positions(const uint32_t *positions, size_t n_positions, const uint8_t *bits,
-                                      size_t n) {
-    for (size_t i = 0; i < n_positions; i++) {
-        uint32_t at = positions[i];
-        if (at >= n || (i > 0 && at <= positions[i - 1]) || !(bits[at / 8] >> (at % 8) & 1))
-            return tagc_fail(TAGC_ERR_CORRUPT,
-                             "leftover %zu is at %u, not an ascending position of the union", i, at);
-    }
-    return TAGC_OK;
-}
-
-size_t tagc_wire_index_bytes(int coding, size_t n) {
-    return coding == TAGC_INDEX_SUM4 ? tagc_nibble_bytes(n) : tagc_bitmap_bytes(n);
-}
-
-const uint8_t *tagc_wire_bits(int coding, const uint8_t *body, size_t n, uint8_t *scratch) {
-    if (coding != TAGC_INDEX_SUM4) return body;
-    tagc_nibble_to_bitmap(body, n, scratch);
-    return scratch;
-}
-
-tagc_status tagc_wire_check_index(int coding, const uint8_t *body, size_t n, size_t n_items,
-                                  uint8_t *scratch) {
-    const uint8_t *bits = tagc_wire_bits(coding, body, n, scratch);
-    if (!tagc_bitmap_valid(bits, n))
-        return tagc_fail(TAGC_ERR_CORRUPT, "bits past the end of the index are set");
-    size_t n_set = tagc_bitmap_count(bits, n);
-    if (n_set != n_items)
-        return tagc_fail(TAGC_ERR_CORRUPT, "the index has %zu elements, its header says %zu", n_set, n_items);
     return TAGC_OK;
 }

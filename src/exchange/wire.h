@@ -5,10 +5,11 @@
 #ifndef TAGC_EXCHANGE_WIRE_H
 #define TAGC_EXCHANGE_WIRE_H
 
-#include "tagc/paper.h"
+#include "tagc/tagc.h"
 
 #define TAGC_WIRE_HEADER_BYTES 64
 #define TAGC_WIRE_VERSION 2
+enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
     TAGC_WIRE_INDEX = 1, /* body: the elements that the sender selected in the receiver's shard */
@@ -59,17 +60,5 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
 /* TAGC_ERR_CORRUPT (TAGC_ERR_MISMATCH for k) unless the fields that the receiver knows in advance (kind, coding, rank, k,
  * n_elems, step) are as in `expected`. */
 tagc_status tagc_wire_expect(const tagc_wire_header *header, const tagc_wire_header *expected);
-
-/* TAGC_ERR_CORRUPT unless the n_positions are ascending and set in the bitmap of n bits. */
-tagc_status tagc_wire_check_positions(const uint32_t *positions, size_t n_positions, const uint8_t *bits,
-                                      size_t n);
-
-/* Bytes of an index or union body of n elements. */
-size_t tagc_wire_index_bytes(int coding, size_t n);
-/* TAGC_ERR_CORRUPT if bits past n are set or the number of set bits is not n_items. */
-tagc_status tagc_wire_check_index(int coding, const uint8_t *body, size_t n, size_t n_items,
-                                  uint8_t *scratch);
-/* Such a body as a plain bitmap: the body itself, or one made in `scratch` (bitmap bytes). */
-const uint8_t *tagc_wire_bits(int coding, const uint8_t *body, size_t n, uint8_t *scratch);
 
 #endif

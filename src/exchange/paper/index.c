@@ -14,6 +14,7 @@
 #include "codec/bitmap.h"
 #include "codec/paper/nibble.h"
 #include "core/clock.h"
+#include "exchange/paper/index_body.h"
 #include "exchange/paper/paper.h"
 
 #include <string.h>
@@ -46,7 +47,7 @@ static void place(tagc_reducer *r, tagc_arena *arena) {
     p->carrier = choose_carrier(r);
     p->max_union = r->k < r->shard / n_ranks ? r->k * n_ranks : r->shard;
     p->index_bytes = TAGC_WIRE_HEADER_BYTES +
-                     tagc_aligned(tagc_wire_index_bytes(tagc_paper_options_of(r)->index, r->shard));
+                     tagc_aligned(tagc_index_body_bytes(tagc_paper_options_of(r)->index, r->shard));
     p->value_bytes =
         tagc_aligned(TAGC_WIRE_HEADER_BYTES + larger(p->max_union, p->carrier->max_words(r)) * sizeof(float));
     choose_batch(r);
@@ -80,7 +81,7 @@ static char *index_body(char *rows, const tagc_reducer *r, int row) {
 }
 
 uint64_t tagc_index_bytes(const tagc_reducer *r) {
-    return TAGC_WIRE_HEADER_BYTES + tagc_wire_index_bytes(tagc_paper_options_of(r)->index, r->shard);
+    return TAGC_WIRE_HEADER_BYTES + tagc_index_body_bytes(tagc_paper_options_of(r)->index, r->shard);
 }
 
 static tagc_wire_header header_of(const tagc_reducer *r, tagc_wire_kind kind, int rank) {
@@ -179,9 +180,9 @@ static tagc_status read_index(tagc_reducer *r, tagc_wire_kind kind, int from, si
     if (status == TAGC_OK && header->n_items > max_items)
         status = tagc_fail(TAGC_ERR_CORRUPT, "%u elements, at most %zu can be", header->n_items, max_items);
     if (status == TAGC_OK)
-        status = tagc_wire_check_index(tagc_paper_options_of(r)->index,
-                                       (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, r->shard,
-                                       header->n_items, p->bits);
+        status = tagc_index_check(tagc_paper_options_of(r)->index,
+                                  (const uint8_t *)message + TAGC_WIRE_HEADER_BYTES, r->shard,
+                                  header->n_items, p->bits);
     if (status == TAGC_OK) return TAGC_OK;
     return tagc_fail_in(status, "%s from rank %d", kind == TAGC_WIRE_INDEX ? "index" : "union", from);
 }
@@ -205,7 +206,7 @@ static void combine(tagc_reducer *r, int from) {
 const uint8_t *tagc_union_bits(tagc_reducer *r, int d) {
     const tagc_paper *p = tagc_paper_of(r);
     const char *body = index_body(d == r->rank ? p->index_send : p->index_recv, r, d);
-    return tagc_wire_bits(tagc_paper_options_of(r)->index, (const uint8_t *)body, r->shard, p->bits);
+    return tagc_index_bits(tagc_paper_options_of(r)->index, (const uint8_t *)body, r->shard, p->bits);
 }
 
 tagc_union tagc_union_of(tagc_reducer *r, int d) {

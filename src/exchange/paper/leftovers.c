@@ -6,6 +6,7 @@
  *   all       <-> agreement */
 #include "codec/paper/locate.h"
 #include "core/clock.h"
+#include "exchange/paper/index_body.h"
 #include "exchange/paper/paper.h"
 
 #include <math.h>
@@ -89,7 +90,7 @@ static tagc_status read_positions(tagc_reducer *r, int d) {
     tagc_status status = tagc_wire_read(tagc_contribution(r, d), positions_bytes(n_left), &header);
     if (status == TAGC_OK) status = tagc_wire_expect(&header, &expected);
     if (status == TAGC_OK)
-        status = tagc_wire_check_positions(left_positions(r, d), n_left, tagc_union_bits(r, d), r->shard);
+        status = tagc_index_check_positions(left_positions(r, d), n_left, tagc_union_bits(r, d), r->shard);
     return status == TAGC_OK ? TAGC_OK : tagc_fail_in(status, "leftovers from rank %d", d);
 }
 
