@@ -89,7 +89,7 @@ static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
     s->gradient = take(s->n, sizeof(float), "values");
     s->output = take(s->n, sizeof(float), "values");
     s->expected = take(s->n, sizeof(float), "values");
-    const tagc_heap *heap = &s->kernels->heap;
+    const tagc_heap *heap = &s->kernels->arrays.heap;
     void *memory;
     expect(heap->create(heap->context, s->n * sizeof(float), "gradient", &memory), "memory of the device");
     s->there = memory;
@@ -105,7 +105,7 @@ static void open_side(const job *j, int rank, tagc_comm *comm, side *s) {
 }
 
 static void close_side(side *s) {
-    const tagc_heap *heap = &s->kernels->heap;
+    const tagc_heap *heap = &s->kernels->arrays.heap;
     const tagc_runtime *runtime = &s->device->runtime;
     heap->destroy(heap->context, s->there, s->n * sizeof(float));
     heap->destroy(heap->context, s->output_there, s->n_output * sizeof(float));

@@ -151,6 +151,22 @@ tagc_status tagc_kernels_fill(tagc_kernels *k, float *values, float value, uint6
     return status;
 }
 
+static tagc_status check_place(void *context, const void *array, const char *what) {
+    return tagc_device_check_place(((tagc_kernels *)context)->device, array, what);
+}
+
+static tagc_status read_array(void *context, void *to, const void *from, size_t n_bytes) {
+    return tagc_kernels_read(context, to, from, n_bytes);
+}
+
+static tagc_status write_array(void *context, void *to, const void *from, size_t n_bytes) {
+    return tagc_kernels_write(context, to, from, n_bytes);
+}
+
+static tagc_status fill_array(void *context, float *values, float value, uint64_t n) {
+    return tagc_kernels_fill(context, values, value, n);
+}
+
 /* ---- life ---- */
 
 /* Makes every call that an exchange will make once, while no exchange waits. */
@@ -170,7 +186,11 @@ tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *mak
     *out = NULL;
     TAGC_TRY(tagc_memory_create(sizeof *k, "kernels", (void **)&k));
     *k = (tagc_kernels){.device = device, .maker = maker};
-    k->heap = (tagc_heap){.context = k, .create = heap_create, .destroy = heap_destroy};
+    k->arrays = (tagc_arrays){.heap = {.context = k, .create = heap_create, .destroy = heap_destroy},
+                              .check = check_place,
+                              .read = read_array,
+                              .write = write_array,
+                              .fill = fill_array};
     pthread_mutex_init(&k->lock, NULL);
     tagc_status status = tagc_kernels_enter(k);
     if (status == TAGC_OK) {

@@ -14,6 +14,7 @@
 #include "codec/batch.h"
 #include "core/memory.h"
 #include "device/runtime.h"
+#include "exchange/beside.h"
 
 #include <pthread.h>
 
@@ -21,7 +22,7 @@ struct tagc_kernels {
     tagc_device *device;
     const tagc_batch_maker *maker;
     void *stream;
-    tagc_heap heap;        /* memory of the device; each of its functions enters */
+    tagc_arrays arrays;    /* in memory of the device; each of its functions enters */
     uint64_t n_live_bytes; /* of the device, with `lock` */
 
     pthread_mutex_t lock; /* from _enter to _leave */
@@ -33,6 +34,11 @@ struct tagc_kernels {
     size_t pinned_bytes;
     void *outgrown; /* a list of pinned blocks */
 };
+
+/* NULL: arrays in host memory. */
+static inline tagc_kernels *tagc_kernels_of(const tagc_arrays *arrays) {
+    return arrays ? arrays->heap.context : NULL;
+}
 
 /* tagc_kernels_open for any device and maker. */
 tagc_status tagc_kernels_create(tagc_device *device, const tagc_batch_maker *maker, tagc_kernels **out);

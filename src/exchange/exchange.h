@@ -17,16 +17,13 @@ typedef struct tagc_exchange_table {
     int id;             /* tagc_exchange */
     size_t state_bytes; /* size of its own state, r->state, which is zeroed when a reducer is made */
     int is_selective;   /* 1: sparsity means something */
+    int takes_beside;   /* 1: a tagc_beside can stand in for parts of it */
     const tagc_own_options *own_options; /* NULL: tagc_reducer_options are all */
     /* From checked options: the number of values of the residual, 0 if there is none, and of the output. */
     uint64_t (*residual_elems)(const tagc_reducer_options *options, int world_size);
     uint64_t (*output_elems)(const tagc_reducer_options *options, int world_size);
     /* Computes sizes and lays out buffers; called twice, see tagc_arena. r->comm is NULL if only sizes are needed. */
     void (*place)(struct tagc_reducer *r, tagc_arena *arena);
-    /* What a reducer with kernels, or whose messages the caller carries (tagc/slots.h), has beside its arena. Made after _place and
-     * destroyed with the state. NULL: the exchange supports neither. _end accepts what is half-made. */
-    tagc_status (*make_beside)(struct tagc_reducer *r);
-    void (*end_beside)(struct tagc_reducer *r);
     /* Starts a step: posts nothing, but names the first phase. The last phase returns without tagc_then. */
     tagc_phase_fn start;
     /* Called when the step has ended on all ranks and no message is in progress; may be NULL. */

@@ -10,7 +10,6 @@
 #include "core/cpu.h"
 #include "core/sized.h"
 #include "exchange/options.h"
-#include "tagc/device.h"
 
 #include <string.h>
 
@@ -31,14 +30,14 @@ void tagc_reducer_place(tagc_reducer *r, tagc_arena *arena) {
 
 /* Destroys the state and its memory beside the arena. */
 static void destroy_state(tagc_reducer *r) {
-    if (r->state && r->exchange->end_beside) r->exchange->end_beside(r);
+    if (r->state && r->beside) r->beside->end(r);
     tagc_memory_destroy(r->state);
     tagc_memory_destroy(r->arena);
     r->state = r->arena = NULL;
 }
 
 static const tagc_heap *heap_of(const tagc_reducer *r) {
-    return r->kernels ? &r->kernels->heap : NULL;
+    return r->arrays ? &r->arrays->heap : NULL;
 }
 
 /* Makes buffers, and a state that continues r->state, which stays. */
@@ -58,7 +57,7 @@ static tagc_status lay_out(tagc_reducer *r) {
     if (status != TAGC_OK) return status;
     arena = (tagc_arena){.base = memory};
     tagc_reducer_place(r, &arena);
-    return r->kernels || r->by_slots ? r->exchange->make_beside(r) : TAGC_OK;
+    return r->beside ? r->beside->make(r) : TAGC_OK;
 }
 
 static void destroy_residual(tagc_reducer *r) {
@@ -87,31 +86,25 @@ static tagc_status make_residual(tagc_reducer *r) {
     tagc_status status = tagc_comm_spares_acquire(r->comm, n, heap, &r->spares);
     r->residual = memory;
     r->n_residual = n;
-    if (status == TAGC_OK && heap) status = tagc_kernels_fill(r->kernels, memory, TAGC_ZERO_RESIDUAL, n);
+    if (status == TAGC_OK && heap) status = r->arrays->fill(heap->context, memory, TAGC_ZERO_RESIDUAL, n);
     for (uint64_t i = 0; i < n && !heap; i++) r->residual[i] = TAGC_ZERO_RESIDUAL;
     if (status != TAGC_OK) destroy_residual(r);
     return status;
 }
 
-/* The limits of reducers by slots, and of those with kernels. */
 static tagc_status check_beside(const tagc_reducer *r) {
-    const char *what = r->by_slots ? "slots" : "kernels";
-    if (!r->exchange->make_beside)
+    if (!r->exchange->takes_beside)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "exchange is %d (%s), and %s %d (%s) alone",
-                         r->options.exchange, tagc_exchange_names[r->options.exchange],
-                         r->by_slots ? "slots are for" : "kernels have", TAGC_EXCHANGE_DIRECT,
-                         tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
+                         r->options.exchange, tagc_exchange_names[r->options.exchange], r->beside->only,
+                         TAGC_EXCHANGE_DIRECT, tagc_exchange_names[TAGC_EXCHANGE_DIRECT]);
     if (r->options.ranks_per_host != 1)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "ranks_per_host is %d, must be 1 with %s",
-                         r->options.ranks_per_host, what);
-    if (r->by_slots && r->options.output == TAGC_OUTPUT_HOST_SHARD)
-        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
-                         r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
+                         r->options.ranks_per_host, r->beside->name);
     return TAGC_OK;
 }
 
 /* The part of _create that does not communicate. On failure *out may be half-made. */
-static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+static tagc_status make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
                         const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer_options checked;
     _Alignas(8) char own[TAGC_OWN_MAX_BYTES];
@@ -122,8 +115,8 @@ static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
     TAGC_TRY(tagc_memory_create(sizeof(tagc_reducer), "reducer", &memory));
     tagc_reducer *r = *out = memory;
     r->comm = comm;
-    r->kernels = kernels;
-    r->by_slots = by_slots;
+    r->arrays = arrays;
+    r->beside = beside;
     r->options = checked;
     memcpy(r->own_options, own, sizeof own);
     r->exchange = tagc_exchange_of(checked.exchange);
@@ -131,16 +124,16 @@ static tagc_status make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
     r->world_size = tagc_comm_world_size(comm);
     r->shard = (size_t)(checked.n_elems / (uint64_t)r->world_size);
     r->scale = checked.op == TAGC_OP_AVG ? 1.0f / (float)r->world_size : 1.0f;
-    if (kernels || by_slots) TAGC_TRY(check_beside(r));
+    if (beside) TAGC_TRY(check_beside(r));
     TAGC_TRY(make_residual(r));
     if (checked.n_threads > 1) TAGC_TRY(tagc_pool_create(checked.n_threads, &r->pool));
     return lay_out(r);
 }
 
-tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out) {
     tagc_reducer *r;
-    tagc_status status = make(kernels, by_slots, comm, options, &r);
+    tagc_status status = make(arrays, beside, comm, options, &r);
     status = tagc_reducer_options_agree(comm, status, r ? &r->options : NULL, r ? r->own_options : NULL);
     if (status != TAGC_OK) {
         tagc_reducer_destroy(r);
@@ -154,20 +147,12 @@ tagc_status tagc_reducer_create(tagc_comm *comm, const tagc_reducer_options *opt
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return tagc_reducer_make(NULL, 0, comm, options, out);
-}
-
-tagc_status tagc_reducer_create_on(tagc_kernels *kernels, tagc_comm *comm,
-                                   const tagc_reducer_options *options, tagc_reducer **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    if (!comm || !kernels) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
-    return tagc_reducer_make(kernels, 0, comm, options, out);
+    return tagc_reducer_make(NULL, NULL, comm, options, out);
 }
 
 void tagc_reducer_destroy(tagc_reducer *r) {
     if (!r) return;
-    if (r->now.begun && !r->by_slots) (void)tagc_comm_join(r->comm, &r->now.job);
+    if (r->now.begun && !tagc_reducer_is_by_caller(r)) (void)tagc_comm_join(r->comm, &r->now.job);
     destroy_residual(r);
     tagc_pool_destroy(r->pool);
     destroy_state(r);
@@ -268,19 +253,20 @@ tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradie
         return tagc_fail(TAGC_ERR_STATE, "begin after begin: a step is under way, end it first");
     if (overlap(gradient, r->options.n_elems, output, r->exchange->output_elems(&r->options, r->world_size)))
         return tagc_fail(TAGC_ERR_ARGUMENT, "output overlaps gradient, must lie apart");
-    if (!r->kernels) return TAGC_OK;
-    TAGC_TRY(tagc_device_check_place(r->kernels->device, gradient, "gradient"));
-    return tagc_device_check_place(r->kernels->device, output, "output");
+    if (!r->arrays) return TAGC_OK;
+    TAGC_TRY(r->arrays->check(r->arrays->heap.context, gradient, "gradient"));
+    return r->arrays->check(r->arrays->heap.context, output, "output");
 }
 
-static tagc_status check_not_by_slots(const tagc_reducer *r) {
-    return r->by_slots ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_slots_encode")
-                       : TAGC_OK;
+static tagc_status check_not_by_caller(const tagc_reducer *r) {
+    return tagc_reducer_is_by_caller(r)
+               ? tagc_fail(TAGC_ERR_STATE, "this reducer's steps are those of tagc_slots_encode")
+               : TAGC_OK;
 }
 
 tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *output) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_slots(r));
+    TAGC_TRY(check_not_by_caller(r));
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     r->now.gradient = gradient;
     r->now.output = output;
@@ -294,7 +280,7 @@ tagc_status tagc_reducer_begin(tagc_reducer *r, const float *gradient, float *ou
 
 tagc_status tagc_reducer_end(tagc_reducer *r, tagc_reducer_stats *stats) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_slots(r));
+    TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "end without begin: no step is under way");
     if (stats) TAGC_TRY(tagc_sized_check(&stats_struct, stats)); /* while the step can still be ended */
     tagc_status status = tagc_comm_join(r->comm, &r->now.job);
@@ -307,7 +293,7 @@ tagc_status tagc_reducer_test(tagc_reducer *r, int *done) {
     if (!done) return tagc_fail(TAGC_ERR_ARGUMENT, "done is NULL");
     *done = 0;
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    TAGC_TRY(check_not_by_slots(r));
+    TAGC_TRY(check_not_by_caller(r));
     if (!r->now.begun) return tagc_fail(TAGC_ERR_STATE, "test without begin: no step is under way");
     *done = tagc_comm_has_ended(r->comm, &r->now.job);
     return TAGC_OK;

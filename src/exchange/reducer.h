@@ -5,14 +5,14 @@
 
 #include "codec/select.h"
 #include "core/pool.h"
-#include "device/kernels.h"
+#include "exchange/beside.h"
 #include "exchange/exchange.h"
 #include "exchange/step.h"
 
 struct tagc_reducer {
     tagc_comm *comm;
-    tagc_kernels *kernels; /* of the device that has gradient, output and residual; NULL: host memory */
-    int by_slots;          /* the caller carries messages; slots.c replaces begin, end and phases */
+    const tagc_arrays *arrays; /* where gradient, output and residual are; NULL: host memory */
+    const tagc_beside *beside; /* NULL: nothing stands in for parts of the exchange */
     const tagc_exchange_table *exchange;
     tagc_reducer_options options;                     /* defaults resolved */
     _Alignas(8) char own_options[TAGC_OWN_MAX_BYTES]; /* as well; see tagc_own_options */
@@ -37,8 +37,13 @@ struct tagc_reducer {
 };
 
 /* tagc_reducer_create and its like. */
-tagc_status tagc_reducer_make(tagc_kernels *kernels, int by_slots, tagc_comm *comm,
+tagc_status tagc_reducer_make(const tagc_arrays *arrays, const tagc_beside *beside, tagc_comm *comm,
                               const tagc_reducer_options *options, tagc_reducer **out);
+
+/* 1: the caller carries the messages. */
+static inline int tagc_reducer_is_by_caller(const tagc_reducer *r) {
+    return r->beside && r->beside->by_caller;
+}
 
 /* TAGC_ERR_ARGUMENT unless a step can use these arrays. */
 tagc_status tagc_reducer_check_arrays(const tagc_reducer *r, const float *gradient, const float *output);

@@ -64,7 +64,7 @@ static inline int open_device(rank_run *run, side *own, int rank) {
 static inline float *take(side *own, size_t n) {
     void *memory = NULL;
     if (own->kernels)
-        own->kernels->heap.create(own->kernels, n * sizeof(float), "test", &memory);
+        own->kernels->arrays.heap.create(own->kernels, n * sizeof(float), "test", &memory);
     else
         memory = malloc(n * sizeof(float));
     return memory;
@@ -72,7 +72,7 @@ static inline float *take(side *own, size_t n) {
 
 static inline void give(side *own, float *memory, size_t n) {
     if (own->kernels)
-        own->kernels->heap.destroy(own->kernels, memory, n * sizeof(float));
+        own->kernels->arrays.heap.destroy(own->kernels, memory, n * sizeof(float));
     else
         free(memory);
 }

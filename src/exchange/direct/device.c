@@ -16,7 +16,7 @@
 
 enum { ENCODE, ADD, ENCODE_SUMS, DECODE_SUMS, N_BATCHES };
 
-struct tagc_direct_on {
+typedef struct tagc_direct_on {
     tagc_batch *batches[N_BATCHES]; /* NULL: not needed */
     uint64_t n_moves;               /* of kernels->work when they were made */
     size_t stride, n_results;
@@ -27,7 +27,15 @@ struct tagc_direct_on {
     int *hosts;                 /* (n_results) that sent them */
     tagc_batch_result *results; /* (n_results) of the last run */
     void *arena;
-};
+} tagc_direct_on;
+
+static tagc_direct_on *on_of(const tagc_reducer *r) {
+    return tagc_direct_of(r)->beside;
+}
+
+static tagc_kernels *kernels_of(const tagc_reducer *r) {
+    return tagc_kernels_of(r->arrays);
+}
 
 static tagc_batch_result *results_of(const tagc_direct_on *on) {
     return (tagc_batch_result *)(void *)on->memory;
@@ -45,7 +53,7 @@ static char *body_of(const tagc_direct_on *on, int host) {
 
 static size_t encode_rows(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_on *on = d->on;
+    tagc_direct_on *on = on_of(r);
     for (int host = 0; host < d->n_hosts; host++) {
         size_t first = (size_t)host * r->shard;
         on->rows[host] = (tagc_batch_row){.options = d->fragment,
@@ -59,22 +67,22 @@ static size_t encode_rows(tagc_reducer *r) {
 
 static size_t add_rows(tagc_reducer *r, int n_bodies) {
     const tagc_direct *d = tagc_direct_of(r);
-    d->on->rows[0] = (tagc_batch_row){.options = d->fragment,
-                                      .sums = r->now.output ? tagc_direct_sums(r) : NULL,
-                                      .scale = r->scale,
-                                      .bodies = d->on->bodies,
-                                      .n_bodies = n_bodies};
+    on_of(r)->rows[0] = (tagc_batch_row){.options = d->fragment,
+                                         .sums = r->now.output ? tagc_direct_sums(r) : NULL,
+                                         .scale = r->scale,
+                                         .bodies = on_of(r)->bodies,
+                                         .n_bodies = n_bodies};
     return 1;
 }
 
 static size_t encode_sums_rows(tagc_reducer *r) {
     const tagc_direct *d = tagc_direct_of(r);
     float *error = r->now.residual ? r->now.residual + (size_t)d->host * r->shard : NULL;
-    d->on->rows[0] = (tagc_batch_row){.options = d->sums,
-                                      .sums = r->now.output ? tagc_direct_sums(r) : NULL,
-                                      .error = error,
-                                      .scale = 1.0f / r->scale,
-                                      .body = (uint8_t *)body_of(d->on, d->host)};
+    on_of(r)->rows[0] = (tagc_batch_row){.options = d->sums,
+                                         .sums = r->now.output ? tagc_direct_sums(r) : NULL,
+                                         .error = error,
+                                         .scale = 1.0f / r->scale,
+                                         .body = (uint8_t *)body_of(on_of(r), d->host)};
     return 1;
 }
 
@@ -84,12 +92,12 @@ static size_t decode_sums_rows(tagc_reducer *r, int has_all) {
     size_t n = 0;
     for (int host = 0; host < d->n_hosts; host++) {
         if (host == d->host) continue;
-        d->on->rows[n++] =
+        on_of(r)->rows[n++] =
             (tagc_batch_row){.options = d->sums,
                              .sums = r->now.output ? r->now.output + (size_t)host * r->shard : NULL,
                              .scale = 1,
-                             .bodies = &d->on->bodies[host],
-                             .n_bodies = has_all || d->on->bodies[host].bytes != NULL};
+                             .bodies = &on_of(r)->bodies[host],
+                             .n_bodies = has_all || on_of(r)->bodies[host].bytes != NULL};
     }
     return n;
 }
@@ -114,17 +122,17 @@ static int n_batches(const tagc_reducer *r) {
 }
 
 static void destroy_batches(tagc_reducer *r) {
-    tagc_direct_on *on = tagc_direct_of(r)->on;
+    tagc_direct_on *on = on_of(r);
     for (int b = 0; b < N_BATCHES; b++) {
-        r->kernels->maker->destroy(on->batches[b]);
+        kernels_of(r)->maker->destroy(on->batches[b]);
         on->batches[b] = NULL;
     }
 }
 
 /* Having entered. Again where another reducer has made the memory grow that they work in. */
 static tagc_status make_batches(tagc_reducer *r) {
-    tagc_direct_on *on = tagc_direct_of(r)->on;
-    tagc_kernels *k = r->kernels;
+    tagc_direct_on *on = on_of(r);
+    tagc_kernels *k = kernels_of(r);
     if (on->batches[ENCODE] && on->n_moves == k->n_moves) return TAGC_OK;
     destroy_batches(r);
     for (int b = 0; b < n_batches(r); b++) {
@@ -145,8 +153,8 @@ static void place(tagc_direct_on *on, tagc_arena *arena) {
 }
 
 static tagc_status reserve(tagc_reducer *r) {
-    const tagc_direct_on *on = tagc_direct_of(r)->on;
-    tagc_kernels *k = r->kernels;
+    const tagc_direct_on *on = on_of(r);
+    tagc_kernels *k = kernels_of(r);
     size_t work_bytes = 0;
     for (int b = 0; b < n_batches(r); b++) {
         size_t n = rows_of(r, b), n_bytes = n ? k->maker->work_bytes(kinds[b], on->rows, n, 1) : 0;
@@ -160,12 +168,12 @@ static tagc_status reserve(tagc_reducer *r) {
     return status;
 }
 
-tagc_status tagc_direct_make_on(tagc_reducer *r) {
+static tagc_status make(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
     tagc_arena arena = {0};
     void *memory;
-    TAGC_TRY(tagc_memory_create(sizeof *d->on, "reducer on a device", &memory));
-    tagc_direct_on *on = d->on = memory;
+    TAGC_TRY(tagc_memory_create(sizeof(tagc_direct_on), "reducer on a device", &memory));
+    tagc_direct_on *on = d->beside = memory;
     on->n_results = (size_t)d->n_hosts;
     on->stride = tagc_aligned(d->capacity);
     on->n_bytes = bodies_begin(on) + (size_t)d->n_hosts * on->stride;
@@ -173,29 +181,29 @@ tagc_status tagc_direct_make_on(tagc_reducer *r) {
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "reducer on a device", &on->arena));
     arena = (tagc_arena){.base = on->arena};
     place(on, &arena);
-    const tagc_heap *heap = &r->kernels->heap;
+    const tagc_heap *heap = &r->arrays->heap;
     TAGC_TRY(heap->create(heap->context, on->n_bytes, "bodies", &memory));
     on->memory = memory;
     return reserve(r);
 }
 
-void tagc_direct_end_on(tagc_reducer *r) {
+static void end(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_on *on = d->on;
+    tagc_direct_on *on = on_of(r);
     if (!on) return;
     destroy_batches(r);
-    r->kernels->heap.destroy(r->kernels, on->memory, on->n_bytes);
+    r->arrays->heap.destroy(r->arrays->heap.context, on->memory, on->n_bytes);
     tagc_memory_destroy(on->arena);
     tagc_memory_destroy(on);
-    d->on = NULL;
+    d->beside = NULL;
 }
 
 /* ---- runs; having entered ---- */
 
 /* Of the first n rows; results are here when it returns. */
 static tagc_status run(tagc_reducer *r, int batch, size_t n) {
-    tagc_direct_on *on = tagc_direct_of(r)->on;
-    tagc_kernels *k = r->kernels;
+    tagc_direct_on *on = on_of(r);
+    tagc_kernels *k = kernels_of(r);
     size_t n_bytes = n * sizeof *on->results;
     TAGC_TRY(tagc_kernels_check(k, k->maker->point(on->batches[batch], on->rows, results_of(on))));
     TAGC_TRY(tagc_kernels_check(k, k->maker->run(on->batches[batch])));
@@ -214,8 +222,8 @@ static tagc_status check_length(const tagc_direct_on *on, const tagc_encoded *en
 }
 
 static char *pinned_body(const tagc_reducer *r, int host) {
-    const tagc_direct_on *on = tagc_direct_of(r)->on;
-    return r->kernels->pinned + bodies_begin(on) + (size_t)host * on->stride;
+    const tagc_direct_on *on = on_of(r);
+    return kernels_of(r)->pinned + bodies_begin(on) + (size_t)host * on->stride;
 }
 
 /* Bodies as they are on the host (bytes NULL: none) become those on the device, on their way to it. hosts[i] sent bodies[i]; the
@@ -226,10 +234,10 @@ static tagc_status send_bodies(const tagc_reducer *r, tagc_body *bodies, const i
         if (bodies[i].bytes && hosts[i] != d->host)
             memcpy(pinned_body(r, hosts[i]), bodies[i].bytes, bodies[i].n_bytes);
     for (int i = 0; i < n; i++) {
-        char *to = body_of(d->on, hosts[i]);
+        char *to = body_of(on_of(r), hosts[i]);
         if (!bodies[i].bytes) continue;
         if (hosts[i] != d->host)
-            TAGC_TRY(tagc_kernels_copy(r->kernels, to, pinned_body(r, hosts[i]), bodies[i].n_bytes,
+            TAGC_TRY(tagc_kernels_copy(kernels_of(r), to, pinned_body(r, hosts[i]), bodies[i].n_bytes,
                                        TAGC_COPY_TO_DEVICE));
         bodies[i].bytes = (uint8_t *)to;
     }
@@ -237,7 +245,7 @@ static tagc_status send_bodies(const tagc_reducer *r, tagc_body *bodies, const i
 }
 
 static tagc_status encode_all(tagc_reducer *r) {
-    tagc_direct_on *on = tagc_direct_of(r)->on;
+    tagc_direct_on *on = on_of(r);
     TAGC_TRY(make_batches(r));
     size_t n = encode_rows(r);
     TAGC_TRY(run(r, ENCODE, n));
@@ -250,28 +258,28 @@ static tagc_status fetch_bodies(tagc_reducer *r, int s, int end) {
     const tagc_direct *d = tagc_direct_of(r);
     for (int i = s; i < end; i++) {
         int host = tagc_host_to(d, i);
-        TAGC_TRY(tagc_kernels_copy(r->kernels, pinned_body(r, host), body_of(d->on, host),
-                                   d->on->results[host].encoded.n_bytes, TAGC_COPY_TO_HOST));
+        TAGC_TRY(tagc_kernels_copy(kernels_of(r), pinned_body(r, host), body_of(on_of(r), host),
+                                   on_of(r)->results[host].encoded.n_bytes, TAGC_COPY_TO_HOST));
     }
-    TAGC_TRY(tagc_kernels_wait(r->kernels));
+    TAGC_TRY(tagc_kernels_wait(kernels_of(r)));
     for (int i = s; i < end; i++) {
         int host = tagc_host_to(d, i);
         memcpy(tagc_direct_row_out(d, i) + TAGC_WIRE_HEADER_BYTES, pinned_body(r, host),
-               d->on->results[host].encoded.n_bytes);
+               on_of(r)->results[host].encoded.n_bytes);
     }
     return TAGC_OK;
 }
 
 static tagc_status encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_on *on = d->on;
+    tagc_direct_on *on = on_of(r);
     TAGC_TRY(make_batches(r));
     TAGC_TRY(run(r, ENCODE_SUMS, encode_sums_rows(r)));
     const tagc_encoded *encoded = &on->results[0].encoded;
     TAGC_TRY(check_length(on, encoded));
-    TAGC_TRY(tagc_kernels_copy(r->kernels, pinned_body(r, d->host), body_of(on, d->host), encoded->n_bytes,
+    TAGC_TRY(tagc_kernels_copy(kernels_of(r), pinned_body(r, d->host), body_of(on, d->host), encoded->n_bytes,
                                TAGC_COPY_TO_HOST));
-    TAGC_TRY(tagc_kernels_wait(r->kernels));
+    TAGC_TRY(tagc_kernels_wait(kernels_of(r)));
     memcpy(body, pinned_body(r, d->host), encoded->n_bytes);
     *out = *encoded;
     return TAGC_OK;
@@ -279,7 +287,7 @@ static tagc_status encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out
 
 static tagc_status add(tagc_reducer *r, int n) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_on *on = d->on;
+    tagc_direct_on *on = on_of(r);
     const uint8_t *own = (const uint8_t *)tagc_direct_row_out(d, d->n_hosts - 1) + TAGC_WIRE_HEADER_BYTES;
     TAGC_TRY(make_batches(r));
     for (int i = 0; i < n; i++) {
@@ -295,7 +303,7 @@ static tagc_status add(tagc_reducer *r, int n) {
 
 static tagc_status decode_sums(tagc_reducer *r, const tagc_body *bodies) {
     const tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_on *on = d->on;
+    tagc_direct_on *on = on_of(r);
     TAGC_TRY(make_batches(r));
     for (int host = 0; host < d->n_hosts; host++) {
         on->hosts[host] = host;
@@ -314,17 +322,17 @@ static int is_doomed(const tagc_reducer *r) {
 
 /* Around each of them. */
 static tagc_status enter(tagc_reducer *r) {
-    tagc_status status = tagc_kernels_enter(r->kernels);
+    tagc_status status = tagc_kernels_enter(kernels_of(r));
     tagc_note_failure(r, status);
     return status;
 }
 
 static void leave(tagc_reducer *r, tagc_status status) {
     tagc_note_failure(r, status);
-    tagc_kernels_leave(r->kernels);
+    tagc_kernels_leave(kernels_of(r));
 }
 
-void tagc_on_encode(tagc_reducer *r, int s, tagc_encoded *out) {
+static void on_encode(tagc_reducer *r, int s, tagc_encoded *out) {
     const tagc_direct *d = tagc_direct_of(r);
     tagc_status status = TAGC_OK;
     int is_first = s < d->n_hosts - 1 && s % d->batch == 0;
@@ -335,20 +343,37 @@ void tagc_on_encode(tagc_reducer *r, int s, tagc_encoded *out) {
             status = fetch_bodies(r, s, tagc_direct_batch_end(d, s / d->batch));
         leave(r, status);
     }
-    if (status == TAGC_OK) *out = d->on->results[tagc_host_to(d, s)].encoded;
+    if (status == TAGC_OK) *out = on_of(r)->results[tagc_host_to(d, s)].encoded;
 }
 
-void tagc_on_add(tagc_reducer *r, int n) {
+static void on_add(tagc_reducer *r, int n) {
     if (is_doomed(r) || enter(r) != TAGC_OK) return;
     leave(r, add(r, n));
 }
 
-void tagc_on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
+static void on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out) {
     if (enter(r) != TAGC_OK) return;
     leave(r, encode_sums(r, body, out));
 }
 
-void tagc_on_decode_sums(tagc_reducer *r, const tagc_body *bodies) {
+static void on_decode_sums(tagc_reducer *r, const tagc_body *bodies) {
     if (is_doomed(r) || enter(r) != TAGC_OK) return;
     leave(r, decode_sums(r, bodies));
+}
+
+static const tagc_beside kernels = {.name = "kernels",
+                                    .only = "kernels have",
+                                    .make = make,
+                                    .end = end,
+                                    .encode = on_encode,
+                                    .add = on_add,
+                                    .encode_sums = on_encode_sums,
+                                    .decode_sums = on_decode_sums};
+
+tagc_status tagc_reducer_create_on(tagc_kernels *of, tagc_comm *comm, const tagc_reducer_options *options,
+                                   tagc_reducer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm || !of) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
+    return tagc_reducer_make(&of->arrays, &kernels, comm, options, out);
 }

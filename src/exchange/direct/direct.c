@@ -63,8 +63,7 @@ static void choose_codes(tagc_reducer *r) {
 
 static void place(tagc_reducer *r, tagc_arena *arena) {
     tagc_direct *d = tagc_direct_of(r);
-    d->on = NULL; /* that of a layout before belongs to it */
-    d->slots = NULL;
+    d->beside = NULL; /* that of a layout before belongs to it */
     d->per_host = r->options.ranks_per_host;
     d->n_hosts = r->world_size / d->per_host;
     d->host = r->rank / d->per_host;
@@ -82,7 +81,7 @@ static tagc_status finish(tagc_reducer *r) {
     TAGC_TRY(tagc_agree_end(r, NULL, NULL));
     size_t n_output = (size_t)output_elems(&r->options, r->world_size);
     if (!r->now.stats.nonfinite) return TAGC_OK;
-    if (r->kernels) return tagc_kernels_fill(r->kernels, r->now.output, NAN, n_output);
+    if (r->arrays) return r->arrays->fill(r->arrays->heap.context, r->now.output, NAN, n_output);
     for (size_t i = 0; i < n_output; i++) r->now.output[i] = NAN;
     return TAGC_OK;
 }
@@ -132,24 +131,14 @@ static void end(tagc_reducer *r, int succeeded) {
     tagc_fragments_end(r);
 }
 
-static tagc_status make_beside(tagc_reducer *r) {
-    return r->by_slots ? tagc_direct_make_slots(r) : tagc_direct_make_on(r);
-}
-
-static void end_beside(tagc_reducer *r) {
-    tagc_direct_end_slots(r);
-    tagc_direct_end_on(r);
-}
-
 const tagc_exchange_table tagc_exchange_direct = {
     .id = TAGC_EXCHANGE_DIRECT,
     .state_bytes = sizeof(tagc_direct),
     .is_selective = 1,
+    .takes_beside = 1,
     .residual_elems = residual_elems,
     .output_elems = output_elems,
     .place = place,
-    .make_beside = make_beside,
-    .end_beside = end_beside,
     .start = start,
     .end = end,
     .volume = tagc_direct_volume,

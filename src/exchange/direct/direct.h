@@ -33,12 +33,8 @@ typedef struct tagc_fragment {
     int is_void;  /* not to be added: its sender failed or is not finite, or its header is wrong */
 } tagc_fragment;
 
-typedef struct tagc_direct_on tagc_direct_on;       /* of device.c */
-typedef struct tagc_direct_slots tagc_direct_slots; /* of slots.c */
-
 typedef struct tagc_direct {
-    tagc_direct_on *on;       /* with kernels, else NULL */
-    tagc_direct_slots *slots; /* where the caller carries messages, else NULL */
+    void *beside; /* what r->beside has made for this layout, else NULL */
     int n_hosts, per_host, host, local;
     int coded; /* 0: all ranks are on one host, and nothing is encoded */
     tagc_code_options fragment, sums;
@@ -145,23 +141,6 @@ tagc_body tagc_fragment_body(const tagc_reducer *r, size_t row);
 /* Where the fragment of stage s is sent from, and the stage after the last one of batch b. */
 char *tagc_direct_row_out(const tagc_direct *d, int s);
 int tagc_direct_batch_end(const tagc_direct *d, int b);
-
-/* ---- device.c: replaces the codes if r->kernels is set; failures are noted ---- */
-
-tagc_status tagc_direct_make_on(tagc_reducer *r);
-void tagc_direct_end_on(tagc_reducer *r);
-/* Encodes stage s. The body is in its row; the own one stays on the device. */
-void tagc_on_encode(tagc_reducer *r, int s, tagc_encoded *out);
-/* Decodes all n bodies of d->bodies. */
-void tagc_on_add(tagc_reducer *r, int n);
-void tagc_on_encode_sums(tagc_reducer *r, uint8_t *body, tagc_encoded *out);
-/* bodies (hosts): bytes is NULL for those that are not added; the own one is ignored. */
-void tagc_on_decode_sums(tagc_reducer *r, const tagc_body *bodies);
-
-/* ---- slots.c: what tagc/slots.h needs of a reducer ---- */
-
-tagc_status tagc_direct_make_slots(tagc_reducer *r);
-void tagc_direct_end_slots(tagc_reducer *r);
 
 /* ---- lengths.c ---- */
 

@@ -71,8 +71,8 @@ void tagc_fragments_place(tagc_reducer *r, tagc_arena *arena) {
         d->hand_out = d->result_out + 2;
         d->rows_in = d->hand_out + n_handed;
     }
-    if (!d->coded || r->by_slots) return;
-    d->scratch = tagc_arena_take(arena, r->kernels ? 0 : scratch, 1);
+    if (!d->coded || tagc_reducer_is_by_caller(r)) return;
+    d->scratch = tagc_arena_take(arena, r->beside ? 0 : scratch, 1);
     d->send = tagc_arena_take(arena, own_slot(d) + 1, d->stride);
     d->recv = tagc_arena_take(arena, d->n_rows, d->stride);
     d->sent = tagc_arena_take(arena, own_slot(d) + 1, sizeof *d->sent);
@@ -142,8 +142,8 @@ static void encode(tagc_reducer *r, int s) {
     tagc_encoded encoded = {0};
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
-        if (d->on)
-            tagc_on_encode(r, s, &encoded);
+        if (r->beside)
+            r->beside->encode(r, s, &encoded);
         else
             d->fragment_code->encode(o, gradient, r->residual ? r->residual + row : NULL,
                                      r->residual ? r->now.residual + row : NULL,
@@ -380,7 +380,7 @@ static tagc_status add_fragments(tagc_reducer *r) {
     while (d->n_added < d->n_hosts) {
         int n = 0, is_more = d->n_added > 0;
         double start_s = tagc_clock_s();
-        tagc_message *missing = d->on ? first_missing(r) : NULL;
+        tagc_message *missing = r->beside ? first_missing(r) : NULL;
         if (missing) {
             tagc_then(r, add_fragments, missing, 1, round_after_bodies(r), TAGC_ROUND_DIRECT_AGREEMENT);
             return TAGC_OK;
@@ -391,8 +391,8 @@ static tagc_status add_fragments(tagc_reducer *r) {
             if (message) TAGC_TRY(tagc_message_wait(r, message));
             n = take_body(r, d->n_added, n);
         }
-        if (d->on)
-            tagc_on_add(r, n);
+        if (r->beside)
+            r->beside->add(r, n);
         else
             r->now.stats.nonfinite |= d->fragment_code->decode(&d->fragment, d->bodies, n, is_more, r->scale,
                                                                tagc_direct_sums(r), d->scratch, r->pool);

@@ -27,8 +27,8 @@ static void encode_sums(tagc_reducer *r) {
     double start_s = tagc_clock_s();
     if (r->now.failure == TAGC_OK && !r->now.stats.nonfinite) {
         uint8_t *body = (uint8_t *)row + TAGC_WIRE_HEADER_BYTES;
-        if (d->on)
-            tagc_on_encode_sums(r, body, &encoded);
+        if (r->beside)
+            r->beside->encode_sums(r, body, &encoded);
         else
             d->sums_code->encode_sums(&d->sums, tagc_direct_sums(r), error, 1.0f / r->scale, body, d->scratch,
                                       r->pool, &encoded);
@@ -49,18 +49,18 @@ static tagc_status decode_results(tagc_reducer *r) {
         if (is_whole || d->per_host == 1)
             r->now.stats.n_union += d->sums.sparse ? d->received[row].n_items : r->shard;
         if (row == own) {
-            if (d->on) d->bodies[row] = (tagc_body){0};
+            if (r->beside) d->bodies[row] = (tagc_body){0};
             continue;
         }
         tagc_body body = tagc_fragment_body(r, row);
         int n = tagc_fragment_is_sound(r, row, from, &d->sums);
-        if (d->on) {
+        if (r->beside) {
             d->bodies[row] = n ? body : (tagc_body){0};
             continue;
         }
         d->sums_code->decode(&d->sums, &body, n, 0, 1, r->now.output + row * r->shard, d->scratch, r->pool);
     }
-    if (d->on) tagc_on_decode_sums(r, d->bodies);
+    if (r->beside) r->beside->decode_sums(r, d->bodies);
     tagc_phase_end(r, TAGC_PHASE_DECODE, start_s);
     return tagc_direct_agree(r);
 }

@@ -21,14 +21,15 @@ tagc_status tagc_slots_create(tagc_kernels *kernels, tagc_comm *comm, const tagc
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return tagc_reducer_make(kernels, 1, comm, options, out);
+    return tagc_reducer_make(kernels ? &kernels->arrays : NULL, &tagc_direct_slots_beside, comm, options,
+                             out);
 }
 
 /* ---- a step ---- */
 
 static tagc_status check_call(const tagc_reducer *r, const char *what, tagc_slots_stage wanted) {
     if (!r) return tagc_fail(TAGC_ERR_ARGUMENT, "reducer is NULL");
-    if (!r->by_slots)
+    if (!tagc_reducer_is_by_caller(r))
         return tagc_fail(TAGC_ERR_STATE, "%s: this reducer was not made by tagc_slots_create", what);
     if (tagc_direct_slots_of(r)->stage != wanted)
         return tagc_fail(TAGC_ERR_STATE, "%s is not what comes next in this step", what);
@@ -40,11 +41,11 @@ static tagc_status check_slots(const tagc_reducer *r, const void *slots, const c
     if ((uintptr_t)slots % TAGC_ALIGNMENT)
         return tagc_fail(TAGC_ERR_ARGUMENT, "%s is at %p, must be at a multiple of %d bytes", what, slots,
                          TAGC_ALIGNMENT);
-    return r->kernels ? tagc_device_check_place(r->kernels->device, slots, what) : TAGC_OK;
+    return r->arrays ? tagc_device_check_place(tagc_direct_slots_kernels(r)->device, slots, what) : TAGC_OK;
 }
 
 static void *stream_of(const tagc_reducer *r) {
-    return r->kernels ? r->kernels->stream : NULL;
+    return r->arrays ? tagc_direct_slots_kernels(r)->stream : NULL;
 }
 
 static tagc_status run(const tagc_reducer *r, int batch) {
@@ -95,7 +96,7 @@ static tagc_status work(tagc_reducer *r, tagc_status (*what)(tagc_reducer *r), t
         tagc_direct_slots_leave(r);
     }
     tagc_note_failure(r, status);
-    if (!r->kernels) tagc_phase_end(r, phase, start_s);
+    if (!r->arrays) tagc_phase_end(r, phase, start_s);
     return status;
 }
 
@@ -111,7 +112,8 @@ tagc_status tagc_slots_encode(tagc_reducer *r, const float *gradient, float *out
     TAGC_TRY(tagc_reducer_check_arrays(r, gradient, output));
     TAGC_TRY(check_slots(r, send, "send"));
     if (!verdict) return tagc_fail(TAGC_ERR_ARGUMENT, "verdict is NULL");
-    if (r->kernels) TAGC_TRY(tagc_device_check_place(r->kernels->device, verdict, "verdict"));
+    if (r->arrays)
+        TAGC_TRY(tagc_device_check_place(tagc_direct_slots_kernels(r)->device, verdict, "verdict"));
     tagc_direct_slots *s = tagc_direct_slots_of(r);
     if (r->spares) {
         s->residual = tagc_comm_spare_take(r->comm, r->spares);
@@ -170,7 +172,7 @@ static tagc_status settle(tagc_reducer *r) {
 
 /* If this rank failed, its kernels may not have run, so it keeps the residual from before the step. */
 tagc_status tagc_slots_settle(tagc_reducer *r) {
-    if (r && r->by_slots &&
+    if (r && tagc_reducer_is_by_caller(r) &&
         (tagc_direct_slots_of(r)->stage == TAGC_SLOTS_ENCODED ||
          tagc_direct_slots_of(r)->stage == TAGC_SLOTS_ADDED)) {
         tagc_note_failure(r, tagc_fail(TAGC_ERR_STATE, "the step was given up before its end"));

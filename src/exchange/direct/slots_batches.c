@@ -6,7 +6,7 @@
 #include <string.h>
 
 tagc_direct_slots *tagc_direct_slots_of(const tagc_reducer *r) {
-    return tagc_direct_of(r)->slots;
+    return tagc_direct_of(r)->beside;
 }
 
 static const tagc_code_options *options_of(const tagc_reducer *r, int is_sums) {
@@ -24,7 +24,7 @@ static size_t most_bytes(const tagc_reducer *r, int is_sums) {
 }
 
 uint64_t tagc_slots_bytes(const tagc_reducer *r, int is_sums) {
-    if (!r || !r->by_slots || (is_sums && !tagc_direct_slots_has_sums(r))) return 0;
+    if (!r || !tagc_reducer_is_by_caller(r) || (is_sums && !tagc_direct_slots_has_sums(r))) return 0;
     return tagc_aligned(TAGC_SLOT_HEADER_BYTES + most_bytes(r, is_sums));
 }
 
@@ -156,12 +156,12 @@ static void destroy_batches(const tagc_reducer *r) {
 }
 
 tagc_status tagc_direct_slots_check(const tagc_reducer *r, tagc_status status) {
-    return r->kernels ? tagc_kernels_check(r->kernels, status) : status;
+    return r->arrays ? tagc_kernels_check(tagc_direct_slots_kernels(r), status) : status;
 }
 
 tagc_status tagc_direct_slots_make_batches(const tagc_reducer *r) {
     tagc_direct_slots *s = tagc_direct_slots_of(r);
-    const tagc_kernels *k = r->kernels;
+    const tagc_kernels *k = tagc_direct_slots_kernels(r);
     if (s->batches[TAGC_SLOTS_ENCODE] && (!k || s->n_moves == k->n_moves)) return TAGC_OK;
     destroy_batches(r);
     for (int b = 0; b < n_batches(r); b++) {
@@ -190,11 +190,11 @@ static void place_memory(tagc_direct_slots *s, const tagc_reducer *r, tagc_arena
 }
 
 tagc_status tagc_direct_slots_enter(const tagc_reducer *r) {
-    return r->kernels ? tagc_kernels_enter(r->kernels) : TAGC_OK;
+    return r->arrays ? tagc_kernels_enter(tagc_direct_slots_kernels(r)) : TAGC_OK;
 }
 
 void tagc_direct_slots_leave(const tagc_reducer *r) {
-    if (r->kernels) tagc_kernels_leave(r->kernels);
+    if (r->arrays) tagc_kernels_leave(tagc_direct_slots_kernels(r));
 }
 
 static tagc_status reserve(tagc_reducer *r) {
@@ -205,49 +205,55 @@ static tagc_status reserve(tagc_reducer *r) {
                n_bytes = n ? s->maker->work_bytes(kinds[b], s->rows, n, r->options.n_threads) : 0;
         if (n_bytes > work_bytes) work_bytes = n_bytes;
     }
-    if (!r->kernels) {
+    if (!r->arrays) {
         TAGC_TRY(tagc_memory_create(work_bytes, "scratch of a reducer", &s->work));
         return tagc_direct_slots_make_batches(r);
     }
     TAGC_TRY(tagc_direct_slots_enter(r));
-    tagc_status status = tagc_kernels_reserve(r->kernels, work_bytes, 0);
+    tagc_status status = tagc_kernels_reserve(tagc_direct_slots_kernels(r), work_bytes, 0);
     if (status == TAGC_OK) status = tagc_direct_slots_make_batches(r);
-    if (status == TAGC_OK) status = tagc_kernels_wait(r->kernels);
+    if (status == TAGC_OK) status = tagc_kernels_wait(tagc_direct_slots_kernels(r));
     tagc_direct_slots_leave(r);
     return status;
 }
 
-tagc_status tagc_direct_make_slots(tagc_reducer *r) {
+static tagc_status make(tagc_reducer *r) {
+    if (r->options.output == TAGC_OUTPUT_HOST_SHARD)
+        return tagc_fail(TAGC_ERR_UNSUPPORTED, "output is %d (host shard), must be %d or %d with slots",
+                         r->options.output, TAGC_OUTPUT_SHARD, TAGC_OUTPUT_UNIT);
     tagc_arena lists = {0}, memory = {0};
     void *block;
     TAGC_TRY(tagc_memory_create(sizeof(tagc_direct_slots), "reducer by slots", &block));
-    tagc_direct_slots *s = tagc_direct_of(r)->slots = block;
-    s->maker = r->kernels ? r->kernels->maker : &tagc_batch_cpu;
+    tagc_direct_slots *s = tagc_direct_of(r)->beside = block;
+    s->maker = r->arrays ? tagc_direct_slots_kernels(r)->maker : &tagc_batch_cpu;
     place_lists(s, r, &lists);
     TAGC_TRY(tagc_memory_create(lists.n_bytes, "reducer by slots", &s->arena));
     lists = (tagc_arena){.base = s->arena};
     place_lists(s, r, &lists);
     place_memory(s, r, &memory);
     s->n_bytes = memory.n_bytes;
-    TAGC_TRY(r->kernels ? r->kernels->heap.create(r->kernels, s->n_bytes, "slots", &block)
-                        : tagc_memory_create(s->n_bytes, "slots", &block));
+    TAGC_TRY(r->arrays ? r->arrays->heap.create(r->arrays->heap.context, s->n_bytes, "slots", &block)
+                       : tagc_memory_create(s->n_bytes, "slots", &block));
     s->memory = block;
     memory = (tagc_arena){.base = block};
     place_memory(s, r, &memory);
     return reserve(r);
 }
 
-void tagc_direct_end_slots(tagc_reducer *r) {
+static void end(tagc_reducer *r) {
     tagc_direct *d = tagc_direct_of(r);
-    tagc_direct_slots *s = d->slots;
+    tagc_direct_slots *s = d->beside;
     if (!s) return;
     destroy_batches(r);
-    if (r->kernels)
-        r->kernels->heap.destroy(r->kernels, s->memory, s->n_bytes);
+    if (r->arrays)
+        r->arrays->heap.destroy(r->arrays->heap.context, s->memory, s->n_bytes);
     else
         tagc_memory_destroy(s->memory);
     tagc_memory_destroy(s->work);
     tagc_memory_destroy(s->arena);
     tagc_memory_destroy(s);
-    d->slots = NULL;
+    d->beside = NULL;
 }
+
+const tagc_beside tagc_direct_slots_beside = {
+    .name = "slots", .only = "slots are for", .by_caller = 1, .make = make, .end = end};

@@ -2,6 +2,7 @@
 #ifndef TAGC_EXCHANGE_DIRECT_SLOTS_PRIVATE_H
 #define TAGC_EXCHANGE_DIRECT_SLOTS_PRIVATE_H
 
+#include "device/kernels.h"
 #include "exchange/direct/direct.h"
 #include "tagc/slots.h"
 
@@ -25,7 +26,7 @@ typedef enum tagc_slots_stage {
     TAGC_SLOTS_SETTLED
 } tagc_slots_stage;
 
-struct tagc_direct_slots {
+typedef struct tagc_direct_slots {
     const tagc_batch_maker *maker;
     tagc_batch *batches[TAGC_SLOTS_N_BATCHES]; /* NULL: not needed */
     uint64_t n_moves;                          /* of kernels->work when they were made */
@@ -44,9 +45,13 @@ struct tagc_direct_slots {
     const char *received;
     tagc_slots_verdict *verdict;
     float *residual; /* that the step makes; the one before is in now.residual until _settle */
-};
+} tagc_direct_slots;
 
 tagc_direct_slots *tagc_direct_slots_of(const tagc_reducer *r);
+/* NULL: in host memory. */
+static inline tagc_kernels *tagc_direct_slots_kernels(const tagc_reducer *r) {
+    return tagc_kernels_of(r->arrays);
+}
 /* 1 for an all-reduce, whose sums are encoded and returned. */
 int tagc_direct_slots_has_sums(const tagc_reducer *r);
 /* The layout of n slots: of fragments, or of sums. */
@@ -59,5 +64,8 @@ tagc_status tagc_direct_slots_enter(const tagc_reducer *r);
 void tagc_direct_slots_leave(const tagc_reducer *r);
 /* A status of the maker as this library's. */
 tagc_status tagc_direct_slots_check(const tagc_reducer *r, tagc_status status);
+
+/* Stands in for begin, end and phases of a reducer. */
+extern const tagc_beside tagc_direct_slots_beside;
 
 #endif

@@ -48,8 +48,8 @@ void tagc_gatherer_delta_begin(tagc_gatherer *g) {
 
 static void put_checksums(tagc_gatherer *g, uint8_t *to) {
     for (int r = 0; r < g->n_rows; r++, to += sizeof(uint64_t)) {
-        uint64_t sum = g->on ? tagc_gatherer_on_checksum(g, r)
-                             : XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
+        uint64_t sum = g->beside ? g->beside->checksum(g, r)
+                                 : XXH3_64bits(g->full + (size_t)r * g->shard, g->shard * sizeof(float));
         memcpy(to, &sum, sizeof sum);
     }
 }

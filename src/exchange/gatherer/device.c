@@ -6,6 +6,7 @@
  * On the device: | results (rows) | bodies (rows, stride) |, and in pinned memory in the same order. */
 #include "codec/bf16.h"
 #include "codec/delta.h"
+#include "device/kernels.h"
 #include "exchange/gatherer/gatherer.h"
 
 #include <math.h>
@@ -16,7 +17,7 @@
 enum { PIECE_ELEMS = 1 << 16 };
 enum { ENCODE, APPLY_ONE, APPLY_OTHERS, N_BATCHES };
 
-struct tagc_gatherer_on {
+typedef struct tagc_gatherer_on {
     tagc_delta_batch *batches[N_BATCHES]; /* NULL: not needed */
     uint64_t n_moves;                     /* of kernels->work when they were made */
     size_t stride;
@@ -25,7 +26,15 @@ struct tagc_gatherer_on {
     tagc_delta_row *rows; /* (n_rows) */
     float *piece;         /* (PIECE_ELEMS) */
     void *arena;
-};
+} tagc_gatherer_on;
+
+static tagc_gatherer_on *on_of(const tagc_gatherer *g) {
+    return g->on;
+}
+
+static tagc_kernels *kernels_of(const tagc_gatherer *g) {
+    return tagc_kernels_of(g->arrays);
+}
 
 static int *results_of(const tagc_gatherer_on *on) {
     return (int *)(void *)on->memory;
@@ -36,7 +45,7 @@ static size_t bodies_begin(const tagc_gatherer *g) {
 }
 
 static size_t body_at(const tagc_gatherer *g, int row) {
-    return bodies_begin(g) + (size_t)row * g->on->stride;
+    return bodies_begin(g) + (size_t)row * on_of(g)->stride;
 }
 
 static size_t body_bytes(const tagc_gatherer *g) {
@@ -50,15 +59,15 @@ static tagc_delta_row row_of(const tagc_gatherer *g, int row) {
                             .values = g->own,
                             .base = replica,
                             .out = replica,
-                            .body = (uint8_t *)g->on->memory + body_at(g, row)};
+                            .body = (uint8_t *)on_of(g)->memory + body_at(g, row)};
 }
 
 /* ---- life ---- */
 
 static void destroy_batches(tagc_gatherer *g) {
     for (int b = 0; b < N_BATCHES; b++) {
-        g->kernels->maker->delta_destroy(g->on->batches[b]);
-        g->on->batches[b] = NULL;
+        kernels_of(g)->maker->delta_destroy(on_of(g)->batches[b]);
+        on_of(g)->batches[b] = NULL;
     }
 }
 
@@ -67,14 +76,14 @@ static const tagc_delta_kind kinds[N_BATCHES] = {TAGC_DELTA_ENCODE, TAGC_DELTA_A
 /* Made for the largest sizes; each run sets the arrays. */
 static size_t shape_rows(const tagc_gatherer *g, int batch) {
     size_t n = batch == APPLY_OTHERS ? (size_t)g->n_rows - 1 : 1;
-    for (size_t i = 0; i < n; i++) g->on->rows[i] = (tagc_delta_row){.bits = g->bits, .n = g->shard};
+    for (size_t i = 0; i < n; i++) on_of(g)->rows[i] = (tagc_delta_row){.bits = g->bits, .n = g->shard};
     return n;
 }
 
 /* Call after entering. Makes the batches again if another object made their memory grow. */
 static tagc_status make_batches(tagc_gatherer *g) {
-    tagc_gatherer_on *on = g->on;
-    tagc_kernels *k = g->kernels;
+    tagc_gatherer_on *on = on_of(g);
+    tagc_kernels *k = kernels_of(g);
     if (on->batches[ENCODE] && on->n_moves == k->n_moves) return TAGC_OK;
     destroy_batches(g);
     for (int b = 0; b < N_BATCHES; b++) {
@@ -88,17 +97,17 @@ static tagc_status make_batches(tagc_gatherer *g) {
 }
 
 static void place(tagc_gatherer *g, tagc_arena *arena) {
-    g->on->rows = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *g->on->rows);
-    g->on->piece = tagc_arena_take(arena, PIECE_ELEMS, sizeof *g->on->piece);
+    on_of(g)->rows = tagc_arena_take(arena, (size_t)g->n_rows, sizeof *on_of(g)->rows);
+    on_of(g)->piece = tagc_arena_take(arena, PIECE_ELEMS, sizeof *on_of(g)->piece);
 }
 
-tagc_status tagc_gatherer_make_on(tagc_gatherer *g) {
-    tagc_kernels *k = g->kernels;
+static tagc_status make(tagc_gatherer *g) {
+    tagc_kernels *k = kernels_of(g);
     tagc_arena arena = {0};
     void *memory;
     if (!g->is_delta)
         return tagc_fail(TAGC_ERR_UNSUPPORTED, "delta is 0, and kernels have gathers of deltas alone");
-    TAGC_TRY(tagc_memory_create(sizeof *g->on, "gatherer on a device", &memory));
+    TAGC_TRY(tagc_memory_create(sizeof(tagc_gatherer_on), "gatherer on a device", &memory));
     tagc_gatherer_on *on = g->on = memory;
     place(g, &arena);
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer on a device", &on->arena));
@@ -106,7 +115,7 @@ tagc_status tagc_gatherer_make_on(tagc_gatherer *g) {
     place(g, &arena);
     on->stride = tagc_aligned(body_bytes(g));
     on->n_bytes = body_at(g, g->n_rows);
-    TAGC_TRY(k->heap.create(k, on->n_bytes, "bodies", &memory));
+    TAGC_TRY(k->arrays.heap.create(k, on->n_bytes, "bodies", &memory));
     on->memory = memory;
     size_t work_bytes = 0;
     for (int b = 0; b < N_BATCHES; b++) {
@@ -121,11 +130,11 @@ tagc_status tagc_gatherer_make_on(tagc_gatherer *g) {
     return status;
 }
 
-void tagc_gatherer_end_on(tagc_gatherer *g) {
-    tagc_gatherer_on *on = g->on;
+static void end(tagc_gatherer *g) {
+    tagc_gatherer_on *on = on_of(g);
     if (!on) return;
     destroy_batches(g);
-    g->kernels->heap.destroy(g->kernels, on->memory, on->n_bytes);
+    g->arrays->heap.destroy(g->arrays->heap.context, on->memory, on->n_bytes);
     tagc_memory_destroy(on->arena);
     tagc_memory_destroy(on);
 }
@@ -133,20 +142,20 @@ void tagc_gatherer_end_on(tagc_gatherer *g) {
 /* ---- runs; having entered ---- */
 
 static tagc_status run(tagc_gatherer *g, int batch) {
-    const tagc_batch_maker *maker = g->kernels->maker;
-    tagc_delta_batch *b = g->on->batches[batch];
-    TAGC_TRY(tagc_kernels_check(g->kernels, maker->delta_point(b, g->on->rows, results_of(g->on))));
-    return tagc_kernels_check(g->kernels, maker->delta_run(b));
+    const tagc_batch_maker *maker = kernels_of(g)->maker;
+    tagc_delta_batch *b = on_of(g)->batches[batch];
+    TAGC_TRY(tagc_kernels_check(kernels_of(g), maker->delta_point(b, on_of(g)->rows, results_of(on_of(g)))));
+    return tagc_kernels_check(kernels_of(g), maker->delta_run(b));
 }
 
 static tagc_status encode_delta(tagc_gatherer *g, uint8_t *body, int *nonfinite) {
-    tagc_kernels *k = g->kernels;
+    tagc_kernels *k = kernels_of(g);
     size_t begin = body_at(g, g->row), n_bytes = body_bytes(g);
     TAGC_TRY(make_batches(g));
-    g->on->rows[0] = row_of(g, g->row);
+    on_of(g)->rows[0] = row_of(g, g->row);
     TAGC_TRY(run(g, ENCODE));
-    TAGC_TRY(tagc_kernels_copy(k, k->pinned, g->on->memory, sizeof(int), TAGC_COPY_TO_HOST));
-    TAGC_TRY(tagc_kernels_copy(k, k->pinned + begin, g->on->memory + begin, n_bytes, TAGC_COPY_TO_HOST));
+    TAGC_TRY(tagc_kernels_copy(k, k->pinned, on_of(g)->memory, sizeof(int), TAGC_COPY_TO_HOST));
+    TAGC_TRY(tagc_kernels_copy(k, k->pinned + begin, on_of(g)->memory + begin, n_bytes, TAGC_COPY_TO_HOST));
     TAGC_TRY(tagc_kernels_wait(k));
     memcpy(nonfinite, k->pinned, sizeof *nonfinite);
     memcpy(body, k->pinned + begin, n_bytes);
@@ -159,7 +168,7 @@ static int place_of(const tagc_gatherer *g, const tagc_row *row) {
 
 /* The rows of g->decoded that count. The own body is on the device already. */
 static tagc_status apply(tagc_gatherer *g, int n_rows) {
-    tagc_kernels *k = g->kernels;
+    tagc_kernels *k = kernels_of(g);
     size_t n_bytes = body_bytes(g);
     int n = 0;
     TAGC_TRY(make_batches(g));
@@ -168,19 +177,19 @@ static tagc_status apply(tagc_gatherer *g, int n_rows) {
         int at = place_of(g, row);
         if (row->is_void) continue;
         if (at != g->row) memcpy(k->pinned + body_at(g, at), row->body, n_bytes);
-        g->on->rows[n++] = row_of(g, at);
+        on_of(g)->rows[n++] = row_of(g, at);
     }
     for (int i = 0; i < n_rows; i++) {
         size_t begin = body_at(g, place_of(g, &g->decoded[i]));
         if (!g->decoded[i].is_void && place_of(g, &g->decoded[i]) != g->row)
-            TAGC_TRY(
-                tagc_kernels_copy(k, g->on->memory + begin, k->pinned + begin, n_bytes, TAGC_COPY_TO_DEVICE));
+            TAGC_TRY(tagc_kernels_copy(k, on_of(g)->memory + begin, k->pinned + begin, n_bytes,
+                                       TAGC_COPY_TO_DEVICE));
     }
     if (n > 1 && n == g->n_rows - 1) {
         TAGC_TRY(run(g, APPLY_OTHERS));
     } else {
         for (int i = 0; i < n; i++) {
-            g->on->rows[0] = g->on->rows[i];
+            on_of(g)->rows[0] = on_of(g)->rows[i];
             TAGC_TRY(run(g, APPLY_ONE));
         }
     }
@@ -193,19 +202,19 @@ static tagc_status encode_whole(tagc_gatherer *g, uint8_t *body, int *nonfinite)
     for (size_t at = 0, n; at < g->shard; at += n) {
         uint16_t *halves = (uint16_t *)(void *)body + at;
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
-        TAGC_TRY(tagc_kernels_read(g->kernels, g->on->piece, g->own + at, n * sizeof(float)));
-        tagc_bf16_narrow(g->on->piece, halves, n);
+        TAGC_TRY(tagc_kernels_read(kernels_of(g), on_of(g)->piece, g->own + at, n * sizeof(float)));
+        tagc_bf16_narrow(on_of(g)->piece, halves, n);
         for (size_t i = 0; i < n; i++) *nonfinite |= (halves[i] & 0x7fffu) >= 0x7f80u;
     }
     return TAGC_OK;
 }
 
 static tagc_status decode_whole(const tagc_gatherer *g, const tagc_row *row) {
-    if (row->is_void) return tagc_kernels_fill(g->kernels, row->values, NAN, g->shard);
+    if (row->is_void) return tagc_kernels_fill(kernels_of(g), row->values, NAN, g->shard);
     for (size_t at = 0, n; at < g->shard; at += n) {
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
-        tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, g->on->piece, n);
-        TAGC_TRY(tagc_kernels_write(g->kernels, row->values + at, g->on->piece, n * sizeof(float)));
+        tagc_bf16_widen((const uint16_t *)(const void *)row->body + at, on_of(g)->piece, n);
+        TAGC_TRY(tagc_kernels_write(kernels_of(g), row->values + at, on_of(g)->piece, n * sizeof(float)));
     }
     return TAGC_OK;
 }
@@ -218,40 +227,54 @@ static void note(tagc_gatherer *g, tagc_status status) {
     snprintf(g->device_text, sizeof g->device_text, "%s", tagc_last_error());
 }
 
-int tagc_gatherer_on_encode_row(tagc_gatherer *g, uint8_t *body) {
+static int on_encode_row(tagc_gatherer *g, uint8_t *body) {
     int nonfinite = 0;
     tagc_status status;
     if (g->is_whole) {
         status = encode_whole(g, body, &nonfinite);
-    } else if ((status = tagc_kernels_enter(g->kernels)) == TAGC_OK) {
+    } else if ((status = tagc_kernels_enter(kernels_of(g))) == TAGC_OK) {
         status = encode_delta(g, body, &nonfinite);
-        tagc_kernels_leave(g->kernels);
+        tagc_kernels_leave(kernels_of(g));
     }
     note(g, status);
     return nonfinite || status != TAGC_OK;
 }
 
-void tagc_gatherer_on_decode_rows(tagc_gatherer *g, int n_rows) {
+static void on_decode_rows(tagc_gatherer *g, int n_rows) {
     tagc_status status = TAGC_OK;
     for (int i = 0; i < n_rows; i++)
         if (g->is_whole || g->decoded[i].is_void) note(g, decode_whole(g, &g->decoded[i]));
     if (g->is_whole || n_rows == 0) return;
-    if ((status = tagc_kernels_enter(g->kernels)) == TAGC_OK) {
+    if ((status = tagc_kernels_enter(kernels_of(g))) == TAGC_OK) {
         status = apply(g, n_rows);
-        tagc_kernels_leave(g->kernels);
+        tagc_kernels_leave(kernels_of(g));
     }
     note(g, status);
 }
 
-uint64_t tagc_gatherer_on_checksum(tagc_gatherer *g, int row) {
+static uint64_t on_checksum(tagc_gatherer *g, int row) {
     _Alignas(64) XXH3_state_t state;
     XXH3_INITSTATE(&state);
     XXH3_64bits_reset(&state);
     for (size_t at = 0, n; at < g->shard; at += n) {
         n = g->shard - at < PIECE_ELEMS ? g->shard - at : PIECE_ELEMS;
-        note(g, tagc_kernels_read(g->kernels, g->on->piece, g->full + (size_t)row * g->shard + at,
+        note(g, tagc_kernels_read(kernels_of(g), on_of(g)->piece, g->full + (size_t)row * g->shard + at,
                                   n * sizeof(float)));
-        XXH3_64bits_update(&state, g->on->piece, n * sizeof(float));
+        XXH3_64bits_update(&state, on_of(g)->piece, n * sizeof(float));
     }
     return XXH3_64bits_digest(&state);
+}
+
+static const tagc_gather_beside kernels = {.make = make,
+                                           .end = end,
+                                           .encode_row = on_encode_row,
+                                           .decode_rows = on_decode_rows,
+                                           .checksum = on_checksum};
+
+tagc_status tagc_gatherer_create_on(tagc_kernels *of, tagc_comm *comm, const tagc_gatherer_options *options,
+                                    tagc_gatherer **out) {
+    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
+    *out = NULL;
+    if (!comm || !of) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
+    return tagc_gatherer_make(&of->arrays, &kernels, comm, options, out);
 }

@@ -66,8 +66,8 @@ tagc_status tagc_gatherer_lay_out(tagc_gatherer *g, const tagc_gatherer_options 
                      (unsigned long long)g->options.n_elems);
 }
 
-static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_gatherer_options *options,
-                        tagc_gatherer **out) {
+static tagc_status make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+                        const tagc_gatherer_options *options, tagc_gatherer **out) {
     void *memory;
     *out = NULL;
     TAGC_TRY(tagc_cpu_check());
@@ -79,15 +79,16 @@ static tagc_status make(tagc_kernels *kernels, tagc_comm *comm, const tagc_gathe
     TAGC_TRY(tagc_memory_create(arena.n_bytes, "gatherer buffer", &g->arena));
     arena = (tagc_arena){.base = g->arena};
     place(g, &arena);
-    g->kernels = kernels;
-    if (kernels) TAGC_TRY(tagc_gatherer_make_on(g));
+    g->arrays = arrays;
+    g->beside = beside;
+    if (beside) TAGC_TRY(beside->make(g));
     return g->options.n_threads > 1 ? tagc_pool_create((int)g->options.n_threads, &g->pool) : TAGC_OK;
 }
 
-static tagc_status create(tagc_kernels *kernels, tagc_comm *comm, const tagc_gatherer_options *options,
-                          tagc_gatherer **out) {
+tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+                               const tagc_gatherer_options *options, tagc_gatherer **out) {
     tagc_gatherer *g;
-    tagc_status status = make(kernels, comm, options, &g);
+    tagc_status status = make(arrays, beside, comm, options, &g);
     status = tagc_gatherer_options_agree(comm, status, status == TAGC_OK ? &g->options : NULL);
     if (status != TAGC_OK) {
         tagc_gatherer_destroy(g);
@@ -101,15 +102,7 @@ tagc_status tagc_gatherer_create(tagc_comm *comm, const tagc_gatherer_options *o
     if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
     *out = NULL;
     if (!comm) return tagc_fail(TAGC_ERR_ARGUMENT, "comm is NULL");
-    return create(NULL, comm, options, out);
-}
-
-tagc_status tagc_gatherer_create_on(tagc_kernels *kernels, tagc_comm *comm,
-                                    const tagc_gatherer_options *options, tagc_gatherer **out) {
-    if (!out) return tagc_fail(TAGC_ERR_ARGUMENT, "out is NULL");
-    *out = NULL;
-    if (!comm || !kernels) return tagc_fail(TAGC_ERR_ARGUMENT, "%s is NULL", comm ? "kernels" : "comm");
-    return create(kernels, comm, options, out);
+    return tagc_gatherer_make(NULL, NULL, comm, options, out);
 }
 
 /* The own row as it travels. */
@@ -230,9 +223,9 @@ tagc_status tagc_gatherer_begin(tagc_gatherer *g, const float *shard, float *ful
     if (!full) return tagc_fail(TAGC_ERR_ARGUMENT, "full is NULL");
     if (g->begun) return tagc_fail(TAGC_ERR_STATE, "begin after begin: a gather is under way, end it first");
     if (g->is_delta) TAGC_TRY(check_replica(g, shard, full));
-    if (g->kernels) {
-        TAGC_TRY(tagc_device_check_place(g->kernels->device, shard, "shard"));
-        TAGC_TRY(tagc_device_check_place(g->kernels->device, full, "full"));
+    if (g->arrays) {
+        TAGC_TRY(g->arrays->check(g->arrays->heap.context, shard, "shard"));
+        TAGC_TRY(g->arrays->check(g->arrays->heap.context, full, "full"));
     }
     g->own = shard;
     g->full = full;
@@ -292,7 +285,7 @@ tagc_status tagc_gatherer_set_replica(tagc_gatherer *g, float *full, uint64_t n_
 void tagc_gatherer_destroy(tagc_gatherer *g) {
     if (!g) return;
     if (g->begun) (void)tagc_gatherer_end(g);
-    tagc_gatherer_end_on(g);
+    if (g->beside) g->beside->end(g);
     tagc_pool_destroy(g->pool);
     tagc_memory_destroy(g->arena);
     tagc_memory_destroy(g);

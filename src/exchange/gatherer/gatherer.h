@@ -1,12 +1,12 @@
-/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas), rows.c
- * (encoding and decoding) and device.c (the same with kernels). */
+/* Inside of a gatherer, shared by gatherer.c (life, transfers, plain arrays), relay.c (two levels), delta.c (deltas) and rows.c
+ * (encoding and decoding). */
 #ifndef TAGC_EXCHANGE_GATHERER_GATHERER_H
 #define TAGC_EXCHANGE_GATHERER_GATHERER_H
 
 #include "core/memory.h"
 #include "core/pool.h"
 #include "core/status.h"
-#include "device/kernels.h"
+#include "exchange/beside.h"
 #include "transport/comm.h"
 
 #include <stdatomic.h>
@@ -19,13 +19,12 @@ typedef struct tagc_row {
     atomic_int *nonfinite; /* encoding: set if a value or difference is not finite */
 } tagc_row;
 
-typedef struct tagc_gatherer_on tagc_gatherer_on; /* of device.c */
-
 struct tagc_gatherer {
     tagc_comm *comm;
-    tagc_kernels *kernels;      /* of the device that has the values; NULL: host memory */
-    tagc_gatherer_on *on;       /* with kernels, else NULL */
-    tagc_status device_failure; /* of this gather */
+    const tagc_arrays *arrays;        /* where the values are; NULL: host memory */
+    const tagc_gather_beside *beside; /* not NULL where `arrays` is not */
+    void *on;                         /* what `beside` has made */
+    tagc_status device_failure;       /* of this gather */
     char device_text[TAGC_ERROR_TEXT_BYTES];
     tagc_gatherer_options options; /* ranks_per_host resolved */
     int rank, world_size;
@@ -82,12 +81,9 @@ int tagc_gatherer_encode_row(tagc_gatherer *gatherer, uint8_t *body);
 /* The first n_rows of gatherer->decoded. */
 void tagc_gatherer_decode_rows(tagc_gatherer *gatherer, int n_rows);
 
-/* The same with kernels, their memory, and the checksum of a row of the replica. Failures are noted in device_failure. */
-tagc_status tagc_gatherer_make_on(tagc_gatherer *gatherer);
-void tagc_gatherer_end_on(tagc_gatherer *gatherer);
-int tagc_gatherer_on_encode_row(tagc_gatherer *gatherer, uint8_t *body);
-void tagc_gatherer_on_decode_rows(tagc_gatherer *gatherer, int n_rows);
-uint64_t tagc_gatherer_on_checksum(tagc_gatherer *gatherer, int row);
+/* tagc_gatherer_create and its like. */
+tagc_status tagc_gatherer_make(const tagc_arrays *arrays, const tagc_gather_beside *beside, tagc_comm *comm,
+                               const tagc_gatherer_options *options, tagc_gatherer **out);
 
 /* Decides what this gather sends. Call it before the message is written. */
 void tagc_gatherer_delta_begin(tagc_gatherer *gatherer);

@@ -55,7 +55,7 @@ static void decode_piece(const tagc_gatherer *g, const tagc_row *row, size_t at,
 }
 
 int tagc_gatherer_encode_row(tagc_gatherer *g, uint8_t *body) {
-    if (g->on) return tagc_gatherer_on_encode_row(g, body);
+    if (g->beside) return g->beside->encode_row(g, body);
     atomic_int nonfinite = 0;
     tagc_row row = {.body = body, .nonfinite = &nonfinite};
     rows_job job = {g, &row, 1, encode_piece};
@@ -64,8 +64,8 @@ int tagc_gatherer_encode_row(tagc_gatherer *g, uint8_t *body) {
 }
 
 void tagc_gatherer_decode_rows(tagc_gatherer *g, int n_rows) {
-    if (g->on) {
-        tagc_gatherer_on_decode_rows(g, n_rows);
+    if (g->beside) {
+        g->beside->decode_rows(g, n_rows);
         return;
     }
     rows_job job = {g, g->decoded, n_rows, decode_piece};
