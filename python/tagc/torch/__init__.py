@@ -24,7 +24,7 @@ from tagc.torch.compress import compress, ddp_state, param_groups
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.bucketing import buckets
 from tagc.torch.hooks.ddp import ddp_hook
-from tagc.torch.local.steps import LocalSteps
+from tagc.torch.quorum.local_steps import LocalSteps
 from tagc.torch.statistics import flat
 
 __all__ = ["Compressed", "Error", "LocalSteps", "advise", "buckets", "compress", "ddp_hook", "ddp_state", "flat", "param_groups", "plan_sites"]

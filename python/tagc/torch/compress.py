@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -15,11 +14,12 @@ from tagc import _library
 from tagc._library import Error
 from tagc.torch.advise import first_words
 from tagc.torch.exchange import internals, streams
-from tagc.torch.exchange.comm import share
-from tagc.torch.exchange.interfaces import Wrapper
+from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.staging import Staging
 from tagc.torch.handle import Compressed
-from tagc.torch.hooks import ddp
+from tagc.torch.hooks import ddp, torchft
+from tagc.torch.hooks.kinds import kind_of
+from tagc.torch.hooks.wrapper import Wrapper
 from tagc.torch.local.sites import group_of
 from tagc.torch.quorum import managed
 from tagc.torch.schedule import adapt, policy
@@ -84,9 +84,9 @@ def compress(
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
                "codec": codec, "transport": transport, "threads": threads,
                "timeout_s": timeout_s}
-    handle = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
+    handle, wrapper = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
     try:
-        handle.wrapper.install(handle)
+        wrapper.install(handle)
     except BaseException:
         handle.close()
         raise
@@ -122,7 +122,7 @@ def ddp_state(
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
                "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec, "transport": transport,
                "threads": threads, "timeout_s": timeout_s}
-    return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp"))
+    return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp")[0])
 
 
 def param_groups(
@@ -147,8 +147,8 @@ def param_groups(
 
 
 def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], object] | None, verbose: bool,
-             options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> Compressed:
-    """A Compressed without its hooks. unknown: the error text on an unknown option, or None. Collective."""
+             options: dict[str, Any], unknown: str | None, only: str | None = None, optimizer: Any = None) -> tuple[Compressed, Wrapper]:
+    """A Compressed without its hooks, and the wrapper that has them. unknown: the error text on an unknown option, or None. Collective."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     staging: Staging | None = None
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
@@ -156,8 +156,8 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     failure: Exception | None = None
     mine: dict[str, Any] = {}
     try:
-        manager = managed.manager_of(model)
-        if managed.is_manager(between):
+        manager = torchft.manager_of(model)
+        if torchft.is_manager(between):
             if manager is not None:
                 raise Error("argument", "between is a Manager, and the model is wrapped by torchft, which has one: leave between out")
             manager, between = between, None
@@ -170,7 +170,7 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
             raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
         if unknown is not None:
             raise Error("argument", unknown)
-        if managed.is_managed_group(between):
+        if torchft.is_managed_group(between):
             raise Error("unsupported", "between is one of torchft's process groups: under torchft, tagc takes torchft.DistributedDataParallel, or "
                         "fully_shard() with between=manager")
         wrapper = _wrapper(model, between, only) if manager is None else _managed_wrapper(model, manager)
@@ -192,13 +192,13 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     except Exception as problem:
         failure = problem
     try:
-        everyone = _agree(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
+        everyone = agree_all(group, mine | {"about host": first_words.about_host()}, failure, options.get("timeout_s"))
     except BaseException:
         if staging is not None:
             staging.close()
             staging.free()
         raise
-    assert wrapper is not None  # or _agree() has raised
+    assert wrapper is not None  # or agree_all() has raised
     settings, rows = Options(**options), mine["rows"]
     wrapper.set_kinds({row.name: {"kind": row.class_} for row in rows})
     table = _table(rows, settings)
@@ -223,44 +223,11 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
         expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
         print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
-    return handle
-
-
-def _kind(model: Any, between: dist.ProcessGroup | None, only: str | None = None) -> str:
-    """The model's wrapper: "fsdp2", "ddp" or "fsdp1"."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.nn.parallel import DistributedDataParallel
-
-    if internals.version() < internals.OLDEST:
-        raise Error("unsupported", f"torch is {torch.__version__}, must be {'.'.join(map(str, internals.OLDEST))} or newer")
-    if not isinstance(model, torch.nn.Module):
-        raise Error("argument", f"model is a {type(model).__name__}, must be a torch.nn.Module")
-    if internals.composable_ddp_within(model) is not None:
-        raise Error("unsupported", "this model has the replicate() of torch.distributed._composable.replicate, which hides "
-                    "its DDP: use DistributedDataParallel(model), or replicate() of "
-                    "torch.distributed._composable.replicate_with_fsdp")
-    kinds = {
-        "fsdp2": any(isinstance(module, FSDPModule) for module in model.modules()),
-        "ddp": isinstance(model, DistributedDataParallel),
-        "fsdp1": isinstance(model, FullyShardedDataParallel),
-    }
-    found = [kind for kind, is_it in kinds.items() if is_it]
-    if len(found) != 1:
-        how = "none of them" if not found else " and ".join(found)
-        raise Error("argument", f"model is a {type(model).__name__}, {how}: it must be fully_shard()-ed, or wrapped in "
-                    "DistributedDataParallel or FullyShardedDataParallel, before compress()")
-    if found == ["ddp"] and (name := next((name for name, p in model.named_parameters() if p.is_meta), None)) is not None:
-        raise Error("argument", f"{name} is on the meta device, and DistributedDataParallel keeps the parameters that it was made with: "
-                    "give them memory with to_empty() and values before wrapping")
-    if only is not None and found != [only]:
-        raise Error("argument", f"ddp_state() is for DistributedDataParallel; this model is {found[0]}")
-    if between is not None and found != ["fsdp2"]:
-        raise Error("argument", f"between is for fully_shard()-ed models; this one is {found[0]}")
-    return found[0]
+    return handle, wrapper
 
 
 def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) -> Wrapper:
-    kind = _kind(model, between, only)
+    kind = kind_of(model, between, only)
     if kind == "fsdp2":
         from tagc.torch.hooks import fsdp2
 
@@ -274,10 +241,10 @@ def _wrapper(model: Any, between: dist.ProcessGroup | None, only: str | None) ->
 
 def _managed_wrapper(model: Any, manager: Any) -> Wrapper:
     """Under torchft."""
-    if managed.manager_of(model) is not None:
+    if torchft.manager_of(model) is not None:
         return managed.Wrapper(model, manager)
-    if _kind(model, None) != "fsdp2":
-        raise Error("argument", f"between is a Manager, and this model is {_kind(model, None)}: with a Manager tagc takes fully_shard()-ed models; wrap "
+    if kind_of(model, None) != "fsdp2":
+        raise Error("argument", f"between is a Manager, and this model is {kind_of(model, None)}: with a Manager tagc takes fully_shard()-ed models; wrap "
                     "others in torchft.DistributedDataParallel")
     from tagc.torch.quorum import fsdp2 as managed_fsdp2
 
@@ -314,33 +281,6 @@ def _all_of(wrapper: Wrapper) -> dist.ProcessGroup:
         raise Error("argument", "this model has no parameters")
     world = dist.group.WORLD
     return world if world is not None and wrapper.n_ranks() == dist.get_world_size() else groups[0]
-
-
-def _agree(group: dist.ProcessGroup | None, mine: dict[str, Any], failure: Exception | None, timeout_s: Any = None) -> list[dict[str, Any]]:
-    """Collective: returns the object of each rank if all ranks have equal settings and no failure; else all raise the same Error."""
-    if group is None:
-        if failure is not None:
-            raise failure
-        return [mine]
-    status = failure.status if isinstance(failure, Error) else "argument"
-    is_number = isinstance(timeout_s, (int, float)) and 0 < timeout_s <= 1e6  # not compared yet if there was a failure
-    everyone = share(group, {"failure": (status, f"{failure}") if failure else None, **mine},
-                     *([datetime.timedelta(seconds=timeout_s)] if is_number else []))
-    for rank, theirs in enumerate(everyone):
-        if theirs["failure"]:
-            status, text = theirs["failure"]
-            raise Error(status, text if all(other["failure"] for other in everyone) else f"rank {rank}: {text}") from failure
-    for rank, theirs in enumerate(everyone):
-        for what in ("versions", "options"):
-            for name, value in everyone[0][what].items():
-                if theirs[what][name] != value:
-                    raise Error("mismatch", f"ranks do not agree: {name} is {value!r} on rank 0 and {theirs[what][name]!r} on "
-                                f"rank {rank}")
-        if theirs["rows"] != everyone[0]["rows"]:
-            one, other = next((a, b) for a, b in zip(everyone[0]["rows"] + [None], theirs["rows"] + [None]) if a != b)
-            one, other = (f"{row.name} {row.shape}, {row.class_}" if row else "no more" for row in (one, other))
-            raise Error("mismatch", f"ranks do not agree on parameters: {one} on rank 0 and {other} on rank {rank}")
-    return everyone
 
 
 def _table(rows: list[policy.Row], settings: Options) -> str:

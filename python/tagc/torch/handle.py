@@ -17,12 +17,12 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import state
 from tagc.torch.copied import Copied
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.call import Call, FindLayout
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.group import Carrier, Link
-from tagc.torch.exchange.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapper
+from tagc.torch.exchange.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapped
 from tagc.torch.exchange.reducer import LocalFailure
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.unknown import UnknownLayouts
@@ -39,7 +39,7 @@ class Compressed:
 
     is_closed = True  # until it is made
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, table: str, staging: Staging | None = None,
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, table: str, staging: Staging | None = None,
                  is_fresh: bool = False) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
         self._table, self._verbose = table, False

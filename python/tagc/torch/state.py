@@ -41,7 +41,7 @@ import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.hooks.gathers import Replica
+from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.schedule import policy, stages
 
 if TYPE_CHECKING:

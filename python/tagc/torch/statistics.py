@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tagc import _library as lib
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Part
 from tagc.torch.schedule.stages import GENTLE
-
-if TYPE_CHECKING:
-    from tagc.torch.local import fragments
 
 
 class Recorder:
@@ -114,45 +111,6 @@ class Recorder:
                 "nonfinite_units": {}, "_kept": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
-
-
-class RoundRecorder:
-    """Statistics of local steps; LocalSteps.stats() describes the keys."""
-
-    def __init__(self, n_sites: int) -> None:
-        self.n_sites = n_sites
-        self.n_elems = self.n_steps = 0  # of the model, on this rank; since the handle was made
-        self._n_bits = 0.0  # before the factor (W-1)/W
-        self._last: dict[str, Any] = {}
-
-    def last(self) -> dict[str, Any]:
-        return copy.deepcopy(self._last)
-
-    def add(self, stats: Iterable[tuple[fragments.Part, lib.ReducerStats]], n_bytes_control: int, counts: Mapping[str, float]) -> dict[str, Any]:
-        """stats: [(part, tagc_reducer_stats)] of one fragment. n_bytes_control: sent by its agreement. counts: further numbers."""
-        now: dict[str, Any] = dict(counts) | {"world_size": self.n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
-                                              "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
-        now["bytes_by_leg"]["control"] = n_bytes_control
-        kept = 0
-        for part, one in stats:
-            for leg, sent in zip(lib.LEGS, one.n_bytes_sent):
-                now["bytes_by_leg"][leg] += sent
-            now["bytes_received"] += sum(one.n_bytes_received)
-            for phase, seconds in zip(lib.PHASES, one.time_s):
-                now["time_s"][phase] += seconds
-            now["exchange_s"] = max(now["exchange_s"], one.total_s)
-            if part.kind == "compressed":
-                kept += min(one.n_kept, part.n_real)
-                now["n_compressed"] += part.n_real
-        now["sparsity"] = 1 - kept / now["n_compressed"] if now["n_compressed"] else 0.0
-        now["bytes_sent"] = sum(now["bytes_by_leg"].values())
-        n_bits = 8 * now["bytes_sent"] * self.n_sites / (self.n_sites - 1) if self.n_sites > 1 else 0.0
-        self._n_bits += n_bits
-        now["bits_per_param"] = n_bits / now["n_elems"] if now["n_elems"] else 0.0
-        n = self.n_elems * self.n_steps
-        now["bits_per_param_and_step"] = self._n_bits / n if n else 0.0
-        self._last = now
-        return self.last()
 
 
 def flat(stats: Mapping[str, Any], prefix: str = "tagc/") -> dict[str, float]:

@@ -18,7 +18,9 @@ from tagc._library import Error
 from tagc.torch.advise import links
 from tagc.torch.advise.survey import GRADIENTS, LOCAL, N_RUNS, Shape, Survey, in_ways, look, name_of
 from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import share
+from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options
 
 TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
@@ -46,8 +48,6 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
     may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
     (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec",
     "measured", and "local" (with `every`: "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
-    from tagc.torch.compress import _agree, _kind
-
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -57,7 +57,7 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
         if group is None:
             raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
         lib.load()
-        shape, group = look(model, _kind(model, between), between)
+        shape, group = look(model, kind_of(model, between), between)
         for name, value, most in (("step_s", step_s, 1e6), ("seconds", seconds, 3600)):
             if value is not None and not (isinstance(value, (int, float)) and 0 < value <= most):
                 raise Error("argument", f"{name} is {value!r}, must be a number above 0, at most {most:g}")
@@ -77,14 +77,14 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
                 "rows": [(f"unit {i}", unit) for i, unit in enumerate(shape.units)]}
     except Exception as problem:
         failure = problem
-    _agree(group, mine, failure)
+    agree_all(group, mine, failure)
     assert group is not None  # or that has raised
     if step is not None:
         try:
             step_s = _seconds_of(model, step)
         except Exception as problem:
             failure = problem
-        _agree(group, {"versions": {}, "options": {}, "rows": []}, failure)
+        agree_all(group, {"versions": {}, "options": {}, "rows": []}, failure)
     with Survey(group, shape, threads, timeout_s, on, transports) as survey:
         survey.run(seconds, every is not None)
         found = survey.found()

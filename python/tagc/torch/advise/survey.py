@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import internals
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
 from tagc.torch.exchange.group import Carrier
 from tagc.torch.exchange.reducer import Gatherer

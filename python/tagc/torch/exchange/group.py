@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,8 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.reducer import Reducer
+from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.waits import Collectives
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.staging import Kernels
 
 _WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
 

@@ -1,29 +1,34 @@
-"""The interfaces of a wrapper (fsdp2.py, ddp.py, fsdp1.py) and of a unit, as the handle uses them."""
+"""The interfaces of a wrapped model, of a unit, and of its residuals, as the handle uses them. Hooks have the classes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 
 from tagc import _library as lib
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.layout import Layout, Parameter, Part
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.group import Link
-    from tagc.torch.exchange.staging import Kernels
-    from tagc.torch.handle import Compressed
-    from tagc.torch.hooks.gathers import Replica
+from tagc.torch.exchange.staging import Kernels
 
 ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
 
 
-class Wrapper:
-    """A wrapped model. It knows torch's units and installs tagc's hooks."""
+class Replica(NamedTuple):
+    """What a gather of deltas left on every rank: its state for a checkpoint."""
+
+    row: torch.Tensor  # (shard,) bf16, that this rank owns
+    n_gathers: int  # so far; 0: there is no replica, and the next gather sends whole parameters
+    sent: str  # checksum of what this rank gave to the last gather
+    parameters: str  # and of what it owned when the replica was saved
+
+
+class Wrapped:
+    """A wrapped model. It knows torch's units."""
 
     name: str  # "fsdp2", "ddp" or "fsdp1"
     between: dist.ProcessGroup | None = None  # as compress() got it
@@ -69,10 +74,6 @@ class Wrapper:
     def is_ended_by_hand(self) -> bool:
         """Whether finalize_backward() may exchange more units after the backward pass."""
         return False
-
-    def install(self, handle: Compressed) -> None:
-        """Installs the hooks. Collective."""
-        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         """If parameters are gathered as deltas: the next gather sends whole values."""

@@ -4,16 +4,14 @@ pass on pointers and do not read the tensors."""
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange.comm import Comm, floats_at
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.staging import Kernels
 
 
 def _address(tensor: torch.Tensor, n_elems: int, what: str, device: torch.device = torch.device("cpu")) -> int:

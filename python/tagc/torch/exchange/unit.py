@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,7 @@ from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.group import Link, SlotReducer
 from tagc.torch.exchange.reducer import Reducer
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.staging import Kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp

@@ -12,7 +12,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,18 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import internals
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.interfaces import Wrapper as AnyWrapper
+from tagc.torch.exchange.group import Carrier, Link
 from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds
+from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import Unit
+from tagc.torch.handle import Compressed
+from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.group import Carrier, Link
-    from tagc.torch.exchange.staging import Kernels
-    from tagc.torch.handle import Compressed
 
 UNIT = "buckets"
 Stats = list[tuple[layouts.Part, lib.ReducerStats]]

@@ -6,23 +6,19 @@ and does not tell them apart, so each gets a state of its own after registration
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from tagc._library import Error
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import internals
-from tagc.torch.exchange.interfaces import Wrapper as AnyWrapper
+from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import Exchanged, Kinds
 from tagc.torch.exchange.unit import Unit
+from tagc.torch.handle import Compressed
+from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
-
-if TYPE_CHECKING:
-    from tagc.torch.handle import Compressed
 
 _SHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP)
 

@@ -9,7 +9,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,16 +17,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from tagc._library import Error
-from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange import internals, waits
-from tagc.torch.exchange.interfaces import Wrapper as AnyWrapper
-from tagc.torch.exchange.interfaces import Exchanged, Kinds
+from tagc.torch.exchange import layout as layouts
+from tagc.torch.exchange.interfaces import Exchanged, Kinds, Replica
 from tagc.torch.exchange.unit import Unit
-from tagc.torch.hooks.gathers import AllGather, FsdpComm, Replica
+from tagc.torch.handle import Compressed
+from tagc.torch.hooks.gathers import AllGather, FsdpComm
+from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
-
-if TYPE_CHECKING:
-    from tagc.torch.handle import Compressed
 
 
 class Module:

@@ -10,31 +10,20 @@ import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.interfaces import Replica
 from tagc.torch.exchange.reducer import Gatherer
+from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
-
-if TYPE_CHECKING:
-    from tagc.torch.exchange.staging import Kernels
-    from tagc.torch.handle import Compressed
+from tagc.torch.handle import Compressed
 
 _CHANGED, _RESET, _LOADED, _FITS, _COUNT = 1, 2, 4, 8, 16  # a vote; the number of gathers is above them
 
 Key = tuple[tuple[int, ...], int]  # ranks, and elements that one of them owns
-
-
-class Replica(NamedTuple):
-    """Its state for a checkpoint."""
-
-    row: torch.Tensor  # (shard,) bf16, that this rank owns
-    n_gathers: int  # so far; 0: there is no replica, and the next gather sends whole parameters
-    sent: str  # checksum of what this rank gave to the last gather
-    parameters: str  # and of what it owned when the replica was saved
 
 
 def checksum(tensors: Iterable[torch.Tensor]) -> str:

@@ -10,15 +10,57 @@ with the residuals that it began with, and comes to the same."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from tagc._library import Error
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.local.fragments import Flight, Fragment
+from tagc.torch.local.options import Settings
+from tagc.torch.local.sites import Site
 
-if TYPE_CHECKING:
-    from tagc.torch.local.steps import LocalSteps
+
+class Rounds(Protocol):
+    """The exchanges of sites that join and leave: tagc.torch.quorum.rounds."""
+
+    def run(self, fragment: Fragment | None) -> bool: ...
+
+    def run_all(self) -> None: ...
+
+    def connection(self) -> Comm: ...
+
+    def residuals_before(self, fragment: Fragment) -> Mapping[str, torch.Tensor] | None:
+        """Before an exchange that did not count here; None if there is no such exchange."""
+        ...
+
+    def forget(self) -> None:
+        """Residuals are new, and none of them is undone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Remembered(Protocol):
+    """What there is to save of LocalSteps."""
+
+    is_closed: bool
+    lock: threading.RLock
+    settings: Settings
+    site: Site
+    fragments: list[Fragment]
+    flying: list[Flight]
+    managed: Rounds | None
+    n_steps: int
+    n_rounds: int
+    has_anchor: bool
+
+    def drop_flights(self) -> None: ...
+
+    def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None: ...
+
 
 _NUMBERS = ("sites", "site", "steps", "rounds", "open")
 
@@ -27,16 +69,16 @@ def _bad(text: str) -> Error:
     return Error("argument", f"state of LocalSteps: {text}")
 
 
-def _check_open(handle: LocalSteps) -> None:
+def _check_open(handle: Remembered) -> None:
     if handle.is_closed:
         raise Error("state", "these local steps are closed, and their residuals are gone")
 
 
-def _kinds(handle: LocalSteps) -> list[str]:
+def _kinds(handle: Remembered) -> list[str]:
     return ["anchor", "residual", *(["velocity"] if handle.settings.outer_momentum else []), *(["delta"] if handle.settings.delay else [])]
 
 
-def save(handle: LocalSteps) -> dict[str, Any]:
+def save(handle: Remembered) -> dict[str, Any]:
     with handle.lock:
         _check_open(handle)
         flights = {flight.fragment.index: flight for flight in handle.flying}
@@ -44,7 +86,7 @@ def save(handle: LocalSteps) -> dict[str, Any]:
         for fragment in handle.fragments:
             flight = flights.get(fragment.index)
             residual = torch.zeros(fragment.n_elems)
-            before = None if handle.managed is None else handle.managed.quorum.residuals_before(str(fragment.index))
+            before = None if handle.managed is None else handle.managed.residuals_before(fragment)
             if flight is not None:
                 residual = flight.residual_before()
             elif before is not None:
@@ -65,7 +107,7 @@ def save(handle: LocalSteps) -> dict[str, Any]:
         return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
 
 
-def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
+def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
     with handle.lock:
         _check_open(handle)
         entry = _entry(handle, saved)
@@ -83,7 +125,7 @@ def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
                 _check(handle, entry, kind)
         factor = 0.0 if not residuals else 1.0 if handle.managed is not None else handle.site.n_sites / about["sites"]
         if handle.managed is not None:
-            handle.managed.quorum.forget()
+            handle.managed.forget()
         handle.drop_flights()
         flights = []
         for fragment in handle.fragments:
@@ -98,7 +140,7 @@ def load(handle: LocalSteps, saved: Mapping[str, Any], residuals: bool) -> None:
         handle.resume(about, sorted(flights, key=lambda one: one[1]))
 
 
-def shared(handle: LocalSteps) -> dict[str, Any]:
+def shared(handle: Remembered) -> dict[str, Any]:
     """What torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
     tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
     for fragment in handle.fragments:
@@ -109,7 +151,7 @@ def shared(handle: LocalSteps) -> dict[str, Any]:
     return {"steps": handle.n_steps, "rounds": handle.n_rounds, **tensors}
 
 
-def load_shared(handle: LocalSteps, state: Mapping[str, Any]) -> None:
+def load_shared(handle: Remembered, state: Mapping[str, Any]) -> None:
     kinds = ["anchor", *(["velocity"] if handle.settings.outer_momentum else [])]
     for kind in kinds:
         _check(handle, state, kind)
@@ -121,7 +163,7 @@ def load_shared(handle: LocalSteps, state: Mapping[str, Any]) -> None:
     handle.n_steps, handle.n_rounds = int(state["steps"]), int(state["rounds"])
 
 
-def _entry(handle: LocalSteps, saved: Any) -> dict[str, Any]:
+def _entry(handle: Remembered, saved: Any) -> dict[str, Any]:
     """This rank's, or the only one there is."""
     if not isinstance(saved, Mapping) or not saved:
         raise _bad(f"is a {type(saved).__name__}, must be what state_dict() gives")
@@ -147,7 +189,7 @@ def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
     return dict(about)
 
 
-def _check(handle: LocalSteps, entry: Mapping[str, Any], kind: str) -> None:
+def _check(handle: Remembered, entry: Mapping[str, Any], kind: str) -> None:
     named = entry.get(kind, {})
     wanted = {slot.trained.name: slot.length for fragment in handle.fragments for slot in fragment.slots
               if kind != "residual" or slot.kind == "compressed"}

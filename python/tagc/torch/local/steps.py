@@ -9,7 +9,6 @@ over that of the reducers it would wait for fragments under way."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -26,74 +25,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import internals
+from tagc.torch.exchange.agreement import agree_all
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.hooks import torchft
 from tagc.torch.local import state as local_state
 from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
+from tagc.torch.local.options import Settings
 from tagc.torch.local.sites import Site, group_of
-from tagc.torch.quorum import managed, rounds
+from tagc.torch.local.state import Rounds
+from tagc.torch.local.statistics import RoundRecorder
 from tagc.torch.schedule import adapt, options, policy
 from tagc.torch.schedule.options import Layers
-from tagc.torch.statistics import RoundRecorder
-
-
-@dataclasses.dataclass
-class Settings:
-    """The options of LocalSteps, checked."""
-
-    every: int
-    fragments: int
-    delay: int
-    outer_lr: float
-    outer_momentum: float
-    residual_decay: float
-    sparsity: float
-    values: str
-    layers: Layers
-    rules: Mapping[str, str] | None
-    threads: int
-    timeout_s: float
-
-    def __post_init__(self) -> None:
-        number = options.number
-        number("every", self.every, 1, 10**6, int)
-        number("fragments", self.fragments, 1, self.every, int)
-        number("delay", self.delay, 0, self.every - 1, int)
-        number("outer_lr", self.outer_lr, 0, 10)
-        number("outer_momentum", self.outer_momentum, 0, 1)
-        if self.outer_lr == 0 or self.outer_momentum == 1:
-            raise Error("argument", f"outer_lr is {self.outer_lr!r} and outer_momentum {self.outer_momentum!r}: must be above 0, and below 1")
-        number("residual_decay", self.residual_decay, 0, 1)
-        number("sparsity", self.sparsity, 0, 1)
-        options._choice("values", self.values, tuple(lib.FORMATS))
-        if not callable(self.layers):
-            options._choice("layers", self.layers, policy.LAYERS)
-        number("threads", self.threads, 1, 256, int)
-        number("timeout_s", self.timeout_s, 0.001, 1e6)
-
-    def fields(self, kind: str, op: str) -> dict[str, Any]:
-        """Of tagc_reducer_options."""
-        fields: dict[str, Any] = {"n_threads": self.threads, "op": lib.OPS[op]}
-        if kind == "dense":
-            return fields | {"exchange": lib.EXCHANGES["dense"], "format": lib.FORMATS["fp32"]}
-        return fields | options.of_direct(self.values, self.sparsity)
-
-    def due(self) -> list[int]:
-        """Of each fragment, when it is due: steps modulo `every`."""
-        return [(i + 1) * self.every // self.fragments % self.every for i in range(self.fragments)]
-
-    def n_flights(self) -> int:
-        """How many fragments are under way at most."""
-        due = self.due()
-        return max(sum((step - one) % self.every < max(1, self.delay) for one in due) for step in due)
-
-    def travels(self) -> str:
-        return f"direct, {100 * self.sparsity:g} % zero, {self.values}" if self.sparsity else f"direct, every value as {self.values}"
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What must be the same on all ranks, by name."""
-        fields = dict(vars(self))
-        del fields["threads"], fields["timeout_s"]
-        return fields | ({"layers": "a function"} if callable(self.layers) else {})
 
 
 class LocalSteps:
@@ -170,7 +112,7 @@ class LocalSteps:
         self.flying: list[Flight] = []  # in the order in which they began
         self._comms: list[Comm] = []
         self._agreement: list[Comm] = []
-        self.managed: rounds.Rounds | None = None  # under torchft
+        self.managed: Rounds | None = None  # under torchft
         self._verbose = verbose
         try:
             if manager is None:
@@ -178,7 +120,7 @@ class LocalSteps:
             else:
                 self.make_fragments(None)
                 about = {"classes": zlib.crc32(repr(rows).encode())}
-                self.managed = rounds.Rounds(self, manager, mine["versions"] | mine["options"] | about)
+                self.managed = self._join(manager, mine["versions"] | mine["options"] | about)
         except BaseException:
             self._free()
             raise
@@ -193,19 +135,17 @@ class LocalSteps:
     def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_round: object,
                  unknown: str | None) -> dict[str, Any]:
         """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others. Returns what they agree on."""
-        from tagc.torch.compress import _agree
-
         failure: Exception | None = None
         groups: list[Any] = [dist.group.WORLD if dist.is_initialized() else None]
         mine: dict[str, Any] = {}
         try:
             if unknown is not None:
                 raise Error("argument", unknown)
-            if managed.is_managed_group(between) or managed.manager_of(self.model) is not None:
+            if torchft.is_managed_group(between) or torchft.manager_of(self.model) is not None:
                 raise Error("argument", "between or the model's wrapper is torchft's: under torchft, give LocalSteps the model itself, and "
                             "manager=manager in place of between")
             if manager is not None:
-                rounds.check(manager, optimizer, between, chosen["delay"])
+                self._check_manager(manager, optimizer, between, chosen["delay"])
             elif groups[0] is None:
                 raise Error("state", "torch.distributed is not initialised: call init_process_group() first")
             between = group_of(self.model, between)
@@ -230,12 +170,21 @@ class LocalSteps:
             failure = problem
         for group in groups:
             try:
-                _agree(group, mine, failure, chosen["timeout_s"])
+                agree_all(group, mine, failure, chosen["timeout_s"])
             except Exception as problem:
                 failure = problem
         if failure is not None:
             raise failure
         return mine
+
+    # Under torchft: tagc.torch.quorum.local_steps.
+
+    def _check_manager(self, manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
+        """Error if these do not go together."""
+        raise NotImplementedError
+
+    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> Rounds:
+        raise NotImplementedError
 
     def _connect(self) -> None:
         site, settings = self.site, self.settings
@@ -377,7 +326,7 @@ class LocalSteps:
         fragment = flight.fragment
         fragment.decay_residual(self.settings.residual_decay)
         fragment.apply(flight, is_now)
-        n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.quorum.connection()]))
+        n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.connection()]))
         said = self._recorder.add(stats, n_bytes, {"rounds": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
                                                    "n_elems": fragment.n_real, **seconds})
         if self.on_round is not None:

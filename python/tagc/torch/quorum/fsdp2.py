@@ -6,7 +6,7 @@ rank has a Manager, so these are its quorum, and torchft's should_commit() is th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,11 +14,9 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.handle import Compressed
 from tagc.torch.hooks import fsdp2
 from tagc.torch.quorum.managed import Managed
-
-if TYPE_CHECKING:
-    from tagc.torch.handle import Compressed
 
 
 class _AllReduce:

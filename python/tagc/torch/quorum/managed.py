@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -31,37 +30,12 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange.comm import Comm
+from tagc.torch.handle import Compressed
 from tagc.torch.hooks import ddp
-
-if TYPE_CHECKING:
-    from tagc.torch.handle import Compressed
+from tagc.torch.hooks.torchft import is_managed_group
 
 TIMEOUT_S = 60.0  # as torchft's Manager
 MOST_REMEMBERED = 100  # connections
-
-
-def manager_of(model: torch.nn.Module) -> Any:
-    """torchft's Manager if torchft wrapped this model; else None."""
-    if "torchft.ddp" not in sys.modules:
-        return None
-    from torchft import DistributedDataParallel, Manager
-
-    if not isinstance(model, DistributedDataParallel):
-        return None
-    states = [state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)]
-    return next((state for state in states if isinstance(state, Manager)), None)
-
-
-def is_manager(found: Any) -> bool:
-    """Whether this is torchft's Manager."""
-    module = sys.modules.get("torchft.manager")
-    return module is not None and isinstance(found, module.Manager)
-
-
-def is_managed_group(group: Any) -> bool:
-    """Whether this is one of torchft's process groups."""
-    found = sys.modules.get("torchft.process_group")
-    return found is not None and isinstance(group, found.ProcessGroup)
 
 
 class _Comm(Comm):

@@ -15,19 +15,18 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import internals
+from tagc.torch.exchange.comm import Comm
 from tagc.torch.local import state as local_state
 from tagc.torch.local.fragments import Flight, Fragment, Part
+from tagc.torch.local.steps import LocalSteps
 from tagc.torch.quorum import managed
-
-if TYPE_CHECKING:
-    from tagc.torch.local.steps import LocalSteps
 
 KEY = "tagc.LocalSteps"  # of the state that torchft sends to a replica that joins
 
@@ -228,6 +227,17 @@ class Rounds:
 
     def say(self, text: str) -> None:
         self._handle.say(text)
+
+    # ---- what LocalSteps and its checkpoints ask ----
+
+    def connection(self) -> Comm:
+        return self.quorum.connection()
+
+    def residuals_before(self, fragment: Fragment) -> Mapping[str, torch.Tensor] | None:
+        return self.quorum.residuals_before(str(fragment.index))
+
+    def forget(self) -> None:
+        self.quorum.forget()
 
     def close(self) -> None:
         """After the fragments."""

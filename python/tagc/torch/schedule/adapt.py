@@ -16,15 +16,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tagc._library import Error
-
-if TYPE_CHECKING:
-    from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.options import Options
 
 Group = dict[str, Any]  # of an optimizer
 

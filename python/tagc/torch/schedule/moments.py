@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tagc._library import Error
-from tagc.torch.exchange.interfaces import Wrapper
+from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import Options
 from tagc.torch.schedule.stages import Stages
@@ -20,7 +20,7 @@ from tagc.torch.schedule.stages import Stages
 class Moments:
     """Of one handle. Its hooks in optimizers stay until close()."""
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapper, options: Options, stages: Stages) -> None:
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, stages: Stages) -> None:
         self._model, self._wrapper, self._options, self._stages = model, wrapper, options, stages
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id

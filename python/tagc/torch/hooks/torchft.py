@@ -1,0 +1,35 @@
+"""Whether torchft is there: it wraps a model, or the user gave its Manager or one of its process groups. tagc.torch.quorum works with it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from tagc.torch.exchange import internals
+from tagc.torch.hooks import ddp
+
+
+def manager_of(model: torch.nn.Module) -> Any:
+    """torchft's Manager if torchft wrapped this model; else None."""
+    if "torchft.ddp" not in sys.modules:
+        return None
+    from torchft import DistributedDataParallel, Manager
+
+    if not isinstance(model, DistributedDataParallel):
+        return None
+    states = [state.manager if isinstance(state, ddp.State) else state for _, state in internals.ddp_hooks(model)]
+    return next((state for state in states if isinstance(state, Manager)), None)
+
+
+def is_manager(found: Any) -> bool:
+    """Whether this is torchft's Manager."""
+    module = sys.modules.get("torchft.manager")
+    return module is not None and isinstance(found, module.Manager)
+
+
+def is_managed_group(group: Any) -> bool:
+    """Whether this is one of torchft's process groups."""
+    found = sys.modules.get("torchft.process_group")
+    return found is not None and isinstance(group, found.ProcessGroup)
