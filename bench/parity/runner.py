@@ -73,13 +73,43 @@ def read(folder, is_whole=True):
     return [run for run in runs if run["is_whole"] or not is_whole]
 
 
+LAST = ("control_bits", "step_bits", "gradient_bits")  # of these a table asks for the last two
+
+
+def small(run):
+    """Returns the run with its evaluations as a list for each of their numbers."""
+    evals, digits = run["evals"], {"loss": 6, "bits": 7}
+    columns = {}
+    for name in evals[0] if evals else ():
+        points = [point[name] for point in (evals[-2:] if name in LAST else evals)]
+        columns[name] = [_short(value, digits.get(name, 9)) for value in points]
+    return {name: _short(value, 9) for name, value in run.items()} | {"evals": columns}
+
+
+def _short(value, n_digits):
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    value = float(f"{value:.{n_digits}g}")
+    return int(value) if value.is_integer() else value
+
+
+def whole(run):
+    """Returns the run with an object for each evaluation again: the opposite of small()."""
+    columns = run["evals"]
+    evals = [{} for _ in columns.get("step", ())]
+    for name, values in columns.items():
+        for point, value in zip(evals[-len(values) :], values):
+            point[name] = value
+    return run | {"evals": evals}
+
+
 def take_over(folder, found):
     """Finished runs of a result file, where the folder has none of that arm, rate and seed: another machine goes on."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in found["runs"]:
         path = path_of(folder, run["arm"], run["rate"], run["seed"])
         if run["is_whole"] and not path.exists():
-            path.write_text(json.dumps(run) + "\n")
+            path.write_text(json.dumps(whole(run)) + "\n")
 
 
 def run_all(setting, cache, folder, names, n_jobs, minutes, say):
