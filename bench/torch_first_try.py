@@ -277,7 +277,7 @@ def main():
                 rows.append(key | run(arms[name], what, seed, tokens, n_vocab))
                 if dist.get_rank() == 0:
                     part = args.json.with_suffix(".part")
-                    part.write_text(json.dumps(rows, indent=1) + "\n")
+                    part.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
                     part.replace(args.json)
                     alike = [row for row in rows if (row["setup"], row["seed"]) == (key["setup"], seed)]
                     print(table(alike).splitlines()[-1], rows[-1]["losses"], flush=True)

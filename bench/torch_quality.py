@@ -20,6 +20,7 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "examples" / "pytorch"), str(ROOT / "lab")]
 
+import results
 import tables
 import torchquality
 import train_gpt
@@ -126,9 +127,7 @@ def main():
                   "n_params": n_params, "trunk": args.trunk, "steps": args.steps, "runs": runs}
         print(torchquality.markdown(result, tables.grid, tables.number))
         if args.json:
-            part = args.json.with_suffix(".part")
-            part.write_text(json.dumps(result, indent=1) + "\n")
-            part.replace(args.json)
+            results.write(args.json, result)
     dist.destroy_process_group()
 
 

@@ -5,7 +5,7 @@ show them beside counted bits."""
 def gradient_bits(options, union_density):
     """Of a compressed tensor under the options of `tagc train`; None where there is no formula."""
     exchange = options["exchange"]
-    index = 8 if options["index"] == "sum4" else 2  # there and back
+    index = 8 if options.get("index") == "sum4" else 2  # there and back
     if exchange == "dense":
         return dense_bits(options)
     if exchange == "packed":

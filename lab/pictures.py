@@ -21,6 +21,8 @@ def draw(path):
     if not plans.read(path) and results.read(path)["settings"].get("table") == "torch":
         return None
     figure, units = ("plan", []) if plans.read(path) else figure_of(path)
+    if figure == "window" and not all(file.exists() for file in traces_of(path)):
+        raise LabError(f"no picture of {path}: its traces are not beside it; lab/lab run {path.stem} makes them anew")
     picture = path.with_suffix(".svg")
     words = [str(ROOT / "scripts" / "report.sh"), "--quiet", f"--svg={figure}={picture}", *units, str(path)]
     done = subprocess.run(words, capture_output=True, text=True)
@@ -29,6 +31,12 @@ def draw(path):
     if done.returncode != 0:
         raise LabError(f"no picture of {path}: {' '.join(words)}: {done.stderr.strip()}")
     return picture
+
+
+def traces_of(path):
+    """Returns the paths of the traces that a result names."""
+    runs = [run for case in results.read(path)["cases"] for run in case["runs"]]
+    return [path.parent / run["trace"] for run in runs if "trace" in run]
 
 
 def figure_of(path):

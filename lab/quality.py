@@ -13,7 +13,6 @@ from experiment import split_arm
 
 CACHE = ROOT / "runs" / "lab" / "cache"
 BASE_CONFIG = "configs/fsdp.conf"
-STEPS_PER_LOSS = 10
 
 
 def _digest(path):
@@ -95,12 +94,10 @@ class Quality:
         words = [self.runner.tagc, "train", f"--config={config}", f"--data={self.runner.data}",
                  f"--fork={self.base.relative_to(ROOT)}", f"--seed={seed}", f"--ranks={case.world_size}",
                  *words_of(case.options), *tried, *extras]
-        run = {"label": label, "seed": seed, "rate": rate, "command": [str(w).replace(f"{ROOT}/", "") for w in words]}
+        run = {"label": label, "seed": seed, "rate": rate}
         run["wall_s"] = self.runner.run_command([*words, "--quiet", f"--out={folder}"])
         run |= results.run_summary(folder / "metrics.jsonl")
         _, steps, _ = results.read_metrics(folder / "metrics.jsonl")
-        run["step_losses"] = [[block[-1]["step"], _mean([step["loss"] for step in block])]
-                              for block in (steps[i:i + STEPS_PER_LOSS] for i in range(0, len(steps), STEPS_PER_LOSS))]
         factors = [step["kept_factor"] for step in steps if "kept_factor" in step]
         if factors:
             run["guard_share"] = sum(factor > 1 for factor in factors) / len(factors)
@@ -137,11 +134,6 @@ class Quality:
 def _final_loss(run):
     loss = run["evals"][-1]["val_loss"] if run["evals"] else None
     return float("inf") if loss is None else loss
-
-
-def _mean(losses):
-    finite = [loss for loss in losses if loss is not None]
-    return sum(finite) / len(finite) if finite else None
 
 
 def check_base(experiment):

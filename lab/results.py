@@ -9,6 +9,7 @@ import time
 
 from common import ROOT, LabError, call, write_atomically
 
+MOST_IN_A_LINE = 3000  # letters: an arm is a line
 LEGS = ("index", "values", "leftover", "result", "gather", "control")
 
 
@@ -88,8 +89,20 @@ def spread(samples):
     return {"median": (ordered[(n - 1) // 2] + ordered[n // 2]) / 2, "min": ordered[0], "max": ordered[-1], "n": n}
 
 
+def laid_out(value, indent=1):
+    """Returns JSON in which an object or a list has one line if that is not too long, else a line for each of its members."""
+    text = json.dumps(value, separators=(",", ":"))
+    if len(text) <= MOST_IN_A_LINE or not isinstance(value, (dict, list)):
+        return text
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    members = ([f"{json.dumps(name)}:{laid_out(item, indent + 1)}" for name, item in value.items()] if isinstance(value, dict)
+               else [laid_out(item, indent + 1) for item in value])
+    lines = f",\n{' ' * indent}".join(members)
+    return f"{start}\n{' ' * indent}{lines}\n{' ' * (indent - 1)}{end}"
+
+
 def write(path, result):
-    write_atomically(path, json.dumps(result, indent=1) + "\n")
+    write_atomically(path, laid_out(result) + "\n")
 
 
 def read(path):

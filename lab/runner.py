@@ -14,6 +14,7 @@ import hosts
 import linkcheck
 import quality
 import results
+import summary
 import traced
 import torchbench
 from common import LAB, ROOT, LabError
@@ -55,7 +56,7 @@ class Runner:
             for number, case in enumerate(self.experiment.cases):
                 if numbers and number not in numbers:
                     continue
-                kept[number] = self._case(case, number)
+                kept[number] = summary.case(self._case(case, number))
                 if numbers:
                     self._write(out_dir, origin, kept)
             return self._write(out_dir, origin, kept)
@@ -215,7 +216,6 @@ class Runner:
         else:
             words.append(f"--out={folder}")
         command = [str(word) for word in self._launch(case, network, words)]
-        run["command"] = [word.replace(f"{ROOT}/", "") for word in command]  # as from the top of the repository
         before = network.counters() if network else None
         self._run(command, network)
         if self.experiment.trace:

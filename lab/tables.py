@@ -33,19 +33,20 @@ def percent(value, digits=1):
     return "-" if value is None else f"{100 * value:+.{digits}f} %"
 
 
-def spread_text(samples, digits, unit=""):
-    """Median, and behind it from where to where the samples go."""
-    if not samples:
-        return "-"
-    text = f"{statistics.median(samples):.{digits}f}{unit}"
-    return text if len(samples) == 1 else text + f" ({min(samples):.{digits}f} to {max(samples):.{digits}f})"
+def spread_text(spread, digits, unit="", factor=1):
+    """Returns the median, and behind it from where to where the samples go."""
+    middle, least, most = (factor * spread[name] for name in ("median", "min", "max"))
+    text = f"{middle:.{digits}f}{unit}"
+    return text if spread["n"] == 1 else text + f" ({least:.{digits}f} to {most:.{digits}f})"
 
 
-def seconds(samples):
-    """As spread_text, in the unit that suits the median."""
-    if statistics.median(samples) >= 1:
-        return spread_text(samples, 2, " s")
-    return spread_text([1e3 * sample for sample in samples], 1, " ms")
+def seconds(spread):
+    """Returns the spread in the unit that suits its median."""
+    return spread_text(spread, 2, " s") if spread["median"] >= 1 else spread_text(spread, 1, " ms", 1e3)
+
+
+def only(value):
+    return results.spread([value])
 
 
 def case_text(case):
@@ -69,18 +70,9 @@ def link_text(link):
 # ---- times: results of tagc bench ----
 
 
-def round_medians(arm):
-    """round -> median iteration time."""
-    rounds = {}
-    for step in arm["iterations"]:
-        rounds.setdefault(step["round"], []).append(step["total_s"])
-    return {number: statistics.median(samples) for number, samples in rounds.items()}
-
-
 def ratios(slow, fast):
-    """One sample per round: both arms were measured close to each other."""
-    slows, fasts = round_medians(slow), round_medians(fast)
-    return [slows[number] / fasts[number] for number in sorted(slows) if number in fasts]
+    """Returns one sample per round: both arms were measured close to each other."""
+    return [one / other for one, other in zip(slow["round_s"], fast["round_s"])]
 
 
 def total_bits(arm):
@@ -93,8 +85,8 @@ def is_dense(arm):
 
 def exchange_ms_per_mb(arm):
     """As in the paper: time of the gradient exchange, codec included, over megabytes of gradients."""
-    busy = [step["gradient_s"] for step in arm["iterations"] if step.get("gradient_s") is not None]
-    return 1e3 * statistics.median(busy) / (4e-6 * arm["n_params"]) if busy else None
+    busy = arm["iterations"][0].get("gradient_s")
+    return None if busy is None else 1e3 * busy / (4e-6 * arm["n_params"])
 
 
 def times(result):
@@ -107,9 +99,7 @@ def one_case_times(result, case):
     head = ["arm", "iteration", "waits for the network", "gradient exchange, ms per MB", "bits per parameter, all legs"]
     rows = []
     for arm in arms:
-        waits = [step["wait_gather_s"] + step["wait_reduce_s"] for step in arm["iterations"]]
-        row = [f"`{arm['name']}`", seconds([s["total_s"] for s in arm["iterations"]]),
-               seconds([statistics.median(waits)]), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
+        row = [f"`{arm['name']}`", seconds(arm["total_s"]), seconds(only(arm["exposed_s"]["median"])), number(exchange_ms_per_mb(arm)), number(total_bits(arm), 1)]
         if theirs:
             facts = theirs.get(arm["name"], {})
             row += [number(facts.get("iteration_s"), 1, " s"), number(facts.get("exchange_ms_per_mb"))]
@@ -126,7 +116,7 @@ def pair_table(arms, pairs, theirs):
         if slow not in arms or fast not in arms:
             continue
         samples = ratios(arms[slow], arms[fast])
-        row = [f"`{fast}` against `{slow}`", spread_text(samples, 3, "x"), verdict(samples),
+        row = [f"`{fast}` against `{slow}`", spread_text(results.spread(samples), 3, "x"), verdict(samples),
                number(total_bits(arms[slow]) / total_bits(arms[fast]), 3, "x")]
         if theirs:
             both = slow in theirs and fast in theirs
@@ -184,8 +174,8 @@ def sweep_cell(case, name):
         return "-"
     arm, first = arms[name], case["bench"]["arms"][0]
     best = min((a for a in arms.values() if is_dense(a)), key=lambda a: a["total_s"]["median"], default=first)
-    samples = [step["total_s"] for step in arm["iterations"]]
-    text = seconds(samples if case["link"] and case["link"].get("latency") else [arm["total_s"]["median"]])
+    is_far = case["link"] and case["link"].get("latency")
+    text = seconds(arm["total_s"] if is_far else only(arm["total_s"]["median"]))
     if arm is first:
         return text
     against = statistics.median(ratios(first, arm))
@@ -234,20 +224,22 @@ def codec(case):
 
 
 def carriers(result):
-    """What sent bytes: arms of a bench, or runs; (label, world size, it)."""
+    """What sent bytes: arms of a bench, or runs; (label, it)."""
     for case in result["cases"]:
         for arm in case.get("bench", {}).get("arms", []):
-            yield arm["name"], case["bench"]["world_size"], arm
+            yield arm["name"], arm
+        options = {}  # which the first run of a label has
         for run in case.get("runs", []):
-            yield run["label"], run["world_size"], run
+            own = options.setdefault(run["label"], run.get("options", {}))
+            yield run["label"], run | {"options": case.get("options", {}) | own}
 
 
-def compressed_bits(carrier, world_size):
-    """Gradients over the compressed part: what all legs sent, less what the dense part must have sent."""
+def compressed_bits(carrier):
+    """Returns the bits of gradients in the compressed part: what all legs sent, less what the dense part must have sent."""
     n, n_compressed, options = carrier["n_params"], carrier["n_compressed"], carrier["options"]
     if n_compressed == 0 or options.get("mild", "dense") != "dense":
         return None  # what of it the rest has sent is not known
-    sent = 8 * sum(carrier["n_bytes_sent"][leg] for leg in GRADIENT_LEGS) * world_size / (world_size - 1)
+    sent = n * sum(carrier["bits_per_param"].get(leg, 0) for leg in GRADIENT_LEGS)
     return (sent - (n - n_compressed) * formulas.dense_bits(carrier["options"])) / n_compressed
 
 
@@ -261,17 +253,17 @@ def link_bits(carrier):
 def bits(result):
     """Per leg over the whole model, and the gradients of the compressed part beside their formula."""
     carried = list(carriers(result))
-    on_link = any(link_bits(carrier) for _, _, carrier in carried)
-    used = [leg for leg in results.LEGS if any(c["bits_per_param"][leg] >= 0.005 for _, _, c in carried)]
+    on_link = any(link_bits(carrier) for _, carrier in carried)
+    used = [leg for leg in results.LEGS if any(c["bits_per_param"].get(leg, 0) >= 0.005 for _, c in carried)]
     rows = []
-    for label, world_size, carrier in carried:
+    for label, carrier in carried:
         n_compressed, options = carrier["n_compressed"], carrier["options"]
         union = carrier["n_union"] / n_compressed if n_compressed else None
         rows.append([f"`{label}`", number(100 * n_compressed / carrier["n_params"], 1, " %"),
-                     number(compressed_bits(carrier, world_size), 3),
+                     number(compressed_bits(carrier), 3),
                      number(formulas.gradient_bits(options, union) if n_compressed else None, 3),
                      number(formulas.lhc_bits(options) if n_compressed else None, 1),
-                     *(number(carrier["bits_per_param"][leg]) for leg in used),
+                     *(number(carrier["bits_per_param"].get(leg, 0)) for leg in used),
                      number(total_bits(carrier)), number(96 / total_bits(carrier), 2, "x"),
                      *([number(link_bits(carrier))] if on_link else [])])
     head = ["arm", "compressed", "its gradients, counted", "by formula", "by formula in LHC", *used, "all legs",
@@ -302,7 +294,7 @@ def losses(result):
     if not by_label:
         raise LabError(f"the result {result['experiment']} holds no validation losses")
     base_label, base = next(iter(by_label.items()))
-    sent = {label: total_bits(carrier) for label, _, carrier in carriers(result)}
+    sent = {label: total_bits(carrier) for label, carrier in carriers(result)}
     rows = []
     for label, of_seed in by_label.items():
         values = [or_nan(value) for value in of_seed.values()]
@@ -378,10 +370,10 @@ def quality_case(case, is_one_of_many):
         values = [run_loss(run) for run in runs]
         gaps = [run_loss(run) / base[run["seed"]] - 1 for run in runs if run["seed"] in base]
         bits = runs[0]["bits_per_param"]
-        gradients = statistics.fmean(sum(run["bits_per_param"][leg] for leg in GRADIENT_LEGS) for run in runs)
+        gradients = statistics.fmean(sum(run["bits_per_param"].get(leg, 0) for leg in GRADIENT_LEGS) for run in runs)
         total = statistics.fmean(total_bits(run) for run in runs)
-        rate = runs[0]["options"].get("lr")
-        rows.append([f"`{label}`", number(gradients, 2), number(statistics.fmean(run["bits_per_param"]["gather"]
+        rate = (case.get("options", {}) | runs[0]["options"]).get("lr")
+        rows.append([f"`{label}`", number(gradients, 2), number(statistics.fmean(run["bits_per_param"].get("gather", 0)
                      for run in runs), 2) if "gather" in bits else "-", number(total, 2), rate or "-",
                      number(statistics.fmean(values), 4), "-" if number_of == 0 else gap_text(gaps),
                      number(100 * statistics.stdev(gaps), 2, " %") if number_of and len(gaps) > 1 and

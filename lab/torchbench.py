@@ -6,6 +6,7 @@ import socket
 import subprocess
 
 import hosts
+import results
 import tables
 from common import ROOT, LabError
 
@@ -88,7 +89,7 @@ def _arms(result, case):
     rows, forecasts = [], _forecasts(found)
     for arm in arms.values():
         needed = tables.number(arm["n_bytes_needed"] and arm["n_bytes_needed"] / 1e6, 2)
-        rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds([step["total_s"] for step in arm["iterations"]]),
+        rows.append([f"`{arm['name']}`: {arm['about']}", tables.seconds(arm["total_s"]),
                      tables.number(forecasts.get(arm["name"]), 2, " s"),
                      tables.number(arm["n_bytes_sent"] and arm["n_bytes_sent"] / 1e6, 2), needed])
     head = ["arm", "iteration", "forecast by advise()", "MB sent by a rank, counted", "that torch must send"]
@@ -98,7 +99,7 @@ def _arms(result, case):
     for slow, fast in pairs:
         if slow in arms and fast in arms:
             samples = tables.ratios(arms[slow], arms[fast])
-            rows.append([f"`{fast}` against `{slow}`", tables.spread_text(samples, 2, "x"), tables.verdict(samples)])
+            rows.append([f"`{fast}` against `{slow}`", tables.spread_text(results.spread(samples), 2, "x"), tables.verdict(samples)])
     text += "\n" + tables.grid(["pair", "how many times as fast, per round", ""], rows)
     model = found["model"]
     text += (f"\n{tables.case_text(case)}; GPT of {model['n_params'] / 1e6:.1f} M parameters, {found['seq_len']} tokens a rank and "
@@ -134,7 +135,7 @@ def _exchanges(case):
     for item in found:
         rate, sent = 8 * item["bytes_per_s"], item["n_bytes_sent"]
         megabytes = [tables.number(n and n / 1e6, 2) for n in (item["n_bytes_needed"], sent)]
-        rows.append([item["name"], tables.seconds([item["total_s"]["median"]]), *megabytes, f"{rate / 1e6:.0f}",
+        rows.append([item["name"], tables.seconds(tables.only(item["total_s"]["median"])), *megabytes, f"{rate / 1e6:.0f}",
                      tables.number(plain and 100 * rate / plain, 0, " %")])
         if plain and item["name"].startswith("torch"):
             if rate < FILLED * plain:

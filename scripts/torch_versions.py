@@ -150,7 +150,7 @@ def main():
             def keep(build, files, minor=minor):
                 before = found.get(minor, {})
                 found[minor] = {"build": build, "files": (before["files"] if before.get("build") == build else {}) | files}
-                FOUND.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+                FOUND.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)) + "\n}\n")
 
             run_version(minor, releases[minor], arguments, keep)
     write_table(found)

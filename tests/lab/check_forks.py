@@ -13,12 +13,12 @@ assert [(run["label"], run["rate"]) for run in others] == [("dense", 1e-9), ("ha
 assert case["base"]["n_steps"] == 6
 assert all(run["evals"][0]["step"] == 6 and run["evals"][-1]["step"] == 12 for run in runs), "steps go on counting"
 assert len({run["evals"][0]["val_loss"] for run in runs + others}) == 1, "all begin from one state"
-assert all(run["step_losses"][-1][0] == 12 and run["n_steps"] == 6 for run in runs)
+assert all(run["n_steps"] == 6 for run in runs)
 for run in others:  # a rate of next to nothing leaves the model as it was
     assert abs(run["evals"][-1]["val_loss"] / run["evals"][0]["val_loss"] - 1) < 1e-4
 dense = runs[0]["bits_per_param"]
 assert abs(dense["values"] - 32) < 0.5 and dense["gather"] > 40, dense
-assert runs[4]["options"]["lr"] == "0.001"
+assert (case["options"] | runs[4]["options"])["lr"] == "0.001"
 for name, steps in case["simulated"]["arms"].items():
     assert [step["bits_per_s"] for step in steps] == [1e9, 1e10], steps
     assert steps[0]["step_s"] > steps[1]["step_s"] >= 0.25, (name, steps)

@@ -8,6 +8,8 @@ import delay  # noqa: E402
 import experiment  # noqa: E402
 import formulas  # noqa: E402
 import linkcheck  # noqa: E402
+import results  # noqa: E402
+import summary  # noqa: E402
 import tables  # noqa: E402
 import traced  # noqa: E402
 from common import LabError  # noqa: E402
@@ -27,10 +29,9 @@ def arm(name, samples, total_bits, **options):
     """samples: per round a list of seconds."""
     iterations = [{"round": number, "total_s": s, "wait_gather_s": 0.25 * s, "wait_reduce_s": 0.25 * s,
                    "gradient_s": 0.5 * s} for number, row in enumerate(samples) for s in row]
-    ordered = sorted(step["total_s"] for step in iterations)
-    return {"name": name, "options": OPTIONS | options, "n_params": 1000000, "n_compressed": 0, "n_union": 0,
-            "n_bytes_sent": legs(values=total_bits / 16 * 1e6), "bits_per_param": legs(values=total_bits),
-            "iterations": iterations, "total_s": {"median": ordered[len(ordered) // 2]}}
+    waits = results.spread([step["total_s"] / 2 for step in iterations])
+    return summary.arm({"name": name, "options": OPTIONS | options, "n_params": 1000000, "n_compressed": 0, "n_union": 0,
+                        "bits_per_param": legs(values=total_bits), "iterations": iterations, "exposed_s": waits})
 
 
 def lab(experiment, table, cases, **settings):
@@ -55,9 +56,9 @@ def equal(seen, expected):
 def check_compressed_part():
     # 1 M parameters, half of them compressed, 4 MB sent by one of two ranks in all: 64 bits each, 32 of them dense.
     carrier = arm("a", [[1.0]], 64, exchange="packed") | {"n_compressed": 500000}
-    equal(tables.compressed_bits(carrier, 2), 96.0)
+    equal(tables.compressed_bits(carrier), 96.0)
     # What mild matrices sent is not known apart.
-    equal(tables.compressed_bits(carrier | {"options": carrier["options"] | {"mild": "int4"}}, 2), None)
+    equal(tables.compressed_bits(carrier | {"options": carrier["options"] | {"mild": "int4"}}), None)
 
 
 def check_times():
@@ -77,7 +78,7 @@ def check_times():
     assert "commit abc1234, 2026-01-02" in text
     sweep = tables.markdown(lab("links", "times", [case(bench=bench), case(bench=bench, hosts=4)]))
     equal(row_of(sweep, "arm"), ["arm", "2 ranks, 1 Gbit/s", "4 ranks, 1 Gbit/s"])
-    equal(row_of(sweep, "`fast`")[1], "4.00 s (1.75x, 1.75x faster)")
+    equal(row_of(sweep, "`fast`")[1], "3.00 s (1.75x, 1.75x faster)")
     slow = {"world_size": 2, "arms": [arm("fsdp", [[2.0], [2.0]], 96), arm("zero2", [[1.0], [1.0]], 32),
                                       arm("packed", [[1.25], [1.25]], 70, compress="all")]}
     sweep = tables.markdown(lab("links", "times", [case(bench=slow), case(bench=slow)]))
@@ -120,6 +121,34 @@ def check_losses():
         run_of["evals"][-1]["val_loss"] = None
     text = tables.markdown(lab("figure4", "losses", [case(runs=runs, link=None)]))
     equal(row_of(text, "`tagc")[4], "no finite loss in 1 of 2")
+
+
+def check_summary():
+    steps = [{"round": n, "total_s": s, "compute_s": 1.0, "comm_s": 3.0, "phase_s": {"encode": 0.1 * s}}
+             for n, s in ((0, 1.0), (0, 4.0), (1, 2.0))]
+    given = {"compress": "none", "exchange": "direct", "sharding": "full", "lr": "1", "out": "x", "values": "int2", "rotate": "no",
+             "n-head": "preset"}
+    found = {"arms": [{"name": "a", "options": given, "iterations": steps, "n_bytes_sent": {}, "bits_per_param": legs(values=1 / 3)}],
+             "origin": {"machine": {"n_cpus": 2, "cpu": "x"}, "commit": "abc"}, "recommendation": {}}
+    made = summary.case({"bench": found})
+    (one,) = made["bench"]["arms"]
+    equal((one["round_s"], one["total_s"]), ([2.5, 2], {"median": 2, "min": 1, "max": 4, "n": 3}))
+    equal(one["iterations"], [{"total_s": 2, "compute_s": 1, "phase_s": {"encode": 0.2}}])
+    equal(one["options"], {"compress": "none", "exchange": "direct", "sharding": "full"})
+    equal((one["bits_per_param"], "n_bytes_sent" in one), ({"values": 0.3333333}, False))
+    equal(made["bench"]["origin"], {"machine": {"n_cpus": 2}})
+    equal(summary.case(made), made)
+    curve = [{"step": step, "val_loss": 1 / 3} for step in range(201)]
+    runs = [{"label": label, "seed": seed, "options": {"wire": "bf16", "lr": lr, "quiet": "yes"}, "evals": curve, "bits_per_param": {}}
+            for label, lr in (("a", "1"), ("b", "2")) for seed in (1, 2)]
+    made = summary.case({"runs": runs})
+    equal((made["options"], [run.get("options") for run in made["runs"]]), ({"wire": "bf16"}, [{"lr": "1"}, None, {"lr": "2"}, None]))
+    thin = made["runs"][0]["evals"]
+    equal((len(thin), thin[0], thin[-1]), (summary.MOST_POINTS, curve[0], curve[-1]))
+    equal(summary.case(made), made)
+    # One member a line where all are too long for one.
+    text = results.laid_out({"a": ["x" * 2000, "y" * 2000], "b": {"c": 1}})
+    equal([line[:9] for line in text.splitlines()], ["{", ' "a":[', '  "xxxxxx', '  "yyyyyy', " ],", ' "b":{"c"', "}"])
 
 
 def check_damaged():
@@ -185,8 +214,8 @@ def check_quality():
 
 def check_torch():
     def torch_arm(name, samples, n_sent, n_needed):
-        return {"name": name, "about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed,
-                "iterations": [{"round": number, "total_s": s} for number, s in enumerate(samples)]}
+        return summary.arm({"name": name, "about": "words", "n_bytes_sent": n_sent, "n_bytes_needed": n_needed,
+                            "iterations": [{"round": number, "total_s": s} for number, s in enumerate(samples)]})
 
     exchange = {"name": "torch reduce_scatter fp32", "n_bytes_needed": 1e6, "n_bytes_sent": 2e6, "total_s": {"median": 0.04},
                 "bytes_per_s": 50e6}
@@ -220,6 +249,7 @@ check_times()
 check_compressed_part()
 check_bits()
 check_losses()
+check_summary()
 check_damaged()
 with tempfile.TemporaryDirectory() as scratch:
     check_timeline(scratch)

@@ -20,7 +20,7 @@ def _legs(node: Node, name: str) -> list[float]:
 
 
 def _memory(node: Node) -> list[float]:
-    memory = node.node("memory_bytes")
+    memory = node.node_or_empty("memory_bytes")  # which the lab keeps of no plan
     return [memory.number_or_nan(name) for name in MEMORIES]
 
 
@@ -38,7 +38,7 @@ def _spread(node: Node, name: str) -> Spread:
 def _read_arm(arm: Node, result: Result) -> None:
     result.total_s = _spread(arm, "total_s")
     result.exposed_s = _spread(arm, "exposed_s")
-    result.speedup = _spread(arm, "speedup")
+    result.speedup = _spread(arm, "speedup") if "speedup" in arm.value else Spread()
     iterations = arm.nodes("iterations")
     for part, name in enumerate(("compute_s", "wait_gather_s", "wait_reduce_s", "optimizer_s")):
         result.part_s[part] = spread_of([iteration.number(name) for iteration in iterations]).middle
@@ -62,11 +62,17 @@ def add_bench(report: Report, bench: Node) -> ArmSet:
     found.title = f"{model[:60]}, {units.plural(found.world_size, 'rank')} on {units.plural(found.n_hosts, 'host')}{at}"
     report.sets.append(found)
     for arm in arms:
-        _read_arm(arm, report.add_result(found, arm.text("name")))
+        result = report.add_result(found, arm.text("name"))
+        _read_arm(arm, result)
+        if "speedup" not in arm.value:
+            result.speedup = _ratio(arms[0], arm)
     return found
 
 
 def _median_of_round(arm: Node, number: int) -> float:
+    kept = arm.get("round_s")  # of the lab, which keeps no single iterations
+    if isinstance(kept, list):
+        return as_number(kept[number]) if number < len(kept) else math.nan
     steps = [step for step in arm.nodes_or_none("iterations") if step.get("round") == number]
     return spread_of([step.number_or_nan("total_s") for step in steps]).middle
 
@@ -74,9 +80,13 @@ def _median_of_round(arm: Node, number: int) -> float:
 def pair_ratio(bench: Node, first: str, second: str) -> Spread:
     """Median time of the first arm over that of the second, one sample per round."""
     arms = {arm.text_or("name", ""): arm for arm in reversed(bench.nodes_or_none("arms"))}
+    return _ratio(arms[first], arms[second]) if first in arms and second in arms else Spread()
+
+
+def _ratio(slow: Node, fast: Node) -> Spread:
     ratios: list[float] = []
-    while first in arms and second in arms and len(ratios) < 1000:
-        ratio = divided(_median_of_round(arms[first], len(ratios)), _median_of_round(arms[second], len(ratios)))
+    while len(ratios) < 1000:
+        ratio = divided(_median_of_round(slow, len(ratios)), _median_of_round(fast, len(ratios)))
         if math.isnan(ratio):
             break
         ratios.append(ratio)
@@ -105,8 +115,8 @@ def add_plan(report: Report, plan: Node) -> None:
                           link.number_or_nan("latency_s"))
         report.plan.append(point)
         result = report.add_result(found, name)
-        result.bits = _legs(row, "bits_per_param")
-        result.memory = _memory(row)
+        if "bits_per_param" in row.value:  # the lab keeps times alone
+            result.bits, result.memory = _legs(row, "bits_per_param"), _memory(row)
         result.total_s, result.exposed_s = only(point.iteration_s), only(point.exposed_s)
         result.speedup = only(divided(found.results[0].total_s.middle, point.iteration_s))
     for check in plan.nodes_or_none("checks"):
@@ -154,8 +164,8 @@ def _read_run(report: Report, case: Node, item: Node, suffix: str, add_trace: Ca
         return  # made for its timeline only
     run = Run(name, int(world_size) if 1 <= world_size < 1e6 else 1, item.number("n_params"), item.number_or_nan("n_compressed"),
               item.number("seed"), place=len(report.cases))
-    options = item.get("options")
-    run.about = {"options": options} if isinstance(options, dict) else {}
+    options = {**case.node_or_empty("options").value, **item.node_or_empty("options").value}  # of all runs, of this one
+    run.about = {"options": options} if options else {}
     if isinstance(item.get("bits_per_param"), dict):
         run.bits = _legs(item, "bits_per_param")
     if isinstance(item.get("total_s"), dict):
