@@ -1,8 +1,8 @@
-/* Steps by slots beside those that libtagc carries, on every rank of a test, which carries the slots as a caller does. A step may be
- * harmed on the way.
+/* Steps by slots beside those that libtagc carries, on every rank of a test, which carries the slots as a
+ * caller does. A step may be harmed on the way.
  *
- * For tests that are built twice: with all ranks on the processor, and in tests/cuda with all ranks or some of them on a device of
- * the fake runtime, whose kernels the harness executes. */
+ * For tests that are built twice: with all ranks on the processor, and in tests/cuda with all ranks or some of
+ * them on a device of the fake runtime, whose kernels the harness executes. */
 #ifndef TAGC_TESTS_EXCHANGE_SLOTS_RANKS_H
 #define TAGC_TESTS_EXCHANGE_SLOTS_RANKS_H
 

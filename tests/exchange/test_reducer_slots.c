@@ -1,5 +1,5 @@
-/* Steps by slots have the outputs, residuals and counts of those that libtagc carries, bit for bit. Also built with kernels: slots_ranks.h
- * says how. */
+/* Steps by slots have the outputs, residuals and counts of those that libtagc carries, bit for bit. Also built
+ * with kernels: slots_ranks.h says how. */
 #include "slots_ranks.h"
 
 enum { N_STEPS = 5 };

@@ -1,5 +1,5 @@
-/* Whatever is wrong with a slot on one rank is the same error on all ranks, and changes nothing. Also built with kernels: slots_ranks.h
- * says how. */
+/* Whatever is wrong with a slot on one rank is the same error on all ranks, and changes nothing. Also built
+ * with kernels: slots_ranks.h says how. */
 #include "slots_ranks.h"
 
 #if defined(HARNESS_THREAD_SANITIZER)

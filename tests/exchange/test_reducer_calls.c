@@ -1,0 +1,189 @@
+/* What a caller can get wrong between steps: calls out of order, and sparsities that differ between ranks.
+ * Then all ranks hear of it, and can go on together. */
+#include "good_options.h"
+
+#include <math.h>
+
+/* A reducer of one rank with its arrays. */
+typedef struct caller {
+    rank_run *run;
+    tagc_reducer_options options;
+    tagc_reducer *reducer;
+    float gradient[GOOD_ELEMS], output[64];
+} caller;
+
+static caller new_caller(rank_run *run, tagc_exchange exchange) {
+    caller c = {.run = run, .options = good_options(run->world_size)};
+    c.options.exchange = exchange;
+    fill_good(run, c.gradient);
+    return c;
+}
+
+static int make(caller *c) {
+    return CHECK(c->run, tagc_reducer_create(c->run->comm, &c->options, &c->reducer) == TAGC_OK);
+}
+
+static tagc_status step(caller *c, tagc_reducer_stats *stats) {
+    return tagc_reducer_run(c->reducer, c->gradient, c->output, stats);
+}
+
+/* ---- index first ---- */
+
+static void refuse_calls(caller *c) {
+    rank_run *run = c->run;
+    CHECK(run, tagc_reducer_end(c->reducer, NULL) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_begin(NULL, c->gradient, c->output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(c->reducer, NULL, c->output) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, NULL) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->gradient + 1) == TAGC_ERR_ARGUMENT);
+    CHECK(run, strstr(tagc_last_error(), "overlap"));
+    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_OK);
+    CHECK(run, tagc_reducer_begin(c->reducer, c->gradient, c->output) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, 0.5) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_scale_residual(c->reducer, 1) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_set_residual(c->reducer, c->gradient, GOOD_ELEMS) == TAGC_ERR_STATE);
+    CHECK(run, tagc_reducer_end(c->reducer, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_end(NULL, NULL) == TAGC_ERR_ARGUMENT);
+    tagc_reducer_stats not_initialised = {0};
+    CHECK(run, step(c, &not_initialised) == TAGC_ERR_ARGUMENT);
+}
+
+static void set_sparsities(caller *c) {
+    rank_run *run = c->run;
+    tagc_reducer_stats stats;
+    tagc_reducer_stats_init(&stats);
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, 1.5) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, NAN) == TAGC_ERR_ARGUMENT);
+    CHECK(run, tagc_reducer_set_sparsity(NULL, 0.5) == TAGC_ERR_ARGUMENT);
+    for (double sparsity = 0; sparsity <= 1; sparsity += 0.25) {
+        CHECK(run, tagc_reducer_set_sparsity(c->reducer, sparsity) == TAGC_OK);
+        CHECK(run, step(c, &stats) == TAGC_OK);
+        CHECK(run, stats.sparsity == sparsity);
+    }
+}
+
+static void forget_on_one(caller *c) {
+    rank_run *run = c->run;
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, run->rank == 1 ? 0.25 : 0.5) == TAGC_OK);
+    keep_status(run, step(c, NULL));
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, 0.5) == TAGC_OK);
+    CHECK(run, step(c, NULL) == TAGC_OK);
+}
+
+static void order_body(rank_run *run) {
+    caller c = new_caller(run, TAGC_EXCHANGE_PACKED);
+    if (!make(&c)) return;
+    refuse_calls(&c);
+    set_sparsities(&c);
+    forget_on_one(&c);
+    CHECK(run, tagc_reducer_begin(c.reducer, c.gradient, c.output) == TAGC_OK);
+    tagc_reducer_destroy(c.reducer); /* waits for the step */
+}
+
+static void test_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
+    assert_non_null(strstr(runs[0].text, "sparsity"));
+    tagc_reducer_destroy(NULL);
+    tagc_gatherer_destroy(NULL);
+}
+
+/* ---- direct ---- */
+
+static void rotate_body(rank_run *run) {
+    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
+    c.options.rotate = 1;
+    c.options.sparsity = 0;
+    if (!make(&c)) return;
+    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0.5) == TAGC_ERR_UNSUPPORTED);
+    CHECK(run, strstr(tagc_last_error(), "rotate"));
+    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0) == TAGC_OK);
+    CHECK(run, step(&c, NULL) == TAGC_OK);
+    tagc_reducer_destroy(c.reducer);
+}
+
+static void test_rotate(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, rotate_body, NULL, NULL, runs);
+}
+
+/* bf16 at sparsity 0 sends everything exactly and needs no residual. */
+static void get_a_residual(caller *c) {
+    rank_run *run = c->run;
+    CHECK(run, tagc_reducer_residual(c->reducer, NULL) == NULL && tagc_reducer_state_bytes(c->reducer) == 64);
+    CHECK(run, step(c, NULL) == TAGC_OK);
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, 0.9) == TAGC_OK);
+    CHECK(run, tagc_reducer_residual(c->reducer, NULL) != NULL);
+    CHECK(run, tagc_reducer_state_bytes(c->reducer) == 64 + sizeof c->gradient);
+    CHECK(run, step(c, NULL) == TAGC_OK);
+}
+
+/* A rank that forgets sends more than the others have room for. */
+static void forget_on_one_of_direct(caller *c) {
+    rank_run *run = c->run;
+    uint64_t n;
+    float before[GOOD_ELEMS];
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, run->rank == 1 ? 0.25 : 0.5) == TAGC_OK);
+    memcpy(before, tagc_reducer_residual(c->reducer, &n), sizeof before);
+    keep_status(run, step(c, NULL));
+    CHECK(run, memcmp(before, tagc_reducer_residual(c->reducer, &n), sizeof before) == 0);
+    CHECK(run, step(c, NULL) == TAGC_ERR_MISMATCH);
+    CHECK(run, tagc_reducer_set_sparsity(c->reducer, 0.5) == TAGC_OK);
+    CHECK(run, step(c, NULL) == TAGC_OK);
+    CHECK(run, step(c, NULL) == TAGC_OK);
+}
+
+static void direct_order_body(rank_run *run) {
+    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
+    c.options.sparsity = 0;
+    c.options.format = TAGC_FORMAT_BF16;
+    if (!make(&c)) return;
+    get_a_residual(&c);
+    forget_on_one_of_direct(&c);
+    tagc_reducer_destroy(c.reducer);
+}
+
+static void test_direct_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, direct_order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
+        if (r < 2) assert_non_null(strstr(runs[r].text, "sparsity: rank"));
+    }
+}
+
+/* Ranks that differ send each other no fragments, so all of them hear of it from the agreement. */
+static void hosts_order_body(rank_run *run) {
+    caller c = new_caller(run, TAGC_EXCHANGE_DIRECT);
+    uint64_t n;
+    c.options.ranks_per_host = 2;
+    if (!make(&c)) return;
+    CHECK(run, tagc_reducer_set_sparsity(c.reducer, run->rank % 2 ? 0.25 : 0.5) == TAGC_OK);
+    keep_status(run, step(&c, NULL));
+    const float *residual = tagc_reducer_residual(c.reducer, &n);
+    for (uint64_t i = 0; i < n; i++) CHECK(run, residual[i] == 0);
+    CHECK(run, tagc_reducer_set_sparsity(c.reducer, 0.5) == TAGC_OK);
+    CHECK(run, step(&c, NULL) == TAGC_OK);
+    tagc_reducer_destroy(c.reducer);
+}
+
+static void test_hosts_order(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(4, hosts_order_body, NULL, NULL, runs);
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(runs[r].status, TAGC_ERR_MISMATCH);
+        assert_non_null(strstr(runs[r].text, "sparsity: rank"));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_order), cmocka_unit_test(test_rotate),
+                                       cmocka_unit_test(test_direct_order),
+                                       cmocka_unit_test(test_hosts_order)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,114 @@
+/* Options in which one rank differs from the others: all of them get the same error. */
+#include "good_options.h"
+#include "reducer_fields.h"
+
+/* A field that ranks must agree on, and what one of them has instead. */
+typedef struct difference {
+    const char *name;
+    int exchange; /* in which it has a meaning */
+    double value;
+    const char *text; /* NULL: "NAME: rank 2 has" */
+} difference;
+
+static const difference differences[] = {
+    {"n_elems", TAGC_EXCHANGE_PACKED, 0, NULL}, /* twice as many */
+    {"exchange", TAGC_EXCHANGE_PACKED, TAGC_EXCHANGE_SKETCH, NULL},
+    {"index", TAGC_EXCHANGE_PACKED, TAGC_INDEX_SUM4, "rank 2 has"}, /* it also decides fill_union */
+    {"sparsity", TAGC_EXCHANGE_PACKED, 0.9, "sparsity: rank 2 has 0.9, rank 0 has 0.9875"},
+    {"ratio", TAGC_EXCHANGE_SKETCH, 10, NULL},
+    {"cells", TAGC_EXCHANGE_SKETCH, TAGC_CELLS_FIXED, NULL},
+    {"unpeeled", TAGC_EXCHANGE_SKETCH, TAGC_UNPEELED_ESTIMATE, NULL},
+    {"fill_union", TAGC_EXCHANGE_PACKED, 0, NULL},
+    {"op", TAGC_EXCHANGE_PACKED, TAGC_OP_SUM, NULL},
+    {"output", TAGC_EXCHANGE_PACKED, TAGC_OUTPUT_UNIT, NULL},
+    {"seed", TAGC_EXCHANGE_SKETCH, 1, NULL},
+    {"format", TAGC_EXCHANGE_DIRECT, TAGC_FORMAT_SIGN, NULL},
+    {"format", TAGC_EXCHANGE_DENSE, TAGC_FORMAT_BF16, "format: rank 2 has 1, rank 0 has 0"},
+    {"block", TAGC_EXCHANGE_DIRECT, 64, NULL},
+    {"ranks_per_host", TAGC_EXCHANGE_DIRECT, 2, NULL},
+};
+
+static void one_rank_differs(rank_run *run) {
+    const difference *d = run->shared;
+    both b = {.options = good_options(run->world_size)};
+    int is_paper = 0;
+    tagc_reducer *reducer;
+    tagc_paper_options_init(&b.paper);
+    b.options.exchange = d->exchange;
+    if (strstr("index fill_union ratio cells unpeeled seed", d->name)) b.options.paper = &b.paper;
+    if (run->rank == 2 && !strcmp(d->name, "n_elems"))
+        b.options.n_elems *= 2;
+    else if (run->rank == 2)
+        set_field(&b, d->name, d->value, &is_paper);
+    keep_status(run, tagc_reducer_create(run->comm, &b.options, &reducer));
+    CHECK(run, reducer == NULL);
+}
+
+static void invalid_on_one(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    if (run->rank == 2) options.sparsity = 2;
+    tagc_reducer *reducer;
+    keep_status(run, tagc_reducer_create(run->comm, &options, &reducer));
+}
+
+static void gatherer_on_one(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    tagc_gatherer_options gather;
+    tagc_gatherer_options_init(&gather);
+    gather.n_elems = options.n_elems;
+    tagc_reducer *reducer;
+    tagc_gatherer *gatherer;
+    keep_status(run, run->rank == 2 ? tagc_gatherer_create(run->comm, &gather, &gatherer)
+                                    : tagc_reducer_create(run->comm, &options, &reducer));
+}
+
+/* n_threads and tag are each rank's own business. */
+static void allowed_differences(rank_run *run) {
+    tagc_reducer_options options = good_options(run->world_size);
+    options.n_threads = 1 + run->rank;
+    options.tag = (uint64_t)run->rank;
+    tagc_reducer *reducer;
+    CHECK(run, tagc_reducer_create(run->comm, &options, &reducer) == TAGC_OK);
+    tagc_reducer_destroy(reducer);
+}
+
+static void assert_all(const rank_run *runs, int world_size, tagc_status status, const char *text) {
+    for (int r = 0; r < world_size; r++) {
+        assert_int_equal(runs[r].status, status);
+        if (!strstr(runs[r].text, text)) fail_msg("\"%s\" does not contain \"%s\"", runs[r].text, text);
+    }
+}
+
+static void test_differences(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    for (size_t i = 0; i < sizeof differences / sizeof differences[0]; i++) {
+        const difference *d = &differences[i];
+        char expected[64];
+        snprintf(expected, sizeof expected, d->text ? "%s" : "%s: rank 2 has", d->text ? d->text : d->name);
+        run_ranks(4, one_rank_differs, (void *)(uintptr_t)d, NULL, runs);
+        assert_all(runs, 4, TAGC_ERR_MISMATCH, expected);
+    }
+}
+
+static void test_mistakes_of_one_rank(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(3, invalid_on_one, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_ARGUMENT, "rank 2: sparsity is 2, must be in [0, 1]");
+    run_ranks(3, gatherer_on_one, NULL, NULL, runs);
+    assert_all(runs, 3, TAGC_ERR_MISMATCH, "rank 2 makes a gatherer");
+}
+
+static void test_allowed_differences(void **state) {
+    (void)state;
+    rank_run runs[MAX_RANKS];
+    run_ranks(3, allowed_differences, NULL, NULL, runs);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_differences),
+                                       cmocka_unit_test(test_mistakes_of_one_rank),
+                                       cmocka_unit_test(test_allowed_differences)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
