@@ -237,12 +237,12 @@ static int is_through(const tagc_schedule *s) {
 tagc_status tagc_schedule_step(tagc_schedule *s, int *changed, int *through) {
     int moves = 0;
     decide_pending(s);
-    begin_fading(s);
     for (size_t i = 0; i < s->n; i++) {
         tagc_scheduled *p = &s->parameters[i];
         moves |= p->next != p->now;
         p->now = p->next;
     }
+    begin_fading(s);
     int follows = share_out(s, s->members) || moves;
     settle(s);
     for (size_t i = 0; i < s->n; i++) {
