@@ -14,7 +14,8 @@ import torch
 
 from tagc import _library as lib
 from tagc._library import Error
-from tagc.torch.exchange import group, staging, streams
+from tagc.torch.exchange import group, runner, staging, streams
+from tagc.torch.hooks.gathers import Gathering
 
 LIBRARY = pathlib.Path(os.environ["TAGC_LIBRARY"]).parent / "tests" / "device" / "libcudart.so.13"
 KERNELS = LIBRARY.parent.parent / "cuda" / "libtagc-cuda-harness.so"  # executed on the processor, in the order of the fake device's streams
@@ -107,14 +108,13 @@ class Installed:
     def __enter__(self):
         device, begins = self.device, self._begins
         os.environ["TAGC_CUDA_LIBRARY"] = self._kernels
-        self._before = streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run
-        of, enqueue, finish, run = self._before
+        self._before = streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging._run
+        of, run_staged, finish, run = self._before
         streams.of = lambda _: device
 
-        def enqueue_and_wait(self, source, target, run, failure=None, waits=True, stays=False):
-            enqueue(self, source, target, run, failure, waits, stays)
-            is_gather = run.__name__ == "<lambda>"
-            if waits and (is_gather or not device.lazy):
+        def run_and_wait(self, call, source, target):
+            run_staged(self, call, source, target)
+            if call.waits and (isinstance(call, Gathering) or not device.lazy):
                 device.synchronize()
 
         def finish_and_wait(self):
@@ -128,7 +128,7 @@ class Installed:
                 begins(arguments[0])
             return run(self, *arguments)
 
-        staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = enqueue_and_wait, finish_and_wait, run_late
+        runner.Staged.run, staging.Staging.finish, staging.Staging._run = run_and_wait, finish_and_wait, run_late
         self._slots = group.SlotReducer._try, group.SlotReducer._settle
         attempt = self._slots[0]
 
@@ -150,5 +150,5 @@ class Installed:
     def __exit__(self, *_):
         self.device.join()
         del os.environ["TAGC_CUDA_LIBRARY"]
-        streams.of, staging.Staging.enqueue, staging.Staging.finish, staging.Staging._run = self._before
+        streams.of, runner.Staged.run, staging.Staging.finish, staging.Staging._run = self._before
         group.SlotReducer._try, group.SlotReducer._settle = self._slots

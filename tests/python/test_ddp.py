@@ -322,9 +322,9 @@ def overlap(rank, world_size):
         model.zero_grad()
         is_late, exchange, waited = threading.Event(), handle.exchange, []
 
-        def held_up(*arguments):
+        def held_up(*arguments, **named):
             waited.append(is_late.wait(30))
-            exchange(*arguments)
+            exchange(*arguments, **named)
 
         handle.exchange = held_up
         model.module.embed.weight.register_hook(lambda gradient: is_late.set())
@@ -376,7 +376,7 @@ def end_of_life(rank, world_size):
         model = wrapped(Odd)
         handle = compress(model)
         backward(model, rank)
-        assert [thread.name for thread in threading.enumerate()].count("tagc-ddp") >= 1
+        assert [thread.name for thread in threading.enumerate()].count("tagc-host") >= 1
         if is_closed:
             handle.close()
         gone = weakref.ref(model)
@@ -389,7 +389,7 @@ def end_of_life(rank, world_size):
         assert gone() is None and not unraised, unraised
     sys.unraisablehook = sys.__unraisablehook__
     for thread in threading.enumerate():
-        if thread.name == "tagc-ddp":
+        if thread.name == "tagc-host":
             thread.join(30)
             assert not thread.is_alive()
 

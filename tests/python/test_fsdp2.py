@@ -226,12 +226,12 @@ def failures_and_after(rank, world_size):
     with tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle:
         loss_of(model, batch_of(rank)).backward()
         unit = handle.units["layers.0"]
-        comm, layout, options, kinds = unit._comm, unit._layout, unit.options, []
+        way, layout, options, kinds = unit._key[2], unit._layout, unit.options, []
         given, received = torch.ones(layout.n_elems), torch.zeros(layout.n_elems // world_size)
 
         def reduce():
             received.zero_()
-            unit.reduce(comm, layout, given, received, dist.ReduceOp.AVG)
+            unit.reduce(way, layout, given, received, dist.ReduceOp.AVG)
 
         def options_until_the_second(kind, dtype):
             kinds.append(kind)
@@ -246,16 +246,16 @@ def failures_and_after(rank, world_size):
         reduce()
         reduced = received.clone()
         assert reduced.any() and len(unit._exchanges) == 3
-        end = unit._exchanges[0].end
+        wait = unit._exchanges[0].wait
 
-        def end_and_fail(target):
-            end(target)
+        def wait_and_fail(target):
+            wait(target)
             raise tagc.Error("corrupt", "the first one's end")
 
-        unit._exchanges[0].end = end_and_fail
+        unit._exchanges[0].wait = wait_and_fail
         check_error(reduce, "the first one's end")
         assert not any(exchange.reducer._under_way for exchange in unit._exchanges), "left begun"
-        unit._exchanges[0].end = end
+        unit._exchanges[0].wait = wait
         reduce()
         assert torch.equal(received, reduced) and set(received.tolist()) <= {0, 1}, "not whole"
         model.zero_grad()

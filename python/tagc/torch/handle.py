@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -13,18 +12,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch import state
 from tagc.torch.copied import Copied
-from tagc.torch.exchange import internals, streams
+from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.call import Call, FindLayout
+from tagc.torch.exchange.call import FindLayout, Record, Reduction
 from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.group import Carrier, Link
 from tagc.torch.exchange.interfaces import Exchanged, ExchangeOptions, Residuals, Wrapped
-from tagc.torch.exchange.reducer import LocalFailure
-from tagc.torch.exchange.staging import Kernels, Staging
+from tagc.torch.exchange.runner import Runner, Runners
+from tagc.torch.exchange.staging import Staging
+from tagc.torch.exchange.unit import Stats
 from tagc.torch.exchange.unknown import UnknownLayouts
 from tagc.torch.schedule.moments import Moments
 from tagc.torch.schedule.options import Options
@@ -48,8 +46,7 @@ class Compressed:
         self._carriers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
         self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
         self._said: set[str] = set()  # messages that are printed once
-        self.staging = staging  # of the device where gradients are; None: in CPU memory
-        self.carrier = Carrier(options.timeout_s) if options.transport == "group" else None
+        self.runners = Runners(staging, options.codec_on(), options.transport == "group", options.timeout_s)
         self._recorder = Recorder()
         self.stages = Stages(wrapper, options, is_fresh)
         self.moments = Moments(model, wrapper, options, self.stages)
@@ -100,12 +97,6 @@ class Compressed:
                 unit.close()
             self._unknown.clear()
 
-    def stages_for(self, tensor: torch.Tensor) -> bool:
-        """Whether self.staging exchanges this tensor. Error if it should and cannot."""
-        if self.staging is None and (found := streams.of(tensor.device)) is not None:
-            self.staging = Staging(found, self.options.codec_on())
-        return self.staging is not None and tensor.device == self.staging.streams.device
-
     def say(self, text: str) -> None:
         if self._verbose and self.wrapper.speaks:
             print(text, flush=True)
@@ -116,36 +107,35 @@ class Compressed:
             self.say(text)
 
     def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
-                 find_layout: FindLayout, waits: bool = True, then: Callable[[], object] | None = None) -> None:
-        """Called by every hook: all ranks agree on the exchange, then run it. Collective. It blocks for tensors in CPU memory. Others are
-        staged: it returns at once, and failures are raised at the end of the backward pass.
+                 find_layout: FindLayout, waits: bool = True) -> None:
+        """Called by every hook: all ranks agree on the exchange, then run it. Collective. It blocks for tensors in CPU memory. For others
+        it returns at once, and failures are raised at the end of the backward pass.
 
         find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is dense and residuals
-        do not change. waits, then: for a staged tensor, whether the current stream waits for the result, and a function to call
-        after it."""
+        do not change. waits: whether the current stream waits for the result."""
         if self.is_closed:
             raise Error("state", "this tagc handle is closed, but torch still calls its hook: call compress() "
                         "again, or wrap the model anew")
         comm = self.comm(group)
-        is_staged, failure = False, None
+        runner, failure = self.runner_for(source)
+        call = Reduction(unit, comm, group, source, target, op, find_layout, self._find_loss_scale(source), self._begin, self.lock, failure, waits)
         try:
-            is_staged = self.stages_for(source)
-        except Error as problem:
-            failure = problem
-        if not is_staged and self.staging is not None and self.carrier is None:  # several devices: in one order on all ranks
-            self.synchronize()
-        scale = self._loss_scale if is_staged and self._step_open else None  # reading a scaler on a device would wait for the device
-        call = Call(unit, comm, source, target, op, find_layout, failure, self._loss_scale_now, scale)
-        try:
-            if self.carrier is not None:
-                self._carry(self.carrier, call, group, source, target, waits, self.staging.kernels if is_staged and self.staging else None)
-            elif is_staged and self.staging is not None:
-                self._stage(self.staging, call, source, target, waits, then)
-            else:
-                self._exchange(call, source, target)
+            call.opens_step = self._opens_step(unit)
+            self._loss_scale = call.loss_scale
+            runner.run(call, source, target)
+            if not self._step_open or self._is_outside and not self._is_left_open():  # nothing else will end this step
+                self.synchronize()
+                self.end_step()
         except BaseException:
             self.give_up()
             raise
+
+    def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
+        """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells the other ranks."""
+        try:
+            return self.runners.of(tensor), None
+        except Error as problem:
+            return self.runners.host, problem
 
     def give_up(self) -> None:
         """The rest of this backward pass, and its end, will not come."""
@@ -153,96 +143,33 @@ class Compressed:
             self._step_open = False
             self._units_of_step.clear()
             self._recorder.drop()
-        if self.carrier is not None:
-            self.carrier.drop()
+        self.runners.drop()
 
-    def _exchange(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
-        agree_s = call.agree()
-        with self.lock:
-            if self._opens_step(call.unit):
-                self._begin_step(call.scale)
-            self._reduce(call, source, target, agree_s)
-        if self._is_last():
-            self.end_step()
-
-    def _carry(self, carrier: Carrier, call: Call, group: dist.ProcessGroup, source: torch.Tensor, target: torch.Tensor, waits: bool,
-               kernels: Kernels | None) -> None:
-        """The same by the caller's own group. Its outcome is known when the pass ends."""
-        agree_s = call.agree()
-        self._loss_scale = call.scale
-        with self.lock:
-            if self._opens_step(call.unit):
-                self._begin_step(call.scale)
-            self._reduce(call, source, target, agree_s, kernels, carrier.link(group, call.comm, kernels), waits)
-        if self._is_last():
-            self.synchronize()
-            self.end_step()
-
-    def _stage(self, staging: Staging, call: Call, source: torch.Tensor, target: torch.Tensor, waits: bool,
-               then: Callable[[], object] | None) -> None:
-        """The same in a thread of its own. State that hooks read or change is handled here, in the hook."""
-        opens = self._opens_step(call.unit)
-        self._loss_scale = call.scale
-
-        def run(source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
-            call.failure = failure
-            agree_s = call.agree()
-            assert source is not None and target is not None  # else agree() has raised
-            with self.lock:
-                if opens:
-                    self._begin_step(call.scale)
-                self._reduce(call, source, target, agree_s, staging.kernels)
-            if then is not None:
-                then()
-
-        staging.enqueue(source, target, run, call.failure, waits, stays=staging.kernels is not None)
-        if self._is_last():
-            staging.finish()
-            self.end_step()
-
-    def _reduce(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None = None,
-                link: Link | None = None, waits: bool = True) -> None:
-        """After the agreement. source and target are in CPU memory, or on the kernels' device."""
-        try:
-            self._reduce_agreed(call, source, target, agree_s, kernels, link, waits)
-        except Exception as failure:
-            if kernels is not None and (not isinstance(failure, Error) or isinstance(failure, LocalFailure)):
-                call.comm.abort(f"{call.unit.name}: {failure}")  # peers wait for this rank's messages
-            raise
-
-    def _reduce_agreed(self, call: Call, source: torch.Tensor, target: torch.Tensor, agree_s: float, kernels: Kernels | None,
-                       link: Link | None, waits: bool) -> None:
+    def _begin(self, call: Reduction, source: torch.Tensor) -> tuple[Exchanged, layouts.Layout, Record]:
+        """After the agreement. Collective."""
+        if call.opens_step:
+            self._begin_step(call.loss_scale)
         unit, comm, layout = call.unit, call.comm, call.layout
-        begin = time.perf_counter()
         n_control = comm.agreement_bytes
         if layout is None:
             if self.wrapper.speaks:
                 self._unknown.warn(unit)
-            unit, layout = self._unknown.dense(unit, source.numel(), comm, all_reduce=source.numel() == target.numel())
+            unit, layout = self._unknown.dense(unit, source.numel(), comm, all_reduce=call.is_all_reduce)
         else:
             n_control += self.stages.look(comm, layout, source, unit)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
-        n_elems = source.numel()
+        name, n_elems = unit.name, source.numel()
 
-        def record(stats: list[tuple[layouts.Part, lib.ReducerStats]], seconds: float) -> None:
-            self._recorder.add(unit.name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.options.stages)
+        def record(stats: Stats, seconds: float, agree_s: float) -> None:
+            self._recorder.add(name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.options.stages)
 
-        if link is None:
-            stats = unit.reduce(comm, layout, source, target, call.op, kernels=kernels)
-            record(stats, time.perf_counter() - begin)
-        elif self.carrier is not None:
-            end = unit.carry(link, layout, source, target, call.op, waits)
-            seconds = time.perf_counter() - begin
-            self.carrier.later(lambda: record(end(), seconds))
+        return unit, layout, record
 
     def synchronize(self) -> None:
         """Waits until all exchanges of device tensors are complete, and raises the first failure. backward() does so at its end. Call it
         after a forward pass without backward if `parameters` are deltas. Local."""
         try:
-            if self.carrier is not None:
-                self.carrier.finish()
-            if self.staging is not None:
-                self.staging.finish()
+            self.runners.finish()
         except BaseException:
             self.give_up()
             raise
@@ -296,10 +223,6 @@ class Compressed:
         gradient, the next pass does."""
         return self.wrapper.is_ended_by_hand() and self._units_of_step != set(self.units)
 
-    def _is_last(self) -> bool:
-        """After an exchange: whether this call must end the step."""
-        return not self._step_open or self._is_outside and not self._is_left_open()
-
     def end_step(self) -> None:
         """Call it when all units of this backward pass are complete."""
         with self.lock:
@@ -321,12 +244,12 @@ class Compressed:
     @property
     def codec(self) -> str:
         """The place of selection and encoding: "host", or "device" with kernels."""
-        return "host" if self.staging is None or self.staging.kernels is None else "device"
+        return "host" if self.runners.kernels is None else "device"
 
     @property
     def device_bytes(self) -> int:
         """Bytes of device memory in use by kernels: residuals, spares, bodies and work memory. 0 without kernels."""
-        return 0 if self.staging is None or self.staging.kernels is None else self.staging.kernels.n_bytes
+        return 0 if self.runners.kernels is None else self.runners.kernels.n_bytes
 
     def stats(self) -> dict[str, Any]:
         """Statistics of this rank's last backward pass that exchanged gradients: a new dict of numbers, and of dicts of numbers. {}
@@ -383,8 +306,10 @@ class Compressed:
                 self.stages.scale(scale / self._scale)
             self._scale = scale
 
-    def _loss_scale_now(self) -> float:
-        return self._scale if self._scaler is None else self._scaler.get_scale()
+    def _find_loss_scale(self, source: torch.Tensor) -> Callable[[], float]:
+        if self._step_open and self.runners.is_on_device(source):  # reading a scaler on a device would wait for the device
+            return lambda: self._loss_scale
+        return lambda: self._scale if self._scaler is None else self._scaler.get_scale()
 
     def reset_parameters(self) -> None:
         """If `parameters` are deltas: makes the next gather send whole values, in bf16. Call it after a change of parameters outside of an
@@ -469,8 +394,7 @@ class Compressed:
 
     def close(self) -> None:
         """Removes the hooks if torch allows it, and frees the residuals. Local."""
-        if self.staging is not None:
-            self.staging.close()  # without the lock: its thread may wait for it
+        self.runners.close()  # without the lock: its threads may wait for it
         with self.lock:
             if self.is_closed:
                 return
@@ -479,8 +403,7 @@ class Compressed:
             self._free()
 
     def _free(self) -> None:
-        if self.staging is not None:
-            self.staging.close()
+        self.runners.close()
         for free in self.frees:
             free()
         for unit in [*self.units.values(), *self._unknown.units()]:
@@ -489,8 +412,7 @@ class Compressed:
             comm.close()
         for end in self.ends:
             end()
-        if self.staging is not None:
-            self.staging.free()
+        self.runners.free()
         self.is_closed = True
 
     def __del__(self) -> None:

@@ -58,7 +58,7 @@ _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0,
 
 def save(handle: Compressed) -> dict[str, Any]:
     """Copies of this rank's residuals and of its rows of replicas. Local."""
-    if not handle.is_closed and handle.staging is not None:
+    if not handle.is_closed:
         handle.synchronize()  # gathers of forward passes without backward
     with handle.lock:
         _check_open(handle)

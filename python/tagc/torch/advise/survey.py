@@ -21,11 +21,11 @@ from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.comm import Comm, share
-from tagc.torch.exchange.group import Carrier
-from tagc.torch.exchange.reducer import Gatherer
+from tagc.torch.exchange.group import Link
+from tagc.torch.exchange.reducer import Gatherer, OwnWay, Way
 from tagc.torch.exchange.staging import Kernels, Staging
 from tagc.torch.exchange.streams import Cuda
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.schedule import policy
 from tagc.torch.schedule.options import Options
 
@@ -201,7 +201,6 @@ class Survey:
         self.phases: dict[str, dict[str, float]] = {}  # what -> seconds per element
         self.bits: dict[str, float] = {}  # what -> sent per element, of rank 0
         self._transports, self._staging = transports, None if streams is None else Staging(streams, None)
-        self._carrier = Carrier(timeout_s)
         self._random = torch.Generator().manual_seed(1234 + self.rank)  # keeps the user's random numbers
 
     def __enter__(self) -> Survey:
@@ -335,22 +334,20 @@ class Survey:
             if n_kind:
                 parameters.append(layouts.Parameter(kind, (n_kind,), kind))
         layout = layouts.bucket(parameters, self.world_size) if all_reduce else layouts.chunked(parameters, self.world_size)
-        is_carried = options.transport == "group"
-        kernels = self._kernels if is_carried or options.codec == "device" else None
+        is_in_group = options.transport == "group"
+        kernels = self._kernels if is_in_group or options.codec == "device" else None
         source = self._gradient(layout.n_elems).to(DTYPES[self.shape.reduce])
         source = source if kernels is None else source.to(kernels.device)
         target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device)
-        link = self._carrier.link(self.group, self.comm, kernels) if is_carried else None
+        way: Way = Link(self.group, self.comm, kernels, self.timeout_s) if is_in_group else OwnWay(self.comm, kernels)
         unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
-        stats: list[list[tuple[layouts.Part, lib.ReducerStats]]] = []
+        stats: list[Stats] = []
 
         def run() -> None:
-            if link is None:
-                stats.append(unit.reduce(self.comm, layout, source, target, dist.ReduceOp.AVG, kernels=kernels))
-                return
-            end = unit.carry(link, layout, source, target, dist.ReduceOp.AVG)
-            self._carrier.later(lambda: stats.append(end()))
-            self._carrier.finish()
+            end = unit.reduce(way, layout, source, target, dist.ReduceOp.AVG)
+            if is_in_group and kernels is not None:
+                kernels.streams.finish(kernels.stream)
+            stats.append(end())
 
         try:
             seconds = self.time(what, n, run, n_warm=2)

@@ -3,7 +3,7 @@ all-to-all of bytes, for an all-reduce one all-gather of bytes, and one maximum 
 
     hook     all ranks agree on the exchange (comm.py, on the host) -> Unit.reduce() -> SlotReducer.begin(): enqueues the whole step
              in the kernels' stream, including the group's collectives; the caller's stream waits for the result
-    end of   Carrier.finish(): reads the outcome of each exchange, and raises the first failure, the same on all ranks
+    end of   runner.Group.finish(): reads the outcome of each exchange, and raises the first failure, the same on all ranks
     backward
 
 With NCCL no call waits for a device in the middle of a step. With gloo and CPU tensors the same calls block, one after the other."""
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,14 +29,17 @@ _WORDS = 4  # of tagc_slots_verdict; all ranks take the maximum of the first two
 
 
 class Link:
-    """The collectives of one process group for tensors on one device, and memory for slots. Exchanges run one after the other, so they
-    share that memory. kernels: of the device where tensors are; None: in CPU memory."""
+    """The Way by the caller's own group: its collectives for tensors on one device, and memory for slots. Exchanges run one after the other,
+    so they share that memory. kernels: of the device where tensors are; None: in CPU memory."""
 
     def __init__(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None, timeout_s: float) -> None:
         self.comm, self.kernels, self.size = comm, kernels, comm.world_size
         self.collectives = Collectives(group, "gradients, which tagc sends in this group", timeout_s)
         self.device = torch.device("cpu") if kernels is None else kernels.device
         self._sent = self._received = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
+        return SlotReducer(self, n_elems, **options)
 
     def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
         """A context that enqueues torch's work in the kernels' stream, after the current stream's work. waits: the current stream then waits
@@ -51,7 +54,8 @@ class Link:
 
 
 class SlotReducer(Reducer):
-    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end() returns its outcome when the stream has run it."""
+    """A Reducer that sends by a Link. begin() enqueues the whole step, inside turn(); end(), which returns its outcome, is called when the
+    stream has run it."""
 
     def __init__(self, link: Link, n_elems: int, **options: Any) -> None:
         self._link, self._factor = link, 1.0
@@ -122,6 +126,9 @@ class SlotReducer(Reducer):
         if self._copy is not self._verdict:
             self._copy.copy_(self._verdict, non_blocking=True)
 
+    def wait(self) -> None:
+        """Does nothing: the stream has the step."""
+
     def end(self) -> lib.ReducerStats:
         stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         self._under_way, failure, self._failure = (), self._failure, None
@@ -130,51 +137,3 @@ class SlotReducer(Reducer):
         except Error as problem:
             raise (failure if failure is not None and problem.status in ("state", failure.status) else problem) from None
         return stats
-
-
-class Carrier:
-    """The links of one handle, and its exchanges whose outcome is not known yet."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._links: dict[tuple[Any, ...], Link] = {}
-        self._ends: list[Callable[[], object]] = []
-
-    def link(self, group: dist.ProcessGroup, comm: Comm, kernels: Kernels | None) -> Link:
-        key = comm.ranks, kernels
-        if key not in self._links:
-            self._links[key] = Link(group, comm, kernels, self._timeout_s)
-        return self._links[key]
-
-    def later(self, end: Callable[[], object]) -> None:
-        """Keeps `end`, which reads the outcome of an exchange."""
-        self._ends.append(end)
-
-    def future(self, value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """A future of `value`, which is ready when the kernels' stream has come so far."""
-        for link in self._links.values():
-            if link.kernels is not None:
-                return link.kernels.streams.future(value, link.kernels.stream)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(value)
-        return future
-
-    def finish(self) -> None:
-        """Waits for all that is under way; raises the first failure."""
-        ends, self._ends, first = self._ends, [], None
-        if ends:
-            for kernels in {link.kernels for link in self._links.values()}:
-                if kernels is not None:
-                    kernels.streams.finish(kernels.stream)
-        for end in ends:
-            try:
-                end()
-            except Error as failure:
-                first = first or failure
-        if first is not None:
-            raise first
-
-    def drop(self) -> None:
-        """Drops the exchanges of a failed pass."""
-        with contextlib.suppress(Error):
-            self.finish()

@@ -8,11 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from tagc import _library as lib
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.group import Link
 from tagc.torch.exchange.layout import Layout, Parameter, Part
-from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.reducer import Way
+from tagc.torch.exchange.unit import Stats
 
 ExchangeOptions = Callable[[Part, torch.dtype], dict[str, Any]]  # -> fields of tagc_reducer_options
 Kinds = Mapping[str, Mapping[str, Any]]  # name of a parameter -> changed fields of its layout.Parameter
@@ -96,11 +94,8 @@ class Exchanged(Protocol):
     name: str
     options: ExchangeOptions
 
-    def reduce(self, comm: Comm, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
-               kernels: Kernels | None = None) -> list[tuple[Part, lib.ReducerStats]]: ...
-
-    def carry(self, link: Link, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
-              waits: bool) -> Callable[[], list[tuple[Part, lib.ReducerStats]]]: ...
+    def reduce(self, way: Way, layout: Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               waits: bool = True) -> Callable[[], Stats]: ...
 
     def squares(self, layout: Layout, source: torch.Tensor) -> list[tuple[float, float]]: ...
 

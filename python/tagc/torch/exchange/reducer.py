@@ -3,8 +3,10 @@ pass on pointers and do not read the tensors."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -48,10 +50,11 @@ class Reducer:
         for name, value in options.items():
             setattr(fields, name, value)
         self._comm, self._handle, self._kernels = comm, ctypes.c_void_p(), kernels
-        self._device = torch.device("cpu") if kernels is None else kernels.device
+        self.device = torch.device("cpu") if kernels is None else kernels.device
         self.n_elems = n_elems
         self.n_output = n_elems if fields.output == lib.OUTPUTS["unit"] else n_elems // comm.world_size
         self._under_way: tuple[torch.Tensor, ...] = ()
+        self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         self._create(fields)
 
     def _create(self, fields: lib.ReducerOptions) -> None:
@@ -61,22 +64,31 @@ class Reducer:
             lib.call("tagc_reducer_create_on", self._kernels.handle, self._comm.handle, ctypes.byref(fields), ctypes.byref(self._handle))
 
     def _pointers(self, gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, int]:
-        return (_address(gradient, self.n_elems, "gradient", self._device),
-                _address(output, self.n_output, "output", self._device))
+        return (_address(gradient, self.n_elems, "gradient", self.device),
+                _address(output, self.n_output, "output", self.device))
 
     def begin(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
-        """Returns at once. Do not use either tensor until end(). On a device, the gradient must be complete already."""
+        """Starts the exchange. On a device it waits for this thread's stream, which must end with the gradient. Do not use either tensor until
+        wait()."""
+        if self._kernels is not None:
+            self._kernels.streams.settle()
         lib.call("tagc_reducer_begin", self._handle, *self._pointers(gradient, output))
         self._under_way = gradient, output
 
-    def end(self) -> lib.ReducerStats:
-        """Waits; returns tagc_reducer_stats."""
-        stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
+    def wait(self) -> None:
+        """Waits until the output is there; Error if it will not be."""
+        if not self._under_way:
+            return
+        self._stats = lib.initialised(lib.ReducerStats, "tagc_reducer_stats_init")
         try:
-            lib.call("tagc_reducer_end", self._handle, ctypes.byref(stats))
+            lib.call("tagc_reducer_end", self._handle, ctypes.byref(self._stats))
         finally:
             self._under_way = ()
-        return stats
+
+    def end(self) -> lib.ReducerStats:
+        """Returns tagc_reducer_stats of the exchange that began last, after wait()."""
+        self.wait()
+        return self._stats
 
     def residual(self) -> torch.Tensor | None:
         """The residual, in CPU memory: a view that the next begin() invalidates, or with kernels a copy. None if the exchange has none."""
@@ -102,6 +114,40 @@ class Reducer:
         if self._handle:
             lib.load().tagc_reducer_destroy(self._handle)
             self._handle = ctypes.c_void_p()
+
+
+class Way(Protocol):
+    """Where the reducers of a unit work, and what sends their messages. A unit sees no difference."""
+
+    @property
+    def comm(self) -> Comm: ...
+
+    @property
+    def kernels(self) -> Kernels | None:
+        """Of the device where tensors are; None: CPU memory."""
+        ...
+
+    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
+        """Returns a new reducer. options: fields of tagc_reducer_options. Collective."""
+        ...
+
+    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
+        """Returns the context in which torch's work for an exchange runs. waits: the current stream waits for it."""
+        ...
+
+
+class OwnWay(NamedTuple):
+    """By tagc's own connection. wait() of a reducer blocks."""
+
+    comm: Comm
+    kernels: Kernels | None = None
+
+    def reducer(self, n_elems: int, options: Mapping[str, Any]) -> Reducer:
+        is_direct = options["exchange"] == lib.EXCHANGES["direct"]  # no other one has kernels
+        return Reducer(self.comm, n_elems, self.kernels if is_direct else None, **options)
+
+    def turn(self, waits: bool) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
 
 
 class Gatherer:

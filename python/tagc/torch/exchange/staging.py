@@ -163,7 +163,8 @@ class Staging:
             self._changed.wait_for(lambda: self._n_finished == self._n_enqueued or self.is_closed)
             failure, self._failure = self._failure, None
         with self._launch:
-            self._release()
+            if not self.is_closed:
+                self._release()
         if failure is not None:
             raise failure
 

@@ -15,11 +15,9 @@ import torch.distributed as dist
 from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.group import Link, SlotReducer
-from tagc.torch.exchange.reducer import Reducer
-from tagc.torch.exchange.staging import Kernels
+from tagc.torch.exchange.reducer import Way
 
+Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ReduceOp = dist.ReduceOp
 
@@ -61,32 +59,24 @@ def _square(values: torch.Tensor | None) -> float:
 class _Exchange:
     """A part and its reducer, with memory for packing."""
 
-    def __init__(self, layout: layouts.Layout, part: layouts.Part, comm: Comm, options: Mapping[str, Any],
-                 kernels: Kernels | None, link: Link | None) -> None:
-        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, comm.rank)
-        on = kernels if link is not None or options["exchange"] == lib.EXCHANGES["direct"] else None  # else copied to the host and back
-        options = {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]}
-        self.reducer = Reducer(comm, part.n_elems, on, **options) if link is None else SlotReducer(link, part.n_elems, **options)
-        device = torch.device("cpu") if on is None else on.device
-        self.packed = None if part.is_whole(layout.n_elems) and on is kernels else (
+    def __init__(self, layout: layouts.Layout, part: layouts.Part, way: Way, options: Mapping[str, Any]) -> None:
+        self.layout, self.part, self.outputs = layout, part, layout.output_runs(part, way.comm.rank)
+        self.reducer = way.reducer(part.n_elems, {**options, "output": lib.OUTPUTS["unit" if layout.all_reduce else "shard"]})
+        device = self.reducer.device
+        is_there = device == (torch.device("cpu") if way.kernels is None else way.kernels.device)  # else copied there and back
+        self.packed = None if part.is_whole(layout.n_elems) and is_there else (
             torch.zeros(part.n_elems, dtype=torch.float32, device=device),
             torch.empty(self.reducer.n_output, dtype=torch.float32, device=device))
-        self._on = on if link is None else None  # the host waits for their stream
 
     def begin(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if self.packed is not None:
             layouts.copy_runs(source, self.packed[0], self.part.runs)
             source, target = self.packed
-        if self._on is not None:
-            self._on.streams.settle()
         self.reducer.begin(source, target)
 
-    def end(self, target: torch.Tensor) -> lib.ReducerStats:
-        stats = self.reducer.end()
-        self.unpack(target)
-        return stats
-
-    def unpack(self, target: torch.Tensor) -> None:
+    def wait(self, target: torch.Tensor) -> None:
+        """Until target has the result, or torch's work for it is enqueued."""
+        self.reducer.wait()
         if self.packed is not None:
             layouts.copy_runs(self.packed[1], target, self.outputs)
 
@@ -96,106 +86,83 @@ class Unit:
 
     def __init__(self, name: str, exchange_options: Callable[[layouts.Part, torch.dtype], dict[str, Any]]) -> None:
         self.name, self.options = name, exchange_options
-        self._comm: Comm | None = None
         self._layout: layouts.Layout | None = None
-        self._key: tuple[str, bool, Kernels | None, Link | None] | None = None
+        self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[_Exchange] = []
         self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
 
     # ---- the step ----
 
-    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
-               rests: bool = False, kernels: Kernels | None = None) -> list[tuple[layouts.Part, lib.ReducerStats]]:
-        """Collective, blocking. All ranks must have agreed on the layout. source (n_elems,); target (row,), or for an all-reduce (n_elems,),
-        which may be source. Both have the same dtype, one of DTYPES. kernels: the staging.Kernels of their device; None: CPU memory.
-        rests: if this rank's gradient of a parameter is zero, its residual is not sent. Returns [(part, tagc_reducer_stats)]."""
-        scale = scale_of(op, comm.world_size)
-        mean = scale == 1.0 / comm.world_size
-        self._prepare(comm, layout, "avg" if mean else "sum", source.dtype, kernels)
-        wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
-        direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
-        result = target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
-        if layout.has_gaps:
-            result.zero_()
-        begun, stats, failure = [], [], None
-        resting = self._withdraw(source) if rests else []
-        try:
-            for exchange in self._exchanges:
-                exchange.begin(wide, result)
-                begun.append(exchange)
-        except Error as error:
-            failure = error
-        for exchange in begun:  # all of them, also after a failure, because peers wait
-            try:
-                stats.append((exchange.part, exchange.end(result)))
-            except Error as error:
-                failure = failure or error
-        self._put_back(resting)
-        if failure is not None:
-            raise failure
-        if not mean and scale != 1.0:
-            result.mul_(scale)
-        if result is not target:
-            target.copy_(result)
-        return stats
+    def reduce(self, way: Way, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *, waits: bool = True,
+               rests: bool = False) -> Callable[[], Stats]:
+        """Exchanges source into target. Collective; all ranks must have agreed on the layout. Returns a function for when the way has finished:
+        it returns [(part, tagc_reducer_stats)], or raises the first failure.
 
-    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
-              waits: bool = True, rests: bool = False) -> Callable[[], list[tuple[layouts.Part, lib.ReducerStats]]]:
-        """reduce() by a process group of the caller's, inside the link's turn(). waits: later work of the current stream waits for the result.
-        Returns a function that must be called when the stream has finished: it returns reduce()'s result or raises its failure."""
-        scale = scale_of(op, link.size)
-        mean = scale == 1.0 / link.size
-        self._prepare(link.comm, layout, "avg" if mean else "sum", source.dtype, link.kernels, link)
-        with link.turn(waits):
+        source (n_elems,); target (row,), or for an all-reduce (n_elems,), which may be source. Both have the same dtype, one of DTYPES, and
+        are where the way's reducers work. waits: later work of the current stream waits for the result. rests: if this rank's gradient of a
+        parameter is zero, its residual is not sent."""
+        scale = scale_of(op, way.comm.world_size)
+        mean = scale == 1.0 / way.comm.world_size
+        self._prepare(way, layout, "avg" if mean else "sum", source.dtype)
+        begun: list[_Exchange] = []
+        resting: list[tuple[_Exchange, torch.Tensor]] = []
+
+        def end() -> Stats:
+            stats, failure = [], None
+            for exchange in begun:
+                try:
+                    stats.append((exchange.part, exchange.reducer.end()))
+                except Error as problem:
+                    failure = failure or problem
+            self._put_back(resting)
+            if failure is not None:
+                raise failure
+            return stats
+
+        with way.turn(waits):
             wide = source if source.dtype == torch.float32 and source.is_contiguous() else source.float().contiguous()
-            result = torch.empty(target.numel(), dtype=torch.float32, device=target.device)
+            direct = target.dtype == torch.float32 and target.is_contiguous() and target.data_ptr() != wide.data_ptr()
+            result = target if direct else torch.empty(target.numel(), dtype=torch.float32, device=target.device)
             if layout.has_gaps:
                 result.zero_()
-            resting = self._withdraw(source) if rests else []
-            begun: list[_Exchange] = []
-
-            def end() -> list[tuple[layouts.Part, lib.ReducerStats]]:
-                stats, failure = [], None
-                for exchange in begun:
-                    try:
-                        stats.append((exchange.part, exchange.reducer.end()))
-                    except Error as problem:
-                        failure = failure or problem
-                self._put_back(resting)
-                if failure is not None:
-                    raise failure
-                return stats
-
+            if rests:
+                resting += self._withdraw(source)
+            failure: BaseException | None = None
             try:
                 for exchange in self._exchanges:
                     begun.append(exchange)
                     exchange.begin(wide, result)
-                    exchange.unpack(result)
-            except BaseException:
+            except BaseException as problem:
+                failure = problem
+            for exchange in begun:  # all of them, also after a failure, because peers wait
+                try:
+                    exchange.wait(result)
+                except Error as problem:
+                    failure = failure or problem
+            if failure is not None:
                 with contextlib.suppress(Error):
                     end()
-                raise
+                raise failure
             if not mean and scale != 1.0:
                 result.mul_(scale)
-            target.copy_(result)
+            if result is not target:
+                target.copy_(result)
         return end
 
-    def _prepare(self, comm: Comm, layout: layouts.Layout, op: str, dtype: torch.dtype, kernels: Kernels | None,
-                 link: Link | None = None) -> None:
-        key = (op, dtype == torch.bfloat16, kernels, link)
-        if self._comm is comm and self._layout is layout and self._key == key:
+    def _prepare(self, way: Way, layout: layouts.Layout, op: str, dtype: torch.dtype) -> None:
+        key = (op, dtype == torch.bfloat16, way)
+        if self._layout is layout and self._key == key:
             return
         self.close()
         made = []
         try:
             for part in layout.parts:
-                options = self.options(part, dtype) | {"op": lib.OPS[op]}
-                made.append(_Exchange(layout, part, comm, options, kernels, link))
+                made.append(_Exchange(layout, part, way, self.options(part, dtype) | {"op": lib.OPS[op]}))
         except BaseException:  # the next reduce() makes new reducers; residuals are kept
             for exchange in made:
                 exchange.reducer.close()
             raise
-        self._comm, self._layout, self._key, self._exchanges = comm, layout, key, made
+        self._layout, self._key, self._exchanges = layout, key, made
         self._unstow()
 
     def _withdraw(self, source: torch.Tensor) -> list[tuple[_Exchange, torch.Tensor]]:
@@ -305,11 +272,11 @@ class Unit:
         for exchange in self._exchanges:
             exchange.reducer.close()
         self._exchanges, self._kept = [], {}
-        self._comm = self._layout = self._key = None
+        self._layout = self._key = None
 
     def close(self) -> None:
         """Keeps the residuals for the reducers that a later reduce() makes."""
         try:
             self._stow()
         finally:
-            self._comm = self._layout = self._key = None
+            self._layout = self._key = None

@@ -1,5 +1,4 @@
-"""DDP: a communication hook. It passes buckets to a thread, which exchanges them in order while backward continues. Buckets on a
-device are staged (tagc.torch.exchange.staging) by a thread of its own.
+"""DDP: a communication hook. It asks a runner for a future of each bucket's average, so that backward continues.
 
 DDP rebuilds its buckets after the first iteration, with other parameters in each. All buckets are one unit for the handle, and
 residuals are kept by parameter. A hook of DDP's reducer cannot be removed: close() leaves it in place, and a later compress()
@@ -8,8 +7,6 @@ takes it over."""
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,21 +16,17 @@ import torch.distributed as dist
 from torch.distributed import ReduceOp
 from torch.nn.parallel import DistributedDataParallel
 
-from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.exchange import internals
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.comm import Comm
-from tagc.torch.exchange.group import Carrier, Link
 from tagc.torch.exchange.interfaces import ExchangeOptions, Kinds
-from tagc.torch.exchange.staging import Kernels
-from tagc.torch.exchange.unit import Unit
+from tagc.torch.exchange.reducer import Way
+from tagc.torch.exchange.unit import Stats, Unit
 from tagc.torch.handle import Compressed
 from tagc.torch.hooks.wrapper import Wrapper as AnyWrapper
 from tagc.torch.schedule import policy
 
 UNIT = "buckets"
-Stats = list[tuple[layouts.Part, lib.ReducerStats]]
 
 
 class Buckets:
@@ -44,15 +37,8 @@ class Buckets:
         self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
         self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
-    def reduce(self, name: str, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, rests: bool,
-               kernels: Kernels | None) -> Stats:
-        return self._unit(name, layout).reduce(comm, layout, source, target, op, rests, kernels)
-
-    def carry(self, name: str, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, waits: bool,
-              rests: bool) -> Callable[[], Stats]:
-        return self._unit(name, layout).carry(link, layout, source, target, op, waits, rests)
-
-    def _unit(self, name: str, layout: layouts.Layout) -> Unit:
+    def unit(self, name: str, layout: layouts.Layout) -> Unit:
+        """Returns the one of a bucket with that name and layout."""
         names = tuple(parameter.name for parameter in layout.parameters)
         if names not in self._units:
             self._make(name, names)
@@ -115,13 +101,9 @@ class _Bucket:
         self.name = f"bucket {index} ({parameters[0].name}{f' and {n} more' if (n := len(parameters) - 1) else ''})"
         self.options, self._buckets, self._rests = buckets.options, buckets, rests
 
-    def reduce(self, comm: Comm, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
-               kernels: Kernels | None = None) -> Stats:
-        return self._buckets.reduce(self.name, comm, layout, source, target, op, self._rests, kernels)
-
-    def carry(self, link: Link, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any,
-              waits: bool) -> Callable[[], Stats]:
-        return self._buckets.carry(self.name, link, layout, source, target, op, waits, self._rests)
+    def reduce(self, way: Way, layout: layouts.Layout, source: torch.Tensor, target: torch.Tensor, op: Any, *,
+               waits: bool = True) -> Callable[[], Stats]:
+        return self._buckets.unit(self.name, layout).reduce(way, layout, source, target, op, waits=waits, rests=self._rests)
 
     def squares(self, layout: layouts.Layout, source: torch.Tensor) -> list[tuple[float, float]]:
         return self._buckets.squares(layout, source)
@@ -134,12 +116,11 @@ class _Backward:
     """One backward pass. It raises the first failure of its buckets after DDP has copied the last one. (DDP would turn a failed
     future into a failed cast, and a hook that raises would leave its reducer in the middle of a pass.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, state: State) -> None:
         self.failure: BaseException | None = None
         self.is_open = True
-        self.staged_by: Compressed | None = None
-        self.wrapper: Wrapper | None = None  # whose model it is, until the pass ends
-        self.ends_step = False
+        self.is_whole = False  # whether its last bucket has come
+        self._state = state
         try:  # DDP queues its own callback after its first hook
             internals.at_end_of_backward(lambda: internals.at_end_of_backward(self.end))
         except RuntimeError:
@@ -157,13 +138,12 @@ class _Backward:
 
     def end(self) -> None:
         """Raises the failure and drops it, because its traceback refers to the model."""
-        handle, self.staged_by = self.staged_by, None
-        if handle is not None:
-            self.attempt(handle.synchronize)
-            if self.ends_step and self.failure is None:
-                self.attempt(handle.end_step)
-        failure, self.failure, wrapper, self.wrapper = self.failure, None, self.wrapper, None
-        if failure is not None and not (wrapper is not None and wrapper.swallows(failure)):
+        handle = self._state.handle
+        self.attempt(handle.synchronize)
+        if self.is_whole and self.failure is None:
+            self.attempt(handle.end_step)
+        failure, self.failure = self.failure, None
+        if failure is not None and not _wrapper_of(handle).swallows(failure):
             raise failure
 
 
@@ -187,7 +167,6 @@ class State:
         self._layouts: dict[tuple[str, ...], layouts.Layout] = {}
         self._backward: _Backward | None = None
         self.manager: Any = None  # torchft's, where it is
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of the model gets an empty state, because its reducer has no hook."""
@@ -206,9 +185,7 @@ class State:
         state = _wrapper_of(handle).hooked() or State()
         model: Any = handle.model
         state._handle, state._model = weakref.ref(handle), weakref.ref(model)
-        state._layouts, state._jobs = {}, queue.SimpleQueue()
-        threading.Thread(target=_work, args=(state._jobs,), name="tagc-ddp", daemon=True).start()
-        handle.undo.append(weakref.finalize(state, state._jobs.put, None))  # ends with the handle, or with the model
+        state._layouts = {}
         model._tagc = _Owned(handle)
         if UNIT not in handle.units:
             handle.add_unit(UNIT, Buckets)
@@ -225,19 +202,10 @@ class State:
     def send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The hook: a future of the bucket's average."""
         handle, source, backward = self.handle, bucket.buffer(), self._backward_of(bucket)
-        index, tensors, is_last = bucket.index(), bucket.parameters(), bucket.is_last()
-        if handle.carrier is not None and not handle.is_closed:
-            return self._carry(handle, handle.carrier, backward, source, index, tensors, is_last)
-        try:
-            is_staged = not handle.is_closed and handle.stages_for(source)
-        except Error:
-            is_staged = False  # the job sends it to all ranks
-        if is_staged:
-            return self._stage(handle, backward, source, index, tensors, is_last)
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        wrapper = backward.wrapper = _wrapper_of(handle)
+        index, tensors, wrapper = bucket.index(), bucket.parameters(), _wrapper_of(handle)
+        backward.is_whole = bucket.is_last()
 
-        def job() -> None:
+        def work() -> torch.Tensor:
             try:
                 backward.check()  # the first failure is the one for all
                 if index == 0:
@@ -247,67 +215,20 @@ class State:
                 bucket, layout = self._find(handle, index, tensors)
                 _exchange(handle, bucket, layout, source, result)
                 wrapper.goes_on([parameter.name for parameter in layout.parameters])
+                return result
             except BaseException as failure:
                 backward.failure = backward.failure or failure
-                result = source  # in place: nothing here may fail, or DDP waits forever
-                if source.layout == torch.strided:
-                    source.fill_(float("nan"))  # not used for training
-            else:
-                if is_last:
-                    backward.attempt(handle.end_step)
-            future.set_result(result)
+                return _spoilt(source)
 
-        if handle.is_closed:
-            job()  # which says so
-        else:
-            self._jobs.put(job)
+        future = handle.runner_for(source)[0].future(work)
         if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
             future.wait()
             backward.end()
         return future
 
-    def _stage(self, handle: Compressed, backward: _Backward, source: torch.Tensor, index: int, tensors: Sequence[torch.Tensor],
-               is_last: bool) -> torch.futures.Future[torch.Tensor]:
-        """The same for tensors on a device. Streams can wait for the future at once; the end of the pass waits for the rest."""
-        backward.staged_by = handle
-        result = source
-        try:
-            if source.layout == torch.strided:
-                result = torch.empty_like(source)
-            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False,
-                      then=handle.end_step if is_last else None)
-        except BaseException as failure:
-            backward.failure = backward.failure or failure
-        assert handle.staging is not None  # stages_for() has made it
-        future = handle.staging.streams.future(result, handle.staging.stream)
-        if not backward.is_open:
-            future.wait()
-            backward.end()
-        return future
-
-    def _carry(self, handle: Compressed, carrier: Carrier, backward: _Backward, source: torch.Tensor, index: int,
-               tensors: list[torch.Tensor], is_last: bool) -> torch.futures.Future[torch.Tensor]:
-        """The same by the caller's own group. It runs in the hook, not in the thread: all ranks must call a group's collectives in one
-        order, and other modules may call some in their backward."""
-        backward.staged_by, backward.ends_step, result = handle, is_last, source
-        try:
-            backward.check()
-            if source.layout == torch.strided:
-                result = torch.empty_like(source)
-            _exchange(handle, *self._find(handle, index, tensors), source, result, waits=False)
-        except BaseException as failure:
-            backward.failure = backward.failure or failure
-            result = source
-            if source.layout == torch.strided:
-                source.fill_(float("nan"))
-        future = carrier.future(result)
-        if not backward.is_open:
-            backward.end()
-        return future
-
     def _backward_of(self, bucket: dist.GradBucket) -> _Backward:
         if bucket.index() == 0 or self._backward is None:
-            self._backward = _Backward()
+            self._backward = _Backward(self)
         return self._backward
 
     def _find(self, handle: Compressed, index: int, tensors: Sequence[torch.Tensor]) -> tuple[_Bucket, layouts.Layout]:
@@ -328,8 +249,7 @@ def _wrapper_of(handle: Compressed) -> Wrapper:
     return handle.wrapper
 
 
-def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor,
-              waits: bool = True, then: Callable[[], object] | None = None) -> None:
+def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, source: torch.Tensor, result: torch.Tensor) -> None:
     def find_layout() -> layouts.Layout:
         if source.layout != torch.strided:
             raise Error("unsupported", "sparse gradients: tagc takes dense ones; say sparse=False to the embedding")
@@ -337,13 +257,15 @@ def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, sourc
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
         return layout
 
-    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits, then)
+    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False)
 
 
-def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-        del job  # drops what it keeps alive
+def _spoilt(source: torch.Tensor) -> torch.Tensor:
+    """Returns source, which is not used for training. Nothing here may fail, or DDP waits forever."""
+    if source.layout == torch.strided:
+        with contextlib.suppress(RuntimeError):  # its device failed
+            source.fill_(float("nan"))
+    return source
 
 
 def ddp_hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

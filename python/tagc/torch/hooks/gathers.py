@@ -10,13 +10,16 @@ import ctypes
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tagc.torch.exchange.call import Call
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.interfaces import Replica
-from tagc.torch.exchange.reducer import Gatherer
+from tagc.torch.exchange.reducer import Gatherer, Way
+from tagc.torch.exchange.runner import Runner
 from tagc.torch.exchange.staging import Kernels
 from tagc.torch.exchange.unit import DTYPES, check_tensors
 from tagc.torch.handle import Compressed
@@ -42,6 +45,20 @@ class FsdpComm:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
+class Gathering(Call):
+    """One all-gather of one module."""
+
+    def __init__(self, gather: Callable[[Way, torch.Tensor | None, torch.Tensor | None, BaseException | None], None], comm: Comm, group: Any,
+                 failure: BaseException | None, wants_kernels: bool) -> None:
+        super().__init__(comm, group, failure, wants_kernels=wants_kernels)
+        self._gather = gather
+
+    def perform(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None,
+                failure: BaseException | None) -> Callable[[], object]:
+        self._gather(way, source, target, failure)
+        return lambda: None
+
+
 class AllGather(FsdpComm):
     """For set_custom_all_gather(): one per module. With deltas every rank keeps a replica of all parameters of the module,
     and a second gather of the same values (backward after forward) sends nothing at all."""
@@ -57,29 +74,21 @@ class AllGather(FsdpComm):
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
                  async_op: bool = False) -> None:
-        comm, is_staged = self._handle.comm(group), False
+        comm, runners = self._handle.comm(group), self._handle.runners
+        runner: Runner = runners.host
         failure: BaseException | None = None
         try:
-            is_staged = self._handle.stages_for(input_tensor)
+            runner = runners.own(input_tensor)
             check_tensors(input_tensor, output_tensor, "parameters")
         except Exception as problem:
             failure = problem
-        if is_staged:
-            staging, kernels = self._handle.staging, self._kernels()
-            assert staging is not None  # stages_for() has made it
-            staging.enqueue(input_tensor, output_tensor, lambda source, target, failure: self._run(comm, source, target, failure, kernels),
-                            failure, stays=kernels is not None)
-        else:
-            self._run(comm, input_tensor, output_tensor, failure)
+        # With kernels where the user has asked for them: replicas take 4 bytes per parameter, on the device then.
+        wants_kernels = self._handle.options.codec == "device" and self.is_delta
+        runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
 
-    def _kernels(self) -> Kernels | None:
-        """For deltas, where the user has asked for them: replicas take 4 bytes per parameter, on the device then."""
-        is_asked = self._handle.options.codec == "device" and self.is_delta
-        return self._handle.staging.kernels if is_asked and self._handle.staging is not None else None
-
-    def _run(self, comm: Comm, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None,
-             kernels: Kernels | None = None) -> None:
+    def _gather(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
         """source, target: None where there is a failure, which this rank then only tells the others."""
+        comm, kernels = way.comm, way.kernels
         gather, loaded, vote, numbers = None, None, 0, {}
         try:
             if failure is None and source is not None:

@@ -1,0 +1,220 @@
+"""One way to run an exchange, in three versions. A hook makes a Call and hands it to a runner with two tensors; nothing else asks which one
+it is.
+
+    Host      tensors in CPU memory: run() blocks until the result is there
+    Staged    a device's tensors: run() enqueues them for a thread (staging.py), and streams wait for the result
+    Group     by the caller's own collectives (group.py): run() enqueues the whole exchange in the kernels' stream
+
+Failures are raised by run(), or by finish() at the end of a backward pass. Runners of all ranks must get the same calls in the same order."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tagc._library import Error
+from tagc.torch.exchange import streams
+from tagc.torch.exchange.call import Call
+from tagc.torch.exchange.group import Link
+from tagc.torch.exchange.reducer import OwnWay
+from tagc.torch.exchange.staging import Kernels, Staging
+
+Work = Callable[[], torch.Tensor]
+Future = torch.futures.Future[torch.Tensor]
+
+
+class Runner:
+    """Of one handle."""
+
+    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Exchanges source into target. Collective."""
+        raise NotImplementedError
+
+    def future(self, work: Work) -> Future:
+        """Returns a future of work(), which calls run() of calls for whose results no stream waits, and raises nothing."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Waits for all that is under way, and raises the first failure."""
+
+    def close(self) -> None:
+        """Makes what is under way fail, after the running exchange."""
+
+
+class Host(Runner):
+    """settle: called before each exchange, and waits for those of other runners."""
+
+    def __init__(self, settle: Callable[[], object]) -> None:
+        self._settle = settle
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] | None = None  # of a thread, once there is one
+        self._is_closed = False
+
+    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
+        self._settle()
+        call.perform(OwnWay(call.comm), source, target, call.failure)()
+
+    def future(self, work: Work) -> Future:
+        """A thread does it, so that the caller goes on; when this is closed, the caller."""
+        future = Future()
+
+        def job() -> None:
+            future.set_result(work())
+
+        if self._is_closed:
+            job()
+            return future
+        if self._jobs is None:
+            self._jobs = queue.SimpleQueue()
+            threading.Thread(target=_take_jobs, args=(self._jobs,), name="tagc-host", daemon=True).start()
+        self._jobs.put(job)
+        return future
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+
+def _take_jobs(jobs: queue.SimpleQueue[Callable[[], object] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # drops what it keeps alive
+
+
+class Staged(Runner):
+    def __init__(self, staging: Staging) -> None:
+        self.staging = staging
+
+    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
+        kernels = self.staging.kernels if call.wants_kernels else None
+        way = OwnWay(call.comm, kernels)
+
+        def perform(source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
+            call.perform(way, source, target, failure)()
+
+        self.staging.enqueue(source, target, perform, call.failure, call.waits, stays=kernels is not None)
+
+    def future(self, work: Work) -> Future:
+        """Its value is there at once, and streams wait for it."""
+        value = work()
+        return self.staging.streams.future(value, self.staging.stream)
+
+    def finish(self) -> None:
+        self.staging.finish()
+
+    def close(self) -> None:
+        self.staging.close()
+
+
+class Group(Runner):
+    """kernels_for(tensor): of the tensor's device; None: CPU memory."""
+
+    def __init__(self, kernels_for: Callable[[torch.Tensor], Kernels | None], timeout_s: float) -> None:
+        self._kernels_for, self._timeout_s = kernels_for, timeout_s
+        self._links: dict[tuple[Any, ...], Link] = {}
+        self._ends: list[Callable[[], object]] = []  # of exchanges whose outcome is not known yet
+
+    def run(self, call: Call, source: torch.Tensor, target: torch.Tensor) -> None:
+        kernels = self._kernels_for(source)
+        key = call.comm.ranks, kernels
+        if key not in self._links:
+            self._links[key] = Link(call.group, call.comm, kernels, self._timeout_s)
+        self._ends.append(call.perform(self._links[key], source, target, call.failure))
+
+    def future(self, work: Work) -> Future:
+        """It runs in the hook, not in a thread: all ranks must call a group's collectives in one order, and other modules may call some in
+        their backward. Streams wait for the value."""
+        value = work()
+        for link in self._links.values():
+            if link.kernels is not None:
+                return link.kernels.streams.future(value, link.kernels.stream)
+        future = Future()
+        future.set_result(value)
+        return future
+
+    def finish(self) -> None:
+        ends, self._ends, first = self._ends, [], None
+        if ends:
+            for kernels in {link.kernels for link in self._links.values()}:
+                if kernels is not None:
+                    kernels.streams.finish(kernels.stream)
+        for end in ends:
+            try:
+                end()
+            except Error as failure:
+                first = first or failure
+        if first is not None:
+            raise first
+
+    def drop(self) -> None:
+        """Drops the exchanges of a failed pass."""
+        with contextlib.suppress(Error):
+            self.finish()
+
+
+class Runners:
+    """Those of one handle. staging: of the device where gradients are; None: of the first device that a tensor is on. codec: of Staging.
+    in_group: whether gradients go by the caller's own group."""
+
+    def __init__(self, staging: Staging | None, codec: str | None, in_group: bool, timeout_s: float) -> None:
+        self.host = Host(self._finish_staged)
+        self._staged = None if staging is None else Staged(staging)
+        self._group = Group(self._kernels_for, timeout_s) if in_group else None
+        self._codec, self._is_closed = codec, False
+
+    @property
+    def staging(self) -> Staging | None:
+        return None if self._staged is None else self._staged.staging
+
+    @property
+    def kernels(self) -> Kernels | None:
+        return None if self.staging is None else self.staging.kernels
+
+    def of(self, tensor: torch.Tensor) -> Runner:
+        """Returns the one for gradients like that. Error if there should be one and cannot: host then tells the other ranks."""
+        own = self.own(tensor)
+        return own if self._group is None or self._is_closed else self._group
+
+    def own(self, tensor: torch.Tensor) -> Runner:
+        """Returns the one by tagc's own connection."""
+        if self._is_closed:
+            return self.host
+        if self._staged is None and (found := streams.of(tensor.device)) is not None:
+            self._staged = Staged(Staging(found, self._codec))
+        return self.host if self._staged is None or not self.is_on_device(tensor) else self._staged
+
+    def is_on_device(self, tensor: torch.Tensor) -> bool:
+        return self.staging is not None and tensor.device == self.staging.streams.device
+
+    def _kernels_for(self, tensor: torch.Tensor) -> Kernels | None:
+        return self.kernels if self.is_on_device(tensor) else None
+
+    def _finish_staged(self) -> None:
+        """With tensors on several devices there is one order of exchanges on all ranks."""
+        if self._staged is not None:
+            self._staged.finish()
+
+    def finish(self) -> None:
+        for runner in (self._group, self._staged):
+            if runner is not None:
+                runner.finish()
+
+    def drop(self) -> None:
+        if self._group is not None:
+            self._group.drop()
+
+    def close(self) -> None:
+        self._is_closed = True
+        for runner in (self._staged, self.host):
+            if runner is not None:
+                runner.close()
+
+    def free(self) -> None:
+        """After close(), when all reducers are closed."""
+        if self.staging is not None:
+            self.staging.free()
