@@ -257,7 +257,7 @@ def undisturbed(rank, world_size, wrap, compressed):
 
     def state():
         residuals = {}
-        for unit in handle.units.values() if handle else ():
+        for unit in handle.state.units.values() if handle else ():
             residuals |= unit.residuals_on_the_wire()
         return ([local(p) for p in model.parameters()], [local(p.grad) for p in model.parameters()],
                 [residuals[name] for name in sorted(residuals)], [torch.get_rng_state()])

@@ -98,7 +98,7 @@ def grad_scaler(rank, world_size):
             scaler.update()
         assert scales == [256.0, 256.0, 512.0, 512.0, 1024.0, 512.0, 512.0, 1024.0], scales
         expected = one_process(Even, world_size, [step for step in range(8) if step != 4])
-        held = {name: values / handle.current_loss_scale for name, values in mean_residuals(handle).items()}
+        held = {name: values / handle.state.loss_scale for name, values in mean_residuals(handle).items()}
         for name, values in expected.items():
             torch.testing.assert_close(received[name] + held[name], values.double(), rtol=1e-4, atol=1e-5, msg=name)
 

@@ -75,7 +75,7 @@ def lists_are_units(rank, world_size):
             model = sharded(elems)
             with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
                 loss_of(model, batch_of(rank)).backward()
-                assert [name for name in handle.units if name.startswith("layers")] == names
+                assert [name for name in handle.state.units if name.startswith("layers")] == names
                 assert sum(math.prod(p.shape) for p in handle.wrapper.parameters()) == n_params, "no parameter twice"
                 stats = handle.stats()
                 assert stats["n_units"] == 1 + len(names)

@@ -45,7 +45,7 @@ def backward(model, rank, step=0, scale=1.0):
 
 
 def buckets_of(handle):
-    return list(handle.units["buckets"]._units)
+    return list(handle.state.units["buckets"]._units)
 
 
 MODES = (dict(), dict(small_buckets=False), dict(gradient_as_bucket_view=True), dict(static_graph=True),
@@ -79,7 +79,7 @@ def mix_of_classes(name, parameter):
 
 def check_conserved(handle, received, given):
     """What came out and the mean of what is held back is what was given."""
-    residuals = handle.units["buckets"].residuals_on_the_wire()
+    residuals = handle.state.units["buckets"].residuals_on_the_wire()
     held = 0
     for parameter in handle.wrapper.parameters():
         total = received[parameter.name]
@@ -177,9 +177,9 @@ def unused_for_a_while(rank, world_size):
             received = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in one.named_parameters()}
             for step in range(n_steps):
                 model.zero_grad()
-                before = handle.units["buckets"].residuals_on_the_wire()
+                before = handle.state.units["buckets"].residuals_on_the_wire()
                 model.module.loss(model, rank, step).backward()
-                after = handle.units["buckets"].residuals_on_the_wire()
+                after = handle.state.units["buckets"].residuals_on_the_wire()
                 for name, gradient in gradients(model).items():
                     received[name] += gradient
                 is_used = step in (0, 1, 3)
@@ -255,7 +255,7 @@ def loss_scale(rank, world_size):
             backward(model, rank, step, scale)
             for name, gradient in gradients(model).items():
                 received[name] = received[name] + gradient.double() / scale
-        unit = handle.units["buckets"]
+        unit = handle.state.units["buckets"]
         unit.scale_residuals(1 / 8)
         check_conserved(handle, received, given)
 
@@ -266,13 +266,13 @@ def nonfinite(rank, world_size):
     with compress(model, sparsity=0.9) as handle:
         for step in range(2):
             backward(model, rank, step)
-        before = handle.units["buckets"].residuals_on_the_wire()
+        before = handle.state.units["buckets"].residuals_on_the_wire()
         model.zero_grad()
         x, y = batch_of(rank)
         loss_of(model, (x * float("inf") if rank == 0 else x, y)).backward()
         for name, gradient in gradients(model).items():
             assert not gradient.isfinite().all(), name
-        after = handle.units["buckets"].residuals_on_the_wire()
+        after = handle.state.units["buckets"].residuals_on_the_wire()
         assert before and all(torch.equal(before[name], after[name]) for name in before)
         assert len(handle.stats()["nonfinite_units"]) == len(buckets_of(handle))
 
@@ -320,18 +320,18 @@ def overlap(rank, world_size):
     with compress(model, sparsity=0) as handle:
         backward(model, rank)
         model.zero_grad()
-        is_late, exchange, waited = threading.Event(), handle.exchange, []
+        is_late, exchange, waited = threading.Event(), handle.passes.exchange, []
 
         def held_up(*arguments, **named):
             waited.append(is_late.wait(30))
             exchange(*arguments, **named)
 
-        handle.exchange = held_up
+        handle.passes.exchange = held_up
         model.module.embed.weight.register_hook(lambda gradient: is_late.set())
         backward(model, rank)
         assert len(waited) > 1 and all(waited), waited
         check_equal(gradients(model), full_gradients(Odd, world_size))
-        del handle.exchange
+        del handle.passes.exchange
 
 
 def copies(rank, world_size):
@@ -488,7 +488,7 @@ def failures_and_after(rank, world_size):
     def complain(stats):
         raise tagc.Error("state", "logger is full")
 
-    state.handle.on_step = complain
+    state.handle.passes.on_step = complain
     model.zero_grad()
     check_error(lambda: backward(model, rank), "logger is full")
     check_equal(gradients(model), full_gradients(Odd, world_size))

@@ -105,7 +105,7 @@ def mix_of_classes(name, parameter):
 def check_conserved(handle, received, given):
     """What came out and the mean of what is held back is what was given."""
     residuals, held = {}, 0
-    for unit in handle.units.values():
+    for unit in handle.state.units.values():
         residuals |= unit.residuals_on_the_wire()
     for parameter in handle.wrapper.parameters():
         total = received[parameter.name]
@@ -202,13 +202,13 @@ def mixed_precision(rank, world_size):
 
 def spy(handle):
     """The dtype of each gradient that comes to the handle."""
-    seen, exchange = [], handle.exchange
+    seen, exchange = [], handle.passes.exchange
 
     def look(unit, group, source, *rest):
         seen.append(source.dtype)
         exchange(unit, group, source, *rest)
 
-    handle.exchange = look
+    handle.passes.exchange = look
     return seen
 
 
@@ -233,13 +233,13 @@ def nonfinite(rank, world_size):
     model = wrapped(Odd, **mode)
     with compress(model, sparsity=0.9) as handle:
         backward(model, rank)
-        before = {name: unit.residuals_on_the_wire() for name, unit in handle.units.items()}
+        before = {name: unit.residuals_on_the_wire() for name, unit in handle.state.units.items()}
         model.zero_grad()
         x, y = batch_of(rank)
         loss_of(model, (x * float("inf") if rank == 0 else x, y)).backward()
         for name, gradient in flat_gradients(model, world_size).items():
             assert not gradient.isfinite().all(), name
-        for name, unit in handle.units.items():
+        for name, unit in handle.state.units.items():
             for parameter, values in unit.residuals_on_the_wire().items():
                 assert torch.equal(values, before[name][parameter]), parameter
         assert len(handle.stats()["nonfinite_units"]) == 3

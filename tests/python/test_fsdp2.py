@@ -103,7 +103,7 @@ def conservation(rank, world_size):
             spies = [Spy(module) for module in units_of(model)]
             for step in range(4):
                 loss_of(model, batch_of(rank, step)).backward()
-            for spy, unit in zip(spies, handle.units.values()):
+            for spy, unit in zip(spies, handle.state.units.values()):
                 held = torch.zeros_like(spy.given)
                 for exchange in unit._exchanges:
                     residual = exchange.reducer.residual()
@@ -140,7 +140,7 @@ def check_residuals_by_parameter(handle, model, world_size):
 
     expected = full_gradients(type(model).__bases__[-1], world_size)
     parameters = {parameter.name: parameter for parameter in handle.wrapper.parameters()}
-    for unit in handle.units.values():
+    for unit in handle.state.units.values():
         residuals = unit.residuals_on_the_wire()
         for name in sorted(residuals):
             mean = layouts.from_wire(residuals[name], parameters[name], world_size).contiguous()
@@ -169,14 +169,14 @@ def nonfinite(rank, world_size):
     model = sharded(Odd)
     with tagc.compress(model, sparsity=0.9, layers="all", verbose=False) as handle:
         loss_of(model, batch_of(rank)).backward()
-        before = {name: unit.residuals_on_the_wire() for name, unit in handle.units.items()}
+        before = {name: unit.residuals_on_the_wire() for name, unit in handle.state.units.items()}
         model.zero_grad()
         x, y = batch_of(rank)
         loss_of(model, (x * float("inf") if rank == 0 else x, y)).backward()
         for name, parameter in model.named_parameters():
             local = parameter.grad.to_local()
             assert not local.numel() or not local.isfinite().all(), name
-        for name, unit in handle.units.items():
+        for name, unit in handle.state.units.items():
             for parameter, values in unit.residuals_on_the_wire().items():
                 assert torch.equal(values, before[name][parameter]), parameter
         assert len(handle.stats()["nonfinite_units"]) == 3
@@ -204,7 +204,7 @@ def parameters_that_differ(rank, world_size):
         check_equal(gradients(model), full_gradients(Tied, world_size))
     model = sharded(Twins)
     with tagc.compress(model, sparsity=0.5, layers="all", verbose=False) as handle:
-        unit = next(iter(handle.units.values()))
+        unit = next(iter(handle.state.units.values()))
         unit.set_residuals_on_the_wire({"one.weight": torch.ones(21)})
         before = unit.residuals_on_the_wire()
         with warnings.catch_warnings(record=True) as said:
@@ -225,7 +225,7 @@ def failures_and_after(rank, world_size):
     model = sharded(Odd)
     with tagc.compress(model, sparsity=0, layers=mix_of_classes, verbose=False) as handle:
         loss_of(model, batch_of(rank)).backward()
-        unit = handle.units["layers.0"]
+        unit = handle.state.units["layers.0"]
         way, layout, options, kinds = unit._key[2], unit._layout, unit.options, []
         given, received = torch.ones(layout.n_elems), torch.zeros(layout.n_elems // world_size)
 

@@ -116,12 +116,12 @@ def a_group_of_its_own(rank, world_size):
     model = sharded(Odd)
     with tagc.compress(model, sparsity=0, layers="all", verbose=False) as handle:
         model.set_separate_reduce_scatter_group()
-        seen, exchange = [], handle.exchange
-        handle.exchange = lambda unit, group, *rest, **named: (seen.append(group), exchange(unit, group, *rest, **named))
+        seen, exchange = [], handle.passes.exchange
+        handle.passes.exchange = lambda unit, group, *rest, **named: (seen.append(group), exchange(unit, group, *rest, **named))
         loss_of(model, batch_of(rank)).backward()
         check_equal(gradients(model), full_gradients(Odd, world_size))
         assert len(seen) == 3 and all(group is not dist.group.WORLD and group.size() == world_size for group in seen)
-        assert len(handle._comms) == 1, "the same ranks need no other connection"
+        assert len(handle.passes._comms) == 1, "the same ranks need no other connection"
 
 
 def unused_parameters_reduced(rank, world_size):
@@ -359,7 +359,7 @@ def several_meshes(rank, world_size):
         with tagc.compress(model, sparsity=0, layers="all", verbose=False, **options) as handle:
             loss_of(model, batch_of(rank)).backward()
             check(model, "of tagc")
-            assert handle.stats()["n_units"] == 5 and {"layers.1, mesh 1 of 2", "layers.1, mesh 2 of 2"} <= set(handle.units)
+            assert handle.stats()["n_units"] == 5 and {"layers.1, mesh 1 of 2", "layers.1, mesh 2 of 2"} <= set(handle.state.units)
     model.zero_grad()
     with tagc.compress(model, sparsity=0.9, layers="all", verbose=False) as handle:
         for step in range(3):

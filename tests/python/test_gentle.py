@@ -131,7 +131,7 @@ def goes_on(rank, world_size):
     history = []
     for step in range(3 * WINDOW + 2):
         backward(model, rank, step)
-        history.append((handle.stats()["n_gentle"], dict(handle.stages._now), round(handle.stats()["bits_per_param"], 6)))
+        history.append((handle.stats()["n_gentle"], dict(handle.state.stages._now), round(handle.stats()["bits_per_param"], 6)))
     everyone = [None] * world_size
     dist.all_gather_object(everyone, history)
     assert [h[:2] for h in everyone[0]] == [h[:2] for h in everyone[1]]
@@ -148,15 +148,15 @@ def goes_on(rank, world_size):
         for step in range(2 * WINDOW):
             backward(model, rank, 0)
     said = [str(warning.message) for warning in seen if "point one way again" in str(warning.message)]
-    assert handle.stages._now == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(said) == (rank == 0), said
+    assert handle.state.stages._now == {"noisy": 1, "steady": 1, "attn.q_proj.weight": 1} and len(said) == (rank == 0), said
     model, handle = compressed(has_moment=True)  # Adam has its first moment: not all the way
     for step in range(3 * WINDOW):
         backward(model, rank, step)
-    assert set(handle.stages._now.values()) == {1}
+    assert set(handle.state.stages._now.values()) == {1}
     handle.param_groups()
     for step in range(2 * WINDOW + 1):
         backward(model, rank, step)
-    assert handle.stages._now["noisy"] == 3
+    assert handle.state.stages._now["noisy"] == 3
 
 
 class Fresh(Given):
@@ -190,8 +190,8 @@ def random_weights(rank, world_size):
         return handle.stats()["bits_per_param"]
 
     def share(model, handle):
-        assert id(model.module.steady) not in handle.moments.memories
-        return handle.moments.memories.get(id(model.module.noisy), Memory()).first
+        assert id(model.module.steady) not in handle.state.moments.memories
+        return handle.state.moments.memories.get(id(model.module.noisy), Memory()).first
 
     model, handle = made()
     history, saved = [], {}
@@ -202,7 +202,7 @@ def random_weights(rank, world_size):
     sent, shares = zip(*history)
     assert min(sent[:3 * WINDOW]) > 16.5 and min(sent[3 * WINDOW:12 * WINDOW]) > 9.5 and max(sent[12 * WINDOW:]) < 8.5, sent
     assert [shares[i * WINDOW + 1] for i in range(14)] == [1, 1, 1, *(i / 10 for i in range(9, -1, -1)), 0], shares
-    assert handle.stages._now == {"noisy": 3, "steady": 1, "attn.q_proj.weight": 2}
+    assert handle.state.stages._now == {"noisy": 3, "steady": 1, "attn.q_proj.weight": 2}
     for step, state in saved.items():
         other, second = made()
         backward(other, rank, 99)
@@ -244,12 +244,12 @@ def weak_directions_follow(rank, world_size):
         handle, history = tagc.compress(model, *([optimizer] if given else []), verbose=False), []
         if has_groups:
             handle.param_groups()
-        memories = handle.moments.memories if given else {}
+        memories = handle.state.moments.memories if given else {}
         for strength in strengths:
             for step in range(n_windows * WINDOW):
                 model.zero_grad()
                 model(rank, len(history), strength).backward()
-                now = handle.stages._now
+                now = handle.state.stages._now
                 history.append((now["noisy.0"], now["weak"], now["attn.q_proj.weight"], now["steady"]))
             own.append([memories.get(id(p), Memory()) for p in (model.module.noisy[0], model.module.weak, model.module.steady)])
         return history
@@ -271,7 +271,7 @@ def weak_directions_follow(rank, world_size):
 
 
 def short_ids(handle):
-    return {key for key, memory in handle.moments.memories.items() if memory.first == 0}
+    return {key for key, memory in handle.state.moments.memories.items() if memory.first == 0}
 
 
 def stepped_short(optimizer, model):
@@ -303,7 +303,7 @@ def switches_off(rank, world_size):
         backward(model, rank, step)
         optimizer.step()
     assert seen[WINDOW - 2] == set() and seen[-1] == {"noisy"}
-    assert handle.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 1}
+    assert handle.state.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 1}
     noisy_before, steady_before = noisy.detach().clone(), steady.detach().clone()
     moments = {p: optimizer.state[p]["exp_avg"].clone() for p in (noisy, steady)}
     gradients = backward(model, rank, 2 * WINDOW)
@@ -337,7 +337,7 @@ def switches_off(rank, world_size):
     saved, groups = copy.deepcopy(handle.state_dict()), copy.deepcopy(optimizer.state_dict())
     for step in range(2 * WINDOW):
         backward(model, rank, 200 + step, noisy=True)
-    assert handle.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
+    assert handle.state.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
     goes_back_without_an_optimizer(handle.state_dict(), "noisy and 1 more", rank)
     handle.close()
     assert len(optimizer._optimizer_step_pre_hooks) == 1 and not optimizer._optimizer_step_post_hooks  # this test's
@@ -349,7 +349,7 @@ def switches_off(rank, world_size):
     again.load_state_dict(groups)
     for step in range(2 * WINDOW):
         backward(other, rank, 200 + step, noisy=True)
-    assert second.stages._now == handle.stages._now
+    assert second.state.stages._now == handle.state.stages._now
 
 
 def steps_with_a_closure(handle, model, optimizer, rank):
@@ -361,7 +361,7 @@ def steps_with_a_closure(handle, model, optimizer, rank):
     optimizer.register_step_pre_hook(lambda *_: seen.append((stepped_short(optimizer, model), None)))
     for step in range(2 * WINDOW):
         def closure():
-            first = {name for name, stage in handle.stages._now.items() if stage == 1}
+            first = {name for name, stage in handle.state.stages._now.items() if stage == 1}
             backward(model, rank, 400 + step, noisy=True)
             seen[-1] = seen[-1][0], first
         optimizer.step(closure)
@@ -383,7 +383,7 @@ def goes_back_without_an_optimizer(saved, names, rank):
     assert len(said) == (rank == 0) and all(f"was short for {names}, " in text and "before the checkpoint" in text for text in said), said
     for step in range(2 * WINDOW):
         backward(model, rank, 300 + step, noisy=True)
-    assert set(handle.stages._now.values()) == {1} and not handle.stages.with_short_moment()
+    assert set(handle.state.stages._now.values()) == {1} and not handle.state.stages.with_short_moment()
     handle.close()
 
 
@@ -401,7 +401,7 @@ def switches_off_of_shards(rank, world_size):
         moments = [optimizer.state[p]["exp_avg"].to_local().clone() if step else torch.zeros_like(b) for p, b in zip(model.parameters(), before)]
         backward(model, rank, step)
         optimizer.step()
-    assert handle.stages.with_short_moment() == {"noisy"}
+    assert handle.state.stages.with_short_moment() == {"noisy"}
     off = []
     for old, moment, parameter in zip(before, moments, model.parameters()):
         state = {"before": moment, "exp_avg_sq": optimizer.state[parameter]["exp_avg_sq"].to_local()}
@@ -522,16 +522,16 @@ def residuals_that_outgrow(rank, world_size):
         return [str(warning.message) for warning in seen if "have grown to" in str(warning.message)]
 
     model, handle = compressed()
-    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
-    assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.stages._now.values()) == {2, 3}
+    assert steps(model, 0, 4 * WINDOW, 1.0) == [] and handle.state.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
+    assert steps(model, 100, WINDOW, 1e-3) == [] and set(handle.state.stages._now.values()) == {2, 3}
     saved = copy.deepcopy(handle.state_dict())
     said = steps(model, 200, WINDOW, 1e-3)
-    assert len(said) == (rank == 0) and handle.stages._now["noisy"] == handle.stages._now["steady"] == 1, said
+    assert len(said) == (rank == 0) and handle.state.stages._now["noisy"] == handle.state.stages._now["steady"] == 1, said
     other, second = compressed()
     backward(other, rank, 99)
     second.load_state_dict(saved)
     steps(other, 200, WINDOW, 1e-3)
-    assert second.stages._now == handle.stages._now
+    assert second.state.stages._now == handle.state.stages._now
 
 
 def unused_hold_nothing_up(rank, world_size):
@@ -546,7 +546,7 @@ def unused_hold_nothing_up(rank, world_size):
     for step in range(3 * WINDOW + 1):
         model.zero_grad()
         model(torch.randn(96, 64, generator=random)).backward()
-    assert handle.stages._now["noisy"] == 3 and handle.stages._now["steady"] == 1 and id(model.module.noisy) in short_ids(handle)
+    assert handle.state.stages._now["noisy"] == 3 and handle.state.stages._now["steady"] == 1 and id(model.module.noisy) in short_ids(handle)
 
 
 def moment_stays_where_nothing_is_selected(rank, world_size):
@@ -557,7 +557,7 @@ def moment_stays_where_nothing_is_selected(rank, world_size):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         handle = tagc.compress(model, optimizer, verbose=False, **options)
         backward(model, rank, 0)
-        assert not handle.moments.memories
+        assert not handle.state.moments.memories
 
 
 def attention_has_an_optimizer_of_its_own(rank, world_size):
@@ -572,7 +572,7 @@ def attention_has_an_optimizer_of_its_own(rank, world_size):
     own.register_step_pre_hook(lambda optimizer, *_: seen.append(optimizer.param_groups[0]["betas"]))
     backward(model, rank, 0)
     own.step()
-    handle.moments.memories[id(attention)] = Memory(1.0, 1 << 20)
+    handle.state.moments.memories[id(attention)] = Memory(1.0, 1 << 20)
     own.state[attention]["step"] += 1 << 21
     own.step()
     assert seen == [(0.9, 0.999), (0.9, pytest.approx(0.9999))]
@@ -594,7 +594,7 @@ def resumes(rank, world_size):
         second.load_state_dict(saved)
         for step in range(saved_at, WINDOW + 9):
             again = backward(other, rank, step)
-        assert second.stages._now == handle.stages._now and second.stages._now["noisy"] == 2
+        assert second.state.stages._now == handle.state.stages._now and second.state.stages._now["noisy"] == 2
         assert all(torch.equal(a, b) for a, b in zip(last, again))
     (entry,) = saved.values()
     about = json.loads(entry[state.ABOUT])
@@ -603,12 +603,12 @@ def resumes(rank, world_size):
     first["stages"] = {name: stage - 1 for name, stage in first["stages"].items()}  # and before models with random weights had one of their own
     entry[state.ABOUT] = json.dumps(first)
     second.load_state_dict(saved)
-    assert second.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 2} and not second.stages.with_short_moment()
+    assert second.state.stages._now == {"noisy": 2, "steady": 1, "attn.q_proj.weight": 2} and not second.state.stages.with_short_moment()
     old = {key: value for key, value in about.items() if key not in ("stages", "windows")}
     entry[state.ABOUT] = json.dumps(old)
     _, third = compressed()
     third.load_state_dict(saved)
-    assert third.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
+    assert third.state.stages._now == {"noisy": 3, "steady": 3, "attn.q_proj.weight": 2}
     import tagc.torch as tagc
 
     for wrong in ({"stages": 3}, {"stages": {"noisy": -1}}, {"windows": {"noisy": [1]}}, {"noisy": 1}, {"grown": {}}, {"without_moment": "?"}, {"moment": 1},
@@ -685,8 +685,8 @@ def guarded(rank, world_size):
         loss, handle = trained_on_noise({}, True)
     said = [str(warning.message) for warning in seen if "the loss has risen by" in str(warning.message)]
     assert plain > 1.25 * dense and loss < 1.12 * dense, (dense, plain, loss)
-    n_failures = handle.stages._failures["weight"]  # how often depends on rounding
-    assert 1 <= n_failures <= 3 and len(said) == n_failures * (rank == 0), (handle.stages._failures, said)
+    n_failures = handle.state.stages._failures["weight"]  # how often depends on rounding
+    assert 1 <= n_failures <= 3 and len(said) == n_failures * (rank == 0), (handle.state.stages._failures, said)
 
 
 class Tied(nn.Module):

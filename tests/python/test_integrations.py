@@ -314,7 +314,7 @@ def with_torchtitan(rank, world_size):
             container = optimizers_of([model])
             spec.post_optimizer_build_fn(container, [model], "dims")
         (handle,) = spec.handles
-        assert len(built) == 1 and "AdamW: beta1 is 0.5" in handle.moments.words
+        assert len(built) == 1 and "AdamW: beta1 is 0.5" in handle.state.moments.words
         before = whole(model)
         for step in range(2):
             loss_of(model, rank, step).backward()

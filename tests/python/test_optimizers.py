@@ -219,7 +219,7 @@ def groups_of_an_unwrapped_model(rank, world_size):
     optimizer = torch.optim.AdamW(groups)
     model = DistributedDataParallel(inner)
     handle = tagc.compress(model, optimizer, verbose=False)
-    assert not handle.stages._has_long_moments and "has no first moment" in handle.moments.words
+    assert not handle.state.stages._has_long_moments and "has no first moment" in handle.state.moments.words
     assert [len(g["params"]) for g in tagc.param_groups(inner, rules={"mlp.0.*": "dense"})] == [1, 5]
 
 
@@ -252,9 +252,9 @@ def others_are_left_alone(rank, world_size):
             found, handle, said, optimizer = trained(make, how)
             name = type(optimizer).__name__
             assert all(torch.equal(a, b) for a, b in zip(found, plain)), (name, how)
-            assert handle.stages._has_long_moments == (words == stays), (name, how)
+            assert handle.state.stages._has_long_moments == (words == stays), (name, how)
             assert len(said) == (how == "groups" and rank == 0 and name != "Adafactor"), said
-            assert handle.moments.words == (f"{name}: {words}" if how == "given" else "")
+            assert handle.state.moments.words == (f"{name}: {words}" if how == "given" else "")
             assert not any("betas" in group for group in optimizer.param_groups) or name in ("Lion", "Unknown")
     model = DistributedDataParallel(Small())
     handle = tagc.compress(model, verbose=False)
@@ -287,14 +287,14 @@ def several_share_a_model(rank, world_size):
         inner = getattr(wrapped, "module", wrapped)
         optimizers = [Unknown([inner.one]), torch.optim.AdamW([inner.two])]
         handle = tagc.compress(wrapped, optimizers, verbose=False)
-        assert "Unknown: is left as it is" in handle.moments.words and "AdamW: beta1 is 0.5" in handle.moments.words
+        assert "Unknown: is left as it is" in handle.state.moments.words and "AdamW: beta1 is 0.5" in handle.state.moments.words
         random = torch.Generator().manual_seed(rank)
         for _ in range(2 * WINDOW + 1):
             wrapped.zero_grad()
             wrapped(torch.randn(64, 64, generator=random), torch.randn(64, 64, generator=random)).backward()
             for optimizer in optimizers:
                 optimizer.step()
-        assert handle.stages._now == {"one": 1, "two": 2} and handle.moments.memories[id(inner.two)].first == 0
+        assert handle.state.stages._now == {"one": 1, "two": 2} and handle.state.moments.memories[id(inner.two)].first == 0
 
 
 def test_optimizers_and_schedulers():

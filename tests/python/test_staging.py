@@ -328,7 +328,7 @@ def failure_of_a_device(rank, world_size):
                     if way == "broken":
                         device.break_down(700)
                     elif way == "memory":
-                        handle.runners.staging._stages.clear()
+                        handle.passes.runners.staging._stages.clear()
                         device.is_broken = True
                         device.fail("StreamIsCapturing", 2, 2)
                     else:
@@ -354,7 +354,7 @@ def misuse(rank, world_size):
         check_error(lambda: tagc.compress(model, verbose=False), r"rank 1: device is 3, must be in \[0, 1\)")
         device.ordinal = 0
         handle = tagc.compress(model, verbose=False)
-        assert "cuda runtime 13.0" in handle.runners.staging.text
+        assert "cuda runtime 13.0" in handle.passes.runners.staging.text
         handle.close()
         assert not [thread for thread in threading.enumerate() if thread.name == "tagc-stage"]
 
@@ -372,7 +372,7 @@ def memory(rank, world_size):
         for step in range(4):
             loss_of(model, batch_of(rank, step)).backward()
         assert device.fake.fake_n_allocs() == n
-        assert len(handle.runners.staging._kept) <= 1
+        assert len(handle.passes.runners.staging._kept) <= 1
         handle.close()
         assert device.fake.fake_n_live() == 1  # the current stream
         device.check()
@@ -407,7 +407,7 @@ def order_of_calls(rank, world_size):
             finally:
                 lib._loaded = library
             one = ["current", ("enqueue", device._stream, 1)] if kind == "fsdp2" else \
-                ["current", ("enqueue", device._stream, 0), ("future", handle.runners.staging.stream)]
+                ["current", ("enqueue", device._stream, 0), ("future", handle.passes.runners.staging.stream)]
             assert len(calls) % len(one) == 0 and calls == len(calls) // len(one) * one and calls, calls
             handle.close()
         device.check()

@@ -428,10 +428,10 @@ def end_of_life(rank, world_size):
             handle = tagc.compress(wrapped(kind), parameters="delta4" if kind == "fsdp2" else None, **OPTIONS)
             for step in range(2):
                 loss_of(handle.model, batch_of(rank, step)).backward()
-            assert any(unit.residuals_on_the_wire() for unit in handle.units.values())
+            assert any(unit.residuals_on_the_wire() for unit in handle.state.units.values())
             if is_closed:
                 handle.close()
-                assert not any(unit.residuals_on_the_wire() for unit in handle.units.values())
+                assert not any(unit.residuals_on_the_wire() for unit in handle.state.units.values())
                 for function in (handle.state_dict, lambda: handle.load_state_dict({})):
                     with pytest.raises(tagc.Error, match="closed"):
                         function()

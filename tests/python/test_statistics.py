@@ -20,7 +20,7 @@ def numbers_only(value):
 
 
 def counted(handle):
-    (comm,) = handle._comms.values()
+    (comm,) = handle.passes._comms.values()
     return comm.bytes_sent()
 
 
@@ -125,15 +125,15 @@ def while_training(rank, world_size):
     def fails(stats):
         raise KeyError("the logger's own")
 
-    handle.on_step = fails
+    handle.passes.on_step = fails
     with pytest.raises(KeyError, match="the logger's own"):
         loss_of(model, batch_of(rank)).backward()
-    handle.on_step = None
+    handle.passes.on_step = None
     loss_of(model, batch_of(rank)).backward()
     assert handle.stats()["step"] == handle.n_steps == 6
     x, y = batch_of(rank)
     loss_of(model, (x * float("nan") if rank else x, y)).backward()
-    assert handle.stats()["n_nonfinite"] == 3 and set(handle.stats()["nonfinite_units"]) == set(handle.units)
+    assert handle.stats()["n_nonfinite"] == 3 and set(handle.stats()["nonfinite_units"]) == set(handle.state.units)
     handle.close()
 
 

@@ -170,7 +170,7 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             residual = flat(handle.state_dict()[f"rank{rank}"]["residuals"].values())
             pickle.dump({"key": key, "counts": counts, "own": own if part else torch.zeros_like(own), "n": n, "mean": mean,
                          "residual": residual, "weights": flat(local(p) for p in model.parameters()), "told": dict(quorum.counts), "heals": not part,
-                         "beta1 is short": any(memory.first < 1 for memory in handle.moments.memories.values())}, notes)
+                         "beta1 is short": any(memory.first < 1 for memory in handle.state.moments.memories.values())}, notes)
             notes.flush()
             time.sleep(0.02)
     check_saved(handle, rank)

@@ -21,5 +21,5 @@ def compress(accelerator: Accelerator, model: torch.nn.Module, optimizer: Any = 
         handle.follow(accelerator.scaler)
     hooks = [accelerator.register_save_state_pre_hook(lambda models, weights, folder: _common.save(handle, folder)),
              accelerator.register_load_state_pre_hook(lambda models, folder: _common.load(handle, folder))]
-    handle.undo += [hook.remove for hook in hooks]
+    handle.passes.undo += [hook.remove for hook in hooks]
     return handle

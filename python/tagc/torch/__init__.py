@@ -6,7 +6,7 @@
 It neither patches torch nor compiles an extension against it: it uses torch's own hooks, and libtagc by ctypes. In this folder a file
 names no file of a folder to the right of it:
 
-    exchange <- schedule <- state, statistics <- handle <- hooks <- local, advise <- quorum <- compress <- this file"""
+    exchange <- schedule <- state, statistics <- passes <- handle <- hooks <- local, advise <- quorum <- compress <- this file"""
 
 from __future__ import annotations
 

@@ -205,24 +205,24 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
     known = [rank["fresh"] for rank in everyone if rank["fresh"] is not None]
     is_fresh = bool(known) and all(known)
     handle = Compressed(model, wrapper, settings, table, staging, is_fresh)
-    handle.on_step = on_step
+    handle.passes.on_step = on_step
     if isinstance(wrapper, managed.Managed):  # replicas compare options when they connect
         wrapper.start(options["timeout_s"], mine["versions"] | mine["options"] | {"classes": zlib.crc32(repr(rows).encode())})
     else:
         for group in wrapper.groups():
-            handle.comm(group)
+            handle.passes.comm(group)
     if optimizer is not None:
         try:
             handle.adapt(optimizer)
         except BaseException:
             handle.close()
             raise
-    handle._verbose = verbose
+    handle.state.is_verbose = verbose
     if verbose and wrapper.speaks:
-        words = handle.moments.words
+        words = handle.state.moments.words
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
         expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
-        print(table, handle.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
+        print(table, handle.state.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
     return handle, wrapper
 
 

@@ -1,4 +1,5 @@
-"""Residuals in checkpoints, because a resumed run would lose the values that were not sent yet; and replicas, the base of deltas.
+"""What a handle has to remember, in memory and in checkpoints: residuals, because a resumed run would lose the values that were not sent yet;
+and replicas, the base of deltas. A checkpoint has
 
     {"rank3": {"about...": json, "residuals": {name: (shape of the parameter), fp32}, "replicas...": {module: (shard,), bf16}}}
 
@@ -33,20 +34,21 @@ import json
 import math
 import pathlib
 import pickle
-from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
-from tagc.torch.exchange.interfaces import Replica
+from tagc.torch.exchange.interfaces import ExchangeOptions, Replica, Residuals, Wrapped
 from tagc.torch.schedule import policy, stages
+from tagc.torch.schedule.moments import Moments
+from tagc.torch.schedule.options import Options
 
-if TYPE_CHECKING:
-    from tagc.torch.exchange.interfaces import Residuals
-    from tagc.torch.handle import Compressed
+U = TypeVar("U", bound=Residuals)
 
 # DCP's error contains only the first missing key, so the key contains the advice.
 ABOUT = "about (not there: where another number of ranks saved, load handle.at(path); where no tagc handle was saved, leave it out)"
@@ -56,78 +58,155 @@ REPLICAS = ("replicas (not there: saved without deltas, by a tagc that did not k
 _NUMBERS = {"world_size": 1, "rank": 0, "replica": 0, "replicas": 1, "place": 0, "places": 1, "chunks": 0, "step": 0, "loss_scale": 0}
 
 
-def save(handle: Compressed) -> dict[str, Any]:
+class Keeper(NamedTuple):
+    """A unit and the parameters whose residuals it keeps. Their wire order has n_chunks chunks. place: the number of the chunk, if residuals
+    are of one chunk only."""
+
+    unit: Residuals
+    parameters: list[layouts.Parameter]
+    n_chunks: int
+    place: int | None
+
+
+class State:
+    """Of one handle, which shares it with what its hooks call."""
+
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, is_fresh: bool = False) -> None:
+        self.model, self.wrapper, self.options = model, wrapper, options
+        self.stages = stages.Stages(wrapper, options, is_fresh)
+        self.moments = Moments(model, wrapper, options, self.stages)
+        self.units: dict[str, Residuals] = {}
+        self._kept_by: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
+        self.n_steps = 0  # exchanges of the whole model that have started
+        self.loss_scale = 1.0  # the factor by which residuals are multiplied
+        self.lock = threading.RLock()  # held while any of it changes
+        self.is_closed = self.is_verbose = False
+        self._said: set[str] = set()  # by say_once()
+
+    def add_unit(self, name: str, make: Callable[[str, ExchangeOptions], U], parameters: list[layouts.Parameter] | None = None,
+                 n_chunks: int = 1, place: int | None = None) -> U:
+        """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place: as of a Keeper."""
+        unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage, part.kept))
+        self.units[name], self._kept_by[name] = unit, (parameters, n_chunks, place)
+        return unit
+
+    def keepers(self) -> list[Keeper]:
+        """Returns one of each unit."""
+        return [Keeper(self.units[name], self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
+                for name, (parameters, n_chunks, place) in self._kept_by.items()]
+
+    def _step(self) -> int:
+        return max(0, self.n_steps - 1)
+
+    def begin_step(self, loss_scale: float) -> None:
+        self.n_steps += 1
+        self.set_loss_scale(loss_scale)
+        if self._step() <= self.options.sparsity_warmup:
+            self._warm_up(self._step())
+
+    def _warm_up(self, step: int) -> None:
+        if self.options.sparsity_warmup and self.options.exchange != "dense":
+            for unit in self.units.values():
+                unit.set_sparsity(self.options.sparsity_at(step))
+
+    def set_loss_scale(self, scale: float) -> None:
+        """Of the next gradients: residuals are multiplied to fit. Local."""
+        if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < float("inf"):
+            raise Error("argument", f"loss scale is {scale!r}, must be above 0 and finite")
+        with self.lock:
+            if scale != self.loss_scale:
+                for unit in self.units.values():
+                    unit.scale_residuals(scale / self.loss_scale)
+                self.stages.scale(scale / self.loss_scale)
+            self.loss_scale = scale
+
+    def resume(self, n_steps: int, loss_scale: float) -> None:
+        """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
+        self.n_steps, self.loss_scale = n_steps, float(loss_scale)
+        self._warm_up(n_steps)
+
+    def say(self, text: str) -> None:
+        if self.is_verbose and self.wrapper.speaks:
+            print(text, flush=True)
+
+    def say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+
+# ---- checkpoints ----
+
+def save(state: State) -> dict[str, Any]:
     """Copies of this rank's residuals and of its rows of replicas. Local."""
-    if not handle.is_closed:
-        handle.synchronize()  # gathers of forward passes without backward
-    with handle.lock:
-        _check_open(handle)
+    with state.lock:
+        _check_open(state)
         residuals = {}
-        for carrier in _carriers(handle):
-            held = carrier.unit.residuals_on_the_wire()
-            for parameter in carrier.parameters:
+        for keeper in _keepers(state):
+            held = keeper.unit.residuals_on_the_wire()
+            for parameter in keeper.parameters:
                 wire = held.pop(parameter.name, None)
                 if wire is None:
-                    wire = torch.full((_n_wire(parameter, carrier),), -0.0, dtype=torch.float32)
-                residuals[parameter.name] = _from_wire(wire, parameter, carrier)
-        about, entry = _about(handle), {"residuals": residuals}
-        if replicas := handle.wrapper.replicas():
+                    wire = torch.full((_n_wire(parameter, keeper),), -0.0, dtype=torch.float32)
+                residuals[parameter.name] = _from_wire(wire, parameter, keeper)
+        about, entry = _about(state), {"residuals": residuals}
+        if replicas := state.wrapper.replicas():
             about["gathered"] = {name: list(replica[1:]) for name, replica in replicas.items()}
             entry[REPLICAS] = {name: replica.row for name, replica in replicas.items()}
-        return {f"rank{_place(handle)[0]}": {ABOUT: json.dumps(about), **entry}}
+        return {f"rank{_place(state)[0]}": {ABOUT: json.dumps(about), **entry}}
 
 
-def load(handle: Compressed, saved: Any, is_selected: bool = False) -> None:
+def load(state: State, saved: Any, is_selected: bool = False) -> None:
     """saved: the result of save() on this rank; with another world size, a list of those of all ranks (is_selected: only of ranks
     that this one needs). Local; changes nothing if it raises."""
-    with handle.lock:
-        _check_open(handle)
-        mine, old = _about(handle), _ranks(saved)
+    with state.lock:
+        _check_open(state)
+        mine, old = _about(state), _ranks(saved)
         for about, _ in old.values():
-            if bool(about.get("managed")) != handle.wrapper.is_managed:
+            if bool(about.get("managed")) != state.wrapper.is_managed:
                 raise _bad(f"was {'' if about.get('managed') else 'not '}saved under torchft, where residuals are parts of the mean gradient: "
                            f"load it {'there' if about.get('managed') else 'elsewhere'}")
         wanted = _sources(mine, {rank: about for rank, (about, _) in old.items()}, is_selected)
-        carriers = _carriers(handle, {name for rank in wanted for name in old[rank][1]})
+        keepers = _keepers(state, {name for rank in wanted for name in old[rank][1]})
         for rank in wanted:
-            _check(carriers, rank, *old[rank])
+            _check(keepers, rank, *old[rank])
         sources = [_Source(*old[rank], factor) for rank, factor in wanted.items()]
-        if sources[0].factor is not None and handle.wrapper.has_several_meshes:
+        if sources[0].factor is not None and state.wrapper.has_several_meshes:
             raise Error("unsupported", f"tagc state: was saved by {sources[0].about['world_size']} ranks, and there are {mine['world_size']} "
                         "now; parameters of this model are on several meshes, and which ranks have the same of them is not known: load it "
                         "with as many ranks, or leave it out")
         about, is_alike = sources[0].about, sources[0].factor is None
-        replicas = _replicas(handle, saved, about) if is_alike else {}
-        for carrier in carriers:
-            carrier.unit.set_residuals_on_the_wire({p.name: _resharded(p, carrier, sources) for p in carrier.parameters})
-        if handle.wrapper.replica_sizes():
-            handle.wrapper.set_replicas(replicas)
+        replicas = _replicas(state, saved, about) if is_alike else {}
+        for keeper in keepers:
+            keeper.unit.set_residuals_on_the_wire({p.name: _resharded(p, keeper, sources) for p in keeper.parameters})
+        if state.wrapper.replica_sizes():
+            state.wrapper.set_replicas(replicas)
             if not replicas:
                 why = "it has no replicas" if is_alike else f"{about['world_size']} ranks saved it"
-                handle.say(f"tagc: the next gather sends all parameters whole, not what changed: this state was loaded, and {why}")
-        handle.resume(about["step"], about["loss_scale"])
-        handle.moments.load(about, is_alike)
+                state.say(f"tagc: the next gather sends all parameters whole, not what changed: this state was loaded, and {why}")
+        state.resume(about["step"], about["loss_scale"])
+        state.moments.load(about, is_alike)
 
 
-def save_files(handle: Compressed, folder: Any) -> None:
+def save_files(state: State, folder: Any) -> None:
     """This rank's file of a folder. Local."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path = _file(folder, _place(handle)[0])
+    path = _file(folder, _place(state)[0])
     part = path.with_suffix(".part")
-    torch.save(save(handle), part)
+    torch.save(save(state), part)
     part.replace(path)
 
 
-def load_files(handle: Compressed, folder: Any) -> None:
+def load_files(state: State, folder: Any) -> None:
     """Reads this rank's file, or those of all ranks if their number has changed. Local."""
-    rank, world_size = _place(handle)
+    rank, world_size = _place(state)
     folder = pathlib.Path(folder)
     first = rank if _file(folder, rank).exists() else 0
     mine = _read(folder, first)
     n_saved = next(iter(_ranks(mine).values()))[0]["world_size"]
     alike = first == rank and n_saved == world_size
-    load(handle, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
+    load(state, mine if alike else [mine if r == first else _read(folder, r) for r in range(n_saved)])
 
 
 def _file(folder: pathlib.Path, rank: int) -> pathlib.Path:
@@ -147,10 +226,10 @@ class Reader:
     """handle.at(path): replaces the handle in a dcp.load() of a checkpoint that another number of ranks saved. It loads the residuals
     that this rank takes over."""
 
-    def __init__(self, handle: Compressed, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> None:
+    def __init__(self, state: State, checkpoint_id: Any, key: str | None = None, storage_reader: Any = None) -> None:
         from torch.distributed.checkpoint import FileSystemReader
 
-        self._handle, self._where = handle, f"checkpoint {checkpoint_id}"
+        self._state, self._where = state, f"checkpoint {checkpoint_id}"
         reader = storage_reader or FileSystemReader(checkpoint_id)
         try:
             self._metadata: Any = reader.read_metadata()
@@ -186,7 +265,7 @@ class Reader:
 
     def state_dict(self) -> dict[str, Any]:
         entries: dict[str, Any] = {}
-        for rank, factor in _sources(_about(self._handle), self._abouts).items():
+        for rank, factor in _sources(_about(self._state), self._abouts).items():
             entries[f"rank{rank}"] = {self._about: "", "residuals": self._tensors(f"rank{rank}", "residuals", torch.float32)}
             if factor is None and (replicas := self._tensors(f"rank{rank}", REPLICAS, torch.bfloat16)):
                 entries[f"rank{rank}"][REPLICAS] = replicas
@@ -199,51 +278,42 @@ class Reader:
                 if isinstance(path, tuple) and path[:-3] == self._key and path[-3:-1] == (rank, kind)}
 
     def load_state_dict(self, saved: Any) -> None:
-        load(self._handle, saved, is_selected=True)
+        load(self._state, saved, is_selected=True)
 
 
 # ---- ranks, units and parameters ----
 
-def _place(handle: Compressed) -> tuple[int, int]:
+def _place(state: State) -> tuple[int, int]:
     """(rank, ranks). A replica under torchft counts as alone, because the others may change."""
-    if handle.wrapper.is_managed:
-        _, _, n_chunks, place = handle.carriers()[0]
+    if state.wrapper.is_managed:
+        _, _, n_chunks, place = state.keepers()[0]
         return (0, 1) if place is None else (place, n_chunks)
     return dist.get_rank(), dist.get_world_size()
 
 
-def _about(handle: Compressed) -> dict[str, Any]:
-    rank, world_size = _place(handle)
+def _about(state: State) -> dict[str, Any]:
+    rank, world_size = _place(state)
     about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
-             "step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state()
-    if handle.wrapper.is_managed:
+             "step": state.n_steps, "loss_scale": state.loss_scale} | state.stages.state()
+    if state.wrapper.is_managed:
         about["managed"] = 1
-        if handle.carriers()[0][3] is not None:
+        if state.keepers()[0][3] is not None:
             about |= {"replica": 0, "replicas": 1, "place": rank, "places": world_size, "chunks": 1}
-    between = handle.wrapper.between
+    between = state.wrapper.between
     if between is not None:
-        _, _, n_chunks, place = handle.carriers()[0]
+        _, _, n_chunks, place = state.keepers()[0]
         about |= {"replica": dist.get_rank(between), "replicas": dist.get_world_size(between), "place": place,
                   "places": n_chunks, "chunks": 1}
     return about
 
 
-class _Carrier(NamedTuple):
-    """A unit and its parameters that can have a residual."""
-
-    unit: Residuals
-    parameters: list[layouts.Parameter]
-    n_chunks: int
-    place: int | None
-
-
-def _carriers(handle: Compressed, saved: Set[str] = frozenset()) -> list[_Carrier]:
+def _keepers(state: State, saved: Set[str] = frozenset()) -> list[Keeper]:
     """Trainable parameters, and frozen ones that still have a residual, here or in the checkpoint."""
-    frozen = {policy.clean_name(name) for name, p in handle.model.named_parameters() if not p.requires_grad}
+    frozen = {policy.clean_name(name) for name, p in state.model.named_parameters() if not p.requires_grad}
     found = []
-    for unit, parameters, n_chunks, place in handle.carriers():
+    for unit, parameters, n_chunks, place in state.keepers():
         held = saved | unit.names_of_residuals() if frozen else ()
-        found.append(_Carrier(unit, [p for p in parameters if p.numel and handle.options.feeds_back(p.kind)
+        found.append(Keeper(unit, [p for p in parameters if p.numel and state.options.feeds_back(p.kind)
                                      and (p.name not in frozen or p.name in held)], n_chunks, place))
     return found
 
@@ -252,18 +322,18 @@ def _n_chunk(parameter: layouts.Parameter, n_chunks: int) -> int:
     return layouts.chunked_elems(parameter, n_chunks) // n_chunks
 
 
-def _n_wire(parameter: layouts.Parameter, carrier: _Carrier) -> int:
-    return parameter.numel if carrier.place is None else _n_chunk(parameter, carrier.n_chunks)
+def _n_wire(parameter: layouts.Parameter, keeper: Keeper) -> int:
+    return parameter.numel if keeper.place is None else _n_chunk(parameter, keeper.n_chunks)
 
 
-def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, carrier: _Carrier) -> torch.Tensor:
-    return wire if carrier.place is not None else layouts.from_wire(wire, parameter, carrier.n_chunks).contiguous()
+def _from_wire(wire: torch.Tensor, parameter: layouts.Parameter, keeper: Keeper) -> torch.Tensor:
+    return wire if keeper.place is not None else layouts.from_wire(wire, parameter, keeper.n_chunks).contiguous()
 
 
 # ---- loading ----
 
-def _check_open(handle: Compressed) -> None:
-    if handle.is_closed:
+def _check_open(state: State) -> None:
+    if state.is_closed:
         raise Error("state", "this tagc handle is closed, and its residuals are gone")
 
 
@@ -338,37 +408,37 @@ def _listed(ranks: Iterable[int]) -> str:
     return "rank " + ", ".join(map(str, sorted(ranks))) if ranks else "no rank"
 
 
-def _check(carriers: Iterable[_Carrier], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]) -> None:
-    names = {parameter.name for carrier in carriers for parameter in carrier.parameters}
+def _check(keepers: Iterable[Keeper], rank: int, about: Mapping[str, Any], residuals: Mapping[str, Any]) -> None:
+    names = {parameter.name for keeper in keepers for parameter in keeper.parameters}
     missing, unknown = sorted(names - set(residuals)), sorted(set(residuals) - names)
     if missing:
         raise _bad(f"rank {rank} has no residual of {missing[0]}, which this model compresses (classes must be the same)")
     if unknown:
         raise _bad(f"rank {rank} has a residual of {unknown[0]}, which this model does not compress, or does not have")
-    for carrier in carriers:
-        for parameter in carrier.parameters:
+    for keeper in keepers:
+        for parameter in keeper.parameters:
             values, what = residuals[parameter.name], f"residual of {parameter.name} of rank {rank}"
             if not isinstance(values, torch.Tensor) or not values.is_floating_point():
                 kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
                 raise _bad(f"{what} is {kind}, must be a floating tensor")
-            if (carrier.place is None) != (not about["chunks"]):
+            if (keeper.place is None) != (not about["chunks"]):
                 raise _bad("was saved " + ("with" if about["chunks"] else "without") + " `between`, torchft's Manager included: a model that is not so "
                            "cannot load it")
-            shape = tuple(parameter.shape) if carrier.place is None else (_n_chunk(parameter, about["places"]),)
+            shape = tuple(parameter.shape) if keeper.place is None else (_n_chunk(parameter, about["places"]),)
             if tuple(values.shape) != shape:
                 raise _bad(f"{what} is {tuple(values.shape)}, must be {shape}")
             if not values.isfinite().all():
                 raise _bad(f"{what} is not finite")
 
 
-def _replicas(handle: Compressed, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
+def _replicas(state: State, saved: Any, about: Mapping[str, Any]) -> dict[str, Replica]:
     """This rank's rows, as they were saved, of the modules that keep one here."""
     rank = f"rank{about['rank']}"
     entry = next(part[rank] for part in (saved if isinstance(saved, (list, tuple)) else [saved]) if rank in part)
     rows, gathered, found = entry.get(REPLICAS, {}), about.get("gathered", {}), {}
     if not isinstance(rows, dict) or not isinstance(gathered, dict) or set(rows) != set(gathered):
         raise _bad(f"replicas of {rank} are a {type(rows).__name__}, must be a dict with a tensor of each module that 'gathered' names")
-    for name, n_shard in handle.wrapper.replica_sizes().items():
+    for name, n_shard in state.wrapper.replica_sizes().items():
         if name not in rows:
             continue
         row, numbers = rows[name], gathered[name]
@@ -394,23 +464,23 @@ class _Source(NamedTuple):
         return self.residuals[parameter.name].to(torch.float32)
 
 
-def _resharded(parameter: layouts.Parameter, carrier: _Carrier, sources: list[_Source]) -> torch.Tensor:
+def _resharded(parameter: layouts.Parameter, keeper: Keeper, sources: list[_Source]) -> torch.Tensor:
     """The part of a parameter's residual that this rank takes over, in its own wire order."""
     if len(sources) == 1 and sources[0].factor is None:
         values = sources[0].tensor(parameter)
-        return values if carrier.place is not None else layouts.to_wire(values, parameter, carrier.n_chunks)
+        return values if keeper.place is not None else layouts.to_wire(values, parameter, keeper.n_chunks)
     total = torch.zeros(parameter.shape, dtype=torch.float32)
     scale = sources[0].about["loss_scale"]
     for _, replica in itertools.groupby(sources, key=lambda source: source.about["replica"]):
         places = list(replica)
         whole = places[0].tensor(parameter)
-        if carrier.place is not None:
+        if keeper.place is not None:
             wire = torch.cat([place.tensor(parameter) for place in places])[:parameter.numel]
             whole = layouts.from_wire(wire, parameter, len(places))
         total.add_(whole, alpha=places[0].factor * scale / places[0].about["loss_scale"])
-    values = layouts.to_wire(total, parameter, carrier.n_chunks)
-    if carrier.place is not None:
-        n = _n_chunk(parameter, carrier.n_chunks)
-        values = torch.nn.functional.pad(values, (0, n * carrier.n_chunks - values.numel()))
-        values = values[carrier.place * n:(carrier.place + 1) * n]
+    values = layouts.to_wire(total, parameter, keeper.n_chunks)
+    if keeper.place is not None:
+        n = _n_chunk(parameter, keeper.n_chunks)
+        values = torch.nn.functional.pad(values, (0, n * keeper.n_chunks - values.numel()))
+        values = values[keeper.place * n:(keeper.place + 1) * n]
     return values

@@ -139,9 +139,9 @@ class _Backward:
     def end(self) -> None:
         """Raises the failure and drops it, because its traceback refers to the model."""
         handle = self._state.handle
-        self.attempt(handle.synchronize)
+        self.attempt(handle.passes.synchronize)
         if self.is_whole and self.failure is None:
-            self.attempt(handle.end_step)
+            self.attempt(handle.passes.end_step)
         failure, self.failure = self.failure, None
         if failure is not None and not _wrapper_of(handle).swallows(failure):
             raise failure
@@ -187,8 +187,8 @@ class State:
         state._handle, state._model = weakref.ref(handle), weakref.ref(model)
         state._layouts = {}
         model._tagc = _Owned(handle)
-        if UNIT not in handle.units:
-            handle.add_unit(UNIT, Buckets)
+        if UNIT not in handle.state.units:
+            handle.state.add_unit(UNIT, Buckets)
         return state
 
     @property
@@ -220,7 +220,7 @@ class State:
                 backward.failure = backward.failure or failure
                 return _spoilt(source)
 
-        future = handle.runner_for(source)[0].future(work)
+        future = handle.passes.runner_for(source)[0].future(work)
         if not backward.is_open:  # join(): a rank without data calls the hook outside a backward pass
             future.wait()
             backward.end()
@@ -239,7 +239,7 @@ class State:
             self._layouts[key] = layouts.bucket(parameters, handle.wrapper.groups()[0].size())
         # DDP drops the result for a parameter that no rank has used. Its gradient is zero, so its residual must not be sent.
         rests = _wrapper_of(handle).finds_unused
-        buckets = handle.units[UNIT]
+        buckets = handle.state.units[UNIT]
         assert isinstance(buckets, Buckets)
         return _Bucket(buckets, index, parameters, rests), self._layouts[key]
 
@@ -257,7 +257,7 @@ def _exchange(handle: Compressed, bucket: _Bucket, layout: layouts.Layout, sourc
             raise Error("unsupported", f"the bucket has {source.numel()} elements, its parameters {layout.n_elems}")
         return layout
 
-    handle.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False)
+    handle.passes.exchange(bucket, handle.wrapper.groups()[0], source, result, _wrapper_of(handle).op, find_layout, waits=False)
 
 
 def _spoilt(source: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ class _State:
 
     def exchange(self, gradient: torch.Tensor, output: torch.Tensor) -> None:
         group = self.flat.group
-        self.handle.exchange(self.unit, group, gradient, output, ReduceOp.AVG,
+        self.handle.passes.exchange(self.unit, group, gradient, output, ReduceOp.AVG,
                              lambda: self.flat.layout(gradient.numel(), group.size()))
 
 
@@ -110,11 +110,11 @@ class Wrapper(AnyWrapper):
             self._model.register_comm_hook(None, _hook)
         except AssertionError as failure:
             raise Error("state", f"FSDP1 does not take a communication hook: {failure}") from failure
-        handle.undo.append(self._remove)
+        handle.passes.undo.append(self._remove)
         for flat in self._flats:
             if internals.fsdp1_hook(flat.module) is not _hook:
                 raise Error("unsupported", f"torch {torch.__version__} did not take the communication hook of {flat.name}")
-            unit = handle.add_unit(flat.name, Unit, parameters=flat.parameters)
+            unit = handle.state.add_unit(flat.name, Unit, parameters=flat.parameters)
             internals.set_fsdp1_hook_state(flat.module, _State(handle, unit, flat))
 
     def _remove(self) -> None:

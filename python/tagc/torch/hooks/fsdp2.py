@@ -119,7 +119,7 @@ class ReduceScatter(FsdpComm):
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, op: Any,
                  async_op: bool = False) -> None:
         world_size = dist.get_world_size(group)
-        self._handle.exchange(self._unit, group, input_tensor, output_tensor, op,
+        self._handle.passes.exchange(self._unit, group, input_tensor, output_tensor, op,
                               lambda: self._module.layout(input_tensor.numel(), world_size))
 
 
@@ -133,7 +133,7 @@ class AllReduce:
 
     def __call__(self, reduce_output: torch.Tensor) -> None:
         op = self._module.group.sum_op if self._module.group.shard_group is None else dist.ReduceOp.AVG
-        self._handle.exchange(self._unit, self._group, reduce_output, reduce_output, op,
+        self._handle.passes.exchange(self._unit, self._group, reduce_output, reduce_output, op,
                               lambda: self._module.shard_layout(reduce_output.numel(), dist.get_world_size(self._group)))
 
 
@@ -226,7 +226,7 @@ class Wrapper(AnyWrapper):
     def install(self, handle: Compressed) -> None:
         for tag, module in enumerate(self.modules):
             _compressed[module.module] = weakref.ref(handle)
-            handle.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
+            handle.passes.undo.append(functools.partial(module.group.restore_comms, module.group.comms))
             comms = self._comms(handle, tag, module)
             for what, own in module.group.replaced(*comms):
                 _warn(f"{module.name} has a custom {what} ({type(own).__name__}), which is not called while tagc exchanges in its place: "
@@ -235,26 +235,26 @@ class Wrapper(AnyWrapper):
         self._warn_of_outsiders()
         if self._gathers:
             loaded = self._model.register_load_state_dict_post_hook(lambda *_: self._parameters_loaded())
-            handle.undo.append(loaded.remove)
+            handle.passes.undo.append(loaded.remove)
         if self.between is not None:
             shards = self.modules[0].group.shard_group
             assert shards is not None  # __init__() has looked
             place = shards.rank()
-            handle.comm(self.between).agree("between", {"place in the shard group": place})
+            handle.passes.comm(self.between).agree("between", {"place in the shard group": place})
 
     def _comms(self, handle: Compressed, tag: int, module: Module) -> tuple[object, object, object]:
         """(reduce-scatter, all-gather, all-reduce hook) of one module; None: as it is."""
-        shards, name, timeout_s = module.group.shard_group, module.name, handle.options.timeout_s
-        unit = handle.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
+        shards, name, timeout_s = module.group.shard_group, module.name, handle.state.options.timeout_s
+        unit = handle.state.add_unit(name, Unit, module.parameters, n_chunks=1 if shards is None else shards.size(),
                                place=shards.rank() if self.sums_shards and shards is not None else None)
         if shards is None:
-            handle.undo.append(module.group.leave_replicas_to_the_hook())
+            handle.passes.undo.append(module.group.leave_replicas_to_the_hook())
             return None, None, AllReduce(handle, unit, module, module.exchange_group())
         gather: waits.AllGather | AllGather | None = waits.AllGather(name, timeout_s) if module.group.gathers_by_default else None
-        if handle.options.parameters is not None:
-            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), handle.options.parameters, tag)
+        if handle.state.options.parameters is not None:
+            gather = AllGather(handle, name, (shards, module.n_shard(), module.own), handle.state.options.parameters, tag)
             self._gathers.append(gather)
-            handle.frees.append(gather.close)
+            handle.passes.frees.append(gather.close)
         if self.sums_shards:
             return waits.ReduceScatter(name, timeout_s), gather, self.all_reduce(handle, unit, module)
         return ReduceScatter(handle, unit, module), gather, None

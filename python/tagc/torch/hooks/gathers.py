@@ -74,7 +74,7 @@ class AllGather(FsdpComm):
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup,
                  async_op: bool = False) -> None:
-        comm, runners = self._handle.comm(group), self._handle.runners
+        comm, runners = self._handle.passes.comm(group), self._handle.passes.runners
         runner: Runner = runners.host
         failure: BaseException | None = None
         try:
@@ -83,7 +83,7 @@ class AllGather(FsdpComm):
         except Exception as problem:
             failure = problem
         # With kernels where the user has asked for them: replicas take 4 bytes per parameter, on the device then.
-        wants_kernels = self._handle.options.codec == "device" and self.is_delta
+        wants_kernels = self._handle.state.options.codec == "device" and self.is_delta
         runner.run(Gathering(self._gather, comm, group, failure, wants_kernels), input_tensor, output_tensor)
 
     def _gather(self, way: Way, source: torch.Tensor | None, target: torch.Tensor | None, failure: BaseException | None) -> None:
@@ -104,23 +104,22 @@ class AllGather(FsdpComm):
         agreed = time.perf_counter()
         assert gather is not None and source is not None and target is not None  # or agree() has raised
         changed, reset = (max(vote & bit for vote in votes) for bit in (_CHANGED, _RESET))
-        with self._handle.lock:
+        with self._handle.state.lock:
             if gather.gatherer is None:
-                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.options.threads, kernels)
+                gather.gatherer = Gatherer(comm, target.numel(), self._wire, self._tag, self._handle.state.options.threads, kernels)
             if max(vote & _LOADED for vote in votes):
                 if min(vote & (_LOADED | _FITS) for vote in votes) == _LOADED | _FITS and len({vote // _COUNT for vote in votes}) == 1:
                     assert loaded is not None
                     gather.restore(loaded, source, target.numel(), kernels)
                 else:
                     reset = _RESET
-                    self._handle.say_once("tagc: parameters are not those that were saved with the replicas of deltas, on some rank: the next "
+                    self._handle.state.say_once("tagc: parameters are not those that were saved with the replicas of deltas, on some rank: the next "
                                           "gather sends them whole")
                 self._loaded = None
             sent, received = comm.bytes_sent()["gather"], comm.bytes_received()["gather"]
             gather.run(gather.gatherer, source, target, kernels, changed, reset)
-            self._handle.record_gather(comm.bytes_sent()["gather"] - sent,
-                                       comm.bytes_received()["gather"] - received, target.numel(), comm,
-                                       time.perf_counter() - agreed, agreed - begin)
+            self._handle.passes.recorder.add_gather(comm.bytes_sent()["gather"] - sent, comm.bytes_received()["gather"] - received,
+                                                    target.numel(), comm, time.perf_counter() - agreed, agreed - begin)
 
     def _vote_loaded(self, loaded: Replica, source: torch.Tensor) -> int:
         changed = checksum([source.float()]) != loaded.sent

@@ -31,11 +31,11 @@ class _AllReduce:
         try:
             wrapper.begin(handle)
             wrapper.prepare(reduce_output)
-            handle.exchange(self._unit, wrapper.quorum, reduce_output, reduce_output, dist.ReduceOp.SUM,
+            handle.passes.exchange(self._unit, wrapper.quorum, reduce_output, reduce_output, dist.ReduceOp.SUM,
                             lambda: module.shard_layout(reduce_output.numel(), wrapper.quorum.size()))
             wrapper.goes_on([parameter.name for parameter in module.parameters])
         except BaseException as failure:
-            handle.give_up()
+            handle.passes.give_up()
             if not wrapper.gives_up(handle, failure):
                 raise
 

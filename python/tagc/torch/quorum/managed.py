@@ -105,23 +105,23 @@ class _Gradients:
     """The Member for a handle."""
 
     def __init__(self, handle: Compressed, manager: Any) -> None:
-        self._handle, self._manager, self.n_steps = handle, manager, handle.n_steps
-        self.units, self.disconnect, self.say = handle.units, handle.disconnect, handle.say
+        self._state, self._manager, self.n_steps = handle.state, manager, handle.n_steps
+        self.units, self.disconnect, self.say = handle.state.units, handle.passes.disconnect, handle.state.say
 
     def takes_part(self) -> bool:
         return bool(self._manager.is_participating())
 
     def about(self) -> dict[str, Any]:
-        handle = self._handle
-        return {"step": handle.n_steps, "loss_scale": handle.current_loss_scale} | handle.stages.state(with_windows=False)
+        state = self._state
+        return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.stages.state(with_windows=False)
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Unfinished windows are dropped."""
-        handle = self._handle
-        if about["loss_scale"] != handle.current_loss_scale:
-            handle.loss_scale(about["loss_scale"])
-        self.n_steps = handle.n_steps = about["step"]
-        handle.moments.load(about, False)
+        state = self._state
+        if about["loss_scale"] != state.loss_scale:
+            state.set_loss_scale(about["loss_scale"])
+        self.n_steps = state.n_steps = about["step"]
+        state.moments.load(about, False)
 
     follow = restore
 
@@ -376,8 +376,8 @@ class Managed:
             return counts
 
         self._manager.should_commit = should_commit
-        handle.undo.append(lambda: vars(self._manager).pop("should_commit", None))
-        handle.ends.append(self.quorum.close)
+        handle.passes.undo.append(lambda: vars(self._manager).pop("should_commit", None))
+        handle.passes.ends.append(self.quorum.close)
 
     def begin(self, handle: Compressed) -> None:
         member = _Gradients(handle, self._manager)
@@ -395,7 +395,7 @@ class Managed:
         if not isinstance(failure, Error) or failure.status != "transport":
             return False
         if handle is not None and (self._error is None or self._error is not self._manager.errored()):
-            handle.say(f"tagc: this step is given up: {failure}")
+            handle.state.say(f"tagc: this step is given up: {failure}")
         self.quorum.give_up(failure)
         self._error = self._manager.errored()
         return True

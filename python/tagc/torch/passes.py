@@ -1,0 +1,206 @@
+"""What hooks call: the exchanges of one model's backward passes, and its steps. A step is one exchange of the whole model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tagc._library import Error
+from tagc.torch.exchange import internals
+from tagc.torch.exchange.call import FindLayout, Record, Reduction
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.interfaces import Exchanged
+from tagc.torch.exchange.layout import Layout
+from tagc.torch.exchange.runner import Runner, Runners
+from tagc.torch.exchange.unit import Stats
+from tagc.torch.exchange.unknown import UnknownLayouts
+from tagc.torch.state import State
+from tagc.torch.statistics import Recorder
+
+
+class Passes:
+    """Of one handle. It keeps the connections, and says when a step begins and ends."""
+
+    def __init__(self, state: State, runners: Runners) -> None:
+        self.state, self.runners, self.recorder = state, runners, Recorder()
+        self.undo: list[Callable[[], object]] = []  # called by close() first, to remove hooks
+        self.frees: list[Callable[[], object]] = [state.moments.close]  # called by free()
+        self.ends: list[Callable[[], object]] = []  # called by free() at last, for connections that are not in _comms
+        self.scaler: Any = None  # torch's, which knows the loss scale
+        self.on_step: Callable[[dict[str, Any]], object] | None = None
+        self._unknown = UnknownLayouts()
+        self._comms: dict[tuple[int, ...], Comm] = {}  # by ranks
+        self._loss_scale = 1.0  # of the pass whose hooks run; state.loss_scale is that of residuals
+        self._step_open = self._is_outside = False
+        self._units_of_step: set[str] = set()  # names
+
+    def comm(self, group: Any) -> Comm:
+        """Returns the connection over that group's ranks. Collective at the first call for a group."""
+        if self.state.wrapper.is_managed and not isinstance(group, dist.ProcessGroup):
+            return group.connection()  # a managed.Quorum
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if (found := self._comms.get(ranks)) is not None:  # without the lock, which an exchange under way has
+            return found
+        with self.state.lock:
+            if ranks not in self._comms:
+                self._comms[ranks] = Comm(group, self.state.options.timeout_s)
+            return self._comms[ranks]
+
+    def disconnect(self) -> None:
+        """Ends all reducers and keeps the residuals."""
+        with self.state.lock:
+            for unit in [*self.state.units.values(), *self._unknown.units()]:
+                unit.close()
+            self._unknown.clear()
+
+    # ---- exchanges ----
+
+    def exchange(self, unit: Exchanged, group: Any, source: torch.Tensor, target: torch.Tensor, op: Any,
+                 find_layout: FindLayout, waits: bool = True) -> None:
+        """Called by every hook: all ranks agree on the exchange, then run it. Collective. It blocks for tensors in CPU memory. For others
+        it returns at once, and failures are raised at the end of the backward pass.
+
+        find_layout() -> the layout of `source`, or None if its parameters are unknown: then this exchange is dense and residuals
+        do not change. waits: whether the current stream waits for the result."""
+        if self.state.is_closed:
+            raise Error("state", "this tagc handle is closed, but torch still calls its hook: call compress() "
+                        "again, or wrap the model anew")
+        comm = self.comm(group)
+        runner, failure = self.runner_for(source)
+        call = Reduction(unit, comm, group, source, target, op, find_layout, self._find_loss_scale(source), self._begin, self.state.lock, failure,
+                         waits)
+        try:
+            call.opens_step = self._opens_step(unit)
+            self._loss_scale = call.loss_scale
+            runner.run(call, source, target)
+            if not self._step_open or self._is_outside and not self._is_left_open():  # nothing else will end this step
+                self.synchronize()
+                self.end_step()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def runner_for(self, tensor: torch.Tensor) -> tuple[Runner, Error | None]:
+        """Returns what runs exchanges of gradients like that, and why it is not the right one: it then tells the other ranks."""
+        try:
+            return self.runners.of(tensor), None
+        except Error as problem:
+            return self.runners.host, problem
+
+    def _find_loss_scale(self, source: torch.Tensor) -> Callable[[], float]:
+        if self._step_open and self.runners.is_on_device(source):  # reading a scaler on a device would wait for the device
+            return lambda: self._loss_scale
+        return lambda: self.state.loss_scale if self.scaler is None else self.scaler.get_scale()
+
+    def _begin(self, call: Reduction, source: torch.Tensor) -> tuple[Exchanged, Layout, Record]:
+        """After the agreement. Collective."""
+        if call.opens_step:
+            self.state.begin_step(call.loss_scale)
+        unit, comm, layout = call.unit, call.comm, call.layout
+        n_control = comm.agreement_bytes
+        if layout is None:
+            if self.state.wrapper.speaks:
+                self._unknown.warn(unit)
+            unit, layout = self._unknown.dense(unit, source.numel(), comm, call.is_all_reduce)
+        else:
+            n_control += self.state.stages.look(comm, layout, source, unit)
+        n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
+        name, n_elems = unit.name, source.numel()
+
+        def record(stats: Stats, seconds: float, agree_s: float) -> None:
+            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.state.options.stages)
+
+        return unit, layout, record
+
+    def synchronize(self) -> None:
+        """Waits until all exchanges of device tensors are complete, and raises the first failure. Local."""
+        try:
+            self.runners.finish()
+        except BaseException:
+            self.give_up()
+            raise
+
+    def give_up(self) -> None:
+        """The rest of this backward pass, and its end, will not come."""
+        with self.state.lock:
+            self._step_open = False
+            self._units_of_step.clear()
+            self.recorder.drop()
+        self.runners.drop()
+
+    # ---- steps ----
+
+    def _opens_step(self, unit: Exchanged) -> bool:
+        """Whether this is the first unit of a backward pass. A unit that comes again belongs to a new pass, and the end of the last pass
+        was not reported."""
+        wrapper = self.state.wrapper
+        if self._step_open and unit.name in self._units_of_step:
+            self.synchronize()
+            self.end_step()
+        self._units_of_step.add(unit.name)
+        self._is_outside = False
+        if wrapper.name != "ddp":  # there the last bucket ends the step
+            try:
+                internals.at_end_of_backward(self._end_backward)
+            except RuntimeError:  # the hook was called outside a backward pass
+                if not wrapper.is_ended_by_hand():  # the next call is a step of its own
+                    self._units_of_step.clear()
+                    return True
+                self._is_outside = True
+        was_open, self._step_open = self._step_open, True
+        return not was_open
+
+    def _end_backward(self) -> None:
+        """Called for each unit at the end of its pass. Reentrant checkpointing has passes within the pass."""
+        if self._step_open and not self.state.wrapper.is_in_backward() and not self._is_left_open():
+            self.synchronize()
+            self.end_step()
+
+    def _is_left_open(self) -> bool:
+        """Whether this step continues after the backward pass, in FSDP2's finalize_backward(). The last unit then ends it; if one got no
+        gradient, the next pass does."""
+        return self.state.wrapper.is_ended_by_hand() and self._units_of_step != set(self.state.units)
+
+    def end_step(self) -> None:
+        """Call it when all units of this backward pass are complete."""
+        state = self.state
+        with state.lock:
+            self._step_open = False
+            self._units_of_step.clear()
+            is_through = state.moments.go_on()
+            stats = self.recorder.end(state.n_steps, state.loss_scale)
+            for alarm in state.stages.take_alarms():
+                if state.wrapper.speaks:
+                    warnings.warn(f"tagc: {alarm}", stacklevel=2)
+            if is_through:
+                state.say(f"tagc: {state.stages} since exchange {state.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element until then")
+        if self.on_step:
+            self.on_step(stats)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Removes the hooks if torch allows it, and frees the residuals. Local."""
+        self.runners.close()  # without the lock: its threads may wait for it
+        with self.state.lock:
+            if not self.state.is_closed:
+                for undo in self.undo:
+                    undo()
+                self.free()
+
+    def free(self) -> None:
+        self.runners.close()
+        for free in self.frees:
+            free()
+        for unit in [*self.state.units.values(), *self._unknown.units()]:
+            unit.free()
+        for comm in self._comms.values():
+            comm.close()
+        for end in self.ends:
+            end()
+        self.runners.free()
+        self.state.is_closed = True
