@@ -338,7 +338,7 @@ def takes_local_steps(take, names):
         backward(names["model"], take.rank, step)
         names["optimizer"].step()
     handle.synchronize()
-    assert handle.n_rounds >= 2 and 0 < handle.stats()["bits_per_param"] < 12, handle.stats()
+    assert handle.n_exchanges >= 2 and 0 < handle.stats()["bits_per_param"] < 12, handle.stats()
     values = torch.cat([p.detach().full_tensor().flatten() if hasattr(p, "full_tensor") else p.detach().flatten() for p in names["model"].parameters()])
     everyone = [torch.empty_like(values) for _ in range(take.world_size)]
     dist.all_gather(everyone, values)

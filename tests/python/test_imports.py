@@ -86,7 +86,7 @@ def test_nothing_below_torch_or_beside_it_is_named_by_it():
     ("exchange.unit", "def f():\n    from tagc.torch import state", 2),
     ("state", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tagc.torch.hooks.ddp", 3),
     ("local.steps", "from tagc.torch.advise.links import plan_sites", 1),
-    ("quorum.rounds", "from tagc.torch import compress", 1),
+    ("quorum.exchanges", "from tagc.torch import compress", 1),
 ])
 def test_what_is_planted_is_found(module, planted, line):
     trees = trees_of(ROOT / "torch")

@@ -107,7 +107,7 @@ def check_close(model, expected, what=""):
 
 
 def names_of(handle):
-    return [[slot.trained.name for slot in fragment.slots] for fragment in handle.fragments]
+    return [[place.trained.name for place in fragment.places] for fragment in handle.fragments]
 
 
 def everything(**options):
@@ -132,7 +132,7 @@ def check_mean_and_nesterov(rank, world_size):
             with tagc.LocalSteps(model, optimizer, every=3, layers=layers, **everything(), **outer) as handle:
                 train(model, optimizer, 9, rank)
                 check_alike(flat(model), f"{outer} {layers}")
-                assert handle.n_rounds == 3 and handle.stats()["step"] == 9
+                assert handle.n_exchanges == 3 and handle.stats()["step"] == 9
                 expected = simulate(Odd, world_size, 9, {"every": 3, 0: 0}, names_of(handle), outer_lr=outer.get("outer_lr", 1),
                                     momentum=outer.get("outer_momentum", 0))
             check_close(model, expected[rank], f"{outer} {layers}")
@@ -266,7 +266,7 @@ def check_odd_parameters(rank, world_size):
             sgd.step()
             adam.step()
             scheduler.step()
-        assert handle.n_steps == 4 and handle.n_rounds == 2
+        assert handle.n_steps == 4 and handle.n_exchanges == 2
         assert model.again.weight is model.back.weight
         check_alike(flat(model), "tied and frozen")
         assert adam.param_groups[0]["lr"] == pytest.approx(LR * (1 + torch.cos(torch.tensor(0.4 * torch.pi)).item()) / 2)
@@ -394,7 +394,7 @@ def check_options(rank, world_size):
         ({"values": "int3"}, "values is 'int3', must be one of 'fp32'"),
         ({"between": 3}, "between is 3, must be a process group"),
         ({"between": "site"}, "between is 'site', and this model has no mesh"),
-        ({"on_round": 3}, "on_round is 3, must be a function"),
+        ({"on_exchange": 3}, "on_exchange is 3, must be a function"),
         ({"every": 30 + rank}, "every is 30 on rank 0 and 31 on rank 1"),
     ]:
         check_error(make(**options), pattern)
@@ -429,7 +429,7 @@ def check_statistics(rank, world_size):
 
     model, said = seeded(lambda: Even(64)), []
     optimizer = adamw(model.parameters())
-    with tagc.LocalSteps(model, optimizer, every=5, fragments=2, verbose=False, on_round=said.append) as handle:
+    with tagc.LocalSteps(model, optimizer, every=5, fragments=2, verbose=False, on_exchange=said.append) as handle:
         counts = {name: 0 for name in ("sent", "received")}
 
         def count():
@@ -443,7 +443,7 @@ def check_statistics(rank, world_size):
         train(model, optimizer, 19, rank, first=1)
         count()
         n = sum(p.numel() for p in model.parameters())
-        assert [one["fragment"] for one in said] == [0, 1] * 4 and [one["rounds"] for one in said] == list(range(1, 9))
+        assert [one["fragment"] for one in said] == [0, 1] * 4 and [one["exchanges"] for one in said] == list(range(1, 9))
         assert [one["step"] for one in said] == [2, 5, 7, 10, 12, 15, 17, 20]
         assert sum(one["n_elems"] for one in said[:2]) == n
         total = sum(one["bytes_sent"] for one in said)
@@ -481,7 +481,7 @@ def check_a_site_that_catches_up(rank, world_size):
 def test_synchronize_goes_on_behind_what_others_exchange():
     """Under torchft: a site that failed alone exchanges fragment 0 while the others are at fragment 1."""
     import tagc.torch as tagc
-    from tagc.torch.quorum.rounds import Rounds
+    from tagc.torch.quorum.exchanges import Exchanges
 
     def run_all(outcomes):
         """outcomes: of each run(), (whether it counts, the fragment that was exchanged or None). Returns the fragments that were asked for."""
@@ -494,7 +494,7 @@ def test_synchronize_goes_on_behind_what_others_exchange():
             return counts
 
         site.run = run
-        Rounds.run_all(site)
+        Exchanges.run_all(site)
         assert not left
         return asked
 
@@ -662,7 +662,7 @@ def lose_a_site(rank, world_size, folder, dies):
     said.append(f"{time.monotonic() - begin < 30}")
     after = handle.state_dict()[f"rank{rank}"]
     same = all(torch.equal(values, before[kind][name]) for kind in ("anchor", "residual") for name, values in after[kind].items())
-    said.append(f"{same} {handle.n_steps} {handle.n_rounds}")
+    said.append(f"{same} {handle.n_steps} {handle.n_exchanges}")
     try:
         optimizer.step()
     except tagc.Error as error:

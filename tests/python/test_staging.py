@@ -372,7 +372,7 @@ def memory(rank, world_size):
         for step in range(4):
             loss_of(model, batch_of(rank, step)).backward()
         assert device.fake.fake_n_allocs() == n
-        assert len(handle.passes.runners.staging._kept) <= 1
+        assert len(handle.passes.runners.staging._in_use) <= 1
         handle.close()
         assert device.fake.fake_n_live() == 1  # the current stream
         device.check()

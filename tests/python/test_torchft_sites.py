@@ -80,13 +80,13 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
 
     def goes_on_or_dies(names):
         n_parts[0] += 1
-        if script == "dies in the middle of an exchange" and handle.n_rounds >= PLANTED and quorum.size() == 3 and n_parts[0] == 2:
+        if script == "dies in the middle of an exchange" and handle.n_exchanges >= PLANTED and quorum.size() == 3 and n_parts[0] == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         goes_on(names)
 
     def exchange_or_fail(flight):
         stats = exchange(flight)
-        if script == "fails alone" and handle.n_rounds >= 2 * PLANTED and quorum.size() > 1 and not n_planted:
+        if script == "fails alone" and handle.n_exchanges >= 2 * PLANTED and quorum.size() > 1 and not n_planted:
             n_planted.append(1)
             manager.report_error(RuntimeError("planted"))
         return stats
@@ -94,7 +94,7 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
     quorum.begin, quorum.goes_on, handle.managed._exchange = begin_and_note, goes_on_or_dies, exchange_or_fail
     step = 0
     with (folder / f"replica{name}").open("ab") as notes:
-        while not (folder / "stop").exists() or handle.n_rounds < int((folder / "stop").read_text()):
+        while not (folder / "stop").exists() or handle.n_exchanges < int((folder / "stop").read_text()):
             step += 1
             inner.zero_grad()
             x = torch.randn(16, 24, generator=torch.Generator().manual_seed(1000 * site + 10 * step + rank))
@@ -102,24 +102,24 @@ def train(name, folder, script, n_ranks=1, rank=0, port=0, **options):
             if not handle.is_open:
                 handle._before_step()  # what step() does first: the quorum in which a new site gets its state
                 assert torch.equal(of_model(model), state_of(handle, model)["anchor"])
-            before, n_before, at_before = state_of(handle, model), handle.n_rounds, manager.current_step()
+            before, n_before, at_before = state_of(handle, model), handle.n_exchanges, manager.current_step()
             key[0] = None
             healed.clear()
             inner.step()
             if key[0]:
                 after = state_of(handle, model)
-                counts = handle.n_rounds > n_before and manager.current_step() > at_before
+                counts = handle.n_exchanges > n_before and manager.current_step() > at_before
                 if not counts and not healed:
                     assert all(torch.equal(before[kind], after[kind]) for kind in before) and torch.equal(of_model(model), there[-1]), "it changed"
                 mask = torch.zeros(0)
                 if counts:
-                    names = [slot.trained.name for slot in handle.fragments[handle.stats()["fragment"]].slots]
+                    names = [place.trained.name for place in handle.fragments[handle.stats()["fragment"]].places]
                     mask = flat(torch.full((local(p).numel(),), float(name in names)) for name, p in model.named_parameters()).bool()
                     mask_of_equal = torch.ones_like(mask) if healed else mask
                     assert torch.equal(of_model(model)[mask_of_equal], after["anchor"][mask_of_equal])
                 pickle.dump({"mask": mask, "key": key[0], "counts": counts, "heals": bool(healed), "own": before["anchor"] - there[-1],
                              "mean": after["velocity"] - MOMENTUM * before["velocity"], "residual": after["residual"], "weights": of_model(model),
-                             "velocity": after["velocity"], "told": dict(quorum.counts), "rounds": handle.n_rounds,
+                             "velocity": after["velocity"], "told": dict(quorum.counts), "exchanges": handle.n_exchanges,
                              "stats": handle.stats()}, notes)
                 notes.flush()
             time.sleep(0.02)
@@ -146,8 +146,8 @@ def test_sites_come_and_go(tmp_path, n_ranks, options):
             sites.append(start(3, tmp_path, address, "", train, n_ranks, **options))
             everyone = [*sites[0], *sites[1], *sites[3]]
             wait_until(lambda: sum(one["counts"] and not one["heals"] and one["told"]["replicas"] == 3 for one in sites[3][0].passes()) > 3
-                       and any(one["key"] and not one["counts"] and one["rounds"] >= 2 * PLANTED for one in sites[1][0].passes()), everyone)
-            (tmp_path / "stop").write_text(str(max(one["rounds"] for one in sites[0][0].passes()) + 4))
+                       and any(one["key"] and not one["counts"] and one["exchanges"] >= 2 * PLANTED for one in sites[1][0].passes()), everyone)
+            (tmp_path / "stop").write_text(str(max(one["exchanges"] for one in sites[0][0].passes()) + 4))
             wait_until(lambda: all(rank.process.exitcode is not None for rank in everyone), everyone)
         finally:
             for rank in (rank for site in sites for rank in site):
@@ -202,7 +202,7 @@ def documented(name, folder, script):
         model(torch.randn(16, 24)).square().mean().backward()
         program["adam"].step()
     handle.synchronize()
-    assert handle.n_rounds == 3 and torch.equal(of_model(model), state_of(handle, model)["anchor"])
+    assert handle.n_exchanges == 3 and torch.equal(of_model(model), state_of(handle, model)["anchor"])
     handle.close()
     program["manager"].shutdown(wait=False)
 
@@ -259,12 +259,12 @@ def alone(name, folder, script):
         inner.step()
 
     step()
-    assert handle.n_rounds == 1
+    assert handle.n_exchanges == 1
     before = state_of(handle, model)
     model[0].weight.grad.fill_(float("nan"))
     with pytest.raises(tagc.Error, match="what fragment 0 of this site came to is not finite; nothing was changed"):
         inner.step()
-    assert handle.n_rounds == 1 and all(torch.equal(values, before[kind]) for kind, values in state_of(handle, model).items())
+    assert handle.n_exchanges == 1 and all(torch.equal(values, before[kind]) for kind, values in state_of(handle, model).items())
     handle.close()
     model = the_model()
     check_resumed(model, torch.optim.AdamW(model.parameters(), lr=1e-2), manager)  # for which the Manager is free now
@@ -295,7 +295,7 @@ def check_resumed(model, inner, manager):
     with local_steps() as handle:
         handle.load_state_dict(saved[2])
         steps(7, 14)
-        assert handle.n_rounds == 4 and torch.equal(of_model(model), expected)
+        assert handle.n_exchanges == 4 and torch.equal(of_model(model), expected)
         assert all(torch.equal(values, after[kind]) for kind, values in state_of(handle, model).items())
 
 

@@ -76,7 +76,7 @@ class State:
         self.stages = stages.Stages(wrapper, options, is_fresh)
         self.moments = Moments(model, wrapper, options, self.stages)
         self.units: dict[str, Residuals] = {}
-        self._kept_by: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
+        self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
         self.n_steps = 0  # exchanges of the whole model that have started
         self.loss_scale = 1.0  # the factor by which residuals are multiplied
         self.lock = threading.RLock()  # held while any of it changes
@@ -87,13 +87,13 @@ class State:
                  n_chunks: int = 1, place: int | None = None) -> U:
         """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place: as of a Keeper."""
         unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage, part.kept))
-        self.units[name], self._kept_by[name] = unit, (parameters, n_chunks, place)
+        self.units[name], self._keepers[name] = unit, (parameters, n_chunks, place)
         return unit
 
     def keepers(self) -> list[Keeper]:
         """Returns one of each unit."""
         return [Keeper(self.units[name], self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
-                for name, (parameters, n_chunks, place) in self._kept_by.items()]
+                for name, (parameters, n_chunks, place) in self._keepers.items()]
 
     def _step(self) -> int:
         return max(0, self.n_steps - 1)

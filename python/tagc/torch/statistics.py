@@ -49,7 +49,7 @@ class Recorder:
                     now["time_s"][phase] += seconds
                 now["n_gentle"] += part.n_real if part.stage <= GENTLE and gentle(part.kind) else 0
                 if part.kind == "compressed":
-                    now["_kept"] += min(step.n_kept, part.n_real)
+                    now["_sent"] += min(step.n_kept, part.n_real)
                     now["n_compressed"] += part.n_real
                 if step.nonfinite:
                     now["nonfinite_units"][unit] = 1
@@ -87,7 +87,7 @@ class Recorder:
             share = hidden["_share"]
             sent = hidden["_gradient_bytes"]
             if now["n_compressed"]:
-                now["sparsity"] = 1 - hidden["_kept"] / now["n_compressed"]
+                now["sparsity"] = 1 - hidden["_sent"] / now["n_compressed"]
             if now["n_elems"] and share:
                 now["bits_per_param"] = 8 * sent / now["n_elems"] / share
                 now["ratio"] = now["dense_bytes"] / sent
@@ -108,7 +108,7 @@ class Recorder:
                 "bytes_sent": 0, "bytes_received": 0, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bits_per_param": 0.0,
                 "dense_bytes": 0, "ratio": 0.0, "exchange_s": 0.0, "agree_s": 0.0, "gather_s": 0.0,
                 "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_gathered": 0, "gather_bits": 0.0, "n_nonfinite": 0,
-                "nonfinite_units": {}, "_kept": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
+                "nonfinite_units": {}, "_sent": 0, "_gradient_bytes": 0, "_gather_bytes": 0, "_share": 0.0, "_gather_share": 1.0,
             }  # fmt: skip
         return self._now
 

@@ -175,10 +175,10 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
     for options in itertools.chain(*map(in_ways, GRADIENTS)):
         if name_of(options) not in found["seconds"]:
             continue
-        is_carried, is_on_device = "transport" in options, "codec" in options
-        gradients_s = total(name_of(options), agree_s) + (0.0 if is_carried or is_on_device else staged_s)
+        is_in_group, is_on_device = "transport" in options, "codec" in options
+        gradients_s = total(name_of(options), agree_s) + (0.0 if is_in_group or is_on_device else staged_s)
         others: tuple[str, ...] = (shape.gather,) if options.get("exchange") == "dense" else ("bf16", "delta4")
-        if is_carried or shape.wrap != "fsdp2" or not any(shape.n_gathers):  # torch's own gathers are in the model's group, too
+        if is_in_group or shape.wrap != "fsdp2" or not any(shape.n_gathers):  # torch's own gathers are in the model's group, too
             others = ()
         for parameters in (None, *others):
             if parameters is None:

@@ -43,17 +43,17 @@ def link_of(text: str) -> Link:
 # ---- one exchange ----
 
 def bits_of(sparsity: float, value_bits: float) -> float:
-    """Per parameter, of what is kept at independent positions: these, and the values with their scales."""
-    kept = 1 - sparsity
-    entropy = -kept * math.log2(kept) - sparsity * math.log2(sparsity) if 0 < sparsity < 1 else 0.0
-    return POSITIONS * entropy + kept * (value_bits + 0.125)
+    """Per parameter, of values that are sent at independent positions: these, and the values with their scales."""
+    density = 1 - sparsity
+    entropy = -density * math.log2(density) - sparsity * math.log2(sparsity) if 0 < sparsity < 1 else 0.0
+    return POSITIONS * entropy + density * (value_bits + 0.125)
 
 
 def ways(n_sites: int, sparsity: float = 0.95, value_bits: float = 2) -> dict[str, tuple[float, float]]:
     """Name -> (out, back) of an all-reduce."""
-    kept_by_any = 1 - sparsity ** n_sites
+    sent_by_any = 1 - sparsity ** n_sites
     return {"fp32": (32.0, 32.0), "bf16": (16.0, 16.0), "direct, every value as int4": (EVERY_VALUE_BITS, EVERY_VALUE_BITS),
-            f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - kept_by_any, value_bits))}
+            f"direct, {100 * sparsity:g} % zero": (bits_of(sparsity, value_bits), bits_of(1 - sent_by_any, value_bits))}
 
 
 def bytes_s(n_params: float, links: Sequence[Link], out: float, back: float) -> float:

@@ -62,13 +62,13 @@ def in_ways(options: Mapping[str, Any]) -> list[dict[str, Any]]:
 def name_of(options: Mapping[str, Any]) -> str:
     """options of compress(), as text."""
     if options.get("exchange") == "dense":
-        kept = "uncompressed"
+        what = "uncompressed"
     else:
-        kept = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
+        what = "every value as int8" if options["sparsity"] == 0 else f"{100 * options['sparsity']:g} % zero"
     parameters = f", parameters {options['parameters']}" if options.get("parameters") else ""
     on_device = ", codec on the device" if options.get("codec") == "device" else ""
     in_group = ", in the model's own group" if options.get("transport") == "group" else ""
-    return f"tagc, {kept}{on_device}{in_group}{parameters}"
+    return f"tagc, {what}{on_device}{in_group}{parameters}"
 
 
 @dataclasses.dataclass

@@ -37,7 +37,7 @@ from tagc.torch.exchange.streams import Cuda
 
 Run = Callable[["torch.Tensor | None", "torch.Tensor | None", "BaseException | None"], object]  # (source, target, failure)
 
-N_SLOTS = 3  # slots of pinned memory: one is copied out, one exchanged, one copied back
+N_BUFFERS = 3  # buffers of pinned memory: one is copied out, one exchanged, one copied back
 
 
 def _let_go(stager: ctypes.c_void_p, process: int) -> None:
@@ -87,7 +87,7 @@ class Staging:
     """Of one handle. Its hooks must call enqueue() in the same order on all ranks. streams: of the device, from streams.of(). codec:
     "device": with kernels, or an Error; "host": without; None: with kernels if there are any, else why_host holds the reason."""
 
-    def __init__(self, streams: Cuda, codec: str | None = "host", n_slots: int = N_SLOTS) -> None:
+    def __init__(self, streams: Cuda, codec: str | None = "host", n_buffers: int = N_BUFFERS) -> None:
         self.streams = streams
         self._device, self._stager = ctypes.c_void_p(), ctypes.c_void_p()
         library = streams.library.encode() if streams.library else None
@@ -96,7 +96,7 @@ class Staging:
         self._stages: dict[tuple[int, int], ctypes.c_void_p] = {}  # (bytes in, bytes out) -> tagc_stage
         self._launch = threading.Lock()
         self._jobs: collections.deque[_Job] = collections.deque()  # in the order of tickets
-        self._kept: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()  # (ticket, tensors) that the device may still use
+        self._in_use: collections.deque[tuple[int, torch.Tensor, torch.Tensor]] = collections.deque()  # (ticket, tensors) that the device may still use
         self._n_enqueued = self._n_finished = 0
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
@@ -105,7 +105,7 @@ class Staging:
         self.why_host: Error | None = None
         try:
             self._open_kernels(codec)
-            lib.call("tagc_stager_create", self._device, n_slots, ctypes.byref(self._stager))
+            lib.call("tagc_stager_create", self._device, n_buffers, ctypes.byref(self._stager))
             self._nothing = torch.zeros(16, dtype=torch.uint8, device=streams.device)  # has an address, unlike an empty tensor
         except BaseException:
             self._destroy()
@@ -155,7 +155,7 @@ class Staging:
             self._jobs.append(job)  # the thread may read it before the next call returns
             if lib.load().tagc_stage_enqueue(stage, *pointers, self.streams.current(), int(waits), ctypes.byref(ticket)):
                 _spoil(target)  # the thread gets the failure with the ticket
-            self._kept.append((ticket.value, source, target))
+            self._in_use.append((ticket.value, source, target))
 
     def finish(self) -> None:
         """Waits until all enqueued exchanges are complete; raises the first failure since the last call."""
@@ -202,8 +202,8 @@ class Staging:
     def _release(self) -> None:
         """Releases tensors that the device no longer uses."""
         retired = lib.load().tagc_stager_retired(self._stager)
-        while self._kept and self._kept[0][0] <= retired:
-            self._kept.popleft()
+        while self._in_use and self._in_use[0][0] <= retired:
+            self._in_use.popleft()
 
     def _work(self) -> None:
         with self.streams.own() if self.kernels is not None else contextlib.nullcontext():
@@ -254,7 +254,7 @@ class Staging:
         for stage in self._stages.values():
             library.tagc_stage_destroy(stage)
         library.tagc_stager_destroy(self._stager)
-        self._kept.clear()
+        self._in_use.clear()
         self._jobs.clear()
 
     def free(self) -> None:

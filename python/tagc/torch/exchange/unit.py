@@ -89,7 +89,7 @@ class Unit:
         self._layout: layouts.Layout | None = None
         self._key: tuple[str, bool, Way] | None = None
         self._exchanges: list[_Exchange] = []
-        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
+        self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters without a reducer now, in wire order
 
     # ---- the step ----
 
@@ -158,7 +158,7 @@ class Unit:
         try:
             for part in layout.parts:
                 made.append(_Exchange(layout, part, way, self.options(part, dtype) | {"op": lib.OPS[op]}))
-        except BaseException:  # the next reduce() makes new reducers; residuals are kept
+        except BaseException:  # the next reduce() makes new reducers; residuals stay
             for exchange in made:
                 exchange.reducer.close()
             raise
@@ -204,32 +204,32 @@ class Unit:
     def _stow(self) -> None:
         """Keeps the reducers' residuals, and ends the reducers."""
         try:
-            self._kept |= self.residuals_on_the_wire()
+            self._stowed |= self.residuals_on_the_wire()
         finally:
             for exchange in self._exchanges:
                 exchange.reducer.close()
             self._exchanges = []
 
     def _unstow(self) -> None:
-        """Gives the reducers the kept residuals of their parameters."""
+        """Gives the reducers the stowed residuals of their parameters."""
         for exchange in self._exchanges:
             if exchange.reducer.residual() is None:
                 continue
             values, found = _zeros(exchange.part.n_elems), set()
             for piece, at in exchange.part.pieces:
                 name = exchange.layout.parameters[piece.parameter].name
-                if name in self._kept:
+                if name in self._stowed:
                     found.add(name)
-                    real = self._kept[name][piece.offset:piece.offset + piece.length]
+                    real = self._stowed[name][piece.offset:piece.offset + piece.length]
                     values[at:at + real.numel()].copy_(real)
             if found:
                 exchange.reducer.set_residual(values)
             for name in found:
-                del self._kept[name]
+                del self._stowed[name]
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
         """name -> copy of the residual, (numel,) in wire order, of all parameters that have one. Local."""
-        found = {name: values.clone() for name, values in self._kept.items()}
+        found = {name: values.clone() for name, values in self._stowed.items()}
         for exchange in self._exchanges:
             residual = exchange.reducer.residual()
             if residual is None:
@@ -243,7 +243,7 @@ class Unit:
 
     def names_of_residuals(self) -> set[str]:
         """The names in residuals_on_the_wire()."""
-        return set(self._kept) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
+        return set(self._stowed) | {exchange.layout.parameters[piece.parameter].name for exchange in self._exchanges
                                   if exchange.reducer.residual() is not None for piece, _ in exchange.part.pieces}
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -251,7 +251,7 @@ class Unit:
         for exchange in self._exchanges:
             if exchange.reducer.residual() is not None:
                 exchange.reducer.set_residual(_zeros(exchange.part.n_elems))
-        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        self._stowed = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
         if self._layout is not None:
             self._unstow()
 
@@ -259,7 +259,7 @@ class Unit:
         for exchange in self._exchanges:
             if exchange.reducer.residual() is not None:
                 exchange.reducer.scale_residual(factor)
-        for values in self._kept.values():
+        for values in self._stowed.values():
             values.mul_(factor)
 
     def set_sparsity(self, sparsity: float) -> None:
@@ -271,7 +271,7 @@ class Unit:
         """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while torch traces."""
         for exchange in self._exchanges:
             exchange.reducer.close()
-        self._exchanges, self._kept = [], {}
+        self._exchanges, self._stowed = [], {}
         self._layout = self._key = None
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Buckets:
     def __init__(self, name: str, exchange_options: ExchangeOptions) -> None:
         self.name, self.options = name, exchange_options
         self._units: dict[tuple[str, ...], Unit] = {}  # names of a bucket's parameters, in order -> Unit
-        self._kept: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
+        self._stowed: dict[str, torch.Tensor] = {}  # residuals of parameters in no unit, in wire order
 
     def unit(self, name: str, layout: layouts.Layout) -> Unit:
         """Returns the one of a bucket with that name and layout."""
@@ -53,29 +53,29 @@ class Buckets:
         for old in [old for old in self._units if not set(old).isdisjoint(names)]:
             unit = self._units.pop(old)
             unit.close()
-            self._kept |= unit.residuals_on_the_wire()
+            self._stowed |= unit.residuals_on_the_wire()
         unit = self._units[names] = Unit(name, self.options)
-        unit.set_residuals_on_the_wire({name: self._kept.pop(name) for name in names if name in self._kept})
+        unit.set_residuals_on_the_wire({name: self._stowed.pop(name) for name in names if name in self._stowed})
 
     def residuals_on_the_wire(self) -> dict[str, torch.Tensor]:
-        found = {name: values.clone() for name, values in self._kept.items()}
+        found = {name: values.clone() for name, values in self._stowed.items()}
         for unit in self._units.values():
             found |= unit.residuals_on_the_wire()
         return found
 
     def names_of_residuals(self) -> set[str]:
-        return set(self._kept).union(*(unit.names_of_residuals() for unit in self._units.values()))
+        return set(self._stowed).union(*(unit.names_of_residuals() for unit in self._units.values()))
 
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         values = dict(values)
         for names, unit in self._units.items():
             unit.set_residuals_on_the_wire({name: values.pop(name) for name in names if name in values})
-        self._kept = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
+        self._stowed = {name: tensor.detach().to(torch.float32).clone() for name, tensor in values.items()}
 
     def scale_residuals(self, factor: float) -> None:
         for unit in self._units.values():
             unit.scale_residuals(factor)
-        for values in self._kept.values():
+        for values in self._stowed.values():
             values.mul_(factor)
 
     def set_sparsity(self, sparsity: float) -> None:
@@ -91,7 +91,7 @@ class Buckets:
     def free(self) -> None:
         for unit in self._units.values():
             unit.free()
-        self._kept = {}
+        self._stowed = {}
 
 
 class _Bucket:

@@ -34,7 +34,7 @@ class Outer(NamedTuple):
     momentum: float
 
 
-class Slot(NamedTuple):
+class Place(NamedTuple):
     """The place of a parameter in a fragment's arrays: `length` elements from `start`. They are the rank's elements of the parameter from
     `first` on. All ranks of a DDP site reserve `room` elements for their slice."""
 
@@ -104,7 +104,7 @@ class Flight:
             try:
                 stats.append((part, reducer.end()))
                 if goes_on is not None:
-                    goes_on([slot.trained.name for slot in self.fragment.slots if part.start <= slot.start < part.start + part.n_elems])
+                    goes_on([place.trained.name for place in self.fragment.places if part.start <= place.start < part.start + part.n_elems])
             except Error as problem:
                 failure = failure or problem
         self._begun = []
@@ -142,8 +142,8 @@ class Fragment:
     def __init__(self, index: int, trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, comm: Comm | None, inner: Comm | None,
                  fields: Callable[[str], dict[str, Any]], outer: Outer) -> None:
         self.index, self.outer, self._n_slices = index, outer, site.n_slices
-        self.slots, self.parts, self.n_elems = _lay_out(trained, kinds, site, 1 if comm is None else comm.world_size)
-        self.n_real = sum(slot.length for slot in self.slots)
+        self.places, self.parts, self.n_elems = _lay_out(trained, kinds, site, 1 if comm is None else comm.world_size)
+        self.n_real = sum(place.length for place in self.places)
         self.anchor = torch.zeros(self.n_elems, dtype=torch.float32)
         self.velocity = torch.zeros(self.n_elems if outer.momentum else 0, dtype=torch.float32)
         self._unsent: torch.Tensor | None = torch.zeros(self.n_elems) if comm is None else None  # the residual while there are no reducers
@@ -163,27 +163,27 @@ class Fragment:
     # ---- anchor and delta ----
 
     def take_anchor(self) -> None:
-        for slot in self.slots:
-            self.anchor[slot.at].copy_(slot.read())
+        for place in self.places:
+            self.anchor[place.at].copy_(place.read())
 
     def take_delta(self, delta: torch.Tensor) -> None:
-        for slot in self.slots:
-            delta[slot.at].copy_(slot.read())
-            torch.sub(slot.rounded(self.anchor), delta[slot.at], out=delta[slot.at])
+        for place in self.places:
+            delta[place.at].copy_(place.read())
+            torch.sub(place.rounded(self.anchor), delta[place.at], out=delta[place.at])
         self._clear_padding(delta)
 
     def _clear_padding(self, values: torch.Tensor) -> None:
         end = 0
-        for slot in self.slots:
-            values[end:slot.start].zero_()
-            end = slot.start + slot.length
+        for place in self.places:
+            values[end:place.start].zero_()
+            end = place.start + place.length
         values[end:self.n_elems].zero_()
 
     def restore(self) -> None:
         """Gives the parameters the base. Local, so not for slices of DDP."""
-        for slot in self.slots:
-            local = slot.trained.local()
-            local.copy_(self.anchor[slot.at].view(local.shape))
+        for place in self.places:
+            local = place.trained.local()
+            local.copy_(self.anchor[place.at].view(local.shape))
 
     # ---- the outer step ----
 
@@ -191,21 +191,21 @@ class Fragment:
         """The outer step. is_now: the parameters have not changed since begin() and become the base, the same bits everywhere. Otherwise
         they keep their changes since begin(), which the next delta contains."""
         mean = flight.mean[:self.n_elems]
-        old = [] if is_now else [slot.rounded(self.anchor).clone() for slot in self.slots]
+        old = [] if is_now else [place.rounded(self.anchor).clone() for place in self.places]
         if self.outer.momentum:
             self.velocity.mul_(self.outer.momentum).add_(mean)
             mean.add_(self.velocity * self.outer.momentum)
         self.anchor.sub_(mean.mul_(self.outer.lr) if self.outer.lr != 1 else mean)
         news = mean  # from here on: the value that the parameters get, or that is added to them
-        for i, slot in enumerate(self.slots):
-            base = slot.rounded(self.anchor)
-            news[slot.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[slot.at]))
+        for i, place in enumerate(self.places):
+            base = place.rounded(self.anchor)
+            news[place.at].copy_(base if is_now else base.sub(old[i]).add_(flight.delta[place.at]))
         if self._gatherer is not None:
             self._gatherer.run(news, self._gathered.view(-1))
         rows = news.view(1, -1) if self._gatherer is None else self._gathered
-        for slot in self.slots:
-            local = slot.trained.local()
-            values = rows[:, slot.start:slot.start + slot.room].reshape(-1)[:local.numel()].view(local.shape).to(local.device)
+        for place in self.places:
+            local = place.trained.local()
+            values = rows[:, place.start:place.start + place.room].reshape(-1)[:local.numel()].view(local.shape).to(local.device)
             local.copy_(values if is_now else local.float().add_(values))
 
     # ---- residuals ----
@@ -234,7 +234,7 @@ class Fragment:
         """name -> copy of the residual, (length,), of each compressed parameter. Local."""
         values = torch.zeros(self.n_elems)
         self.copy_residual(values)
-        return {slot.trained.name: values[slot.at].clone() for slot in self.slots if slot.kind == "compressed"}
+        return {place.trained.name: values[place.at].clone() for place in self.places if place.kind == "compressed"}
 
     def names_of_residuals(self) -> set[str]:
         """The names in residuals_on_the_wire() whose residual is not zero."""
@@ -243,9 +243,9 @@ class Fragment:
     def set_residuals_on_the_wire(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces all residuals; those not named become zero."""
         residual = torch.zeros(self.n_elems)
-        for slot in self.slots:
-            if slot.trained.name in values:
-                residual[slot.at].copy_(values[slot.trained.name])
+        for place in self.places:
+            if place.trained.name in values:
+                residual[place.at].copy_(values[place.trained.name])
         self.set_residual(residual)
 
     # ---- other sites ----
@@ -260,18 +260,18 @@ class Fragment:
 
     def inherit(self, before: Fragment) -> None:
         """Takes the state of a fragment of the same parameters, whose number of sites was another."""
-        for slot, old in zip(self.slots, before.slots):
-            self.anchor[slot.at].copy_(before.anchor[old.at])
+        for place, old in zip(self.places, before.places):
+            self.anchor[place.at].copy_(before.anchor[old.at])
             if self.outer.momentum:
-                self.velocity[slot.at].copy_(before.velocity[old.at])
+                self.velocity[place.at].copy_(before.velocity[old.at])
         self.set_residuals_on_the_wire(before.residuals_on_the_wire())
 
     def checksum(self) -> int:
         """A hash of the bits of anchor and velocity. It does not depend on the number of sites."""
         crc = 0
         for values in (self.anchor, self.velocity) if self.outer.momentum else (self.anchor,):
-            for slot in self.slots:
-                crc = _crc(values[slot.at], crc)
+            for place in self.places:
+                crc = _crc(values[place.at], crc)
         return crc
 
     def close(self) -> None:
@@ -288,9 +288,9 @@ def _crc(values: torch.Tensor, before: int) -> int:
     return zlib.crc32((ctypes.c_char * n_bytes).from_address(values.data_ptr()), before) if n_bytes else before
 
 
-def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int) -> tuple[list[Slot], list[Part], int]:
+def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n_sites: int) -> tuple[list[Place], list[Part], int]:
     """Compressed parameters first, a part for each; then the dense ones, all in one part."""
-    slots: list[Slot] = []
+    places: list[Place] = []
     parts: list[Part] = []
     multiple, at = 16 * n_sites, 0
     for kind in ("compressed", "dense"):
@@ -301,8 +301,8 @@ def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n
                 continue
             room = -(-n // site.n_slices)
             first = min(n, site.slice * room)
-            slots.append(Slot(one, kind, at, first, min(room, n - first), room))
-            n_real += slots[-1].length
+            places.append(Place(one, kind, at, first, min(room, n - first), room))
+            n_real += places[-1].length
             at += room
             if kind == "compressed":
                 at = begin + -(-(at - begin) // multiple) * multiple
@@ -311,7 +311,7 @@ def _lay_out(trained: Sequence[Trained], kinds: Mapping[str, str], site: Site, n
         if at > begin:
             at = begin + -(-(at - begin) // multiple) * multiple
             parts.append(Part(kind, begin, at - begin, n_real))
-    return slots, parts, at
+    return places, parts, at
 
 
 def cut(sizes: Sequence[int], n: int) -> list[range]:

@@ -23,8 +23,8 @@ from tagc.torch.local.options import Settings
 from tagc.torch.local.sites import Site
 
 
-class Rounds(Protocol):
-    """The exchanges of sites that join and leave: tagc.torch.quorum.rounds."""
+class Exchanges(Protocol):
+    """The exchanges of sites that join and leave: tagc.torch.quorum.exchanges."""
 
     def run(self, fragment: Fragment | None) -> bool: ...
 
@@ -52,9 +52,9 @@ class Remembered(Protocol):
     site: Site
     fragments: list[Fragment]
     flying: list[Flight]
-    managed: Rounds | None
+    managed: Exchanges | None
     n_steps: int
-    n_rounds: int
+    n_exchanges: int
     has_anchor: bool
 
     def drop_flights(self) -> None: ...
@@ -62,7 +62,7 @@ class Remembered(Protocol):
     def resume(self, about: Mapping[str, Any], flights: Sequence[tuple[int, int, torch.Tensor]]) -> None: ...
 
 
-_NUMBERS = ("sites", "site", "steps", "rounds", "open")
+_NUMBERS = ("sites", "site", "steps", "exchanges", "open")
 
 
 def _bad(text: str) -> Error:
@@ -90,18 +90,18 @@ def save(handle: Remembered) -> dict[str, Any]:
             if flight is not None:
                 residual = flight.residual_before()
             elif before is not None:
-                for slot in fragment.slots:
-                    if slot.kind == "compressed":
-                        residual[slot.at].copy_(before[slot.trained.name])
+                for place in fragment.places:
+                    if place.kind == "compressed":
+                        residual[place.at].copy_(before[place.trained.name])
             else:
                 fragment.copy_residual(residual)
             sources = {"anchor": fragment.anchor, "residual": residual, "velocity": fragment.velocity,
                        "delta": torch.zeros(fragment.n_elems) if flight is None else flight.delta}
-            for slot in fragment.slots:
+            for place in fragment.places:
                 for kind, named in tensors.items():
-                    if kind != "residual" or slot.kind == "compressed":
-                        named[slot.trained.name] = sources[kind][slot.at].clone()
-        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "rounds": handle.n_rounds,
+                    if kind != "residual" or place.kind == "compressed":
+                        named[place.trained.name] = sources[kind][place.at].clone()
+        about = {"sites": handle.site.n_sites, "site": handle.site.site, "steps": handle.n_steps, "exchanges": handle.n_exchanges,
                  "open": int(handle.has_anchor), "fragments": handle.settings.fragments, "delay": handle.settings.delay,
                  "begun": {str(index): flight.step for index, flight in flights.items()}, "managed": int(handle.managed is not None)}
         return {f"rank{handle.site.rank}": {"about": json.dumps(about), **tensors}}
@@ -130,10 +130,10 @@ def load(handle: Remembered, saved: Mapping[str, Any], residuals: bool) -> None:
         flights = []
         for fragment in handle.fragments:
             arrays = {kind: torch.zeros(fragment.n_elems) for kind in ("residual", "delta")} | {"anchor": fragment.anchor, "velocity": fragment.velocity}
-            for slot in fragment.slots:
+            for place in fragment.places:
                 for kind in _kinds(handle):
-                    if (kind != "residual" or slot.kind == "compressed") and (kind != "delta" or begun):
-                        arrays[kind][slot.at].copy_(entry[kind][slot.trained.name])
+                    if (kind != "residual" or place.kind == "compressed") and (kind != "delta" or begun):
+                        arrays[kind][place.at].copy_(entry[kind][place.trained.name])
             if fragment.index in begun:
                 flights.append((fragment.index, begun[fragment.index], arrays["delta"]))
             fragment.set_residual(arrays["residual"].mul_(factor) if factor != 1 else arrays["residual"])
@@ -144,11 +144,11 @@ def shared(handle: Remembered) -> dict[str, Any]:
     """What torchft sends to a replica that joins: as save(), without the residual and what there is only with a delay."""
     tensors: dict[str, dict[str, torch.Tensor]] = {"anchor": {}, "velocity": {}}
     for fragment in handle.fragments:
-        for slot in fragment.slots:
-            tensors["anchor"][slot.trained.name] = fragment.anchor[slot.at].clone()
+        for place in fragment.places:
+            tensors["anchor"][place.trained.name] = fragment.anchor[place.at].clone()
             if handle.settings.outer_momentum:
-                tensors["velocity"][slot.trained.name] = fragment.velocity[slot.at].clone()
-    return {"steps": handle.n_steps, "rounds": handle.n_rounds, **tensors}
+                tensors["velocity"][place.trained.name] = fragment.velocity[place.at].clone()
+    return {"steps": handle.n_steps, "exchanges": handle.n_exchanges, **tensors}
 
 
 def load_shared(handle: Remembered, state: Mapping[str, Any]) -> None:
@@ -156,11 +156,11 @@ def load_shared(handle: Remembered, state: Mapping[str, Any]) -> None:
     for kind in kinds:
         _check(handle, state, kind)
     for fragment in handle.fragments:
-        for slot in fragment.slots:
-            fragment.anchor[slot.at].copy_(state["anchor"][slot.trained.name])
+        for place in fragment.places:
+            fragment.anchor[place.at].copy_(state["anchor"][place.trained.name])
             if handle.settings.outer_momentum:
-                fragment.velocity[slot.at].copy_(state["velocity"][slot.trained.name])
-    handle.n_steps, handle.n_rounds = int(state["steps"]), int(state["rounds"])
+                fragment.velocity[place.at].copy_(state["velocity"][place.trained.name])
+    handle.n_steps, handle.n_exchanges = int(state["steps"]), int(state["exchanges"])
 
 
 def _entry(handle: Remembered, saved: Any) -> dict[str, Any]:
@@ -191,8 +191,8 @@ def _about(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check(handle: Remembered, entry: Mapping[str, Any], kind: str) -> None:
     named = entry.get(kind, {})
-    wanted = {slot.trained.name: slot.length for fragment in handle.fragments for slot in fragment.slots
-              if kind != "residual" or slot.kind == "compressed"}
+    wanted = {place.trained.name: place.length for fragment in handle.fragments for place in fragment.places
+              if kind != "residual" or place.kind == "compressed"}
     if not isinstance(named, dict) or set(named) != set(wanted):
         odd = sorted(set(wanted) ^ set(named)) if isinstance(named, dict) else []
         raise _bad(f"{kind} is of other parameters than these local steps have{f', such as {odd[0]}' if odd else ''}")

@@ -10,7 +10,7 @@ from tagc import _library as lib
 from tagc.torch.local.fragments import Part
 
 
-class RoundRecorder:
+class Recorder:
     """Counts the exchanges of one handle."""
 
     def __init__(self, n_sites: int) -> None:
@@ -27,7 +27,7 @@ class RoundRecorder:
         now: dict[str, Any] = dict(counts) | {"world_size": self.n_sites, "bytes_by_leg": dict.fromkeys(lib.LEGS, 0), "bytes_received": n_bytes_control,
                                               "time_s": dict.fromkeys(lib.PHASES, 0.0), "n_compressed": 0, "exchange_s": 0.0}
         now["bytes_by_leg"]["control"] = n_bytes_control
-        kept = 0
+        n_sent = 0
         for part, one in stats:
             for leg, sent in zip(lib.LEGS, one.n_bytes_sent):
                 now["bytes_by_leg"][leg] += sent
@@ -36,9 +36,9 @@ class RoundRecorder:
                 now["time_s"][phase] += seconds
             now["exchange_s"] = max(now["exchange_s"], one.total_s)
             if part.kind == "compressed":
-                kept += min(one.n_kept, part.n_real)
+                n_sent += min(one.n_kept, part.n_real)
                 now["n_compressed"] += part.n_real
-        now["sparsity"] = 1 - kept / now["n_compressed"] if now["n_compressed"] else 0.0
+        now["sparsity"] = 1 - n_sent / now["n_compressed"] if now["n_compressed"] else 0.0
         now["bytes_sent"] = sum(now["bytes_by_leg"].values())
         n_bits = 8 * now["bytes_sent"] * self.n_sites / (self.n_sites - 1) if self.n_sites > 1 else 0.0
         self._n_bits += n_bits

@@ -4,7 +4,7 @@
     a fragment is due       Flight.begin(): base - parameter; the reducers of libtagc start and run on threads of their own
     `delay` steps later     wait for them; all ranks agree that all have it; the outer step; parameters change
 
-Whatever fails is agreed upon before anything changes, so that all sites raise at the same round. The agreement has connections of its own:
+Whatever fails is agreed upon before anything changes, so that all sites raise at the same exchange. The agreement has connections of its own:
 over that of the reducers it would wait for fragments under way."""
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tagc.torch.local import state as local_state
 from tagc.torch.local.fragments import Flight, Fragment, Outer, Part, cut
 from tagc.torch.local.options import Settings
 from tagc.torch.local.sites import Site, group_of
-from tagc.torch.local.state import Rounds
-from tagc.torch.local.statistics import RoundRecorder
+from tagc.torch.local.state import Exchanges
+from tagc.torch.local.statistics import Recorder
 from tagc.torch.schedule import adapt, options, policy
 from tagc.torch.schedule.options import Layers
 
@@ -61,7 +61,7 @@ class LocalSteps:
     sparsity, values, layers, rules: what is sent, as of compress(); by default every value in 4 bits. Attention and positions ("mild") travel as
         all that is compressed does. sparsity=0, values="fp32" sends everything and leaves no residual.
     threads: of the codec. timeout_s: after which a silent site is an error.
-    on_round: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
+    on_exchange: called with stats() after each exchange. verbose: rank 0 prints what is compressed.
 
     Raises the same Error on every rank. A name that is none of these is such an Error, too."""
 
@@ -86,7 +86,7 @@ class LocalSteps:
         manager: Any = None,
         threads: int = 1,
         timeout_s: float = 300,
-        on_round: Callable[[dict[str, Any]], object] | None = None,
+        on_exchange: Callable[[dict[str, Any]], object] | None = None,
         verbose: bool = True,
         **unknown: NoReturn,
     ) -> None:
@@ -95,24 +95,24 @@ class LocalSteps:
                   "threads": threads, "timeout_s": timeout_s}
         said = options.unknown_option(LocalSteps, unknown)
         self.model: torch.nn.Module = internals.uncompiled(model)
-        mine = self._prepare(optimizer, between, manager, chosen, on_round, said)
+        mine = self._prepare(optimizer, between, manager, chosen, on_exchange, said)
         rows = mine["rows"]
         self._kinds = {row.name: row.class_ for row in rows}
-        self.on_round = on_round
-        self.n_steps = self.n_rounds = 0  # of the optimizer; exchanges of a fragment
+        self.on_exchange = on_exchange
+        self.n_steps = self.n_exchanges = 0  # of the optimizer; exchanges of a fragment
         self.lock = threading.RLock()
         self.is_open = False  # whether there is an anchor, and all sites have the same
         self.has_anchor = False
         self._failure: Exception | None = None
         self._process = os.getpid()
-        self._recorder = RoundRecorder(self.site.n_sites)
+        self._recorder = Recorder(self.site.n_sites)
         self._due = self.settings.due()
         self.table = policy.table(rows, {"compressed": (self.settings.travels(), None), "dense": ("dense", None)})
         self.fragments: list[Fragment] = []
         self.flying: list[Flight] = []  # in the order in which they began
         self._comms: list[Comm] = []
         self._agreement: list[Comm] = []
-        self.managed: Rounds | None = None  # under torchft
+        self.managed: Exchanges | None = None  # under torchft
         self._verbose = verbose
         try:
             if manager is None:
@@ -132,7 +132,7 @@ class LocalSteps:
 
     # ---- making it ----
 
-    def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_round: object,
+    def _prepare(self, optimizer: Any, between: Any, manager: Any, chosen: dict[str, Any], on_exchange: object,
                  unknown: str | None) -> dict[str, Any]:
         """Sets self.settings and self.site; Error on all ranks where one of them cannot, or has others. Returns what they agree on."""
         failure: Exception | None = None
@@ -151,8 +151,8 @@ class LocalSteps:
             between = group_of(self.model, between)
             if between is not None and not isinstance(between, dist.ProcessGroup):
                 raise Error("argument", f"between is {between!r}, must be a process group that this rank is in")
-            if on_round is not None and not callable(on_round):
-                raise Error("argument", f"on_round is {on_round!r}, must be a function of a dict")
+            if on_exchange is not None and not callable(on_exchange):
+                raise Error("argument", f"on_exchange is {on_exchange!r}, must be a function of a dict")
             lib.load()
             self.settings = Settings(**chosen)
             site = self.site = Site(self.model, adapt.inner(optimizer), between, manager is not None)
@@ -183,7 +183,7 @@ class LocalSteps:
         """Error if these do not go together."""
         raise NotImplementedError
 
-    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> Rounds:
+    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> Exchanges:
         raise NotImplementedError
 
     def _connect(self) -> None:
@@ -222,7 +222,7 @@ class LocalSteps:
             self._recorder.n_sites = comm.world_size
 
     def free_flight(self) -> Flight:
-        """For rounds, which has one at a time."""
+        """For Exchanges, which has one at a time."""
         return self._free_flights[0]
 
     # ---- what the optimizer's hooks call ----
@@ -264,7 +264,7 @@ class LocalSteps:
                 pass
             self.is_open = True
             return
-        numbers = {"checksums": [fragment.checksum() for fragment in self.fragments], "exchanges": self.n_rounds,
+        numbers = {"checksums": [fragment.checksum() for fragment in self.fragments], "exchanges": self.n_exchanges,
                    "under way": [(flight.fragment.index, self.n_steps - flight.step) for flight in self.flying]}
         self._agree("what sites begin with, which must be the same: load one checkpoint on all of them, or seed them alike", numbers)
         self.is_open = self.has_anchor = True
@@ -277,7 +277,7 @@ class LocalSteps:
         flight.begin(fragment, self.n_steps)
         self.flying.append(flight)
         self._launch(flight)
-        self.n_rounds += 1
+        self.n_exchanges += 1
 
     def _launch(self, flight: Flight) -> None:
         """The other sites hear of a failure when this flight is applied."""
@@ -296,7 +296,7 @@ class LocalSteps:
         """The exchange that began first is waited for, and applied on all ranks or on none."""
         begin = time.perf_counter()
         flight = self.flying.pop(0)
-        fragment, number = flight.fragment, self.n_rounds - len(self.flying)
+        fragment, number = flight.fragment, self.n_exchanges - len(self.flying)
         stats: list[tuple[Part, lib.ReducerStats]] = []
         try:
             try:
@@ -322,15 +322,15 @@ class LocalSteps:
              number: int | None = None) -> None:
         """The outer step, after an exchange that counts on all sites. number: of the exchange; None: the next."""
         if number is None:
-            number = self.n_rounds = self.n_rounds + 1
+            number = self.n_exchanges = self.n_exchanges + 1
         fragment = flight.fragment
         fragment.decay_residual(self.settings.residual_decay)
         fragment.apply(flight, is_now)
         n_bytes = sum(comm.agreement_bytes for comm in (self._agreement if self.managed is None else [self.managed.connection()]))
-        said = self._recorder.add(stats, n_bytes, {"rounds": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
+        said = self._recorder.add(stats, n_bytes, {"exchanges": number, "fragment": fragment.index, "step": self.n_steps, "begun": flight.step,
                                                    "n_elems": fragment.n_real, **seconds})
-        if self.on_round is not None:
-            self.on_round(said)
+        if self.on_exchange is not None:
+            self.on_exchange(said)
 
     def _agree(self, what: str, numbers: Mapping[str, Any], failure: Exception | None = None) -> None:
         """Collective over all ranks: raises on all of them where one has a failure, or other numbers than its peers."""
@@ -382,7 +382,7 @@ class LocalSteps:
     def stats(self) -> dict[str, Any]:
         """Of the last exchange that was applied, on this rank: a new dict of numbers, and of dicts of numbers. {} before the first one.
 
-        rounds                   exchanges so far, each of one fragment
+        exchanges                so far, each of one fragment
         fragment                 which one this was, from 0 on
         step, begun              steps of the optimizer so far; and when it began
         world_size               sites
@@ -423,7 +423,7 @@ class LocalSteps:
             flight = self._free_flights.pop()
             flight.resume(self.fragments[index], step, delta)
             self.flying.append(flight)
-        self.n_steps, self.n_rounds = about["steps"], about["rounds"]
+        self.n_steps, self.n_exchanges = about["steps"], about["exchanges"]
         self.has_anchor, self.is_open = bool(about["open"]), False
 
     def say(self, text: str) -> None:
@@ -466,7 +466,7 @@ class LocalSteps:
         last = self._recorder.last().get("bits_per_param_and_step")
         sent = f", {last:.3g} bits per parameter and step" if last is not None else ""
         broken = ", failed" if self._failure is not None else ""
-        return f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, exchanges: {self.n_rounds}{sent}{broken}>"
+        return f"<tagc local steps of a {model} ({self.site.kind}): {self._words()}; steps: {self.n_steps}, exchanges: {self.n_exchanges}{sent}{broken}>"
 
     def __enter__(self) -> LocalSteps:
         return self

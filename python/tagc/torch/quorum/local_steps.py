@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tagc.torch.local import steps
-from tagc.torch.quorum import rounds
+from tagc.torch.quorum import exchanges
 
 
 class LocalSteps(steps.LocalSteps):
     __doc__ = steps.LocalSteps.__doc__
 
     def _check_manager(self, manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
-        rounds.check(manager, optimizer, between, delay)
+        exchanges.check(manager, optimizer, between, delay)
 
-    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> rounds.Rounds:
-        return rounds.Rounds(self, manager, fingerprint)
+    def _join(self, manager: Any, fingerprint: Mapping[str, Any]) -> exchanges.Exchanges:
+        return exchanges.Exchanges(self, manager, fingerprint)

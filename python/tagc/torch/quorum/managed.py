@@ -1,5 +1,5 @@
 """Under torchft the ranks of an exchange are the replicas of torchft's quorum, which may change at each step. Quorum is that connection;
-Wrapper uses it for DDP, fsdp2.py for FSDP2, rounds.py for local steps.
+Wrapper uses it for DDP, fsdp2.py for FSDP2, exchanges.py for local steps.
 
 torchft chooses the replicas, makes a process group for each quorum, sends parameters and optimizer state to a replica that joins, and
 decides after each step whether it counts (should_commit). tagc handles the rest:

@@ -51,18 +51,18 @@ def check(manager: Any, optimizer: Any, between: Any, delay: Any) -> None:
                     "during an exchange, which must not change meanwhile")
 
 
-_registered: weakref.WeakKeyDictionary[Any, list[weakref.ref[Rounds]]] = weakref.WeakKeyDictionary()
+_registered: weakref.WeakKeyDictionary[Any, list[weakref.ref[Exchanges]]] = weakref.WeakKeyDictionary()
 
 
-def _register(manager: Any, rounds: Rounds) -> None:
+def _register(manager: Any, exchanges: Exchanges) -> None:
     """torchft has no way to take a registered function back, so that those for a manager are registered once."""
     if manager in _registered:
         before = _registered[manager][0]()
         if before is not None and not before.is_closed:
             raise Error("state", "this Manager has LocalSteps already: close() them first")
-        _registered[manager][0] = weakref.ref(rounds)
+        _registered[manager][0] = weakref.ref(exchanges)
         return
-    current = _registered[manager] = [weakref.ref(rounds)]
+    current = _registered[manager] = [weakref.ref(exchanges)]
 
     def state() -> dict[str, Any]:
         found = current[0]()
@@ -75,7 +75,7 @@ def _register(manager: Any, rounds: Rounds) -> None:
     manager.register_state_dict_fn(KEY, load, state)
 
 
-class Rounds:
+class Exchanges:
     """The exchanges of LocalSteps in the quorums of a Manager."""
 
     def __init__(self, handle: LocalSteps, manager: Any, fingerprint: Mapping[str, Any]) -> None:
@@ -154,7 +154,7 @@ class Rounds:
             except Error as problem:
                 failure = problem
         try:
-            votes = comm.agree("exchange between sites", {"exchanges": handle.n_rounds}, failure,
+            votes = comm.agree("exchange between sites", {"exchanges": handle.n_exchanges}, failure,
                                vote=0 if fragment is None or not contributes else 1 + fragment.index)
         except Error as problem:
             if failure is None and problem.status != "mismatch":  # another site's, which raises it
@@ -177,7 +177,7 @@ class Rounds:
 
     def _exchange(self, flight: Flight) -> list[tuple[Part, lib.ReducerStats]]:
         self.quorum.begin(self)
-        self.quorum.goes_on(slot.trained.name for one in self._handle.fragments if one is not flight.fragment for slot in one.slots)
+        self.quorum.goes_on(place.trained.name for one in self._handle.fragments if one is not flight.fragment for place in one.places)
         flight.launch()
         stats = flight.end(self.quorum.goes_on)
         if sum(one.nonfinite for _, one in stats):
@@ -201,7 +201,7 @@ class Rounds:
 
     @property
     def n_steps(self) -> int:
-        return self._handle.n_rounds
+        return self._handle.n_exchanges
 
     @property
     def units(self) -> dict[str, Fragment]:
@@ -211,7 +211,7 @@ class Rounds:
         return bool(self._manager.is_participating()) and not self._is_healed
 
     def about(self) -> dict[str, Any]:
-        return {"exchanges": self._handle.n_rounds, "checksums": [fragment.checksum() for fragment in self._handle.fragments]}
+        return {"exchanges": self._handle.n_exchanges, "checksums": [fragment.checksum() for fragment in self._handle.fragments]}
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Nothing but residuals changes before a step counts."""
