@@ -467,6 +467,34 @@ TAGC_API tagc_status tagc_gatherer_set_replica(tagc_gatherer *gatherer, float *f
 /* If a gather is in progress, waits for it first. */
 TAGC_API void tagc_gatherer_destroy(tagc_gatherer *gatherer);
 
+/* ---- does it pay ---- */
+
+/* What compression does to the time of a step. `tagc bench`, `tagc plan` and tagc.torch.advise() all ask
+ * tagc_verdict_of. It is about time alone: only training shows what compression costs in loss. */
+typedef enum tagc_verdict {
+    /* A time is not a finite number above 0, or the spread is not a finite number of 0 or more. */
+    TAGC_VERDICT_UNKNOWN = 0,
+    /* The compressed step is shorter, by more than the margin and by more than the spread. */
+    TAGC_VERDICT_PAYS = 1,
+    /* Neither step is shorter by more than that. */
+    TAGC_VERDICT_NO_DIFFERENCE = 2,
+    /* The compressed step is longer, by more than the margin and by more than the spread. */
+    TAGC_VERDICT_COSTS = 3
+} tagc_verdict;
+
+/* If the longer step takes at most this share more time than the shorter, they count as alike. Repeated measurements
+ * of one set-up differ by as much: of the rounds of `tagc bench` behind docs/results.md, half are within 4 % of the
+ * median of their arm. A gain that a second measurement may not find again is none. */
+#define TAGC_VERDICT_MARGIN 0.05
+
+/* Compares the seconds of a step without compression and with it. spread_s: by how much repeated measurements of the
+ * difference of both are away from it, at most. Where both were measured apart, that is the sum of what each is away
+ * from its own median; where the two were forecast, or measured once, it is 0. */
+TAGC_API tagc_verdict tagc_verdict_of(double baseline_s, double compressed_s, double spread_s);
+
+/* Returns "unknown", "pays", "makes no difference" or "costs"; "?" for other numbers. */
+TAGC_API const char *tagc_verdict_name(int verdict);
+
 #ifdef __cplusplus
 }
 #endif

@@ -90,6 +90,8 @@ _FUNCTIONS = {
     "tagc_version": ([], c_char_p),
     "tagc_last_error": ([], c_char_p),
     "tagc_report": ([c_int, c_char_p], c_int),
+    "tagc_verdict_of": ([c_double, c_double, c_double], c_uint32),
+    "tagc_verdict_name": ([c_int], c_char_p),
     "tagc_comm_options_init_sized": ([POINTER(CommOptions), c_size_t], None),
     "tagc_comm_create_callback":
         ([POINTER(CallbackOps), c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)], c_int),
@@ -190,6 +192,12 @@ def call(name: str, *arguments: Any) -> None:
     status = getattr(library, name)(*arguments)
     if status:
         raise Error(status, library.tagc_last_error().decode(errors="replace"))
+
+
+def verdict(baseline_s: float, compressed_s: float, spread_s: float = 0.0) -> str:
+    """Returns what compression does to a step of baseline_s seconds: "pays", "makes no difference", "costs" or "unknown"."""
+    library = load()
+    return str(library.tagc_verdict_name(library.tagc_verdict_of(baseline_s, compressed_s, spread_s)).decode())
 
 
 def initialised(kind: type[_Struct], init: str) -> _Struct:

@@ -1,6 +1,7 @@
 """That the library is found, is this version's, and that one which is missing or wrong says so by name."""
 
 import ctypes
+import math
 import os
 import pathlib
 import re
@@ -52,6 +53,16 @@ def test_defaults_are_the_librarys():
     options = _library.initialised(_library.ReducerOptions, "tagc_reducer_options_init")
     assert options.struct_bytes == ctypes.sizeof(options)
     assert (options.format, options.sparsity, options.ranks_per_host, options.tag) == (-1, -1, 1, 2**64 - 1)
+
+
+def test_whether_it_pays():
+    """The words and the margin of the header, on both sides of each boundary."""
+    margin = 1 + float(re.search(r"#define TAGC_VERDICT_MARGIN ([0-9.]+)", (ROOT / "include/tagc/tagc.h").read_text())[1])
+    for baseline_s, compressed_s, spread_s, word in (
+            (margin, 1, 0, "makes no difference"), (math.nextafter(margin, 2), 1, 0, "pays"), (1, margin, 0, "makes no difference"),
+            (1, math.nextafter(margin, 2), 0, "costs"), (1.5, 1, 0.5, "makes no difference"), (1.5, 1, 0.49, "pays"), (0, 1, 0, "unknown"),
+            (1, -1, 0, "unknown"), (math.nan, 1, 0, "unknown"), (1, math.inf, 0, "unknown"), (2, 1, -1, "unknown"), (2, 1, math.nan, "unknown")):
+        assert _library.verdict(baseline_s, compressed_s, spread_s) == word, (baseline_s, compressed_s, spread_s)
 
 
 def test_package_needs_no_torch():
