@@ -127,7 +127,7 @@ def pair_table(arms, pairs, theirs):
 
 
 def verdict(samples):
-    """As tagc bench judges: alike in every round, and by more than rounds differ."""
+    """Returns whether rounds show a difference at all: alike in every round, and by more than rounds differ. Whether compression pays, tagc bench says."""
     if len(samples) < 2:
         return "in one round"
     if abs(statistics.median(samples) - 1) <= (max(samples) - min(samples)) / 2:

@@ -1,6 +1,6 @@
-/* Turns iteration times into advice. Compression is recommended only if it beats the fastest arm without it, of any
- * sharding and wire, by more than 2 %, in every round, and by more than half the range of the rounds. A second comparison stays within
- * one kind of sharding, for users whose memory requires it. */
+/* Turns iteration times into advice. Compression is recommended only if the fastest arm with it pays (tagc_verdict_of)
+ * against the fastest without, of any sharding and wire. A second comparison stays within one kind of sharding, for users
+ * whose memory requires it. */
 #include "bench/bench.h"
 
 #include "files/result_file.h"
@@ -9,8 +9,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-static const double least_gain = 1.02;
 
 static const char *const shardings[] = {"full sharding", "ZeRO-2", "replication", "hybrid sharding"};
 
@@ -25,19 +23,25 @@ static int fastest(const tagc_bench_candidate *candidates, int n, int is_compres
     return best;
 }
 
-/* The speed-up of `fast` over `slow`, round by round. */
-static tagc_result_spread gain_of(const tagc_bench_candidate *slow, const tagc_bench_candidate *fast,
-                                  int n_rounds) {
+/* What an iteration of `slow` takes, in iterations of `fast`, round by round. */
+static tagc_result_spread ratio_of(const tagc_bench_candidate *slow, const tagc_bench_candidate *fast,
+                                   int n_rounds) {
     enum { MAX_ROUNDS = 1000 };
-    double gains[MAX_ROUNDS];
+    double ratios[MAX_ROUNDS];
     int n = n_rounds < MAX_ROUNDS ? n_rounds : MAX_ROUNDS;
-    for (int i = 0; i < n; i++) gains[i] = slow->round_s[i] / fast->round_s[i];
-    return tagc_result_spread_of(gains, n);
+    for (int i = 0; i < n; i++) ratios[i] = slow->round_s[i] / fast->round_s[i];
+    return tagc_result_spread_of(ratios, n);
 }
 
-/* A gain in every round proves little if the rounds scatter by more than the gain. */
-static int pays(const tagc_result_spread *gain) {
-    return gain->median >= least_gain && gain->min > 1 && gain->median - 1 > (gain->max - gain->min) / 2;
+/* By what the arms of a round took, which ran one after the other: a machine that slows down slows both. *is_unsteady: 1
+ * if the rounds differ by more than the arms do. */
+static tagc_verdict judge(const tagc_bench_candidate *plain, const tagc_bench_candidate *packed, int n_rounds,
+                          int *is_unsteady) {
+    tagc_result_spread cost = ratio_of(packed, plain, n_rounds);
+    tagc_verdict verdict =
+        tagc_verdict_of(1, cost.median, fmax(cost.max - cost.median, cost.median - cost.min));
+    *is_unsteady = verdict != tagc_verdict_of(1, cost.median, 0);
+    return verdict;
 }
 
 static void say(tagc_bench_advice *out, const char *format, ...) {
@@ -78,7 +82,7 @@ static void say_same_sharding(tagc_bench_advice *out, const tagc_bench_candidate
                               int n_rounds, int sharding, int plain) {
     int a = fastest(candidates, n, 0, sharding), b = fastest(candidates, n, 1, sharding);
     if (a < 0 || b < 0 || a == plain) return;
-    tagc_result_spread gain = gain_of(&candidates[a], &candidates[b], n_rounds);
+    tagc_result_spread gain = ratio_of(&candidates[a], &candidates[b], n_rounds);
     say(out, "; within %s, %s is %.2fx as fast as %s (%.2f to %.2f)", shardings[sharding], candidates[b].name,
         gain.median, candidates[a].name, gain.min, gain.max);
 }
@@ -96,23 +100,25 @@ void tagc_bench_advise(const tagc_bench_candidate *candidates, int n, int n_roun
         return;
     }
     const tagc_bench_candidate *a = &candidates[plain], *b = &candidates[packed];
-    tagc_result_spread gain = gain_of(a, b, n_rounds);
+    tagc_result_spread gain = ratio_of(a, b, n_rounds);
+    int is_unsteady;
     char with[24], without[24], range[64];
     tagc_human_time(b->total_s, with);
     tagc_human_time(a->total_s, without);
     snprintf(range, sizeof range, "%.2f to %.2f in %d round%s", gain.min, gain.max, n_rounds,
              n_rounds > 1 ? "s" : "");
     out->speedup = gain.median;
-    if (pays(&gain)) {
+    out->verdict = judge(a, b, n_rounds, &is_unsteady);
+    if (out->verdict == TAGC_VERDICT_PAYS) {
         out->arm = packed;
-        say(out, "%s: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
+        say(out, "%s pays: %s an iteration, %.2fx as fast as %s, the fastest without compression (%s; %s)",
             b->name, with, gain.median, a->name, without, range);
     } else {
-        int is_unsteady = gain.median >= least_gain; /* the median round decides */
         say(out,
-            "leave compression off%s: the best with it, %s, takes %s an iteration, %s %s without (%.2fx; %s)",
-            is_unsteady ? "; rounds differ too much to show a gain" : "", b->name, with, a->name, without,
-            gain.median, range);
+            "leave compression off, %s %s%s: the best with it takes %s an iteration, %s %s without (%.2fx; "
+            "%s)",
+            b->name, tagc_verdict_name((int)out->verdict), is_unsteady ? "; rounds differ by more" : "", with,
+            a->name, without, gain.median, range);
     }
     say_limit(out, a, b);
     if (a->sharding != b->sharding) say_same_sharding(out, candidates, n, n_rounds, b->sharding, plain);

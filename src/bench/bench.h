@@ -78,10 +78,11 @@ typedef struct tagc_bench_candidate {
 
 enum { TAGC_BENCH_REASON_BYTES = 768 };
 
+/* Of the fastest arm with compression beside the fastest without. */
 typedef struct tagc_bench_advice {
-    int arm; /* -1: leave compression off */
-    double
-        speedup; /* of the best compressed arm over the best without compression; NaN without one of either */
+    tagc_verdict verdict; /* unknown without one of either */
+    int arm;              /* -1: leave compression off */
+    double speedup;       /* NaN without one of either */
     char reason[TAGC_BENCH_REASON_BYTES];
 } tagc_bench_advice;
 

@@ -153,7 +153,8 @@ static tagc_status recommend(const tagc_measured_arms *b) {
     const char *name = advice.arm < 0 ? "none" : candidates[advice.arm].name;
     tagc_bench_say(b->bench, "\nRecommendation: %s\n", advice.reason);
     tagc_bench_put(b->bench, "recommendation",
-                   json_pack("{s:s, s:s, s:o}", "arm", name, "reason", advice.reason, "speedup",
+                   json_pack("{s:s, s:s, s:s, s:o}", "arm", name, "verdict",
+                             tagc_verdict_name((int)advice.verdict), "reason", advice.reason, "speedup",
                              tagc_json_real(advice.speedup)));
     free(candidates);
     return TAGC_OK;

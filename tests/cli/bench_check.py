@@ -169,7 +169,7 @@ def check_arms(result):
 
 def check_recommendation(result):
     recommendation = result["recommendation"]
-    members(recommendation, ["arm", "reason", "speedup"], "recommendation")
+    members(recommendation, ["arm", "verdict", "reason", "speedup"], "recommendation")
     assert recommendation["arm"] in ["none"] + [a["name"] for a in result["arms"]], recommendation
     # Its speed-up again, from the iterations.
     rounds = lambda a: {r: statistics.median(i["total_s"] for i in a["iterations"] if i["round"] == r)
@@ -183,12 +183,16 @@ def check_recommendation(result):
         a, b = rounds(best[False]), rounds(best[True])
         gains = [a[r] / b[r] for r in a]
         near(recommendation["speedup"], statistics.median(gains), "recommended speed-up")
-        gain = statistics.median(gains)
-        pays = gain >= 1.02 and min(gains) > 1 and gain - 1 > (max(gains) - min(gains)) / 2
-        assert recommendation["arm"] == (best[True]["name"] if pays else "none"), (recommendation, gains)
+        costs = [b[r] / a[r] for r in a]
+        cost = statistics.median(costs)
+        is_alike = max(cost, 1 / cost) <= 1.05 or abs(cost - 1) <= max(abs(c - cost) for c in costs)
+        verdict = "makes no difference" if is_alike else "pays" if cost < 1 else "costs"
+        assert recommendation["verdict"] == verdict, (recommendation, costs)
+        assert recommendation["arm"] == (best[True]["name"] if verdict == "pays" else "none"), (recommendation, costs)
         assert best[True]["name"] in recommendation["reason"] and best[False]["name"] in recommendation["reason"]
     else:
         assert recommendation["arm"] == "none" and recommendation["speedup"] is None
+        assert recommendation["verdict"] == "unknown"
 
 
 def check(path, transport):
