@@ -38,36 +38,36 @@ void tagc_plan_print_costs(const tagc_plan_request *request) {
 }
 
 static void print_checks(const tagc_points *points, const tagc_plan_checked *checked,
-                         const tagc_plan_verdict *verdict) {
+                         const tagc_plan_accuracy *accuracy) {
     printf("\n%-28s %11s %11s %9s  %s\n", "", "measured", "simulated", "error", "");
     for (int i = 0; i < points->n_points; i++) {
         const tagc_point *p = &points->points[i];
         printf("%-28s %9.3f s %9.3f s %+7.1f %%  %s%s\n", p->arm, p->total_s, checked[i].simulated_s,
                100 * checked[i].error, p->place, checked[i].is_fitted ? " (fitted)" : "");
     }
-    if (verdict->n_places > 0) {
-        printf("the arm that is simulated to be fastest was the fastest in %d of %d places", verdict->n_right,
-               verdict->n_places);
-        if (verdict->n_right < verdict->n_places)
-            printf("; in the others it took up to %.0f %% longer", 100 * verdict->most_slower);
+    if (accuracy->n_places > 0) {
+        printf("the arm that is simulated to be fastest was the fastest in %d of %d places",
+               accuracy->n_right, accuracy->n_places);
+        if (accuracy->n_right < accuracy->n_places)
+            printf("; in the others it took up to %.0f %% longer", 100 * accuracy->most_slower);
         printf("\n");
     }
-    if (verdict->n_held_out > 0)
+    if (accuracy->n_held_out > 0)
         printf("held out from the fit: %d points, off by %.1f %% at most, %.1f %% on average\n",
-               verdict->n_held_out, 100 * verdict->most_error, 100 * verdict->mean_error);
+               accuracy->n_held_out, 100 * accuracy->most_error, 100 * accuracy->mean_error);
     else
         printf("none of these points was held out from the fit\n");
 }
 
 tagc_status tagc_plan_hold_checks(const tagc_plan_request *request, json_t **out) {
     const tagc_points *points = &request->check;
-    tagc_plan_verdict verdict;
+    tagc_plan_accuracy accuracy;
     *out = NULL;
     if (points->n_points == 0) return TAGC_OK;
     tagc_plan_checked *checked = calloc((size_t)points->n_points, sizeof *checked);
     if (!checked) return tagc_fail(TAGC_ERR_MEMORY, "out of memory for the points of --check");
-    tagc_status status = tagc_plan_check(&request->inputs, points, checked, &verdict);
-    if (status == TAGC_OK && !request->options.train.quiet) print_checks(points, checked, &verdict);
+    tagc_status status = tagc_plan_check(&request->inputs, points, checked, &accuracy);
+    if (status == TAGC_OK && !request->options.train.quiet) print_checks(points, checked, &accuracy);
     if (status == TAGC_OK) *out = tagc_plan_checks_json(points, checked);
     free(checked);
     return status;

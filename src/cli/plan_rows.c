@@ -142,6 +142,21 @@ static void print_times(const tagc_plan_request *request, const tagc_plan_row *r
                seen, n_ranks);
 }
 
+static void print_verdicts(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
+    int is_said = 0;
+    for (int k = 0; k < request->inputs.n_links; k++) {
+        tagc_plan_answer a;
+        char link[40], with[24], without[24];
+        if (!tagc_plan_judge(rows, n, k, &a)) continue;
+        if (!is_said++)
+            printf("\n  Does compression pay? (by these forecasts; only training shows its loss)\n");
+        printf("  %s: %s %s: %s a step, %s without it by %s (%.2fx)\n", link_text(request, k, link),
+               a.packed->arm, tagc_verdict_name((int)a.verdict),
+               time_text(a.packed->forecasts[k].iteration_s, with),
+               time_text(a.plain->forecasts[k].iteration_s, without), a.plain->arm, a.speedup);
+    }
+}
+
 static void print_world(const tagc_plan_request *request, const tagc_plan_row *rows, int n) {
     const tagc_setup *s = &rows[0].setup;
     char params[HUMAN_BYTES];
@@ -153,6 +168,7 @@ static void print_world(const tagc_plan_request *request, const tagc_plan_row *r
     print_bits(rows, n);
     if (request->inputs.has_costs && request->inputs.n_links > 0) {
         print_times(request, rows, n);
+        print_verdicts(request, rows, n);
     } else {
         printf("\n  (%s)\n", rows[0].note);
     }

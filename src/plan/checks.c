@@ -17,7 +17,7 @@ static int was_fitted(const tagc_plan_inputs *inputs, const tagc_point *point) {
 
 /* Whether simulation and measurement choose the same arm of each place. Points of a place are neighbours. */
 static void compare_places(const tagc_points *points, const tagc_plan_checked *checked,
-                           tagc_plan_verdict *verdict) {
+                           tagc_plan_accuracy *accuracy) {
     const tagc_point *p = points->points;
     for (int first = 0, end; first < points->n_points; first = end) {
         int fastest = first, chosen = first;
@@ -26,16 +26,16 @@ static void compare_places(const tagc_points *points, const tagc_plan_checked *c
             if (checked[end].simulated_s < checked[chosen].simulated_s) chosen = end;
         }
         if (end - first == 1) continue;
-        verdict->n_places++;
-        verdict->n_right += p[chosen].total_s <= p[fastest].total_s;
-        verdict->most_slower = fmax(verdict->most_slower, p[chosen].total_s / p[fastest].total_s - 1);
+        accuracy->n_places++;
+        accuracy->n_right += p[chosen].total_s <= p[fastest].total_s;
+        accuracy->most_slower = fmax(accuracy->most_slower, p[chosen].total_s / p[fastest].total_s - 1);
     }
 }
 
 tagc_status tagc_plan_check(const tagc_plan_inputs *inputs, const tagc_points *points,
-                            tagc_plan_checked *checked, tagc_plan_verdict *verdict) {
+                            tagc_plan_checked *checked, tagc_plan_accuracy *accuracy) {
     double sum = 0;
-    *verdict = (tagc_plan_verdict){0};
+    *accuracy = (tagc_plan_accuracy){0};
     for (int i = 0; i < points->n_points; i++) {
         const tagc_point *p = &points->points[i];
         tagc_costs costs = inputs->costs;
@@ -46,12 +46,12 @@ tagc_status tagc_plan_check(const tagc_plan_inputs *inputs, const tagc_points *p
         checked[i] =
             (tagc_plan_checked){f.iteration_s, f.iteration_s / p->total_s - 1, was_fitted(inputs, p)};
         if (checked[i].is_fitted) continue;
-        verdict->most_error = fmax(verdict->most_error, fabs(checked[i].error));
+        accuracy->most_error = fmax(accuracy->most_error, fabs(checked[i].error));
         sum += fabs(checked[i].error);
-        verdict->n_held_out++;
+        accuracy->n_held_out++;
     }
-    compare_places(points, checked, verdict);
-    if (verdict->n_held_out > 0) verdict->mean_error = sum / verdict->n_held_out;
+    compare_places(points, checked, accuracy);
+    if (accuracy->n_held_out > 0) accuracy->mean_error = sum / accuracy->n_held_out;
     return TAGC_OK;
 }
 

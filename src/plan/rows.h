@@ -2,6 +2,7 @@
  *
  *   costs.c       costs, fitted to a profile or given; densities of a profile
  *   rows.c        one row
+ *   verdict.c     whether compression pays
  *   checks.c      forecasts beside measured iterations
  *   rows_json.c   rows as JSON */
 #ifndef TAGC_PLAN_ROWS_H
@@ -63,21 +64,31 @@ tagc_status tagc_plan_make_row(const tagc_plan_inputs *inputs, tagc_plan_row *ro
 double tagc_plan_bits(const tagc_plan_row *row, double n_bytes, uint64_t n_params);
 double tagc_plan_sum(const double legs[TAGC_N_LEGS]);
 
+/* The fastest row over a link without compression, the fastest with it, and what their forecasts say. */
+typedef struct tagc_plan_answer {
+    const tagc_plan_row *plain, *packed;
+    double speedup;
+    tagc_verdict verdict;
+} tagc_plan_answer;
+
+/* Returns 0 if rows of either kind lack a time. */
+int tagc_plan_judge(const tagc_plan_row *rows, int n, int link, tagc_plan_answer *out);
+
 typedef struct tagc_plan_checked {
     double simulated_s, error; /* error: simulated / measured - 1 */
     int is_fitted;             /* 1: the costs were fitted to this point */
 } tagc_plan_checked;
 
-typedef struct tagc_plan_verdict {
+typedef struct tagc_plan_accuracy {
     int n_held_out; /* points that the costs were not fitted to */
     double most_error, mean_error;
     int n_places, n_right; /* places with several arms, and those in which the simulation names the fastest */
     double most_slower;    /* by how much the named arm was slower elsewhere; 0.1 means 10 % */
-} tagc_plan_verdict;
+} tagc_plan_accuracy;
 
 /* checked (n_points). */
 tagc_status tagc_plan_check(const tagc_plan_inputs *inputs, const tagc_points *points,
-                            tagc_plan_checked *checked, tagc_plan_verdict *verdict);
+                            tagc_plan_checked *checked, tagc_plan_accuracy *accuracy);
 
 /* rows (n): of one world size. link: -1 when there is none. Takes `origin`. */
 json_t *tagc_plan_json(const tagc_plan_inputs *inputs, const tagc_plan_row *rows, int n, int link,

@@ -69,6 +69,13 @@ static json_t *costs_json(const tagc_plan_inputs *inputs) {
     return json;
 }
 
+static json_t *verdict_json(const tagc_plan_row *rows, int n, int link) {
+    tagc_plan_answer answer;
+    if (link < 0 || !tagc_plan_judge(rows, n, link, &answer)) return json_null();
+    return json_pack("{s:s, s:s, s:s, s:f}", "verdict", tagc_verdict_name((int)answer.verdict), "arm",
+                     answer.packed->arm, "baseline", answer.plain->arm, "speedup", answer.speedup);
+}
+
 json_t *tagc_plan_json(const tagc_plan_inputs *inputs, const tagc_plan_row *rows, int n, int link,
                        json_t *origin) {
     const tagc_setup *s = &rows[0].setup;
@@ -86,8 +93,9 @@ json_t *tagc_plan_json(const tagc_plan_inputs *inputs, const tagc_plan_row *rows
                               "n_layer", c->n_layer, "n_head", c->n_head, "n_embd", c->n_embd, "block_size",
                               c->block_size, "vocab_size", c->vocab_size, "tied", c->tied, "n_params",
                               (json_int_t)rows[0].volume.n_params);
-    return json_pack("{s:s, s:i, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:o, s:o, s:o}", "type", "plan", "format",
-                     1, "origin", origin, "model", model, "world_size", s->world_size, "n_hosts", s->n_hosts,
-                     "batch_size", s->n_batch, "seq_len", s->n_tokens, "simulated", 1, "link", about_link,
-                     "costs", costs_json(inputs), "rows", list);
+    return json_pack("{s:s, s:i, s:o, s:o, s:i, s:i, s:i, s:i, s:b, s:o, s:o, s:o, s:o}", "type", "plan",
+                     "format", 1, "origin", origin, "model", model, "world_size", s->world_size, "n_hosts",
+                     s->n_hosts, "batch_size", s->n_batch, "seq_len", s->n_tokens, "simulated", 1, "link",
+                     about_link, "costs", costs_json(inputs), "rows", list, "verdict",
+                     verdict_json(rows, n, link));
 }

@@ -66,6 +66,18 @@ run 0 plan --model tiny --world-size 2 --link-rate 1gbit --compute-s 0.1 --arms 
 [ "$(json '[r["iteration_s"] is None for r in p["rows"]]')" = "[False, True]" ] || fail "invented the cost of a codec"
 grep -q "no profile with such an arm, nor --codec-ns, says what exchange packed takes" out || fail "does not say why there is no time"
 
+# Whether compression pays: what it saves on a slow link, what its codec costs on a fast one, and nothing in between.
+run 0 plan --model demo --world-size 2 --link-rate 100mbit,100gbit --compute-s 0.1 --codec-ns 2 --arms zero2-bf16,all-legs --json plan.json
+[ "$(json '[q["verdict"]["verdict"] for q in p]')" = "['pays', 'makes no difference']" ] || fail "verdicts"
+grep -q "^  100 Mbit/s: all-legs pays: [0-9]* ms a step, [0-9]* ms without it by zero2-bf16 (1\.[0-9]*x)" out || fail "does not say that it pays"
+run 0 plan --model demo --world-size 2 --link-rate 100gbit --compute-s 0.1 --codec-ns 50 --arms zero2-bf16,all-legs --json plan.json
+[ "$(json 'p["verdict"]["verdict"]')" = costs ] || fail "a slow codec on a fast link"
+grep -q "all-legs costs: " out || fail "does not say that it costs"
+[ "$(json 'abs(p["rows"][0]["iteration_s"] / p["rows"][1]["iteration_s"] - p["verdict"]["speedup"]) < 1e-9')" = True ] || fail "speed-up"
+run 0 plan --model demo --world-size 2 --link-rate 1gbit --compute-s 0.1 --arms fsdp,zero2-bf16 --json plan.json
+[ "$(json 'p["verdict"]')" = None ] || fail "a verdict on nothing"
+grep -q "Does compression pay" out && fail "a heading over nothing"
+
 # Each rate with each latency; without a profile a large message takes three ways, and farther is slower.
 run 0 plan --model demo --world-size 2 --link-rate 100mbit,1gbit --latency 1ms,10ms,0.05s --compute-s 0.001 --arms fsdp \
     --json plan.json
