@@ -23,10 +23,6 @@ from tagc.torch.exchange.comm import share
 from tagc.torch.hooks.kinds import kind_of
 from tagc.torch.schedule.options import TRANSPORTS, Options
 
-TOLERANCE = 0.1  # what a forecast may be wrong by: a milder choice that is not slower by more is the better one
-LEAST_GAIN = 1.2  # of a step
-LEAST_GAIN_OF_COMM = 1.5  # of its communication, where computing is not known
-LEAST_GAIN_OF_BUCKETS = 1.1  # of either
 BACKWARD = 2 / 3  # of computing, which DDP's exchange overlaps
 
 
@@ -44,10 +40,11 @@ def advise(model: torch.nn.Module, *, between: dist.ProcessGroup | None = None, 
     seconds: that it may take, about. between, threads, timeout_s: as for compress(). transports: of compress(), which to measure, such as
         ("host", "group"); None: both where every rank has kernels for its GPU, else "host". verbose: rank 0 prints the advice.
 
-    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "options" (for compress(); among them
+    Returns a dict for JSON, the same on every rank: "choice" ("off" or "compress"), "verdict" (compression "pays", "makes no difference" or
+    "costs", by tagc_verdict_of, as tagc bench and tagc plan have it), "options" (for compress(); among them
     may be exchange="dense", which loses nothing), "torch" (for torch's own mixed precision, where that is enough), "bucket"
     (where units are too small for this link: how many elements they should have, and what to write), "reason", "text", "rows" (each way to communicate: seconds of gradients, parameters, and a step), "link", "codec",
-    "measured", and "local" (with `every`: "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
+    "measured", and "local" (with `every`: "choice", "verdict", "every", "bits" per parameter and step, "exchange_s", "step_s", "reason"; else None)."""
     model = internals.uncompiled(model)  # torch.compile()'s wrapper
     group: dist.ProcessGroup | None = dist.group.WORLD if dist.is_initialized() else None
     failure: Exception | None = None
@@ -195,20 +192,16 @@ def forecast(shape: Shape, found: Mapping[str, Any], step_s: float | None = None
 
 
 def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What to take, and why, in words. Compression has to beat the fastest way without it by more than a forecast may be
-    wrong by, for it costs some loss; by more still if the share of communication in a step is not known. Among the rows with
-    compression, and among those without, it takes the mildest that is about as fast as the fastest."""
-    of, least_gain = ("comm_s", LEAST_GAIN_OF_COMM) if rows[0]["step_s"] is None else ("step_s", LEAST_GAIN)
-    off = rows[0]
-
-    def best(of_rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], float]:
-        fastest = min(row[of] for row in of_rows)
-        return next(row for row in of_rows if row[of] <= (1 + TOLERANCE) * fastest), fastest
-
-    plain, fastest_plain = best([row for row in rows if row["choice"] != "compress"])
-    packed, fastest_packed = best([row for row in rows if row["choice"] == "compress"])
+    """Returns what to take, and why, in words: compression, if it pays beside the fastest way without it. Among the rows with
+    compression, and among those without, it takes the mildest beside which the fastest makes no difference. Where computing
+    is not known, communication alone is compared."""
+    of, off = "comm_s" if rows[0]["step_s"] is None else "step_s", rows[0]
+    plain_rows, packed_rows = ([row for row in rows if (row["choice"] == "compress") == is_packed] for is_packed in (False, True))
+    plain, packed = links.mildest(plain_rows, of), links.mildest(packed_rows, of)
+    fastest_plain, fastest_packed = (min(row[of] for row in some) for some in (plain_rows, packed_rows))
     gain = fastest_plain / packed[of] if packed[of] > 0 else 1.0
-    chosen = packed if gain >= least_gain else plain
+    verdict = lib.verdict(fastest_plain, packed[of])
+    chosen = packed if verdict == "pays" else plain
     text = f"{'a step' if of == 'step_s' else 'communication'} takes {seconds_text(off[of])} as it is"
     if of == "step_s":
         text += f", {100 * off['exposed_s'] / off[of]:.0f} % of it communication that nothing hides"
@@ -217,19 +210,21 @@ def choose(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     text += f"; {seconds_text(packed[of])} with {packed['name']}"
     if chosen is packed:
         is_lossless = packed["options"].get("exchange") == "dense"
-        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}: {text}, {gain:.2f} times as fast"
+        text = f"{'use tagc, uncompressed' if is_lossless else 'compress'}, it pays: {text}, {gain:.2f} times as fast"
         if packed[of] > fastest_packed:
             text += f" (the strongest setting would take {seconds_text(fastest_packed)})"
         text += "" if is_lossless else "; what it costs in loss, only training shows"
     else:
         what = "leave it off" if chosen is off else f"leave tagc off, use {chosen['name']}"
-        text = f"{what}: {text}, {gain:.2f} times as fast, and it should be {least_gain:g} times to be worth its loss"
-    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"gain": gain, "reason": text}
+        text = f"{what}, tagc {verdict}: {text}, {gain:.2f} times as fast"
+    if of == "comm_s":
+        text += "; how much of a step that is, step= or step_s= shows"
+    return {key: chosen[key] for key in ("choice", "options", "torch", "name")} | {"verdict": verdict, "gain": gain, "reason": text}
 
 
 def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name: str) -> dict[str, Any] | None:
-    """How many elements units should have at least, for the row of that name: the smallest power of two that is about as
-    fast as any; None where larger units gain little. {"elems", "n_units", "comm_s" (with them), "how" (what to write)}."""
+    """Returns how many elements units should have at least, for the row of that name: the smallest power of two beside which no other makes
+    a difference; None where larger units do not pay. {"elems", "n_units", "comm_s" (with them), "how" (what to write)}."""
     def row_of(one: Shape) -> dict[str, Any]:
         return next(row for row in forecast(one, found, step_s) if row["name"] == name)
 
@@ -241,9 +236,9 @@ def bucket_of(shape: Shape, found: Mapping[str, Any], step_s: float | None, name
             tried.append((2 ** exponent, len(joined.units), row_of(joined)))
     if not tried:
         return None
-    fastest = min(row[of] for _, _, row in tried)
-    elems, n_units, row = next(one for one in tried if one[2][of] <= (1 + TOLERANCE) * fastest)
-    if row[of] * LEAST_GAIN_OF_BUCKETS > now[of]:
+    best = links.mildest([row for _, _, row in tried], of)
+    elems, n_units, row = next(one for one in tried if one[2] is best)
+    if lib.verdict(now[of], row[of]) != "pays":
         return None
     how = {"fsdp2": f"for bucket in tagc.buckets(layers, {elems}): fully_shard(bucket)",
            "fsdp1": f"auto_wrap_policy=functools.partial(size_based_auto_wrap_policy, min_num_params={elems})",
@@ -259,12 +254,12 @@ def local_of(shape: Shape, found: Mapping[str, Any], advice: Mapping[str, Any], 
     compute_s, bits = advice["compute_s"], found["bits"][LOCAL]
     if compute_s is None:
         steps = links.EVERY[-1] if every == "auto" else int(every)
-        return {"every": steps, "bits": bits / steps, "exchange_s": exchange_s, "step_s": None, "choice": None,
+        return {"every": steps, "bits": bits / steps, "exchange_s": exchange_s, "step_s": None, "choice": None, "verdict": "unknown",
                 "reason": f"local steps would exchange for {seconds_text(exchange_s)} every {steps} steps; say step_s= or step=, and this says whether that pays"}
     steps = links.choose_every(compute_s, exchange_s) if every == "auto" else int(every)
     row = {"name": LOCAL, "every": steps, "step_s": links.local_step_s(compute_s, exchange_s, steps)}
-    better, reason = links.choice([{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s)
-    return row | {"bits": bits / steps, "exchange_s": exchange_s, "reason": reason, "choice": "every step" if better["every"] == 1 else "local steps"}
+    better, verdict, reason = links.choice([{"name": chosen["name"], "every": 1, "step_s": chosen["step_s"]}, row], compute_s)
+    return row | {"bits": bits / steps, "exchange_s": exchange_s, "verdict": verdict, "reason": reason, "choice": "every step" if better["every"] == 1 else "local steps"}
 
 
 def link_of(shape: Shape, found: Mapping[str, Any]) -> dict[str, float]:

@@ -10,14 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tagc._library import Error
+from tagc._library import Error, verdict
 from tagc.torch.schedule.options import EVERY_VALUE_BLOCK, number
 
 PAYLOAD = 1448 / 1538  # of a link's rate: a frame of 1538 bytes has 1448 bytes of TCP's data
 MOST_STEPS = 10**6  # between exchanges
 EVERY = (5, 10, 20, 30, 50, 100, 200, 300, 500)  # what is chosen from
-LEAST_GAIN = 1.2  # of a step: what local steps have to save, for they cost loss
-HIDDEN = 1.1  # a step that takes no more than so many times its computing is as good as undisturbed
 POSITIONS = 1.09  # what the code of positions takes, as a multiple of their entropy
 EVERY_VALUE_BITS = 4 + 16 / EVERY_VALUE_BLOCK  # of compress(sparsity=0, values="int4"), scales included
 MESSAGES = 5  # of an all-reduce one after the other: the agreement, bodies and their rests, sums and theirs
@@ -70,24 +68,30 @@ def local_step_s(compute_s: float, exchange_s: float, every: int, fragments: int
 
 
 def choose_every(compute_s: float, exchange_s: float, fragments: int = 1, delay: int = 0) -> int:
-    """The fewest steps between exchanges at which these cost little time, or the most that are offered."""
+    """Returns the fewest steps between exchanges at which these make no difference to a step, or the most that are offered."""
     fitting = (every for every in EVERY if every >= fragments and every > delay
-               and local_step_s(compute_s, exchange_s, every, fragments, delay) <= HIDDEN * compute_s)
+               and verdict(compute_s, local_step_s(compute_s, exchange_s, every, fragments, delay)) != "costs")
     return next(fitting, max(EVERY[-1], fragments, delay + 1))
 
 
-def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping[str, Any], str]:
-    """(row, reason). rows: "name", "every" (1: an exchange in each step), "step_s", from the mildest to the strongest. Of either kind the mildest that is
-    about as fast as any; but local steps in fp32 are not chosen, since 4 bits lose little more."""
+def mildest(rows: Sequence[Mapping[str, Any]], of: str) -> Mapping[str, Any]:
+    """Returns the first of rows, from the mildest to the strongest, beside which the fastest makes no difference."""
+    fastest_s = min(row[of] for row in rows)
+    return next(row for row in rows if row[of] == fastest_s or verdict(row[of], fastest_s) == "makes no difference")
+
+
+def choice(rows: Sequence[Mapping[str, Any]], compute_s: float) -> tuple[Mapping[str, Any], str, str]:
+    """Returns (row, verdict, reason). rows: "name", "every" (1: an exchange in each step), "step_s", from the mildest to the strongest. Of either
+    kind the mildest that is about as fast as any; but local steps in fp32 are not chosen, since 4 bits lose little more."""
     each, others = ([row for row in rows if (row["every"] == 1) == is_each] for is_each in (True, False))
-    local, mild = (next(row for row in some if row["step_s"] <= HIDDEN * min(one["step_s"] for one in some))
-                   for some in ([row for row in others if not row["name"].startswith("fp32")], each))
+    local, mild = (mildest(some, "step_s") for some in ([row for row in others if not row["name"].startswith("fp32")], each))
+    says = verdict(mild["step_s"], local["step_s"])
     gain = mild["step_s"] / local["step_s"]
     text = (f"a step takes {mild['step_s']:.3g} s with {mild['name']} in each step, {local['step_s']:.3g} s with {local['name']}; {compute_s:.3g} s "
             f"of it compute; {gain:.2f} times as fast")
-    if gain >= LEAST_GAIN:
-        return local, f"local steps, every={local['every']}: {text}; what they cost in loss, only training shows"
-    return mild, f"exchange in each step: {text}, and it should be {LEAST_GAIN:g} times to be worth the loss of local steps"
+    if says == "pays":
+        return local, says, f"local steps pay, every={local['every']}: {text}; what they cost in loss, only training shows"
+    return mild, says, f"exchange in each step, taking local steps {says}: {text}"
 
 
 def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_s: float = 0.0, every: int | None = None, fragments: int = 1,
@@ -99,8 +103,8 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
     delay: of LocalSteps; every=None: chosen. sparsity, value_bits: of what is compressed. units: exchanges one after the other, each with its
     own messages.
 
-    Returns {"choice" ("every step" or "local steps"), "every", "reason", "rows", "text"}; of each row name, every, bits (per parameter and
-    step that a site sends), exchange_s and step_s."""
+    Returns {"choice" ("every step" or "local steps"), "verdict" (local steps "pays", "makes no difference" or "costs"), "every", "reason",
+    "rows", "text"}; of each row name, every, bits (per parameter and step that a site sends), exchange_s and step_s."""
     for name, real, low, high in (("n_params", n_params, 1, 1e15), ("step_s", step_s, 1e-9, 1e6), ("latency_s", latency_s, 0, 1e3),
                                   ("sparsity", sparsity, 0, 0.999999), ("value_bits", value_bits, 1, 32)):
         number(name, real, low, high)
@@ -126,8 +130,9 @@ def plan_sites(n_params: float, links: Sequence[str], *, step_s: float, latency_
         part_s = fixed_s + bytes_s(n_params / fragments, sites, *found[name])
         steps = choose_every(step_s, part_s, fragments, delay) if every is None else every
         add(f"{name}, every {steps} steps", found[name], steps)
-    row, reason = choice(rows, step_s)
-    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "every": row["every"], "reason": reason, "rows": rows}
+    row, says, reason = choice(rows, step_s)
+    advice: dict[str, Any] = {"choice": "every step" if row["every"] == 1 else "local steps", "verdict": says, "every": row["every"],
+                              "reason": reason, "rows": rows}
     advice["text"] = _text(advice)
     if verbose:
         print(advice["text"], flush=True)
