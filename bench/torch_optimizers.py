@@ -69,7 +69,7 @@ def moment_off(optimizer, group):
 def hold_off(optimizer, handle):
     """Whatever is compressed and noise is stepped without a first moment."""
     def before(optimizer, args, kwargs):
-        names = handle.state.stages.with_short_moment()
+        names = {name for name, memory in handle.state.schedule.memories().items() if memory.moment == 0}
         keys = {id(p) for name, p in handle.model.named_parameters() if name.removeprefix("module.") in names}
         optimizer.whole = [dict(group) for group in optimizer.param_groups]
         for group in list(optimizer.param_groups):
@@ -94,9 +94,9 @@ def run(name, arm, setup, seed, tokens, n_vocab):
     if arm != "dense":
         handle = tagc.compress(model, verbose=False)
         if arm.endswith("off"):
-            handle.state.stages.set_moments({parameter.name for parameter in handle.wrapper.parameters()}, ())
+            handle.state.schedule.set_moments({parameter.name for parameter in handle.wrapper.parameters()}, ())
         if arm.startswith("goes on"):
-            handle.state.stages.all_are_short()
+            handle.state.schedule.none_is_long()
         if arm.endswith("off"):
             for optimizer in optimizers:
                 hold_off(optimizer, handle)

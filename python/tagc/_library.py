@@ -65,6 +65,37 @@ class GathererOptions(Structure):
     ]  # fmt: skip
 
 
+SCHEDULE_SAMPLE = 512
+N_ALARM_KINDS = 3
+
+
+class ScheduleOptions(Structure):
+    _fields_ = [("struct_bytes", c_size_t), ("gentle", c_int), ("fresh", c_int), ("sparsity", c_double), ("format", c_int),
+                ("mild_sparsity", c_double), ("mild_format", c_int), ("short_beta1", c_double)]
+
+
+class ScheduleParameter(Structure):
+    _fields_ = [("name", c_char_p), ("n_elems", c_uint64), ("kind", c_int)]
+
+
+class ScheduleSums(Structure):
+    _fields_ = [("signal", c_double), ("weight", c_double), ("square", c_double), ("n_square", c_double), ("residual", c_double),
+                ("gradient", c_double)]
+
+
+class ScheduleLosses(Structure):
+    _fields_ = [("sum", c_double), ("squares", c_double), ("n", c_double)]
+
+
+class SchedulePlan(Structure):
+    _fields_ = [("level", c_int), ("format", c_int), ("block", c_int), ("sparsity", c_double), ("moment", c_double),
+                ("n_selected", c_uint64)]
+
+
+class Alarm(Structure):
+    _fields_ = [("kind", c_int), ("n_parameters", c_size_t), ("worst", c_size_t), ("value", c_double)]
+
+
 class Part(Structure):
     _fields_ = [("peer", c_int32), ("n_bytes", c_uint64), ("offset", c_uint64)]
 
@@ -105,7 +136,6 @@ _FUNCTIONS = {
     "tagc_reducer_create_on": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_reducer_begin": ([c_void_p, c_void_p, c_void_p], c_int),
     "tagc_reducer_end": ([c_void_p, POINTER(ReducerStats)], c_int),
-    "tagc_reducer_set_sparsity": ([c_void_p, c_double], c_int),
     "tagc_reducer_residual": ([c_void_p, POINTER(c_uint64)], c_void_p),
     "tagc_reducer_get_residual": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_reducer_scale_residual": ([c_void_p, c_double], c_int),
@@ -120,6 +150,27 @@ _FUNCTIONS = {
     "tagc_gatherer_replica": ([c_void_p, POINTER(c_uint64)], c_void_p),
     "tagc_gatherer_set_replica": ([c_void_p, c_void_p, c_uint64], c_int),
     "tagc_gatherer_destroy": ([c_void_p], None),
+    "tagc_schedule_options_init_sized": ([POINTER(ScheduleOptions), c_size_t], None),
+    "tagc_schedule_create": ([POINTER(ScheduleOptions), POINTER(ScheduleParameter), c_size_t, POINTER(c_void_p)], c_int),
+    "tagc_schedule_destroy": ([c_void_p], None),
+    "tagc_schedule_set_moment": ([c_void_p, c_size_t, c_int], c_int),
+    "tagc_schedule_positions": ([c_uint64, POINTER(c_uint64), POINTER(c_size_t)], None),
+    "tagc_schedule_add":
+        ([c_void_p, POINTER(c_uint32), POINTER(c_uint32), c_size_t, c_void_p, POINTER(c_uint32), POINTER(c_size_t)], c_int),
+    "tagc_schedule_take": ([c_void_p, POINTER(c_uint32), c_size_t, POINTER(ScheduleSums)], c_int),
+    "tagc_schedule_see": ([c_void_p, POINTER(c_uint32), c_size_t, POINTER(ScheduleSums), c_uint32], c_int),
+    "tagc_schedule_add_loss": ([c_void_p, c_double], None),
+    "tagc_schedule_take_losses": ([c_void_p, POINTER(ScheduleLosses)], None),
+    "tagc_schedule_see_losses": ([c_void_p, POINTER(ScheduleLosses)], c_int),
+    "tagc_schedule_step": ([c_void_p, POINTER(c_int), POINTER(c_int)], c_int),
+    "tagc_schedule_scale": ([c_void_p, c_double], c_int),
+    "tagc_schedule_get_plan": ([c_void_p, POINTER(c_uint32), POINTER(c_uint64), c_size_t, POINTER(SchedulePlan)], c_int),
+    "tagc_schedule_betas":
+        ([c_void_p, c_double, c_uint64, c_double, c_double, POINTER(c_double), POINTER(c_double)], None),
+    "tagc_schedule_take_alarms": ([c_void_p, POINTER(Alarm), POINTER(c_size_t)], None),
+    "tagc_schedule_alarm_text": ([c_void_p, POINTER(Alarm), c_char_p, c_size_t], None),
+    "tagc_schedule_save": ([c_void_p, c_int, c_void_p, c_size_t, POINTER(c_size_t)], c_int),
+    "tagc_schedule_load": ([c_void_p, c_char_p, c_size_t, c_int, POINTER(c_size_t), POINTER(c_size_t)], c_int),
     "tagc_slots_create": ([c_void_p, c_void_p, POINTER(ReducerOptions), POINTER(c_void_p)], c_int),
     "tagc_slots_bytes": ([c_void_p, c_int], c_uint64),
     "tagc_slots_encode": ([c_void_p, c_void_p, c_void_p, c_void_p, c_void_p], c_int),

@@ -48,9 +48,10 @@ def bad_values(rank, world_size):
         (dict(rules=3), "rules"), (dict(layers=lambda name, parameter: "big"), "'big'"),
         (dict(parameters="delta3"), "parameters is 'delta3', must be one of None"), (dict(threads=0), "threads is 0"),
         (dict(threads=1.5), "threads is 1.5, must be a whole number"), (dict(timeout_s=0), "timeout_s is 0"),
-        (dict(timeout_s="1"), "timeout_s is '1'"), (dict(sparsity_warmup=-1), "sparsity_warmup is -1"),
+        (dict(timeout_s="1"), "timeout_s is '1'"),
+        (dict(sparsity_warmup=3), "no option 'sparsity_warmup'"),
         (dict(sparcity=0.9), "^compress.. has no option 'sparcity': did you mean 'sparsity'.* It has sparsity, gentle, "),
-        (dict(warmup=3), "did you mean 'sparsity_warmup'"), (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
+        (dict(sparsety=0.9), "did you mean 'sparsity'"), (dict(zzz=3), "no option 'zzz'; it has sparsity, gentle"),
         (dict(on_step=3), "on_step is 3"),
         (dict(between=3), "between is 3"),
     ]

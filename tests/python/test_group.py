@@ -16,7 +16,7 @@ CASES = [  # kind, options, options of the model, micro-steps
     ("fsdp2", {"sparsity": 0.9, "layers": "all", "values": "int4"}, {}, 2),
     ("fsdp2", {"sparsity": 0.9, "parameters": "delta4"}, {}, 1),
     ("fsdp2", {"sparsity": 0.9, "mild": "dense"}, "bf16", 1),
-    ("fsdp2", {"sparsity_warmup": 3, "layers": "all"}, {}, 1),
+    ("fsdp2", {"sparsity": 0.8, "layers": "all"}, {}, 1),
     ("fsdp2", {"sparsity": 0, "values": "int8", "layers": "all"}, {}, 1),
     ("ddp", {"sparsity": 0.9}, {}, 1),
     ("ddp", {"sparsity": 0.9, "layers": "none"}, {}, 1),

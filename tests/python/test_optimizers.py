@@ -210,6 +210,7 @@ def resumes_with_and_without(rank, world_size):
 def groups_of_an_unwrapped_model(rank, world_size):
     """Made before DDP and compress(), which sees that what is compressed has a short first moment, and selects it."""
     import tagc.torch as tagc
+    from tagc.torch.schedule.schedule import NONE
 
     inner = Small()
     groups = tagc.param_groups(inner, groups=own_groups(inner), betas=(0.8, 0.95))
@@ -219,13 +220,14 @@ def groups_of_an_unwrapped_model(rank, world_size):
     optimizer = torch.optim.AdamW(groups)
     model = DistributedDataParallel(inner)
     handle = tagc.compress(model, optimizer, verbose=False)
-    assert not handle.state.stages._has_long_moments and "has no first moment" in handle.state.moments.words
+    assert set(handle.state.schedule.moments.values()) == {NONE} and "has no first moment" in handle.state.moments.words
     assert [len(g["params"]) for g in tagc.param_groups(inner, rules={"mlp.0.*": "dense"})] == [1, 5]
 
 
 def others_are_left_alone(rank, world_size):
     """An optimizer that is not an Adam trains as it would without its betas touched, whichever way it is given, and rank 0 says so."""
     import tagc.torch as tagc
+    from tagc.torch.schedule.schedule import NONE
 
     def trained(make, how):
         model = DistributedDataParallel(Small())
@@ -252,7 +254,7 @@ def others_are_left_alone(rank, world_size):
             found, handle, said, optimizer = trained(make, how)
             name = type(optimizer).__name__
             assert all(torch.equal(a, b) for a, b in zip(found, plain)), (name, how)
-            assert handle.state.stages._has_long_moments == (words == stays), (name, how)
+            assert (set(handle.state.schedule.moments.values()) == {NONE}) == (words != stays), (name, how)
             assert len(said) == (how == "groups" and rank == 0 and name != "Adafactor"), said
             assert handle.state.moments.words == (f"{name}: {words}" if how == "given" else "")
             assert not any("betas" in group for group in optimizer.param_groups) or name in ("Lion", "Unknown")
@@ -272,7 +274,7 @@ def others_are_left_alone(rank, world_size):
 def several_share_a_model(rank, world_size):
     """Muon for matrices and AdamW for the rest, in a list: each as it is. What Muon has stays as it was, and the Adam's goes on."""
     import tagc.torch as tagc
-    from tagc.torch.schedule.watch import WINDOW
+    from tagc.torch.schedule.schedule import WINDOW
 
     class Two(nn.Module):
         def __init__(self):
@@ -294,7 +296,7 @@ def several_share_a_model(rank, world_size):
             wrapped(torch.randn(64, 64, generator=random), torch.randn(64, 64, generator=random)).backward()
             for optimizer in optimizers:
                 optimizer.step()
-        assert handle.state.stages._now == {"one": 1, "two": 2} and handle.state.moments.memories[id(inner.two)].first == 0
+        assert handle.state.schedule.levels() == {"one": 1, "two": 2} and handle.state.moments.memories[id(inner.two)].moment == 0
 
 
 def test_optimizers_and_schedulers():

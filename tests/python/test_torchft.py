@@ -105,9 +105,13 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
     import tagc.torch as tagc
-    from tagc.torch.schedule import stages, watch
+    from tagc.torch.schedule.schedule import Schedule
 
-    watch.WINDOW, stages.MOST_COHERENCE = 3, 1e9  # selection begins after three exchanges
+    def add_often(self, layout, gradient, add=Schedule._add):
+        """A window is full after three exchanges, and looks like noise."""
+        return [add(self, layout, gradient * (-1) ** i) for i in range(7)][-1]
+
+    Schedule._add = add_often
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     model, second, number = the_model(), datetime.timedelta(seconds=1), int(str(name).split(".")[0])
     if n_ranks > 1:
@@ -170,7 +174,7 @@ def train(name, folder, script, is_async=True, sparsity=None, n_ranks=1, rank=0,
             residual = flat(handle.state_dict()[f"rank{rank}"]["residuals"].values())
             pickle.dump({"key": key, "counts": counts, "own": own if part else torch.zeros_like(own), "n": n, "mean": mean,
                          "residual": residual, "weights": flat(local(p) for p in model.parameters()), "told": dict(quorum.counts), "heals": not part,
-                         "beta1 is short": any(memory.first < 1 for memory in handle.state.moments.memories.values())}, notes)
+                         "beta1 is short": any(memory.moment < 1 for memory in handle.state.moments.memories.values())}, notes)
             notes.flush()
             time.sleep(0.02)
     check_saved(handle, rank)

@@ -38,7 +38,6 @@ def compress(
     mild: str | None = None,
     mild_sparsity: float | None = None,
     exchange: str = "direct",
-    sparsity_warmup: int = 0,
     parameters: str | None = None,
     between: dist.ProcessGroup | DeviceMesh | str | Any = None,
     codec: str | None = "host",
@@ -58,14 +57,12 @@ def compress(
     sparsity: at least this share of each compressed gradient is not sent but added to the next one (the residual);
         [0, 1]; 0 sends every value. Not given: 0.95, with a gentle start.
     gentle: the gentle start: first every value is sent in 4 bits, of random weights in 8 for 60 exchanges. A parameter changes to
-        `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if neither sparsity nor sparsity_warmup is
-        given. If Adam keeps a long first moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
+        `sparsity` or `mild_sparsity` when its gradients are mostly noise. Default: if sparsity is not given. If Adam keeps a long first moment, or compress() does not get the optimizer, all parameters then stay at 4 bits.
     values: format of a sent value, "fp32", "bf16", "int8", "int4", "int2" or "sign"; default "int2", "fp32" at sparsity 0.
     layers: the compressed parameters: "non-attention-linear" (default), "all", "none", or a function (name, parameter) ->
         "compressed", "mild" or "dense". rules: {pattern of names: class}, tried first.
     mild, mild_sparsity: format and sparsity of attention and positions: "dense" or one of `values`; default "int4" at 0.85.
     exchange: "direct" (default), "packed", "sketch" (the paper's) or "dense".
-    sparsity_warmup: number of exchanges in which the sent share falls from a quarter to its target, instead of gentle; default 0.
     parameters: FSDP2: format in which parameters are gathered: None (torch's own), "bf16", "int8", or the changes since the
         last gather: "delta8", "delta4", "delta2" (these take 4 bytes per parameter on every rank).
     between: FSDP2 on a mesh inside each host: the process group of ranks with the same place in their hosts, its mesh of one dimension, or that
@@ -81,7 +78,7 @@ def compress(
     Returns a Compressed. On failure it raises the same Error on every rank and changes nothing. An unknown option is such an
     Error, too."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "parameters": parameters,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "parameters": parameters,
                "codec": codec, "transport": transport, "threads": threads,
                "timeout_s": timeout_s}
     handle, wrapper = _prepare(model, between, on_step, verbose, options, unknown_option(compress, unknown), optimizer=optimizer)
@@ -104,7 +101,6 @@ def ddp_state(
     mild: str | None = None,
     mild_sparsity: float | None = None,
     exchange: str = "direct",
-    sparsity_warmup: int = 0,
     codec: str | None = "host",
     transport: str = "host",
     threads: int = 1,
@@ -120,7 +116,7 @@ def ddp_state(
 
     Takes the options of compress(). The handle is state.handle; pass an optimizer to state.handle.adapt()."""
     options = {"sparsity": sparsity, "gentle": gentle, "values": values, "layers": layers, "rules": rules, "mild": mild,
-               "mild_sparsity": mild_sparsity, "exchange": exchange, "sparsity_warmup": sparsity_warmup, "codec": codec, "transport": transport,
+               "mild_sparsity": mild_sparsity, "exchange": exchange, "codec": codec, "transport": transport,
                "threads": threads, "timeout_s": timeout_s}
     return ddp.State.of(_prepare(model, None, on_step, verbose, options, unknown_option(ddp_state, unknown), only="ddp")[0])
 
@@ -222,7 +218,7 @@ def _prepare(model: Any, between: Any, on_step: Callable[[dict[str, Any]], objec
         words = handle.state.moments.words
         where = "" if staging is None or staging.why_host is None else f"compressed on the host: {staging.why_host}"
         expect = "" if wrapper.is_managed else first_words.line([rank["about host"] for rank in everyone], is_fresh, settings.gentle)
-        print(table, handle.state.stages.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
+        print(table, handle.state.schedule.words(), *(f"\n{text}" for text in (words, where, expect) if text), sep="", flush=True)
     return handle, wrapper
 
 

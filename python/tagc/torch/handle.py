@@ -127,7 +127,7 @@ class Compressed:
         if any(group.size() != self.wrapper.n_ranks() for group in self.wrapper.groups()):
             raise Error("unsupported", "torch or `between` sums this model's gradients over replicas as well, and their ranks could "
                         "decide differently from the loss: do not call watch()")
-        self.state.stages.watch_loss(loss)
+        self.state.schedule.watch_loss(loss)
 
     def param_groups(self, betas: tuple[float, float] | None = None, groups: Iterable[dict[str, Any]] | None = None,
                      **options: Any) -> list[dict[str, Any]]:
@@ -186,7 +186,7 @@ class Compressed:
         model = type(self.model).__name__
         if self.is_closed:
             return f"<tagc handle of a {model}, closed; exchanges: {self.n_steps}>"
-        now = str(self.state.stages) or f"compressed: {self.state.options.travels('compressed')}"
+        now = str(self.state.schedule) or f"compressed: {self.state.options.travels('compressed')}"
         last = self.passes.recorder.last.get("bits_per_param")
         sent = f", the last one of {last:.3g} bits per element" if last is not None else ""
         return (f"<tagc handle of a {model} ({self.wrapper.name}, {self.wrapper.n_ranks()} ranks): {self._table.splitlines()[-1]}; "

@@ -107,12 +107,12 @@ class Passes:
                 self._unknown.warn(unit)
             unit, layout = self._unknown.dense(unit, source.numel(), comm, call.is_all_reduce)
         else:
-            n_control += self.state.stages.look(comm, layout, source, unit)
+            n_control += self.state.schedule.look(comm, layout, source, unit)
         n_bytes_dense = (1 + layout.all_reduce) * source.nbytes * (comm.world_size - 1) // comm.world_size
         name, n_elems = unit.name, source.numel()
 
         def record(stats: Stats, seconds: float, agree_s: float) -> None:
-            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.state.options.stages)
+            self.recorder.add(name, stats, n_bytes_dense, n_elems, comm, seconds, agree_s, n_control, self.state.options.has_levels)
 
         return unit, layout, record
 
@@ -173,11 +173,11 @@ class Passes:
             self._units_of_step.clear()
             is_through = state.moments.go_on()
             stats = self.recorder.end(state.n_steps, state.loss_scale)
-            for alarm in state.stages.take_alarms():
+            for alarm in state.schedule.take_alarms():
                 if state.wrapper.speaks:
                     warnings.warn(f"tagc: {alarm}", stacklevel=2)
             if is_through:
-                state.say(f"tagc: {state.stages} since exchange {state.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element until then")
+                state.say(f"tagc: {state.schedule} since exchange {state.n_steps}; {stats['mean_bits_per_param']:.3g} bits per element until then")
         if self.on_step:
             self.on_step(stats)
 

@@ -12,10 +12,9 @@ DCP writes only one of several equal keys.
     about["place"], ["places"]        with `between` a residual is chunk `place` of `places` chunks of a parameter, in wire
                                       order with padding; else 0 of 1, with the parameter's shape
     about["chunks"]                   1 with `between`
-    about["step"], ["loss_scale"]     exchanges so far, for the warm-up; factor by which gradients were multiplied
-    about["stages"], ["windows"]      tagc.torch.schedule.stages: by parameter; absent in checkpoints of older versions, which continue
-                                      in the last stage. Unfinished windows only for the same number of ranks
-    about["squares"], ["kept"]        tagc.torch.schedule.kept: of the gradient, and relative share, by parameter; absent before
+    about["step"], ["loss_scale"]     exchanges so far; factor by which gradients were multiplied
+    about["schedule"]                 tagc_schedule_save(), in base64; absent without levels. Open windows count only for the same number of
+                                      ranks
     about["gathered"]                 of each module in "replicas": [gathers so far, checksum of this rank's input to the last one, checksum
                                       of its shard when this was saved]; only if `parameters` are deltas. With another number of ranks,
                                       or if parameters differ from the saved ones, the first gather sends whole values
@@ -44,7 +43,7 @@ import torch.distributed as dist
 from tagc._library import Error
 from tagc.torch.exchange import layout as layouts
 from tagc.torch.exchange.interfaces import ExchangeOptions, Replica, Residuals, Wrapped
-from tagc.torch.schedule import policy, stages
+from tagc.torch.schedule import policy, schedule
 from tagc.torch.schedule.moments import Moments
 from tagc.torch.schedule.options import Options
 
@@ -73,8 +72,8 @@ class State:
 
     def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, is_fresh: bool = False) -> None:
         self.model, self.wrapper, self.options = model, wrapper, options
-        self.stages = stages.Stages(wrapper, options, is_fresh)
-        self.moments = Moments(model, wrapper, options, self.stages)
+        self.schedule = schedule.Schedule(wrapper, options, is_fresh)
+        self.moments = Moments(model, wrapper, options, self.schedule)
         self.units: dict[str, Residuals] = {}
         self._keepers: dict[str, tuple[list[layouts.Parameter] | None, int, int | None]] = {}  # as add_unit() got them
         self.n_steps = 0  # exchanges of the whole model that have started
@@ -86,7 +85,7 @@ class State:
     def add_unit(self, name: str, make: Callable[[str, ExchangeOptions], U], parameters: list[layouts.Parameter] | None = None,
                  n_chunks: int = 1, place: int | None = None) -> U:
         """Returns make(), which makes the unit. parameters: those of the unit (None: all). n_chunks, place: as of a Keeper."""
-        unit = make(name, lambda part, dtype: self.options.reducer(part.kind, dtype, self._step(), part.stage, part.kept))
+        unit = make(name, self.schedule.fields)
         self.units[name], self._keepers[name] = unit, (parameters, n_chunks, place)
         return unit
 
@@ -95,19 +94,9 @@ class State:
         return [Keeper(self.units[name], self.wrapper.parameters() if parameters is None else parameters, n_chunks, place)
                 for name, (parameters, n_chunks, place) in self._keepers.items()]
 
-    def _step(self) -> int:
-        return max(0, self.n_steps - 1)
-
     def begin_step(self, loss_scale: float) -> None:
         self.n_steps += 1
         self.set_loss_scale(loss_scale)
-        if self._step() <= self.options.sparsity_warmup:
-            self._warm_up(self._step())
-
-    def _warm_up(self, step: int) -> None:
-        if self.options.sparsity_warmup and self.options.exchange != "dense":
-            for unit in self.units.values():
-                unit.set_sparsity(self.options.sparsity_at(step))
 
     def set_loss_scale(self, scale: float) -> None:
         """Of the next gradients: residuals are multiplied to fit. Local."""
@@ -117,13 +106,12 @@ class State:
             if scale != self.loss_scale:
                 for unit in self.units.values():
                     unit.scale_residuals(scale / self.loss_scale)
-                self.stages.scale(scale / self.loss_scale)
+                self.schedule.scale(scale / self.loss_scale)
             self.loss_scale = scale
 
     def resume(self, n_steps: int, loss_scale: float) -> None:
         """Continues after n_steps exchanges, with residuals of gradients times loss_scale."""
         self.n_steps, self.loss_scale = n_steps, float(loss_scale)
-        self._warm_up(n_steps)
 
     def say(self, text: str) -> None:
         if self.is_verbose and self.wrapper.speaks:
@@ -293,8 +281,8 @@ def _place(state: State) -> tuple[int, int]:
 
 def _about(state: State) -> dict[str, Any]:
     rank, world_size = _place(state)
-    about = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
-             "step": state.n_steps, "loss_scale": state.loss_scale} | state.stages.state()
+    about: dict[str, Any] = {"world_size": world_size, "rank": rank, "replica": rank, "replicas": world_size, "place": 0, "places": 1, "chunks": 0,
+             "step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state()
     if state.wrapper.is_managed:
         about["managed"] = 1
         if state.keepers()[0][3] is not None:
@@ -367,7 +355,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
         about = json.loads(text)
         fits = all(isinstance(about[key], (int, float)) and not isinstance(about[key], bool) and about[key] >= low
                    for key, low in _NUMBERS.items()) and about["replica"] < about["replicas"] and about["place"] < about["places"]
-        fits = fits and 0 < about["loss_scale"] < math.inf and stages.fits(about)
+        fits = fits and 0 < about["loss_scale"] < math.inf and schedule.fits(about)
     except (ValueError, KeyError, TypeError):
         fits = False
     if not fits:

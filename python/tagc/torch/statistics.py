@@ -10,7 +10,7 @@ from typing import Any
 from tagc import _library as lib
 from tagc.torch.exchange.comm import Comm
 from tagc.torch.exchange.layout import Part
-from tagc.torch.schedule.stages import GENTLE
+from tagc.torch.schedule.schedule import EVERY
 
 
 class Recorder:
@@ -47,7 +47,7 @@ class Recorder:
                 now["bytes_received"] += sum(step.n_bytes_received)
                 for phase, seconds in zip(lib.PHASES, step.time_s):
                     now["time_s"][phase] += seconds
-                now["n_gentle"] += part.n_real if part.stage <= GENTLE and gentle(part.kind) else 0
+                now["n_gentle"] += part.n_real if part.level <= EVERY and gentle(part.kind) else 0
                 if part.kind == "compressed":
                     now["_sent"] += min(step.n_kept, part.n_real)
                     now["n_compressed"] += part.n_real

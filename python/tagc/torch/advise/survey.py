@@ -340,7 +340,7 @@ class Survey:
         source = source if kernels is None else source.to(kernels.device)
         target = torch.empty(layout.n_elems if all_reduce else layout.row, dtype=source.dtype, device=source.device)
         way: Way = Link(self.group, self.comm, kernels, self.timeout_s) if is_in_group else OwnWay(self.comm, kernels)
-        unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype, options.sparsity_warmup))
+        unit = Unit("advise()", lambda part, dtype: options.reducer(part.kind, dtype))
         stats: list[Stats] = []
 
         def run() -> None:

@@ -91,5 +91,5 @@ class Reduction(Call):
 def _fingerprint(layout: Layout | None) -> str:
     if layout is None:
         return "unknown"
-    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.stage} {parameter.kept}" for parameter in layout.parameters).encode())
+    names = zlib.crc32("\n".join(f"{parameter.name} {parameter.level} {parameter.sparsity}" for parameter in layout.parameters).encode())
     return f"{len(layout.parameters)} ({names:08x})"

@@ -4,7 +4,7 @@
     part "compressed" | a.row0 c.row0 | a.row1 c.row1 |                    (W, shard)
     part "dense"      | b.row0 | b.row1 |
 
-A part is the data of one reducer: the pieces of all parameters of one class and stage. Rank r owns row r. All rows of a part have
+A part is the data of one reducer: the pieces of all parameters of one class and level. Rank r owns row r. All rows of a part have
 the length of the longest; shorter ones are padded with zeros. An all-reduce has one row, without an owner.
 
 A parameter's residual is kept in wire order: the order of its elements in the rows."""
@@ -17,13 +17,16 @@ from typing import NamedTuple
 import torch
 
 
+LAST = 3  # the last level of the schedule
+
+
 class Parameter(NamedTuple):
     name: str
     shape: tuple[int, ...]
     kind: str  # "compressed", "mild" or "dense"
     dim: int = 0  # along which it is sharded
-    stage: int = 0  # one of Options.stages() of its class
-    kept: float = 1.0  # share of its values that is sent, relative to its stage's: tagc.torch.schedule.kept
+    level: int = LAST  # of the schedule
+    sparsity: float = 0.0  # that the schedule gives it there, as all ranks must know it
 
     @property
     def numel(self) -> int:
@@ -53,9 +56,9 @@ class Run(NamedTuple):
 class Part:
     """The data of one reducer."""
 
-    def __init__(self, kind: str, stage: int, rows: list[list[Piece]], n_rows_of_output: int, parameters: Sequence[Parameter]) -> None:
+    def __init__(self, kind: str, level: int, rows: list[list[Piece]], n_rows_of_output: int, parameters: Sequence[Parameter]) -> None:
         """rows: pieces of each row, of these parameters. n_rows_of_output: 1 for an all-reduce."""
-        self.kind, self.stage = kind, stage
+        self.kind, self.level = kind, level
         self.shard = max(sum(piece.length for piece in row) for row in rows)
         if n_rows_of_output:  # an all-reduce divides its only row among the ranks
             self.shard = _round_up(self.shard, 16 * n_rows_of_output)
@@ -67,7 +70,10 @@ class Part:
                 self.pieces.append((piece, at))
                 at += piece.length
         self.n_real = sum(piece.length for piece, _ in self.pieces)
-        self.kept = round(sum(parameters[piece.parameter].kept * piece.length for piece, _ in self.pieces) / max(1, self.n_real), 2)
+        self.weights: dict[str, int] = {}  # name of a parameter -> its elements here
+        for piece, _ in self.pieces:
+            name = parameters[piece.parameter].name
+            self.weights[name] = self.weights.get(name, 0) + piece.length
         self.runs = _merged(Run(piece.start, at, piece.length) for piece, at in self.pieces)
 
     def is_whole(self, n_elems: int) -> bool:
@@ -87,11 +93,11 @@ class Layout:
         kinds: dict[tuple[str, int], list[list[Piece]]] = {}
         for piece in sorted(pieces, key=lambda piece: piece.start):
             parameter = self.parameters[piece.parameter]
-            rows = kinds.setdefault((parameter.kind, parameter.stage), [[] for _ in range(n_rows)])
+            rows = kinds.setdefault((parameter.kind, parameter.level), [[] for _ in range(n_rows)])
             rows[piece.start // self.row].append(piece)
             self._pieces[piece.parameter].append(piece)
         n_rows_of_output = world_size if self.all_reduce else 0
-        self.parts = [Part(kind, stage, rows, n_rows_of_output, self.parameters) for (kind, stage), rows in sorted(kinds.items())]
+        self.parts = [Part(kind, level, rows, n_rows_of_output, self.parameters) for (kind, level), rows in sorted(kinds.items())]
 
     def pieces_of(self, parameter: int) -> list[Piece]:
         """Of the parameter with that index."""

@@ -107,9 +107,6 @@ class Reducer:
     def scale_residual(self, factor: float) -> None:
         _call(self._kernels, "tagc_reducer_scale_residual", self._handle, factor)
 
-    def set_sparsity(self, sparsity: float) -> None:
-        _call(self._kernels, "tagc_reducer_set_sparsity", self._handle, sparsity)
-
     def close(self) -> None:
         if self._handle:
             lib.load().tagc_reducer_destroy(self._handle)

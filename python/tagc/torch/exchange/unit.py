@@ -262,11 +262,6 @@ class Unit:
         for values in self._stowed.values():
             values.mul_(factor)
 
-    def set_sparsity(self, sparsity: float) -> None:
-        for exchange in self._exchanges:
-            if exchange.part.kind == "compressed":
-                exchange.reducer.set_sparsity(sparsity)
-
     def free(self) -> None:
         """Frees reducers and residuals. It makes no tensor, because the garbage collector may call it while torch traces."""
         for exchange in self._exchanges:

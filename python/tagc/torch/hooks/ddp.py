@@ -78,10 +78,6 @@ class Buckets:
         for values in self._stowed.values():
             values.mul_(factor)
 
-    def set_sparsity(self, sparsity: float) -> None:
-        for unit in self._units.values():
-            unit.set_sparsity(sparsity)
-
     def close(self) -> None:
         """Keeps the residuals for the units that a later reduce() makes."""
         with contextlib.ExitStack() as all_of_them:
@@ -345,8 +341,8 @@ class Wrapper(AnyWrapper):
         return found
 
     def set_kinds(self, kinds: Kinds) -> None:
-        self._parameters = {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
-        if (state := self.hooked()) is not None:
+        before, self._parameters = self._parameters, {key: p._replace(**kinds[p.name]) for key, p in self._parameters.items()}
+        if self._parameters != before and (state := self.hooked()) is not None:
             state.forget_layouts()
 
     def install(self, handle: Compressed) -> None:

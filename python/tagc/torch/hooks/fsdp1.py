@@ -44,8 +44,10 @@ class _Flat:
         self._layouts: dict[tuple[tuple[bool, ...], int, int], layouts.Layout] = {}
 
     def set_kinds(self, kinds: Kinds) -> None:
-        self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
-        self._layouts.clear()
+        changed = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
+        if changed != self.parameters:  # else its reducers stay
+            self.parameters = changed
+            self._layouts.clear()
 
     def layout(self, n_elems: int, world_size: int) -> layouts.Layout:
         trainable = self._flat.trained()

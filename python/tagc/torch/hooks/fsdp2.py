@@ -60,8 +60,10 @@ class Module:
         return [parameter.detach().to_local() for parameter in self.group.sharded_parameters]
 
     def set_kinds(self, kinds: Kinds) -> None:
-        self.parameters = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
-        self._layouts.clear()
+        changed = [parameter._replace(**kinds[parameter.name]) for parameter in self.parameters]
+        if changed != self.parameters:  # else its reducers stay
+            self.parameters = changed
+            self._layouts.clear()
 
     def trainable(self) -> list[layouts.Parameter]:
         return [p for p, sharded in zip(self.parameters, self.group.sharded_parameters) if sharded.requires_grad]

@@ -5,9 +5,9 @@ torchft chooses the replicas, makes a process group for each quorum, sends param
 decides after each step whether it counts (should_commit). tagc handles the rest:
 
     a new quorum           makes new connections and reducers; keeps residuals by parameter
-    a replica joins        it gets the stages of another replica; its residual is empty
+    a replica joins        it gets the schedule of another replica; its residual is empty
     a replica is gone      its residual is lost; every survivor counts and reports the loss
-    a step does not count  restores residuals and stages from before the step
+    a step does not count  restores residuals and the schedule from before the step
 
 Gradients are divided by the number of replicas before they are summed, so a residual is a part of the mean gradient, and remains so
 when the number changes.
@@ -113,7 +113,7 @@ class _Gradients:
 
     def about(self) -> dict[str, Any]:
         state = self._state
-        return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.stages.state(with_windows=False)
+        return {"step": state.n_steps, "loss_scale": state.loss_scale} | state.schedule.state(with_windows=False)
 
     def restore(self, about: Mapping[str, Any]) -> None:
         """Unfinished windows are dropped."""
@@ -164,8 +164,8 @@ def _makers(everyone: Sequence[Mapping[str, Any]], step: int) -> dict[int, str]:
 
 
 def _source(everyone: Sequence[Mapping[str, Any]], last_step: int) -> int:
-    """The rank whose stages the others follow: one that made the last step. A replica that was healed in a step that failed takes part, too,
-    but has stages of its own."""
+    """The rank whose schedule the others take over: one that made the last step. A replica that was healed in a step that failed takes part, too,
+    but has a schedule of its own."""
     makers = _makers(everyone, last_step)
     taking_part = [rank for rank, theirs in enumerate(everyone) if theirs["takes part"]]
     return next((rank for rank in taking_part if rank in makers), next(iter(taking_part), 0))

@@ -5,29 +5,29 @@ beta1 = 0.9 that costs loss. With 0 it costs none in most models and a lot in so
 gradients keeps them from oscillating; and a model that has just begun to learn needs all of it. So beta1 becomes BETA1 before selection
 begins, parameter by parameter: docs/first-try.md has the runs.
 
-A value that is selected every 20 exchanges brings the sum of 20 gradients. Its square makes up much of the second moment at once, so
-the step that it takes is too short, and the more so the rarer the value comes. So where values are selected the second moment has a
-memory SELDOM times as long.
+Where values are selected, the second moment has a longer memory: include/tagc/schedule.h says why.
 
 It does so inside the optimizer's step() alone: it splits groups before a step and joins them after it. At other times a scheduler, a
 checkpoint or a loop that sets learning rates sees the groups that it knows."""
 
 from __future__ import annotations
 
+import ctypes
 import re
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.schedule.options import Options
 
 Group = dict[str, Any]  # of an optimizer
 
 BETA1 = 0.5  # of what is compressed, once its gradient is noise; a smaller one of the user's stays
-SELDOM = 10.0  # times the memory of the second moment where values are selected
 
 # Class names of Adams, the optimizer's own or a base class's: fused, 8-bit and paged ones, too.
 _ADAM = re.compile(r"^_?(Paged|Fused|CPU|DeepSpeedCPU)?[NR]?Adam(W|_?Base)?(_?(4|8|32)bit|Fp8)?$")
@@ -60,44 +60,37 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Memory(NamedTuple):
-    """How long the moments of a parameter are."""
+    """How long the moments of a parameter are, as a plan of the schedule says."""
 
-    first: float = 1.0  # of the way from BETA1 (0) to the user's beta1 (1)
-    n_updates: int = 0  # exchanges of a parameter whose values are selected (doubled()); 0: others have the user's beta2
+    moment: float = 1.0  # how much of the user's first moment is left; 0: it is short
+    n_selected: int = 0  # updates whose values were selected; 0: the user's beta2
 
     def betas(self, own: tuple[Any, Any]) -> tuple[Any, Any]:
-        """own: the user's. Those that are tensors remain such."""
-        beta1, beta2 = own
-        if self.first < 1:
-            beta1 = _between(beta1, self.first)
-        if self.n_updates:  # Adam corrects as if beta2 had been the same from the first update on: 1 - 3 / n keeps that within 5 %
-            beta2 = _most(beta2, _least(1 - (1 - beta2) / SELDOM, 1 - 3 / self.n_updates))
-        return beta1, beta2
+        """Returns betas for own, the user's. Those that are tensors remain such."""
+        found = ctypes.c_double(), ctypes.c_double()
+        lib.load().tagc_schedule_betas(None, self.moment, self.n_selected, *map(_number, own), *map(ctypes.byref, found))
+        made = [torch.full_like(beta, value.value) if isinstance(beta, torch.Tensor) else value.value for beta, value in zip(own, found)]
+        return made[0], made[1]
 
 
 SHORT = Memory(0.0)
 FIRST_COUNT = 20  # updates; before them no beta2 changes
+_read: dict[int, tuple[weakref.ref[torch.Tensor], int, float]] = {}  # id of a tensor on a device -> it, its version, its value
+
+
+def _number(beta: Any) -> float:
+    """Returns a beta as a number. Reading a tensor on a device waits for it, so that happens once."""
+    if not isinstance(beta, torch.Tensor) or beta.device.type == "cpu":
+        return float(beta)
+    known = _read.get(id(beta))
+    if known is None or known[0]() is not beta or known[1] != beta._version:
+        _read[id(beta)] = known = (weakref.ref(beta), beta._version, float(beta))
+    return known[2]
 
 
 def doubled(n: float) -> int:
-    """The largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another beta2."""
+    """Returns the largest of 20, 40, 80, ... up to n, or 0: an optimizer then seldom has to take up another beta2."""
     return FIRST_COUNT << (int(n) // FIRST_COUNT).bit_length() - 1 if n >= FIRST_COUNT else 0
-
-
-def _between(beta1: Any, share: float) -> Any:
-    """In (1 + beta1) / (1 - beta1), the curvature that steps with such a moment tolerate, by equal factors."""
-    least = (1 + BETA1) / (1 - BETA1)
-    tolerated = _most((1 + beta1) / (1 - beta1) / least, 1.0)
-    tolerated = least * tolerated**share
-    return _least(beta1, (tolerated - 1) / (tolerated + 1))
-
-
-def _least(x: Any, y: Any) -> Any:
-    return torch.minimum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else min(x, y)
-
-
-def _most(x: Any, y: Any) -> Any:
-    return torch.maximum(x, torch.as_tensor(y, dtype=x.dtype, device=x.device)) if isinstance(x, torch.Tensor) else max(x, y)
 
 
 def is_short(optimizer: torch.optim.Optimizer, group: Group) -> bool:
@@ -204,12 +197,12 @@ class OwnBetas:
         """An exchange is not always an update: micro-batches may be exchanged one by one, and a parameter may have had no gradient."""
         memory = self._memories.get(id(parameter), Memory())
         count = self._counts.get(id(parameter), 0)
-        if count < memory.n_updates:
-            step = self._optimizer.state.get(parameter, {}).get("step", memory.n_updates)
+        if count < memory.n_selected:
+            step = self._optimizer.state.get(parameter, {}).get("step", memory.n_selected)
             if isinstance(step, torch.Tensor) and step.is_cuda:  # looking would wait for the device
                 return memory
             self._counts[id(parameter)] = count = doubled(float(step))
-        return memory._replace(n_updates=min(memory.n_updates, count))
+        return memory._replace(n_selected=min(memory.n_selected, count))
 
     def _join(self) -> None:
         added = {id(group) for group in self._added}  # the user may have added one after a step that failed

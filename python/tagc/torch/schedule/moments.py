@@ -1,5 +1,5 @@
 """What a handle knows of its model's optimizers, and how long their moments are for which parameter, when. adapt.py looks at
-optimizers and changes them; stages.py says whose gradient is ripe for it."""
+optimizers and changes them; the schedule says for whom and when."""
 
 from __future__ import annotations
 
@@ -14,41 +14,37 @@ from tagc._library import Error
 from tagc.torch.exchange.interfaces import Wrapped
 from tagc.torch.schedule import adapt, policy
 from tagc.torch.schedule.options import Options
-from tagc.torch.schedule.stages import Stages
+from tagc.torch.schedule.schedule import Schedule
 
 
 class Moments:
     """Of one handle. Its hooks in optimizers stay until close()."""
 
-    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, stages: Stages) -> None:
-        self._model, self._wrapper, self._options, self._stages = model, wrapper, options, stages
+    def __init__(self, model: torch.nn.Module, wrapper: Wrapped, options: Options, schedule: Schedule) -> None:
+        self._model, self._wrapper, self._options, self._schedule = model, wrapper, options, schedule
         self._optimizers: dict[int, torch.optim.Optimizer] = {}  # of adapt(), by id
         self._adams: dict[int, adapt.OwnBetas] = {}  # of these, by id
         self._compressed: dict[int, str] = {}  # id of a parameter -> name
         self._selected: dict[int, str] = {}  # the same with attention and positions
         self._others: set[str] = set()  # names of parameters that an optimizer other than Adam got from param_groups()
-        self._are_short = False
+        self._epoch = -1  # of the schedule, when `memories` was made
         self._removes: list[Callable[[], None]] = []
         self.memories: dict[int, adapt.Memory] = {}  # id of a parameter that an Adam steps with betas of its own -> what makes them
         self.words = ""  # on what adapt() did
 
     def go_on(self) -> bool:
-        """An exchange of the whole model is over. Returns whether all parameters are in their last stage now, and were not before."""
-        is_through = self._stages.go_on()
-        if self._stages.are_ripe():
-            self._shorten()
-        self._follow_stages()
+        """An exchange of the whole model is over. Returns whether all parameters have just come to their last level."""
+        is_through = self._schedule.step()
+        self._follow()
         return is_through
 
     def load(self, about: Mapping[str, Any], with_windows: bool) -> None:
         """about: of a checkpoint."""
-        if self._stages.load(about, with_windows):
-            self._shorten()
-        self._follow_stages()
-        if self._stages.unknown and self._wrapper.speaks:
-            name, n = min(self._stages.unknown), len(self._stages.unknown) - 1
+        name, n = self._schedule.load(about, with_windows)
+        self._follow()
+        if n and self._wrapper.speaks:
             warnings.warn(f"tagc: in the run of this checkpoint the optimizer's first moment was short for {name}"
-                          f"{f' and {n} more' if n else ''}, and tagc has not been given this run's optimizer: every value of them travels "
+                          f"{f' and {n - 1} more' if n > 1 else ''}, and tagc has not been given this run's optimizer: every value of them travels "
                           "again, in 4 bits. To go on where that run was, call compress(model, optimizer), or handle.adapt(optimizer), "
                           "or handle.param_groups(), before the checkpoint is loaded", stacklevel=4)
 
@@ -67,9 +63,8 @@ class Moments:
             if can and key not in self._adams and adapt.kinds([one], self._selected)[0]:  # one of attention alone, too: its beta2
                 self._adams[key] = adapt.OwnBetas(one, self.memories, compressed)
                 self._removes.append(self._adams[key].remove)
-        self._stages.set_moments(can, none)
-        if not self._options.gentle or self._are_short and can | none >= set(compressed.values()):
-            self._shorten()
+        self._schedule.set_moments(can, none)
+        self._follow()
         self.words = adapt.words(known.values(), compressed, self._options)
 
     def param_groups(self, betas: tuple[float, float] | None, groups: Iterable[dict[str, Any]] | None,
@@ -79,7 +74,7 @@ class Moments:
         if groups is None:
             groups = [{"params": [parameter for parameter in self._model.parameters() if parameter.requires_grad]}]
         split, given = adapt.split_groups(groups, compressed, betas, options)
-        self._stages.all_are_short()
+        self._schedule.none_is_long()
         itself = weakref.ref(self)  # torch keeps the hook
 
         def on_other(optimizer: torch.optim.Optimizer, ids: set[int]) -> None:
@@ -92,21 +87,12 @@ class Moments:
         for remove in self._removes:
             remove()
 
-    def _follow_stages(self) -> None:
-        found = self._stages.memories()
+    def _follow(self) -> None:
+        if self._epoch == self._schedule.epoch:
+            return
+        self._epoch, found = self._schedule.epoch, self._schedule.memories()
         self.memories.clear()
-        for key, name in self._selected.items():
-            memory = found.get(name, adapt.Memory())
-            if self._are_short and key in self._compressed:
-                memory = memory._replace(first=0.0)
-            if memory != adapt.Memory():
-                self.memories[key] = memory
-
-    def _shorten(self) -> None:
-        """Of all that is compressed, for good."""
-        self._are_short = self._options.exchange != "dense" and self._options.sparsity > 0
-        self._stages.all_are_short()
-        self._follow_stages()
+        self.memories.update({key: found[name] for key, name in self._selected.items() if name in found})
 
     def _ids(self, kind: str) -> dict[int, str]:
         """id -> name of those of that class that are trained."""
@@ -125,7 +111,7 @@ class Moments:
         compressed = self._ids("compressed")
         stays = not all(adapt.may_keep_it(optimizer, group) for group in optimizer.param_groups)
         self._others |= {compressed[key] for key in ids if stays and key in compressed}
-        self._stages.set_moments((), set(compressed.values()) - self._others)
+        self._schedule.set_moments((), set(compressed.values()) - self._others)
         if self._wrapper.speaks:
             then = ", and what it steps goes on with every value in 4 bits" if stays and self._options.gentle else ""
             warnings.warn(f"tagc: {type(optimizer).__name__} is not an Adam, whose beta1 param_groups() makes small: it has its own "

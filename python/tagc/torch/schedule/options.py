@@ -14,11 +14,8 @@ from tagc import _library as lib
 from tagc._library import Error
 from tagc.torch.schedule import policy
 
-WARMUP_KEPT = 0.25  # the share kept at first
-FRESH = ("int8", 0)  # values and sparsity in the first exchanges of a model with random weights
-EVERY_VALUE = ("int4", 0)  # in the gentle start, and of LocalSteps
+EVERY_VALUE = ("int4", 0)  # without selection, and of LocalSteps
 EVERY_VALUE_BLOCK = 32  # values that share a scale then; among more, small ones arrive late and in bursts
-LARGEST = ("int4", 0.92)  # between that and the last stage; the last one of what keeps a long first moment
 TRANSPORTS = ("host", "group")
 NOT_GIVEN: Any = None  # Options replaces it by a value
 
@@ -68,7 +65,6 @@ class Options:
     parameters: str | None = None
     threads: int = 1
     timeout_s: float = NOT_GIVEN
-    sparsity_warmup: int = 0
     gentle: bool = NOT_GIVEN
     codec: str | None = "host"
     transport: str = "host"
@@ -84,10 +80,9 @@ class Options:
         if self.codec == "device" and not is_direct:
             raise Error("argument", f"codec is 'device', which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.gentle is None:
-            self.gentle = is_direct and self.sparsity is None and self.sparsity_warmup == 0
-        if self.gentle and not (is_direct and self.sparsity_warmup == 0):
-            raise Error("argument", f"gentle is True, which is for exchange 'direct' without sparsity_warmup; exchange is {self.exchange!r} and "
-                        f"sparsity_warmup is {self.sparsity_warmup!r}")
+            self.gentle = is_direct and self.sparsity is None
+        if self.gentle and not is_direct:
+            raise Error("argument", f"gentle is True, which is for exchange 'direct'; this one is {self.exchange!r}")
         if self.sparsity is None:
             self.sparsity = 0.95 if is_direct else 0.9875
         number("sparsity", self.sparsity, 0, 1)
@@ -108,7 +103,6 @@ class Options:
         if self.timeout_s is None:
             self.timeout_s = 300
         number("timeout_s", self.timeout_s, 0.001, 1e6)
-        number("sparsity_warmup", self.sparsity_warmup, 0, 10**9, int)
         if not callable(self.layers):
             _choice("layers", self.layers, policy.LAYERS)
 
@@ -118,30 +112,25 @@ class Options:
             return "device"
         return self.codec if self.exchange == "direct" else "host"
 
-    def sparsity_at(self, step: int) -> float:
-        """Sparsity of the compressed class at the given exchange: the kept share falls from a quarter to its target."""
-        kept = 1 - self.sparsity
-        if step < self.sparsity_warmup and 0 < kept < WARMUP_KEPT:
-            return 1 - WARMUP_KEPT * (kept / WARMUP_KEPT) ** (step / self.sparsity_warmup)
-        return self.sparsity
+    def is_scheduled(self, kind: str) -> bool:
+        """Returns whether the schedule follows parameters of that class."""
+        return kind == "compressed" and self.exchange != "dense" or kind == "mild" and self.mild != "dense"
 
-    def stages(self, kind: str) -> list[tuple[str, float]]:
-        """[(values, sparsity)] of the stages of a parameter of that class, the gentlest first; empty if it has one stage only."""
-        if not self.gentle:
-            return []
-        if kind == "compressed" and self.sparsity > 0:
-            return [FRESH, EVERY_VALUE, LARGEST, (self.values, self.sparsity)]
-        if kind == "mild" and self.mild != "dense" and self.mild_sparsity > 0:
-            return [FRESH, EVERY_VALUE, (self.mild, self.mild_sparsity)]
-        return []
+    def has_levels(self, kind: str) -> bool:
+        """Returns whether a parameter of that class begins gently, and goes on from level to level."""
+        sparsity = {"compressed": self.sparsity, "mild": self.mild_sparsity}.get(kind, 0.0)
+        return self.gentle and self.is_scheduled(kind) and sparsity > 0
 
-    def reducer(self, kind: str, dtype: torch.dtype, step: int, stage: int | None = None, kept: float = 1.0) -> dict[str, Any]:
-        """Fields for parts of that class, stage (None: the last) and dtype of gradients. kept: how much of a stage's share is sent."""
-        if stage is not None and (stages := self.stages(kind)):
-            values, sparsity = stages[stage]
-            if sparsity > 0 and kept != 1:
-                sparsity = 1 - min(1.0, kept * (1 - sparsity))
-            return {"n_threads": self.threads} | of_direct(values, sparsity)
+    def mild_levels(self) -> tuple[float, int]:
+        """Returns (sparsity, format) of the last level of the class mild."""
+        return (0.0, lib.FORMATS["fp32"]) if self.mild == "dense" else (self.mild_sparsity, lib.FORMATS[self.mild])
+
+    def direct(self, values: str, sparsity: float, block: int = 0) -> dict[str, Any]:
+        """Returns fields of tagc_reducer_options. block: values that share a scale; 0: libtagc's default."""
+        return {"n_threads": self.threads} | of_direct(values, sparsity) | ({"block": block} if block else {})
+
+    def reducer(self, kind: str, dtype: torch.dtype) -> dict[str, Any]:
+        """Returns fields of tagc_reducer_options for parts of that class at its last level. dtype: of gradients."""
         exchange = "dense"
         if kind == "compressed":
             exchange = self.exchange
@@ -153,14 +142,14 @@ class Options:
         elif kind == "mild":
             fields |= of_direct(self.mild, self.mild_sparsity)
         elif exchange == "direct":
-            fields |= of_direct(self.values, self.sparsity_at(step))
+            fields |= of_direct(self.values, self.sparsity)
         else:
-            fields["sparsity"] = self.sparsity_at(step)
+            fields["sparsity"] = self.sparsity
         return fields
 
     def feeds_back(self, kind: str) -> bool:
         """Whether unsent values of that class are kept as a residual."""
-        fields = self.reducer(kind, torch.float32, 10**9)
+        fields = self.reducer(kind, torch.float32)
         if fields["exchange"] == lib.EXCHANGES["dense"]:
             return False
         is_exact = fields["sparsity"] == 0 and fields.get("format") in (lib.FORMATS["fp32"], lib.FORMATS["bf16"])

@@ -1,7 +1,6 @@
-"""How much of each parameter is kept: units that select apart send what one selection over all of them would send."""
+"""Shares: units that select apart send what one selection over all of them would send."""
 
 import copy
-import random
 
 import pytest
 
@@ -12,27 +11,6 @@ from torch.distributed.fsdp import fully_shard
 import ranks
 
 LOUD = 4.0  # root mean square of the second unit's gradients; of the first: 1
-
-
-def test_shares_come_to_one_and_follow_the_squares():
-    from tagc.torch.schedule import kept
-
-    rng = random.Random(1)
-    for _ in range(300):
-        n, most = rng.randint(1, 12), rng.choice([1.2, 4.0])
-        sizes = {f"p{i}": rng.randint(1, 10**6) for i in range(n)}
-        squares = {name: 10 ** rng.uniform(-9, 9) for name in sizes}
-        found = kept.factors(squares, sizes, most)
-        total = sum(sizes.values())
-        assert sum(found[name] * sizes[name] for name in sizes) == pytest.approx(total, rel=1e-9)
-        assert all(kept.LEAST <= share <= most for share in found.values())
-        free = [name for name in sizes if kept.LEAST < found[name] < most]
-        assert len({round(found[name] / squares[name] / (found[free[0]] / squares[free[0]]), 6) for name in free}) <= 1
-        scaled = kept.factors({name: 2.0**40 * square for name, square in squares.items()}, sizes, most)
-        assert all(scaled[name] == pytest.approx(found[name]) for name in sizes)
-    assert kept.factors({"a": 0.0, "b": 0.0}, {"a": 3, "b": 4}) == {"a": 1.0, "b": 1.0} and kept.factors({}, {}) == {}
-    assert kept.factors({"a": 0.0, "b": 1.0}, {"a": 1, "b": 1}) == {"a": kept.LEAST, "b": pytest.approx(2 - kept.LEAST)}
-    assert kept.factors({"a": 0.0, "b": 1.0}, {"a": 9, "b": 1}) == {"a": kept.LEAST, "b": kept.MOST}  # as much as may be
 
 
 class Block(nn.Module):
@@ -93,7 +71,7 @@ def selected_as_one(n_steps, n_last):
 
 def selects_as_one(rank, world_size):
     """Two units, of which one has gradients four times as large, send what one unit would; resumed, they send the same bits."""
-    from tagc.torch.schedule.watch import WINDOW
+    from tagc.torch.schedule.schedule import WINDOW
 
     n_steps, n_last = 9 * WINDOW, 2 * WINDOW
     wanted, found, sent = selected_as_one(n_steps, n_last), {}, {}

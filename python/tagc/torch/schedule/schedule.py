@@ -1,0 +1,281 @@
+"""The schedule of one model: what each parameter may send now, and how long its Adam's moments are to be.
+
+libtagc decides (include/tagc/schedule.h explains the rules). This file hands it samples of gradients and losses, adds sums over ranks,
+and turns names into numbers and back."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ctypes
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from tagc import _library as lib
+from tagc._library import Error
+from tagc.torch.exchange.comm import Comm
+from tagc.torch.exchange.interfaces import Exchanged, Kinds
+from tagc.torch.exchange.layout import LAST, Layout, Parameter, Part
+from tagc.torch.schedule.adapt import Memory
+from tagc.torch.schedule.options import Options
+from tagc.torch.schedule.samples import Samples
+
+FRESH, EVERY, LARGEST = range(3)  # levels, before LAST
+WINDOW = 20  # exchanges
+FRESH_EXCHANGES = 3 * WINDOW  # at FRESH
+STAYS, SHORTENS, NONE = range(3)  # what the optimizer has of a first moment
+_FORMATS = {number: name for name, number in lib.FORMATS.items()}
+
+
+class Plan(NamedTuple):
+    """What a parameter may send, and how long its moments are to be: tagc_schedule_plan."""
+
+    level: int
+    values: str
+    block: int
+    sparsity: float
+    moment: float
+    n_selected: int
+
+    def __str__(self) -> str:
+        return f"{100 * self.sparsity:.3g} % zero, {self.values}" if self.sparsity else f"every value in {self.values}"
+
+
+class _Wrapper(Protocol):
+    """What a schedule asks of a wrapper."""
+
+    def parameters(self) -> list[Parameter]: ...
+
+    def set_kinds(self, kinds: Kinds) -> None: ...
+
+
+class Schedule:
+    """Of one model. Ranks that exchange a parameter decide alike, because they decide from sums over these ranks."""
+
+    def __init__(self, wrapper: _Wrapper, options: Options, is_fresh: bool = False) -> None:
+        """is_fresh: whether the model has random weights; the same on all ranks."""
+        self._wrapper, self._options = wrapper, options
+        self._has_levels = {p.name: options.has_levels(p.kind) for p in wrapper.parameters()}
+        self._kinds = {p.name: p.kind for p in wrapper.parameters() if p.numel and options.is_scheduled(p.kind)}
+        self._names = list(self._kinds)
+        self._numbers = {name: i for i, name in enumerate(self._names)}
+        self._samples = Samples({name: i for name, i in self._numbers.items() if self._has_levels[name]})
+        self._groups: dict[tuple[int, ...], int] = {}  # ranks -> their number
+        self.moments = dict.fromkeys((name for name, kind in self._kinds.items() if kind == "compressed"), STAYS)
+        self.epoch = 0  # counts what may change a plan
+        self._losses: list[torch.Tensor] = []  # of this rank, not handed over yet: reading one may wait for a device
+        self._handle = _made(self._kinds, {p.name: p.numel for p in wrapper.parameters()}, options, is_fresh)
+        self._put()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            lib.load().tagc_schedule_destroy(self._handle)
+
+    # ---- what was decided ----
+
+    def plan(self, weights: Mapping[str, int]) -> Plan:
+        """Returns the plan of parameters that are exchanged as one. weights: name -> elements in this exchange."""
+        n, found = len(weights), lib.SchedulePlan()
+        lib.call("tagc_schedule_get_plan", self._handle, (ctypes.c_uint32 * n)(*(self._numbers[name] for name in weights)),
+                 (ctypes.c_uint64 * n)(*weights.values()), n, ctypes.byref(found))
+        return Plan(found.level, _FORMATS[found.format], found.block, found.sparsity, found.moment, found.n_selected)
+
+    def levels(self) -> dict[str, int]:
+        """Returns name -> level, of all parameters that have levels."""
+        return {name: self.plan({name: 1}).level for name in self._names if self._has_levels[name]}
+
+    def fields(self, part: Part, dtype: torch.dtype) -> dict[str, Any]:
+        """Returns fields of tagc_reducer_options for a part of a layout with gradients of dtype."""
+        if not self._options.has_levels(part.kind):
+            return self._options.reducer(part.kind, dtype)
+        plan = self.plan(part.weights)
+        return self._options.direct(plan.values, plan.sparsity, plan.block)
+
+    def memories(self) -> dict[str, Memory]:
+        """Returns how long moments are to be, of every parameter whose Adam should have betas of its own."""
+        plans = {name: self.plan({name: 1}) for name in self._names}
+        found = {name: Memory(plan.moment, plan.n_selected) for name, plan in plans.items()}
+        return {name: memory for name, memory in found.items() if memory != Memory()}
+
+    def take_alarms(self) -> list[str]:
+        """Returns a message for each reason for which parameters have begun anew since the last call."""
+        alarms, n, text = (lib.Alarm * lib.N_ALARM_KINDS)(), ctypes.c_size_t(), ctypes.create_string_buffer(1024)
+        lib.load().tagc_schedule_take_alarms(self._handle, alarms, ctypes.byref(n))
+        said = []
+        for alarm in alarms[:n.value]:
+            lib.load().tagc_schedule_alarm_text(self._handle, ctypes.byref(alarm), text, len(text))
+            said.append(text.value.decode(errors="replace"))
+        return said
+
+    def __str__(self) -> str:
+        used = {(kind, str(self.plan({name: 1}))) for name, kind in self._kinds.items() if self._has_levels[name]}
+        return ", ".join(f"{kind}: {words}" for kind, words in sorted(used))
+
+    def words(self) -> str:
+        """Returns how training begins, for the table."""
+        names = [name for name in self._names if self._has_levels[name]]
+        if not names:
+            return ""
+        first = "every value travels in 4 bits"
+        if any(self.plan({name: 1}).level == FRESH for name in names):
+            first = f"every value travels in 8 bits for {FRESH_EXCHANGES} exchanges, then in 4 bits"
+        if set(self.moments.values()) == {STAYS}:
+            return (f"\nat first {first}; it stays so, because tagc does not know the optimizer, and a long first moment spoils "
+                    "selection.\nWith compress(model, optimizer), tagc goes on to the above when gradients are mostly noise")
+        return f"\nat first {first}; a parameter goes on to the above when its gradient is mostly noise"
+
+    # ---- what it decides from ----
+
+    def set_moments(self, can_shorten: Iterable[str], never_long: Iterable[str]) -> None:
+        """Names of what is compressed: whose first moment tagc can shorten, and which has none or a short one. The others keep theirs."""
+        can, none = set(can_shorten), set(never_long)
+        self.moments = {name: NONE if name in none else SHORTENS if name in can else STAYS for name in self.moments}
+        for name, moment in self.moments.items():
+            lib.call("tagc_schedule_set_moment", self._handle, self._numbers[name], moment)
+        self.epoch += 1
+
+    def none_is_long(self) -> None:
+        """No first moment of what is compressed is long."""
+        self.set_moments((), self.moments)
+
+    def watch_loss(self, loss: float | torch.Tensor) -> None:
+        if self._kinds:
+            self._losses.append(torch.as_tensor(loss).detach().float().mean())
+
+    def look(self, comm: Comm, layout: Layout, gradient: torch.Tensor, unit: Exchanged) -> int:
+        """Looks at a gradient before unit.reduce() of it. Collective when a window is full. Returns the bytes that this rank sent."""
+        full = self._add(layout, gradient)
+        if not full:
+            return 0
+        sums = (lib.ScheduleSums * len(full))()
+        lib.call("tagc_schedule_take", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums)
+        own = dict(zip(full, sums))
+        for part, (residual, squared) in zip(layout.parts, unit.squares(layout, gradient)):
+            for name in part.weights:
+                if (found := own.get(self._numbers.get(name, -1))) is not None:
+                    found.residual, found.gradient = residual, squared
+        mine = bytes(self._take_losses()) + bytes(sums)
+        self._see(comm, full, _pooled(comm, mine))
+        return len(mine) * (comm.world_size - 1)
+
+    def _add(self, layout: Layout, gradient: torch.Tensor) -> list[int]:
+        """Adds samples of one exchange. Returns the numbers of parameters whose windows are full."""
+        sample = self._samples.of(layout, gradient.device)
+        n = len(sample.numbers)
+        if n == 0:
+            return []
+        values = gradient.index_select(0, sample.places).float().cpu()
+        full, n_full = (ctypes.c_uint32 * n)(), ctypes.c_size_t()
+        lib.call("tagc_schedule_add", self._handle, (ctypes.c_uint32 * n)(*sample.numbers), (ctypes.c_uint32 * n)(*sample.counts), n,
+                 values.data_ptr(), full, ctypes.byref(n_full))
+        return full[:n_full.value]
+
+    def _take_losses(self) -> lib.ScheduleLosses:
+        losses, self._losses = self._losses, []
+        for loss in losses:
+            lib.load().tagc_schedule_add_loss(self._handle, loss.item())
+        found = lib.ScheduleLosses()
+        lib.load().tagc_schedule_take_losses(self._handle, ctypes.byref(found))
+        return found
+
+    def _see(self, comm: Comm, full: list[int], pooled: list[float]) -> None:
+        losses = lib.ScheduleLosses(*pooled[:3])
+        lib.call("tagc_schedule_see_losses", self._handle, ctypes.byref(losses))
+        n_fields = len(lib.ScheduleSums._fields_)
+        sums = (lib.ScheduleSums * len(full))(*(lib.ScheduleSums(*pooled[at:at + n_fields]) for at in range(3, len(pooled), n_fields)))
+        group = self._groups.setdefault(tuple(comm.ranks), len(self._groups))
+        lib.call("tagc_schedule_see", self._handle, (ctypes.c_uint32 * len(full))(*full), len(full), sums, group)
+        self.epoch += 1
+
+    def step(self) -> bool:
+        """Ends an exchange of the whole model. Returns whether all parameters have just come to their last level."""
+        changed, is_through = ctypes.c_int(), ctypes.c_int()
+        lib.call("tagc_schedule_step", self._handle, ctypes.byref(changed), ctypes.byref(is_through))
+        if changed.value:
+            self._put()
+        return bool(is_through.value)
+
+    def scale(self, factor: float) -> None:
+        """Gradients are multiplied with that from now on."""
+        lib.call("tagc_schedule_scale", self._handle, factor)
+
+    def _put(self) -> None:
+        """Gives every parameter its level, and its sparsity, by which ranks notice that they differ."""
+        plans = {name: self.plan({name: 1}) for name in self._names if self._has_levels[name]}
+        self._wrapper.set_kinds({p.name: {"level": plans[p.name].level, "sparsity": plans[p.name].sparsity} if p.name in plans
+                                 else {"level": LAST, "sparsity": 0.0} for p in self._wrapper.parameters()})
+
+    # ---- in checkpoints ----
+
+    def state(self, with_windows: bool = True) -> dict[str, str]:
+        """Returns {"schedule": the state as text}, or {} without levels. with_windows: False where another rank takes it over."""
+        if not any(self._has_levels.values()):
+            return {}
+        for loss in self._losses:
+            lib.load().tagc_schedule_add_loss(self._handle, loss.item())
+        self._losses, n = [], ctypes.c_size_t()
+        lib.call("tagc_schedule_save", self._handle, with_windows, None, 0, ctypes.byref(n))
+        text = ctypes.create_string_buffer(n.value)
+        lib.call("tagc_schedule_save", self._handle, with_windows, text, n, ctypes.byref(n))
+        return {"schedule": base64.b64encode(text.raw).decode()}
+
+    def load(self, about: Mapping[str, Any], with_windows: bool) -> tuple[str, int]:
+        """about: of a checkpoint; one without a schedule is of a run without levels. Returns (name of the first, number) of the parameters
+        whose first moment was short, and is not known to be so here: these begin anew, and with them all that is not compressed."""
+        if not any(self._has_levels.values()):
+            return "", 0
+        saved = base64.b64decode(about["schedule"]) if "schedule" in about else _empty(self._options)
+        n, first = ctypes.c_size_t(), ctypes.c_size_t()
+        lib.call("tagc_schedule_load", self._handle, saved, len(saved), with_windows, ctypes.byref(n), ctypes.byref(first))
+        self._losses = []
+        self.epoch += 1
+        self._put()
+        return (self._names[first.value], n.value) if n.value else ("", 0)
+
+
+def fits(about: Mapping[str, Any]) -> bool:
+    """Returns whether a checkpoint's schedule, if it has one, is one."""
+    if "schedule" not in about:
+        return True
+    schedule = None
+    try:
+        saved = base64.b64decode(about["schedule"], validate=True)
+        schedule = _made({}, {}, Options())
+        lib.call("tagc_schedule_load", schedule, saved, len(saved), True, None, None)
+        return True
+    except (Error, TypeError, ValueError, binascii.Error):
+        return False
+    finally:
+        if schedule is not None:
+            lib.load().tagc_schedule_destroy(schedule)
+
+
+def _made(kinds: Mapping[str, str], sizes: Mapping[str, int], options: Options, is_fresh: bool = False) -> ctypes.c_void_p:
+    """Returns a new tagc_schedule. kinds: name -> class."""
+    fields = lib.initialised(lib.ScheduleOptions, "tagc_schedule_options_init")
+    fields.gentle, fields.fresh = options.gentle, is_fresh
+    fields.sparsity, fields.format = options.sparsity, lib.FORMATS[options.values]
+    fields.mild_sparsity, fields.mild_format = options.mild_levels()
+    parameters = (lib.ScheduleParameter * len(kinds))(*(
+        lib.ScheduleParameter(name.encode(), sizes[name], kind == "mild") for name, kind in kinds.items()))
+    handle = ctypes.c_void_p()
+    lib.call("tagc_schedule_create", ctypes.byref(fields), parameters, len(kinds), ctypes.byref(handle))
+    return handle
+
+
+def _empty(options: Options) -> bytes:
+    """Returns the state of a schedule without parameters: what it lacks is at its last level."""
+    schedule, n, text = _made({}, {}, options), ctypes.c_size_t(), ctypes.create_string_buffer(256)
+    lib.call("tagc_schedule_save", schedule, False, text, len(text), ctypes.byref(n))
+    lib.load().tagc_schedule_destroy(schedule)
+    return text.raw[:n.value]
+
+
+def _pooled(comm: Comm, mine: bytes) -> list[float]:
+    """Collective: returns the sums over ranks of doubles, of which every rank has as many."""
+    n = len(mine) // 8
+    packed = [struct.unpack(f"={n}d", data) for data in comm.all_gather(mine)]
+    return [sum(values) for values in zip(*packed)]
