@@ -49,7 +49,7 @@ extern "C" {
 #endif
 
 #define TAGC_VERSION_MAJOR 0
-#define TAGC_VERSION_MINOR 1
+#define TAGC_VERSION_MINOR 2
 #define TAGC_VERSION_PATCH 0
 
 /* Returns the version of the loaded library, "major.minor.patch". */

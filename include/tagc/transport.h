@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* The version of the structs in this file. Since 2, a transfer names its peers and never sends to its own rank. */
-#define TAGC_TRANSPORT_ABI 2u
+/* The version of the structs in this file. */
+#define TAGC_TRANSPORT_ABI 1u
 
 /* A capability. With it, `start` returns at once, and transfers of different lanes may overlap and start in any order.
  * Without it, there is one lane and `start` may block. */

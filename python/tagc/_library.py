@@ -110,7 +110,7 @@ class Transfer(Structure):
 
 EXCHANGE_FN = CFUNCTYPE(c_int, c_void_p, POINTER(Transfer))
 ABORT_FN = CFUNCTYPE(None, c_void_p, c_char_p)
-TRANSPORT_ABI = 2
+TRANSPORT_ABI = 1
 
 
 class CallbackOps(Structure):

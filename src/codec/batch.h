@@ -13,7 +13,7 @@
 
 #include "codec/slots.h"
 
-#define TAGC_BATCH_ABI 4u
+#define TAGC_BATCH_ABI 1u
 
 typedef enum tagc_batch_kind {
     TAGC_BATCH_ENCODE = 0,

@@ -66,7 +66,7 @@ static const tagc_reducer_options reducer_defaults = {
 };
 static const tagc_gatherer_options gatherer_defaults = {.tag = UINT64_MAX, .n_threads = 1};
 
-/* The least sizes are those of version 0.1: up to its last field, without what later versions add. */
+/* The least sizes are those of version 0.2: up to its last field, without what later versions add. */
 #define UP_TO(type, last) (offsetof(type, last) + sizeof((type *)0)->last)
 static const tagc_sized reducer_struct = {"tagc_reducer_options", sizeof(tagc_reducer_options),
                                           UP_TO(tagc_reducer_options, paper), &reducer_defaults};

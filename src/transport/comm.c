@@ -268,8 +268,8 @@ int tagc_comm_is_done(tagc_comm *comm, const tagc_ticket *ticket) {
 
 static const tagc_comm_options default_options = {.timeout_s = 120};
 static const tagc_sized options_struct = {"tagc_comm_options", sizeof(tagc_comm_options),
-                                          offsetof(tagc_comm_options, trace_context) +
-                                              sizeof(void *), /* the last field of version 0.1 */
+                                          offsetof(tagc_comm_options, total_timeout_s) +
+                                              sizeof(double), /* the last field of version 0.2 */
                                           &default_options};
 
 void tagc_comm_options_init_sized(tagc_comm_options *options, size_t struct_bytes) {

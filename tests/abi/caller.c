@@ -1,6 +1,6 @@
-/* A program that was compiled against a header and runs with a library of another version. CMakeLists.txt compiles it three
- * times: against the frozen header in tests/abi/0.1, against today's, and against tomorrow's, which is today's with a field
- * more at the end of every struct and a leg more (TOMORROW is set then). Behind each struct lie bytes that no library may
+/* A program that was compiled against a header and runs with a library of another version. CMakeLists.txt compiles it against
+ * today's header, against tomorrow's, which is today's with two fields more at the end of every struct and a leg more
+ * (TOMORROW is set then), and against those of tagged versions. Behind each struct lie bytes that no library may
  * touch. */
 #include <tagc/paper.h>
 #include <tagc/tagc.h>
