@@ -128,9 +128,7 @@ tagc_status tagc_wire_read(const void *message, uint64_t n_bytes, tagc_wire_head
         return tagc_fail(TAGC_ERR_CORRUPT, "magic is %02x %02x %02x %02x, not \"TAGC\"", bytes[0], bytes[1],
                          bytes[2], bytes[3]);
     read_fields(bytes, header);
-    /* A saved residual has the same format in version 1. */
-    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION &&
-        !(bytes[AT_VERSION] == 1 && header->kind == TAGC_WIRE_STATE))
+    if (bytes[AT_VERSION] != TAGC_WIRE_VERSION)
         return tagc_fail(TAGC_ERR_CORRUPT, "version is %d, this library reads %d", bytes[AT_VERSION],
                          TAGC_WIRE_VERSION);
     uint64_t n_behind = header->kind == TAGC_WIRE_FRAGMENT ? 0 : header->body_bytes;

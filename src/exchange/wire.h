@@ -8,7 +8,7 @@
 #include "tagc/tagc.h"
 
 #define TAGC_WIRE_HEADER_BYTES 64
-#define TAGC_WIRE_VERSION 2
+#define TAGC_WIRE_VERSION 1
 enum { TAGC_WIRE_MAX_INDEX = 2 }; /* the largest tagc_index */
 
 typedef enum tagc_wire_kind {
